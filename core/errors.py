@@ -1,0 +1,61 @@
+"""Typed errors. Bad input is a `ForetokenError` that names the thing; a contradiction inside is an `InvariantViolation`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class ForetokenError(Exception):
+    """Base of every error that a user can cause. The command line prints it and exits with code 2."""
+
+
+class InvalidRequest(ForetokenError):
+    """A request that is refused at the door; the message says the number that was expected."""
+
+
+class KVPoolExhausted(ForetokenError):
+    """An allocation asked for more slots than are free. The allocator's state is unchanged."""
+
+
+class InvalidFree(ForetokenError):
+    """Slots were freed that are not held, are not whole pages, or occur twice. The allocator's state is unchanged."""
+
+
+class InvariantViolation(AssertionError):
+    """The program contradicts itself: `invariant` is the id in the catalogue of invariants (for example ALLOC-10)."""
+
+    def __init__(self, invariant: str, message: str) -> None:
+        super().__init__(f"{invariant}: {message}")
+        self.invariant = invariant
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with an input: where it stands, what was found, what was expected.
+
+    `key` is a dotted path ("engine.page_size"), a line ("line 12") or "" for the input as a whole.
+    """
+
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}" if self.key else self.message
+
+
+class ConfigError(ForetokenError):
+    """One input (a file, or `<arguments>`) with all its problems at once."""
+
+    def __init__(self, source: str, problems: Iterable[Problem]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        assert self.problems, "a ConfigError without a problem"
+        super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt key: ` (did you mean 'x'?)`, or an empty string if nothing is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
