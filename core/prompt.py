@@ -1,0 +1,222 @@
+"""What a prompt contains, said as briefly as it is known.
+
+A recorded or synthetic workload rarely has the tokens of a prompt: it knows a length, or which blocks two prompts
+share. `Prompt` keeps that description (a few words per request) and makes token ids only when somebody asks for them, so
+that a million waiting requests cost no token arrays.
+
+    tokens      the ids themselves
+    blocks      one hash id per block of `block_size` tokens, the last may be partial (the form of the Mooncake traces)
+    segments    one hash id per stretch of its own length (a system prompt, then a turn, then a turn, ...)
+    length      nothing but a length: content unknown; two such prompts never share a prefix, none is ever cached
+
+Token j of a block or segment is a pure function of (hash id, j). Two prompts whose first blocks carry equal ids
+therefore have equal first tokens, also where one of them ends inside the block; unequal ids agree in one of 2**31 tokens
+by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .errors import InvalidRequest, nearest
+
+MAX_TOKEN_ID = 2**31 - 1
+MAX_HASH_ID = 2**63 - 1
+MAX_PROMPT_LENGTH = 2**31 - 1
+MAX_BLOCK_SIZE = 2**16
+
+_U64 = np.uint64
+_GOLDEN = _U64(0x9E3779B97F4A7C15)
+_MIX_1 = _U64(0xBF58476D1CE4E5B9)
+_MIX_2 = _U64(0x94D049BB133111EB)
+_LANE_SALT = _U64(0x632BE59BD9B4E019)
+_FOLD = _U64(0xD6E8FEB86659FD93)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A frozen description of a prompt. Make one with `of_tokens`, `of_blocks`, `of_segments` or `of_length`.
+
+    length:       number of tokens, 0 or more (an engine refuses an empty prompt at its door, not here)
+    tokens:       int32 [length], read-only, or None
+    hash_ids:     0 <= id < 2**63, one per block or segment, or None
+    block_size:   tokens per block, 0 if the description has no blocks
+    segment_lens: tokens per segment, or None
+
+    Equality and hash are those of the description: an unknown content of length n equals another of length n although
+    the two prompts share no prefix. Errors: InvalidRequest names the value and what was expected.
+    """
+
+    length: int
+    tokens: np.ndarray | None = None
+    hash_ids: tuple[int, ...] | None = None
+    block_size: int = 0
+    segment_lens: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.length <= MAX_PROMPT_LENGTH:
+            raise InvalidRequest(f"prompt length {self.length}: expected 0 ... {MAX_PROMPT_LENGTH}")
+
+    @classmethod
+    def of_length(cls, length: int) -> Prompt:
+        """A prompt of which only the length is known."""
+        return cls(int(length))
+
+    @classmethod
+    def of_tokens(cls, tokens: Sequence[int] | np.ndarray) -> Prompt:
+        """A prompt of given token ids, 0 <= id < 2**31 (copied)."""
+        array = np.asarray(tokens)
+        if array.ndim != 1:
+            raise InvalidRequest(f"prompt tokens of shape {array.shape}: expected one dimension")
+        if array.size == 0:
+            array = array.astype(np.int32)
+        if array.dtype.kind not in "iu":
+            raise InvalidRequest(f"prompt tokens of type {array.dtype}: expected integers")
+        if array.size and (array.min() < 0 or array.max() > MAX_TOKEN_ID):
+            raise InvalidRequest(f"prompt token ids {array.min()} ... {array.max()}: expected 0 ... {MAX_TOKEN_ID}")
+        owned = array.astype(np.int32)
+        owned.flags.writeable = False
+        return cls(len(owned), tokens=owned)
+
+    @classmethod
+    def of_blocks(cls, hash_ids: Sequence[int], block_size: int, length: int) -> Prompt:
+        """A prompt of blocks of `block_size` tokens; `len(hash_ids) == ceil(length / block_size)`."""
+        ids = tuple(map(int, hash_ids))
+        length = int(length)
+        if not 1 <= block_size <= MAX_BLOCK_SIZE:
+            raise InvalidRequest(f"block size {block_size}: expected 1 ... {MAX_BLOCK_SIZE}")
+        expected = -(-length // block_size)
+        if len(ids) != expected:
+            raise InvalidRequest(
+                f"{len(ids)} block ids for {length} tokens: expected {expected} blocks of {block_size} tokens"
+            )
+        _check_hash_ids(ids)
+        return cls(length, hash_ids=ids, block_size=block_size)
+
+    @classmethod
+    def of_segments(cls, segments: Sequence[tuple[int, int]]) -> Prompt:
+        """A prompt of (hash id, length) stretches, each of at least one token."""
+        ids = tuple(int(hash_id) for hash_id, _ in segments)
+        lens = tuple(int(length) for _, length in segments)
+        _check_hash_ids(ids)
+        if lens and min(lens) < 1:
+            raise InvalidRequest(f"a prompt segment of {min(lens)} tokens: expected at least 1")
+        return cls(sum(lens), hash_ids=ids, segment_lens=lens)
+
+    @property
+    def content_is_known(self) -> bool:
+        """Whether the prompt has tokens at all, so that it may be looked up in, and kept by, a prefix cache."""
+        return self.tokens is not None or self.hash_ids is not None
+
+    def materialize(self) -> np.ndarray | None:
+        """The token ids, int64 [length], freshly made and the caller's own; None if only the length is known."""
+        if self.tokens is not None:
+            return self.tokens.astype(np.int64)
+        if self.hash_ids is None:
+            return None
+        bases = _mix(np.array(self.hash_ids, dtype=np.uint64))
+        if self.segment_lens is None:
+            mixed = np.bitwise_xor(bases[:, None], _lanes(self.block_size)[None, :]).reshape(-1)[: self.length]
+        else:
+            lens = np.array(self.segment_lens, dtype=np.int64)
+            mixed = np.repeat(bases, lens)
+            starts = np.repeat(np.cumsum(lens) - lens, lens)
+            mixed ^= _mix(
+                np.arange(self.length, dtype=np.int64).astype(np.uint64) - starts.astype(np.uint64) + _LANE_SALT
+            )
+        # One multiplication folds the two independent 64-bit hashes; its upper 31 bits are the token id.
+        mixed *= _FOLD
+        mixed >>= _U64(33)
+        return mixed.view(np.int64)
+
+    def to_json(self) -> dict[str, Any]:
+        """A small JSON object that `from_json` reads back to an equal prompt."""
+        if self.tokens is not None:
+            return {"tokens": self.tokens.tolist()}
+        if self.hash_ids is None:
+            return {"length": self.length}
+        if self.segment_lens is None:
+            return {"length": self.length, "block_size": self.block_size, "hash_ids": list(self.hash_ids)}
+        return {"segments": [list(pair) for pair in zip(self.hash_ids, self.segment_lens, strict=True)]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Prompt:
+        """The prompt that `to_json` wrote. InvalidRequest if the object has another form."""
+        if not isinstance(value, Mapping):
+            raise InvalidRequest(f"a prompt is written as an object, not as {type(value).__name__}")
+        keys = frozenset(value)
+        try:
+            if keys == {"tokens"}:
+                return cls.of_tokens(value["tokens"])
+            if keys == {"length"}:
+                return cls.of_length(_integer(value["length"]))
+            if keys == {"length", "block_size", "hash_ids"}:
+                ids = [_integer(hash_id) for hash_id in value["hash_ids"]]
+                return cls.of_blocks(ids, _integer(value["block_size"]), _integer(value["length"]))
+            if keys == {"segments"}:
+                return cls.of_segments([(_integer(hash_id), _integer(n)) for hash_id, n in value["segments"]])
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"a prompt that cannot be read: {error}") from error
+        known = ("tokens", "length", "block_size", "hash_ids", "segments")
+        odd = next((key for key in value if key not in known), None)
+        hint = nearest(str(odd), known) if odd is not None else ""
+        raise InvalidRequest(
+            f"a prompt with the keys {', '.join(sorted(map(str, keys))) or '(none)'}{hint}: "
+            "expected tokens, or length, or length + block_size + hash_ids, or segments"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Prompt):
+            return NotImplemented
+        if self._description() != other._description() or (self.tokens is None) != (other.tokens is None):
+            return False
+        return self.tokens is None or np.array_equal(self.tokens, other.tokens)
+
+    def __hash__(self) -> int:
+        return hash((self._description(), None if self.tokens is None else self.tokens.tobytes()))
+
+    def __repr__(self) -> str:
+        if self.tokens is not None:
+            return f"Prompt(length={self.length}, tokens)"
+        if self.hash_ids is None:
+            return f"Prompt(length={self.length})"
+        kind = "blocks" if self.segment_lens is None else "segments"
+        return f"Prompt(length={self.length}, {len(self.hash_ids)} {kind})"
+
+    def _description(self) -> tuple[Any, ...]:
+        return (self.length, self.hash_ids, self.block_size, self.segment_lens)
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"expected an integer, found {value!r}")
+    return value
+
+
+def _check_hash_ids(ids: tuple[int, ...]) -> None:
+    if ids and (min(ids) < 0 or max(ids) > MAX_HASH_ID):
+        raise InvalidRequest(f"hash ids {min(ids)} ... {max(ids)}: expected 0 ... 2**63 - 1")
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """The SplitMix64 output function (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64 bits. The array is fresh."""
+    mixed = values + _GOLDEN
+    mixed ^= mixed >> _U64(30)
+    mixed *= _MIX_1
+    mixed ^= mixed >> _U64(27)
+    mixed *= _MIX_2
+    mixed ^= mixed >> _U64(31)
+    return mixed
+
+
+@lru_cache(maxsize=8)
+def _lanes(block_size: int) -> np.ndarray:
+    """The hash of each offset in a block: uint64 [block_size], shared by all prompts, therefore read-only."""
+    lanes = _mix(np.arange(block_size, dtype=np.uint64) + _LANE_SALT)
+    lanes.flags.writeable = False
+    return lanes
