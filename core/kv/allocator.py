@@ -1,0 +1,254 @@
+"""KV slots: one allocator for token slots (page size 1) and for pages.
+
+A slot is one token's place in the KV pool, a page is `page_size` neighbouring slots: `slot = page * page_size +
+offset`.
+
+    page 0               page 1               …        page num_pages
+    ├ dummy: padding ┤   ├────────────── handed out and taken back, whole pages ──────────────┤
+
+Page 0 is the padding dummy: lanes that belong to nobody read and write it, so it is never handed out.
+
+Ownership is single. A page is free, or it is held by exactly one holder: a request, or the prefix cache. Requests
+share a cached prefix by locking the nodes of the cache's tree, never by holding the page twice, so there are no
+reference counts per page here and "referenced" is one bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ForetokenError, InvalidFree, InvariantViolation, KVPoolExhausted
+
+Slots = NDArray[np.int32]
+
+MAX_SLOTS = 2**31 - 1
+"""Slot ids are int32, on the device as well."""
+
+
+class InvalidAllocation(ForetokenError):
+    """An allocation of a negative number of slots, or of a part of a page. The allocator's state is unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorSnapshot:
+    """All that an allocator knows: `free_pages` int32 [number of free pages], the next page to be handed out last."""
+
+    num_pages: int
+    page_size: int
+    free_pages: Slots
+
+
+class KVAllocator:
+    """Hands out and takes back slots in whole pages, in O(1) vector operations per call.
+
+    The free pages are a stack: the page freed last is handed out first, and what is handed out depends on the history
+    of calls alone. The pool that it describes has `(num_pages + 1) * page_size` slots, the dummy page included.
+    """
+
+    __slots__ = (
+        "_counting",
+        "_held",
+        "_last_seen_at",
+        "_num_free_pages",
+        "_offsets",
+        "_stack",
+        "num_pages",
+        "page_size",
+    )
+
+    def __init__(self, num_pages: int, page_size: int = 1) -> None:
+        assert num_pages >= 0, f"num_pages is {num_pages}, expected at least 0"
+        assert page_size >= 1, f"page_size is {page_size}, expected at least 1"
+        assert (num_pages + 1) * page_size <= MAX_SLOTS, f"{num_pages} pages of {page_size} slots do not fit int32 ids"
+        self.num_pages = num_pages
+        self.page_size = page_size
+        # [0, _num_free_pages) of the stack are free pages, the top is handed out first; the rest is left-over.
+        self._stack = np.arange(num_pages, 0, -1, dtype=np.int32)
+        self._num_free_pages = num_pages
+        # 1 for a page that someone holds. The dummy is 0 for ever, so that freeing it is caught like any double free.
+        self._held = np.zeros(num_pages + 1, dtype=np.uint8)
+        # Scratch for finding duplicates within one call, without a sort.
+        self._last_seen_at = np.zeros(num_pages + 1, dtype=np.int32)
+        self._counting = np.arange(num_pages, dtype=np.int32)
+        self._offsets = np.arange(page_size, dtype=np.int32)
+
+    @property
+    def num_total_slots(self) -> int:
+        """Slots that can ever be held at once; the dummy page is not among them."""
+        return self.num_pages * self.page_size
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that `allocate` could hand out now."""
+        return self._num_free_pages * self.page_size
+
+    @property
+    def num_held_slots(self) -> int:
+        """Slots that someone holds."""
+        return (self.num_pages - self._num_free_pages) * self.page_size
+
+    def can_allocate(self, num_slots: int) -> bool:
+        """Whether `allocate(num_slots)` would succeed now."""
+        return 0 <= num_slots <= self._num_free_pages * self.page_size and num_slots % self.page_size == 0
+
+    def allocate(self, num_slots: int) -> Slots:
+        """Take `num_slots` slots, a multiple of the page size: int32 [num_slots], page by page, ascending inside a
+        page.
+
+        Raises `KVPoolExhausted` if fewer are free and `InvalidAllocation` for a negative number or part of a page; both
+        leave the state as it was.
+        """
+        page_size = self.page_size
+        num_pages = num_slots if page_size == 1 else num_slots // page_size
+        if num_slots < 0 or num_pages * page_size != num_slots:
+            raise InvalidAllocation(
+                f"asked for {num_slots} slots, expected a multiple of {page_size} that is at least 0"
+            )
+        top = self._num_free_pages
+        if num_pages > top:
+            raise KVPoolExhausted(
+                f"asked for {num_slots} KV slots, {self.num_free_slots} of {self.num_total_slots} are free"
+            )
+        bottom = top - num_pages
+        pages = self._stack[bottom:top][::-1].copy()
+        self._held[pages] = 1
+        self._num_free_pages = bottom
+        return pages if page_size == 1 else self._slots_of(pages)
+
+    def free(self, slots: Slots) -> None:
+        """Give back whole pages: `slots` int32 [n], as `allocate` returned them, in any order of pages.
+
+        A page's slots stand together in ascending order. Raises `InvalidFree`, with the state unchanged, when a slot is
+        the dummy's, out of range, not held, given twice, or when a page is not complete.
+        """
+        slots = self._as_slots(slots)
+        pages = slots if self.page_size == 1 else self._pages_of(slots)
+        num_pages = pages.size
+        if num_pages == 0:
+            return
+        top = self._num_free_pages + num_pages
+        # Read as unsigned, a negative id is out of range instead of counting from the end.
+        index = pages.view(np.uint32)
+        try:
+            num_held = np.count_nonzero(self._held.take(index))
+        except IndexError:
+            raise self._refusal(pages) from None
+        if num_held != num_pages or top > self.num_pages:
+            raise self._refusal(pages)
+        counting = self._counting[:num_pages]
+        self._last_seen_at[pages] = counting
+        if np.count_nonzero(self._last_seen_at.take(index) == counting) != num_pages:
+            raise self._refusal(pages)
+        self._held[pages] = 0
+        self._stack[self._num_free_pages : top] = pages[::-1]
+        self._num_free_pages = top
+
+    def snapshot(self) -> AllocatorSnapshot:
+        """The state as a value; later calls do not change it."""
+        return AllocatorSnapshot(self.num_pages, self.page_size, self._stack[: self._num_free_pages].copy())
+
+    def restore(self, snapshot: AllocatorSnapshot) -> None:
+        """Return to the state of `snapshot`: the same pages are free, and will be handed out in the same order."""
+        assert (snapshot.num_pages, snapshot.page_size) == (self.num_pages, self.page_size), (
+            f"the snapshot is of {snapshot.num_pages} pages of {snapshot.page_size} slots, "
+            f"this pool has {self.num_pages} of {self.page_size}"
+        )
+        self._num_free_pages = snapshot.free_pages.size
+        self._stack[: self._num_free_pages] = snapshot.free_pages
+        self._held[1:] = 1
+        self._held[snapshot.free_pages] = 0
+
+    def check(self, holders: Iterable[Slots] | None = None) -> None:
+        """Recount everything from scratch; raise `InvariantViolation` with the id of what is broken.
+
+        `holders`, if given, are the slots that each holder says it has (each request's own, each cached node's):
+        together they must be what is held, each slot once (ALLOC-01, ALLOC-03, ALLOC-06).
+        """
+        free = self._stack[: self._num_free_pages]
+        if not 0 <= self._num_free_pages <= self.num_pages:
+            raise InvariantViolation(
+                "ALLOC-02", f"{self._num_free_pages} of {self.num_pages} pages are counted as free"
+            )
+        if self._held[0] or np.count_nonzero(free == 0):
+            raise InvariantViolation("ALLOC-12", "the padding page 0 is in circulation")
+        if free.size and (free.min() < 0 or free.max() > self.num_pages):
+            raise InvariantViolation("ALLOC-02", f"the free list holds a page outside 1..{self.num_pages}")
+        times_free = np.bincount(free, minlength=self.num_pages + 1)
+        if times_free.max(initial=0) > 1:
+            raise InvariantViolation("ALLOC-02", f"page {int(times_free.argmax())} stands twice in the free list")
+        both = np.flatnonzero(self._held[1:] == times_free[1:]) + 1
+        if both.size:
+            state = "free and held" if self._held[both[0]] else "neither free nor held"
+            raise InvariantViolation("ALLOC-05", f"page {both[0]} is {state}")
+        if free.size + np.count_nonzero(self._held) != self.num_pages:
+            raise InvariantViolation("ALLOC-01", f"free + held is not {self.num_pages} pages")
+        if holders is not None:
+            self._check_holders(holders)
+
+    def _check_holders(self, holders: Iterable[Slots]) -> None:
+        claims = [np.asarray(slots, dtype=np.int64).ravel() for slots in holders]
+        claimed = np.concatenate(claims) if claims else np.empty(0, dtype=np.int64)
+        num_pool_slots = (self.num_pages + 1) * self.page_size
+        if claimed.size and (claimed.min() < self.page_size or claimed.max() >= num_pool_slots):
+            wrong = claimed[(claimed < self.page_size) | (claimed >= num_pool_slots)][0]
+            raise InvariantViolation(
+                "ALLOC-12", f"a holder has slot {wrong}, outside {self.page_size}..{num_pool_slots - 1}"
+            )
+        times = np.bincount(claimed, minlength=num_pool_slots)
+        held = np.repeat(self._held, self.page_size)
+        wrong = np.flatnonzero((times > 0) & (held == 0))
+        if wrong.size:
+            raise InvariantViolation("ALLOC-03", f"slot {wrong[0]} is in a holder's hands and on the free list")
+        wrong = np.flatnonzero(times > 1)
+        if wrong.size:
+            raise InvariantViolation("ALLOC-06", f"slot {wrong[0]} has {times[wrong[0]]} holders")
+        wrong = np.flatnonzero(held > times)
+        if wrong.size:
+            raise InvariantViolation(
+                "ALLOC-01", f"{wrong.size} slots are held by nobody (leaked), the first is {wrong[0]}"
+            )
+
+    @staticmethod
+    def _as_slots(slots: Slots) -> Slots:
+        """`slots` as contiguous int32; a wider id that would wrap into a valid one is refused instead."""
+        slots = np.asarray(slots)
+        if slots.dtype != np.int32:
+            if slots.size and (slots.min() < 0 or slots.max() > MAX_SLOTS):
+                raise InvalidFree(f"slots {slots.min()}..{slots.max()} are outside 0..{MAX_SLOTS}")
+            slots = slots.astype(np.int32)
+        return np.ascontiguousarray(slots)
+
+    def _slots_of(self, pages: Slots) -> Slots:
+        return (pages[:, None] * np.int32(self.page_size) + self._offsets).ravel()
+
+    def _pages_of(self, slots: Slots) -> Slots:
+        """The pages that `slots` fill completely, or `InvalidFree`."""
+        page_size = self.page_size
+        if slots.size % page_size:
+            raise InvalidFree(f"{slots.size} slots are not whole pages of {page_size}")
+        by_page = slots.reshape(-1, page_size)
+        pages = by_page[:, 0] // page_size
+        whole = by_page == pages[:, None] * page_size + self._offsets
+        if np.count_nonzero(whole) != slots.size:
+            wrong = by_page[np.flatnonzero(~whole.all(axis=1))[0]]
+            raise InvalidFree(f"slots {wrong.tolist()} are not one whole page of {page_size} in ascending order")
+        return np.ascontiguousarray(pages)
+
+    def _refusal(self, pages: Slots) -> InvalidFree:
+        """Say which of `pages` is wrong and why. Slow on purpose: it runs once, on the way to an error."""
+        seen: dict[int, None] = {}
+        for page in pages.tolist():
+            if page == 0:
+                return InvalidFree("page 0 is the padding dummy and belongs to nobody")
+            if not 0 < page <= self.num_pages:
+                return InvalidFree(f"page {page} is outside 1..{self.num_pages}")
+            if not self._held[page]:
+                return InvalidFree(f"page {page} is not held: freed twice, or never allocated")
+            if page in seen:
+                return InvalidFree(f"page {page} is given twice in one call")
+            seen[page] = None
+        raise InvariantViolation("ALLOC-10", f"a free of {pages.size} pages was refused without a reason")

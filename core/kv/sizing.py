@@ -1,0 +1,122 @@
+"""How much KV room speculative decoding needs: pure functions, all with the maximum over the adaptive candidates.
+
+Letters: S draft steps, k top-k, nd nodes of a verify tree (root included), p page size, L slots per decode round, R the
+reserve of one request.
+
+    row   [0, committed) · [committed, committed + R) what launched and unseen rounds may write · aligned up to a page
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Lengths = NDArray[np.int64]
+
+
+@overload
+def ceil_to_page(x: int, page_size: int) -> int: ...
+@overload
+def ceil_to_page(x: Lengths, page_size: int) -> Lengths: ...
+def ceil_to_page(x, page_size):
+    """`x` (≥ 0, an int or an integer array) rounded up to a multiple of `page_size`; an array gives a new one."""
+    if page_size & (page_size - 1) == 0:
+        return (x + (page_size - 1)) & -page_size
+    return (x + (page_size - 1)) // page_size * page_size
+
+
+def max_speculative_num_draft_tokens(
+    candidates: Iterable[int | tuple[int, int]] | None, num_draft_tokens: int | None, topk: int = 1
+) -> int | None:
+    """The greatest nd that any round can verify, or None without speculation.
+
+    `candidates` are step counts, or pairs (steps, nd) where the tree's size is set per range; `num_draft_tokens` is the
+    configured nd. A chain of S steps has S + 1 nodes; the size of a tree (`topk` > 1) does not follow from its depth,
+    so a bare step count there means the configured nd. The result is never below the configured nd. A pair with 0
+    steps has one node, whatever its nd says, since nothing is drafted.
+    """
+    sizes = [] if num_draft_tokens is None else [num_draft_tokens]
+    for candidate in candidates or ():
+        if isinstance(candidate, tuple):
+            steps, nodes = candidate
+            sizes.append(nodes if steps > 0 else 1)
+        elif topk == 1 or candidate == 0:
+            sizes.append(candidate + 1)
+        else:
+            assert num_draft_tokens is not None, f"a tree (top-k {topk}) of {candidate} steps without num_draft_tokens"
+    assert all(size >= 1 for size in sizes), f"every verify tree has a root, got sizes {sizes}"
+    return max(sizes, default=None)
+
+
+def get_alloc_len_per_decode(
+    steps: int, topk: int, num_draft_tokens: int | None, page_size: int, has_draft_kv: bool = True
+) -> int:
+    """L: the most slots past the committed length that one decode round of one request writes.
+
+    `steps` and `num_draft_tokens` are the maxima over all candidates; `num_draft_tokens` None is plain decoding (1
+    slot). Draft branches and verify window start at the committed length both, so they overlay and the greater one
+    counts. With pages and branches each branch fills whole pages of its own, its part of the tail page included.
+    """
+    assert steps >= 0, f"steps is {steps}, expected at least 0"
+    assert topk >= 1, f"topk is {topk}, expected at least 1"
+    if num_draft_tokens is None:
+        return 1
+    if page_size == 1 or topk == 1 or not has_draft_kv:
+        return max(steps * topk, num_draft_tokens)
+    return max(ceil_to_page(page_size - 1 + steps, page_size) * topk, num_draft_tokens)
+
+
+def reserve_per_decode(alloc_len: int, overlap: bool) -> int:
+    """R: what a request reserves past its committed length for a single round.
+
+    In overlap mode the round before has not been seen yet and may still write L slots of its own.
+    """
+    return reserve_per_block(alloc_len, max_rounds=1, rounds_unseen=1 if overlap else 0)
+
+
+def reserve_per_block(alloc_len: int, max_rounds: int, rounds_unseen: int) -> int:
+    """What a block of `max_rounds` rounds reserves past the committed length while `rounds_unseen` are in flight.
+
+    `next_allocated` caps it by the row.
+    """
+    assert max_rounds >= 1, f"max_rounds is {max_rounds}, expected at least 1"
+    assert rounds_unseen >= 0, f"rounds_unseen is {rounds_unseen}, expected at least 0"
+    return (max_rounds + rounds_unseen) * alloc_len
+
+
+def request_table_width(context_len: int, reserve: int, page_size: int) -> int:
+    """Slots in a row of the request table: the context and the reserve R, page aligned."""
+    return ceil_to_page(context_len + reserve, page_size)
+
+
+def max_total_tokens(context_len: int, steps: int, topk: int, max_draft_tokens: int | None) -> int:
+    """The most tokens, prompt and output, that a user may ask for.
+
+    One round's overshoot is kept free in the model's context; the reserve R is a matter of the row, not of the user.
+    Without speculation (`max_draft_tokens` None) it is the context itself.
+    """
+    if max_draft_tokens is None:
+        return context_len
+    return context_len - max(steps * topk, max_draft_tokens)
+
+
+def recurrent_state_slots(max_running_requests: int, max_draft_tokens: int | None) -> int:
+    """State slots of a hybrid model: per request its committed state, and one for each node that a round may verify."""
+    return max_running_requests * (1 + (max_draft_tokens or 0))
+
+
+def next_allocated(
+    allocated: Lengths, committed: Lengths, reserve: int | Lengths, page_size: int, row_width: int | None = None
+) -> Lengths:
+    """The allocated length that each row needs: int64 [bs], page aligned, never less than `allocated`.
+
+    `allocated` and `committed` int64 [bs]; the need of a row is the result minus `allocated`, and the result is
+    recorded only after the allocation has succeeded. `row_width` (page aligned) caps it.
+    """
+    wanted = ceil_to_page(committed + reserve, page_size)
+    if row_width is not None:
+        wanted = np.minimum(wanted, row_width)
+    return np.maximum(allocated, wanted)
