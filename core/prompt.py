@@ -1,8 +1,8 @@
 """What a prompt contains, said as briefly as it is known.
 
 A recorded or synthetic workload rarely has the tokens of a prompt: it knows a length, or which blocks two prompts
-share. `Prompt` keeps that description (a few words per request) and makes token ids only when somebody asks for them, so
-that a million waiting requests cost no token arrays.
+share. `Prompt` keeps that description (a few words per request) and makes token ids only when somebody asks for them,
+so that a million waiting requests cost no token arrays.
 
     tokens      the ids themselves
     blocks      one hash id per block of `block_size` tokens, the last may be partial (the form of the Mooncake traces)
@@ -10,8 +10,8 @@ that a million waiting requests cost no token arrays.
     length      nothing but a length: content unknown; two such prompts never share a prefix, none is ever cached
 
 Token j of a block or segment is a pure function of (hash id, j). Two prompts whose first blocks carry equal ids
-therefore have equal first tokens, also where one of them ends inside the block; unequal ids agree in one of 2**31 tokens
-by chance.
+therefore have equal first tokens, also where one of them ends inside the block; unequal ids agree in one of 2**31
+tokens by chance.
 """
 
 from __future__ import annotations
