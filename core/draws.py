@@ -7,8 +7,8 @@ evaluation shifts no other draw. The key is absorbed one component after the oth
 
 with the 64-bit finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
 OOPSLA 2014; constants by David Stafford, "Mix13"). XOR, not a sum, joins the parts: with sums two requests' streams
-would be shifted copies of one sequence. The position comes last because it usually has the most elements, so that the earlier parts are
-hashed at their own, smaller shapes.
+would be shifted copies of one sequence. The position comes last because it usually has the most elements, so that the
+earlier parts are hashed at their own, smaller shapes.
 
 All arguments broadcast against each other. Integers of any kind are accepted, negative ones count modulo 2**64. A key
 made of Python integers gives the same bits as the same key inside an array.
@@ -45,7 +45,7 @@ _TURN_32 = np.array(2.0 * np.pi * 2.0**-32)
 
 
 class Purpose(IntEnum):
-    """What a draw is for; draws of different purposes are independent. Logs depend on the numbers: they never change."""
+    """What a draw is for; different purposes are independent. Logs depend on the numbers: they never change."""
 
     ACCEPT_COIN = 1
     BONUS_COIN = 2
