@@ -1,0 +1,104 @@
+"""What the prefix cache evicts first: policies by name, and the lazy heap that keeps unlocked leaves in their order.
+
+An entry of the heap may be out of date but never too late, since a node's priority only grows; it is put right when it
+comes up. So a match costs nothing here, and an eviction never scans the tree.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sized
+from typing import Protocol
+
+from ..errors import ConfigError, InvariantViolation, Problem, nearest
+
+Priority = int | tuple[int, ...]
+
+
+class Evictable(Protocol):
+    """A node of the cache, as a policy sees it. All numbers are logical: there is no clock in here.
+
+    `last_access`  when a match or an insertion last passed through the node
+    `created`      when it was inserted
+    `num_hits`     matches that passed through it
+    `serial`       unique, ascending in the order of creation
+    """
+
+    last_access: int
+    created: int
+    num_hits: int
+    serial: int
+    locks: int
+    children: Sized
+    in_heap: bool
+    alive: bool
+
+
+EVICTION_POLICIES: dict[str, Callable[[Evictable], Priority]] = {
+    "lru": lambda node: node.last_access,
+    "fifo": lambda node: node.created,
+    "lfu": lambda node: (node.num_hits, node.last_access),
+}
+
+
+def register_eviction_policy(name: str, priority: Callable[[Evictable], Priority]) -> None:
+    """Add a policy: the leaf with the least priority is evicted first, ties go to the older node.
+
+    A node's priority must never fall while the node lives; `RadixCache.check` reports one that does (RADIX-08).
+    """
+    if name in EVICTION_POLICIES:
+        raise ConfigError("<eviction policies>", [Problem(name, "this name is taken, choose another")])
+    EVICTION_POLICIES[name] = priority
+
+
+def unknown_policy(policy: str) -> Problem | None:
+    """What is wrong with the name of a policy, or None."""
+    if policy in EVICTION_POLICIES:
+        return None
+    known = ", ".join(EVICTION_POLICIES)
+    hint = nearest(policy, EVICTION_POLICIES)
+    return Problem("policy", f"unknown eviction policy {policy!r}, expected one of {known}{hint}")
+
+
+class EvictionQueue:
+    """The leaves that may go, least priority first. A node has at most one entry (`node.in_heap`)."""
+
+    __slots__ = ("_heap", "_priority", "policy")
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self._priority = EVICTION_POLICIES[policy]
+        self._heap: list[tuple[Priority, int, Evictable]] = []
+
+    def offer(self, node: Evictable) -> None:
+        """Let `node` wait for its eviction if it is an unlocked leaf that does not wait yet."""
+        if not node.locks and not node.children and not node.in_heap:
+            heapq.heappush(self._heap, (self._priority(node), node.serial, node))
+            node.in_heap = True
+
+    def pop(self) -> Evictable | None:
+        """Take out the unlocked leaf that goes first, or None if there is none."""
+        while self._heap:
+            priority, serial, node = heapq.heappop(self._heap)
+            if node.locks or node.children:
+                node.in_heap = False  # It is offered again when its last lock or child goes.
+            elif priority != (current := self._priority(node)):
+                heapq.heappush(self._heap, (current, serial, node))
+            else:
+                node.in_heap = False
+                return node
+        return None
+
+    def check(self) -> frozenset[int]:
+        """Raise `InvariantViolation` (RADIX-08) for an entry that should not be; return the serials that wait."""
+        serials = []
+        for priority, serial, node in self._heap:
+            if not node.in_heap or not node.alive:
+                raise InvariantViolation("RADIX-08", f"{node!r} waits for eviction after its end")
+            if priority > self._priority(node):
+                raise InvariantViolation("RADIX-08", f"the {self.policy} priority of {node!r} has fallen")
+            serials.append(serial)
+        waiting = frozenset(serials)
+        if len(waiting) != len(serials):
+            raise InvariantViolation("RADIX-08", "a node waits for its eviction twice")
+        return waiting

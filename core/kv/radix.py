@@ -1,0 +1,419 @@
+"""The radix prefix cache: KV of prompts and outputs that a later request may start from.
+
+A radix tree over pages of keys. A node holds a run of keys and the slot of each; a path from the root spells a prefix:
+
+    root ─┬─ [system prompt …] ─┬─ [question A … answer A]
+          │                     └─ [question B …]
+          └─ (namespace "lora-7") [system prompt …]
+
+* A key is one token, or for draft heads that look one token ahead a bigram (t_j, t_j+1): the draft KV at position j
+depends on
+  both, so n tokens have n − 1 keys. Children are found by the exact bytes of their first page of keys and compared key
+  by key, so nothing rests on a hash.
+* A slot belongs to the tree or to one request, never to both. Who uses a cached prefix locks its last node, which
+protects all
+  ancestors too. A split leaves the lower half the identity (and the handles) of the node, the upper half gets the same
+  locks.
+* Unlocked leaves wait for their eviction in a lazy heap (eviction.py); no call but `check` scans the tree.
+
+A request's round trip: `match`, `lock` the node, compute the rest; `insert` what is committed; point the request table
+at `canonical`, free `duplicates`; `lock` the new node, then `unlock` the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, ForetokenError, InvariantViolation, Problem
+from .eviction import EvictionQueue, unknown_policy
+
+Keys = NDArray[np.int64]
+Slots = NDArray[np.int32]
+Tokens = NDArray[np.integer] | Sequence[int]
+
+MAX_TOKENS_IN_VOCABULARY = 2**32
+"""A bigram is two token ids in one int64 key."""
+
+
+class InvalidTokens(ForetokenError):
+    """Tokens that are no token ids: negative (a placeholder), too great, or no integers. The cache is unchanged."""
+
+
+class StaleNode(ForetokenError):
+    """A node was locked that has been evicted since it was matched. The cache is unchanged; match again."""
+
+
+class RadixNode:
+    """A run of keys on the way from the root; callers hold it as a handle and pass it to `lock` and `unlock`.
+
+    Its fields belong to the cache; what they mean to an eviction policy is said in `eviction.Evictable`.
+    """
+
+    __slots__ = (
+        "alive",
+        "child_key",
+        "children",
+        "created",
+        "in_heap",
+        "keys",
+        "last_access",
+        "locks",
+        "num_hits",
+        "parent",
+        "serial",
+        "slots",
+    )
+
+    def __init__(self, keys: Keys, slots: Slots, parent: RadixNode | None, child_key: object, serial: int) -> None:
+        self.keys = keys
+        self.slots = slots
+        self.parent = parent
+        self.child_key = child_key
+        self.serial = serial
+        self.children: dict[object, RadixNode] = {}
+        self.locks = 0
+        self.last_access = 0
+        self.created = 0
+        self.num_hits = 0
+        self.in_heap = False
+        self.alive = True
+
+    def __repr__(self) -> str:
+        return f"RadixNode(serial={self.serial}, slots={self.slots.size}, locks={self.locks}, alive={self.alive})"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest cached prefix: its last node (the root if nothing matched), `slots` int32 [length], the tree's
+    own."""
+
+    node: RadixNode
+    slots: Slots
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """What an insertion found and left behind.
+
+    `node`                last node of the inserted path; lock it to keep the prefix
+    `num_already_cached`  positions at the front that were in the tree before
+    `canonical`           int32 [aligned length]: the slots of all positions now in the tree; the caller's table must
+    say these `duplicates`          int32: the caller's own slots for positions that were cached in other slots; the
+    caller frees them
+    """
+
+    node: RadixNode
+    num_already_cached: int
+    canonical: Slots
+    duplicates: Slots
+
+
+class RadixCache:
+    """A prefix cache over slots of pages of `page_size`, see the module's description.
+
+    Counters in tokens, plain ints: `queries` asked for and `hits` found by `match`.
+    """
+
+    def __init__(self, page_size: int = 1, key_kind: Literal["token", "bigram"] = "token", policy: str = "lru") -> None:
+        assert page_size >= 1, f"page_size is {page_size}, expected at least 1"
+        problems = []
+        if key_kind not in ("token", "bigram"):
+            problems.append(Problem("key_kind", f"{key_kind!r} is neither 'token' nor 'bigram'"))
+        if (problem := unknown_policy(policy)) is not None:
+            problems.append(problem)
+        if problems:
+            raise ConfigError("<radix cache>", problems)
+        self.page_size = page_size
+        self.key_kind = key_kind
+        self.policy = policy
+        self.hits = 0
+        self.queries = 0
+        self._num_evictable = 0
+        self._num_protected = 0
+        self._clock = 0
+        self._next_serial = 1
+        self._root = RadixNode(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, None, 0)
+        self._queue = EvictionQueue(policy)
+
+    @property
+    def root(self) -> RadixNode:
+        """The node of the empty prefix; it holds no slots and is never evicted."""
+        return self._root
+
+    @property
+    def evictable_slots(self) -> int:
+        """Slots in nodes that nobody has locked: `evict` can free all of them."""
+        return self._num_evictable
+
+    @property
+    def protected_slots(self) -> int:
+        """Slots in locked nodes."""
+        return self._num_protected
+
+    def match(
+        self, tokens: Tokens, namespace: str = "", max_length: int | None = None, *, count: bool = True
+    ) -> PrefixMatch:
+        """The longest cached, page-aligned prefix of `tokens` (token ids, [n]), at most `max_length` positions long.
+
+        To leave a token to compute on a full hit, pass `max_length = n − 1`. The node found may be split, the path
+        becomes the most recently used. `count=False` leaves `queries` and `hits` alone, for a request that asks again.
+        The match holds until the next `evict` unless its node is locked. Raises `InvalidTokens`.
+        """
+        keys = self._keys_of(tokens)
+        path, length = self._enter(keys, namespace, self._limit(keys.size, max_length))
+        for node in path:
+            node.num_hits += 1
+        if count:
+            self.queries += len(tokens)
+            self.hits += length
+        return PrefixMatch(path[-1] if path else self._root, _joined(path), length)
+
+    def peek(self, tokens: Tokens, namespace: str = "", max_length: int | None = None) -> int:
+        """The length that `match` would find; changes nothing, the order of eviction included."""
+        keys = self._keys_of(tokens)
+        _, length, _, part = self._descend(keys, namespace, self._limit(keys.size, max_length))
+        return length + part
+
+    def insert(self, tokens: Tokens, slots: Slots, namespace: str = "") -> Insertion:
+        """Hand the KV of a prefix over to the cache: `slots[i]` int32 holds position i of `tokens` (token ids, [n]).
+
+        Only computed and verified positions may be given, at most as many as there are keys (n, or n − 1 for bigrams).
+        The page-aligned part is cached: positions that were there keep the tree's slots, the others become the tree's.
+        Slots past the aligned part remain the caller's. Raises `InvalidTokens`.
+        """
+        keys = self._keys_of(tokens)
+        slots = np.asarray(slots, dtype=np.int32)
+        assert slots.size <= keys.size, f"{slots.size} slots for {keys.size} keys ({self.key_kind})"
+        aligned = slots.size // self.page_size * self.page_size
+        path, length = self._enter(keys, namespace, aligned)
+        node = path[-1] if path else self._root
+        cached = _joined(path)
+        differs = (cached != slots[:length]).reshape(-1, self.page_size)
+        if (differs.any(axis=1) != differs.all(axis=1)).any():
+            raise InvariantViolation("RADIX-10", "a page of the caller shares a part of its slots with a cached page")
+        duplicates = slots[:length][differs.ravel()]
+        if length < aligned:
+            node = self._add_leaf(node, keys[length:aligned].copy(), slots[length:aligned].copy(), namespace)
+        canonical = np.concatenate((cached, slots[length:aligned]))
+        return Insertion(node, length, canonical, duplicates)
+
+    def lock(self, node: RadixNode) -> None:
+        """Protect `node` and all its ancestors from eviction, once more. Raises `StaleNode` if it is gone already."""
+        if not node.alive:
+            raise StaleNode(f"{node!r} has been evicted since it was matched")
+        while node is not None:
+            if node.locks == 0:
+                self._num_evictable -= node.slots.size
+                self._num_protected += node.slots.size
+            node.locks += 1
+            node = node.parent
+
+    def unlock(self, node: RadixNode) -> None:
+        """Take back one `lock` of this node. Raises `InvariantViolation` (RADIX-02) if there is none."""
+        if node.locks <= 0:
+            raise InvariantViolation("RADIX-02", f"{node!r} is unlocked more often than locked")
+        leaf = node
+        while node is not None:
+            node.locks -= 1
+            if node.locks == 0:
+                self._num_evictable += node.slots.size
+                self._num_protected -= node.slots.size
+            node = node.parent
+        if leaf is not self._root:
+            self._queue.offer(leaf)
+
+    def evict(self, num_slots: int) -> Slots:
+        """Free at least min(`num_slots`, evictable) slots, in the policy's order: int32, whole pages, now the caller's.
+
+        Leaves go whole; the last one gives only as many pages from its end as are still needed.
+        """
+        evicted = []
+        num_freed = 0
+        while num_freed < num_slots and (leaf := self._queue.pop()) is not None:
+            keep = max(leaf.slots.size - (num_slots - num_freed), 0) // self.page_size * self.page_size
+            if keep:
+                # The lower half goes under the old identity, so that a handle to the whole node is found to be stale.
+                self._split(leaf, keep)
+            self._remove_leaf(leaf)
+            evicted.append(leaf.slots)
+            num_freed += leaf.slots.size
+        return np.concatenate(evicted) if evicted else np.empty(0, dtype=np.int32)
+
+    def clear(self) -> Slots:
+        """Evict all that is not locked: int32, now the caller's."""
+        return self.evict(self._num_evictable)
+
+    def cached_slots(self) -> Slots:
+        """The slots of the whole tree, int32 [evictable + protected]. Walks the tree: for checks."""
+        return _joined(list(self._nodes()))
+
+    def check(self, locked: Iterable[RadixNode] | None = None) -> None:
+        """Recount everything from scratch; raise `InvariantViolation` with the id of what is broken.
+
+        `locked`, if given, names the node of every lock that is held, as often as it is held (RADIX-06).
+        """
+        if not self._root.alive or self._root.parent is not None or self._root.slots.size:
+            raise InvariantViolation("RADIX-02", "the root is gone, or no longer the root")
+        num_evictable = num_protected = 0
+        for node in self._nodes():
+            self._check_node(node)
+            if node.locks:
+                num_protected += node.slots.size
+            else:
+                num_evictable += node.slots.size
+        if (num_evictable, num_protected) != (self._num_evictable, self._num_protected):
+            raise InvariantViolation(
+                "RADIX-05",
+                f"{num_evictable} evictable + {num_protected} protected slots in the tree, "
+                f"counted as {self._num_evictable} + {self._num_protected}",
+            )
+        slots = self.cached_slots()
+        if np.unique(slots).size != slots.size:
+            raise InvariantViolation("ALLOC-06", "a slot stands in the tree twice")
+        self._check_queue()
+        if locked is not None:
+            self._check_locks(locked)
+
+    def _check_node(self, node: RadixNode) -> None:
+        parent, page = node.parent, self.page_size
+        if node.locks < 0 or parent.locks < node.locks:
+            raise InvariantViolation("RADIX-02", f"{node!r} below {parent!r}")
+        if not node.alive or parent.children.get(node.child_key) is not node:
+            raise InvariantViolation("RADIX-07", f"{node!r} and {parent!r} are not linked both ways")
+        if node.keys.size != node.slots.size or node.keys.size == 0 or node.keys.size % page:
+            raise InvariantViolation("RADIX-07", f"{node!r} has {node.keys.size} keys, in pages of {page}")
+        first_page = node.child_key[1] if parent is self._root else node.child_key
+        if first_page != node.keys[:page].tobytes():
+            raise InvariantViolation("RADIX-07", f"{node!r} is filed under another first page than its own")
+        by_page = node.slots.reshape(-1, page)
+        if (by_page[:, 0] % page).any() or (by_page - by_page[:, :1] != np.arange(page)).any() or by_page.min() < page:
+            raise InvariantViolation("ALLOC-12", f"the slots of {node!r} are no whole pages, or the dummy page")
+
+    def _check_queue(self) -> None:
+        waiting = self._queue.check()
+        for node in self._nodes():
+            if not node.locks and not node.children and node.serial not in waiting:
+                raise InvariantViolation("RADIX-08", f"{node!r} is an unlocked leaf that would never be evicted")
+
+    def _check_locks(self, locked: Iterable[RadixNode]) -> None:
+        expected: dict[int, int] = {}
+        for handle in locked:
+            node: RadixNode | None = handle
+            if not handle.alive:
+                raise InvariantViolation("RADIX-04", f"{handle!r} was evicted under a lock")
+            while node is not None:
+                expected[node.serial] = expected.get(node.serial, 0) + 1
+                node = node.parent
+        for node in (self._root, *self._nodes()):
+            if node.locks != expected.get(node.serial, 0):
+                raise InvariantViolation("RADIX-06", f"{node!r} has {expected.get(node.serial, 0)} live holders")
+
+    def _keys_of(self, tokens: Tokens) -> Keys:
+        ids = np.asarray(tokens)
+        if ids.size == 0:
+            return np.empty(0, dtype=np.int64)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise InvalidTokens(f"tokens are {ids.dtype} {ids.shape}, expected one row of integers")
+        ids = ids.astype(np.int64)
+        # Read as unsigned, a negative id is a huge one: a single pass finds both kinds.
+        if ids.view(np.uint64).max() >= MAX_TOKENS_IN_VOCABULARY:
+            wrong = ids[(ids < 0) | (ids >= MAX_TOKENS_IN_VOCABULARY)][0]
+            raise InvalidTokens(f"token id {wrong} is outside 0..{MAX_TOKENS_IN_VOCABULARY - 1}")
+        return ids if self.key_kind == "token" else (ids[:-1] << 32) | ids[1:]
+
+    def _limit(self, num_keys: int, max_length: int | None) -> int:
+        limit = num_keys if max_length is None else min(num_keys, max(max_length, 0))
+        return limit // self.page_size * self.page_size
+
+    def _descend(self, keys: Keys, namespace: str, limit: int) -> tuple[list[RadixNode], int, RadixNode | None, int]:
+        """Walk down along `keys[:limit]` without a change: the nodes matched whole and their length in positions, then
+        the node matched in part (or None) and the length of that part. Both lengths are page-aligned."""
+        path: list[RadixNode] = []
+        node, length, page = self._root, 0, self.page_size
+        while length < limit:
+            first_page = keys[length : length + page].tobytes()
+            child = node.children.get(first_page if path else (namespace, first_page))
+            if child is None:
+                break
+            num_compared = min(child.keys.size, limit - length)
+            differs = child.keys[:num_compared] != keys[length : length + num_compared]
+            first = int(differs.argmax())
+            part = first // page * page if differs[first] else num_compared
+            if part < child.keys.size:
+                return path, length, child, part
+            path.append(child)
+            length += part
+            node = child
+        return path, length, None, 0
+
+    def _enter(self, keys: Keys, namespace: str, limit: int) -> tuple[list[RadixNode], int]:
+        """The path of the longest cached prefix of `keys[:limit]`, split to end there and marked as used now."""
+        path, length, child, part = self._descend(keys, namespace, limit)
+        if child is not None:
+            path.append(self._split(child, part))
+            length += part
+        self._clock += 1
+        for node in path:
+            node.last_access = self._clock
+        return path, length
+
+    def _split(self, lower: RadixNode, num_upper: int) -> RadixNode:
+        """Cut a node in two: a new parent takes the first `num_upper` keys, the node itself keeps the rest.
+
+        Both halves are copies, so that neither keeps the memory of the other alive.
+        """
+        assert 0 < num_upper < lower.keys.size and num_upper % self.page_size == 0, f"split of {lower!r} at {num_upper}"
+        parent = lower.parent
+        upper = self._new_node(lower.keys[:num_upper].copy(), lower.slots[:num_upper].copy(), parent, lower.child_key)
+        upper.locks = lower.locks
+        upper.last_access = lower.last_access
+        upper.created = lower.created
+        upper.num_hits = lower.num_hits
+        parent.children[upper.child_key] = upper
+        lower.keys = lower.keys[num_upper:].copy()
+        lower.slots = lower.slots[num_upper:].copy()
+        lower.parent = upper
+        lower.child_key = lower.keys[: self.page_size].tobytes()
+        upper.children[lower.child_key] = lower
+        return upper
+
+    def _add_leaf(self, parent: RadixNode, keys: Keys, slots: Slots, namespace: str) -> RadixNode:
+        first_page = keys[: self.page_size].tobytes()
+        leaf = self._new_node(keys, slots, parent, (namespace, first_page) if parent is self._root else first_page)
+        leaf.last_access = leaf.created = self._clock
+        parent.children[leaf.child_key] = leaf
+        self._num_evictable += slots.size
+        self._queue.offer(leaf)
+        return leaf
+
+    def _new_node(self, keys: Keys, slots: Slots, parent: RadixNode, child_key: object) -> RadixNode:
+        node = RadixNode(keys, slots, parent, child_key, self._next_serial)
+        self._next_serial += 1
+        return node
+
+    def _remove_leaf(self, leaf: RadixNode) -> None:
+        if leaf.locks or leaf.children or leaf is self._root:
+            raise InvariantViolation("RADIX-04", f"{leaf!r} is evicted although it is locked, or no leaf")
+        del leaf.parent.children[leaf.child_key]
+        leaf.alive = False
+        self._num_evictable -= leaf.slots.size
+        if leaf.parent is not self._root:
+            self._queue.offer(leaf.parent)
+
+    def _nodes(self) -> Iterator[RadixNode]:
+        """Every node but the root, parents first, in order of insertion."""
+        waiting = list(self._root.children.values())[::-1]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(list(node.children.values())[::-1])
+
+
+def _joined(nodes: list[RadixNode]) -> Slots:
+    return np.concatenate([node.slots for node in nodes]) if nodes else np.empty(0, dtype=np.int32)
