@@ -1,0 +1,122 @@
+"""A round's time as a curve over KV tokens, in fixed point.
+
+A round is a sequence of passes; each pass is linear in the batch's KV tokens (with a second slope that ends where
+attention windows are full) and cannot be faster than its dispatch floor. So the whole is piecewise linear:
+
+    time(kv) = Σ repeat · max(floor, base + slope · kv + window_slope · min(kv, cap))
+
+Coefficients are integers in units of 2⁻¹⁶ ns. One integer formula serves Python ints and int64 arrays, so that a round
+costs the same to the last bit whether it is evaluated alone or inside a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .forward import Line
+
+SHIFT = 16
+# Up to this many KV tokens in a batch no product of the formula leaves int64; the constructor checks it.
+MAX_KV_TOKENS = 1 << 32
+
+DISPATCH = "dispatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass over the device, run `repeat` times: named parts in ns, a dispatch floor in ns, the windows' cap in
+    tokens."""
+
+    parts: Mapping[str, Line]
+    floor_ns: float = 0.0
+    repeat: int = 1
+    window_cap_tokens: int = 0
+
+
+def _fixed(value_ns: float) -> int:
+    return round(value_ns * (1 << SHIFT))
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """One pass in fixed point; `repeat` is multiplied in."""
+
+    floor: int
+    base: int
+    slope: int
+    window_slope: int
+    cap: int
+
+
+def _term(single: Pass) -> _Term:
+    lines = list(single.parts.values())
+    return _Term(
+        floor=single.repeat * _fixed(single.floor_ns),
+        base=single.repeat * sum(_fixed(line.base_ns) for line in lines),
+        slope=single.repeat * sum(_fixed(line.slope_ns) for line in lines),
+        window_slope=single.repeat * sum(_fixed(line.window_slope_ns) for line in lines),
+        cap=single.window_cap_tokens,
+    )
+
+
+class Curve:
+    """The time of a sequence of passes as a function of KV tokens."""
+
+    __slots__ = ("_base", "_passes", "_slope", "_terms")
+
+    def __init__(self, passes: Sequence[Pass]) -> None:
+        self._passes = tuple(passes)
+        terms = [_term(single) for single in passes]
+        # Passes without a floor and without windows are one line; the rest keep their own maximum.
+        plain = [term for term in terms if not term.floor and not term.window_slope]
+        self._terms = tuple(term for term in terms if term.floor or term.window_slope)
+        self._base = sum(term.base for term in plain)
+        self._slope = sum(term.slope for term in plain)
+        steepest = sum(term.slope + term.window_slope for term in terms)
+        highest = sum(max(term.base, term.floor) for term in terms)
+        assert highest + steepest * MAX_KV_TOKENS < 1 << 63, "a pass so slow that its time leaves int64"
+
+    def __call__(self, kv_tokens: int | np.ndarray) -> int | np.ndarray:
+        """Nanoseconds for `kv_tokens`: an int for an int, int64 [m] for an integer array [m]. Rounds down."""
+        if isinstance(kv_tokens, np.ndarray):
+            return self._array(kv_tokens.astype(np.int64, copy=False))
+        total = self._base + self._slope * kv_tokens
+        for term in self._terms:
+            own = term.base + term.slope * kv_tokens
+            if term.window_slope:
+                own += term.window_slope * (kv_tokens if kv_tokens < term.cap else term.cap)
+            total += own if own > term.floor else term.floor
+        return int(total >> SHIFT)
+
+    def _array(self, kv_tokens: np.ndarray) -> np.ndarray:
+        total = self._base + self._slope * kv_tokens
+        for term in self._terms:
+            own = term.base + term.slope * kv_tokens
+            if term.window_slope:
+                own += term.window_slope * np.minimum(kv_tokens, term.cap)
+            total += np.maximum(own, term.floor)
+        return total >> SHIFT
+
+    def parts(self, kv_tokens: int) -> dict[str, int]:
+        """Nanoseconds by part; they sum to the curve's value. `dispatch` is what a floor adds to the passes' own
+        time."""
+        fixed: dict[str, int] = {}
+        for single in self._passes:
+            term = _term(single)
+            own = 0
+            for name, line in single.parts.items():
+                value = _fixed(line.base_ns) + _fixed(line.slope_ns) * kv_tokens
+                value += _fixed(line.window_slope_ns) * min(kv_tokens, single.window_cap_tokens)
+                fixed[name] = fixed.get(name, 0) + single.repeat * value
+                own += single.repeat * value
+            if term.floor > own:
+                fixed[DISPATCH] = fixed.get(DISPATCH, 0) + term.floor - own
+        rounded = {name: value >> SHIFT for name, value in fixed.items()}
+        if rounded:
+            # What rounding down lost goes to the largest part, so that the parts add up to the whole.
+            largest = max(rounded, key=rounded.__getitem__)
+            rounded[largest] += self(kv_tokens) - sum(rounded.values())
+        return rounded

@@ -1,0 +1,142 @@
+"""The shape of a draft: a small language model, an EAGLE-type head, or none (look-up drafting).
+
+A head is one decoder layer of the target's width that reads the target's hidden states. The number of its own weights
+matters twice: they take memory away from the KV pool, and each drafting pass streams them once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...core.errors import ForetokenError
+from .model import DTYPE_BYTES, ModelShape
+
+STANDALONE = "STANDALONE"
+EAGLE = "EAGLE"
+EAGLE3 = "EAGLE3"
+MULTI_LAYER_EAGLE = "MULTI_LAYER_EAGLE"
+NGRAM = "NGRAM"
+
+
+class DraftMismatch(ForetokenError):
+    """A draft that cannot serve this target (for example another vocabulary)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """What drafts. `body` is the stack of layers that one pass runs (None for look-up drafting).
+
+    `fusion_inputs`: how many hidden-size vectors the fully connected layer in front of the head joins (0: there is
+    none). `fusion_every_pass`: EAGLE joins the embedding and the last hidden state in every pass; EAGLE-3 joins three
+    of the target's hidden states, which only exist for tokens that the target has seen, so only in the catch-up pass.
+    `qkv_inputs`: width of the attention's input in hidden sizes (EAGLE-3: 2, the embedding beside the feature).
+    `heads`: separately trained heads, one per step (multi-layer EAGLE); else 1.
+    """
+
+    name: str
+    algorithm: str
+    body: ModelShape | None
+    fusion_inputs: int = 0
+    fusion_every_pass: bool = False
+    qkv_inputs: int = 1
+    heads: int = 1
+    shares_embedding: bool = True
+    shares_lm_head: bool = True
+
+    def __post_init__(self) -> None:
+        assert (self.body is None) == (self.algorithm == NGRAM), self.name
+        assert self.heads >= 1, self.name
+        assert self.qkv_inputs in (1, 2), self.name
+
+    @property
+    def parameters(self) -> int:
+        """The draft's own weights; what it shares with the target is not counted."""
+        body = self.body
+        if body is None:
+            return 0
+        if self.algorithm == STANDALONE:
+            return body.parameters
+        projected = (body.heads + 2 * body.kv_heads) * body.head_dim
+        layers = body.layers * (
+            body.attention_parameters + (self.qkv_inputs - 1) * body.hidden * projected
+            + 3 * body.hidden * body.intermediate + 2 * body.hidden
+        )  # fmt: skip
+        fusion = self.fusion_inputs * body.hidden * body.hidden
+        # `shares_embedding` is about the input side, `shares_lm_head` about the output side.
+        embedding = 0 if self.shares_embedding else body.embedding_parameters
+        lm_head = 0 if self.shares_lm_head else body.embedding_parameters
+        return self.heads * (layers + fusion) + embedding + lm_head
+
+    @property
+    def weight_bytes(self) -> int:
+        if self.body is None:
+            return 0
+        if self.algorithm == STANDALONE:
+            return self.body.weight_bytes
+        return self.parameters * DTYPE_BYTES[self.body.weight_dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Draft KV that every slot carries beside the target's: all layers of a model, one layer of each head."""
+        return 0 if self.body is None else self.heads * self.body.kv_bytes_per_token
+
+    def explain(self) -> list[tuple[str, float, str, str]]:
+        """Rows (name, value, unit, source) for `--explain`."""
+        return [
+            (f"{self.name} own parameters", self.parameters / 1e9, "billion", f"{self.algorithm}, computed"),
+            (f"{self.name} own weights", self.weight_bytes / 1e9, "GB", "computed"),
+            (f"{self.name} draft KV per token", self.kv_bytes_per_token, "B", "computed"),
+        ]
+
+
+def _head_body(target: ModelShape, name: str, vocab: int) -> ModelShape:
+    """One dense decoder layer as wide as the target. A sparse target's head is dense, as wide as its active experts."""
+    sparse_width = target.experts_per_token * target.moe_intermediate + target.shared_intermediate
+    return replace(
+        target, name=name, layers=1, vocab=vocab, tied_embeddings=False, weight_dtype="bf16",
+        intermediate=sparse_width if target.experts else target.intermediate,
+        experts=0, experts_per_token=0, moe_intermediate=0, shared_intermediate=0, dense_layers=0,
+        attention_window=None, windowed_layers=0, qkv_bias=False, qk_norm=False,
+        source=f"one decoder layer of {target.name}",
+    )  # fmt: skip
+
+
+def eagle_head(target: ModelShape) -> DraftShape:
+    """EAGLE (arXiv 2401.15077): a 2h→h layer and one decoder layer; embedding and the full LM head are the target's."""
+    name = f"eagle({target.name})"
+    return DraftShape(name, EAGLE, _head_body(target, name, target.vocab), fusion_inputs=2, fusion_every_pass=True)
+
+
+def eagle3_head(target: ModelShape, draft_vocab: int = 32_000) -> DraftShape:
+    """EAGLE-3 (arXiv 2503.01840): a 3h→h layer over three target layers, one decoder layer whose q, k and v read 2h,
+    and its own LM head over `draft_vocab` tokens (at most the target's vocabulary)."""
+    if not 1 <= draft_vocab <= target.vocab:
+        raise DraftMismatch(
+            f"draft_vocab must be 1 … {target.vocab} (the vocabulary of {target.name}), not {draft_vocab}"
+        )
+    name = f"eagle3({target.name})"
+    body = _head_body(target, name, draft_vocab)
+    return DraftShape(name, EAGLE3, body, fusion_inputs=3, qkv_inputs=2, shares_lm_head=False)
+
+
+def multi_layer_eagle(target: ModelShape, heads: int) -> DraftShape:
+    """`heads` EAGLE heads, one for each step, each with its own layer and its own KV; embedding and LM head are
+    shared."""
+    if heads < 1:
+        raise DraftMismatch(f"multi-layer EAGLE needs at least one head, not {heads}")
+    return replace(eagle_head(target), name=f"eagle×{heads}({target.name})", algorithm=MULTI_LAYER_EAGLE, heads=heads)
+
+
+def standalone(draft: ModelShape, target: ModelShape) -> DraftShape:
+    """A small language model with the target's tokenizer. Raises `DraftMismatch` when the vocabularies differ."""
+    if draft.vocab != target.vocab:
+        raise DraftMismatch(
+            f"a draft model must have its target's vocabulary: {draft.name} has {draft.vocab} tokens, "
+            f"{target.name} has {target.vocab}"
+        )
+    return DraftShape(draft.name, STANDALONE, draft, shares_embedding=False, shares_lm_head=False)
+
+
+def ngram() -> DraftShape:
+    """Look-up drafting: no weights, no KV; its time is a small part of the verify time."""
+    return DraftShape("ngram", NGRAM, None)

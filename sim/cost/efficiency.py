@@ -1,0 +1,172 @@
+"""What kernels reach of a device's peaks: the roofline with its corners worn off.
+
+Four mechanisms, each with its own parameter:
+
+* **Roll-off.** A kernel that moves `x` bytes takes `ramp + x / (fraction · peak)`: small transfers reach a smaller
+  fraction.
+* **Tiles and waves.** A matrix product is computed in output tiles, a wave of one tile per multiprocessor; tokens are
+  padded to whole tiles and the last wave counts in full. So the cost of verifying is a step function of the number of
+  tokens.
+* **Soft corner.** Near the ridge, memory and compute do not overlap perfectly: `t = (t_mem^p + t_flop^p)^(1/p)`.
+* **Query tiles.** Decode attention packs the queries that share a KV head into matrix tiles, so wide verify trees pay
+  compute in steps while narrow ones ride along with the KV read for nothing.
+
+Numbers are fractions of data-sheet peaks. Where no published measurement was at hand they are marked as assumptions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from .hardware import GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A matrix kernel's output tile: rows (tokens) × columns, and its rate relative to the best tile."""
+
+    rows: int
+    columns: int
+    relative_rate: float
+
+
+# Relative rates: assumption. A tile of r × c re-reads operands from shared memory (r + c) / (r · c) per output, so thin
+# tiles starve the tensor cores; 128 × 128 and larger run at full rate.
+DEFAULT_TILES = (
+    Tile(16, 128, 0.35),
+    Tile(32, 128, 0.55),
+    Tile(64, 128, 0.80),
+    Tile(128, 128, 1.00),
+    Tile(128, 256, 1.00),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Fractions of peak and fixed costs. Times in nanoseconds.
+
+    `bandwidth`, `compute`: what a large matrix product reaches; `attention_bandwidth`, `attention_compute`: what
+    attention reaches; `ramp_ns`: start and end of a memory-bound kernel; `small_kernel_ns`: a norm, rotary or
+    activation kernel inside a graph; `soft_exponent`: p of the soft corner; `split_k_max`: how far a product with few
+    tiles is split along its inner dimension; `query_tiles`: rows of decode attention's query tile.
+    """
+
+    bandwidth: float = 0.88
+    compute: float = 0.72
+    attention_bandwidth: float = 0.80
+    attention_compute: float = 0.50
+    ramp_ns: float = 2_000.0
+    small_kernel_ns: float = 2_000.0
+    soft_exponent: float = 3.0
+    split_k_max: int = 8
+    tiles: tuple[Tile, ...] = DEFAULT_TILES
+    query_tiles: tuple[int, ...] = (16, 64, 128)
+
+    def __post_init__(self) -> None:
+        for fraction in (self.bandwidth, self.compute, self.attention_bandwidth, self.attention_compute):
+            assert 0.0 < fraction <= 1.0, f"a fraction of peak must be in (0, 1], not {fraction}"
+        assert self.soft_exponent >= 1.0, "the soft corner's exponent is at least 1 (no overlap at all)"
+        assert self.split_k_max >= 1
+        assert self.tiles, "no tiles"
+        assert self.query_tiles == tuple(sorted(self.query_tiles)), "query tiles must be in increasing order"
+
+    def bandwidth_fraction(self, gpu: GPU, size_bytes: float) -> float:
+        """The fraction of peak bandwidth that a kernel moving `size_bytes` reaches, roll-off included."""
+        return size_bytes / gpu.memory_bandwidth_bytes_per_s * 1e9 / self.stream_ns(gpu, size_bytes)
+
+    def stream_ns(self, gpu: GPU, size_bytes: float) -> float:
+        """Time of a kernel that only moves `size_bytes`."""
+        return self.ramp_ns + size_bytes * 1e9 / (gpu.memory_bandwidth_bytes_per_s * self.bandwidth)
+
+    def soft_max(self, memory_ns: float, compute_ns: float) -> float:
+        """The larger of both, rounded at the corner (p-norm); scale-free, so a ratio stays a ratio."""
+        larger, smaller = max(memory_ns, compute_ns), min(memory_ns, compute_ns)
+        if larger <= 0.0:
+            return 0.0
+        return larger * (1.0 + (smaller / larger) ** self.soft_exponent) ** (1.0 / self.soft_exponent)
+
+    def tiles_ns(self, gpu: GPU, rows: int, inner: int, columns: int, groups: float, dtype: str) -> float:
+        """Compute time of `groups` products [rows, inner] × [inner, columns] in whole tiles and whole waves.
+
+        The best tile shape and the best split of the inner dimension are taken, as a tuned library would.
+        """
+        per_sm_flops = gpu.flops(dtype) * self.compute / gpu.sm_count
+        best = math.inf
+        for tile in self.tiles:
+            count = math.ceil(groups * math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns))
+            tile_s = 2.0 * tile.rows * tile.columns * inner / (per_sm_flops * tile.relative_rate)
+            split = 1
+            while split <= self.split_k_max:
+                best = min(best, math.ceil(count * split / gpu.sm_count) * tile_s / split)
+                split *= 2
+        return best * 1e9
+
+    def gemm_ns(
+        self, gpu: GPU, rows: int, inner: int, columns: int, *, dtype: str, weight_bytes: int, groups: float = 1.0
+    ) -> float:
+        """Time of `groups` matrix products with their own weights, `rows` tokens each (activations are 16-bit).
+
+        `dtype` is the tensor-core format, `weight_bytes` the bytes of one weight.
+        """
+        moved = groups * (inner * columns * weight_bytes + rows * (inner + columns) * 2)
+        memory_ns = moved * 1e9 / (gpu.memory_bandwidth_bytes_per_s * self.bandwidth)
+        return self.ramp_ns + self.soft_max(memory_ns, self.tiles_ns(gpu, rows, inner, columns, groups, dtype))
+
+    def padded_queries(self, queries: int) -> int:
+        """Rows that decode attention computes for `queries` rows: one of the query tiles, or whole largest tiles."""
+        for tile in self.query_tiles:
+            if queries <= tile:
+                return tile
+        return math.ceil(queries / self.query_tiles[-1]) * self.query_tiles[-1]
+
+    def attention_ns_per_token(
+        self, gpu: GPU, *, queries: int, head_dim: int, kv_heads: int, kv_bytes: int, dtype: str
+    ) -> float:
+        """Time per KV token of one layer's decode attention, `queries` rows per KV head (query heads × tree nodes)."""
+        memory_s = 2.0 * kv_heads * head_dim * kv_bytes / (gpu.memory_bandwidth_bytes_per_s * self.attention_bandwidth)
+        flops = 4.0 * self.padded_queries(queries) * head_dim * kv_heads
+        compute_s = flops / (gpu.flops(dtype) * self.attention_compute)
+        return self.soft_max(memory_s * 1e9, compute_s * 1e9)
+
+    def explain(self) -> list[tuple[str, float, str, str]]:
+        """Rows (name, value, unit, source) for `--explain`."""
+        return [
+            ("matrix products: fraction of bandwidth", self.bandwidth, "", SOURCES["bandwidth"]),
+            ("matrix products: fraction of compute", self.compute, "", SOURCES["compute"]),
+            ("attention: fraction of bandwidth", self.attention_bandwidth, "", SOURCES["attention_bandwidth"]),
+            ("attention: fraction of compute", self.attention_compute, "", SOURCES["attention_compute"]),
+            ("memory-bound kernel ramp", self.ramp_ns / 1e3, "us", SOURCES["ramp_ns"]),
+            ("small kernel in a graph", self.small_kernel_ns / 1e3, "us", SOURCES["small_kernel_ns"]),
+            ("soft corner exponent", self.soft_exponent, "", SOURCES["soft_exponent"]),
+        ]
+
+
+SOURCES = {
+    "bandwidth": "assumption: streaming kernels reach 85-92 % of HBM bandwidth; 0.88",
+    "compute": "arXiv 2601.11580: 21.01 us per token on H100, Llama-3.1-8B (15.0 GFLOP) = 714 TFLOP/s = 0.72 of peak",
+    "attention_bandwidth": "assumption: paged decode attention reaches 80 % (page gather, split and combine)",
+    "attention_compute": "assumption: FlashAttention prefill of a few thousand tokens reaches half of peak",
+    "ramp_ns": "assumption: 2 us from launch to steady streaming and back, per kernel",
+    "small_kernel_ns": "assumption: 2 us for a small kernel inside a CUDA graph",
+    "soft_exponent": "assumption: p = 3; at the ridge a product takes 1.26 times the sharp roofline",
+}
+
+DEFAULT_EFFICIENCY = Efficiency()
+
+# Devices whose kernels are known to reach other fractions (assumptions, from the shape of public GEMM and stream
+# benchmarks).
+_BY_GPU: dict[str, Efficiency] = {
+    "A100": replace(DEFAULT_EFFICIENCY, compute=0.80),
+    "A100-40G": replace(DEFAULT_EFFICIENCY, compute=0.80),
+    "L4": replace(DEFAULT_EFFICIENCY, compute=0.55),
+    "RTX 4090": replace(DEFAULT_EFFICIENCY, compute=0.85, bandwidth=0.90),
+    "MI300X": replace(
+        DEFAULT_EFFICIENCY, compute=0.50, bandwidth=0.78, attention_bandwidth=0.65, small_kernel_ns=3_000.0
+    ),
+}
+
+
+def default_efficiency(gpu: GPU) -> Efficiency:
+    """The fractions used for `gpu` when no calibration replaces them."""
+    return _BY_GPU.get(gpu.name, DEFAULT_EFFICIENCY)

@@ -1,0 +1,252 @@
+"""The catalogue of GPUs: peaks from data sheets, each with its source. What a kernel reaches of a peak is in
+`efficiency.py`.
+
+All rates are dense (no structured sparsity), per device, and per direction for links. Memory is what the driver
+reports, which is what an engine can use, not the rounded number on the box.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...core.errors import ForetokenError, nearest
+
+MIB = 1 << 20
+
+
+class UnknownGPU(ForetokenError):
+    """A GPU name that is not in the catalogue; the message lists the known ones and the nearest."""
+
+
+class UnsupportedDtype(ForetokenError):
+    """A data type for which this GPU has no tensor-core rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interconnect:
+    """The link between the GPUs of one tensor-parallel group.
+
+    `bandwidth_bytes_per_s` is per GPU and per direction; `latency_ns` is the fixed part of one small all-reduce.
+    """
+
+    name: str
+    bandwidth_bytes_per_s: float
+    latency_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """One device. `peak_flops` maps a data type ("bf16", "fp16", "fp8") to FLOP/s; `sources` maps a field to its
+    source."""
+
+    name: str
+    peak_flops: Mapping[str, float] = field(hash=False)
+    memory_bytes: int
+    memory_bandwidth_bytes_per_s: float
+    sm_count: int
+    interconnect: Interconnect
+    sources: Mapping[str, str] = field(hash=False, repr=False, compare=False)
+
+    def flops(self, dtype: str) -> float:
+        """Peak dense FLOP/s for `dtype`. Raises `UnsupportedDtype` where the device has no such rate."""
+        if dtype not in self.peak_flops:
+            known = ", ".join(self.peak_flops)
+            raise UnsupportedDtype(f"{self.name} has no tensor-core rate for {dtype!r}; it has {known}")
+        return self.peak_flops[dtype]
+
+    def explain(self) -> list[tuple[str, float, str, str]]:
+        """Rows (name, value, unit, source) for `--explain`."""
+        rows = [
+            (f"{self.name} peak {dtype}", rate / 1e12, "TFLOP/s", self.sources["peak_flops"])
+            for dtype, rate in self.peak_flops.items()
+        ]
+        link = self.interconnect
+        return [
+            *rows,
+            (f"{self.name} memory", self.memory_bytes / 1e9, "GB", self.sources["memory_bytes"]),
+            (
+                f"{self.name} memory bandwidth",
+                self.memory_bandwidth_bytes_per_s / 1e9,
+                "GB/s",
+                self.sources["memory_bandwidth_bytes_per_s"],
+            ),
+            (f"{self.name} multiprocessors", self.sm_count, "", self.sources["sm_count"]),
+            (
+                f"{self.name} {link.name} bandwidth per direction",
+                link.bandwidth_bytes_per_s / 1e9,
+                "GB/s",
+                self.sources["interconnect"],
+            ),
+            (f"{self.name} all-reduce latency", link.latency_ns / 1e3, "us", self.sources["interconnect_latency"]),
+        ]
+
+
+_NVLINK_LATENCY = "assumption: one-shot all-reduce over NVLink with NVSwitch takes 7 us for a few KiB"
+_XGMI_LATENCY = "assumption: all-reduce over point-to-point Infinity Fabric takes 12 us for a few KiB"
+_PCIE_LATENCY = "assumption: all-reduce over PCIe takes 25 us for a few KiB"
+_REPORTED = "memory.total as the driver reports it"
+
+
+def _entry(
+    name: str,
+    sheet: str,
+    *,
+    tflops: Mapping[str, float],
+    mebibytes: int,
+    gigabytes_per_s: float,
+    sm_count: int,
+    link: tuple[str, float],
+    peak_note: str = "",
+) -> GPU:
+    link_name, link_gigabytes_per_s = link
+    latency_ns, latency_source = {
+        "NVLink": (7_000, _NVLINK_LATENCY),
+        "Infinity Fabric": (12_000, _XGMI_LATENCY),
+        "PCIe": (25_000, _PCIE_LATENCY),
+    }[link_name.rstrip("0123456789. ")]
+    sources = {
+        "peak_flops": f"{sheet}, dense{peak_note}",
+        "memory_bytes": f"{_REPORTED} ({mebibytes} MiB)",
+        "memory_bandwidth_bytes_per_s": sheet,
+        "sm_count": sheet,
+        "interconnect": f"{sheet}: half of the bidirectional total",
+        "interconnect_latency": latency_source,
+    }
+    return GPU(
+        name=name,
+        peak_flops={dtype: rate * 1e12 for dtype, rate in tflops.items()},
+        memory_bytes=mebibytes * MIB,
+        memory_bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
+        sm_count=sm_count,
+        interconnect=Interconnect(link_name, link_gigabytes_per_s * 1e9, latency_ns),
+        sources=sources,
+    )
+
+
+_HOPPER_TFLOPS = {"bf16": 989.4, "fp16": 989.4, "fp8": 1978.9}
+
+_CATALOGUE: tuple[GPU, ...] = (
+    _entry(
+        "A100-40G",
+        "NVIDIA A100 Tensor Core GPU data sheet (40 GB SXM)",
+        tflops={"bf16": 312.0, "fp16": 312.0},
+        mebibytes=40_960,
+        gigabytes_per_s=1555,
+        sm_count=108,
+        link=("NVLink 3", 300),
+    ),
+    _entry(
+        "A100",
+        "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)",
+        tflops={"bf16": 312.0, "fp16": 312.0},
+        mebibytes=81_920,
+        gigabytes_per_s=2039,
+        sm_count=108,
+        link=("NVLink 3", 300),
+    ),
+    _entry(
+        "H100",
+        "NVIDIA H100 Tensor Core GPU architecture white paper (SXM5)",
+        tflops=_HOPPER_TFLOPS,
+        mebibytes=81_559,
+        gigabytes_per_s=3350,
+        sm_count=132,
+        link=("NVLink 4", 450),
+    ),
+    _entry(
+        "H200",
+        "NVIDIA H200 Tensor Core GPU data sheet (SXM)",
+        tflops=_HOPPER_TFLOPS,
+        mebibytes=143_771,
+        gigabytes_per_s=4800,
+        sm_count=132,
+        link=("NVLink 4", 450),
+    ),
+    _entry(
+        "B200",
+        "NVIDIA Blackwell HGX B200 data sheet (1000 W)",
+        tflops={"bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0},
+        mebibytes=183_359,
+        gigabytes_per_s=8000,
+        sm_count=148,
+        link=("NVLink 5", 900),
+    ),
+    _entry(
+        "L4",
+        "NVIDIA L4 data sheet",
+        tflops={"bf16": 121.0, "fp16": 121.0, "fp8": 242.0},
+        mebibytes=23_034,
+        gigabytes_per_s=300,
+        sm_count=58,
+        link=("PCIe 4", 32),
+        peak_note=" (half of the sparse rates printed)",
+    ),
+    _entry(
+        "L40S",
+        "NVIDIA L40S data sheet",
+        tflops={"bf16": 362.05, "fp16": 362.05, "fp8": 733.0},
+        mebibytes=46_068,
+        gigabytes_per_s=864,
+        sm_count=142,
+        link=("PCIe 4", 32),
+    ),
+    _entry(
+        "RTX 4090",
+        "NVIDIA Ada GPU architecture white paper (GeForce RTX 4090)",
+        tflops={"bf16": 165.2, "fp16": 165.2, "fp8": 330.3},
+        mebibytes=24_564,
+        gigabytes_per_s=1008,
+        sm_count=128,
+        link=("PCIe 4", 32),
+        peak_note=" with fp32 accumulation",
+    ),
+    _entry(
+        "MI300X",
+        "AMD Instinct MI300X data sheet",
+        tflops={"bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9},
+        mebibytes=196_592,
+        gigabytes_per_s=5300,
+        sm_count=304,
+        link=("Infinity Fabric", 448),
+    ),
+)
+
+
+def _key(name: str) -> str:
+    """Spelling without case, blanks and punctuation: "RTX-4090", "rtx 4090" and "rtx4090" are one name."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+_BY_KEY: dict[str, GPU] = {_key(entry.name): entry for entry in _CATALOGUE}
+_ALIASES = {
+    "a10080g": "a100",
+    "a10080gb": "a100",
+    "a100sxm": "a100",
+    "a10040gb": "a10040g",
+    "h10080g": "h100",
+    "h10080gb": "h100",
+    "h100sxm": "h100",
+    "h100sxm5": "h100",
+    "h200sxm": "h200",
+    "4090": "rtx4090",
+}
+
+
+def known_gpus() -> tuple[str, ...]:
+    """Names in the catalogue, in its order."""
+    return tuple(entry.name for entry in _CATALOGUE)
+
+
+def lookup_gpu(name: str) -> GPU:
+    """The GPU called `name` (case, blanks and punctuation do not matter; a leading "NVIDIA" or "AMD" is ignored).
+
+    Raises `UnknownGPU` with the nearest known name.
+    """
+    key = re.sub(r"^(nvidia|amd|geforce|instinct)+", "", _key(name))
+    key = _ALIASES.get(key, key)
+    if key not in _BY_KEY:
+        hint = nearest(name.upper(), known_gpus())
+        raise UnknownGPU(f"unknown GPU {name!r}{hint}; known: {', '.join(known_gpus())}")
+    return _BY_KEY[key]

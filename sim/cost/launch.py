@@ -1,0 +1,81 @@
+"""How kernels reach the device: whole passes as captured graphs, or kernel by kernel from the host.
+
+A captured pass costs a short gap on the device. A pass that is dispatched kernel by kernel cannot run faster than the
+host launches it: its time is at least (kernels × time per launch), a *floor*, not an addition.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from ...core.errors import ForetokenError, nearest
+
+# Dense where batches are small and padding is dear, every 8 beyond.
+DEFAULT_GRAPH_SIZES: tuple[int, ...] = (1, 2, 4, *range(8, 513, 8))
+
+
+class UnknownPreset(ForetokenError):
+    """A preset name that does not exist; the message lists the known ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCost:
+    """Launch behaviour of an engine. Times in nanoseconds.
+
+    `graph_gap_ns`: device idle between two captured passes; `eager_kernel_ns`: host time to launch one kernel;
+    `draft_pass_floor_ns`: least time of one drafting pass where the drafting loop is driven by the host (0: it is
+    captured).
+    """
+
+    name: str
+    graph_gap_ns: float
+    eager_kernel_ns: float
+    draft_pass_floor_ns: float
+    source: str
+
+    def explain(self) -> list[tuple[str, float, str, str]]:
+        """Rows (name, value, unit, source) for `--explain`."""
+        return [
+            (f"launch {self.name}: gap between captured passes", self.graph_gap_ns / 1e3, "us", self.source),
+            (f"launch {self.name}: one kernel from the host", self.eager_kernel_ns / 1e3, "us", self.source),
+            (f"launch {self.name}: least time of a drafting pass", self.draft_pass_floor_ns / 1e3, "us", self.source),
+        ]
+
+
+FULL_GRAPH = LaunchCost(
+    name="full-graph",
+    graph_gap_ns=5_000.0,
+    eager_kernel_ns=5_000.0,
+    draft_pass_floor_ns=0.0,
+    source="assumption: drafting, verifying and catch-up are captured; 5 us between graphs, 5 us per launch without one",
+)
+
+PIECEWISE = LaunchCost(
+    name="piecewise",
+    graph_gap_ns=5_000.0,
+    eager_kernel_ns=5_000.0,
+    draft_pass_floor_ns=712_000.0,
+    source="arXiv 2601.11580 (vLLM 0.10.1): 2.135 ms for 3 EAGLE passes; the host drives each of them",
+)
+
+LAUNCH_PRESETS: dict[str, LaunchCost] = {preset.name: preset for preset in (FULL_GRAPH, PIECEWISE)}
+
+
+def launch_preset(name: str) -> LaunchCost:
+    """The preset called `name`. Raises `UnknownPreset`."""
+    if name not in LAUNCH_PRESETS:
+        raise UnknownPreset(
+            f"unknown launch preset {name!r}{nearest(name, LAUNCH_PRESETS)}; known: {', '.join(LAUNCH_PRESETS)}"
+        )
+    return LAUNCH_PRESETS[name]
+
+
+def padded_size(batch_size: int, graph_sizes: tuple[int, ...] | None) -> int | None:
+    """The captured size that serves `batch_size` rows, or None when no graph does (too large, or graphs are off).
+
+    `graph_sizes` must be in increasing order.
+    """
+    if not graph_sizes or batch_size > graph_sizes[-1]:
+        return None
+    return graph_sizes[bisect_left(graph_sizes, batch_size)]

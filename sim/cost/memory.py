@@ -1,0 +1,188 @@
+"""Where a device's memory goes, and how many KV slots are left.
+
+    total = reserved + context + weights (target, draft) + activations + captured graphs + KV pool
+
+All terms are bytes on one device of the tensor-parallel group. Each slot of the pool holds one token's KV of the target
+and, beside it, of the draft: one layer for an EAGLE head, all layers for a STANDALONE model, nothing for look-up
+drafting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.errors import ForetokenError
+from .draft import DraftShape
+from .hardware import GPU, MIB
+from .model import DTYPE_BYTES, ModelShape
+
+GRAPH_BYTES = 25 * MIB
+CONTEXT_BYTES = 600 * MIB
+
+_SOURCES = {
+    "reserved": "memory that the engine is told to leave alone",
+    "context": "assumption: 600 MiB for the device context, libraries and their workspaces",
+    "target_weights": "computed from the shape",
+    "draft_weights": "computed from the shape",
+    "activations": "computed: widest layer and logits of the largest batch of tokens",
+    "hidden_states": "computed: what the target hands to the draft, for the largest batch of tokens",
+    "graphs": "assumption: 25 MiB per captured (steps, batch size) pair, the middle of 24-26 MiB seen on 8B models",
+    "kv_pool": "the rest, in whole pages",
+}
+
+
+class InsufficientMemory(ForetokenError):
+    """The model, its draft and its buffers leave no room for a KV pool; the message says how much is needed for
+    what."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """A device's memory budget in bytes per device, and the number of KV slots (tokens) that it leaves.
+
+    `slots` is a multiple of the page size and excludes the padding page.
+    """
+
+    total_bytes: int
+    reserved_bytes: int
+    context_bytes: int
+    target_weights_bytes: int
+    draft_weights_bytes: int
+    activations_bytes: int
+    hidden_states_bytes: int
+    graphs_bytes: int
+    kv_pool_bytes: int
+    target_slot_bytes: int
+    draft_slot_bytes: int
+    slots: int
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.target_slot_bytes + self.draft_slot_bytes
+
+    def terms(self) -> dict[str, int]:
+        """The terms in bytes; they sum to at most `total_bytes`, short of it by less than a page of the pool."""
+        return {
+            "reserved": self.reserved_bytes,
+            "context": self.context_bytes,
+            "target_weights": self.target_weights_bytes,
+            "draft_weights": self.draft_weights_bytes,
+            "activations": self.activations_bytes,
+            "hidden_states": self.hidden_states_bytes,
+            "graphs": self.graphs_bytes,
+            "kv_pool": self.kv_pool_bytes,
+        }
+
+    def explain(self) -> list[tuple[str, float, str, str]]:
+        """Rows (name, value, unit, source) for `--explain`."""
+        rows: list[tuple[str, float, str, str]] = [
+            (f"memory: {name}", value / MIB, "MiB", _SOURCES[name]) for name, value in self.terms().items()
+        ]
+        return [
+            *rows,
+            ("KV per slot, target", self.target_slot_bytes, "B", "computed from the shape"),
+            ("KV per slot, draft", self.draft_slot_bytes, "B", "computed from the shape"),
+            ("KV slots", self.slots, "tokens", "KV pool / KV per slot"),
+        ]
+
+
+def captured_graphs(graph_sizes: Sequence[int] | None, candidate_steps: Sequence[int] = (0,)) -> int:
+    """Graphs captured without pruning: one for every (steps, batch size) pair; none when graphs are off.
+
+    A pruned set is counted by whoever prunes it and handed to `kv_pool_slots` as `graph_count`.
+    """
+    return len(graph_sizes or ()) * len(set(candidate_steps))
+
+
+def _kv_slot_bytes(shape: ModelShape, tp: int) -> int:
+    local_kv_heads = max(math.ceil(shape.kv_heads / tp), 1)
+    return 2 * shape.layers * local_kv_heads * shape.head_dim * DTYPE_BYTES[shape.kv_dtype]
+
+
+def _activation_bytes(target: ModelShape, tp: int, max_tokens: int, logit_rows: int) -> int:
+    """The widest moment: residual, input and the two halves of the MLP in 16 bits, or the logits in 16 and 32 bits."""
+    wide = target.experts_per_token * target.moe_intermediate if target.experts else target.intermediate
+    layer = max_tokens * (4 * target.hidden + 3 * math.ceil(wide / tp)) * 2
+    logits = logit_rows * target.vocab * (2 + 4)
+    return layer + logits
+
+
+def kv_pool_slots(
+    target: ModelShape,
+    gpu: GPU,
+    tp: int = 1,
+    draft: DraftShape | None = None,
+    *,
+    graph_sizes: Sequence[int] | None = None,
+    candidate_steps: Sequence[int] = (0,),
+    graph_count: int | None = None,
+    graph_bytes: int = GRAPH_BYTES,
+    max_prefill_tokens: int = 8192,
+    max_batch_size: int = 256,
+    max_num_draft_tokens: int = 1,
+    reserved_fraction: float = 0.10,
+    page_size: int = 1,
+) -> MemoryPlan:
+    """The memory plan of one device.
+
+    `graph_count`: captured (steps, size) pairs after pruning (default: all pairs of `graph_sizes` and
+    `candidate_steps`); `max_prefill_tokens`: the largest chunk; `max_num_draft_tokens`: the most nodes per row that a
+    verify may have; `reserved_fraction`: the share of memory left alone (0.10 is an engine's "memory utilisation 0.9").
+    Raises `InsufficientMemory` when not one page fits.
+    """
+    sizes = {
+        "tp": tp,
+        "page_size": page_size,
+        "max_prefill_tokens": max_prefill_tokens,
+        "max_batch_size": max_batch_size,
+        "max_num_draft_tokens": max_num_draft_tokens,
+    }
+    for name, value in sizes.items():
+        if value < 1:
+            raise InsufficientMemory(f"{name} must be at least 1, not {value}")
+    if not 0.0 <= reserved_fraction < 1.0:
+        raise InsufficientMemory(f"reserved_fraction must be in [0, 1), not {reserved_fraction}")
+    verify_tokens = max_batch_size * max_num_draft_tokens
+    max_tokens = max(max_prefill_tokens, verify_tokens)
+    graphs = captured_graphs(graph_sizes, candidate_steps) if graph_count is None else graph_count
+    body = draft.body if draft is not None else None
+    fusion_inputs = draft.fusion_inputs if draft is not None else 0
+    fixed = {
+        "reserved_bytes": int(gpu.memory_bytes * reserved_fraction),
+        "context_bytes": CONTEXT_BYTES,
+        "target_weights_bytes": math.ceil(target.weight_bytes / tp),
+        "draft_weights_bytes": math.ceil(draft.weight_bytes / tp) if draft is not None else 0,
+        "activations_bytes": _activation_bytes(target, tp, max_tokens, max(verify_tokens, max_batch_size)),
+        # A STANDALONE draft has no fusion layer and takes no hidden states.
+        "hidden_states_bytes": max_tokens * fusion_inputs * target.hidden * 2,
+        "graphs_bytes": graphs * graph_bytes,
+    }
+    target_slot = _kv_slot_bytes(target, tp)
+    draft_slot = draft.heads * _kv_slot_bytes(body, tp) if draft is not None and body is not None else 0
+    page_bytes = page_size * (target_slot + draft_slot)
+    free = gpu.memory_bytes - sum(fixed.values())
+    # One page is the padding sink: it takes memory and belongs to nobody.
+    pages = free // page_bytes
+    if pages < 2:
+        raise InsufficientMemory(_refusal(target, gpu, tp, fixed, 2 * page_bytes))
+    return MemoryPlan(
+        total_bytes=gpu.memory_bytes,
+        kv_pool_bytes=pages * page_bytes,
+        target_slot_bytes=target_slot,
+        draft_slot_bytes=draft_slot,
+        slots=(pages - 1) * page_size,
+        **fixed,
+    )
+
+
+def _refusal(target: ModelShape, gpu: GPU, tp: int, fixed: dict[str, int], page_bytes: int) -> str:
+    terms = {name.removesuffix("_bytes"): value for name, value in fixed.items() if value}
+    needed = ", ".join(f"{name} {value / 1e9:.2f} GB" for name, value in terms.items())
+    total = (sum(fixed.values()) + page_bytes) / 1e9
+    return (
+        f"{target.name} does not fit on {tp} × {gpu.name} ({gpu.memory_bytes / 1e9:.2f} GB each): "
+        f"needed per device are at least {total:.2f} GB ({needed}, two KV pages {page_bytes / 1e9:.3f} GB); "
+        "use more devices, a larger one, 8-bit weights, or smaller limits"
+    )

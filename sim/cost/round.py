@@ -1,0 +1,377 @@
+"""The time of a step on the device: prefill, decode rounds with drafting and verifying, or both.
+
+A decode round with S steps is, in this order of work (S = 0 is one plain forward pass and its sampling):
+
+    draft      S − 1 passes of the draft over batch · topk tokens (the first step's drafts come from the last catch-up)
+    tree       for topk > 1: pick nodes, build parents and mask
+    verify     one target pass over batch · nd tokens: layers, attention over the KV, logits of every node
+    sampling   softmax, acceptance, bonus token
+    KV move    for topk > 1: the accepted path becomes contiguous
+    catch-up   one draft pass over the accepted tokens, padded to batch · (S + 1), which also gives the next first
+    drafts
+
+Batches are padded to captured graph sizes; a batch beyond the largest runs kernel by kernel with a dispatch floor.
+
+How near the roofline comes to published measurements without being fitted to them (`tests/sim/cost/test_published.py`
+computes these and fails outside its stated tolerances) is reported by `docs_table()` in that test and quoted in its
+docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...core.errors import ForetokenError
+from .calibration import Calibration
+from .curve import Curve, Pass
+from .draft import MULTI_LAYER_EAGLE, NGRAM, DraftShape
+from .efficiency import Efficiency, default_efficiency
+from .forward import ForwardCost, Line
+from .hardware import GPU
+from .launch import DEFAULT_GRAPH_SIZES, FULL_GRAPH, LaunchCost, padded_size
+from .model import ModelShape
+
+# arXiv 2601.11580: n-gram drafting takes 0.6 % of the verify time.
+NGRAM_FRACTION = 0.006
+
+GREEDY = "greedy"
+STOCHASTIC = "stochastic"
+
+
+class InvalidRound(ForetokenError):
+    """A decode round that cannot exist: the message says which of steps, topk and num_draft_tokens contradict each
+    other."""
+
+
+class DecodeWork(NamedTuple):
+    """The decode half of a step: requests, draft depth, branching, tree nodes (root included), KV tokens over the
+    batch."""
+
+    batch_size: int
+    steps: int
+    topk: int
+    num_draft_tokens: int
+    kv_tokens: int
+
+
+class RoundCost:
+    """Device time of steps of one engine: target, draft, GPU and tensor-parallel size.
+
+    `graph_sizes`: captured batch sizes in increasing order, None for no graphs. `sampling`: "stochastic" (softmax and
+    lossless acceptance over the vocabulary) or "greedy" (argmax). `shared_draft_prefix`: whether the branches of a
+    drafting tree read their common prefix once (a cascade kernel) or once each. `keep_draft_warm`: whether rounds with
+    0 steps run the catch-up.
+    """
+
+    def __init__(
+        self,
+        target: ModelShape,
+        gpu: GPU,
+        tp: int = 1,
+        draft: DraftShape | None = None,
+        efficiency: Efficiency | None = None,
+        graph_sizes: tuple[int, ...] | None = DEFAULT_GRAPH_SIZES,
+        launch: LaunchCost = FULL_GRAPH,
+        calibration: Calibration | None = None,
+        *,
+        sampling: str = STOCHASTIC,
+        shared_draft_prefix: bool = False,
+        keep_draft_warm: bool = False,
+    ) -> None:
+        if sampling not in (GREEDY, STOCHASTIC):
+            raise InvalidRound(f"sampling must be {GREEDY!r} or {STOCHASTIC!r}, not {sampling!r}")
+        if graph_sizes is not None and (
+            list(graph_sizes) != sorted(set(graph_sizes)) or min(graph_sizes, default=0) < 1
+        ):
+            raise InvalidRound(f"graph sizes must be positive and increasing, not {graph_sizes}")
+        if calibration is not None:
+            calibration.check(gpu.name, target.name, tp)
+        self.target = target
+        self.gpu = gpu
+        self.tp = tp
+        self.draft = draft
+        self.efficiency = efficiency or default_efficiency(gpu)
+        self.graph_sizes = graph_sizes
+        self.launch = launch
+        self.calibration = calibration
+        self.sampling = sampling
+        self.draft_reads_per_branch = not shared_draft_prefix
+        self.keep_draft_warm = keep_draft_warm
+        self._target = ForwardCost(target, gpu, self.efficiency, tp)
+        body = draft.body if draft is not None else None
+        self._draft = ForwardCost(body, gpu, self.efficiency, tp, draft.qkv_inputs) if draft and body else None
+        self._curves: dict[tuple[int, int, int, int], Curve] = {}
+        self._lm_heads: dict[tuple[bool, int], float] = {}
+
+    # The hot path: one dictionary look-up and a few integer operations.
+    def decode_ns(
+        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int | np.ndarray
+    ) -> int | np.ndarray:
+        """Nanoseconds of a decode round, rounded down.
+
+        `kv_tokens`: KV tokens over the batch when the round starts, an int, or an integer array [m] for m rounds of one
+        block (then int64 [m] comes back, bit for bit what m single calls give). Raises `InvalidRound` for a
+        contradictory round.
+        """
+        curve = self._curves.get((batch_size, steps, topk, num_draft_tokens))
+        if curve is None:
+            curve = self._curve(batch_size, steps, topk, num_draft_tokens)
+        return curve(kv_tokens)
+
+    def decode_parts(
+        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int
+    ) -> dict[str, int]:
+        """`decode_ns` by part (draft, verify, attention, lm_head, sampling, …); the parts sum to it exactly."""
+        return self._curve(batch_size, steps, topk, num_draft_tokens).parts(kv_tokens)
+
+    def step_ns(
+        self,
+        prefill_tokens: Sequence[tuple[int, int]],
+        decode: DecodeWork | tuple[int, int, int, int, int] | None = None,
+    ) -> int:
+        """Nanoseconds of a step with prompt chunks (new tokens, tokens before them), a decode round, or both."""
+        if not prefill_tokens:
+            return 0 if decode is None else int(self.decode_ns(*decode))
+        return int(self._step_curve(prefill_tokens, decode)(decode[4] if decode is not None else 0))
+
+    def step_parts(
+        self,
+        prefill_tokens: Sequence[tuple[int, int]],
+        decode: DecodeWork | tuple[int, int, int, int, int] | None = None,
+    ) -> dict[str, int]:
+        """`step_ns` by part; the parts sum to it exactly."""
+        if not prefill_tokens:
+            return {} if decode is None else self.decode_parts(*decode)
+        return self._step_curve(prefill_tokens, decode).parts(decode[4] if decode is not None else 0)
+
+    def explain(self) -> list[tuple[str, float, str, str]]:
+        """Rows (name, value, unit, source) of everything that this cost is made of."""
+        rows = [*self.gpu.explain(), *self.target.explain()]
+        for part in (self.draft, self.efficiency, self.launch, self.calibration):
+            if part is not None:
+                rows += part.explain()
+        return rows
+
+    def _check(self, batch_size: int, steps: int, topk: int, nodes: int) -> None:
+        shape = f"steps={steps}, topk={topk}, num_draft_tokens={nodes}"
+        if batch_size < 0 or steps < 0 or topk < 1 or nodes < 1:
+            raise InvalidRound(f"batch_size={batch_size}, {shape}: sizes are out of range")
+        if steps == 0:
+            if nodes != 1:
+                raise InvalidRound(f"{shape}: a round with 0 steps verifies 1 token per row")
+            return
+        if self.draft is None:
+            raise InvalidRound(f"{shape}: drafting needs a draft; this engine has none")
+        if self.draft.algorithm == NGRAM:
+            return
+        if topk == 1 and nodes != steps + 1:
+            raise InvalidRound(f"{shape}: a chain of {steps} steps verifies {steps + 1} tokens")
+        if nodes - 1 > topk + (steps - 1) * topk * topk:
+            raise InvalidRound(f"{shape}: a tree offers at most {topk + (steps - 1) * topk * topk} drafts")
+        if self.draft.algorithm == MULTI_LAYER_EAGLE and steps > self.draft.heads:
+            raise InvalidRound(f"{shape}: {self.draft.name} has {self.draft.heads} heads, one per step")
+
+    def _curve(self, batch_size: int, steps: int, topk: int, nodes: int) -> Curve:
+        key = (batch_size, steps, topk, nodes)
+        if key not in self._curves:
+            self._check(*key)
+            passes = self._decode_passes(*key) if batch_size else []
+            self._curves[key] = Curve(passes)
+        return self._curves[key]
+
+    def _decode_passes(self, batch_size: int, steps: int, topk: int, nodes: int) -> list[Pass]:
+        padded = padded_size(batch_size, self.graph_sizes)
+        rows = padded or batch_size
+        verify = self._target_pass(batch_size, rows, nodes, eager=padded is None)
+        return [
+            *self._draft_passes(batch_size, rows, steps, topk, eager=padded is None),
+            verify,
+            *self._ngram_pass(verify, steps),
+            self._after_verify(rows, steps, topk, nodes),
+            *self._catch_up(batch_size, rows, steps, eager=padded is None),
+        ]
+
+    def _target_pass(self, batch_size: int, rows: int, nodes: int, *, eager: bool) -> Pass:
+        """Verify `nodes` tokens for each of `rows` padded rows; padding rows compute but have no KV to read."""
+        cap = batch_size * (self.target.attention_window or 0)
+        if self.calibration is not None and self.calibration.target is not None:
+            line = self.calibration.target
+            base_ns = line.base_ns + line.per_token_ns * batch_size * nodes
+            return Pass({"verify": Line(base_ns), "attention": Line(0.0, line.per_kv_token_ns)})
+        tokens = rows * nodes
+        parts = {
+            "verify": Line(self._target.layers_ns(tokens)),
+            "attention": self._target.decode_attention(nodes, batch_size * nodes),
+            "lm_head": Line(self._lm_head_ns(False, tokens)),
+            "launch": Line(self.launch.graph_gap_ns),
+        }
+        if self.tp > 1:
+            parts["comm"] = Line(self._target.comm_ns(tokens))
+        return Pass(parts, self._floor_ns(self._target, eager), window_cap_tokens=cap)
+
+    def _floor_ns(self, forward: ForwardCost, eager: bool) -> float:
+        return forward.kernels * self.launch.eager_kernel_ns if eager else 0.0
+
+    def _lm_head_ns(self, of_draft: bool, rows: int) -> float:
+        key = (of_draft, rows)
+        if key not in self._lm_heads:
+            forward = self._draft if of_draft else self._target
+            assert forward is not None
+            self._lm_heads[key] = forward.lm_head_ns(rows)
+        return self._lm_heads[key]
+
+    def _sampling_ns(self, rows: int) -> float:
+        """Greedy: read the 16-bit logits once. Stochastic: softmax (read 2, write 4 bytes), truncation (read and write
+        4), acceptance (read 4): 18 bytes per logit. Then the acceptance walk and its bookkeeping, in small kernels."""
+        calibrated = self.calibration.sampling if self.calibration is not None else None
+        if calibrated is not None:
+            return calibrated.base_ns + calibrated.per_token_ns * rows
+        logit_bytes, kernels = (2, 3) if self.sampling == GREEDY else (18, 7)
+        moved = float(rows) * self.target.vocab * logit_bytes
+        return self.efficiency.stream_ns(self.gpu, moved) + kernels * self.efficiency.small_kernel_ns
+
+    def _after_verify(self, rows: int, steps: int, topk: int, nodes: int) -> Pass:
+        parts = {"sampling": Line(self._sampling_ns(rows * nodes))}
+        if topk > 1 and steps:
+            # The kernel covers the widest path of every row; keys and values are read and written once each.
+            moved = 2.0 * rows * (steps + 1) * self._target.kv_token_bytes * self.target.layers
+            parts["kv_move"] = Line(self.efficiency.stream_ns(self.gpu, moved) + self.efficiency.small_kernel_ns)
+        return Pass(parts)
+
+    def _ngram_pass(self, verify: Pass, steps: int) -> list[Pass]:
+        if not steps or self.draft is None or self.draft.algorithm != NGRAM:
+            return []
+        share = {
+            name: Line(
+                NGRAM_FRACTION * line.base_ns, NGRAM_FRACTION * line.slope_ns, NGRAM_FRACTION * line.window_slope_ns
+            )
+            for name, line in verify.parts.items()
+        }
+        total = Line(*(sum(getattr(line, item) for line in share.values()) for item in Line.__slots__))
+        return [Pass({"draft": total}, window_cap_tokens=verify.window_cap_tokens)]
+
+    def _draft_passes(self, batch_size: int, rows: int, steps: int, topk: int, *, eager: bool) -> list[Pass]:
+        """The S − 1 passes after the first step's drafts, and the tree. One head per step runs in the catch-up
+        instead."""
+        forward, draft = self._draft, self.draft
+        if forward is None or draft is None or not steps:
+            return []
+        passes = []
+        if steps > 1 and draft.algorithm != MULTI_LAYER_EAGLE:
+            # On average a branch has half of the steps' own tokens behind it.
+            own = batch_size * topk * steps // 2
+            reads = topk if self.draft_reads_per_branch else 1
+            attention = forward.decode_attention(1 if self.draft_reads_per_branch else topk, own, reads)
+            passes.append(
+                self._draft_pass("draft", batch_size, rows * topk, rows * topk, attention, steps - 1, eager, later=True)
+            )
+        if topk > 1:
+            # Cumulative scores, selection, sorting, parents, sibling links, mask.
+            passes.append(Pass({"tree": Line((steps + 5) * self.efficiency.small_kernel_ns)}))
+        return passes
+
+    def _catch_up(self, batch_size: int, rows: int, steps: int, *, eager: bool) -> list[Pass]:
+        """The draft sees the accepted tokens: S + 1 per row at most, and the graph computes them all."""
+        forward, draft = self._draft, self.draft
+        if forward is None or draft is None or not (steps or self.keep_draft_warm):
+            return []
+        attention = forward.decode_attention(steps + 1, batch_size * (steps + 1))
+        repeat = max(steps, 1) if draft.algorithm == MULTI_LAYER_EAGLE else 1
+        return [self._draft_pass("draft_catch_up", batch_size, rows * (steps + 1), rows, attention, repeat, eager)]
+
+    def _draft_pass(
+        self,
+        label: str,
+        batch_size: int,
+        tokens: int,
+        logit_rows: int,
+        attention: Line,
+        repeat: int,
+        eager: bool,
+        later: bool = False,
+    ) -> Pass:
+        """One pass of the draft over `tokens` tokens; `later`: a pass after the first of a round, on its own hidden
+        states."""
+        forward, draft, calibration = self._draft, self.draft, self.calibration
+        assert forward is not None and draft is not None
+        body = forward.shape
+        if (
+            calibration is not None
+            and calibration.draft_pass is not None
+            and calibration.draft_algorithm == draft.algorithm
+        ):
+            line = calibration.draft_pass
+            base_ns = line.base_ns + line.per_token_ns * tokens
+            return Pass({label: Line(base_ns, line.per_kv_token_ns)}, repeat=repeat)
+        layers_ns = forward.layers_ns(tokens)
+        if draft.fusion_inputs and (draft.fusion_every_pass or not later):
+            layers_ns += forward.gemm_ns(tokens, draft.fusion_inputs * body.hidden, -(-body.hidden // self.tp))
+        # Softmax and top-k over the draft's logits: read 2 bytes, write and read 4.
+        choose_ns = (
+            self.efficiency.stream_ns(self.gpu, 10.0 * logit_rows * body.vocab) + self.efficiency.small_kernel_ns
+        )
+        parts = {
+            label: Line(layers_ns + choose_ns),
+            "draft_attention": attention,
+            "draft_lm_head": Line(self._lm_head_ns(True, logit_rows)),
+            "launch": Line(0.0 if later else self.launch.graph_gap_ns),
+        }
+        if self.tp > 1:
+            parts["comm"] = Line(forward.comm_ns(tokens))
+        floor_ns = max(self._floor_ns(forward, eager), self.launch.draft_pass_floor_ns)
+        return Pass(parts, floor_ns, repeat, batch_size * (body.attention_window or 0))
+
+    def _step_curve(
+        self, chunks: Sequence[tuple[int, int]], decode: DecodeWork | tuple[int, int, int, int, int] | None
+    ) -> Curve:
+        """Prefill (and a decode round that rides along): one target pass and one draft pass over all tokens, no
+        graph."""
+        batch_size, steps, topk, nodes, _ = decode if decode is not None else (0, 0, 1, 1, 0)
+        self._check(batch_size, steps, topk, nodes)
+        new_tokens = sum(new for new, _ in chunks)
+        logit_rows = len(chunks) + batch_size * nodes
+        tokens = new_tokens + batch_size * nodes
+        passes = self._draft_passes(batch_size, batch_size, steps, topk, eager=True) if batch_size else []
+        passes.append(self._mixed_target_pass(chunks, tokens, batch_size, nodes, logit_rows))
+        passes += self._ngram_pass(passes[-1], steps)
+        sampled = self._after_verify(batch_size, steps, topk, nodes) if batch_size else Pass({})
+        first = Line(self._sampling_ns(len(chunks)))
+        passes += [sampled, Pass({"sampling": first})]
+        if self._draft is not None:
+            caught_up = batch_size * (steps + 1) if steps or self.keep_draft_warm else 0
+            line = self._draft.decode_attention(steps + 1, caught_up) if caught_up else Line(0.0)
+            prefill_ns = self._draft.prefill_attention_ns(chunks)
+            attention = Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns)
+            repeat = self.draft.heads if self.draft is not None else 1
+            logit_rows = len(chunks) + (batch_size if caught_up else 0)
+            tokens = new_tokens + caught_up
+            passes.append(
+                self._draft_pass("draft_catch_up", batch_size, tokens, logit_rows, attention, repeat, eager=True)
+            )
+        return Curve(passes)
+
+    def _mixed_target_pass(
+        self, chunks: Sequence[tuple[int, int]], tokens: int, batch_size: int, nodes: int, logit_rows: int
+    ) -> Pass:
+        calibration = self.calibration
+        if calibration is not None and calibration.target is not None:
+            line = calibration.target
+            past = sum(past for _, past in chunks)
+            base_ns = line.base_ns + line.per_token_ns * tokens
+            attention = Line(line.per_kv_token_ns * past, line.per_kv_token_ns)
+            return Pass({"verify": Line(base_ns), "attention": attention})
+        line = self._target.decode_attention(nodes, batch_size * nodes) if batch_size else Line(0.0)
+        prefill_ns = self._target.prefill_attention_ns(chunks)
+        parts = {
+            "verify": Line(self._target.layers_ns(tokens)),
+            "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
+            "lm_head": Line(self._lm_head_ns(False, logit_rows)),
+            "launch": Line(self.launch.graph_gap_ns),
+        }
+        if self.tp > 1:
+            parts["comm"] = Line(self._target.comm_ns(tokens))
+        cap = batch_size * (self.target.attention_window or 0)
+        return Pass(parts, self._floor_ns(self._target, eager=True), window_cap_tokens=cap)
