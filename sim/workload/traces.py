@@ -1,0 +1,384 @@
+"""Recorded workloads, read as a stream: Azure (2023, 2024), Mooncake and BurstGPT traces.
+
+    azure     CSV    TIMESTAMP (date and time, up to 9 fractional digits, UTC offset optional), ContextTokens,
+                     GeneratedTokens                                          (Patel et al., Splitwise, ISCA 2024)
+    mooncake  JSONL  timestamp (ms), input_length, output_length, hash_ids    (Qin et al., Mooncake, FAST 2025)
+    burstgpt  CSV    Timestamp (s), [Session ID], [Elapsed time], Model, Request tokens, Response tokens, Total tokens,
+                     Log Type                                                 (Wang et al., BurstGPT, KDD 2025)
+
+A file passes in chunks of some thousand rows: parsed column by column, never held as a whole. Times are exact integer
+nanoseconds relative to the first row. A request that failed (no output token) or asked nothing (no prompt token) cannot
+be replayed; it is skipped and counted. Everything else that is odd is a `TraceError` with file and line: a workload that
+was half read would give a wrong answer that looks right. `TraceSource.scan` reads all of it without making requests, so
+that a broken file is refused before a run starts.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from ...core.errors import ConfigError, ForetokenError, Problem, nearest
+from ...core.prompt import MAX_HASH_ID, MAX_PROMPT_LENGTH, Prompt
+from .arrival import Arrival
+from .timestamps import parse_date_times_ns, parse_milliseconds_ns, parse_seconds_ns
+
+CHUNK_ROWS = 8192
+MOONCAKE_BLOCK_SIZE = 512
+FORMATS = ("azure", "mooncake", "burstgpt")
+
+_CSV_COLUMNS = {
+    "azure": (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ()),
+    "burstgpt": (
+        ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"),
+        ("Session ID", "Elapsed time"),
+    ),
+}
+_JSON_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+
+class TraceError(ForetokenError):
+    """A trace that cannot be used: which file, which line, what was found."""
+
+    def __init__(self, path: str, line: int | None, message: str) -> None:
+        super().__init__(f"{path}, line {line}: {message}" if line else f"{path}: {message}")
+        self.path, self.line = path, line
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What a whole trace holds: rows and tokens of the requests that can be replayed, and how many cannot."""
+
+    format: str
+    num_rows: int
+    num_failed: int
+    num_empty_prompts: int
+    span_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    max_prompt_len: int
+    max_output_len: int
+
+    @property
+    def num_requests(self) -> int:
+        """Rows that become requests."""
+        return self.num_rows - self.num_failed - self.num_empty_prompts
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Some successive rows as columns; `lines[i]` is the file's line of row i."""
+
+    times_ns: np.ndarray
+    prompt_lens: np.ndarray
+    output_lens: np.ndarray
+    lines: list[int]
+    hash_ids: list[list[int]] | None = None
+    sessions: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSource:
+    """A trace file as a workload; iterating it yields `Arrival`s in order of time.
+
+    path:       the file
+    format:     one of `FORMATS`, or "auto": recognised by the first line
+    rate_scale: 2 replays twice as fast
+    start_s:    rows before this time (seconds after the first row, before scaling) are passed over; times then count
+                from here
+    stop_s:     rows at or after this time are left out
+    limit:      at most so many requests
+
+    Errors: ConfigError for bad arguments; TraceError while reading.
+    """
+
+    path: str | Path
+    format: str = "auto"
+    rate_scale: float = 1.0
+    start_s: float = 0.0
+    stop_s: float | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.format not in ("auto", *FORMATS):
+            hint = nearest(self.format, FORMATS)
+            problems.append(Problem("format", f"{self.format!r}: expected auto, {', '.join(FORMATS)}{hint}"))
+        if not 0 < self.rate_scale < float("inf"):
+            problems.append(Problem("rate_scale", f"{self.rate_scale}: expected a positive number"))
+        if not 0 <= self.start_s < float("inf"):
+            problems.append(Problem("start_s", f"{self.start_s}: expected 0 or more seconds"))
+        if self.stop_s is not None and not self.stop_s > self.start_s:
+            problems.append(Problem("stop_s", f"{self.stop_s}: expected more than start_s, {self.start_s}"))
+        if self.limit is not None and self.limit < 1:
+            problems.append(Problem("limit", f"{self.limit}: expected at least 1"))
+        if problems:
+            raise ConfigError(str(self.path), problems)
+
+    def __iter__(self) -> Iterator[Arrival]:
+        start_ns = round(self.start_s * 1e9)
+        stop_ns = None if self.stop_s is None else round(self.stop_s * 1e9)
+        left = self.limit
+        row = 0
+        for chunk in _chunks(str(self.path), self.format):
+            for arrival in self._arrivals(chunk, row, start_ns, stop_ns):
+                yield arrival
+                if left is not None:
+                    left -= 1
+                    if left == 0:
+                        return
+            row += len(chunk.lines)
+            if stop_ns is not None and int(chunk.times_ns[-1]) >= stop_ns:
+                return
+
+    def scan(self) -> TraceSummary:
+        """Read and check the whole file; windows, limit and scale do not apply."""
+        name = _resolve_format(str(self.path), self.format)
+        counts = np.zeros(5, np.int64)
+        span_ns = max_prompt = max_output = 0
+        for chunk in _chunks(str(self.path), name):
+            prompts, outputs = chunk.prompt_lens, chunk.output_lens
+            kept = (prompts > 0) & (outputs > 0)
+            failed = int((outputs == 0).sum())
+            counts += (
+                len(prompts), failed, int(((prompts == 0) & (outputs > 0)).sum()),
+                int(prompts[kept].sum()), int(outputs[kept].sum()),
+            )  # fmt: skip
+            span_ns = int(chunk.times_ns[-1])
+            max_prompt = max(max_prompt, int(prompts[kept].max(initial=0)))
+            max_output = max(max_output, int(outputs[kept].max(initial=0)))
+        rows, failed, empty, prompt_tokens, output_tokens = counts.tolist()
+        return TraceSummary(name, rows, failed, empty, span_ns, prompt_tokens, output_tokens, max_prompt, max_output)
+
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Prompt and output lengths of all requests of the trace, int32 [num_requests] each: 8 bytes per request."""
+        prompts, outputs = [], []
+        for chunk in _chunks(str(self.path), self.format):
+            kept = (chunk.prompt_lens > 0) & (chunk.output_lens > 0)
+            prompts.append(chunk.prompt_lens[kept].astype(np.int32))
+            outputs.append(chunk.output_lens[kept].astype(np.int32))
+        return np.concatenate(prompts), np.concatenate(outputs)
+
+    def _arrivals(self, chunk: _Chunk, first_row: int, start_ns: int, stop_ns: int | None) -> Iterator[Arrival]:
+        kept = (chunk.prompt_lens > 0) & (chunk.output_lens > 0) & (chunk.times_ns >= start_ns)
+        if stop_ns is not None:
+            kept &= chunk.times_ns < stop_ns
+        which = np.flatnonzero(kept)
+        times = chunk.times_ns[which] - start_ns
+        if self.rate_scale != 1.0:
+            times = np.rint(times / self.rate_scale).astype(np.int64)
+        columns = zip(
+            which.tolist(),
+            times.tolist(),
+            chunk.prompt_lens[which].tolist(),
+            chunk.output_lens[which].tolist(),
+            strict=True,
+        )
+        hash_ids, sessions = chunk.hash_ids, chunk.sessions
+        for i, time_ns, prompt_len, output_len in columns:
+            if hash_ids is None:
+                prompt = Prompt(prompt_len)
+            else:
+                prompt = Prompt.of_blocks(hash_ids[i], MOONCAKE_BLOCK_SIZE, prompt_len)
+            session = sessions[i] or None if sessions is not None else None
+            yield Arrival(time_ns, prompt, output_len, session, 0, first_row + i)
+
+
+def _resolve_format(path: str, name: str) -> str:
+    """The format by its first line: an object is Mooncake's, a header is recognised by its columns."""
+    with _open(path) as file:
+        first = _first_line(path, file)
+    if name != "auto":
+        return name
+    if first.lstrip().startswith("{"):
+        return "mooncake"
+    header = {column.strip() for column in next(csv.reader([first]))}
+    for known, (required, _) in _CSV_COLUMNS.items():
+        if set(required[:1]) <= header and len(header & set(required)) >= 2:
+            return known
+    raise TraceError(
+        path, 1, f"neither a header of an Azure or BurstGPT trace nor a JSON object: {first.strip()[:80]!r}"
+    )
+
+
+def _chunks(path: str, name: str) -> Iterator[_Chunk]:
+    """The rows of a file in chunks, checked, times relative to its first row."""
+    name = _resolve_format(path, name)
+    parse = _mooncake_chunks if name == "mooncake" else _csv_chunks
+    origin = last = None
+    with _open(path) as file:
+        try:
+            for chunk in parse(path, name, file):
+                times = chunk.times_ns
+                if origin is None:
+                    origin = last = int(times[0])
+                before = np.concatenate([[last], times[:-1]])
+                backwards = np.flatnonzero(times < before)
+                if len(backwards):
+                    i = int(backwards[0])
+                    gap_s = (int(before[i]) - int(times[i])) / 1e9
+                    raise TraceError(path, chunk.lines[i], f"time goes back by {gap_s:g} s")
+                last = int(times[-1])
+                times -= origin
+                yield chunk
+        except UnicodeDecodeError as error:
+            raise TraceError(path, None, f"not a text file in UTF-8 ({error.reason} at byte {error.start})") from error
+    if origin is None:
+        raise TraceError(path, None, "no rows: the file ends after its header")
+
+
+def _csv_chunks(path: str, name: str, file: TextIO) -> Iterator[_Chunk]:
+    reader = csv.reader(file)
+    header = [column.strip() for column in next(reader)]
+    columns = _csv_columns(path, name, header)
+    width = len(header)
+    while True:
+        before = reader.line_num
+        try:
+            rows = list(islice(reader, CHUNK_ROWS))
+        except csv.Error as error:
+            raise TraceError(path, reader.line_num, f"not CSV: {error}") from error
+        if not rows:
+            return
+        lines = range(before + 1, reader.line_num + 1)
+        if len(lines) != len(rows):
+            broken = next(i for i, row in enumerate(rows) if any("\n" in cell or "\r" in cell for cell in row))
+            raise TraceError(path, lines[broken], "a quoted field with a line break (a quotation mark too many?)")
+        if any(len(row) != width for row in rows):
+            rows, lines = _whole_rows(path, rows, lines, width)
+            if not rows:
+                continue
+        yield _csv_chunk(path, name, list(zip(*rows, strict=True)), columns, list(lines))
+
+
+def _csv_columns(path: str, name: str, header: list[str]) -> dict[str, int]:
+    required, optional = _CSV_COLUMNS[name]
+    missing = [column for column in required if column not in header]
+    if missing:
+        found = ", ".join(header)
+        raise TraceError(path, 1, f"the header of {name} traces has {', '.join(map(repr, missing))}; found: {found}")
+    unknown = [column for column in header if column not in required and column not in optional]
+    if unknown:
+        hint = nearest(unknown[0], (*required, *optional))
+        raise TraceError(path, 1, f"unknown column {unknown[0]!r}{hint}")
+    if len(set(header)) != len(header):
+        raise TraceError(path, 1, "a column occurs twice")
+    return {column: i for i, column in enumerate(header)}
+
+
+def _whole_rows(path: str, rows: list, lines: Sequence[int], width: int) -> tuple[list, Sequence[int]]:
+    """Without blank lines; any other row of another width is an error."""
+    kept = [(row, line) for row, line in zip(rows, lines, strict=True) if row]
+    for row, line in kept:
+        if len(row) != width:
+            raise TraceError(path, line, f"{len(row)} fields, expected {width} (a truncated line?)")
+    return [row for row, _ in kept], [line for _, line in kept]
+
+
+def _csv_chunk(path: str, name: str, cells: list[tuple[str, ...]], columns: dict[str, int], lines: list[int]) -> _Chunk:
+    def column(label: str, parse) -> np.ndarray:
+        return _parse(path, label, cells[columns[label]], lines, parse)
+
+    if name == "azure":
+        return _Chunk(
+            column("TIMESTAMP", parse_date_times_ns),
+            column("ContextTokens", _counts),
+            column("GeneratedTokens", _counts),
+            lines,
+        )
+    session = columns.get("Session ID")
+    return _Chunk(
+        column("Timestamp", parse_seconds_ns),
+        column("Request tokens", _counts),
+        column("Response tokens", _counts),
+        lines,
+        sessions=None if session is None else list(cells[session]),
+    )
+
+
+def _mooncake_chunks(path: str, name: str, file: TextIO) -> Iterator[_Chunk]:
+    line = 0
+    decode = json.JSONDecoder().decode
+    while texts := list(islice(file, CHUNK_ROWS)):
+        rows, lines = [], []
+        for text in texts:
+            line += 1
+            if text.isspace():
+                continue
+            try:
+                value = decode(text)
+            except ValueError as error:
+                raise TraceError(path, line, f"not JSON (a truncated line?): {error}") from error
+            try:
+                rows.append([value[key] for key in _JSON_KEYS])
+            except (KeyError, TypeError) as error:
+                raise TraceError(path, line, f"expected an object with the keys {', '.join(_JSON_KEYS)}") from error
+            if not isinstance(rows[-1][3], list):
+                raise TraceError(path, line, f"hash_ids {rows[-1][3]!r}: expected a list")
+            lines.append(line)
+        if rows:
+            times, prompts, outputs, hash_ids = zip(*rows, strict=True)
+            _check_hash_ids(path, prompts, hash_ids, lines)
+            yield _Chunk(
+                _parse(path, "timestamp", times, lines, parse_milliseconds_ns),
+                _parse(path, "input_length", prompts, lines, _counts),
+                _parse(path, "output_length", outputs, lines, _counts),
+                lines,
+                hash_ids=list(hash_ids),
+            )
+
+
+def _check_hash_ids(path: str, prompts: tuple, hash_ids: tuple, lines: list[int]) -> None:
+    for length, ids, line in zip(prompts, hash_ids, lines, strict=True):
+        if isinstance(length, int) and len(ids) != -(-length // MOONCAKE_BLOCK_SIZE):
+            expected = -(-length // MOONCAKE_BLOCK_SIZE)
+            raise TraceError(path, line, f"{len(ids)} hash_ids for {length} tokens: expected {expected}")
+        if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > MAX_HASH_ID):
+            raise TraceError(path, line, "hash_ids: expected whole numbers, 0 ... 2**63 - 1")
+
+
+def _counts(cells: tuple) -> np.ndarray:
+    """Token counts, int64 [n]. ValueError unless each is a whole number, 0 … 2**31 − 1."""
+    if not isinstance(cells[0], str) and any(type(cell) is not int for cell in cells):
+        raise ValueError("expected a whole number")
+    values = np.array(list(map(int, cells)), np.int64)
+    if values.min() < 0 or values.max() > MAX_PROMPT_LENGTH:
+        raise ValueError(f"expected a count of tokens, 0 ... {MAX_PROMPT_LENGTH}")
+    return values
+
+
+def _parse(path: str, label: str, cells: tuple, lines: list[int], parse) -> np.ndarray:
+    """A column at once; if that fails, cell by cell, to say which."""
+    try:
+        return parse(cells)
+    except (ValueError, OverflowError, TypeError):
+        for cell, line in zip(cells, lines, strict=True):
+            try:
+                parse((cell,))
+            except (ValueError, OverflowError, TypeError) as error:
+                raise TraceError(path, line, f"{label} {cell!r}: {error}") from error
+        raise
+
+
+def _open(path: str) -> TextIO:
+    try:
+        return open(path, encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise TraceError(path, None, f"cannot be opened: {error.strerror or error}") from error
+
+
+def _first_line(path: str, file: TextIO) -> str:
+    try:
+        first = file.readline(1 << 20)
+    except (UnicodeDecodeError, OSError) as error:
+        raise TraceError(path, 1, f"cannot be read as text: {error}") from error
+    if not first.strip():
+        raise TraceError(path, 1, "the file is empty" if not first else "the first line is blank, expected a header")
+    return first
