@@ -12,10 +12,11 @@ costs the same to the last bit whether it is evaluated alone or inside a block.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...core.errors import ForetokenError
 from .forward import Line
 
 SHIFT = 16
@@ -25,19 +26,8 @@ MAX_KV_TOKENS = 1 << 32
 DISPATCH = "dispatch"
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One pass over the device, run `repeat` times: named parts in ns, a dispatch floor in ns, the windows' cap in
-    tokens."""
-
-    parts: Mapping[str, Line]
-    floor_ns: float = 0.0
-    repeat: int = 1
-    window_cap_tokens: int = 0
-
-
-def _fixed(value_ns: float) -> int:
-    return round(value_ns * (1 << SHIFT))
+class TimeOverflow(ForetokenError):
+    """A pass so slow that its time leaves 64 bits: a parameter (often a calibration's unit) must be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +41,33 @@ class _Term:
     cap: int
 
 
-def _term(single: Pass) -> _Term:
-    lines = list(single.parts.values())
-    return _Term(
-        floor=single.repeat * _fixed(single.floor_ns),
-        base=single.repeat * sum(_fixed(line.base_ns) for line in lines),
-        slope=single.repeat * sum(_fixed(line.slope_ns) for line in lines),
-        window_slope=single.repeat * sum(_fixed(line.window_slope_ns) for line in lines),
-        cap=single.window_cap_tokens,
-    )
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass over the device, run `repeat` times: named parts in ns, a dispatch floor in ns, the windows' cap in
+    tokens."""
+
+    parts: Mapping[str, Line]
+    floor_ns: float = 0.0
+    repeat: int = 1
+    window_cap_tokens: int = 0
+    term: _Term = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        base = slope = window_slope = 0
+        for line in self.parts.values():
+            base += _fixed(line.base_ns)
+            if line.slope_ns or line.window_slope_ns:
+                slope += _fixed(line.slope_ns)
+                window_slope += _fixed(line.window_slope_ns)
+        repeat = self.repeat
+        term = _Term(
+            repeat * _fixed(self.floor_ns), repeat * base, repeat * slope, repeat * window_slope, self.window_cap_tokens
+        )
+        object.__setattr__(self, "term", term)
+
+
+def _fixed(value_ns: float) -> int:
+    return round(value_ns * (1 << SHIFT))
 
 
 class Curve:
@@ -69,15 +77,26 @@ class Curve:
 
     def __init__(self, passes: Sequence[Pass]) -> None:
         self._passes = tuple(passes)
-        terms = [_term(single) for single in passes]
         # Passes without a floor and without windows are one line; the rest keep their own maximum.
-        plain = [term for term in terms if not term.floor and not term.window_slope]
-        self._terms = tuple(term for term in terms if term.floor or term.window_slope)
-        self._base = sum(term.base for term in plain)
-        self._slope = sum(term.slope for term in plain)
-        steepest = sum(term.slope + term.window_slope for term in terms)
-        highest = sum(max(term.base, term.floor) for term in terms)
-        assert highest + steepest * MAX_KV_TOKENS < 1 << 63, "a pass so slow that its time leaves int64"
+        base = slope = highest = steepest = 0
+        bent = []
+        for single in self._passes:
+            term = single.term
+            highest += max(term.base, term.floor)
+            steepest += term.slope + term.window_slope
+            if term.floor or term.window_slope:
+                bent.append(term)
+            else:
+                base += term.base
+                slope += term.slope
+        self._terms = tuple(bent)
+        self._base = base
+        self._slope = slope
+        if highest + steepest * MAX_KV_TOKENS >= 1 << 63:
+            raise TimeOverflow(
+                f"a step takes {highest / (1 << SHIFT) / 1e9:.3g} s and {steepest / (1 << SHIFT):.3g} ns per KV token; "
+                "check the units of the calibration"
+            )
 
     def __call__(self, kv_tokens: int | np.ndarray) -> int | np.ndarray:
         """Nanoseconds for `kv_tokens`: an int for an int, int64 [m] for an integer array [m]. Rounds down."""
@@ -105,7 +124,7 @@ class Curve:
         time."""
         fixed: dict[str, int] = {}
         for single in self._passes:
-            term = _term(single)
+            term = single.term
             own = 0
             for name, line in single.parts.items():
                 value = _fixed(line.base_ns) + _fixed(line.slope_ns) * kv_tokens

@@ -48,7 +48,7 @@ FULL_GRAPH = LaunchCost(
     graph_gap_ns=5_000.0,
     eager_kernel_ns=5_000.0,
     draft_pass_floor_ns=0.0,
-    source="assumption: drafting, verifying and catch-up are captured; 5 us between graphs, 5 us per launch without one",
+    source="assumption: draft, verify and catch-up are captured; 5 us between graphs, 5 us per launch without one",
 )
 
 PIECEWISE = LaunchCost(
