@@ -1,0 +1,112 @@
+"""How long prompts and outputs are. Lengths are drawn by key: request i has its own, however many others there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.draws import normal, uniform
+from ...core.errors import ConfigError, Problem
+from ...core.prompt import MAX_PROMPT_LENGTH
+
+
+class LengthDistribution:
+    """The port: token counts for requests by number."""
+
+    def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
+        """Lengths of the requests `index` (uint64 [n]): int64 [n], each at least 1."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class FixedLength(LengthDistribution):
+    """Always the same."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        _check_range("tokens", self.tokens, self.tokens)
+
+    def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
+        return np.full(len(index), self.tokens, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class UniformLength(LengthDistribution):
+    """Every length from `low` to `high`, both included, equally often."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        _check_range("low … high", self.low, self.high)
+
+    def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
+        return self.low + (uniform(seed, purpose, index, 0) * (self.high - self.low + 1)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class LognormalLength(LengthDistribution):
+    """Lognormal of a given mean and standard deviation of the logarithm, rounded and clipped to low … high.
+
+    `mean` is the mean before clipping; the median is mean · exp(−sigma² / 2).
+    """
+
+    mean: float
+    sigma: float
+    low: int = 1
+    high: int = 131072
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 0 < self.mean < float("inf"):
+            problems.append(Problem("mean", f"{self.mean}: expected a positive number of tokens"))
+        if not 0 <= self.sigma <= 10:
+            problems.append(Problem("sigma", f"{self.sigma}: expected 0 ... 10"))
+        if problems:
+            raise ConfigError("<length>", problems)
+        _check_range("low … high", self.low, self.high)
+
+    def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
+        median = self.mean * np.exp(-0.5 * self.sigma**2)
+        lengths = median * np.exp(self.sigma * normal(seed, purpose, index, 0))
+        return np.rint(np.clip(lengths, self.low, self.high)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class EmpiricalLength(LengthDistribution):
+    """Recorded lengths with weights (counts, say). `of_sample` makes one from a column of a trace."""
+
+    values: tuple[int, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not self.values or len(self.values) != len(self.weights):
+            message = f"{len(self.weights)} weights for {len(self.values)} values: expected one each, at least one"
+            problems.append(Problem("weights", message))
+        weights = np.array(self.weights, float)
+        if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+            problems.append(Problem("weights", "expected finite weights, none negative and one positive"))
+        if problems:
+            raise ConfigError("<length>", problems)
+        _check_range("values", min(self.values), max(self.values))
+
+    @classmethod
+    def of_sample(cls, lengths: Sequence[int] | np.ndarray) -> EmpiricalLength:
+        """Each length as often as it occurs."""
+        values, counts = np.unique(np.asarray(lengths), return_counts=True)
+        return cls(tuple(values.tolist()), tuple(counts.tolist()))
+
+    def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
+        edges = np.cumsum(np.array(self.weights, float))
+        where = np.searchsorted(edges, uniform(seed, purpose, index, 0) * edges[-1], side="right")
+        return np.array(self.values, np.int64)[np.minimum(where, len(self.values) - 1)]
+
+
+def _check_range(key: str, low: int, high: int) -> None:
+    if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high <= MAX_PROMPT_LENGTH):
+        found = str(low) if low == high else f"{low} … {high}"
+        raise ConfigError("<length>", [Problem(key, f"{found}: expected whole numbers, 1 ... {MAX_PROMPT_LENGTH}")])

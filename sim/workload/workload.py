@@ -1,0 +1,112 @@
+"""Synthetic workloads: arrival times × lengths × shared prefixes, as a stream of `Arrival`s.
+
+Every property of request i is drawn by key (seed, purpose, i): a longer workload begins with the shorter one, and a
+change of one distribution moves nothing else. Requests are made in chunks, so a million of them cost the memory of
+some thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.draws import Purpose, uniform
+from ...core.errors import ConfigError, Problem
+from ...core.prompt import Prompt
+from .arrival import Arrival
+from .arrivals import ArrivalProcess
+from .lengths import LengthDistribution
+from .prefixes import SharedPrefixes
+
+CHUNK_REQUESTS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticWorkload:
+    """Iterating yields `Arrival`s, in order of time or, without `arrivals`, for a closed loop (`time_ns` None).
+
+    prompt_len:       tokens of a prompt, shared prefix included
+    output_len:       tokens that a request emits
+    arrivals:         None: requests without times, each sent by the next free of `concurrency` clients
+    concurrency:      clients of the closed loop; None with `arrivals`
+    prefixes:         None: prompts of which only the length is known
+    num_requests:     None: for ever (then `stop_s`, or the consumer, ends it)
+    stop_s:           no arrival at or after this time
+    urgent_share:     share of requests with priority 1 instead of 0
+    seed:             another seed is another sample of the same workload
+
+    Errors: ConfigError with all problems.
+    """
+
+    prompt_len: LengthDistribution
+    output_len: LengthDistribution
+    arrivals: ArrivalProcess | None = None
+    concurrency: int | None = None
+    prefixes: SharedPrefixes | None = None
+    num_requests: int | None = None
+    stop_s: float | None = None
+    urgent_share: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = []
+        if (self.arrivals is None) == (self.concurrency is None):
+            problems.append(
+                Problem("concurrency", "expected either arrivals (open loop) or a concurrency (closed loop)")
+            )
+        if self.concurrency is not None and self.concurrency < 1:
+            problems.append(Problem("concurrency", f"{self.concurrency}: expected at least 1 client"))
+        if self.num_requests is not None and self.num_requests < 1:
+            problems.append(Problem("num_requests", f"{self.num_requests}: expected at least 1"))
+        if self.stop_s is not None and not self.stop_s > 0:
+            problems.append(Problem("stop_s", f"{self.stop_s}: expected a positive number of seconds"))
+        if self.stop_s is not None and self.arrivals is None:
+            problems.append(Problem("stop_s", "a closed loop has no arrival times: expected num_requests instead"))
+        if not 0.0 <= self.urgent_share <= 1.0:
+            problems.append(Problem("urgent_share", f"{self.urgent_share}: expected 0 ... 1"))
+        if problems:
+            raise ConfigError("<workload>", problems)
+
+    @property
+    def is_closed_loop(self) -> bool:
+        return self.arrivals is None
+
+    def __iter__(self) -> Iterator[Arrival]:
+        first = 0
+        for times, count in self._time_chunks():
+            yield from self.make(first, count, times)
+            first += count
+
+    def make(self, first: int, count: int, times_ns: np.ndarray | None = None) -> list[Arrival]:
+        """The requests first … first + count − 1, at these times (int64 [count])."""
+        index = np.arange(first, first + count, dtype=np.uint64)
+        prompt_lens = self.prompt_len.draw(self.seed, Purpose.LENGTH, index)
+        output_lens = self.output_len.draw(self.seed, Purpose.OUTPUT_LENGTH, index).tolist()
+        if self.prefixes is None:
+            prompts = [Prompt(length) for length in prompt_lens.tolist()]
+        else:
+            prompts = self.prefixes.prompts(self.seed, index, prompt_lens)
+        times = [None] * count if times_ns is None else times_ns.tolist()
+        if self.urgent_share:
+            priorities = (uniform(self.seed, Purpose.PRIORITY, index, 0) < self.urgent_share).astype(int).tolist()
+        else:
+            priorities = [0] * count
+        return [
+            Arrival(time_ns, prompt, output_len, None, priority, row)
+            for time_ns, prompt, output_len, priority, row in zip(
+                times, prompts, output_lens, priorities, range(first, first + count), strict=True
+            )
+        ]
+
+    def _time_chunks(self) -> Iterator[tuple[np.ndarray | None, int]]:
+        if self.arrivals is not None:
+            for times in self.arrivals.chunks(self.seed, self.num_requests, self.stop_s, CHUNK_REQUESTS):
+                yield times, len(times)
+            return
+        made = 0
+        while self.num_requests is None or made < self.num_requests:
+            count = CHUNK_REQUESTS if self.num_requests is None else min(CHUNK_REQUESTS, self.num_requests - made)
+            yield None, count
+            made += count
