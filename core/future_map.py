@@ -88,11 +88,13 @@ class NumpyStorage:
         buffer[rows] = np.frombuffer(bytes([_POISON_BYTE]) * buffer.itemsize, buffer.dtype)[0]
 
     def is_poison(self, values: np.ndarray) -> np.ndarray:
+        if not values.size:
+            return np.zeros(len(values), bool)
         raw = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
-        return (raw == _POISON_BYTE).all(axis=1) if raw.shape[1] else np.zeros(len(values), bool)
+        return (raw == _POISON_BYTE).all(axis=1)
 
     def has_placeholder(self, values: np.ndarray) -> np.ndarray:
-        return (np.asarray(values).reshape(len(values), -1) < 0).any(axis=1)
+        return (values < 0).any(axis=tuple(range(1, values.ndim)))
 
 
 @dataclass(slots=True)

@@ -12,6 +12,12 @@ import numpy as np
 
 from .errors import ConfigError, Problem
 
+MAX_EXAMINED_PER_BRANCH = 32
+"""Occurrences that are looked at for each branch: in repetitive text thousands of them continue alike."""
+
+MAX_MATCH = 1024
+"""The longest suffix that can be asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class LookupDraft:
@@ -104,7 +110,8 @@ def _occurrences(history: np.ndarray, min_match: int, max_match: int) -> tuple[n
         lengths[alive] = length
     long_enough = lengths >= min_match
     ends, lengths = ends[long_enough], lengths[long_enough]
-    order = np.lexsort((-ends, -lengths))
+    # From the most recent on, a stable sort by length keeps recency among equals.
+    order = ends.size - 1 - np.argsort(-lengths[::-1].astype(np.int16), kind="stable")
     return ends[order], lengths[order]
 
 
@@ -113,7 +120,7 @@ def _distinct_continuations(history: np.ndarray, ends: np.ndarray, budget: int, 
     share = max(1, budget // num_branches)
     chosen: list[np.ndarray] = []
     seen: set[bytes] = set()
-    for end in ends.tolist():
+    for end in ends[: MAX_EXAMINED_PER_BRANCH * num_branches].tolist():
         # From the end of the history on, the continuation repeats with the distance between match and suffix.
         period = history.size - end
         path = history[end : end + budget] if period >= budget else np.resize(history[end:], budget)
@@ -145,8 +152,9 @@ def _check_arguments(num_draft_tokens: int, min_match: int, max_match: int, num_
     problems = []
     if num_draft_tokens < 1:
         problems.append(Problem("num_draft_tokens", f"{num_draft_tokens} is less than 1"))
-    if not 1 <= min_match <= max_match:
-        problems.append(Problem("min_match", f"expected 1 ≤ min_match ≤ max_match, not {min_match} and {max_match}"))
+    if not 1 <= min_match <= max_match <= MAX_MATCH:
+        bounds = f"1 ≤ min_match ≤ max_match ≤ {MAX_MATCH}"
+        problems.append(Problem("min_match", f"expected {bounds}, not {min_match} and {max_match}"))
     if num_branches < 1:
         problems.append(Problem("num_branches", f"{num_branches} is less than 1"))
     if problems:

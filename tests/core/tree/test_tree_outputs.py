@@ -1,0 +1,151 @@
+"""Compaction: every per-node output follows the accepted path, whatever it is called and whatever its shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from foretoken.core.errors import InvariantViolation
+from foretoken.core.kv.moves import KVMovePlan, apply_moves
+from foretoken.core.tree.build import build_chain, build_lookup_tree
+from foretoken.core.tree.finalize import emitted_tokens, finalize, gather_last
+from foretoken.core.tree.outputs import NodeOutputs
+from foretoken.core.tree.verify import verify_greedy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def random_paths(rng, batch_size, nodes, width):
+    """Ascending node numbers from the root on, int32 [bs, width], and their number."""
+    accept_index = np.full((batch_size, width), -1, np.int32)
+    lens = rng.integers(1, min(width, nodes) + 1, batch_size).astype(np.int32)
+    for row in range(batch_size):
+        path = np.sort(rng.choice(np.arange(1, nodes), lens[row] - 1, replace=False)) if nodes > 1 else []
+        accept_index[row, : lens[row]] = np.array([0, *path]) + row * nodes
+    return accept_index, lens
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), batch_size=st.integers(0, 5), nodes=st.integers(1, 9), width=st.integers(1, 9))
+def test_every_output_follows_its_node(seed, batch_size, nodes, width):
+    rng = np.random.default_rng(seed)
+    accept_index, lens = random_paths(rng, batch_size, nodes, width)
+    flat = batch_size * nodes
+    outputs = NodeOutputs(
+        {
+            "tokens": rng.integers(0, 99, flat).astype(np.int32),
+            "logprobs": rng.random((flat, 3)).astype(np.float32),
+            "routed_experts": rng.integers(0, 9, (flat, 2, 2)).astype(np.int16),
+            "something_new": rng.random(flat) < 0.5,
+            "hidden_states": None,
+        }
+    )
+    compacted = outputs.compact(accept_index, nodes)
+    assert list(compacted) == list(outputs)
+    assert compacted["hidden_states"] is None
+    for name in outputs:
+        if outputs[name] is None:
+            continue
+        assert compacted[name].shape == outputs[name].shape and compacted[name].dtype == outputs[name].dtype
+        for row in range(batch_size):
+            for j in range(lens[row]):
+                assert np.array_equal(compacted[name][row * nodes + j], outputs[name][accept_index[row, j]]), name
+
+
+def test_sources_are_read_before_targets_are_written():
+    outputs = NodeOutputs({"x": np.arange(5)})
+    assert outputs.compact(np.array([[0, 2, 3, -1]]), 5)["x"].tolist()[:3] == [0, 2, 3]
+    assert outputs["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_width_and_nodes_are_different_numbers():
+    # Two steps of three branches in a tree of eight: three accepted nodes at most, stride eight.
+    outputs = NodeOutputs({"x": np.arange(16)})
+    compacted = outputs.compact(np.array([[0, 3, 7], [8, 12, -1]]), 8)["x"]
+    assert compacted[:3].tolist() == [0, 3, 7] and compacted[8:10].tolist() == [8, 12]
+    # A path can be no longer than its tree, but the lanes may be more than its nodes.
+    assert NodeOutputs({"x": np.arange(2)}).compact(np.array([[0, 1, -1, -1]]), 2)["x"].tolist() == [0, 1]
+
+
+def test_compaction_refuses_foreign_nodes_and_foreign_strides():
+    outputs = NodeOutputs({"x": np.arange(8)})
+    with pytest.raises(InvariantViolation, match="row 1 accepts"):
+        outputs.compact(np.array([[0, 1], [3, -1]]), 4)
+    with pytest.raises(InvariantViolation, match="ACCEPT-18"):
+        outputs.compact(np.array([[0, -1], [3, -1]]), 3)
+    with pytest.raises(InvariantViolation, match="longer than its tree"):
+        NodeOutputs({"x": np.arange(2)}).compact(np.array([[0, 1, 1]]), 2)
+    with pytest.raises(InvariantViolation, match="ACCEPT-18"):
+        NodeOutputs({"x": np.arange(4), "y": np.arange(5)})
+
+
+def test_filter_and_merge_move_whole_rows():
+    first = NodeOutputs({"x": np.arange(6), "h": np.arange(12).reshape(6, 2), "n": None})
+    kept = first.filter(np.array([2, 0]), 2)
+    assert kept["x"].tolist() == [4, 5, 0, 1] and kept["h"].tolist() == [[8, 9], [10, 11], [0, 1], [2, 3]]
+    assert kept["n"] is None
+    assert first.filter(np.array([False, True, False]), 2)["x"].tolist() == [2, 3]
+    assert first.filter(np.zeros(0, np.int64), 2)["h"].shape == (0, 2)
+    both = kept.merge(first)
+    assert both["x"].tolist() == [4, 5, 0, 1, 0, 1, 2, 3, 4, 5] and both["n"] is None
+    with pytest.raises(InvariantViolation, match="ACCEPT-17"):
+        first.merge(NodeOutputs({"x": np.arange(6), "h": None, "n": None}))
+    with pytest.raises(InvariantViolation, match="ACCEPT-17"):
+        first.merge(NodeOutputs({"x": np.arange(6)}))
+
+
+def test_finalize_moves_tokens_kv_and_outputs_together():
+    #       0 → 1 → 3          accepted: 0, 2, 4
+    #         → 2 → 4
+    tree = build_lookup_tree(np.array([9, 9]), [[[1], [2, 5]], [[7, 8]]], np.array([10, 20]), 5)
+    targets = np.array([2, 0, 5, 6, 0, 3, 0, 0, 0, 0], np.int32)
+    verified = verify_greedy(tree, targets)
+    node_slots = np.array([[11, 12, 13, 14, 15], [21, 22, 23, 24, 25]], np.int32)
+    outputs = NodeOutputs({"tokens": tree.tokens, "hidden_states": None})
+    final = finalize(verified, node_slots, outputs)
+    assert verified.accept_index[:, :3].tolist() == [[0, 2, 3], [5, -1, -1]]
+    assert final.emitted_tokens[:, :4].tolist() == [[2, 5, 6, -1], [3, -1, -1, -1]]
+    assert final.bonus_tokens.tolist() == [6, 3]
+    assert final.outputs["tokens"][:3].tolist() == [9, 2, 5] and final.outputs["tokens"][5] == 9
+    pool = np.arange(30)
+    apply_moves(pool, final.moves)
+    assert pool[node_slots[0, :3]].tolist() == [11, 13, 14]
+    assert pool[node_slots[1, 0]] == 21
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), batch_size=st.integers(0, 4), nodes=st.integers(1, 8), width=st.integers(1, 8))
+def test_kv_moves_and_outputs_agree(seed, batch_size, nodes, width):
+    rng = np.random.default_rng(seed)
+    accept_index, lens = random_paths(rng, batch_size, nodes, width)
+    predict = rng.integers(0, 50, batch_size * nodes).astype(np.int32)
+    node_slots = (rng.permutation(batch_size * nodes + 3)[: batch_size * nodes] + 1).astype(np.int32)
+    node_slots = node_slots.reshape(batch_size, nodes)
+    pool = np.zeros(batch_size * nodes + 5, np.int64)
+    pool[node_slots] = np.arange(batch_size * nodes).reshape(batch_size, nodes)
+    emitted = emitted_tokens(predict, accept_index)
+    assert emitted.shape == (batch_size, width) and emitted.dtype == np.int32
+    bonus = gather_last(emitted, lens)
+    apply_moves(pool, KVMovePlan.from_accept_index(accept_index, lens, node_slots))
+    compacted = NodeOutputs({"id": np.arange(batch_size * nodes)}).compact(accept_index, nodes)["id"]
+    for row in range(batch_size):
+        assert bonus[row] == predict[accept_index[row, lens[row] - 1]]
+        for j in range(lens[row]):
+            assert pool[node_slots[row, j]] == compacted[row * nodes + j] == accept_index[row, j]
+        assert (emitted[row, lens[row] :] == -1).all()
+
+
+def test_an_idle_batch_finalizes_to_nothing():
+    tree = build_chain(np.zeros(0, int), np.zeros((0, 3), int), np.zeros(0, int))
+    verified = verify_greedy(tree, np.zeros(0, np.int32))
+    final = finalize(verified, np.zeros((0, 4), np.int32), NodeOutputs({"tokens": tree.tokens, "hidden_states": None}))
+    assert final.emitted_tokens.shape == (0, 4) and final.emitted_tokens.dtype == np.int32
+    assert final.bonus_tokens.dtype == np.int32 and final.bonus_tokens.size == 0
+    assert final.moves.src.size == 0 and final.outputs["tokens"].size == 0
+
+
+def test_no_placeholder_becomes_a_root():
+    tree = build_chain(np.array([1]), np.array([[2]]), np.array([0]))
+    verified = verify_greedy(tree, np.array([-1, 3], np.int32))
+    final = finalize(verified, np.array([[1, 2]], np.int32), NodeOutputs({}))
+    assert verified.target_failed.tolist() == [True]
+    assert final.bonus_tokens.tolist() == verified.bonus_tokens.tolist() == [0]
