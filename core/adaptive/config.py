@@ -1,0 +1,335 @@
+"""The table of adaptive steps: batch-size ranges, their candidates and the knobs of the EMA rule.
+
+A table is a JSON object. A key of ASCII digits is the lower bound of a batch-size range and maps to an entry; the other
+keys are defaults for all entries. `load_adaptive_config` reads a file, a JSON text, a preset's name or a dict and
+reports every problem at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, ForetokenError, Problem, nearest
+
+MAX_BATCH_SIZE_BOUND = 1 << 30
+MAX_STEPS = 1 << 10
+
+_BATCH_SIZE_KEY = re.compile(r"[0-9]+")
+
+
+class InvalidInitialSteps(ForetokenError):
+    """The initial step count is not in the union of candidates; the message names both."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotConfig:
+    """The rule of one batch-size range.
+
+    `candidate_steps` is sorted and without repeats; 0 means plain decoding. `ema_alpha` is the weight of the newest
+    verify result, `update_interval` and `warmup_batches` count verify results, the hystereses and the EMA are in
+    correct drafts per request. `min_dwell_batches` > 0 bounds switches (see `dwell.SwitchGate`); SGLang lacks it.
+    """
+
+    candidate_steps: tuple[int, ...]
+    ema_alpha: float = 0.2
+    update_interval: int = 5
+    warmup_batches: int = 10
+    up_hysteresis: float = 0.0
+    down_hysteresis: float = -0.25
+    ceiling_coeff: float = 0.0
+    min_dwell_batches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveConfig:
+    """A whole table: `bounds` ascending, `slots[i]` the rule for batch sizes from `bounds[i]` on.
+
+    `notices` are sentences for the user about what was read in an unusual way; the reader prints them or not.
+    """
+
+    bounds: tuple[int, ...]
+    slots: tuple[SlotConfig, ...]
+    source: str = "<arguments>"
+    notices: tuple[str, ...] = ()
+
+    @property
+    def candidate_steps(self) -> tuple[int, ...]:
+        """The sorted union over all ranges."""
+        return tuple(sorted({step for slot in self.slots for step in slot.candidate_steps}))
+
+
+_KNOBS = tuple(field.name for field in fields(SlotConfig) if field.name != "candidate_steps")
+_ENTRY_KEYS = ("candidate_steps", *_KNOBS)
+
+_EXPECTED_STEPS = "expected a non-empty list of integers >= 0, for example [1, 3, 7]"
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {
+        "1": {"candidate_steps": [1, 3, 7], "down_hysteresis": -0.25},
+        "8": {"candidate_steps": [1, 3], "down_hysteresis": 0.0},
+        "32": {"candidate_steps": [1], "down_hysteresis": 0.0},
+    },
+    "with-zero": {
+        "1": {"candidate_steps": [1, 3, 5, 7], "down_hysteresis": -0.25},
+        "8": {"candidate_steps": [0, 1, 3], "down_hysteresis": 0.0},
+        "32": {"candidate_steps": [0, 1], "down_hysteresis": 0.0},
+        "64": {"candidate_steps": [0], "down_hysteresis": 0.0},
+    },
+}
+
+
+class _Pairs(dict[str, Any]):
+    """A JSON object that remembers which of its keys were written twice; a plain dict keeps the last one silently."""
+
+    repeated: tuple[str, ...] = ()
+
+
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> _Pairs:
+    result = _Pairs(pairs)
+    seen: set[str] = set()
+    repeated: list[str] = []
+    for key, _ in pairs:
+        if key in seen and key not in repeated:
+            repeated.append(key)
+        seen.add(key)
+    result.repeated = tuple(repeated)
+    return result
+
+
+def load_adaptive_config(
+    path_or_text_or_dict: str | os.PathLike[str] | Mapping[str, Any] | AdaptiveConfig, source: str | None = None
+) -> AdaptiveConfig:
+    """Read a table from a dict, a JSON text (it begins with `{`), a preset's name, or the path of a file.
+
+    `source` names the input in messages; the default is the path, or `<arguments>`.
+    Raises `ConfigError` with all problems at once.
+    """
+    given = path_or_text_or_dict
+    if isinstance(given, AdaptiveConfig):
+        return given
+    if isinstance(given, Mapping):
+        return _read_table(given, source or "<arguments>")
+    if isinstance(given, str) and given in PRESETS:
+        return _read_table(PRESETS[given], source or f"preset {given}")
+    if isinstance(given, str) and (given.lstrip()[:1] in ("{", "[") or not given.strip()):
+        return _read_text(given, source or "<arguments>")
+    path = Path(given)
+    name = source or str(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        hint = nearest(str(given), PRESETS)
+        presets = ", ".join(PRESETS)
+        message = f"cannot be read ({error}){hint}; expected a JSON file or one of the presets {presets}"
+        raise ConfigError(name, [Problem("", message)]) from error
+    return _read_text(text, name)
+
+
+def _read_text(text: str, source: str) -> AdaptiveConfig:
+    try:
+        table = json.loads(text, object_pairs_hook=_object_of_pairs)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno} column {error.colno}"
+        raise ConfigError(source, [Problem(place, f"is not valid JSON: {error.msg}")]) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(source, [Problem("", f"is not valid JSON: {error}")]) from error
+    return _read_table(table, source)
+
+
+def _read_table(table: Any, source: str) -> AdaptiveConfig:
+    problems: list[Problem] = []
+    if not isinstance(table, Mapping):
+        message = f"is {_kind(table)}; expected a JSON object of batch-size keys"
+        raise ConfigError(source, [Problem("", message)])
+    problems += [Problem(key, "is written twice; expected each key once") for key in getattr(table, "repeated", ())]
+    bound_keys = [key for key in table if isinstance(key, str) and _BATCH_SIZE_KEY.fullmatch(key)]
+    notices: list[str] = []
+    if not bound_keys:
+        if "candidate_steps" not in table:
+            _check_known(table, "", _ENTRY_KEYS, problems)
+            message = "has neither a batch-size key nor candidate_steps; expected for example"
+            problems.append(Problem("", message + ' {"1": {"candidate_steps": [1, 3, 7]}}'))
+            raise ConfigError(source, problems)
+        notices.append(f'{source}: the flat form is read as {{"1": ...}}, one range for all batch sizes')
+        slot = _read_entry(table, {}, "", problems)
+        if problems or slot is None:
+            raise ConfigError(source, problems)
+        return _finished((1,), (slot,), source, notices)
+
+    defaults_and_bounds = {key: value for key, value in table.items() if key not in bound_keys}
+    _check_known(defaults_and_bounds, "", _ENTRY_KEYS, problems)
+    if "candidate_steps" in table:
+        notices.append(f"{source}: candidate_steps beside batch-size keys has no effect; each entry has its own")
+    defaults = _read_knobs(defaults_and_bounds, "", problems)
+    entries: dict[int, SlotConfig | None] = {}
+    key_of_bound: dict[int, str] = {}
+    for key in bound_keys:
+        if len(key) > 10 or int(key) > MAX_BATCH_SIZE_BOUND:
+            problems.append(Problem(key[:20], f"is too large; expected a batch size up to {MAX_BATCH_SIZE_BOUND}"))
+            continue
+        bound = int(key)
+        if bound in key_of_bound:
+            message = f"means batch size {bound}, as {key_of_bound[bound]!r} does; expected one key for each number"
+            problems.append(Problem(key, message))
+        key_of_bound[bound] = key
+        entries[bound] = _read_entry(table[key], defaults, key, problems)
+    if problems:
+        raise ConfigError(source, problems)
+    bounds = tuple(sorted(entries))
+    return _finished(bounds, tuple(entries[bound] for bound in bounds), source, notices)  # type: ignore[arg-type]
+
+
+def _finished(
+    bounds: tuple[int, ...], slots: tuple[SlotConfig, ...], source: str, notices: list[str]
+) -> AdaptiveConfig:
+    for bound, slot in zip(bounds, slots, strict=True):
+        steps = slot.candidate_steps
+        undone = [
+            high
+            for low, high in itertools.pairwise(steps)
+            # A rise from `low` happens just above this EMA; the ceiling must not undo it at the next recompute.
+            if slot.ceiling_coeff > 0
+            and low > 0
+            and max(1, math.ceil(max(0.0, low - 0.5 + slot.up_hysteresis) * slot.ceiling_coeff)) < high
+        ]
+        if undone:
+            notices.append(
+                f"{source}: {bound}.ceiling_coeff: {slot.ceiling_coeff} can undo a rise to {undone[0]} steps and so"
+                " oscillate; a larger coefficient or min_dwell_batches bounds it"
+            )
+    return AdaptiveConfig(bounds, slots, source, tuple(notices))
+
+
+def slot_config(cfg: SlotConfig | Mapping[str, Any], source: str = "<arguments>") -> SlotConfig:
+    """One entry from a mapping, checked as in a file. Raises `ConfigError`."""
+    if isinstance(cfg, SlotConfig):
+        return cfg
+    problems: list[Problem] = []
+    slot = _read_entry(cfg, {}, "", problems)
+    if problems or slot is None:
+        raise ConfigError(source, problems)
+    return slot
+
+
+def _read_entry(entry: Any, defaults: Mapping[str, Any], key: str, problems: list[Problem]) -> SlotConfig | None:
+    """The slot of one entry over the table's defaults, or None with the reasons appended to `problems`."""
+    before = len(problems)
+    if not isinstance(entry, Mapping):
+        problems.append(Problem(key, f"is {_kind(entry)}; expected an object with candidate_steps"))
+        return None
+    if key:
+        problems += [
+            Problem(f"{key}.{name}", "is written twice; expected each key once")
+            for name in getattr(entry, "repeated", ())
+        ]
+    _check_known(entry, key, _ENTRY_KEYS, problems)
+    steps = _read_steps(entry, key, problems)
+    knobs = {**defaults, **_read_knobs(entry, key, problems)}
+    up = knobs.get("up_hysteresis", 0.0)
+    down = knobs.get("down_hysteresis", -0.25)
+    if up < down:
+        message = (
+            f"is {up}, below down_hysteresis {down}; expected up_hysteresis >= down_hysteresis (it would oscillate)"
+        )
+        problems.append(Problem(_join(key, "up_hysteresis"), message))
+    return SlotConfig(steps, **knobs) if len(problems) == before else None
+
+
+def _read_steps(entry: Mapping[str, Any], key: str, problems: list[Problem]) -> tuple[int, ...]:
+    place = _join(key, "candidate_steps")
+    if "candidate_steps" not in entry:
+        problems.append(Problem(place, f"is missing; {_EXPECTED_STEPS}"))
+        return ()
+    steps = entry["candidate_steps"]
+    if not isinstance(steps, list | tuple):
+        problems.append(Problem(place, f"is {_kind(steps)}; {_EXPECTED_STEPS}"))
+        return ()
+    if not steps:
+        problems.append(Problem(place, f"is empty; {_EXPECTED_STEPS}"))
+    before = len(problems)
+    for index, step in enumerate(steps):
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEPS:
+            what = f"is {step!r}" if isinstance(step, int | float) else f"is {_kind(step)}"
+            problems.append(Problem(f"{place}[{index}]", f"{what}; expected an integer from 0 to {MAX_STEPS}"))
+    return tuple(sorted(set(steps))) if len(problems) == before else ()
+
+
+def _read_knobs(entry: Mapping[str, Any], key: str, problems: list[Problem]) -> dict[str, Any]:
+    """The valid knobs that `entry` gives; each invalid one is a problem."""
+    knobs: dict[str, Any] = {}
+    for name in _KNOBS:
+        if name not in entry:
+            continue
+        value = entry[name]
+        expected = _refusal(name, value)
+        if expected is None:
+            knobs[name] = value if name in _INTEGER_MINIMUM else float(value)
+        else:
+            what = f"is {value!r}" if isinstance(value, int | float) else f"is {_kind(value)}"
+            problems.append(Problem(_join(key, name), f"{what}; expected {expected}"))
+    return knobs
+
+
+_INTEGER_MINIMUM = {"update_interval": 1, "warmup_batches": 0, "min_dwell_batches": 0}
+
+
+def _refusal(name: str, value: Any) -> str | None:
+    """What was expected of knob `name`, or None if `value` is valid."""
+    if name in _INTEGER_MINIMUM:
+        valid = isinstance(value, int) and not isinstance(value, bool) and value >= _INTEGER_MINIMUM[name]
+        return None if valid else f"an integer >= {_INTEGER_MINIMUM[name]}"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    finite = number and abs(value) <= 1e9  # False for NaN too
+    if name == "ema_alpha":
+        return None if finite and 0 < value <= 1 else "a number in (0, 1]"
+    if name == "ceiling_coeff":
+        return None if finite and value >= 0 else "a finite number >= 0"
+    return None if finite else "a finite number"
+
+
+def _check_known(table: Mapping[str, Any], key: str, known: tuple[str, ...], problems: list[Problem]) -> None:
+    for name in table:
+        if name not in known:
+            options = ", ".join(known) + ("" if key else ", or a batch size in digits")
+            message = f"is not a known key{nearest(str(name), known)}; expected one of {options}"
+            problems.append(Problem(_join(key, str(name)), message))
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _kind(value: Any) -> str:
+    """The JSON name of a value's type, for messages."""
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
+    return names.get(type(value), "an object" if isinstance(value, Mapping) else f"a {type(value).__name__}")
+
+
+def resolve_initial_steps(config: AdaptiveConfig, initial_steps: int | None = None) -> int:
+    """The step count to start with: the given one, or the middle of the union of candidates.
+
+    Raises `InvalidInitialSteps`, naming the value and the union, if the given one is no candidate.
+    """
+    union = config.candidate_steps
+    if initial_steps is None:
+        return union[len(union) // 2]
+    if isinstance(initial_steps, bool) or initial_steps not in union:
+        raise InvalidInitialSteps(
+            f"{config.source}: initial steps {initial_steps!r} is not one of the candidate steps {list(union)}"
+        )
+    return int(initial_steps)
+
+
+def fixed_config(steps: int) -> AdaptiveConfig:
+    """A table with one range and one candidate. Raises `ConfigError` for a step count that is no integer >= 0."""
+    return _read_table({"1": {"candidate_steps": [steps]}}, "<fixed steps>")

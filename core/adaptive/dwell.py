@@ -1,0 +1,70 @@
+"""How often a choice of steps may change: a dwell that doubles at each reversal, under a hard window."""
+
+from __future__ import annotations
+
+from collections import deque
+
+SWITCHES_PER_WINDOW = 10
+WINDOW_ROUNDS = 10_000
+_QUIET_DWELLS = 8
+_MAX_DOUBLINGS = 20
+
+
+class SwitchGate:
+    """Says when a switch is allowed, from the rounds at which the earlier ones happened.
+
+    Two rules. After a switch the next one waits the dwell, which doubles after each reversal of direction and falls
+    back to `min_dwell` after eight dwells without a switch. And whatever the input, no window of 10,000 rounds holds
+    more than 10 switches, so that no stationary process can make a policy ping-pong.
+
+    Rounds are the caller's counter and must not go back. A gate with `min_dwell` 0 allows everything.
+    """
+
+    __slots__ = ("_direction", "_doublings", "_last", "_min_dwell", "_recent")
+
+    def __init__(self, min_dwell: int) -> None:
+        assert min_dwell >= 0, min_dwell
+        self._min_dwell = min_dwell
+        self._doublings = 0
+        self._direction = 0
+        self._last: int | None = None
+        self._recent: deque[int] = deque(maxlen=SWITCHES_PER_WINDOW)
+
+    def dwell(self, now: int) -> int:
+        """The dwell in force at round `now`."""
+        current = self._min_dwell << self._doublings
+        if self._last is not None and now - self._last >= _QUIET_DWELLS * current:
+            return self._min_dwell
+        return current
+
+    def earliest(self, now: int, switches: int = 1) -> int:
+        """The first round >= now at which `switches` switches may begin; they may then follow each other at once.
+
+        A probe asks for two: its way back must never be blocked.
+        """
+        assert 1 <= switches <= SWITCHES_PER_WINDOW
+        if self._min_dwell == 0 or self._last is None:
+            return now
+        earliest = max(now, self._last + (self._min_dwell << self._doublings))
+        crowding = len(self._recent) + switches - SWITCHES_PER_WINDOW
+        if crowding > 0:
+            earliest = max(earliest, self._recent[crowding - 1] + WINDOW_ROUNDS)
+        return earliest
+
+    def record(self, now: int, old_steps: int, new_steps: int) -> None:
+        """A switch happened at round `now`."""
+        assert old_steps != new_steps
+        if self._min_dwell == 0:
+            return
+        if self._last is not None and now - self._last >= _QUIET_DWELLS * (self._min_dwell << self._doublings):
+            self._doublings = 0
+        direction = 1 if new_steps > old_steps else -1
+        if self._direction == -direction:
+            self._doublings = min(self._doublings + 1, _MAX_DOUBLINGS)
+        self._direction = direction
+        self._last = now
+        self._recent.append(now)
+
+    def snapshot(self) -> dict[str, object]:
+        """The state as plain data."""
+        return {"doublings": self._doublings, "direction": self._direction, "recent": list(self._recent)}

@@ -1,0 +1,71 @@
+"""What a policy of draft steps is, and the simplest one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .config import AdaptiveConfig, fixed_config
+from .slot import NEVER
+
+
+class StepPolicy(Protocol):
+    """Chooses the draft steps of a round from the batch size and from what verify has accepted so far.
+
+    A policy is a pure function of the history of its calls: no clock, no randomness. It may be told of rounds late and
+    of rounds that ran with other steps than it would choose now (overlap mode).
+    """
+
+    name: str
+    config: AdaptiveConfig
+
+    def steps_for(self, batch_size: int, kv_tokens: int) -> int:
+        """The steps for a round of `batch_size` rows that read `kv_tokens` KV tokens in all."""
+        ...
+
+    def observe(self, counts: Sequence[int], total: float, rows: int, batch_size: int, executed_steps: int) -> None:
+        """One verify result: `counts[n]` of its `rows` > 0 rows had n correct drafts, `total` in all."""
+        ...
+
+    def rounds_to_next_decision(self, batch_size: int) -> int:
+        """Feeding fewer results of this batch size than this never changes its steps. At least 1."""
+        ...
+
+    def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:
+        """The captured batch sizes, or None without graphs."""
+        ...
+
+    @property
+    def switches(self) -> int:
+        """How often the choice for some batch size has changed."""
+        ...
+
+    def snapshot(self) -> dict[str, object]:
+        """The state as plain data."""
+        ...
+
+
+class FixedPolicy:
+    """Always the same steps; 0 is plain decoding."""
+
+    name = "fixed"
+    switches = 0
+
+    def __init__(self, steps: int) -> None:
+        self.config = fixed_config(steps)
+        self._steps = steps
+
+    def steps_for(self, batch_size: int, kv_tokens: int) -> int:
+        return self._steps
+
+    def observe(self, counts: Sequence[int], total: float, rows: int, batch_size: int, executed_steps: int) -> None:
+        pass
+
+    def rounds_to_next_decision(self, batch_size: int) -> int:
+        return NEVER
+
+    def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:
+        pass
+
+    def snapshot(self) -> dict[str, object]:
+        return {"policy": self.name, "steps": self._steps}

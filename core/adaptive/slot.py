@@ -1,0 +1,221 @@
+"""The EMA rule of one batch-size range: drop, rise, ceiling, and the probe that makes 0 steps a way station."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import ForetokenError
+from .config import SlotConfig, slot_config
+from .dwell import SwitchGate
+
+NEVER = 1 << 30
+"""Rounds to the next decision of a choice that cannot change."""
+
+_MAX_PROBE_WAIT = 32
+
+
+class InvalidObservation(ForetokenError, ValueError):
+    """Correct drafts that no verify can have produced: NaN, negative, or more than the executed steps allow."""
+
+
+class AdaptiveStepSlot:
+    """Chooses among the candidates of one range from an EMA of correct drafts per request.
+
+    `update` is fed one verify result at a time. The choice changes only at a recompute: every `update_interval` results
+    once `warmup_batches` have been seen. Its thresholds lie half a token below the candidates, shifted by the
+    hystereses; since up >= down, a constant input settles and stays.
+    """
+
+    __slots__ = (
+        "_candidates",
+        "_cfg",
+        "_count",
+        "_failed_probes",
+        "_gate",
+        "_index",
+        "_probing",
+        "_switches",
+        "_until_recompute",
+        "_wait",
+        "current_steps",
+        "ema_accept_len",
+    )
+
+    def __init__(self, initial_steps: int | None, cfg: SlotConfig | Mapping[str, Any]) -> None:
+        self._cfg = slot_config(cfg)
+        self._candidates = self._cfg.candidate_steps
+        if initial_steps not in self._candidates:
+            initial_steps = self._candidates[len(self._candidates) // 2]
+        self._index = self._candidates.index(initial_steps)
+        self.current_steps: int = self._candidates[self._index]
+        self.ema_accept_len: float = float(self.current_steps - 1)
+        self._count = 0
+        self._until_recompute = self._cfg.warmup_batches + self._cfg.update_interval
+        self._probing = False
+        self._failed_probes = 0
+        self._wait = 1  # recomputes at 0 steps until the next probe
+        self._switches = 0
+        self._gate = SwitchGate(self._cfg.min_dwell_batches)
+
+    @property
+    def candidate_steps(self) -> tuple[int, ...]:
+        """Sorted, without repeats."""
+        return self._candidates
+
+    @property
+    def switches(self) -> int:
+        """How often the choice has changed."""
+        return self._switches
+
+    @property
+    def config(self) -> SlotConfig:
+        return self._cfg
+
+    def update(self, correct_drafts: Iterable[float]) -> None:
+        """One verify result: the correct drafts of each request, produced with `current_steps`.
+
+        An empty list changes nothing. Raises `InvalidObservation`, and changes nothing, for a value that is NaN,
+        negative or greater than `current_steps`.
+        """
+        total, rows = checked_total(correct_drafts, self.current_steps)
+        if rows:
+            self.observe(total, rows)
+
+    def observe(self, total: float, rows: int) -> None:
+        """`update` for a caller that has already checked its values: their sum and how many there are (> 0)."""
+        if self.current_steps > 0:
+            alpha = self._cfg.ema_alpha
+            self.ema_accept_len = (1.0 - alpha) * self.ema_accept_len + alpha * (total / rows)
+        self._count += 1
+        self._until_recompute -= 1
+        if self._until_recompute == 0:
+            self._until_recompute = self._cfg.update_interval
+            self._recompute()
+
+    def rounds_to_next_decision(self) -> int:
+        """How many results can be fed before the choice may change: feeding fewer never changes it."""
+        if len(self._candidates) == 1:
+            return NEVER
+        interval = self._cfg.update_interval
+        rounds = self._until_recompute
+        if self.current_steps == 0:
+            rounds += (self._wait - 1) * interval
+            allowed = self._gate.earliest(self._count, switches=2)
+        elif self._probing:
+            allowed = self._count
+        else:
+            allowed = self._gate.earliest(self._count)
+        blocked = allowed - self._count - rounds
+        if blocked > 0:
+            rounds += -(-blocked // interval) * interval
+        return rounds
+
+    def _recompute(self) -> None:
+        if self.current_steps == 0:
+            self._probe()
+            return
+        target = self._apply_ceiling(self._target_index())
+        probing, self._probing = self._probing, False
+        if probing and self._candidates[target] == 0:
+            self._failed_probes += 1
+            self._wait = min(1 << min(self._failed_probes, 10), _MAX_PROBE_WAIT)
+            self._switch(target)  # the way back from a probe is never held up by the gate
+            return
+        if target != self._index and self._gate.earliest(self._count) > self._count:
+            return
+        if probing:
+            self._failed_probes = 0
+        self._switch(target)
+        if self.current_steps == 0:
+            self._wait = 1
+
+    def _target_index(self) -> int:
+        """Where the thresholds send the current EMA: down as far as they say, or else up."""
+        c, ema, index = self._candidates, self.ema_accept_len, self._index
+        while index > 0 and ema <= (c[index - 1] or 1) - 0.5 + self._cfg.down_hysteresis:
+            index -= 1
+        if index < self._index:
+            return index
+        while index + 1 < len(c) and ema > c[index] - 0.5 + self._cfg.up_hysteresis:
+            index += 1
+        return index
+
+    def _apply_ceiling(self, target: int) -> int:
+        """Pull a target that is no rise down to the largest candidate the EMA justifies."""
+        if self._cfg.ceiling_coeff <= 0 or target > self._index:
+            return target
+        ceiling = max(1, math.ceil(self.ema_accept_len * self._cfg.ceiling_coeff))
+        while target > 0 and self._candidates[target] > ceiling:
+            target -= 1
+        return target
+
+    def _probe(self) -> None:
+        if len(self._candidates) == 1:
+            return
+        if self._wait > 1:
+            self._wait -= 1
+            return
+        if self._gate.earliest(self._count, switches=2) > self._count:
+            return  # the wait stays used up: the probe comes at the first recompute that the gate allows
+        self._probing = True
+        self._switch(self._index + 1)
+        if self.ema_accept_len < 0:  # cold: nothing has been measured yet, so begin from neutral
+            self.ema_accept_len = float(self.current_steps - 1)
+
+    def _switch(self, index: int) -> None:
+        if index == self._index:
+            return
+        old = self.current_steps
+        self._index = index
+        self.current_steps = self._candidates[index]
+        self._switches += 1
+        self._gate.record(self._count, old, self.current_steps)
+
+    def snapshot(self) -> dict[str, object]:
+        """The whole state as plain data: two slots with equal snapshots and rules choose alike for ever."""
+        return {
+            "steps": self.current_steps,
+            "ema_accept_len": self.ema_accept_len,
+            "count": self._count,
+            "until_recompute": self._until_recompute,
+            "probing": self._probing,
+            "failed_probes": self._failed_probes,
+            "wait": self._wait,
+            "switches": self._switches,
+            "gate": self._gate.snapshot(),
+        }
+
+
+def checked_counts(correct_drafts: Iterable[float], limit: int) -> list[int]:
+    """How many requests had 0, 1, … `limit` correct drafts (fractions count at their floor).
+
+    Raises `InvalidObservation` for a value that is NaN, negative or greater than `limit`.
+    """
+    if type(correct_drafts) is np.ndarray and correct_drafts.dtype.kind in "iu" and correct_drafts.ndim == 1:
+        if not len(correct_drafts):
+            return [0] * (limit + 1)
+        # The maximum comes first: bincount itself would allocate as much as the greatest value says.
+        if np.maximum.reduce(correct_drafts) <= limit:
+            try:
+                return np.bincount(correct_drafts, minlength=limit + 1).tolist()
+            except (ValueError, TypeError):  # a negative value, or uint64: the slow path says which
+                pass
+    values = list(correct_drafts)
+    checked_total(values, limit)
+    counts = [0] * (limit + 1)
+    for value in values:
+        counts[int(value)] += 1
+    return counts
+
+
+def checked_total(correct_drafts: Iterable[float], limit: int) -> tuple[float, int]:
+    """Sum and number of the values. Raises `InvalidObservation` as `checked_counts` does."""
+    values = list(correct_drafts)
+    for value in values:
+        if not 0 <= value <= limit:  # False for NaN too
+            raise InvalidObservation(f"correct drafts {value}; expected a number from 0 to {limit}, the executed steps")
+    return sum(values), len(values)
