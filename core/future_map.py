@@ -107,6 +107,8 @@ class FutureMap:
     debug_poison: bool = False
     _written: np.ndarray = field(init=False, repr=False)
     _epochs: np.ndarray = field(init=False, repr=False)
+    _stamps: np.ndarray = field(init=False, repr=False)
+    _order: np.ndarray = field(init=False, repr=False)
     _buffers: dict[str, Any] = field(init=False, repr=False)
     _complete: np.uint8 = field(init=False, repr=False)
 
@@ -116,6 +118,8 @@ class FutureMap:
         assert len(set(names)) == len(names), f"relay fields with one name: {names}"
         self._written = np.zeros(self.num_rows + 1, np.uint8)  # bit 0: a length, bit 1: values
         self._epochs = np.zeros(self.num_rows + 1, np.int64)  # epoch of the request that wrote the cell
+        self._stamps = np.zeros(self.num_rows + 1, np.int64)  # scratch that finds rows given twice
+        self._order = np.arange(self.num_rows + 1)
         self._buffers = {f.name: self.storage.allocate(self.num_rows + 1, f) for f in (LENGTH_FIELD, *self.fields)}
         self._complete = _LENGTH | _VALUES if self.fields else _LENGTH
         if self.debug_poison:
@@ -158,10 +162,12 @@ class FutureMap:
 
     def resolve(self, rows: np.ndarray, epochs: np.ndarray) -> tuple[Any, dict[str, Any]]:
         """Read and consume: lengths int64 [bs] and every field [bs, *shape_suffix]; zeros for row 0."""
-        rows = self._checked(rows)
-        real, epochs, _ = _without_padding(rows, np.asarray(epochs))
-        self._refuse(self._epochs[real] != epochs, self._written[real] != 0, real, epochs)
-        missing = self._written[real] != self._complete
+        rows, real, epochs, _ = self._enter(rows, epochs)
+        written = self._written[real]
+        foreign = self._epochs[real] != epochs
+        if foreign.any():
+            self._refuse(foreign, written != 0, real, epochs)
+        missing = written != self._complete
         if missing.any():
             row = int(real[missing.argmax()])
             raise InvariantViolation("RELAY-02", f"row {row} is read, but its cell is not (or not wholly) written")
@@ -192,29 +198,41 @@ class FutureMap:
         self, rows: np.ndarray, epochs: np.ndarray, flag: np.uint8
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Rows and epochs without padding, and where they stand in the caller's arrays (None: all of them)."""
-        rows, epochs, sources = _without_padding(self._checked(rows), np.asarray(epochs))
+        _, rows, epochs, sources = self._enter(rows, epochs)
         written = self._written[rows]
-        again = (written & flag) != 0
-        if again.any():
-            row = int(rows[again.argmax()])
-            raise InvariantViolation("RELAY-02", f"row {row} is written again before it was read or dropped")
-        # The other half of this write must come from the same request.
-        self._refuse(self._epochs[rows] != epochs, written != 0, rows, epochs)
+        if written.any():
+            again = (written & flag) != 0
+            if again.any():
+                row = int(rows[again.argmax()])
+                raise InvariantViolation("RELAY-02", f"row {row} is written again before it was read or dropped")
+            # The other half of this write must come from the same request.
+            self._refuse(self._epochs[rows] != epochs, written != 0, rows, epochs)
         return rows, epochs, sources
 
-    def _checked(self, rows: np.ndarray) -> np.ndarray:
-        """Rows as int64, in range and, padding aside, none twice."""
-        rows = np.asarray(rows, np.int64)
+    def _enter(
+        self, rows: np.ndarray, epochs: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """All rows; then rows and epochs without padding, and where they stand (None: there is no padding)."""
+        rows, epochs = np.asarray(rows, np.int64), np.asarray(epochs)
+        assert rows.shape == epochs.shape, f"{rows.shape} rows, but {epochs.shape} epochs"
         self._in_range(rows)
-        if len(rows) > 1:
-            ranked = np.sort(rows)
-            twice = (ranked[1:] == ranked[:-1]) & (ranked[1:] != 0)
-            if twice.any():
-                raise InvariantViolation("RELAY-02", f"row {int(ranked[1:][twice][0])} occurs twice in one call")
-        return rows
+        real, sources = rows, None
+        if not rows.all():
+            sources = np.flatnonzero(rows)
+            real, epochs = rows[sources], epochs[sources]
+        if real.size > self.num_rows:
+            raise InvariantViolation("RELAY-02", f"{real.size} rows in one call, but there are {self.num_rows}")
+        # Of two equal rows the later stamp stays; then the earlier one does not find its own.
+        order = self._order[: real.size]
+        self._stamps[real] = order
+        twice = self._stamps[real] != order
+        if twice.any():
+            raise InvariantViolation("RELAY-02", f"row {int(real[twice.argmax()])} occurs twice in one call")
+        return rows, real, epochs, sources
 
     def _in_range(self, rows: np.ndarray) -> None:
-        if rows.size and not (int(rows.min()) >= 0 and int(rows.max()) <= self.num_rows):
+        # Seen as unsigned, a negative row is a huge one, so one comparison covers both ends.
+        if rows.size and int(rows.view(np.uint64).max()) > self.num_rows:
             raise InvariantViolation("RELAY-03", f"rows {rows.tolist()} are not all in 0 … {self.num_rows}")
 
     def _refuse(self, foreign: np.ndarray, written: np.ndarray, rows: np.ndarray, epochs: np.ndarray) -> None:
@@ -241,11 +259,3 @@ class FutureMap:
     def _poison(self, rows: np.ndarray) -> None:
         for buffer in self._buffers.values():
             self.storage.poison(buffer, rows)
-
-
-def _without_padding(rows: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    assert rows.shape == epochs.shape, f"{rows.shape} rows, but {epochs.shape} epochs"
-    if rows.all():
-        return rows, epochs, None
-    sources = np.flatnonzero(rows)
-    return rows[sources], epochs[sources], sources

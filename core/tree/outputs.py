@@ -7,7 +7,7 @@ entries; there is no second list to keep in step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -71,7 +71,7 @@ class NodeOutputs:
             )
         return NodeOutputs({name: merge_hidden(array, other.entries[name]) for name, array in self.entries.items()})
 
-    def _map(self, function) -> NodeOutputs:
+    def _map(self, function: Callable[[np.ndarray], np.ndarray]) -> NodeOutputs:
         return NodeOutputs({name: None if array is None else function(array) for name, array in self.entries.items()})
 
 

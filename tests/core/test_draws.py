@@ -87,6 +87,9 @@ def test_integers_arrays_and_broadcasts_agree_without_warnings():
         grid = uniform(11, Purpose.DRAFT, requests[:, None, None], positions[:, None], lanes)
         normals = normal(11, Purpose.DRAFT, requests[:, None, None], positions[:, None], lanes)
         assert grid.shape == (4, 3, 2)
+        assert np.array_equal(uniform(11, Purpose.DRAFT, requests, 5, 1), grid[:, 1, 1])
+        assert np.array_equal(uniform(11, Purpose.DRAFT, 2**63, positions, 1), grid[2, :, 1])
+        assert np.array_equal(uniform(11, Purpose.DRAFT, 2**63, 5, lanes), grid[2, 1])
         for i, request in enumerate(requests.tolist()):
             for j, position in enumerate(positions.tolist()):
                 for k in range(2):

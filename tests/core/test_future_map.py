@@ -106,6 +106,7 @@ def test_the_two_halves_come_from_one_request(relay):
 def test_release_drops_the_cell_unread(relay):
     write(relay, rows_of(1, 2), epochs_of(3, 3))
     relay.drop(rows_of(1, 0))
+    relay.check()
     assert relay.num_unread == 1
     violation("RELAY-02", relay.resolve, rows_of(1), epochs_of(3))
     write(relay, rows_of(1), epochs_of(4), base=50)
@@ -292,3 +293,9 @@ class RelayMachine(RuleBasedStateMachine):
 
 TestRelayMachine = RelayMachine.TestCase
 TestRelayMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def test_more_rows_than_there_are(relay):
+    violation("RELAY-02", write, relay, rows_of(*[*range(1, 9), *range(1, 9)]), epochs_of(*[1] * 16))
+    write(relay, rows_of(*[0] * 30, 1), epochs_of(*[1] * 31))
+    assert relay.num_unread == 1

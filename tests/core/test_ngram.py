@@ -122,7 +122,7 @@ def test_the_search_for_branches_is_bounded():
 
 
 def test_drafts_survive_later_appends():
-    index = index_of([1, 2, 1])
+    index = index_of([1, 2, 1], max_tokens=4)
     path = index.draft(3).paths[0]
     before = path.copy()
     for _ in range(100):

@@ -258,3 +258,8 @@ def test_target_distribution_at_its_edges():
     assert np.isnan(probs[2]).all() and np.isnan(probs[4]).all()
     assert probs[3].tolist() == [0.0, 1.0, 0.0]
     assert cut.tolist() == [[0.0, 1.0, 0.0]]
+
+
+def test_the_nucleus_is_the_shortest_prefix_that_reaches_top_p_and_never_empty():
+    assert target_distribution(np.zeros((1, 4)), top_p=0.5).tolist() == [[0.5, 0.5, 0.0, 0.0]]
+    assert target_distribution(np.array([[0.0, 1.0]]), top_p=0.0).tolist() == [[0.0, 1.0]]
