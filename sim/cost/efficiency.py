@@ -131,16 +131,25 @@ class Efficiency:
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Rows (name, value, unit, source) for `--explain`."""
-        return [
-            ("matrix products: fraction of bandwidth", self.bandwidth, "", SOURCES["bandwidth"]),
-            ("matrix products: fraction of compute", self.compute, "", SOURCES["compute"]),
-            ("attention: fraction of bandwidth", self.attention_bandwidth, "", SOURCES["attention_bandwidth"]),
-            ("attention: fraction of compute", self.attention_compute, "", SOURCES["attention_compute"]),
-            ("memory-bound kernel ramp", self.ramp_ns / 1e3, "us", SOURCES["ramp_ns"]),
-            ("small kernel in a graph", self.small_kernel_ns / 1e3, "us", SOURCES["small_kernel_ns"]),
-            ("soft corner exponent", self.soft_exponent, "", SOURCES["soft_exponent"]),
-        ]
+        rows = (
+            ("bandwidth", "matrix products: fraction of bandwidth", 1.0, ""),
+            ("compute", "matrix products: fraction of compute", 1.0, ""),
+            ("attention_bandwidth", "attention: fraction of bandwidth", 1.0, ""),
+            ("attention_compute", "attention: fraction of compute", 1.0, ""),
+            ("ramp_ns", "memory-bound kernel ramp", 1e-3, "us"),
+            ("small_kernel_ns", "small kernel in a graph", 1e-3, "us"),
+            ("soft_exponent", "soft corner exponent", 1.0, ""),
+        )
+        explained = []
+        for name, label, scale, unit in rows:
+            value = getattr(self, name)
+            # A source speaks for its own value only.
+            source = SOURCES[name] if value == getattr(DEFAULT_EFFICIENCY, name) else OTHER_VALUE
+            explained.append((label, value * scale, unit, source))
+        return explained
 
+
+OTHER_VALUE = "assumption for this device, or set by the user"
 
 SOURCES = {
     "bandwidth": "assumption: streaming kernels reach 85-92 % of HBM bandwidth; 0.88",

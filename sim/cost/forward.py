@@ -16,7 +16,7 @@ from .hardware import GPU
 from .model import DTYPE_BYTES, ModelShape
 
 # Above this many tokens (prompts, whose lengths vary freely) times are computed for whole quanta, so that they can be
-# looked up. A matrix kernel pads to 16 rows at least, so only the small kernels' traffic is overstated, by less than 3 %.
+# looked up. A matrix kernel pads to 16 rows at least, so only the small kernels' traffic is overstated, by at most 3 %.
 _EXACT_TOKENS = 512
 _TOKEN_QUANTUM = 16
 

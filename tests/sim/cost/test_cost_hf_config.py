@@ -1,0 +1,142 @@
+"""Shapes read from config.json: the same as the built-in ones, and every problem of a bad file at once."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from foretoken.sim.cost.hf_config import ModelConfigError, from_hf_config
+from foretoken.sim.cost.model import lookup_model
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def write_and_read(config, name=None):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(config) if not isinstance(config, str) else config)
+        return from_hf_config(tmp_path, name)
+
+    return write_and_read
+
+
+@pytest.mark.parametrize(("config", "name"), [(LLAMA, "llama-3.1-8b"), (QWEN3_MOE, "qwen3-30b-a3b")])
+def test_equal_to_the_built_in_shape(read, config, name):
+    assert read(config, name) == lookup_model(name)
+
+
+def test_qwen2_has_biases_and_ignores_an_unused_window(read):
+    config = {
+        "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 131072,
+        "sliding_window": 131072, "use_sliding_window": False, "max_window_layers": 28, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    assert read(config, "qwen2.5-7b") == lookup_model("qwen2.5-7b")
+    windowed = read({**config, "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20})
+    assert (windowed.attention_window, windowed.windowed_layers) == (4096, 8)
+
+
+def test_mistral_window_covers_all_layers_and_null_none(read):
+    config = {**LLAMA, "model_type": "mistral", "sliding_window": 4096}
+    assert (read(config).attention_window, read(config).windowed_layers) == (4096, 32)
+    assert read({**config, "sliding_window": None}).attention_window is None
+
+
+def test_mixtral(read):
+    config = {
+        **LLAMA, "model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    shape = read(config)
+    # Mixtral 8x7B: 46.7 B in total, 12.9 B active.
+    assert shape.parameters == pytest.approx(46.7e9, rel=0.002)
+    assert shape.active_parameters == pytest.approx(12.9e9, rel=0.002)
+
+
+def test_dense_layers_of_a_sparse_model(read):
+    assert read({**QWEN3_MOE, "mlp_only_layers": [0, 1]}).moe_layers == 46
+    assert read({**QWEN3_MOE, "decoder_sparse_step": 2}).moe_layers == 24
+
+
+def test_text_config_of_a_multimodal_file(read):
+    nested = {"model_type": "vision_something", "tie_word_embeddings": True, "text_config": dict(LLAMA)}
+    assert not read(nested, "llama-3.1-8b").tied_embeddings
+    del nested["text_config"]["tie_word_embeddings"]
+    assert read(nested).tied_embeddings
+    nested["text_config"]["hidden_size"] = "4096"
+    with pytest.raises(ModelConfigError, match=r"text_config.hidden_size: expected an integer ≥ 1, found '4096'"):
+        read(nested)
+
+
+def test_eight_bit_weights(read):
+    shape = read({**LLAMA, "quantization_config": {"quant_method": "fp8"}})
+    assert (shape.weight_dtype, shape.kv_dtype) == ("fp8", "bf16")
+    with pytest.raises(ModelConfigError, match=r"quant_method: expected 'fp8' or no quantization, found 'awq'"):
+        read({**LLAMA, "quantization_config": {"quant_method": "awq"}})
+
+
+def test_all_problems_at_once_with_file_and_key(read, tmp_path):
+    bad = {**LLAMA, "num_hidden_layers": 0, "vocab_size": True, "num_key_value_heads": 7, "torch_dtype": "int4"}
+    del bad["intermediate_size"]
+    with pytest.raises(ModelConfigError) as caught:
+        read(bad)
+    keys = {problem.key for problem in caught.value.problems}
+    assert keys == {"num_hidden_layers", "vocab_size", "num_key_value_heads", "torch_dtype", "intermediate_size"}
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "expected a JSON object, found list"),
+        ('{"model_type": "qwen33"}', r"model_type: expected one of llama, .*did you mean 'qwen3'"),
+        ('{"model_type": 3}', "found 3"),
+        ("{}", "found None"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_files_that_are_no_model(read, text, message):
+    with pytest.raises(ModelConfigError, match=message):
+        read(text)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ModelConfigError, match=r"nowhere.*cannot be read"):
+        from_hf_config(tmp_path / "nowhere" / "config.json")
+
+
+def test_indivisible_hidden_size_needs_a_head_dim(read):
+    with pytest.raises(ModelConfigError, match="hidden_size: expected a multiple"):
+        read({**LLAMA, "hidden_size": 4097})
+    assert read({**LLAMA, "hidden_size": 4097, "head_dim": 128}).hidden == 4097
+
+
+def test_heads_default_to_full_attention(read):
+    config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    assert read(config, "llama-3.1-8b") == replace(lookup_model("llama-3.1-8b"), kv_heads=32)

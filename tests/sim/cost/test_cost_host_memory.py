@@ -1,0 +1,159 @@
+"""Host time, calibration files and the memory budget."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from foretoken.core.errors import ConfigError
+from foretoken.sim.cost.calibration import VLLM_H100_LLAMA_8B, load_calibration
+from foretoken.sim.cost.draft import eagle3_head, multi_layer_eagle, standalone
+from foretoken.sim.cost.hardware import MIB, lookup_gpu
+from foretoken.sim.cost.host import FORETOKEN, HOST_PRESETS, VLLM_0_10, UnknownHostPreset, host_preset
+from foretoken.sim.cost.memory import InsufficientMemory, captured_graphs, kv_pool_slots
+from foretoken.sim.cost.model import lookup_model
+
+H100 = lookup_gpu("H100")
+LLAMA = lookup_model("llama-3.1-8b")
+
+
+def test_vllm_pays_its_published_overhead_each_step():
+    assert VLLM_0_10.round_ns(1, 1) == VLLM_0_10.round_ns(64, 200) == 1_207_000
+
+
+@pytest.mark.parametrize("name", HOST_PRESETS)
+def test_host_time_is_whole_nanoseconds_and_sourced(name):
+    preset = host_preset(name.upper())
+    for value in (preset.plan_ns(7), preset.launch_ns(7), preset.commit_ns(7, 21)):
+        assert type(value) is int
+        assert value > 0
+    assert all(source for *_, source in preset.explain())
+
+
+def test_host_time_by_row_and_token():
+    one, two = FORETOKEN.commit_ns(1, 4), FORETOKEN.commit_ns(2, 4)
+    assert two - one == FORETOKEN.commit_row_ns
+    per_token = FORETOKEN.commit_token_ns + FORETOKEN.detokenise_token_ns
+    assert FORETOKEN.commit_ns(1, 5) - one == per_token
+    assert FORETOKEN.launch_ns(3) - FORETOKEN.launch_ns(2) == FORETOKEN.launch_row_ns + FORETOKEN.sampling_row_ns
+    assert FORETOKEN.plan_ns(3) - FORETOKEN.plan_ns(2) == FORETOKEN.plan_row_ns
+
+
+def test_unknown_host_and_fractions_of_a_nanosecond():
+    with pytest.raises(UnknownHostPreset, match="did you mean 'foretoken'"):
+        host_preset("fortoken")
+    with pytest.raises(AssertionError, match="plan_base_ns must be an integer"):
+        replace(FORETOKEN, plan_base_ns=1.5)
+
+
+def test_the_memory_terms_fill_the_device():
+    plan = kv_pool_slots(
+        LLAMA, H100, draft=eagle3_head(LLAMA), graph_sizes=(1, 2, 4), candidate_steps=(1, 3), page_size=16
+    )
+    used = sum(plan.terms().values())
+    assert plan.total_bytes - 16 * plan.slot_bytes < used <= plan.total_bytes
+    assert plan.slots % 16 == 0
+    # One page is the padding page.
+    assert plan.kv_pool_bytes == (plan.slots + 16) * plan.slot_bytes
+    assert plan.graphs_bytes == 6 * 25 * MIB
+    assert all(source for *_, source in plan.explain())
+
+
+def test_draft_kv_is_added_to_each_slot():
+    small = lookup_model("llama-3.2-1b")
+    plain, head = kv_pool_slots(LLAMA, H100), kv_pool_slots(LLAMA, H100, draft=eagle3_head(LLAMA))
+    model, multi = (
+        kv_pool_slots(LLAMA, H100, draft=draft) for draft in (standalone(small, LLAMA), multi_layer_eagle(LLAMA, 3))
+    )
+    one_layer = 2 * 8 * 128 * 2
+    assert (plain.draft_slot_bytes, head.draft_slot_bytes, multi.draft_slot_bytes) == (0, one_layer, 3 * one_layer)
+    assert model.draft_slot_bytes == small.kv_bytes_per_token
+    assert model.slots < multi.slots < head.slots < plain.slots
+    # Only heads take hidden states.
+    assert (plain.hidden_states_bytes, model.hidden_states_bytes) == (0, 0)
+    assert head.hidden_states_bytes == 8192 * 3 * 4096 * 2
+
+
+def test_graph_pruning_leaves_more_slots():
+    assert captured_graphs((1, 2, 4), (1, 3, 7)) == 9
+    assert captured_graphs(None, (1, 3)) == 0
+    options = {"draft": eagle3_head(LLAMA), "graph_sizes": tuple(range(8, 257, 8)), "candidate_steps": (1, 3, 7)}
+    whole, pruned = kv_pool_slots(LLAMA, H100, **options), kv_pool_slots(LLAMA, H100, **options, graph_count=40)
+    assert whole.graphs_bytes - pruned.graphs_bytes == (96 - 40) * 25 * MIB
+    assert pruned.slots > whole.slots
+
+
+def test_tensor_parallelism_shards_weights_and_kv():
+    target = lookup_model("llama-3.1-70b")
+    four, eight = (kv_pool_slots(target, H100, tp=tp) for tp in (4, 8))
+    assert four.target_weights_bytes == pytest.approx(target.weight_bytes / 4, abs=1)
+    assert four.target_slot_bytes == 2 * eight.target_slot_bytes == target.kv_bytes_per_token // 4
+    # Sixteen devices for eight KV heads: each keeps one head.
+    assert kv_pool_slots(target, H100, tp=16).target_slot_bytes == eight.target_slot_bytes
+
+
+def test_wider_trees_need_more_room():
+    narrow, wide = (kv_pool_slots(LLAMA, H100, max_num_draft_tokens=nodes) for nodes in (4, 64))
+    assert wide.activations_bytes > narrow.activations_bytes
+    assert wide.slots < narrow.slots
+
+
+def test_a_model_that_does_not_fit_says_what_it_needs():
+    with pytest.raises(
+        InsufficientMemory, match=r"70b does not fit on 1 × H100 .*target_weights 141.11 GB.*more devices"
+    ):
+        kv_pool_slots(lookup_model("llama-3.1-70b"), H100)
+
+
+def test_the_last_two_pages_decide():
+    plan = kv_pool_slots(LLAMA, H100, reserved_fraction=0.0)
+    needed = sum(plan.terms().values()) - plan.kv_pool_bytes
+    smallest = replace(H100, memory_bytes=needed + 2 * plan.slot_bytes)
+    assert kv_pool_slots(LLAMA, smallest, reserved_fraction=0.0).slots == 1
+    with pytest.raises(InsufficientMemory):
+        kv_pool_slots(LLAMA, replace(smallest, memory_bytes=smallest.memory_bytes - 1), reserved_fraction=0.0)
+
+
+@pytest.mark.parametrize("bad", [{"tp": 0}, {"page_size": 0}, {"reserved_fraction": 1.0}, {"max_prefill_tokens": 0}])
+def test_impossible_limits_are_refused(bad):
+    with pytest.raises(InsufficientMemory, match=next(iter(bad))):
+        kv_pool_slots(LLAMA, H100, **bad)
+
+
+PROFILE = {
+    "name": "mine", "source": "my bench", "gpu": "H100", "model": "llama-3.1-8b",
+    "target": {"base_ns": 5e6, "per_token_ns": 2e4, "per_kv_token_ns": 40},
+}  # fmt: skip
+
+
+def test_a_calibration_file(tmp_path):
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(PROFILE))
+    calibration = load_calibration(file)
+    assert (calibration.target.per_kv_token_ns, calibration.draft_pass, calibration.tp) == (40, None, 1)
+    calibration.check("H100", "llama-3.1-8b", 1)
+    assert len(calibration.explain()) == 3
+    assert len(VLLM_H100_LLAMA_8B.explain()) == 6
+
+
+def test_all_problems_of_a_calibration_file_at_once(tmp_path):
+    file = tmp_path / "profile.json"
+    line = {"base_ns": -1, "per_token_ns": True, "per_kv_token": 3}
+    file.write_text(json.dumps({"name": "x", "source": 4, "gpu": "H100", "tp": 0, "targt": {}, "draft_pass": line}))
+    with pytest.raises(ConfigError) as caught:
+        load_calibration(file)
+    keys = [problem.key for problem in caught.value.problems]
+    assert sorted(keys) == [
+        "draft_pass.base_ns", "draft_pass.per_kv_token", "draft_pass.per_kv_token_ns", "draft_pass.per_token_ns",
+        "model", "source", "targt", "tp",
+    ]  # fmt: skip
+    assert "did you mean 'target'" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"target": NaN}'])
+def test_files_that_are_no_calibration(tmp_path, text):
+    file = tmp_path / "profile.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"profile\.json"):
+        load_calibration(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_calibration(tmp_path / "absent.json")
