@@ -116,7 +116,7 @@ class Request:
             raise InvalidRequest(f"request {self.request_id!r}: a stop string is empty")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestRecord:
     """The engine's view of one live request.
 

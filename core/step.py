@@ -57,7 +57,7 @@ class PrefillStep:
     starts: np.ndarray  # int64 [n]
     lens: np.ndarray  # int64 [n], ≥ 1
     is_last: np.ndarray  # bool [n]: the chunk ends the prompt, so it emits the row's first token and its first relay cell
-    tokens: np.ndarray | None  # int64 [sum(lens)], row after row; None if any content is unknown
+    tokens: np.ndarray | None  # int64 [sum(lens)], row after row; None where the executor does not ask for them
     tail_tokens: np.ndarray  # int64 [n]: the prompt token after a middle chunk; −1 after a last one (it is the sample)
 
 

@@ -1,0 +1,506 @@
+"""The engine: plan, execute, commit. The only place that changes who runs.
+
+A driver asks `plan` what to do next until it says None, lets an executor do it, and tells `commit` what happened, oldest step first.
+Decisions are a pure function of the order of calls and results; `now_ns` only stamps events.
+
+```
+submit / abort ──► waiting ──admit──► prefill chunks ──► decode rounds ──► finished
+                      ▲                     │                 │
+                      └───── retract ◄──────┴─────────────────┘
+```
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from .adaptive import AdaptiveController, fixed_controller
+from .admission import Admission, Chunk, prefill_step
+from .algorithm import NO_SPECULATION, SpecAlgorithm
+from .engine_config import EngineConfig, EngineSizes
+from .errors import InvariantViolation
+from .events import Aborted, Committed, EngineStarted, EventSink, Planned, Submitted
+from .finish import TextDecoder, finish_reason
+from .kv.radix import RadixCache
+from .kv.store import Departure, KVStore
+from .output import OutputLog
+from .request import (
+    FinishedRequest,
+    FinishReason,
+    Request,
+    RequestEvent,
+    RequestRecord,
+    RequestState,
+)
+from .rounds import DecodeRounds, LaunchedRounds, SettledRounds
+from .step import Join, Step, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitOutcome:
+    """`refusal` is empty if the request was queued. `replan`: a new plan could differ, so stop the running block."""
+
+    refusal: str
+    replan: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AbortOutcome:
+    """`finished` is None if no live request has that id (it may have ended just before)."""
+
+    finished: FinishedRequest | None
+    replan: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOutcome:
+    """What a committed step brought to an end, and which requests got their first token since they entered."""
+
+    finished: tuple[FinishedRequest, ...]
+    first_tokens: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step that is planned and not committed yet."""
+
+    step: Step
+    chunks: list[Chunk]
+    rounds: LaunchedRounds | None
+    departures: int  # DecodeRounds.departures when it was planned
+
+
+_ENDINGS = {
+    FinishReason.STOP: RequestEvent.FINISH,
+    FinishReason.LENGTH: RequestEvent.FINISH,
+    FinishReason.ABORT: RequestEvent.ABORT,
+    FinishReason.ERROR: RequestEvent.FAIL,
+}
+
+
+class Engine:
+    """One replica's scheduler. See the module's description, and `run_until_idle` for the loop around it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        algorithm: SpecAlgorithm = NO_SPECULATION,
+        controller: AdaptiveController | None = None,
+        *,
+        events: EventSink | None = None,
+        text_decoder: TextDecoder | None = None,
+    ) -> None:
+        """Raises ConfigError with every contradiction. Without a controller nothing is drafted."""
+        self.config = config
+        self.algorithm = algorithm
+        self.controller = controller if controller is not None else fixed_controller(0)
+        self.sizes = EngineSizes.resolve(config, algorithm, self.controller)
+        cache = None
+        if config.prefix_cache:
+            cache = RadixCache(config.page_size, algorithm.prefix_key_kind(), config.eviction_policy)
+        self.store = KVStore(config.max_running, self.sizes.row_width, config.num_pages, config.page_size, cache)
+        self.admission = Admission(config, self.sizes, self.store)
+        self.rounds = DecodeRounds(config, self.sizes, self.controller, self.store)
+        self.output = OutputLog(config, self.sizes, text_decoder)
+        self.pipeline_depth = 2 if config.overlap else 1
+        self.last_step_id = 0
+        self._last_committed = 0
+        self._num_arrived = 0
+        self._live: dict[str, RequestRecord] = {}
+        self._by_row: dict[int, RequestRecord] = {}
+        self._launched: deque[Launched] = deque()
+        self._holding = False  # since a retraction; until a decode round of a live row is committed
+        self._retracted: list[str] = []
+        self._block_slack = self._slots_of_a_plan()
+        self._events = events
+        if events is not None:
+            events(EngineStarted({"algorithm": algorithm.name, **config.to_json()}))
+
+    # -- what a driver may ask ------------------------------------------------------------------------------------
+
+    @property
+    def num_uncommitted(self) -> int:
+        return len(self._launched)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.admission.queue)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a row."""
+        return len(self._by_row)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._live and not self._launched
+
+    # -- submit, abort --------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, now_ns: int) -> SubmitOutcome:
+        """Queue a request, or refuse it with the reason. Nothing else changes before the next plan."""
+        refusal = self._refusal(request)
+        replan = False
+        if not refusal:
+            record = RequestRecord(request, self._num_arrived, self._max_tokens(request))
+            record.advance(RequestEvent.QUEUE)
+            self._num_arrived += 1
+            self._live[request.request_id] = record
+            self.admission.queue.push(record)
+            replan = self._could_enter(record)
+        if self._events is not None:
+            self._events(Submitted(now_ns, request, refusal))
+        return SubmitOutcome(refusal, replan)
+
+    def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
+        """Give a request up, in whatever state it is. Idempotent; nothing of it is delivered afterwards."""
+        record = self._live.get(request_id)
+        if self._events is not None:
+            self._events(Aborted(now_ns, request_id))
+        if record is None:
+            return AbortOutcome(None, False)
+        if record.state is RequestState.WAITING:
+            replan = self.admission.queue.head is record
+            self.admission.queue.remove(record)
+        else:
+            replan = True
+        return AbortOutcome(self._end(record, FinishReason.ABORT), replan)
+
+    def _refusal(self, request: Request) -> str:
+        """Why a request can never run here, or not now; empty if it may wait."""
+        if request.request_id in self._live:
+            return "duplicate id: a live request has it"
+        if self._max_tokens(request) < 1:
+            limit = request.prompt.length + self.sizes.max_tokens(
+                self.config, request.prompt.length, request.max_tokens
+            )
+            return f"too long: a prompt of {request.prompt.length} tokens and 1 of output, at most {limit} fit"
+        if self.config.max_queue is not None and len(self.admission.queue) >= self.config.max_queue:
+            return f"queue full: {self.config.max_queue} requests wait"
+        if request.stop_strings and not self.output.decodes_text:
+            return "stop strings need a tokenizer, this engine has none"
+        return ""
+
+    def _max_tokens(self, request: Request) -> int:
+        return self.sizes.max_tokens(self.config, request.prompt.length, request.max_tokens)
+
+    def _could_enter(self, record: RequestRecord) -> bool:
+        """Whether a plan could let this newcomer in before any commit; in doubt yes. Memory is not asked: a block distorts it."""
+        if self.admission.queue.head is not record:
+            return False
+        return bool(self.store.table.num_free_rows) or self.store.has_fenced or self.config.preempt
+
+    # -- plan -----------------------------------------------------------------------------------------------------
+
+    def plan(self, now_ns: int) -> Step | None:
+        """The next step, or None: enough steps are uncommitted, there is nothing to do, or slots are awaited."""
+        if len(self._launched) >= self.pipeline_depth:
+            return None
+        chunks: list[Chunk] = []
+        joins: list[Join] = []
+        rounds: LaunchedRounds | None = None
+        if not self.config.mixed:
+            chunks, joins = self._plan_prefill(0)
+        if not chunks:
+            rounds = self._plan_rounds()
+            if self.config.mixed and not self._awaits_slots(rounds):
+                chunks, joins = self._plan_prefill(self._verify_tokens(rounds))
+        if rounds is None and not chunks:
+            if self._retracted and self._events is not None:
+                self._emit_planned(now_ns, None)
+            return None
+        return self._launch(chunks, joins, rounds, now_ns)
+
+    def _launch(self, chunks: list[Chunk], joins: list[Join], rounds: LaunchedRounds | None, now_ns: int) -> Step:
+        self.last_step_id += 1
+        step = Step(
+            self.last_step_id,
+            tuple(joins),
+            self.store.take_released(),
+            self.store.take_writes(),
+            prefill_step(chunks, self.config.track_tokens) if chunks else None,
+            rounds.step if rounds is not None else None,
+        )
+        self._launched.append(Launched(step, chunks, rounds, self.rounds.departures))
+        for join in joins:
+            record = self._live[join.request.request_id]
+            self._by_row[record.row] = record
+            self.output.open(record)
+        for chunk in chunks:
+            if chunk.is_last:
+                self._begin_decoding(chunk.record)
+        if self._events is not None:
+            self._emit_planned(now_ns, step)
+        return step
+
+    def _begin_decoding(self, record: RequestRecord) -> None:
+        """The last chunk is launched: from the next step on the row takes part in decode rounds."""
+        record.advance(RequestEvent.PREFILLED)
+        end_len = record.prompt_len + record.max_tokens - 1
+        self.rounds.join(record.row, record.prefill_len, end_len, bool(record.request.stop_strings))
+
+    def _plan_prefill(self, verify_tokens: int) -> tuple[list[Chunk], list[Join]]:
+        if self.admission.in_progress is None and not len(self.admission.queue):
+            return [], []
+        budget = self.config.chunk_size
+        if self.config.max_step_tokens is not None:
+            budget = min(budget, self.config.max_step_tokens - verify_tokens)
+        if self._holding and not self._hold_matters():
+            self._holding = False
+        if self.config.preempt and not self._holding:
+            self._preempt()
+        return self.admission.next_chunks(budget, len(self.rounds.rows), not self._holding)
+
+    def _plan_rounds(self) -> LaunchedRounds | None:
+        """Reserve the next decode round or block; retract the least entitled request while not even one round fits."""
+        while len(self.rounds.rows):
+            unseen = sum(launched.step.max_rounds for launched in self._launched if launched.rounds is not None)
+            slack = self._block_slack if self.config.overlap else 0
+            rounds = self.rounds.reserve(unseen, self._max_rounds(), slack)
+            if rounds is not None:
+                return rounds
+            if self.store.has_fenced:
+                return None
+            self._retract(self._least_entitled())
+        return None
+
+    def _awaits_slots(self, rounds: LaunchedRounds | None) -> bool:
+        return rounds is None and bool(len(self.rounds.rows))
+
+    @staticmethod
+    def _verify_tokens(rounds: LaunchedRounds | None) -> int:
+        return 0 if rounds is None else len(rounds.step.rows) * rounds.step.num_draft_tokens
+
+    def _max_rounds(self) -> int:
+        """How many rounds need no decision: the certificate, but for slots and for the controller's next choice."""
+        if self.config.block_rounds == 1 or self.rounds.single_round_rows or self._holding:
+            return 1
+        if self.admission.in_progress is not None:
+            return 1
+        if any(launched.step.max_rounds > 1 for launched in self._launched):
+            return 1
+        if len(self.admission.queue):
+            # Whoever waits must be known not to fit, and nothing in flight may change that when it is committed.
+            pending = self.store.has_fenced or any(launched.chunks for launched in self._launched)
+            if pending or not self.admission.head_is_blocked:
+                return 1
+        return self.config.block_rounds
+
+    def _slots_of_a_plan(self) -> int:
+        """What the plan after a block could admit or reserve at most: a block leaves that much free in overlap mode."""
+        config, sizes = self.config, self.sizes
+        newcomers = min(config.max_running, config.chunk_size)
+        reserve = sizes.reserve + config.page_size
+        return (
+            config.chunk_size
+            + sizes.row_width
+            + (newcomers + 2 * config.max_running) * reserve
+            + int(config.watermark * self.store.allocator.num_total_slots)
+        )
+
+    def _emit_planned(self, now_ns: int, step: Step | None) -> None:
+        held = self.store.allocator.num_held_slots
+        self._events(Planned(now_ns, step, tuple(self._retracted), len(self.admission.queue), held))
+        self._retracted.clear()
+
+    # -- retraction -----------------------------------------------------------------------------------------------
+
+    def _least_entitled(self) -> RequestRecord:
+        """Who gives way: the lowest priority, and of these the latest arrival."""
+        if len(self._by_row) < 2:
+            raise InvariantViolation("ENGINE-08", "a request alone does not fit the pool that it was admitted to")
+        return min(self._by_row.values(), key=lambda record: (record.request.priority, -record.arrival_number))
+
+    def _retract(self, record: RequestRecord) -> None:
+        """Take everything from a request and queue it again; nobody enters until a decode round of a live row is committed."""
+        self._leave_row(record, self.output.context_of(record, self.rounds.kv_len))
+        record.advance(RequestEvent.RETRACT)
+        record.retractions += 1
+        record.row = record.epoch = 0
+        self.admission.queue.push(record)
+        self._holding = True
+        self._retracted.append(record.request.request_id)
+
+    def _preempt(self) -> None:
+        """Retract strictly lower priorities, the least entitled first, if that lets the head of the queue in."""
+        head = self.admission.queue.head
+        if head is None or self.admission.in_progress is not None:
+            return
+        lower = [record for record in self._by_row.values() if record.request.priority < head.request.priority]
+        if not lower:
+            return
+        lower.sort(key=lambda record: (record.request.priority, -record.arrival_number))
+        missing = self.admission.needs(head, 0) - self.store.available_slots
+        if missing <= 0 and self.store.table.num_free_rows:
+            return
+        gained = 0
+        for count, record in enumerate(lower, start=1):
+            gained += len(self.store.own_slots(record.row))
+            if gained >= missing:
+                for victim in lower[:count]:
+                    self._retract(victim)
+                return
+
+    def _hold_matters(self) -> bool:
+        """The hold ends by itself when no decode round can come: then nothing else would ever end it."""
+        decoding = len(self.rounds.rows) or any(launched.rounds is not None for launched in self._launched)
+        return bool(decoding)
+
+    # -- commit ---------------------------------------------------------------------------------------------------
+
+    def commit(self, result: StepResult, now_ns: int) -> CommitOutcome:
+        """Accept the result of the oldest uncommitted step. Raises InvariantViolation RELAY-07 for any other."""
+        if not self._launched or self._launched[0].step.step_id != result.step_id:
+            oldest = self._launched[0].step.step_id if self._launched else None
+            raise InvariantViolation("RELAY-07", f"result of step {result.step_id}, the oldest uncommitted is {oldest}")
+        launched = self._launched.popleft()
+        self._last_committed = result.step_id
+        finished: list[FinishedRequest] = []
+        first_tokens: list[str] = []
+        kept = None
+        for row, message in result.failures:
+            record = self._by_row.get(row)
+            if record is not None:
+                finished.append(self._end(record, FinishReason.ERROR, message))
+        if launched.chunks:
+            self._commit_prefill(launched, result, finished, first_tokens)
+        if launched.rounds is not None:
+            kept = self._commit_rounds(launched, result, finished)
+        self.store.pass_fence(result.step_id)
+        if self._events is not None:
+            self._events(Committed(now_ns, launched.step, result, tuple(first_tokens), kept, tuple(finished)))
+        return CommitOutcome(tuple(finished), tuple(first_tokens))
+
+    def _commit_prefill(
+        self, launched: Launched, result: StepResult, finished: list[FinishedRequest], first_tokens: list[str]
+    ) -> None:
+        prefill = launched.step.prefill
+        for i, chunk in enumerate(launched.chunks):
+            record = chunk.record
+            if record.row != prefill.rows[i] or record.epoch != prefill.epochs[i] or record.is_terminal:
+                continue  # retracted or gone since: its slots are behind a fence, its result is dropped
+            record.prefill_committed = chunk.start + chunk.length
+            if self.store.cache is not None and record.context is not None:
+                fence = self.last_step_id
+                self.store.share_prefix(
+                    record.row, record.context, record.prefill_committed, record.request.namespace, fence
+                )
+            if not chunk.is_last:
+                continue
+            first_tokens.append(record.request.request_id)
+            stopped = result.prefill.stopped is not None and bool(result.prefill.stopped[i])
+            stopped = self.output.first_token(record, result.prefill, i) or stopped
+            if stopped or self.rounds.end_len[record.row] == record.prefill_len:
+                finished.append(self._end(record, finish_reason(stopped)))
+
+    def _commit_rounds(self, launched: Launched, result: StepResult, finished: list[FinishedRequest]) -> np.ndarray:
+        rounds, decode = launched.rounds, result.decode
+        step = rounds.step
+        if not 1 <= decode.rounds <= step.max_rounds or decode.accept_lens.shape != (decode.rounds, len(step.rows)):
+            raise InvariantViolation(
+                "SIM-12",
+                f"{decode.rounds} rounds of shape {decode.accept_lens.shape}, at most {step.max_rounds} planned",
+            )
+        settled = self.rounds.settle(rounds, decode, launched.departures)
+        self.rounds.feed_back(step, decode, settled.live)
+        if step.max_rounds > 1:
+            self.rounds.give_back(rounds, decode, settled.kv_before, self._in_later_step(step.rows))
+        if self._holding and (settled.live is None or settled.live.any()):
+            self._holding = False
+        ended = settled.ended
+        if self.output.tracks_tokens or decode.outputs is not None:
+            ended = self._log_output(rounds, settled, decode, ended)
+        for i in ended.tolist():
+            record = self._by_row[int(step.rows[i])]
+            finished.append(self._end(record, finish_reason(bool(settled.stopped[i]))))
+        return settled.kept
+
+    def _log_output(self, rounds: LaunchedRounds, settled: SettledRounds, decode, ended: np.ndarray) -> np.ndarray:
+        """Keep the delivered tokens; rows whose text completes a stop string end there. Returns all ended columns."""
+        rows = rounds.step.rows
+        columns = np.arange(len(rows)) if settled.live is None else np.flatnonzero(settled.live)
+        if self.rounds.single_round_rows:
+            for i in columns.tolist():
+                record = self._by_row[int(rows[i])]
+                cut = self.output.stop_string_cut(record, decode, i, int(settled.kept[0, i]), int(settled.kv_before[i]))
+                if cut is not None:
+                    settled.kept[0, i] = cut
+                    settled.stopped[i] = True
+                    self.rounds.kv_len[rows[i]] = settled.kv_before[i] + cut
+                    ended = np.union1d(ended, [i])
+        self.output.log(rows, columns, settled, decode, self._by_row)
+        return ended
+
+    def _in_later_step(self, rows: np.ndarray) -> np.ndarray | bool:
+        """Which of `rows` a launched decode step covers as well; one bool if the answer is the same for all."""
+        for launched in self._launched:
+            if launched.rounds is not None:
+                later = launched.rounds.step.rows
+                return True if later is rows else np.isin(rows, later)
+        return False
+
+    # -- endings --------------------------------------------------------------------------------------------------
+
+    def _end(self, record: RequestRecord, reason: FinishReason, message: str = "") -> FinishedRequest:
+        """A request is over: what it holds is released as soon as no uncommitted step can touch it."""
+        num_output, tokens = self.output.delivered(record, self.rounds.kv_len)
+        if record.row:
+            known = reason is not FinishReason.ERROR
+            self._leave_row(record, self.output.context_of(record, self.rounds.kv_len) if known else None)
+        record.advance(_ENDINGS[reason])
+        del self._live[record.request.request_id]
+        return FinishedRequest(record.request.request_id, reason, num_output, tokens, record.outputs or None, message)
+
+    def _leave_row(self, record: RequestRecord, context: np.ndarray | None) -> None:
+        """Close the row behind the newest launched step that touches it. `context` are the tokens whose KV may be cached."""
+        row = record.row
+        num_valid = record.prefill_committed
+        if record.state is RequestState.DECODE:
+            if record.prefill_committed == record.prefill_len:
+                num_valid = int(self.rounds.kv_len[row])
+            self.rounds.leave(row, bool(record.request.stop_strings))
+        self.admission.forget(record)
+        self.output.close(record, self.rounds.kv_len)
+        del self._by_row[row]
+        departure = Departure(self._fence_of(row), row, context, num_valid, record.request.namespace)
+        self.store.close_row(departure, self._last_committed)
+
+    def _fence_of(self, row: int) -> int:
+        """The newest uncommitted step that touches `row`; 0 if none does."""
+        for launched in reversed(self._launched):
+            step = launched.step
+            if step.prefill is not None and row in step.prefill.rows:
+                return step.step_id
+            if step.decode is not None and row in step.decode.rows:
+                return step.step_id
+        return 0
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Recount everything from scratch; raises InvariantViolation with the id of what is broken."""
+        self.store.check()
+        states = [record.state for record in self._live.values()]
+        waiting = sum(state is RequestState.WAITING for state in states)
+        if waiting != len(self.admission.queue) or waiting + len(self._by_row) != len(states):
+            raise InvariantViolation(
+                "ENGINE-01", f"{waiting} waiting + {len(self._by_row)} with a row != {len(states)}"
+            )
+        for row, record in self._by_row.items():
+            if record.row != row or self.store.table.epochs[row] != record.epoch:
+                raise InvariantViolation("RELAY-03", f"row {row} belongs to {record.request.request_id!r} no longer")
+        launched_rows = [launched.rounds.step for launched in self._launched if launched.rounds is not None]
+        unseen = sum(step.max_rounds for step in launched_rows)
+        rows = self.rounds.rows
+        covered = np.isin(rows, np.concatenate([step.rows for step in launched_rows])) if launched_rows else False
+        needed = self.rounds.kv_len[rows] + np.where(covered, unseen * self.sizes.alloc_len, 0)
+        short = self.store.allocated[rows] < np.minimum(needed, self.sizes.row_width)
+        if short.any():
+            raise InvariantViolation(
+                "RELAY-06", f"row {rows[short.argmax()]} has fewer slots than launched rounds may write"
+            )
+        if self.is_idle and self.store.num_request_slots:
+            raise InvariantViolation("ALLOC-15", f"idle, but {self.store.num_request_slots} slots are held by requests")

@@ -1,0 +1,240 @@
+"""Who owns which KV slots: rows of running requests, the prefix cache, and what waits behind a fence.
+
+```
+row   [0, shared) the cache's, locked · [shared, allocated) this row's own · [allocated, width) nobody's
+```
+
+A request that leaves while a launched step may still touch its row is *fenced*: row, slots and locks stay as they are until that
+step is committed. The slots that a request's prefix gives up because the cache had them already are fenced too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InvariantViolation
+from ..step import NO_WRITES, TableWrites
+from .allocator import KVAllocator
+from .radix import PrefixMatch, RadixCache, RadixNode
+from .request_table import RequestTable
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A row to be released once `fence` is committed. `tokens` int64 [≥ num_valid] are cached if they are known."""
+
+    fence: int
+    row: int
+    tokens: np.ndarray | None
+    num_valid: int  # KV positions that are computed and verified
+    namespace: str
+
+
+class KVStore:
+    """Allocator, request table and prefix cache behind one set of moves, so that no slot is ever between two owners.
+
+    `revision` counts up whenever something happened after which a request that did not fit might fit.
+    """
+
+    def __init__(self, num_rows: int, row_width: int, num_pages: int, page_size: int, cache: RadixCache | None) -> None:
+        assert row_width % page_size == 0, f"a row of {row_width} slots is no multiple of the page size {page_size}"
+        self.allocator = KVAllocator(num_pages, page_size)
+        self.table = RequestTable(num_rows, row_width)
+        self.cache = cache
+        self.page_size = page_size
+        self.row_width = row_width
+        self.allocated = np.zeros(num_rows + 1, dtype=np.int64)
+        self.revision = 0
+        self._shared = [0] * (num_rows + 1)
+        self._locked: list[RadixNode | None] = [None] * (num_rows + 1)
+        self._departures: deque[Departure] = deque()
+        self._fenced_slots: deque[tuple[int, np.ndarray]] = deque()
+        self._writes: list[TableWrites] = []
+        self._released: list[tuple[int, int]] = []
+
+    @property
+    def available_slots(self) -> int:
+        """Slots that `grow` could get: the free ones, and what the cache would give up."""
+        free = self.allocator.num_free_slots
+        return free if self.cache is None else free + self.cache.evictable_slots
+
+    @property
+    def has_fenced(self) -> bool:
+        """Whether some row or slot comes back when steps in flight are committed."""
+        return bool(self._departures or self._fenced_slots)
+
+    @property
+    def num_request_slots(self) -> int:
+        """Slots held by rows, what the cache holds left out."""
+        cached = 0 if self.cache is None else self.cache.evictable_slots + self.cache.protected_slots
+        return self.allocator.num_held_slots - cached
+
+    # -- a row's life ---------------------------------------------------------------------------------------------
+
+    def match(self, tokens: np.ndarray, namespace: str) -> PrefixMatch:
+        """The cached prefix of a request's context, one token short of a full hit at most. There is a cache."""
+        return self.cache.match(tokens, namespace, max_length=len(tokens) - 1, count=False)
+
+    def count_hit(self, num_tokens: int, num_cached: int) -> None:
+        """A request of `num_tokens` entered with `num_cached` of them from the cache; blocked heads look more than once."""
+        self.cache.queries += num_tokens
+        self.cache.hits += num_cached
+
+    def open_row(self, prefix: PrefixMatch | None) -> int:
+        """Give a row to a request; the slots of its cached prefix are written and locked."""
+        row = self.table.acquire()
+        if prefix is not None and prefix.length:
+            self.cache.lock(prefix.node)
+            self._locked[row] = prefix.node
+            self._shared[row] = prefix.length
+            self.allocated[row] = prefix.length
+            self._write(row, 0, prefix.slots)
+        return row
+
+    def grow(self, rows: np.ndarray, targets: np.ndarray) -> bool:
+        """Extend the rows to `targets` int64 [n] slots (page aligned), or change nothing and say False.
+
+        A target below what a row has is no need. The cache gives up its least useful slots if the free ones do not suffice.
+        """
+        before = self.allocated[rows]
+        needs = targets - before
+        if needs.size and needs.min() < 0:
+            needs = np.maximum(needs, 0)
+        total = int(needs.sum())
+        if total == 0:
+            return True
+        missing = total - self.allocator.num_free_slots
+        if missing > 0:
+            if self.cache is None or missing > self.cache.evictable_slots:
+                return False
+            self.allocator.free(self.cache.evict(missing))
+        slots = self.allocator.allocate(total)
+        self._writes.append(TableWrites(*self.table.write(rows, before, needs, slots), slots))
+        self.allocated[rows] = before + needs
+        return True
+
+    def trim(self, rows: np.ndarray, targets: np.ndarray) -> None:
+        """Give back what the rows hold past `targets` int64 [n] (page aligned, never inside the shared prefix)."""
+        excess = np.maximum(self.allocated[rows] - targets, 0)
+        if not excess.any():
+            return
+        kept = self.allocated[rows] - excess
+        self.allocator.free(self.table.gather_ragged(rows, kept, excess))
+        self.allocated[rows] = kept
+
+    def share_prefix(self, row: int, tokens: np.ndarray, num_valid: int, namespace: str, fence: int) -> None:
+        """Hand the first `num_valid` computed positions of a running row over to the cache, which locks them for the row.
+
+        Slots that the cache had already under other ids are replaced in the table, and freed once step `fence` is committed.
+        """
+        num_keys = self._num_keys(tokens, num_valid)
+        old_shared = self._shared[row]
+        if num_keys // self.page_size * self.page_size <= old_shared:
+            return
+        insertion = self.cache.insert(tokens, self.table.gather(row, 0, num_keys), namespace)
+        self.cache.lock(insertion.node)
+        if self._locked[row] is not None:
+            self.cache.unlock(self._locked[row])
+        self._locked[row] = insertion.node
+        self._shared[row] = len(insertion.canonical)
+        if len(insertion.duplicates):
+            self._write(row, old_shared, insertion.canonical[old_shared:])
+            self._fenced_slots.append((fence, insertion.duplicates))
+        self.revision += 1
+
+    def close_row(self, departure: Departure, last_committed: int) -> None:
+        """A request leaves its row: now, or once the departure's fence is committed."""
+        if departure.fence <= last_committed:
+            self._release(departure)
+        else:
+            self._departures.append(departure)
+
+    def pass_fence(self, committed: int) -> None:
+        """Step `committed` is committed: release all that waited for it, in the order in which it left."""
+        while self._fenced_slots and self._fenced_slots[0][0] <= committed:
+            self.allocator.free(self._fenced_slots.popleft()[1])
+            self.revision += 1
+        if self._departures:
+            due = [departure for departure in self._departures if departure.fence <= committed]
+            self._departures = deque(departure for departure in self._departures if departure.fence > committed)
+            for departure in due:
+                self._release(departure)
+
+    def _release(self, departure: Departure) -> None:
+        row, tokens = departure.row, departure.tokens
+        allocated, own_from = int(self.allocated[row]), self._shared[row]
+        own = self.table.gather(row, own_from, allocated)
+        if self.cache is not None and tokens is not None:
+            num_keys = self._num_keys(tokens, departure.num_valid)
+            if num_keys // self.page_size * self.page_size > own_from:
+                insertion = self.cache.insert(tokens, self.table.gather(row, 0, num_keys), departure.namespace)
+                own = np.concatenate([insertion.duplicates, own[len(insertion.canonical) - own_from :]])
+        if self._locked[row] is not None:
+            self.cache.unlock(self._locked[row])
+            self._locked[row] = None
+        self.allocator.free(own)
+        self._released.append((row, int(self.table.epochs[row])))
+        self.allocated[row] = 0
+        self._shared[row] = 0
+        self.table.release(row)
+        self.revision += 1
+
+    # -- what the next step tells the executor ----------------------------------------------------------------------
+
+    def take_writes(self) -> TableWrites:
+        """The entries of the request table that changed since the last call, in order."""
+        writes, self._writes = self._writes, []
+        if not writes:
+            return NO_WRITES
+        if len(writes) == 1:
+            return writes[0]
+        return TableWrites(
+            np.concatenate([write.rows for write in writes]),
+            np.concatenate([write.columns for write in writes]),
+            np.concatenate([write.slots for write in writes]),
+        )
+
+    def take_released(self) -> tuple[tuple[int, int], ...]:
+        """(row, epoch) of the rows released since the last call."""
+        released, self._released = self._released, []
+        return tuple(released)
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def own_slots(self, row: int) -> np.ndarray:
+        """The slots that this row holds itself, int32: [shared, allocated)."""
+        return self.table.gather(row, self._shared[row], int(self.allocated[row]))
+
+    def check(self) -> None:
+        """Recount every owner from scratch; raises InvariantViolation with the id of what is broken."""
+        self.allocator.check(self._holders())
+        self.table.check()
+        for row in range(self.table.num_rows + 1):
+            allocated = int(self.allocated[row])
+            if allocated % self.page_size or not 0 <= self._shared[row] <= allocated <= self.row_width:
+                raise InvariantViolation("ALLOC-07", f"row {row}: {self._shared[row]} shared, {allocated} allocated")
+            if allocated and not self.table.is_held(row):
+                raise InvariantViolation("ALLOC-15", f"row {row} is free but has {allocated} slots")
+        if self.cache is not None:
+            self.cache.check([node for node in self._locked if node is not None])
+
+    def _holders(self) -> Iterator[np.ndarray]:
+        for row in range(1, self.table.num_rows + 1):
+            if self.allocated[row]:
+                yield self.own_slots(row)
+        yield from (slots for _, slots in self._fenced_slots)
+        if self.cache is not None:
+            yield self.cache.cached_slots()
+
+    def _num_keys(self, tokens: np.ndarray, num_valid: int) -> int:
+        """How many of the valid positions have a key: known tokens only, and a bigram needs the next one too."""
+        return min(num_valid, len(tokens) if self.cache.key_kind == "token" else len(tokens) - 1)
+
+    def _write(self, row: int, start: int, slots: np.ndarray) -> None:
+        rows = np.full(1, row, dtype=np.int32)
+        cells = self.table.write(rows, np.full(1, start), np.full(1, len(slots)), slots)
+        self._writes.append(TableWrites(*cells, slots))

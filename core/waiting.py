@@ -1,0 +1,73 @@
+"""The waiting queue: first come, first served within a priority, and a bound on how often anyone is overtaken.
+
+A greater priority goes first. A request that has been overtaken `ageing_bound` times by later arrivals goes before all others.
+A retracted request returns to the front of its class: it is older than all that wait there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from .request import RequestRecord
+
+
+class WaitingQueue:
+    def __init__(self, ageing_bound: int) -> None:
+        assert ageing_bound >= 1, f"ageing_bound is {ageing_bound}, expected at least 1"
+        self._ageing_bound = ageing_bound
+        self._classes: dict[int, deque[RequestRecord]] = {}
+        self._priorities: list[int] = []  # of the classes that are not empty, greatest first
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def head(self) -> RequestRecord | None:
+        """Who enters next; None if nobody waits."""
+        if not self._size:
+            return None
+        if len(self._priorities) > 1:
+            fronts = [self._classes[priority][0] for priority in self._priorities]
+            aged = [record for record in fronts if record.overtaken >= self._ageing_bound]
+            if aged:
+                return min(aged, key=lambda record: record.arrival_number)
+        return self._classes[self._priorities[0]][0]
+
+    def push(self, record: RequestRecord) -> None:
+        """Queue a newcomer behind its class, a retracted request in front of it."""
+        waiting = self._classes.setdefault(record.request.priority, deque())
+        if not waiting:
+            self._priorities = sorted([*self._priorities, record.request.priority], reverse=True)
+        if waiting and record.arrival_number < waiting[0].arrival_number:
+            waiting.appendleft(record)
+        else:
+            assert not waiting or record.arrival_number > waiting[-1].arrival_number, (
+                "neither the oldest nor the newest"
+            )
+            waiting.append(record)
+        self._size += 1
+
+    def pop(self) -> RequestRecord:
+        """Take the head; those it overtakes remember it."""
+        record = self.head
+        assert record is not None, "pop from an empty queue"
+        for priority in self._priorities:
+            front = self._classes[priority][0]
+            if front.arrival_number < record.arrival_number:
+                front.overtaken += 1
+        self.remove(record)
+        return record
+
+    def remove(self, record: RequestRecord) -> None:
+        """Take a waiting request out, wherever it stands."""
+        priority = record.request.priority
+        waiting = self._classes[priority]
+        waiting.remove(record)
+        self._size -= 1
+        if not waiting:
+            self._priorities.remove(priority)
+
+    def __iter__(self):
+        for priority in self._priorities:
+            yield from self._classes[priority]
