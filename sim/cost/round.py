@@ -16,13 +16,13 @@ How near this comes to published measurements (error of the default roofline): `
 computes these numbers and fails outside its stated tolerances. One parameter, the soft corner's exponent, was chosen
 looking at the first two rows; nothing was fitted to the others.
 
-    H100, Llama-3.1-8B bf16                                                                error
-    target pass, 1 … 1024 tokens, against the vLLM fit (arXiv 2601.11580)                  -13 … +2 %
-    plain decoding, TensorRT-LLM, concurrency 8 … 128 (prefill included, no host time)     -8 … +6 %
-    reading a KV token, against the same fit (39.3 ns)                                     +15 %
-    plain decoding, batch 1, with 1.207 ms of host time, against 7.07 ms                   +3 %
-    three EAGLE passes, driven by the host, against 2.135 ms                               0 % (the floor is that number)
-    EAGLE-3, 2 … 7 steps, driven by the host (vLLM issue 20780)                            -15 … -21 %, same shape
+    H100, Llama-3.1-8B bf16                                                               error
+    target pass, 1 … 1024 tokens, against the vLLM fit (arXiv 2601.11580)                 -13 … +2 %
+    plain decoding, TensorRT-LLM, concurrency 8 … 128 (prefill included, no host time)    -8 … +6 %
+    reading a KV token, against the same fit (39.3 ns)                                    +15 %
+    plain decoding, batch 1, with 1.207 ms of host time, against 7.07 ms                  +3 %
+    three EAGLE passes, driven by the host, against 2.135 ms                              0 % (the floor is this number)
+    EAGLE-3, 2 … 7 steps, driven by the host (vLLM issue 20780)                           -15 … -21 %, same shape
 
 The last row's build is slower by a fifth than the one behind the fit (see the rows above it): the error is nearly one
 factor, and the best depth (4 there, 5 here, within 1 % of each other) is found.

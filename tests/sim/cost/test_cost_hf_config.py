@@ -58,6 +58,7 @@ def test_qwen2_has_biases_and_ignores_an_unused_window(read):
         "sliding_window": 131072, "use_sliding_window": False, "max_window_layers": 28, "torch_dtype": "bfloat16",
     }  # fmt: skip
     assert read(config, "qwen2.5-7b") == lookup_model("qwen2.5-7b")
+    assert read({**config, "max_window_layers": 20}).attention_window is None
     windowed = read({**config, "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20})
     assert (windowed.attention_window, windowed.windowed_layers) == (4096, 8)
 

@@ -71,6 +71,13 @@ def test_parts_add_up_to_the_nanosecond(name, kv_tokens):
     assert sum(mixed.values()) == COSTS[name].step_ns([(700, 300), (24, 0)], decode)
 
 
+def test_scalars_and_arrays_round_down_at_the_very_edge():
+    # One unit of the fixed point short of 1 ns per token: rounding up or to nearest would show at once.
+    curve = Curve([Pass({"verify": Line(0.0, 1.0 - 2.0**-16)})])
+    tokens = np.arange(1, 1000)
+    assert curve(tokens).tolist() == [curve(int(kv)) for kv in tokens] == (tokens - 1).tolist()
+
+
 def test_a_second_model_of_the_same_kind_gives_the_same_times():
     again = RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA))
     for steps in (0, 1, 5):
@@ -255,6 +262,38 @@ def test_the_draft_prefills_too():
     assert parts["draft_catch_up"] > 0
     assert COSTS["eagle3"].step_ns([(2048, 0)]) > COSTS["plain"].step_ns([(2048, 0)])
     assert COSTS["ngram"].step_ns([(2048, 0)]) == COSTS["plain"].step_ns([(2048, 0)])
+
+
+def test_a_draft_pays_for_the_prompt_s_attention_and_each_head_for_itself():
+    quarter, whole = (COSTS["eagle3"].step_parts([(new, 0)])["draft_attention"] for new in (16_384, 32_768))
+    assert quarter > 1_000_000
+    assert whole == pytest.approx(4 * quarter, rel=0.05)
+    one_head = RoundCost(LLAMA, H100, draft=multi_layer_eagle(LLAMA, 1)).step_parts([(2048, 0)])
+    assert COSTS["multi"].step_parts([(2048, 0)])["draft_catch_up"] == pytest.approx(4 * one_head["draft_catch_up"])
+
+
+def test_only_the_last_token_of_a_chunk_needs_logits():
+    one, many = (COSTS["plain"].step_parts([(new, 0)])["lm_head"] for new in (1, 4096))
+    assert many == pytest.approx(one, abs=2)
+
+
+def test_three_hidden_states_are_joined_for_tokens_that_the_target_has_seen():
+    target_states_ns = 3 * 4096 * 4096 * 2 * 1e9 / (H100.memory_bandwidth_bytes_per_s * 0.88)
+    parts = COSTS["eagle3"].decode_parts(1, 2, 1, 3, 500)
+    # One later pass and one catch-up pass: the same layer, and before the second one the 3h→h product.
+    assert parts["draft_catch_up"] - parts["draft"] == pytest.approx(target_states_ns, rel=0.2)
+    # EAGLE joins the embedding and the last state before every pass.
+    parts = COSTS["eagle"].decode_parts(1, 2, 1, 3, 500)
+    assert parts["draft_catch_up"] == pytest.approx(parts["draft"], rel=0.02)
+
+
+def test_gathering_the_logits_of_a_group():
+    forward = ForwardCost(LLAMA_70B, H100, COSTS["tp4"].efficiency, 4)
+    silent = replace(H100, interconnect=replace(H100.interconnect, latency_ns=0))
+    without = ForwardCost(LLAMA_70B, silent, COSTS["tp4"].efficiency, 4)
+    assert forward.lm_head_ns(8) - without.lm_head_ns(8) == pytest.approx(H100.interconnect.latency_ns)
+    sent = 0.75 * 1000 * LLAMA_70B.vocab * 2 * 1e9 / H100.interconnect.bandwidth_bytes_per_s
+    assert without.lm_head_ns(1000) > sent
 
 
 def test_greedy_sampling_is_cheaper():
