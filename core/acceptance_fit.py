@@ -19,6 +19,8 @@ from .acceptance import AcceptanceProcess, GaussianAcceptance, walk_to_end
 from .errors import ForetokenError
 
 _LAGS = 8
+_ITERATIONS = 18
+_DAMPING = 0.45
 _CORRELATION_LENS = (2, 4, 8, 16, 32, 64, 128)
 _MIN_ROUNDS_PER_REQUEST = 5
 
@@ -157,23 +159,24 @@ def fit(
 def _fit_shares(
     recorded: RoundStatistics, correlation_len: int, output_lens: np.ndarray, lens: np.ndarray, seed: int
 ) -> GaussianAcceptance:
-    """For one correlation length: move shares and probabilities together until variance and lag 1 agree."""
+    """For one correlation length: move shares and probabilities together until variance and lag 1 agree.
+
+    Steps are damped: probabilities and shares answer for each other's last move, and where the field carries most of
+    the variance (n-gram drafting) full steps circle around the solution.
+    """
     wanted = np.clip(np.asarray(recorded.conditional), 1e-3, 1 - 1e-3)
-    wanted_variance = _request_variance(lens)
+    wanted_variance, wanted_lag = _request_variance(lens), recorded.lag_correlation[0]
     request_share, field_share = 0.05, 0.1
     process = GaussianAcceptance(tuple(wanted.tolist()), seed, request_share, field_share, correlation_len)
-    for _ in range(14):
+    for _ in range(_ITERATIONS):
         rounds = simulate_rounds(process, recorded.steps, len(output_lens), output_lens)
         process, simulated = _calibration_step(process, wanted, rounds)
-        variance = max(_request_variance(rounds), 1e-6)
-        request_share += (
-            0.6 * (wanted_variance - variance) / max(variance / max(request_share + 0.2 * field_share, 0.02), 1e-6)
-        )
-        request_share = float(np.clip(request_share, 0.0, 0.9))
-        field_share += 1.5 * (recorded.lag_correlation[0] - simulated.lag_correlation[0])
-        field_share = float(np.clip(field_share, 0.0, 0.98 - request_share))
+        variance, lag = max(_request_variance(rounds), 1e-6), simulated.lag_correlation[0]
+        explained = max(request_share + 0.2 * field_share, 0.02)
+        request_share = float(np.clip(request_share + 0.5 * explained * (wanted_variance / variance - 1), 0.0, 0.9))
+        field_share = float(np.clip(field_share + _DAMPING * (wanted_lag - lag), 0.0, 0.98 - request_share))
         process = replace(process, request_share=request_share, field_share=field_share)
-    return calibrate(process, recorded.conditional, len(output_lens), output_lens, 5)
+    return calibrate(process, recorded.conditional, len(output_lens), output_lens, 4)
 
 
 def _calibration_step(

@@ -116,7 +116,7 @@ class RunCache:
     def _fill(self, rows: np.ndarray, keys: np.ndarray, positions: np.ndarray, offsets: np.ndarray, reach: int) -> None:
         """Draw new windows for the rows that need one and for those that soon will: few large passes, not many."""
         soon = min(self.width - reach, self.width * 5 // 8)
-        which = np.flatnonzero((offsets >= soon) | (offsets + np.uint64(reach) < offsets))
+        which = np.flatnonzero(offsets >= soon)
         if self._primed:
             which = which[[not self._take_primed(rows[i], keys[i], positions[i], reach) for i in which]]
         if len(which) == 0:
