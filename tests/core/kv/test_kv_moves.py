@@ -1,0 +1,165 @@
+"""Moves after verify and the layout of draft branches, against loops over single slots and positions."""
+
+import numpy as np
+import pytest
+from foretoken.core.errors import InvariantViolation
+from foretoken.core.kv.moves import KVMovePlan, apply_moves, draft_branch_layout
+from foretoken.core.kv.sizing import ceil_to_page, get_alloc_len_per_decode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def int32(values, shape=None):
+    array = np.array(values, dtype=np.int32)
+    return array if shape is None else array.reshape(shape)
+
+
+@st.composite
+def verified_batches(draw):
+    """A batch after verify: ascending accepted paths from the root, in windows of scattered slots."""
+    bs, nd, width = draw(st.integers(0, 4)), draw(st.integers(1, 7)), draw(st.integers(1, 7))
+    pool = bs * nd + draw(st.integers(1, 4))
+    slots = draw(st.permutations(range(1, pool)))[: bs * nd]
+    accept_index = np.full((bs, width), -1, dtype=np.int32)
+    accept_lens = np.zeros(bs, dtype=np.int32)
+    for row in range(bs):
+        others = draw(st.lists(st.integers(1, nd - 1), unique=True, max_size=min(width, nd) - 1)) if nd > 1 else []
+        path = [0, *sorted(others)]
+        accept_index[row, : len(path)] = [row * nd + node for node in path]
+        accept_lens[row] = len(path)
+    return pool, accept_index, accept_lens, int32(slots, (bs, nd))
+
+
+@settings(max_examples=200, deadline=None)
+@given(verified_batches())
+def test_every_accepted_path_stands_at_the_front_of_its_window(case):
+    num_slots, accept_index, accept_lens, node_slots = case
+    pool = np.arange(num_slots * 2).reshape(num_slots, 2)
+    before = pool.copy()
+    plan = KVMovePlan.from_accept_index(accept_index, accept_lens, node_slots)
+    assert plan.src.dtype == plan.dst.dtype == np.int32
+    plan.check(num_slots, node_slots)
+    apply_moves(pool, plan)
+    untouched = np.ones(num_slots, dtype=bool)
+    for row in range(len(accept_lens)):
+        for lane in range(accept_lens[row]):
+            source = node_slots.ravel()[accept_index[row, lane]]
+            assert (pool[node_slots[row, lane]] == before[source]).all()
+            untouched[node_slots[row, lane]] = False
+    assert (pool[untouched] == before[untouched]).all()
+    assert (plan.src != plan.dst).all()
+
+
+def test_a_slot_may_be_a_source_and_a_target():
+    """The path 0, 2, 3 reads slot 2 and writes it: scattering before gathering would lose node 2."""
+    plan = KVMovePlan.from_accept_index(int32([[0, 2, 3]]), int32([3]), int32([[10, 11, 12, 13, 14]]))
+    assert (plan.src.tolist(), plan.dst.tolist()) == ([12, 13], [11, 12])
+    reverse = KVMovePlan(plan.src[::-1], plan.dst[::-1])
+    for order in (plan, reverse):
+        pool = np.arange(15)
+        apply_moves(pool, order)
+        assert pool[10:].tolist() == [10, 12, 13, 13, 14]
+
+
+def test_widths_come_from_the_data():
+    """Three lanes over trees of five nodes: with a stride of nd the second row would write into another place."""
+    node_slots = int32(range(10, 20), (2, 5))
+    plan = KVMovePlan.from_accept_index(int32([[0, 4, -1], [5, 7, 9]]), int32([2, 3]), node_slots)
+    assert dict(zip(plan.dst.tolist(), plan.src.tolist(), strict=True)) == {11: 14, 16: 17, 17: 19}
+
+
+def test_a_tree_may_have_fewer_nodes_than_lanes():
+    plan = KVMovePlan.from_accept_index(int32([[0, 1, -1, -1]]), int32([2]), int32([[5, 6]]))
+    assert plan.src.size == 0
+    with pytest.raises(InvariantViolation, match="ACCEPT-16"):
+        KVMovePlan.from_accept_index(int32([[0, 1, 1, -1]]), int32([3]), int32([[5, 6]]))
+
+
+def test_an_idle_batch_moves_nothing():
+    plan = KVMovePlan.from_accept_index(int32([], (0, 3)), int32([]), int32([], (0, 5)))
+    plan.check(10, int32([], (0, 5)))
+    assert plan.src.shape == plan.dst.shape == (0,) and plan.src.dtype == plan.dst.dtype == np.int32
+
+
+@pytest.mark.parametrize("accept_index", [[[0, -1]], [[0, 5]]])
+def test_a_live_lane_that_points_at_no_node_is_a_contradiction(accept_index):
+    with pytest.raises(InvariantViolation, match="ACCEPT-16"):
+        KVMovePlan.from_accept_index(int32(accept_index), int32([2]), int32([[4, 5, 6, 7, 8]]))
+
+
+WINDOWS = int32([[10, 11, 12], [20, 21, 22], [0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "why"),
+    [
+        ([12, 12], [11, 11], "written twice"),
+        ([12], [21], "row 0 is moved to slot 21 of row 1"),
+        ([12], [13], "belongs to no row"),
+        ([14], [11], "belongs to no row"),
+        ([30], [11], "outside the pool"),
+        ([11], [30], "outside the pool"),
+        ([-1], [11], "outside the pool"),
+        ([0], [11], "of the sink is moved"),
+        ([11, 12], [10], "2,. sources for .1,. targets"),
+    ],
+)
+def test_a_move_out_of_bounds_is_found(src, dst, why):
+    with pytest.raises(InvariantViolation, match=why) as caught:
+        KVMovePlan(int32(src), int32(dst)).check(30, WINDOWS)
+    assert caught.value.invariant == "ACCEPT-16"
+
+
+def test_padding_lanes_share_the_sink():
+    KVMovePlan(int32([12, 0, 0, 21]), int32([11, 0, 0, 0])).check(30, WINDOWS)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(0, 40), max_size=4),
+    st.sampled_from([1, 2, 3, 4, 16]),
+    st.integers(1, 4),
+    st.integers(0, 8),
+)
+def test_branches_fill_pages_of_their_own(seq_lens, page_size, topk, steps):
+    layout = draft_branch_layout(np.array(seq_lens, dtype=np.int64), page_size, topk, steps)
+    assert layout.branch_starts.shape == (len(seq_lens), topk)
+    moves = list(zip(*(a.tolist() for a in (layout.tail_rows, layout.tail_src, layout.tail_dst)), strict=True))
+    alloc_len = get_alloc_len_per_decode(steps, topk, 1, page_size)
+    expected_moves = []
+    for row, seq_len in enumerate(seq_lens):
+        tail, base = seq_len % page_size, seq_len - seq_len % page_size
+        num_pages = 0
+        while num_pages * page_size < tail + steps:
+            num_pages += 1
+        assert layout.pages_per_branch[row] == num_pages
+        written = []
+        for branch in range(topk):
+            start = base + branch * num_pages * page_size + tail
+            assert layout.branch_starts[row, branch] == start
+            pages = {position // page_size for position in range(start, start + steps)}
+            assert all(pages.isdisjoint(others) for others in written)
+            written.append(pages)
+            # The reservation of the round is enough for the last branch.
+            assert start + steps <= ceil_to_page(seq_len + alloc_len, page_size)
+            if branch and steps:
+                expected_moves += [(row, base + i, start - tail + i) for i in range(tail)]
+    assert sorted(moves) == sorted(expected_moves)
+
+
+def test_the_tail_of_the_prefix_is_duplicated_for_each_further_branch():
+    """Page size 4, 6 tokens, 3 branches of 3 steps: two pages each, tails at 12 and 20."""
+    layout = draft_branch_layout(np.array([6]), 4, 3, 3)
+    assert layout.branch_starts.tolist() == [[6, 14, 22]]
+    table = np.zeros((3, 28), dtype=np.int32)
+    table[2] = np.arange(100, 128)
+    plan = layout.tail_moves(table, int32([2]))
+    assert (plan.src.tolist(), plan.dst.tolist()) == ([104, 105, 104, 105], [112, 113, 120, 121])
+    plan.check(200, table[2:3])
+
+
+def test_an_empty_batch_has_an_empty_layout():
+    layout = draft_branch_layout(np.array([], dtype=np.int64), 4, 3, 2)
+    assert layout.branch_starts.shape == (0, 3) and layout.branch_starts.dtype == np.int64
+    assert layout.tail_rows.shape == layout.pages_per_branch.shape == (0,)
+    assert layout.tail_moves(np.zeros((1, 8), dtype=np.int32), int32([])).src.dtype == np.int32

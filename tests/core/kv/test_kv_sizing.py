@@ -1,0 +1,127 @@
+"""Reservations: worked examples, and a simulation of rounds that must never leave its reserve."""
+
+import numpy as np
+import pytest
+from foretoken.core.kv.moves import draft_branch_layout
+from foretoken.core.kv.sizing import (
+    ceil_to_page,
+    get_alloc_len_per_decode,
+    max_speculative_num_draft_tokens,
+    max_total_tokens,
+    next_allocated,
+    recurrent_state_slots,
+    request_table_width,
+    reserve_per_block,
+    reserve_per_decode,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@given(st.integers(0, 2**40), st.integers(1, 130))
+def test_ceil_to_page(x, page_size):
+    up = ceil_to_page(x, page_size)
+    assert up % page_size == 0 and x <= up < x + page_size
+    array = ceil_to_page(np.array([x, x + 1]), page_size)
+    assert array.dtype == np.int64
+    assert array.tolist() == [up, ceil_to_page(x + 1, page_size)]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "num_draft_tokens", "topk", "expected"),
+    [
+        (None, None, 1, None),
+        ([], None, 1, None),
+        ([1, 3, 7], None, 1, 8),
+        ([1, 3, 7], 4, 1, 8),
+        ([1], 4, 1, 4),
+        ([0], None, 1, 1),
+        (None, 6, 4, 6),
+        ([(3, 9), (2, 21), (1, 5)], 8, 4, 21),
+        ([(3, 9)], 16, 4, 16),
+        ([(0, 50), (2, 5)], None, 4, 5),
+        ([1, 3], 9, 4, 9),
+        ([0], None, 4, 1),
+    ],
+)
+def test_the_greatest_tree(candidates, num_draft_tokens, topk, expected):
+    assert max_speculative_num_draft_tokens(candidates, num_draft_tokens, topk) == expected
+
+
+def test_a_tree_without_a_size_is_a_mistake():
+    with pytest.raises(AssertionError, match="without num_draft_tokens"):
+        max_speculative_num_draft_tokens([3], None, topk=4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "topk", "num_draft_tokens", "page_size", "has_draft_kv", "expected"),
+    [
+        (0, 1, None, 16, True, 1),
+        (3, 1, 4, 1, True, 4),
+        (7, 1, 8, 16, True, 8),
+        (3, 4, 8, 1, True, 12),
+        (3, 4, 16, 1, True, 16),
+        (3, 4, 8, 16, True, 128),
+        (3, 4, 8, 2, True, 16),
+        (3, 4, 8, 3, True, 24),
+        (2, 2, 64, 4, True, 64),
+        (3, 4, 8, 16, False, 12),
+        (0, 1, 1, 1, True, 1),
+    ],
+)
+def test_slots_of_a_round(steps, topk, num_draft_tokens, page_size, has_draft_kv, expected):
+    assert get_alloc_len_per_decode(steps, topk, num_draft_tokens, page_size, has_draft_kv) == expected
+
+
+def test_the_reserve_counts_the_rounds_in_flight():
+    assert (reserve_per_decode(8, overlap=False), reserve_per_decode(8, overlap=True)) == (8, 16)
+    assert reserve_per_block(8, max_rounds=5, rounds_unseen=1) == 48
+    assert reserve_per_block(8, max_rounds=1, rounds_unseen=1) == reserve_per_decode(8, overlap=True)
+
+
+def test_widths_and_limits():
+    assert request_table_width(1000, 24, 16) == 1024
+    assert request_table_width(1000, 25, 16) == 1040
+    # What users see does not lose the reserve of the row.
+    assert max_total_tokens(1000, steps=3, topk=4, max_draft_tokens=8) == 988
+    assert max_total_tokens(1000, steps=3, topk=1, max_draft_tokens=8) == 992
+    assert max_total_tokens(1000, steps=0, topk=1, max_draft_tokens=None) == 1000
+    assert recurrent_state_slots(10, 8) == 90
+    assert recurrent_state_slots(10, None) == 10
+
+
+def test_an_allocation_never_shrinks_and_never_leaves_the_row():
+    allocated, committed = np.array([32, 0, 48, 64]), np.array([10, 10, 20, 60])
+    assert next_allocated(allocated, committed, 8, 16).tolist() == [32, 32, 48, 80]
+    assert next_allocated(allocated, committed, 8, 16, row_width=64).tolist() == [32, 32, 48, 64]
+    assert next_allocated(allocated, committed, np.array([8, 40, 8, 0]), 16).tolist() == [32, 64, 48, 64]
+    assert allocated.tolist() == [32, 0, 48, 64]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 50),
+    st.sampled_from([1, 2, 3, 16]),
+    st.sampled_from([1, 2, 4]),
+    st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True),
+    st.integers(1, 9),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 100)), max_size=12),
+)
+def test_no_round_writes_past_its_reserve(prompt_len, page_size, topk, candidates, tree_size, rounds):
+    """Overlap mode, any candidate in any round: round k + 1 is reserved before round k's length is known."""
+    ranges = [(steps, steps + 1 if topk == 1 else tree_size) for steps in candidates]
+    max_nodes = max_speculative_num_draft_tokens(ranges, 1, topk)
+    alloc_len = get_alloc_len_per_decode(max(candidates), topk, max_nodes, page_size)
+    reserve = reserve_per_decode(alloc_len, overlap=True)
+    allocated, seen, actual = np.array([0]), prompt_len, prompt_len
+    for choice, luck in rounds:
+        steps, nodes = ranges[choice % len(ranges)]
+        nodes = nodes if steps else 1
+        allocated = next_allocated(allocated, np.array([seen]), reserve, page_size)
+        if steps and topk > 1:
+            written = int(draft_branch_layout(np.array([actual]), page_size, topk, steps).branch_starts.max()) + steps
+        else:
+            written = actual + steps
+        assert max(written, actual + nodes) <= allocated[0]
+        assert allocated[0] % page_size == 0 and allocated[0] - seen < reserve + page_size
+        seen, actual = actual, actual + 1 + luck % min(nodes, steps + 1)
