@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-PRIOR_ROWS = 2.0
+PRIOR_ROWS = 1.0
 """Weight of the extrapolation from the position before, in rows."""
 
 FIRST_POSITION_PRIOR = 0.6
@@ -21,7 +21,7 @@ requests of about 100 rounds whose accept lengths differ by a factor of two (5th
 
 _SLOW_ROUNDS = 2048.0
 _FAST_ROUNDS = 64.0
-_FLOOR_ROWS = 8.0
+_FLOOR_ROWS = 16.0
 _CHANGE_DEVIATIONS = 3.5
 _CHANGE_SHIFT = 0.05
 
@@ -30,8 +30,8 @@ class AcceptanceEstimate:
     """Decayed counts of trials and acceptances by position, over a slow and a fast memory.
 
     The slow memory (2,048 rounds) gives the estimates. The fast one (64 rounds) watches for a change: when the
-    acceptances it holds differ from what the slow one predicts by 3.5 standard deviations, it replaces the slow one, and
-    positions that it has not tried are unknown again. `changes` counts that. `last_tried[j]` is the round in which
+    acceptances it holds differ from what the slow one predicts by 3.5 standard deviations, it replaces the slow one,
+    and positions that it has not tried are unknown again. `changes` counts that. `last_tried[j]` is the round in which
     position j + 1 was last tried, −1 for never.
     """
 

@@ -37,15 +37,16 @@ class SwitchGate:
             return self._min_dwell
         return current
 
-    def earliest(self, now: int, switches: int = 1) -> int:
+    def earliest(self, now: int, switches: int = 1, certain: bool = False) -> int:
         """The first round >= now at which `switches` switches may begin; they may then follow each other at once.
 
-        A probe asks for two: its way back must never be blocked.
+        A probe asks for two: its way back must never be blocked. A `certain` switch waits the dwell without its doublings.
         """
         assert 1 <= switches <= SWITCHES_PER_WINDOW
         if self._min_dwell == 0 or self._last is None:
             return now
-        earliest = max(now, self._last + (self._min_dwell << self._doublings))
+        doublings = 0 if certain else self._doublings
+        earliest = max(now, self._last + (self._min_dwell << doublings))
         crowding = len(self._recent) + switches - SWITCHES_PER_WINDOW
         if crowding > 0:
             earliest = max(earliest, self._recent[crowding - 1] + WINDOW_ROUNDS)

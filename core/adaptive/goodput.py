@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .acceptance_estimate import AcceptanceEstimate
+from .acceptance_estimate import ROWS_PER_INDEPENDENT_ROW, AcceptanceEstimate
 from .config import AdaptiveConfig, load_adaptive_config, resolve_initial_steps
 from .cost_table import CostTable
 from .dwell import SwitchGate
@@ -34,6 +34,12 @@ _PROBE_GAIN = 0.02
 _PROBE_ACCEPTANCE = 0.95
 _PROBE_ROWS = 64
 _PROBE_ROUNDS = 64
+_MAX_PROBE_ROUNDS = 192
+_PROBE_SWITCHES = 4  # there, back, and two to spare for a correction
+_PROBE_DEVIATIONS = 0.5
+_BENEFIT_DEVIATIONS = 0.5
+_BENEFIT_ROWS = 4.0
+_CERTAIN_DEVIATIONS = 3.0
 _PROBE_TIMEOUT_ROUNDS = 512
 _PROBE_INTERVAL_ROUNDS = 512
 _PROBE_INTERVAL_GROWTH = 4
@@ -226,40 +232,59 @@ class GoodputPolicy:
         probe = self._probe
         if probe is not None:
             if probe.cell is cell:
-                if probe.rounds >= _PROBE_ROUNDS or probe.rows >= _PROBE_ROWS or self._timed_out(probe):
+                if self._has_shown_enough(probe, times) or self._timed_out(probe):
                     self._end_probe(probe, times)
                 return
             if self._timed_out(probe):
                 self._end_probe(probe, self._times(probe.cell.candidates, probe.cell.batch_size))
-        best = self._better(cell, cell.steps, times)
-        if best != cell.steps:
-            if cell.gate.earliest(now) <= now:
+        best, certain = self._better(cell, cell.steps, times)
+        if best > cell.steps and self.estimate.trials(cell.steps + 1) < _PROBE_ROWS / 2:
+            # Only extrapolation speaks for it: try it as a probe, whose way back need not wait for the dwell.
+            if self._probe is None and cell.gate.earliest(now, switches=_PROBE_SWITCHES) <= now:
+                self._begin_probe(cell, best)
+        elif best != cell.steps:
+            if cell.gate.earliest(now, certain=certain) <= now:
                 self._switch(cell, best)
         elif now >= self._next_probe and self._probe is None:
-            self._begin_probe(cell, times)
+            hopeful = self._worth_probing(cell, times)
+            if hopeful is not None and cell.gate.earliest(now, switches=_PROBE_SWITCHES) <= now:
+                self._begin_probe(cell, hopeful)
+            else:
+                self._next_probe = now + _MAX_SPACING_ROUNDS
 
-    def _better(self, cell: _Cell, current: int, times: Sequence[int]) -> int:
-        """The best candidate if it beats `current` beyond doubt, else `current`."""
-        best = best_steps(self._probabilities, cell.candidates, times)
-        if best == current:
-            return current
-        p = self._probabilities
-        rate = {s: expected_tokens(p, s) / t for s, t in zip(cell.candidates, times, strict=True)}
-        gain = rate[best] / rate[current] - 1
-        return best if gain > MIN_GAIN + _DEVIATIONS * self._doubt(best, current) else current
+    def _better(self, cell: _Cell, current: int, times: Sequence[int]) -> tuple[int, bool]:
+        """The best candidate if it beats `current` beyond doubt, else `current`; and whether that is certain.
 
-    def _doubt(self, best: int, current: int) -> float:
-        """Standard deviation of log E(best)/E(current), by the delta method over the positions measured at `current`.
-
-        Positions beyond `current` are left out: going deeper measures them, staying never does.
+        Positions beyond `current` get the benefit of the doubt: going deeper measures them, staying never does.
         """
+        p = list(self._probabilities)
+        for j in range(current, len(p)):
+            independent_rows = self.estimate.trials(j + 1) / ROWS_PER_INDEPENDENT_ROW + _BENEFIT_ROWS
+            benefit = _BENEFIT_DEVIATIONS * math.sqrt(p[j] * (1 - p[j]) / independent_rows)
+            p[j] = max(p[j], min(p[j] + benefit, _PROBE_ACCEPTANCE))
+        best = best_steps(p, cell.candidates, times)
+        if best == current:
+            return current, False
+        gain = self._rate(p, best, cell, times) / self._rate(p, current, cell, times) - 1
+        doubt = self._doubt(best, current, current)
+        if gain <= MIN_GAIN + _DEVIATIONS * doubt:
+            return current, False
+        return best, best < current and gain > MIN_GAIN + _CERTAIN_DEVIATIONS * doubt
+
+    @staticmethod
+    def _rate(p: Sequence[float], steps: int, cell: _Cell, times: Sequence[int]) -> float:
+        """Expected tokens per row and ns."""
+        return expected_tokens(p, steps) / times[cell.candidates.index(steps)]
+
+    def _doubt(self, best: int, current: int, measured: int) -> float:
+        """Standard deviation of log E(best)/E(current) from positions 1 … `measured`, by the delta method."""
         p = self._probabilities
         deepest = max(best, current)
         runs = [1.0]
         for position in range(1, deepest + 1):
             runs.append(runs[-1] * p[position - 1])
         variance = 0.0
-        for position in range(1, current + 1):
+        for position in range(1, measured + 1):
             slope = 0.0
             for steps, sign in ((best, 1.0), (current, -1.0)):
                 if position <= steps:
@@ -278,21 +303,36 @@ class GoodputPolicy:
 
     # --- probing ---
 
+    def _has_shown_enough(self, probe: _Probe, times: Sequence[int]) -> bool:
+        """True once there are rows enough and, within bounds, the probe's steps are clearly better or worse.
+
+        While they are neither, going on costs next to nothing: that is what not clearly worse means.
+        """
+        if probe.rows < _PROBE_ROWS and probe.rounds < _PROBE_ROUNDS:
+            return False
+        if probe.rounds >= _MAX_PROBE_ROUNDS:
+            return True
+        gain, doubt = self._probe_gain(probe, times)
+        return abs(gain) > doubt
+
+    def _probe_gain(self, probe: _Probe, times: Sequence[int]) -> tuple[float, float]:
+        """Relative gain of the probe's steps over the incumbent's, and its standard deviation."""
+        rates = [self._rate(self._probabilities, s, probe.cell, times) for s in (probe.steps, probe.incumbent)]
+        return rates[0] / rates[1] - 1, self._doubt(probe.steps, probe.incumbent, probe.steps)
+
     def _timed_out(self, probe: _Probe) -> bool:
         return self._fold_round - probe.start >= _PROBE_TIMEOUT_ROUNDS
 
-    def _begin_probe(self, cell: _Cell, times: Sequence[int]) -> None:
-        now = self._fold_round
-        steps = self._worth_probing(cell, times)
-        if steps is None or cell.gate.earliest(now, switches=2) > now:
-            self._next_probe = now + _MAX_SPACING_ROUNDS
-            return
-        self._probe = _Probe(cell, cell.steps, steps, now)
+    def _begin_probe(self, cell: _Cell, steps: int) -> None:
+        self._probe = _Probe(cell, cell.steps, steps, self._fold_round)
         self._num_probes += 1
         self._switch(cell, steps)
 
     def _worth_probing(self, cell: _Cell, times: Sequence[int]) -> int | None:
-        """The deeper candidate that would pay most if the positions nobody has tried lately were accepted at 0.95."""
+        """A deeper candidate that would pay if the positions nobody has tried lately were accepted at 0.95, or None.
+
+        The shallowest with half of the greatest such gain: it costs least.
+        """
         deeper = [s for s in cell.candidates if s > cell.steps]
         if not deeper:
             return None
@@ -304,24 +344,30 @@ class GoodputPolicy:
             if age >= self._probe_interval // 2:
                 hopeful[j] = max(hopeful[j], _PROBE_ACCEPTANCE)
         rates = {s: expected_tokens(hopeful, s) / t for s, t in zip(cell.candidates, times, strict=True)}
-        steps = max(deeper, key=lambda s: (rates[s], -s))
-        return steps if rates[steps] > (1 + _PROBE_GAIN) * rates[cell.steps] else None
+        gains = {s: rates[s] / rates[cell.steps] - 1 for s in deeper}
+        enough = max(_PROBE_GAIN, max(gains.values()) / 2)
+        return next((s for s in deeper if gains[s] >= enough), None)
 
     def _end_probe(self, probe: _Probe, times: Sequence[int]) -> None:
         """Choose between the incumbent and what the probe has shown, and set when the next probe may be."""
         cell = probe.cell
         self._probe = None
-        chosen = self._better(cell, probe.incumbent, times)
+        tried = [s for s in cell.candidates if s <= probe.steps]
+        chosen = best_steps(self._probabilities, tried, times[: len(tried)])
+        p, incumbent = self._probabilities, probe.incumbent
+        gain = self._rate(p, chosen, cell, times) / self._rate(p, incumbent, cell, times) - 1
+        if gain <= MIN_GAIN + _PROBE_DEVIATIONS * self._doubt(chosen, incumbent, probe.steps):
+            chosen = incumbent
         self._switch(cell, chosen)
-        if chosen > probe.incumbent:
-            self._probe_interval = _PROBE_INTERVAL_ROUNDS
-        else:
-            grown = self._probe_interval * _PROBE_INTERVAL_GROWTH
-            self._probe_interval = min(grown, _PROBE_INTERVAL_CAP_ROUNDS)
-        # A probing round yields at least what the incumbent's drafts would: this bounds the time lost, in its rounds.
-        time = dict(zip(cell.candidates, times, strict=True))
-        lost_rounds = (time[probe.steps] / time[probe.incumbent] - 1) * max(probe.rounds, 1)
-        wait = max(self._probe_interval, math.ceil(lost_rounds / _PROBE_COST))
+        interval = self._probe_interval = self._probe_interval if chosen <= probe.incumbent else _PROBE_INTERVAL_ROUNDS
+        if chosen <= probe.incumbent:
+            self._probe_interval = min(interval * _PROBE_INTERVAL_GROWTH, _PROBE_INTERVAL_CAP_ROUNDS)
+        # The time lost, in rounds of the incumbent, with the doubt to the probe's disadvantage.
+        gain, doubt = self._probe_gain(probe, times)
+        index = cell.candidates.index
+        length = times[index(probe.steps)] / times[index(probe.incumbent)]
+        lost_rounds = max(0.0, doubt - gain) * length * max(probe.rounds, 1)
+        wait = max(interval, math.ceil(lost_rounds / _PROBE_COST))
         self._next_probe = self._fold_round + wait
 
     def snapshot(self) -> dict[str, object]:

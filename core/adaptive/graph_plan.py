@@ -14,8 +14,8 @@ class GraphPlan:
     """The graphs to capture, with what pruning saves.
 
     `pairs` are (steps, captured batch size), ascending; the unpruned counterpart is every candidate at every size.
-    `metadata_num_draft_tokens` is the greatest width over all candidates: metadata buffers of every graph have it, since
-    a width per step count would change split points, so numerics, so acceptance, so the choice of steps.
+    `metadata_num_draft_tokens` is the greatest width over all candidates. Metadata buffers of every graph have it, as a
+    width per step count would change split points, so numerics, so acceptance, so the choice of steps.
     """
 
     pairs: tuple[tuple[int, int], ...]
