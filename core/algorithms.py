@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .algorithm import DraftInput, DraftKV, Drafter, DraftShape, HandoffBatch, MissingHiddenState, SpecAlgorithm
+from .algorithm import Drafter, DraftInput, DraftKV, DraftShape, HandoffBatch, MissingHiddenState, SpecAlgorithm
 from .errors import Problem
 from .future_map import FutureMap, RelayField
 from .hidden import ForwardPhase
