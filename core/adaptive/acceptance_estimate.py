@@ -22,15 +22,15 @@ requests of about 100 rounds whose accept lengths differ by a factor of two (5th
 _SLOW_ROUNDS = 2048.0
 _FAST_ROUNDS = 64.0
 _FLOOR_ROWS = 16.0
-_CHANGE_DEVIATIONS = 3.5
+_CHANGE_DEVIATIONS = 4.0
 _CHANGE_SHIFT = 0.05
 
 
 class AcceptanceEstimate:
     """Decayed counts of trials and acceptances by position, over a slow and a fast memory.
 
-    The slow memory (2,048 rounds) gives the estimates. The fast one (64 rounds) watches for a change: when the
-    acceptances it holds differ from what the slow one predicts by 3.5 standard deviations, it replaces the slow one,
+    The slow memory (2,048 rounds) gives the estimates. The fast one (64 rounds) watches for a change: when what it
+    holds of a position differs by 4 standard deviations from the older part of the slow one, it replaces the slow one,
     and positions that it has not tried are unknown again. `changes` counts that. `last_tried[j]` is the round in which
     position j + 1 was last tried, −1 for never.
     """
@@ -92,13 +92,7 @@ class AcceptanceEstimate:
         return self._follow_change()
 
     def _follow_change(self) -> bool:
-        surplus = variance = tried = 0.0
-        for trials, accepts, p in zip(self._fast_trials, self._fast_accepts, self.probabilities(), strict=True):
-            surplus += accepts - p * trials
-            variance += p * (1 - p) * trials * ROWS_PER_INDEPENDENT_ROW
-            tried += trials
-        changed = tried >= 1 and surplus**2 > _CHANGE_DEVIATIONS**2 * (variance + ROWS_PER_INDEPENDENT_ROW)
-        if not changed or abs(surplus) < _CHANGE_SHIFT * tried:
+        if not any(self._has_changed(j) for j in range(self.depth)):
             return False
         for j in range(self.depth):
             known = self._fast_trials[j] >= 1.0
@@ -108,6 +102,17 @@ class AcceptanceEstimate:
                 self.last_tried[j] = -1
         self.changes += 1
         return True
+
+    def _has_changed(self, j: int) -> bool:
+        """Whether what the fast memory holds of position j + 1 contradicts the older part of the slow one."""
+        recent, accepts = self._fast_trials[j], self._fast_accepts[j]
+        older = self._slow_trials[j] - recent
+        if recent < 1.0 or older < _FLOOR_ROWS / 2:
+            return False
+        p = min(max((self._slow_accepts[j] - accepts) / older, 0.0), 1.0)
+        shift = accepts - p * recent
+        variance = (p * (1 - p) * recent * (1 + recent / older) + 1) * ROWS_PER_INDEPENDENT_ROW
+        return abs(shift) > _CHANGE_SHIFT * recent and shift**2 > _CHANGE_DEVIATIONS**2 * variance
 
     def probabilities(self) -> list[float]:
         """Estimated conditional acceptance of positions 1 … depth; unknown ones extrapolate the position before."""

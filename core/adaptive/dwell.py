@@ -66,6 +66,12 @@ class SwitchGate:
         self._last = now
         self._recent.append(now)
 
+    def forgive(self) -> None:
+        """Forget the past: what it answered to is over."""
+        self._doublings = 0
+        self._direction = 0
+        self._recent.clear()
+
     def snapshot(self) -> dict[str, object]:
         """The state as plain data."""
         return {"doublings": self._doublings, "direction": self._direction, "recent": list(self._recent)}

@@ -44,6 +44,7 @@ _PROBE_TIMEOUT_ROUNDS = 512
 _PROBE_INTERVAL_ROUNDS = 512
 _PROBE_INTERVAL_GROWTH = 4
 _PROBE_INTERVAL_CAP_ROUNDS = 4096
+_AMNESTY_ROUNDS = 1000
 _PROBE_COST = 0.005
 _MAX_CACHED_BATCH_SIZES = 1 << 14
 
@@ -131,6 +132,7 @@ class GoodputPolicy:
         self._kv_fold = -1
         self._probe: _Probe | None = None
         self._next_probe = 0
+        self._next_amnesty = 0
         self._probe_interval = _PROBE_INTERVAL_ROUNDS
         self._switches_at_fold = 0
         self._switches = 0
@@ -193,6 +195,11 @@ class GoodputPolicy:
         if changed:
             self._probe_interval = _PROBE_INTERVAL_ROUNDS
             self._next_probe = min(self._next_probe, self._round)
+            if self._round >= self._next_amnesty:
+                # Another process has begun, with ten switches of its own.
+                self._next_amnesty = self._round + _AMNESTY_ROUNDS
+                for cell in self._cells.values():
+                    cell.gate.forgive()
         restless = changed or self._probe is not None or self._switches != self._switches_at_fold
         self._switches_at_fold = self._switches
         if self._probe is None and self._round >= self._next_probe:
