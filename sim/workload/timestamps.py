@@ -26,8 +26,7 @@ def parse_date_times_ns(cells: Sequence[str]) -> np.ndarray:
 
 
 def parse_seconds_ns(cells: Sequence[str]) -> np.ndarray:
-    """Decimal seconds ("5", "45.25") to ns: int64 [n]. Digits beyond the ninth are cut. ValueError for other
-    forms."""
+    """Decimal seconds ("5", "45.25") to ns: int64 [n]; digits beyond the ninth are cut. Else ValueError."""
     return np.array([_seconds_ns(cell) for cell in cells], np.int64)
 
 

@@ -229,7 +229,7 @@ def _chunks(path: str, name: str) -> Iterator[_Chunk]:
                 times -= origin
                 yield chunk
         except UnicodeDecodeError as error:
-            raise TraceError(path, None, f"not a text file in UTF-8 ({error.reason} at byte {error.start})") from error
+            raise TraceError(path, None, f"not a text file in UTF-8: {error}") from error
     if origin is None:
         raise TraceError(path, None, "no rows: the file ends after its header")
 
@@ -328,8 +328,8 @@ def _mooncake_chunks(path: str, name: str, file: TextIO) -> Iterator[_Chunk]:
             _check_hash_ids(path, prompts, hash_ids, lines)
             yield _Chunk(
                 _parse(path, "timestamp", times, lines, parse_milliseconds_ns),
-                _parse(path, "input_length", prompts, lines, _counts),
-                _parse(path, "output_length", outputs, lines, _counts),
+                _parse(path, "input_length", prompts, lines, _json_counts),
+                _parse(path, "output_length", outputs, lines, _json_counts),
                 lines,
                 hash_ids=list(hash_ids),
             )
@@ -346,22 +346,27 @@ def _check_hash_ids(path: str, prompts: tuple, hash_ids: tuple, lines: list[int]
 
 def _counts(cells: tuple) -> np.ndarray:
     """Token counts, int64 [n]. ValueError unless each is a whole number, 0 … 2**31 − 1."""
-    if not isinstance(cells[0], str) and any(type(cell) is not int for cell in cells):
-        raise ValueError("expected a whole number")
     values = np.array(list(map(int, cells)), np.int64)
     if values.min() < 0 or values.max() > MAX_PROMPT_LENGTH:
         raise ValueError(f"expected a count of tokens, 0 ... {MAX_PROMPT_LENGTH}")
     return values
 
 
+def _json_counts(cells: tuple) -> np.ndarray:
+    """As `_counts`, of JSON numbers: neither text nor true nor a fraction will do."""
+    if any(type(cell) is not int for cell in cells):
+        raise ValueError("expected a whole number")
+    return _counts(cells)
+
+
 def _parse(path: str, label: str, cells: tuple, lines: list[int], parse) -> np.ndarray:
-    """A column at once; if that fails, cell by cell, to say which."""
+    """A column at once; if that fails, each cell beside the first, whose form it must share, to say which."""
     try:
         return parse(cells)
     except (ValueError, OverflowError, TypeError):
         for cell, line in zip(cells, lines, strict=True):
             try:
-                parse((cell,))
+                parse((cells[0], cell))
             except (ValueError, OverflowError, TypeError) as error:
                 raise TraceError(path, line, f"{label} {cell!r}: {error}") from error
         raise
@@ -378,7 +383,7 @@ def _first_line(path: str, file: TextIO) -> str:
     try:
         first = file.readline(1 << 20)
     except (UnicodeDecodeError, OSError) as error:
-        raise TraceError(path, 1, f"cannot be read as text: {error}") from error
+        raise TraceError(path, 1, f"not a text file in UTF-8: {error}") from error
     if not first.strip():
         raise TraceError(path, 1, "the file is empty" if not first else "the first line is blank, expected a header")
     return first

@@ -1,0 +1,117 @@
+"""Arrival processes: their rates and burstiness, and that neither chunks nor length change an arrival."""
+
+import numpy as np
+import pytest
+from foretoken.core.errors import ConfigError
+from foretoken.sim.workload.arrivals import ArrivalProcess, RateCurve
+
+PROCESSES = {
+    "poisson": ArrivalProcess.poisson(20.0),
+    "bursty": ArrivalProcess.gamma(20.0, 2.5),
+    "even": ArrivalProcess.gamma(20.0, 0.4),
+    "clock": ArrivalProcess.evenly(20.0),
+    "day": ArrivalProcess.poisson(RateCurve.day(20.0, 0.7, period_s=600.0)),
+}
+
+
+def times_of(process, seed=3, **arguments):
+    return np.concatenate([np.empty(0, np.int64), *process.chunks(seed, **arguments)])
+
+
+@pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES)
+class TestEveryProcess:
+    def test_chunks_and_length_change_nothing(self, process):
+        whole = times_of(process, num_arrivals=2000)
+        assert whole.dtype == np.int64
+        assert (np.diff(whole) >= 0).all()
+        np.testing.assert_array_equal(times_of(process, num_arrivals=2000, chunk=37), whole)
+        np.testing.assert_array_equal(times_of(process, num_arrivals=500), whole[:500])
+
+    def test_the_mean_rate(self, process):
+        times = times_of(process, num_arrivals=60_000)
+        assert len(times) / (times[-1] / 1e9) == pytest.approx(20.0, rel=0.03)
+
+    def test_stop_ends_before_that_time(self, process):
+        whole = times_of(process, num_arrivals=2000)
+        stop_s = 40.0
+        np.testing.assert_array_equal(times_of(process, stop_s=stop_s, chunk=100), whole[whole < stop_s * 1e9])
+
+
+def test_another_seed_is_another_sample():
+    process = PROCESSES["poisson"]
+    assert not np.array_equal(times_of(process, 1, num_arrivals=50), times_of(process, 2, num_arrivals=50))
+
+
+@pytest.mark.parametrize("burstiness", [0.0, 0.3, 1.0, 1.7, 4.0])
+def test_burstiness_is_the_coefficient_of_variation(burstiness):
+    gaps = np.diff(times_of(ArrivalProcess.gamma(5.0, burstiness), num_arrivals=100_000))
+    assert gaps.std() / gaps.mean() == pytest.approx(burstiness, rel=0.03, abs=1e-6)
+
+
+def test_poisson_counts_have_the_variance_of_their_mean():
+    times = times_of(ArrivalProcess.poisson(50.0), num_arrivals=100_000)
+    counts = np.bincount((times // 10**9).astype(int))[:-1]
+    assert counts.var() / counts.mean() == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_clock_ticks_from_zero():
+    assert times_of(ArrivalProcess.evenly(4.0), num_arrivals=4).tolist() == [0, 250_000_000, 500_000_000, 750_000_000]
+
+
+class TestRateCurve:
+    def test_a_ramp_by_hand(self):
+        """From 0 to 10 per second in 20 s: t²/4 arrivals until then, 10 per second after 100 of them."""
+        curve = RateCurve.ramp(0.0, 10.0, 20.0)
+        assert curve.times_of(np.array([0.0, 1.0, 25.0, 100.0, 110.0])) == pytest.approx([0, 2, 10, 20, 21])
+        assert curve.expected_arrivals(10.0) == pytest.approx(25.0)
+        assert curve.expected_arrivals(21.0) == pytest.approx(110.0)
+
+    @pytest.mark.parametrize(
+        "curve",
+        [
+            RateCurve.constant(3.0),
+            RateCurve.ramp(9.0, 1.0, 50.0),
+            RateCurve.day(5.0, 1.0),
+            RateCurve.table((0, 10, 11, 30), (2, 2, 0, 8)),
+            RateCurve.table((0, 5, 6, 10), (0, 4, 0, 0), period_s=10),
+        ],
+        ids=["constant", "ramp", "day", "table", "repeated"],
+    )
+    def test_the_inverse_is_an_inverse(self, curve):
+        units = np.linspace(0.01, 500.0, 333)
+        again = [curve.expected_arrivals(time_s) for time_s in curve.times_of(units)]
+        assert again == pytest.approx(units, rel=1e-6, abs=1e-6)
+
+    def test_a_day_is_busy_at_its_peak(self):
+        curve = RateCurve.day(10.0, 0.5, peak_hour=14.0)
+        hours = times_of(ArrivalProcess.poisson(curve), stop_s=86400.0 / 8 * 8, num_arrivals=10**6) / 3.6e12
+        counts = np.histogram(hours, bins=24, range=(0, 24))[0] / 3600
+        assert counts[13:15].mean() == pytest.approx(15.0, rel=0.03)
+        assert counts[1:3].mean() == pytest.approx(5.0, rel=0.03)
+
+    def test_arrivals_end_where_the_rate_ends(self):
+        process = ArrivalProcess.evenly(RateCurve.ramp(10.0, 0.0, 8.0))
+        times = times_of(process)
+        assert len(times) == 41
+        assert (times[0], times[-1]) == (0, 8_000_000_000)
+
+    @pytest.mark.parametrize(
+        ("make", "key"),
+        [
+            (lambda: RateCurve.constant(0.0), "rates"),
+            (lambda: RateCurve.constant(-1.0), "rates"),
+            (lambda: RateCurve.constant(float("nan")), "rates"),
+            (lambda: RateCurve.table((0, 1), (1,)), "rates"),
+            (lambda: RateCurve.table((), ()), "rates"),
+            (lambda: RateCurve.table((1, 2), (1, 1)), "times_s"),
+            (lambda: RateCurve.table((0, 2, 2), (1, 1, 1)), "times_s"),
+            (lambda: RateCurve.table((0, 2), (1, 1), period_s=3), "period_s"),
+            (lambda: RateCurve.day(1.0, 1.5), "amplitude"),
+            (lambda: ArrivalProcess.gamma(1.0, -1.0), "burstiness"),
+            (lambda: ArrivalProcess.gamma(1.0, float("nan")), "burstiness"),
+        ],
+    )
+    def test_bad_curves(self, make, key):
+        with pytest.raises(ConfigError) as caught:
+            make()
+        assert key in [problem.key for problem in caught.value.problems]

@@ -1,0 +1,256 @@
+"""Traces: exact times, honest errors, windows, and the real files where they are at hand."""
+
+import json
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from foretoken.core.errors import ConfigError
+from foretoken.sim.workload import traces
+from foretoken.sim.workload.traces import TraceError, TraceSource
+
+TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces"
+AZURE = TRACES / "AzureLLMInferenceTrace_conv.csv"
+MOONCAKE = TRACES / "mooncake_conversation_trace.jsonl"
+needs_traces = pytest.mark.skipif(not AZURE.exists(), reason="real traces are not at hand")
+
+AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BURST_HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="trace"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def mooncake_line(timestamp, input_length, output_length, hash_ids=None):
+    if hash_ids is None:
+        hash_ids = list(range(-(-input_length // 512)))
+    return json.dumps(
+        {"timestamp": timestamp, "input_length": input_length, "output_length": output_length, "hash_ids": hash_ids}
+    ) + "\n"  # fmt: skip
+
+
+class TestAzure:
+    def test_times_are_exact_to_the_hundred_nanoseconds(self, write):
+        path = write(
+            AZURE_HEADER
+            + "2023-11-16 18:15:46.6805900,374,44\r\n"
+            + "2023-11-16 18:15:46.6805901,396,109\r\n"
+            + "2023-11-17 00:00:00.0000001,5,6\r\n"
+        )
+        arrivals = list(TraceSource(path))
+        assert [arrival.time_ns for arrival in arrivals] == [0, 100, 20653319410100]
+        assert [(arrival.prompt.length, arrival.output_len, arrival.row) for arrival in arrivals] == [
+            (374, 44, 0), (396, 109, 1), (5, 6, 2),
+        ]  # fmt: skip
+        assert arrivals[0].prompt.materialize() is None
+        assert (arrivals[0].session, arrivals[0].priority) == (None, 0)
+
+    def test_a_utc_offset_counts(self, write):
+        path = write(
+            AZURE_HEADER
+            + "2024-05-10 00:00:00.009930+00:00,2162,5\n"
+            + "2024-05-10 02:00:00.017335+02:00,2399,6\n"
+            + "2024-05-10 00:00:01Z,7,8\n"
+        )
+        assert [arrival.time_ns for arrival in TraceSource(path)] == [0, 7405000, 990070000]
+
+    def test_a_uniform_offset_takes_the_fast_way(self, write):
+        rows = "".join(f"2024-05-10 00:00:{second:02d}.5-07:30,10,1\n" for second in range(60))
+        times = [arrival.time_ns for arrival in TraceSource(write(AZURE_HEADER + rows))]
+        assert times == [second * 1_000_000_000 for second in range(60)]
+
+    @pytest.mark.parametrize(
+        ("rows", "line", "words"),
+        [
+            ("2023-11-16 18:15:46,x,44\n", 2, "ContextTokens 'x'"),
+            ("2023-11-16 18:15:46,1,2\n2023-11-16 18:15:47,1,nan\n", 3, "GeneratedTokens 'nan'"),
+            ("2023-11-16 18:15:46,1,-2\n", 2, "GeneratedTokens '-2'"),
+            ("2023-11-16 18:15:46,1,2.5\n", 2, "GeneratedTokens '2.5'"),
+            ("2023-11-16 18:15:46,1,99999999999\n", 2, "GeneratedTokens '99999999999'"),
+            ("2023-11-16 18:15:46,,2\n", 2, "ContextTokens ''"),
+            ("yesterday,1,2\n", 2, "TIMESTAMP 'yesterday'"),
+            ("2023-11-16,1,2\n", 2, "TIMESTAMP '2023-11-16'"),
+            ("2023-13-16 18:15:46,1,2\n", 2, "TIMESTAMP"),
+            ("NaT,1,2\n", 2, "TIMESTAMP 'NaT'"),
+            ("9999-11-16 18:15:46,1,2\n", 2, "TIMESTAMP '9999"),
+            ("2023-11-16 18:15:46,1,2\n2023-11-16 18:15:47,1\n", 3, "2 fields, expected 3 (a truncated line?)"),
+            ("2023-11-16 18:15:46,1,2\n2023-11-1", 3, "1 fields, expected 3 (a truncated line?)"),
+            ("2023-11-16 18:15:46,1,2\n2023-11-16 18:15:45.5,1,2\n", 3, "time goes back by 0.5 s"),
+            ("2023-11-16 18:15:46,1,2\n2023-11-16 18:15:46+00:00,1,2\n", 3, "same form of time"),
+            ("2023-11-16 18:15:46+00:00,1,2\n2023-11-16 18:15:46,1,2\n", 3, "same form of time"),
+            ('2023-11-16 18:15:46,1,2\n"2023-11-16 18:15:47,1,2\n', 3, "fields"),
+        ],
+    )
+    def test_a_bad_row_is_named_by_its_line(self, write, rows, line, words):
+        source = TraceSource(write(AZURE_HEADER + rows), "azure")
+        for read in (source.scan, lambda: list(source)):
+            with pytest.raises(TraceError) as caught:
+                read()
+            assert words in str(caught.value)
+            assert caught.value.line == line
+            assert f"line {line}" in str(caught.value)
+
+    def test_blank_lines_are_passed_over_and_lines_still_counted(self, write):
+        path = write(AZURE_HEADER + "2023-11-16 18:15:46,1,2\n\n2023-11-16 18:15:47,1,x\n")
+        with pytest.raises(TraceError, match="line 4"):
+            TraceSource(path).scan()
+
+    def test_a_last_line_without_line_break_counts(self, write):
+        assert TraceSource(write(AZURE_HEADER + "2023-11-16 18:15:46,1,2")).scan().num_rows == 1
+
+    def test_time_may_not_go_back_between_chunks_either(self, write, monkeypatch):
+        monkeypatch.setattr(traces, "CHUNK_ROWS", 2)
+        rows = ["2023-11-16 18:15:46,1,2\n", "2023-11-16 18:15:48,1,2\n", "2023-11-16 18:15:47,1,2\n"]
+        with pytest.raises(TraceError, match="line 4: time goes back by 1 s"):
+            TraceSource(write(AZURE_HEADER + "".join(rows))).scan()
+
+
+class TestBurst:
+    def test_seconds_are_exact_and_sessions_kept(self, write):
+        header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        path = write(
+            header
+            + "5,s1,1.2,ChatGPT,472,18,490,Conversation log\n"
+            + "45.250000001,s2,0.5,GPT-4,1087,230,1317,API log\n"
+            + "118.0,,0.5,GPT-4,417,276,693,API log\n"
+        )
+        arrivals = list(TraceSource(path))
+        assert [arrival.time_ns for arrival in arrivals] == [0, 40_250_000_001, 113_000_000_000]
+        assert [arrival.session for arrival in arrivals] == ["s1", "s2", None]
+
+    def test_failed_requests_are_skipped_and_counted(self, write):
+        rows = "1,GPT-4,10,5,15,API log\n2,GPT-4,7,0,7,API log\n3,GPT-4,0,4,4,API log\n4,GPT-4,20,6,26,API log\n"
+        source = TraceSource(write(BURST_HEADER + rows))
+        summary = source.scan()
+        assert (summary.format, summary.num_rows, summary.num_requests) == ("burstgpt", 4, 2)
+        assert (summary.num_failed, summary.num_empty_prompts) == (1, 1)
+        assert (summary.prompt_tokens, summary.output_tokens, summary.span_ns) == (30, 11, 3_000_000_000)
+        assert (summary.max_prompt_len, summary.max_output_len) == (20, 6)
+        assert [(arrival.row, arrival.time_ns) for arrival in source] == [(0, 0), (3, 3_000_000_000)]
+        prompts, outputs = source.lengths()
+        assert (prompts.tolist(), outputs.tolist()) == ([10, 20], [5, 6])
+
+    @pytest.mark.parametrize("time_s", ["-1", "nan", "1e3", "", "1.-5", "99999999999"])
+    def test_bad_seconds(self, write, time_s):
+        path = write(BURST_HEADER + f"0,GPT-4,1,1,2,API log\n{time_s},GPT-4,1,1,2,API log\n")
+        with pytest.raises(TraceError, match="line 3: Timestamp"):
+            TraceSource(path).scan()
+
+
+class TestMooncake:
+    def test_blocks_become_prompts_that_share(self, write):
+        path = write(mooncake_line(0, 600, 3, [8, 9]) + mooncake_line(27000, 1030, 4, [8, 9, 10]))
+        one, two = TraceSource(path)
+        assert (one.time_ns, two.time_ns) == (0, 27_000_000_000)
+        np.testing.assert_array_equal(one.prompt.materialize(), two.prompt.materialize()[:600])
+        assert two.prompt.length == 1030
+
+    def test_fractions_of_milliseconds(self, write):
+        path = write(mooncake_line(0, 5, 3) + mooncake_line(0.25, 5, 3))
+        assert [arrival.time_ns for arrival in TraceSource(path)] == [0, 250_000]
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ('{"timestamp": 5, "input_le', "not JSON (a truncated line?)"),
+            ("[1, 2]\n", "expected an object"),
+            ('{"timestamp": 1}\n', "expected an object with the keys"),
+            (mooncake_line(-1, 5, 3), "timestamp -1"),
+            (mooncake_line(float("nan"), 5, 3), "timestamp nan"),
+            (mooncake_line(True, 5, 3), "timestamp True"),
+            (mooncake_line("1", 5, 3), "timestamp '1'"),
+            (mooncake_line(1, 5, -3), "output_length -3"),
+            (mooncake_line(1, 5, 3.5), "output_length 3.5"),
+            (mooncake_line(1, 5, "3"), "output_length '3'"),
+            (mooncake_line(1, 600, 3, [1]), "1 hash_ids for 600 tokens: expected 2"),
+            (mooncake_line(1, 5, 3, 7), "expected a list"),
+            (mooncake_line(1, 5, 3, ["x"]), "whole numbers"),
+            (mooncake_line(1, 5, 3, [-1]), "whole numbers"),
+        ],
+    )
+    def test_a_bad_line_is_named(self, write, text, words):
+        path = write(mooncake_line(0, 5, 3) + text)
+        with pytest.raises(TraceError) as caught:
+            TraceSource(path).scan()
+        assert words in str(caught.value)
+        assert caught.value.line == 2
+
+
+class TestFile:
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", "empty"),
+            ("\n", "first line is blank"),
+            (AZURE_HEADER, "no rows"),
+            ("2023-11-16 18:15:46.6805900,374,44\n", "neither a header"),
+            ("TIMESTAMP,ContextTokens,GeneratedTokns\n", "the header of azure traces has 'GeneratedTokens'"),
+            ("TIMESTAMP,ContextTokens,GeneratedTokens,Note\n", "unknown column 'Note'"),
+            (b"\xff\xfe\x00bad", "text"),
+            (AZURE_HEADER.encode() + b"2023-11-16 18:15:46,1,\xff\n", "UTF-8"),
+        ],
+    )
+    def test_what_is_no_trace(self, write, text, words):
+        with pytest.raises(TraceError) as caught:
+            TraceSource(write(text)).scan()
+        assert words in str(caught.value)
+
+    def test_a_missing_file(self, tmp_path):
+        with pytest.raises(TraceError, match="cannot be opened"):
+            list(TraceSource(tmp_path / "nothing.csv"))
+
+    def test_bad_arguments_are_named_at_once(self):
+        with pytest.raises(ConfigError) as caught:
+            TraceSource("t.csv", "azur", rate_scale=0, start_s=5, stop_s=4, limit=0)
+        assert [problem.key for problem in caught.value.problems] == ["format", "rate_scale", "stop_s", "limit"]
+        assert "did you mean 'azure'" in str(caught.value)
+
+    def test_window_scale_and_limit(self, write, monkeypatch):
+        monkeypatch.setattr(traces, "CHUNK_ROWS", 4)
+        path = write("".join(mooncake_line(1000 * second, 5, 3) for second in range(20)))
+
+        def rows_and_times(**arguments):
+            return [(arrival.row, arrival.time_ns) for arrival in TraceSource(path, **arguments)]
+
+        assert rows_and_times(limit=2) == [(0, 0), (1, 10**9)]
+        assert rows_and_times(start_s=6, stop_s=9) == [(6, 0), (7, 10**9), (8, 2 * 10**9)]
+        assert rows_and_times(start_s=17.5, rate_scale=4.0) == [(18, 125_000_000), (19, 375_000_000)]
+        assert len(rows_and_times()) == 20
+
+    def test_memory_does_not_grow_with_the_file(self, write):
+        peaks = []
+        for num_rows in (9_000, 27_000):
+            path = write("".join(mooncake_line(second, 5, 3) for second in range(num_rows)))
+            tracemalloc.start()
+            assert sum(1 for _ in TraceSource(path)) == num_rows
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        assert peaks[1] < 1.2 * peaks[0]
+
+
+@needs_traces
+class TestRealFiles:
+    def test_azure_hour(self):
+        started = time.perf_counter()
+        arrivals = list(TraceSource(AZURE))
+        elapsed_s = time.perf_counter() - started
+        assert len(arrivals) == 19366
+        assert arrivals[1].time_ns == 4_314_579_000
+        assert sum(arrival.output_len for arrival in arrivals) == TraceSource(AZURE).scan().output_tokens == 4_088_665
+        assert elapsed_s < 0.6  # 0.06 s on two cores; the bound is wide for a busy machine
+
+    def test_mooncake_hour(self):
+        summary = TraceSource(MOONCAKE).scan()
+        assert (summary.format, summary.num_rows, summary.num_failed) == ("mooncake", 12031, 0)
+        assert summary.span_ns == 3_536_999_000_000
+        first = next(iter(TraceSource(MOONCAKE)))
+        assert first.prompt.materialize().shape == (6758,)
