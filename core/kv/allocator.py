@@ -115,7 +115,7 @@ class KVAllocator:
             )
         bottom = top - num_pages
         pages = self._stack[bottom:top][::-1].copy()
-        self._held[pages] = 1
+        self._held[pages.astype(np.intp)] = 1
         self._num_free_pages = bottom
         return pages if page_size == 1 else self._slots_of(pages)
 
@@ -131,8 +131,9 @@ class KVAllocator:
         if num_pages == 0:
             return
         top = self._num_free_pages + num_pages
-        # Read as unsigned, a negative id is out of range instead of counting from the end.
-        index = pages.view(np.uint32)
+        # Read as unsigned, a negative id is out of range instead of counting from the end. NumPy indexes by intp several
+        # times faster than by any other integer.
+        index = pages.view(np.uint32).astype(np.intp)
         try:
             num_held = np.count_nonzero(self._held.take(index))
         except IndexError:
@@ -140,10 +141,10 @@ class KVAllocator:
         if num_held != num_pages or top > self.num_pages:
             raise self._refusal(pages)
         counting = self._counting[:num_pages]
-        self._last_seen_at[pages] = counting
+        self._last_seen_at[index] = counting
         if np.count_nonzero(self._last_seen_at.take(index) == counting) != num_pages:
             raise self._refusal(pages)
-        self._held[pages] = 0
+        self._held[index] = 0
         self._stack[self._num_free_pages : top] = pages[::-1]
         self._num_free_pages = top
 

@@ -84,8 +84,7 @@ class RequestTable:
         """
         table_rows, table_cols = self._cells(rows, starts, counts, slots.size)
         try:
-            # Read as unsigned, a negative index is out of bounds instead of counting from the end.
-            self.slots[table_rows.view(np.uint32), table_cols.view(np.uint32)] = slots
+            self.slots[_as_index(table_rows), _as_index(table_cols)] = slots
         except IndexError as error:
             raise InvariantViolation("ALLOC-07", f"a write outside the request table: {error}") from None
         return table_rows, table_cols
@@ -103,7 +102,7 @@ class RequestTable:
         total = counts * len(rows) if isinstance(counts, int) else int(np.add.reduce(counts))
         table_rows, table_cols = self._cells(rows, starts, counts, total)
         try:
-            return self.slots[table_rows.view(np.uint32), table_cols.view(np.uint32)]
+            return self.slots[_as_index(table_rows), _as_index(table_cols)]
         except IndexError as error:
             raise InvariantViolation("ALLOC-07", f"a read outside the request table: {error}") from None
 
@@ -147,3 +146,9 @@ class RequestTable:
         shifts = (starts - ends + counts).astype(np.int32)
         counting = self._counting[:total] if total <= self.width else np.arange(total, dtype=np.int32)
         return rows.astype(np.int32).repeat(counts), shifts.repeat(counts) + counting
+
+
+def _as_index(cells: NDArray[np.int32]) -> NDArray[np.intp]:
+    """`cells` as an index. Read as unsigned, a negative one is out of bounds instead of counting from the end; NumPy indexes
+    by intp several times faster than by any other integer."""
+    return cells.view(np.uint32).astype(np.intp)
