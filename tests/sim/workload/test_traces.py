@@ -226,9 +226,10 @@ class TestFile:
         assert rows_and_times(start_s=17.5, rate_scale=4.0) == [(18, 125_000_000), (19, 375_000_000)]
         assert len(rows_and_times()) == 20
 
-    def test_memory_does_not_grow_with_the_file(self, write):
+    def test_memory_does_not_grow_with_the_file(self, write, monkeypatch):
+        monkeypatch.setattr(traces, "CHUNK_ROWS", 1000)
         peaks = []
-        for num_rows in (9_000, 27_000):
+        for num_rows in (5_000, 15_000):
             path = write("".join(mooncake_line(second, 5, 3) for second in range(num_rows)))
             tracemalloc.start()
             assert sum(1 for _ in TraceSource(path)) == num_rows
