@@ -60,8 +60,9 @@ class TestAzure:
             + "2024-05-10 00:00:00.009930+00:00,2162,5\n"
             + "2024-05-10 02:00:00.017335+02:00,2399,6\n"
             + "2024-05-10 00:00:01Z,7,8\n"
+            + "2024-05-09 22:30:02-0130,7,8\n"
         )
-        assert [arrival.time_ns for arrival in TraceSource(path)] == [0, 7405000, 990070000]
+        assert [arrival.time_ns for arrival in TraceSource(path)] == [0, 7405000, 990070000, 1990070000]
 
     def test_a_uniform_offset_takes_the_fast_way(self, write):
         rows = "".join(f"2024-05-10 00:00:{second:02d}.5-07:30,10,1\n" for second in range(60))
@@ -121,10 +122,10 @@ class TestBurst:
             header
             + "5,s1,1.2,ChatGPT,472,18,490,Conversation log\n"
             + "45.250000001,s2,0.5,GPT-4,1087,230,1317,API log\n"
-            + "118.0,,0.5,GPT-4,417,276,693,API log\n"
+            + "118.5,,0.5,GPT-4,417,276,693,API log\n"
         )
         arrivals = list(TraceSource(path))
-        assert [arrival.time_ns for arrival in arrivals] == [0, 40_250_000_001, 113_000_000_000]
+        assert [arrival.time_ns for arrival in arrivals] == [0, 40_250_000_001, 113_500_000_000]
         assert [arrival.session for arrival in arrivals] == ["s1", "s2", None]
 
     def test_failed_requests_are_skipped_and_counted(self, write):
