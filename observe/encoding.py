@@ -1,0 +1,309 @@
+"""One event, one line of JSON: how a run is written down, and how requests and results are read back.
+
+    {"t":"engine","r":0,"config":{…}}
+    {"t":"submit","r":0,"ns":…,"id":"a","prompt":{…},"max_tokens":64}             optional fields only where they are not the default
+    {"t":"abort","r":0,"ns":…,"id":"a"}
+    {"t":"plan","r":0,"ns":…,"step":7,"joins":[[id,row,epoch,cached,emitted,max_tokens]],"prefill":[[row,start,len,last]],
+     "decode":[rows] or "=","S":3,"k":1,"nd":4,"rounds":8,"retracted":[id],"waiting":0,"held":512,"released":[[row,epoch]],"writes":crc}
+    {"t":"commit","r":0,"ns":…,"step":7,"rounds":2,"lens":"4231…","stops":[[round,column,index]],"ended":[column],"end":"request_ended",
+     "stopped":[chunk],"failures":[[row,message]],"at":[first end, gap, …],"finished":[[id,reason,tokens]]}
+
+`decode` is "=" where the rows are those of the engine's previous decode step. `writes` is the CRC-32 of what the step writes into the
+request table. `lens` has one character per round and row, 0-9a-zA-Z for 0 … 61, or is one number if all are equal, or a flat list if one
+is greater. Tokens are written only by executors that have some. Times are integer nanoseconds and keys have one order, so equal
+runs give equal bytes. User outputs (log probabilities, …) decide nothing and are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from json.encoder import encode_basestring_ascii as _quote
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from ..core.errors import ForetokenError
+from ..core.events import Aborted, Committed, EngineStarted, Event, Planned, Submitted
+from ..core.prompt import Prompt
+from ..core.request import GREEDY, Request, SamplingParams
+from ..core.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult, TableWrites
+
+DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_DIGITS = np.frombuffer(DIGITS, dtype=np.uint8)
+_VALUES = np.full(256, -1, dtype=np.int32)
+_VALUES[_DIGITS] = np.arange(len(DIGITS), dtype=np.int32)
+_TRUE = b"\x01"
+
+_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class MalformedRecord(ForetokenError):
+    """A record of a log whose content is not what its kind promises; the reader adds file and line."""
+
+
+def dump_line(value: Mapping[str, Any]) -> str:
+    """A JSON object without spaces, in the order of its keys. ValueError for NaN and infinities."""
+    return _dumps(value)
+
+
+class LineEncoder:
+    """Writes the events of one engine, in their order, as lines (without the newline)."""
+
+    def __init__(self, replica: int) -> None:
+        self.replica = replica
+        self._decode_rows: np.ndarray | None = None
+        self._heads = {kind: f'{{"t":"{kind}","r":{replica},"ns":' for kind in ("submit", "abort", "plan", "commit")}
+        self._encoders: dict[type, Callable[[Any], str]] = {
+            EngineStarted: self._engine,
+            Submitted: self._submit,
+            Aborted: self._abort,
+            Planned: self._plan,
+            Committed: self._commit,
+        }
+
+    def encode(self, event: Event) -> str:
+        return self._encoders[type(event)](event)
+
+    def _engine(self, event: EngineStarted) -> str:
+        return _dumps({"t": "engine", "r": self.replica, "config": event.config})
+
+    def _submit(self, event: Submitted) -> str:
+        request = event.request
+        parts = [
+            f'{self._heads["submit"]}{event.now_ns},"id":{_quote(request.request_id)},'
+            f'"prompt":{_dumps(request.prompt.to_json())},"max_tokens":{request.max_tokens}'
+        ]
+        if request.priority:
+            parts.append(f'"priority":{request.priority}')
+        if request.namespace:
+            parts.append(f'"namespace":{_quote(request.namespace)}')
+        if request.sampling != GREEDY:
+            sampling = request.sampling
+            fields = [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed]
+            parts.append(f'"sampling":{_dumps(fields)}')
+        for name in ("stop_tokens", "stop_strings", "outputs"):
+            value = getattr(request, name)
+            if value:
+                parts.append(f'"{name}":{_dumps(list(value))}')
+        if event.refusal:
+            parts.append(f'"refusal":{_quote(event.refusal)}')
+        return ",".join(parts) + "}"
+
+    def _abort(self, event: Aborted) -> str:
+        return f'{self._heads["abort"]}{event.now_ns},"id":{_quote(event.request_id)}}}'
+
+    def _plan(self, event: Planned) -> str:
+        step = event.step
+        if step is None:
+            parts = [f'{self._heads["plan"]}{event.now_ns},"step":null']
+        else:
+            parts = [f'{self._heads["plan"]}{event.now_ns},"step":{step.step_id}']
+            if step.joins:
+                joins = [
+                    f"[{_quote(j.request.request_id)},{j.row},{j.epoch},{j.num_cached},{j.num_emitted},{j.max_tokens}]"
+                    for j in step.joins
+                ]
+                parts.append(f'"joins":[{",".join(joins)}]')
+            if step.prefill is not None:
+                p = step.prefill
+                columns = (p.rows.tolist(), p.starts.tolist(), p.lens.tolist(), p.is_last.tolist())
+                chunks = [f"[{row},{start},{n},{last:d}]" for row, start, n, last in zip(*columns, strict=True)]
+                parts.append(f'"prefill":[{",".join(chunks)}]')
+            if step.decode is not None:
+                d = step.decode
+                rows = '"="' if self._same_rows(d.rows) else _dumps(d.rows.tolist())
+                parts.append(
+                    f'"decode":{rows},"S":{d.steps},"k":{d.topk},"nd":{d.num_draft_tokens},"rounds":{d.max_rounds}'
+                )
+        if event.retracted:
+            parts.append(f'"retracted":{_dumps(event.retracted)}')
+        parts.append(f'"waiting":{event.num_waiting},"held":{event.num_held_slots}')
+        if step is not None:
+            if step.released:
+                parts.append(f'"released":{_dumps(step.released)}')
+            if len(step.table_writes.slots):
+                parts.append(f'"writes":{writes_checksum(step.table_writes)}')
+        return ",".join(parts) + "}"
+
+    def _same_rows(self, rows: np.ndarray) -> bool:
+        previous, self._decode_rows = self._decode_rows, rows
+        return rows is previous or (previous is not None and np.array_equal(rows, previous))
+
+    def _commit(self, event: Committed) -> str:
+        result = event.result
+        parts = [f'{self._heads["commit"]}{event.now_ns},"step":{result.step_id}']
+        if result.decode is not None:
+            parts.append(_encode_decode(result.decode))
+        prefill = result.prefill
+        if prefill is not None:
+            if prefill.stopped is not None and prefill.stopped.any():
+                parts.append(f'"stopped":{_dumps(np.flatnonzero(prefill.stopped).tolist())}')
+            if prefill.tokens is not None:
+                parts.append(f'"first":{_dumps(prefill.tokens.tolist())}')
+        if result.failures:
+            failures = [f"[{int(row)},{_quote(message)}]" for row, message in result.failures]
+            parts.append(f'"failures":[{",".join(failures)}]')
+        parts.append(f'"at":{_encode_times(result.round_end_ns)}')
+        if event.finished:
+            finished = [
+                f"[{_quote(f.request_id)},{_quote(f.reason.name.lower())},{f.num_output}]" for f in event.finished
+            ]
+            parts.append(f'"finished":[{",".join(finished)}]')
+        return ",".join(parts) + "}"
+
+
+def writes_checksum(writes: TableWrites) -> int:
+    """CRC-32 over the bytes of rows, columns and slots, one after the other."""
+    checksum = crc32(np.ascontiguousarray(writes.rows))
+    checksum = crc32(np.ascontiguousarray(writes.columns), checksum)
+    return crc32(np.ascontiguousarray(writes.slots), checksum)
+
+
+def _encode_decode(decode: DecodeResult) -> str:
+    text = f'"rounds":{decode.rounds},"lens":{_encode_lens(decode.accept_lens)}'
+    if decode.stop_index is not None:
+        hits = np.argwhere(decode.stop_index >= 0)
+        if len(hits):
+            stops = np.column_stack([hits, decode.stop_index[hits[:, 0], hits[:, 1]]])
+            text += f',"stops":{_dumps(stops.tolist())}'
+    if _TRUE in decode.ended.tobytes():
+        text += f',"ended":{_dumps(np.flatnonzero(decode.ended).tolist())}'
+    if decode.block_end is not BlockEnd.MAX_ROUNDS:
+        text += f',"end":"{decode.block_end.value}"'
+    if decode.tokens is not None:
+        emitted = np.arange(decode.tokens.shape[2]) < decode.accept_lens[:, :, None]
+        text += f',"tokens":{_dumps(decode.tokens[emitted].tolist())}'
+    return text
+
+
+def _encode_lens(lens: np.ndarray) -> str:
+    """int [rounds, bs] as a number, a string of digits or a flat list."""
+    flat = lens.reshape(-1)
+    if not len(flat):
+        return '""'
+    # Seen as unsigned a negative entry is huge: one reduction checks both ends.
+    if flat.dtype != np.int32 or flat.view(np.uint32).max() >= len(DIGITS):
+        return _dumps(flat.tolist())
+    digits = _DIGITS.take(flat).tobytes()
+    if digits.count(digits[:1]) == len(digits):
+        return str(int(flat[0]))
+    return f'"{digits.decode("ascii")}"'
+
+
+def _encode_times(times: np.ndarray) -> str:
+    if len(times) == 1:
+        return str(int(times[0]))
+    values = times.tolist()
+    return _dumps(values[:1] + [after - before for before, after in zip(values, values[1:], strict=False)])
+
+
+# -- reading back -----------------------------------------------------------------------------------------------------
+
+
+def decode_request(record: Mapping[str, Any]) -> Request:
+    """The request of a `submit` record. MalformedRecord says what does not fit; InvalidRequest comes from the request itself."""
+    try:
+        sampling = GREEDY
+        if "sampling" in record:
+            temperature, top_p, top_k, seed = record["sampling"]
+            sampling = SamplingParams(temperature, top_p, top_k, seed)
+        return Request(
+            request_id=record["id"],
+            prompt=Prompt.from_json(record["prompt"]),
+            max_tokens=record["max_tokens"],
+            priority=record.get("priority", 0),
+            namespace=record.get("namespace", ""),
+            sampling=sampling,
+            stop_tokens=tuple(record.get("stop_tokens", ())),
+            stop_strings=tuple(record.get("stop_strings", ())),
+            outputs=tuple(record.get("outputs", ())),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise MalformedRecord(f"a request that cannot be read: {error!r}") from error
+
+
+def decode_result(record: Mapping[str, Any], step: Step) -> StepResult:
+    """The result that a `commit` record says step `step` had. MalformedRecord if the two do not belong together."""
+    if record["step"] != step.step_id:
+        raise MalformedRecord(f"the result of step {record['step']}, expected that of step {step.step_id}")
+    try:
+        prefill = _decode_prefill(record, step)
+        decode = _decode_rounds(record, step)
+        at = record["at"]
+        times = np.cumsum(np.array(at if isinstance(at, list) else [at], dtype=np.int64))
+        failures = tuple((int(row), str(message)) for row, message in record.get("failures", ()))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise MalformedRecord(f"a result of step {step.step_id} that cannot be read: {error!r}") from error
+    expected = decode.rounds if decode is not None else 1
+    if len(times) != expected:
+        raise MalformedRecord(f"{len(times)} end times, expected {expected}, one for each round")
+    return StepResult(step.step_id, prefill, decode, times, failures)
+
+
+def _decode_prefill(record: Mapping[str, Any], step: Step) -> PrefillResult | None:
+    if step.prefill is None:
+        return None
+    count = len(step.prefill.rows)
+    stopped = None
+    if "stopped" in record:
+        stopped = np.zeros(count, dtype=bool)
+        stopped[record["stopped"]] = True
+    tokens = np.array(record["first"], dtype=np.int64) if "first" in record else None
+    if tokens is not None and len(tokens) != count:
+        raise MalformedRecord(f"{len(tokens)} first tokens, expected {count}, one for each chunk")
+    return PrefillResult(tokens, stopped)
+
+
+def _decode_rounds(record: Mapping[str, Any], step: Step) -> DecodeResult | None:
+    if step.decode is None:
+        if "rounds" in record:
+            raise MalformedRecord(f"decode rounds, but step {step.step_id} has no decode part")
+        return None
+    rounds, batch_size = int(record["rounds"]), len(step.decode.rows)
+    lens = decode_lens(record["lens"], rounds, batch_size)
+    stop_index = None
+    if "stops" in record:
+        stop_index = np.full((rounds, batch_size), -1, dtype=np.int32)
+        for number, column, index in record["stops"]:
+            stop_index[number, column] = index
+    ended = np.zeros(batch_size, dtype=bool)
+    if "ended" in record:
+        ended[record["ended"]] = True
+    tokens = None
+    if "tokens" in record:
+        flat = np.array(record["tokens"], dtype=np.int64)
+        width = int(lens.max(initial=1))
+        emitted = np.arange(width) < lens[:, :, None]
+        if len(flat) != emitted.sum():
+            raise MalformedRecord(f"{len(flat)} tokens, expected {emitted.sum()}, the sum of lens")
+        tokens = np.full((rounds, batch_size, width), -1, dtype=np.int64)
+        tokens[emitted] = flat
+    end = BlockEnd(record.get("end", BlockEnd.MAX_ROUNDS.value))
+    return DecodeResult(rounds, lens, stop_index, ended, end, tokens)
+
+
+def decode_lens(value: int | str | list[int], rounds: int, batch_size: int) -> np.ndarray:
+    """`lens` of a `commit` record as int32 [rounds, bs]."""
+    if isinstance(value, int):
+        return np.full((rounds, batch_size), value, dtype=np.int32)
+    if isinstance(value, str):
+        flat = _VALUES[np.frombuffer(value.encode("latin-1", "replace"), dtype=np.uint8)]
+        if len(flat) and flat.min() < 0:
+            raise MalformedRecord(f"lens {value!r}: expected the characters 0-9, a-z, A-Z")
+    else:
+        flat = np.array(value, dtype=np.int32)
+    if len(flat) != rounds * batch_size:
+        raise MalformedRecord(f"{len(flat)} accept lengths, expected {rounds} rounds of {batch_size} rows")
+    return flat.reshape(rounds, batch_size)
+
+
+def decision(record: Mapping[str, Any], previous_rows: list[int] | None) -> dict[str, Any]:
+    """The comparable form of a `plan` record: what was decided, without when; "=" is replaced by the rows it stands for."""
+    kept = {key: value for key, value in record.items() if key not in ("t", "r", "ns")}
+    if kept.get("decode") == "=":
+        if previous_rows is None:
+            raise MalformedRecord('"decode" is "=", but this engine has no earlier decode step')
+        kept["decode"] = previous_rows
+    return kept

@@ -1,0 +1,203 @@
+"""The event log: `events.jsonl`, a header, the events of all replicas in their order, and a last line that says how the run ended.
+
+A log is written under its final name from the first line on. A run that is interrupted leaves a log without the last line
+`{"t":"end",…}`: readable, and visibly not complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..core.errors import ForetokenError, nearest
+from ..core.events import Event
+from .encoding import LineEncoder, dump_line
+
+SCHEMA = 1
+MAX_LINE_BYTES = 1 << 28  # a prompt of 2**24 tokens is about 2**27 bytes
+_BUFFER_CHARACTERS = 1 << 20
+
+_REQUIRED: dict[str, tuple[tuple[str, type | tuple[type, ...]], ...]] = {
+    "header": (("schema", int),),
+    "engine": (("r", int), ("config", dict)),
+    "submit": (("r", int), ("ns", int), ("id", str), ("prompt", dict), ("max_tokens", int)),
+    "abort": (("r", int), ("ns", int), ("id", str)),
+    "plan": (("r", int), ("ns", int), ("step", (int, type(None))), ("waiting", int), ("held", int)),
+    "commit": (("r", int), ("ns", int), ("step", int), ("at", (int, list))),
+    "end": (("complete", bool),),
+}
+
+
+class LogError(ForetokenError):
+    """A log that cannot be written or read: file, line (0: the file as a whole), what was found and expected."""
+
+    def __init__(self, path: str | os.PathLike[str], line: int, message: str) -> None:
+        place = f"{os.fspath(path)}:{line}" if line else os.fspath(path)
+        super().__init__(f"{place}: {message}")
+        self.path, self.line, self.message = os.fspath(path), line, message
+
+
+class Record(NamedTuple):
+    """One line of a log: its number (from 1), its kind ("t"), the object, and the line as it stands in the file."""
+
+    line: int
+    kind: str
+    data: dict[str, Any]
+    text: str
+
+
+class EventLog:
+    """Writes a log. `header` says what the run was (the resolved scenario); schema and package version are added in front.
+
+    As a context manager it closes the log as complete, or as incomplete if an exception passes through. Errors: LogError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        self.num_events = 0
+        self._lines: list[str] = []
+        self._characters = 0
+        self._sinks: dict[int, Callable[[Event], None]] = {}
+        try:
+            first = dump_line({"t": "header", "schema": SCHEMA, "foretoken": _package_version(), **header})
+        except (TypeError, ValueError) as error:
+            raise LogError(path, 1, f"a header that is no JSON: {error}") from error
+        try:
+            self._file = self.path.open("w", encoding="ascii", newline="\n")
+        except OSError as error:
+            raise LogError(path, 0, f"cannot be written: {error.strerror or error}") from error
+        self._lines.append(first)
+        self.flush()
+
+    def sink(self, replica: int) -> Callable[[Event], None]:
+        """What the engine of `replica` takes as its `events`; one per replica."""
+        if replica in self._sinks:
+            raise ValueError(f"replica {replica} has a sink already; two engines cannot share one")
+        encode = LineEncoder(replica).encode
+
+        def write(event: Event) -> None:
+            line = encode(event)
+            self._lines.append(line)
+            self.num_events += 1
+            self._characters += len(line)
+            if self._characters >= _BUFFER_CHARACTERS:
+                self.flush()
+
+        self._sinks[replica] = write
+        return write
+
+    def flush(self) -> None:
+        """Hand everything written so far to the operating system."""
+        if not self._lines:
+            return
+        self._lines.append("")
+        text = "\n".join(self._lines)
+        self._lines.clear()
+        self._characters = 0
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except (OSError, ValueError) as error:
+            raise LogError(self.path, 0, f"cannot be written: {error}") from error
+
+    def close(self, complete: bool, **facts: Any) -> None:
+        """Write the last line, with `facts` about the end of the run. A second call does nothing."""
+        if self._file.closed:
+            return
+        try:
+            end = {"t": "end", "complete": complete, "events": self.num_events, **facts}
+            self._lines.append(dump_line(end))
+            self.flush()
+        finally:
+            self._file.close()
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close(complete=kind is None)
+
+
+def read_log(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Iterator[Record]:
+    """The records of a log, header first and end last, one at a time.
+
+    Raises LogError for a file that is not there, a line that is no record, another schema, and, unless `allow_truncated`, for a log
+    that breaks off (inside a line, or without its last line). With `allow_truncated` a broken last line is left out.
+    """
+    line, ended = 0, False
+    try:
+        with Path(path).open("rb") as file:
+            while raw := file.readline(MAX_LINE_BYTES):
+                line += 1
+                if not raw.endswith(b"\n"):
+                    if len(raw) >= MAX_LINE_BYTES:
+                        raise LogError(path, line, f"a line of more than {MAX_LINE_BYTES} bytes")
+                    if allow_truncated and line > 1:
+                        return
+                    raise LogError(path, line, "the log breaks off inside this line; expected a whole record")
+                if ended:
+                    raise LogError(path, line, "a record after the end; expected nothing more")
+                record = _parse(path, line, raw)
+                ended = record.kind == "end"
+                yield record
+    except OSError as error:
+        raise LogError(path, 0, f"cannot be read: {error.strerror or error}") from error
+    if not line:
+        raise LogError(path, 0, "is empty; expected a header")
+    if not ended and not allow_truncated:
+        raise LogError(
+            path, line, 'the log breaks off after this line; expected {"t":"end",…}: the run was interrupted'
+        )
+
+
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The first record of a log. Errors as for `read_log`."""
+    return next(read_log(path, allow_truncated=True)).data
+
+
+def _parse(path: str | os.PathLike[str], line: int, raw: bytes) -> Record:
+    try:
+        text = raw[:-1].decode("utf-8")
+        data = json.loads(text)
+    except ValueError as error:
+        raise LogError(path, line, f"no JSON: {error}") from error
+    kind = data.get("t") if isinstance(data, dict) else None
+    if kind not in _REQUIRED:
+        hint = nearest(kind, _REQUIRED) if isinstance(kind, str) else ""
+        raise LogError(path, line, f'"t" is {kind!r}{hint}; expected one of {", ".join(_REQUIRED)}')
+    if (kind == "header") != (line == 1):
+        found = "a second header" if kind == "header" else f"a record of kind {kind!r}"
+        raise LogError(path, line, f"{found}; expected the header in line 1 and only there")
+    for key, expected in _REQUIRED[kind]:
+        value = data.get(key)
+        wrong_bool = isinstance(value, bool) and expected is not bool
+        if key not in data or wrong_bool or not isinstance(value, expected):
+            found = repr(value) if key in data else "missing"
+            raise LogError(path, line, f'"{key}" of a {kind!r} record is {found}; expected {_type_name(expected)}')
+    if kind == "header" and data["schema"] != SCHEMA:
+        raise LogError(path, line, f"schema {data['schema']}; this version reads schema {SCHEMA}")
+    return Record(line, kind, data, text)
+
+
+def _type_name(expected: type | tuple[type, ...]) -> str:
+    names = {
+        int: "an integer",
+        dict: "an object",
+        str: "a string",
+        list: "a list",
+        bool: "a boolean",
+        type(None): "null",
+    }
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    return " or ".join(names[kind] for kind in kinds)
+
+
+def _package_version() -> str:
+    try:
+        return metadata.version("foretoken")
+    except metadata.PackageNotFoundError:
+        return "unknown"
