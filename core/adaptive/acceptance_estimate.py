@@ -72,8 +72,9 @@ class AcceptanceEstimate:
         accepts = [0] * self.depth
         for width in sorted(self._pending):
             counts = self._pending[width]
-            reached = counts[width - 1]  # rows that accepted at least `position`
-            for position in range(min(width - 1, self.depth), 0, -1):
+            deepest = min(width - 1, self.depth)
+            reached = sum(counts[deepest:])  # rows that accepted at least `position`
+            for position in range(deepest, 0, -1):
                 accepts[position - 1] += reached
                 reached += counts[position - 1]
                 trials[position - 1] += reached

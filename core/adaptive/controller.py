@@ -73,6 +73,7 @@ class AdaptiveController:
         self._states: dict[tuple[int, int], dict[str, object]] = {}
         self._active_key: tuple[int, int] | None = None
         self._active_steps: int | None = None
+        self._active_bs = 1
         self._captured_sizes: tuple[int, ...] | None = None
         self._activations = 0
         self._counters = AdaptiveCounters(self._shape.max_num_draft_tokens)
@@ -158,6 +159,7 @@ class AdaptiveController:
         elif steps != self._active_steps:
             self._activations += self._active_steps is not None
         self._active_steps = steps
+        self._active_bs = bs
         return steps
 
     def _activate(self, steps: int, num_draft_tokens: int) -> None:
@@ -261,16 +263,13 @@ class AdaptiveController:
         slots = getattr(self.policy, "slots", ())
         return {
             "steps": steps,
-            "num_draft_tokens": None if steps is None else self._active_num_draft_tokens(steps),
+            "num_draft_tokens": None if steps is None else self._shape.num_draft_tokens(steps, self._active_bs),
             "switches": self.policy.switches,
             "activations": self._activations,
             "ema_accept_len": {
                 bound: slot.ema_accept_len for bound, slot in zip(self.policy.config.bounds, slots, strict=False)
             },
         }
-
-    def _active_num_draft_tokens(self, steps: int) -> int:
-        return self._active_key[1] if self._active_key is not None else self._shape.num_draft_tokens(steps, 1)
 
     def snapshot(self) -> dict[str, object]:
         """What the next choices depend on, as plain data; counters are in `metrics`."""

@@ -159,11 +159,11 @@ class GoodputPolicy:
         if self._kv_fold != self._folds:
             # Only the first round after a fold tells the context length: rounds inside a block are not seen singly.
             self._kv_fold = self._folds
-            self._kv_per_row = kv_tokens / max(batch_size, 1)
+            self._kv_per_row = float(kv_tokens / max(batch_size, 1))
         cell = self._cell_of.get(batch_size) or self._find_cell(batch_size)
         if cell.decided != self._folds:
             cell.decided = self._folds
-            if self._round_of_fold_is_warm() and len(cell.candidates) > 1:
+            if self._folds and len(cell.candidates) > 1:
                 self._decide(cell)
         return cell.steps
 
@@ -183,9 +183,6 @@ class GoodputPolicy:
         return NEVER if self._fixed else self._countdown
 
     # --- folding ---
-
-    def _round_of_fold_is_warm(self) -> bool:
-        return self._folds > 0
 
     def _fold(self) -> None:
         changed = self.estimate.fold(self._round, self._round - self._fold_round)

@@ -1,0 +1,192 @@
+"""A1 and A6: what a table may say, and that everything wrong with it is said at once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from foretoken.core.adaptive.config import (
+    PRESETS,
+    AdaptiveConfig,
+    InvalidInitialSteps,
+    load_adaptive_config,
+    resolve_initial_steps,
+)
+from foretoken.core.adaptive.export import to_sglang_json
+from foretoken.core.errors import ConfigError
+
+
+def problems_of(table, **kwargs) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        load_adaptive_config(table, **kwargs)
+    return {problem.key: problem.message for problem in caught.value.problems}
+
+
+def test_default_preset_is_the_documented_table():
+    config = load_adaptive_config("default")
+    assert config.bounds == (1, 8, 32)
+    assert [slot.candidate_steps for slot in config.slots] == [(1, 3, 7), (1, 3), (1,)]
+    assert [slot.down_hysteresis for slot in config.slots] == [-0.25, 0.0, 0.0]
+    for slot in config.slots:
+        knobs = (slot.ema_alpha, slot.update_interval, slot.warmup_batches, slot.up_hysteresis, slot.ceiling_coeff)
+        assert knobs == (0.2, 5, 10, 0.0, 0.0)
+    assert config.candidate_steps == (1, 3, 7)
+    assert config.notices == ()
+
+
+def test_with_zero_preset():
+    config = load_adaptive_config("with-zero")
+    assert config.bounds == (1, 8, 32, 64)
+    assert [slot.candidate_steps for slot in config.slots] == [(1, 3, 5, 7), (0, 1, 3), (0, 1), (0,)]
+    assert [slot.down_hysteresis for slot in config.slots] == [-0.25, 0.0, 0.0, 0.0]
+
+
+def test_defaults_of_the_table_apply_to_all_entries_and_entries_win():
+    table = {
+        "ema_alpha": 0.5,
+        "up_hysteresis": 0.1,
+        "8": {"candidate_steps": [3, 1, 3], "ema_alpha": 0.25},
+        "1": {"candidate_steps": [2]},
+    }
+    config = load_adaptive_config(table)
+    assert config.bounds == (1, 8)
+    assert [slot.ema_alpha for slot in config.slots] == [0.5, 0.25]
+    assert [slot.up_hysteresis for slot in config.slots] == [0.1, 0.1]
+    assert config.slots[1].candidate_steps == (1, 3)  # sorted, without repeats
+
+
+def test_flat_form_is_one_range_with_a_notice():
+    config = load_adaptive_config({"candidate_steps": [1, 5], "update_interval": 7}, source="flat.json")
+    assert config.bounds == (1,)
+    assert config.slots[0].update_interval == 7
+    assert len(config.notices) == 1 and "flat.json" in config.notices[0]
+
+
+def test_candidate_steps_beside_ranges_is_no_default():
+    config = load_adaptive_config({"candidate_steps": [9], "1": {"candidate_steps": [1]}})
+    assert config.candidate_steps == (1,)
+    assert "no effect" in config.notices[0]
+    assert "8.candidate_steps" in problems_of({"candidate_steps": [9], "8": {}})
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "words"),
+    [
+        ({}, "", "neither a batch-size key nor candidate_steps"),
+        ({"ema_alpha": 0.5}, "", "neither a batch-size key nor candidate_steps"),
+        ({"1": [1, 3]}, "1", "is a list; expected an object"),
+        ({"1": None}, "1", "is null; expected an object"),
+        ({"1": {}}, "1.candidate_steps", "is missing"),
+        ({"1": {"candidate_steps": 3}}, "1.candidate_steps", "is a number"),
+        ({"1": {"candidate_steps": "1,3"}}, "1.candidate_steps", "is a string"),
+        ({"1": {"candidate_steps": []}}, "1.candidate_steps", "is empty"),
+        ({"1": {"candidate_steps": [1, True]}}, "1.candidate_steps[1]", "is True"),
+        ({"1": {"candidate_steps": [1.0]}}, "1.candidate_steps[0]", "is 1.0"),
+        ({"1": {"candidate_steps": [3, -1]}}, "1.candidate_steps[1]", "is -1"),
+        ({"1": {"candidate_steps": [1], "ema_alpha": 0}}, "1.ema_alpha", "(0, 1]"),
+        ({"1": {"candidate_steps": [1], "ema_alpha": 1.01}}, "1.ema_alpha", "(0, 1]"),
+        ({"1": {"candidate_steps": [1], "ema_alpha": float("nan")}}, "1.ema_alpha", "is nan"),
+        ({"1": {"candidate_steps": [1], "update_interval": 0}}, "1.update_interval", "an integer >= 1"),
+        ({"1": {"candidate_steps": [1], "update_interval": True}}, "1.update_interval", "an integer >= 1"),
+        ({"1": {"candidate_steps": [1], "warmup_batches": -1}}, "1.warmup_batches", "an integer >= 0"),
+        ({"1": {"candidate_steps": [1], "min_dwell_batches": -1}}, "1.min_dwell_batches", "an integer >= 0"),
+        ({"1": {"candidate_steps": [1], "ceiling_coeff": -0.5}}, "1.ceiling_coeff", ">= 0"),
+        ({"1": {"candidate_steps": [1], "up_hysteresis": float("inf")}}, "1.up_hysteresis", "is inf"),
+        ({"1": {"candidate_steps": [1], "up_hysteresis": -0.5}}, "1.up_hysteresis", "it would oscillate"),
+        ({"down_hysteresis": 0.5, "1": {"candidate_steps": [1]}}, "1.up_hysteresis", "it would oscillate"),
+        ({"1": {"candidate_steps": [1], "ema_alfa": 0.5}}, "1.ema_alfa", "did you mean 'ema_alpha'"),
+        ({"1": {"candidate_steps": [1]}, "warmup_batch": 3}, "warmup_batch", "did you mean 'warmup_batches'"),
+        ({"1": {"candidate_steps": [1]}, "٣": {"candidate_steps": [1]}}, "٣", "is not a known key"),
+        ({"1": {"candidate_steps": [1]}, "-4": {"candidate_steps": [1]}}, "-4", "is not a known key"),
+        ({"1": {"candidate_steps": [1]}, "01": {"candidate_steps": [1]}}, "01", "one key for each number"),
+        ({"9" * 5000: {"candidate_steps": [1]}}, "9" * 20, "is too large"),
+    ],
+)
+def test_refusals_name_the_key_and_what_was_expected(table, key, words):
+    found = problems_of(table)
+    assert key in found, found
+    assert words in found[key]
+
+
+def test_all_problems_are_reported_at_once_with_the_file(tmp_path):
+    path = tmp_path / "steps.json"
+    path.write_text('{"1": {"candidate_steps": [], "ema_alpha": NaN, "ema_alpha2": 1}, "8": 3, "foo": 1}')
+    with pytest.raises(ConfigError) as caught:
+        load_adaptive_config(path)
+    keys = {problem.key for problem in caught.value.problems}
+    assert keys == {"1.candidate_steps", "1.ema_alpha", "1.ema_alpha2", "8", "foo"}
+    assert all(line.startswith(str(path)) for line in str(caught.value).splitlines())
+
+
+def test_json_that_is_none_or_repeats_keys(tmp_path):
+    assert "line 1" in next(iter(problems_of('{"1": ')))
+    assert problems_of('{"1": {"candidate_steps": [1]}, "1": {"candidate_steps": [2]}}').keys() == {"1"}
+    assert "1.ema_alpha" in problems_of('{"1": {"candidate_steps": [1], "ema_alpha": 0.1, "ema_alpha": 0.2}}')
+    assert "is a list" in problems_of("[1, 3]")[""]
+    assert "cannot be read" in problems_of(tmp_path / "absent.json")[""]
+    assert "did you mean 'default'" in problems_of("defualt")[""]
+
+
+def test_a_file_a_text_and_a_dict_read_alike(tmp_path):
+    text = json.dumps(PRESETS["with-zero"])
+    path = tmp_path / "steps.json"
+    path.write_text(text)
+    slots = load_adaptive_config(PRESETS["with-zero"]).slots
+    assert load_adaptive_config(text).slots == slots
+    assert load_adaptive_config(path).slots == slots
+    assert load_adaptive_config(str(path)).slots == slots
+    config = load_adaptive_config(text)
+    assert load_adaptive_config(config) is config
+
+
+def test_a_ceiling_that_undoes_a_rise_is_noticed():
+    def notices(coeff: float) -> tuple[str, ...]:
+        return load_adaptive_config({"1": {"candidate_steps": [1, 3], "ceiling_coeff": coeff}}).notices
+
+    assert "oscillate" in notices(1.0)[0]
+    assert notices(4.5) == () and notices(0) == ()
+
+
+def test_initial_steps():
+    config = load_adaptive_config("default")
+    assert resolve_initial_steps(config) == 3  # the middle of 1, 3, 7
+    assert resolve_initial_steps(config, 7) == 7
+    with pytest.raises(InvalidInitialSteps, match=r"5 .*\[1, 3, 7\]"):
+        resolve_initial_steps(config, 5)
+
+
+class TestExport:
+    def test_round_trip_is_keyed_by_batch_size_even_from_the_flat_form(self):
+        config = load_adaptive_config({"candidate_steps": [1, 5], "ema_alpha": 0.3})
+        text = to_sglang_json(config)
+        assert list(json.loads(text)) == ["1"]
+        again = load_adaptive_config(text)
+        assert again.slots == config.slots and again.notices == ()
+
+    def test_zero_steps_need_the_version_that_reads_them(self):
+        config = load_adaptive_config("with-zero")
+        for versions in (
+            {},
+            {"sglang_version": "0.6"},
+            {"sglang_version": "0.5.9", "zero_steps_since": "0.5.10"},
+        ):
+            with pytest.raises(ConfigError) as caught:
+                to_sglang_json(config, **versions)
+            keys = [problem.key for problem in caught.value.problems]
+            assert keys == ["8.candidate_steps", "32.candidate_steps", "64.candidate_steps"]
+        text = to_sglang_json(config, sglang_version="v0.5.10.post1", zero_steps_since="0.5.10")
+        assert load_adaptive_config(text).slots == config.slots
+        with pytest.raises(ConfigError, match="sglang_version"):
+            to_sglang_json(config, sglang_version="main", zero_steps_since="0.5.10")
+
+    def test_what_sglang_does_not_have_is_refused(self):
+        table = {"1": {"candidate_steps": [1], "min_dwell_batches": 50}}
+        with pytest.raises(ConfigError, match=r"1\.min_dwell_batches"):
+            to_sglang_json(load_adaptive_config(table))
+        assert "min_dwell_batches" not in to_sglang_json(load_adaptive_config("default"))
+
+
+def test_config_is_hashable_plain_data():
+    config = load_adaptive_config("default")
+    assert isinstance(config, AdaptiveConfig)
+    assert hash(config) == hash(load_adaptive_config("default"))

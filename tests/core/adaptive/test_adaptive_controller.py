@@ -1,0 +1,263 @@
+"""A4, A7 and A9: runtime states swapped whole, late feedback, counters, reload."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from foretoken.core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, build_controller, fixed_controller
+from foretoken.core.adaptive.controller import MissingRuntimeState
+from foretoken.core.adaptive.routing import InvalidGraphSizes
+from foretoken.core.adaptive.slot import NEVER, InvalidObservation
+from foretoken.core.errors import ConfigError
+
+FAST = {"warmup_batches": 0, "update_interval": 1, "ema_alpha": 1.0, "down_hysteresis": 0.0}
+RANGES = {**FAST, "1": {"candidate_steps": [1, 3]}, "8": {"candidate_steps": [0, 1]}}
+
+
+class Host:
+    """Owner of two fields that a runtime state sets, with faults on demand."""
+
+    def __init__(self):
+        self.fields: dict[str, object] = {"graphs": "initial", "width": 0}
+        self.built: list[tuple[int, int, tuple[int, ...] | None]] = []
+        self.fail_at: int | None = None
+        self.fail_install = False
+
+    def build_runtime_state(self, steps, num_draft_tokens, cuda_graph_bs):
+        self.fields = {"graphs": f"half of {steps}", "width": -1}  # building disturbs the live fields
+        if steps == self.fail_at:
+            raise RuntimeError("out of memory")
+        self.built.append((steps, num_draft_tokens, cuda_graph_bs))
+        return {"graphs": f"graphs of {steps}", "width": num_draft_tokens}
+
+    def runtime_fields(self):
+        return self.fields
+
+    def install_runtime_fields(self, fields):
+        if self.fail_install:
+            self.fail_install = False
+            self.fields = {"graphs": "torn", "width": -2}
+            raise RuntimeError("lost device")
+        self.fields = dict(fields)
+
+
+def controller_with_host() -> tuple[AdaptiveController, Host]:
+    host = Host()
+    return AdaptiveController(AdaptiveSpeculativeParams(3, RANGES), host=host), host
+
+
+def test_one_state_per_candidate_with_its_own_sizes_only():
+    controller, host = controller_with_host()
+    controller.init_states([1, 4, 8, 16])
+    assert host.built == [(0, 1, (8, 16)), (1, 2, (1, 4, 8, 16)), (3, 4, (1, 4))]
+    assert host.fields == {"graphs": "initial", "width": 0}  # building is invisible
+    assert controller.cuda_graph_bs_for_step(3) == (1, 4)
+
+
+def test_registered_states_are_not_built_again():
+    controller, host = controller_with_host()
+    controller.register(3, host.runtime_fields())
+    controller.init_states(None)
+    assert host.built == [(0, 1, None), (1, 2, None)]
+    controller.activate_step_by_batch(1)
+    assert host.fields == {"graphs": "initial", "width": 0}
+
+
+def test_trees_build_a_state_per_width():
+    host = Host()
+    params = AdaptiveSpeculativeParams(1, {"1": {"candidate_steps": [1]}, "8": {"candidate_steps": [1]}})
+    controller = AdaptiveController(params, topk=4, num_draft_tokens={1: 5, 8: 3}, host=host)
+    controller.init_states([4, 16])
+    assert host.built == [(1, 3, (16,)), (1, 5, (4,))]
+    controller.activate_step_by_batch(16)
+    assert host.fields["width"] == 3
+    controller.activate_step_by_batch(2)
+    assert host.fields["width"] == 5
+    assert controller.topk == 4 and controller.max_num_draft_tokens == 5
+
+
+def test_a_failed_build_restores_everything():
+    controller, host = controller_with_host()
+    host.fail_at = 3
+    with pytest.raises(RuntimeError, match="out of memory"):
+        controller.init_states([1, 16])
+    assert host.fields == {"graphs": "initial", "width": 0}
+    assert controller.cuda_graph_bs_for_step(1) is None
+    with pytest.raises(MissingRuntimeState, match=r"3 steps .* states for \[\]"):
+        controller.activate_step_by_batch(1)
+    with pytest.raises(InvalidGraphSizes):
+        controller.init_states([-1])
+    host.fail_at, host.built = None, []
+    controller.init_states([1, 16])
+    assert [steps for steps, *_ in host.built] == [0, 1, 3]
+
+
+def test_a_b_a_brings_back_every_field():
+    controller, host = controller_with_host()
+    controller.init_states([1, 8])
+    assert controller.activate_step_by_batch(1) == 3
+    host.fields["width"] = "as the forward pass left it"
+    first = dict(host.fields)
+    assert controller.activate_step_by_batch(8) == 1
+    assert host.fields == {"graphs": "graphs of 1", "width": 2}
+    assert controller.activate_step_by_batch(1) == 3
+    assert host.fields == first
+    assert controller.metrics().activations == 2
+
+
+def test_a_failed_swap_leaves_the_old_state_live():
+    controller, host = controller_with_host()
+    controller.init_states([1, 8])
+    controller.activate_step_by_batch(1)
+    before = dict(host.fields)
+    host.fail_install = True
+    with pytest.raises(RuntimeError, match="lost device"):
+        controller.activate_step_by_batch(8)
+    assert host.fields == before
+    assert controller.activate_step_by_batch(8) == 1 and host.fields["width"] == 2
+
+
+def test_feedback_never_swaps_the_state():
+    controller, host = controller_with_host()
+    controller.init_states([1, 8])
+    controller.activate_step_by_batch(1)
+    controller.on_verify_complete(np.zeros(2, np.int32), 1, 3)
+    assert host.fields["width"] == 4
+    assert controller.metrics().steps == 3
+    assert controller.activate_step_by_batch(1) == 1
+    assert host.fields["width"] == 2
+
+
+def test_late_feedback_of_other_steps_does_not_decide():
+    controller = build_controller("ema", RANGES, initial_steps=3)
+    controller.activate_step_by_batch(1)
+    controller.activate_step_by_batch(1)  # overlap: two rounds with 3 steps are in flight
+    controller.on_verify_complete([0], 1, 3)
+    assert controller.activate_step_by_batch(1) == 1
+    before = controller.snapshot()
+    controller.on_verify_complete([3], 1, 3)  # the second of them, one round late
+    assert controller.snapshot() == before
+    assert controller.metrics().verify_calls == 2  # its tokens were delivered all the same
+
+
+def test_feedback_goes_to_the_range_of_the_launched_batch_size():
+    controller = build_controller("ema", RANGES, initial_steps=3)
+    controller.on_verify_complete([0, 0], 7, 3)  # launched with 7 rows, 5 of them gone since
+    assert controller.activate_step_by_batch(7) == 1
+    assert controller.activate_step_by_batch(8) == 1
+
+
+@pytest.mark.parametrize("policy", ["ema", "fixed"])
+@pytest.mark.parametrize("bad", [[float("nan")], [-1], [4], np.array([4]), np.array([-1], np.int32)])
+def test_impossible_feedback_is_refused_and_counted_nowhere(policy, bad):
+    controller = build_controller(policy, RANGES, initial_steps=3)
+    before = controller.snapshot(), controller.metrics()
+    with pytest.raises(InvalidObservation):
+        controller.on_verify_complete(bad, 1, 3)
+    with pytest.raises(InvalidObservation):
+        controller.on_verify_complete([0], 1, -1)
+    controller.on_verify_complete([], 1, 3)
+    assert (controller.snapshot(), controller.metrics()) == before
+
+
+def test_fixed_controller():
+    for steps in (0, 4):
+        controller = fixed_controller(steps)
+        assert controller.activate_step_by_batch(100, 5) == steps
+        assert controller.candidates == (steps,)
+        assert controller.min_steps == controller.max_steps == steps
+        assert controller.num_draft_tokens_for(steps, 3) == steps + 1
+        assert controller.rounds_to_next_decision(1) == NEVER
+    with pytest.raises(ConfigError):
+        fixed_controller(-1)
+
+
+def test_build_controller_names_its_policies():
+    with pytest.raises(ConfigError, match="fixed, ema, goodput"):
+        build_controller("magic")
+    with pytest.raises(ConfigError, match="cost_table: is missing"):
+        build_controller("goodput")
+    assert build_controller("fixed").candidates == (3,)
+    assert build_controller("ema").candidates == (1, 3, 7)
+
+
+def test_metrics():
+    controller = build_controller("ema", RANGES, initial_steps=3)
+    empty = controller.metrics()
+    assert (empty.steps, empty.accept_length, empty.accept_rate) == (None, 0.0, 0.0)
+    controller.activate_step_by_batch(2)
+    controller.on_verify_complete(np.array([3, 1], np.int32), 2, 3)
+    controller.on_verify_complete([0, 0, 1], 9, 1)
+    controller.on_verify_complete([0], 9, 0)
+    metrics = controller.metrics()
+    assert (metrics.steps, metrics.num_draft_tokens) == (3, 4)
+    assert (metrics.verify_calls, metrics.verified_rows, metrics.correct_drafts) == (3, 6, 5)
+    assert metrics.proposed_drafts == 2 * 3 + 3 * 1
+    assert metrics.accept_length == 1 + 5 / 6
+    assert metrics.accept_rate == 5 / 9
+    assert metrics.correct_drafts_histogram == (3, 2, 0, 1)
+    assert metrics.ema_accept_len == {1: 2.0, 8: 1 / 3}
+    assert metrics.switches == 2  # a mean of a third sends range 8 to plain decoding, whose next result is a probe
+
+
+def test_windows_begin_where_the_last_one_ended():
+    controller = fixed_controller(2)
+    controller.on_verify_complete([2, 1], 2, 2)
+    assert controller.window().accept_length == 2.5
+    controller.on_verify_complete([0], 2, 2)
+    window = controller.window()
+    assert (window.verify_calls, window.accept_length, window.correct_drafts_histogram) == (1, 1.0, (1, 0, 0))
+    assert controller.window().verified_rows == 0
+    assert controller.metrics().verified_rows == 3
+
+
+def test_accept_rate_uses_the_nodes_of_the_round():
+    controller = fixed_controller(2, topk=2, num_draft_tokens=6)
+    controller.on_verify_complete([2], 1, 2)
+    assert controller.metrics().accept_rate == 2 / 5
+    with pytest.raises(InvalidObservation):
+        controller.on_verify_complete([3], 1, 2)  # a tree is no deeper than its steps
+    look_up = fixed_controller(2, num_draft_tokens=6, depth_limited=False)
+    look_up.on_verify_complete([5], 1, 2)
+    assert look_up.metrics().accept_rate == 1.0
+
+
+class TestReload:
+    def test_a_new_table_takes_effect_at_the_next_activation(self):
+        controller = build_controller("ema", RANGES, initial_steps=3)
+        controller.init_states([1, 8])
+        assert controller.activate_step_by_batch(1) == 3
+        controller.reload({"1": {"candidate_steps": [1]}, "8": {"candidate_steps": [0]}})
+        assert controller.metrics().steps == 3
+        assert controller.activate_step_by_batch(1) == 1
+        assert controller.activate_step_by_batch(8) == 0
+
+    @pytest.mark.parametrize(
+        ("table", "words"),
+        [
+            ('{"1": {"candidate_steps": [1', "not valid JSON"),
+            ({"1": {"candidate_steps": []}}, "is empty"),
+            ({"1": {"candidate_steps": [1, 2]}}, "2 steps with 3 draft tokens were not built"),
+            ({"1": {"candidate_steps": [1, 3]}}, r"3 steps have no captured graph for sizes \[8\]"),
+        ],
+    )
+    def test_a_bad_one_leaves_the_running_policy(self, table, words):
+        controller = build_controller("ema", RANGES, initial_steps=3)
+        controller.init_states([1, 8])
+        controller.on_verify_complete([3], 1, 3)
+        before = controller.snapshot(), controller.policy.config
+        with pytest.raises(ConfigError, match=words):
+            controller.reload(table)
+        assert (controller.snapshot(), controller.policy.config) == before
+
+    def test_a_policy_without_a_table_says_so(self):
+        with pytest.raises(ConfigError, match="fixed policy has no table"):
+            fixed_controller(1).reload(RANGES)
+
+
+def test_snapshots_are_plain_data():
+    controller = build_controller("ema", RANGES)
+    controller.activate_step_by_batch(1)
+    assert json.loads(json.dumps(controller.snapshot()))["active_steps"] == 1

@@ -1,0 +1,320 @@
+"""The goodput policy: its estimate, its choices, and what both are worth in a closed loop (A8, A11, STEPS-04 … 08)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from foretoken.core.adaptive import CostTable, GoodputPolicy, build_controller
+from foretoken.core.adaptive.acceptance_estimate import AcceptanceEstimate
+from foretoken.core.adaptive.cost_table import UnknownStepCost
+from foretoken.core.adaptive.dwell import SWITCHES_PER_WINDOW, WINDOW_ROUNDS, SwitchGate
+from foretoken.core.adaptive.goodput import best_steps, expected_tokens
+from foretoken.core.adaptive.slot import NEVER
+from foretoken.core.errors import ConfigError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+CANDIDATES = (0, 1, 2, 3, 5, 7)
+DEPTH = 8
+
+
+def round_ns(batch_size: int, steps: int, kv_tokens: int) -> int:
+    """The published fit of a round on one H100 (arXiv 2601.11580), with a draft of 0.7 ms per step."""
+    return int(5.886e6 + 21_010 * batch_size * (steps + 1) + 39.3 * kv_tokens + 0.7e6 * steps + 1.2e6)
+
+
+COSTS = CostTable.from_function(round_ns, CANDIDATES, (1, 2, 4, 8, 16, 32, 64, 128, 256))
+
+PROCESSES = {
+    "chat": (0.605, 0.596, 0.647, 0.695, 0.729),
+    "code": (0.608, 0.641, 0.692, 0.749, 0.769),
+    "look-up": (0.305, 0.9),
+    "poor": (0.15, 0.2),
+    "useless": (0.0,),
+    "shallow": (0.95, 0.1),
+    "excellent": (0.9,),
+}
+
+
+def longest_runs(process: str, batch_size: int, rounds: int, seed: int, spread: float = 0.5) -> np.ndarray:
+    """[rounds, batch_size] acceptable draft tokens; requests of 100 rounds differ by `spread` in the log odds."""
+    rng = np.random.default_rng(seed)
+    given_p = PROCESSES[process]
+    p = np.clip(np.array([given_p[min(j, len(given_p) - 1)] for j in range(DEPTH)]), 1e-9, 1 - 1e-9)
+    request = (np.arange(rounds)[:, None] + rng.integers(0, 100, batch_size)) // 100
+    effect = np.take_along_axis(rng.normal(0, spread, (rounds // 100 + 2, batch_size)), request, 0)
+    conditional = 1 / (1 + np.exp(-(np.log(p / (1 - p)) + effect[..., None])))
+    return np.cumprod(rng.random((rounds, batch_size, DEPTH)) < conditional, axis=2).sum(axis=2).astype(np.int32)
+
+
+def closed_loop(controller, runs: np.ndarray, kv_per_row: int = 500, late: int = 0) -> tuple[float, list[int]]:
+    """Tokens per ns, and the steps of each round; feedback comes `late` rounds late."""
+    rounds, batch_size = runs.shape
+    tokens = time_ns = 0
+    waiting: list[tuple[np.ndarray, int]] = []
+    history = []
+    for t in range(rounds):
+        steps = controller.activate_step_by_batch(batch_size, kv_per_row * batch_size)
+        history.append(steps)
+        correct = np.minimum(runs[t], steps)
+        tokens += batch_size + int(correct.sum())
+        time_ns += round_ns(batch_size, steps, kv_per_row * batch_size)
+        waiting.append((correct, steps))
+        if len(waiting) > late:
+            controller.on_verify_complete(waiting[0][0], batch_size, waiting[0][1])
+            del waiting[0]
+    return tokens / time_ns, history
+
+
+def best_fixed(runs: np.ndarray, candidates=CANDIDATES, kv_per_row: int = 500) -> float:
+    rounds, batch_size = runs.shape
+    return max(
+        (batch_size * rounds + int(np.minimum(runs, steps).sum()))
+        / (rounds * round_ns(batch_size, steps, kv_per_row * batch_size))
+        for steps in candidates
+    )
+
+
+def make(candidates=CANDIDATES, initial=None, **knobs):
+    return build_controller(
+        "goodput", {**knobs, "1": {"candidate_steps": list(candidates)}}, cost_table=COSTS, initial_steps=initial
+    )
+
+
+def switches(history: list[int]) -> int:
+    return sum(a != b for a, b in itertools.pairwise(history))
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize(
+    ("batch_size", "rounds", "initial", "late"), [(1, 10_000, 3, 1), (16, 5000, 7, 0), (200, 2000, 0, 1)]
+)
+def test_regret_and_switches_on_stationary_processes(process, batch_size, rounds, initial, late):
+    runs = longest_runs(process, batch_size, rounds, seed=20)
+    rate, history = closed_loop(make(initial=initial), runs, late=late)
+    assert rate >= 0.97 * best_fixed(runs)
+    assert switches(history) <= 10
+
+
+@pytest.mark.parametrize("process", ["chat", "shallow"])
+@pytest.mark.parametrize("candidates", [(0, 7), (1, 3, 7)])
+def test_regret_with_few_candidates(process, candidates):
+    runs = longest_runs(process, 4, 6000, seed=3)
+    rate, history = closed_loop(make(candidates), runs)
+    assert rate >= 0.97 * best_fixed(runs, candidates)
+    assert switches(history) <= 10
+
+
+def test_batch_sizes_that_vary_share_one_estimate():
+    controller = make(initial=0)
+    runs = longest_runs("excellent", 64, 400, seed=5)
+    closed_loop(controller, runs)
+    # A size never seen starts from what was learnt elsewhere, and large batches draft less.
+    assert controller.activate_step_by_batch(1, 500) == 7
+    controller = make(initial=7)
+    closed_loop(controller, longest_runs("poor", 64, 400, seed=5))
+    assert controller.activate_step_by_batch(256, 500 * 256) == 0
+
+
+def test_long_contexts_pay_again_at_large_batches():
+    def settled(kv_per_row: int) -> int:
+        controller = make()
+        history = closed_loop(controller, longest_runs("poor", 100, 300, seed=1), kv_per_row=kv_per_row)[1]
+        return history[-1]
+
+    assert settled(0) == 0
+    assert settled(40_000) >= 1
+
+
+def test_zero_is_not_absorbing_and_probes_are_bounded():
+    controller = make(initial=0)
+    rounds = 9000
+    rate, history = closed_loop(controller, longest_runs("useless", 8, rounds, seed=2))
+    assert history[-1] == 0
+    assert 1 <= controller.policy.num_probes <= 5
+    assert rate > 0.99 * 8 / round_ns(8, 0, 4000)  # what the probes cost
+    history = closed_loop(controller, longest_runs("excellent", 8, 6000, seed=2))[1]
+    first = next(t for t, steps in enumerate(history) if steps > 0)
+    assert first < 4500 and history[-1] == 7
+
+
+def test_zero_alone_is_absorbing():
+    controller = make((0,))
+    assert set(closed_loop(controller, longest_runs("excellent", 2, 300, seed=1))[1]) == {0}
+    assert controller.rounds_to_next_decision(2) == NEVER
+
+
+def test_a_change_of_acceptance_is_followed():
+    controller = make()
+    for process, deepest in (("excellent", 7), ("shallow", 1), ("excellent", 7)):
+        runs = longest_runs(process, 32, 1500, seed=9)
+        rate, history = closed_loop(controller, runs)
+        assert history[-1] == deepest
+        assert rate >= 0.95 * best_fixed(runs)
+    assert 2 <= controller.policy.estimate.changes <= 4
+
+
+def test_constant_input_settles():
+    for constant in (0, 2, 7):
+        controller = make((1, 3, 7))
+        runs = np.full((6000, 4), constant, np.int32)
+        closed_loop(controller, runs[:2000])
+        assert switches(closed_loop(controller, runs)[1]) == 0
+
+
+def test_warm_up_keeps_the_initial_steps():
+    history = closed_loop(make(initial=2, warmup_batches=40), longest_runs("useless", 4, 60, seed=1))[1]
+    assert set(history[:40]) == {2} and history[-1] != 2
+
+
+def test_captured_sizes_make_the_cells():
+    controller = make(initial=3)
+    controller.init_states([1, 64])
+    closed_loop(controller, longest_runs("chat", 3, 200, seed=1))
+    assert list(controller.snapshot()["cells"]) == ["0:64"]
+
+
+def test_construction_is_checked():
+    with pytest.raises(UnknownStepCost, match="no cost for 4 steps"):
+        GoodputPolicy({"1": {"candidate_steps": [0, 4]}}, COSTS)
+    with pytest.raises(ConfigError):
+        GoodputPolicy({"1": {"candidate_steps": []}}, COSTS)
+
+
+def test_snapshot_is_plain_data():
+    controller = make()
+    closed_loop(controller, longest_runs("chat", 4, 200, seed=1))
+    assert json.loads(json.dumps(controller.snapshot()))["policy"] == "goodput"
+
+
+# --- the model ---
+
+probabilities = st.lists(st.floats(0, 1), min_size=8, max_size=8)
+
+
+def test_expected_tokens():
+    assert expected_tokens([0.5, 0.5], 0) == 1
+    assert expected_tokens([0.5, 0.5], 2) == 1.75
+
+
+@given(probabilities, probabilities, st.integers(1, 50), st.integers(1, 20))
+def test_more_acceptance_never_lowers_the_steps(p, more, base, per_step):
+    times = [base + per_step * steps for steps in CANDIDATES]
+    # A thousandth apart, so that ties by rounding are not mistaken for a fall.
+    better = [min(1.0, max(a, b) + 0.001) for a, b in zip(p, more, strict=True)]
+    low, high = best_steps(p, CANDIDATES, times), best_steps(better, CANDIDATES, times)
+    rate = [expected_tokens(better, s) / (base + per_step * s) for s in (low, high)]
+    assert high >= low or rate[1] <= rate[0] * (1 + 1e-12)
+
+
+@given(probabilities, st.integers(1, 50), st.integers(0, 20), st.integers(0, 20))
+def test_more_cost_per_step_never_raises_the_steps(p, base, per_step, extra):
+    cheap = best_steps(p, CANDIDATES, [base + per_step * steps for steps in CANDIDATES])
+    dear = best_steps(p, CANDIDATES, [base + (per_step + extra) * steps for steps in CANDIDATES])
+    rate = [expected_tokens(p, s) / (base + (per_step + extra) * s) for s in (cheap, dear)]
+    assert dear <= cheap or rate[1] <= rate[0] * (1 + 1e-12)
+
+
+def test_a_tie_takes_the_lower_steps():
+    assert best_steps([1.0, 1.0], (0, 1), (10, 20)) == 0
+
+
+# --- the estimate ---
+
+
+class TestAcceptanceEstimate:
+    def test_rows_inform_about_the_positions_they_tried(self):
+        estimate = AcceptanceEstimate(4)
+        estimate.add([2, 1, 3])  # two drafts: 2 rejected at once, 1 at position 2, 3 accepted both
+        estimate.fold(1, 1)
+        assert [estimate.trials(position) for position in (1, 2, 3)] == [6, 4, 0]
+        assert estimate.last_tried == [1, 1, -1, -1]
+        p = estimate.probabilities()
+        assert p[0] == pytest.approx((4 + 0.6) / 7) and p[1] == pytest.approx((3 + p[0]) / 5)
+        assert p[2] == p[3] == p[1]  # unknown positions extrapolate the one before
+
+    def test_runs_beyond_the_depth_count_as_accepted(self):
+        estimate = AcceptanceEstimate(2)
+        estimate.add([0, 0, 1, 0, 5])
+        estimate.fold(1, 1)
+        assert [estimate.trials(1), estimate.trials(2)] == [6, 6]
+        assert estimate.probabilities()[1] > 0.9
+
+    def test_untried_positions_lose_weight_but_not_their_ratio(self):
+        estimate = AcceptanceEstimate(2)
+        estimate.add([0, 70, 30])
+        estimate.fold(1, 1)
+        before = estimate.probabilities()[1]
+        for t in range(100):
+            estimate.add([0, 10])
+            estimate.fold(100 * t, 100)
+        assert estimate.trials(2) == pytest.approx(16)
+        assert estimate.probabilities()[1] == pytest.approx(before, abs=0.05)
+
+    def test_a_change_replaces_the_memory_and_forgets_the_depths(self):
+        estimate = AcceptanceEstimate(3)
+        for t in range(200):
+            estimate.add([0, 0, 0, 32])
+            assert not estimate.fold(t, 1)
+        changed = []
+        for t in range(200, 300):
+            estimate.add([32, 0])
+            changed.append(estimate.fold(t, 1))
+        assert True in changed[:60] and estimate.changes == sum(changed)
+        assert estimate.probabilities()[0] < 0.4  # all 300 rounds alike would say two thirds
+
+    def test_stationary_requests_are_no_change(self):
+        for seed in range(5):
+            estimate = AcceptanceEstimate(3)
+            for t, run in enumerate(longest_runs("chat", 8, 3000, seed)):
+                estimate.add(np.bincount(np.minimum(run, 3), minlength=4).tolist())
+                estimate.fold(t, 1)
+            assert estimate.changes == 0
+
+
+# --- the gate ---
+
+
+class TestSwitchGate:
+    def test_dwell_doubles_at_reversals_and_falls_back_after_quiet(self):
+        gate = SwitchGate(10)
+        assert gate.earliest(0) == 0
+        gate.record(0, 1, 3)
+        assert gate.earliest(1) == 10
+        gate.record(10, 3, 5)
+        assert gate.earliest(11) == 20  # the same direction
+        gate.record(20, 5, 3)
+        assert gate.earliest(21) == 40
+        gate.record(40, 3, 5)
+        assert gate.earliest(41) == 80 and gate.earliest(41, certain=True) == 50
+        gate.record(40 + 8 * 40, 5, 3)  # quiet for eight dwells: this reversal is the first again
+        assert gate.earliest(361) == 360 + 20
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.integers(1, 100), st.lists(st.integers(0, 800), max_size=80), st.randoms(use_true_random=False))
+    def test_no_window_holds_more_than_ten(self, dwell, waits, random):
+        gate = SwitchGate(dwell)
+        now, steps, recorded = 0, 1, []
+        for wait in waits:
+            now += wait
+            pair = random.random() < 0.5
+            if gate.earliest(now, switches=2 if pair else 1, certain=random.random() < 0.5) > now:
+                continue
+            for _ in range(2 if pair else 1):
+                new = random.choice([s for s in range(4) if s != steps])
+                gate.record(now, steps, new)
+                steps = new
+                recorded.append(now)
+        for first, last in zip(recorded, recorded[SWITCHES_PER_WINDOW:], strict=False):
+            assert last - first >= WINDOW_ROUNDS
+
+    def test_the_window_alone_stops_a_policy_without_reversals(self):
+        gate = SwitchGate(1)
+        for step in range(10):
+            assert gate.earliest(step) == step
+            gate.record(step, step, step + 1)
+        assert gate.earliest(10) == WINDOW_ROUNDS
+        assert gate.earliest(10, switches=2) == WINDOW_ROUNDS + 1

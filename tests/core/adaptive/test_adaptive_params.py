@@ -1,0 +1,182 @@
+"""A3, A5 and A10: routing by batch size, the graphs that it can reach, and the shapes of drafts."""
+
+from __future__ import annotations
+
+import pytest
+from foretoken.core.adaptive.config import InvalidInitialSteps, load_adaptive_config
+from foretoken.core.adaptive.draft_shape import DraftShape, InfeasibleDraftShape, NotAdaptive, check_candidates
+from foretoken.core.adaptive.graph_plan import graph_plan
+from foretoken.core.adaptive.params import AdaptiveSpeculativeParams
+from foretoken.core.adaptive.routing import InvalidGraphSizes, RangeRouter
+from foretoken.core.adaptive.slot import InvalidObservation
+from foretoken.core.errors import ConfigError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+RANGES = {
+    "4": {"candidate_steps": [1, 3, 7]},
+    "8": {"candidate_steps": [1, 3]},
+    "32": {"candidate_steps": [0, 1]},
+}
+
+
+def test_routing_without_graphs():
+    params = AdaptiveSpeculativeParams(3, RANGES)
+    # 3 is no candidate of the last range, which starts at its own middle.
+    steps = {bs: params.get_steps_for_batch(bs) for bs in (0, 1, 4, 7, 8, 31, 32, 33, 10_000)}
+    assert steps == {0: 3, 1: 3, 4: 3, 7: 3, 8: 3, 31: 3, 32: 1, 33: 1, 10_000: 1}
+
+
+def test_routing_pads_to_the_captured_size_first():
+    params = AdaptiveSpeculativeParams(3, RANGES)
+    params.set_cuda_graph_bs([32, 2, 8])
+    assert params.get_steps_for_batch(8) == 3
+    assert params.get_steps_for_batch(9) == 1  # runs at 32, so range 32 decides
+    assert params.get_steps_for_batch(31) == 1
+    assert params.get_steps_for_batch(40) == 1  # no graph is large enough: the batch size itself
+    slot = params.slot_for_batch(5)
+    assert slot is params.slots[1]  # 5 runs at 8
+    params.set_cuda_graph_bs(None)
+    assert params.slot_for_batch(5) is params.slots[0]
+    with pytest.raises(InvalidGraphSizes, match="0"):
+        params.set_cuda_graph_bs([0, 4])
+
+
+def test_graph_sizes_of_a_step():
+    params = AdaptiveSpeculativeParams(3, RANGES)
+    assert params.cuda_graph_bs_for_step(3) is None
+    params.set_cuda_graph_bs([1, 2, 4, 8, 16, 32, 64])
+    assert params.cuda_graph_bs_for_step(7) == (1, 2, 4)
+    assert params.cuda_graph_bs_for_step(3) == (1, 2, 4, 8, 16)
+    assert params.cuda_graph_bs_for_step(1) == (1, 2, 4, 8, 16, 32, 64)
+    assert params.cuda_graph_bs_for_step(0) == (32, 64)
+    assert params.cuda_graph_bs_for_step(5) == ()
+    assert params.candidate_steps == (0, 1, 3, 7)
+
+
+def test_initial_steps_must_be_in_the_union():
+    assert AdaptiveSpeculativeParams(None, RANGES).initial_steps == 3
+    with pytest.raises(InvalidInitialSteps, match="2"):
+        AdaptiveSpeculativeParams(2, RANGES)
+
+
+def test_feedback_reaches_the_slot_of_its_batch_size_only():
+    params = AdaptiveSpeculativeParams(3, RANGES)
+    params.on_verify_complete([3, 3], 4)
+    assert [slot.ema_accept_len for slot in params.slots] == [2.2, 2.0, 0.0]
+
+
+def test_feedback_of_other_steps_is_counted_nowhere():
+    params = AdaptiveSpeculativeParams(3, RANGES)
+    before = params.snapshot()
+    params.on_verify_complete([1, 1], 4, executed_steps=1)
+    params.on_verify_complete([7], 4, executed_steps=7)
+    params.on_verify_complete([], 4)
+    assert params.snapshot() == before
+    with pytest.raises(InvalidObservation):
+        params.on_verify_complete([4], 4)
+    assert params.snapshot() == before
+    params.on_verify_complete([2], 4, executed_steps=3)
+    assert params.snapshot() != before
+
+
+def test_reload_keeps_the_state_of_unchanged_ranges():
+    params = AdaptiveSpeculativeParams(3, RANGES)
+    params.on_verify_complete([3], 4)
+    params.on_verify_complete([3], 8)
+    kept = params.slots[0]
+    params.reload(load_adaptive_config({**RANGES, "8": {"candidate_steps": [1, 3], "ema_alpha": 0.5}}))
+    assert params.slots[0] is kept and kept.ema_accept_len == 2.2
+    assert params.get_steps_for_batch(8) == 3 and params.slots[1].ema_accept_len == 2.0
+    before = params.snapshot()
+    with pytest.raises(ConfigError, match=r"\[5\] were not built"):
+        params.reload(load_adaptive_config({"1": {"candidate_steps": [1, 5]}}))
+    assert params.snapshot() == before
+
+
+tables = st.dictionaries(
+    st.integers(1, 40).map(str),
+    st.sets(st.integers(0, 8), min_size=1, max_size=4).map(lambda steps: {"candidate_steps": sorted(steps)}),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(tables, st.sets(st.integers(1, 64), min_size=1, max_size=8))
+def test_captured_pairs_are_exactly_those_that_routing_reaches(table, sizes):
+    config = load_adaptive_config(table)
+    router = RangeRouter(config, sizes)
+    reachable = set()
+    for batch_size in range(1, max(sizes) + 1):
+        size = min(size for size in sizes if size >= batch_size)
+        bound = max((bound for bound in config.bounds if bound <= size), default=config.bounds[0])
+        for step in config.slots[config.bounds.index(bound)].candidate_steps:
+            reachable.add((step, size))
+        assert router.range_index(batch_size) == config.bounds.index(bound)
+    plan = graph_plan(config, sorted(sizes))
+    assert set(plan.pairs) == reachable and len(plan.pairs) == plan.num_graphs
+    for step in config.candidate_steps:
+        assert plan.sizes_of_step(step) == router.graph_sizes_of_step(step)
+
+
+def test_graph_plan_says_what_pruning_saves():
+    plan = graph_plan(load_adaptive_config("default"), [1, 8, 32, 64], lambda steps, size: steps * size)
+    assert plan.pairs == ((1, 1), (1, 8), (1, 32), (1, 64), (3, 1), (3, 8), (7, 1))
+    assert (plan.num_graphs, plan.num_graphs_unpruned) == (7, 12)
+    assert (plan.num_bytes, plan.num_bytes_unpruned) == (105 + 27 + 7, 11 * 105)
+    assert plan.metadata_num_draft_tokens == 8
+    assert graph_plan(load_adaptive_config("default"), [1], 1 << 20).explain().startswith("CUDA graphs: 3 of 3")
+
+
+class TestDraftShape:
+    CONFIG = load_adaptive_config({"1": {"candidate_steps": [0, 2, 4]}, "8": {"candidate_steps": [1]}})
+
+    def test_chains(self):
+        shape = DraftShape(self.CONFIG)
+        assert [shape.num_draft_tokens(steps, 1) for steps in (0, 1, 4)] == [1, 2, 5]
+        assert shape.max_num_draft_tokens == 5
+        assert shape.max_correct_drafts(4, 1) == 4
+        assert shape.state_keys() == ((0, 1), (1, 2), (2, 3), (4, 5))
+
+    def test_trees_have_the_nodes_of_their_range(self):
+        shape = DraftShape(self.CONFIG, topk=2, num_draft_tokens={1: 7, 8: 3})
+        assert shape.num_draft_tokens(2, 1) == shape.num_draft_tokens(4, 7) == 7
+        assert shape.num_draft_tokens(1, 8) == 3
+        assert shape.num_draft_tokens(0, 1) == 1
+        assert shape.max_num_draft_tokens == 7
+        assert shape.state_keys() == ((0, 1), (1, 3), (2, 7), (4, 7))
+
+    def test_the_smallest_candidate_must_fill_the_tree(self):
+        # k + (S - 1)k² = 2 + 1·4 = 6 candidates at 2 steps, 2 at 1 step.
+        DraftShape(self.CONFIG, topk=2, num_draft_tokens={1: 7, 8: 3})
+        with pytest.raises(InfeasibleDraftShape, match=r"range 1: .* 8 .* = 6; expected at most 7"):
+            DraftShape(self.CONFIG, topk=2, num_draft_tokens={1: 8, 8: 3})
+        with pytest.raises(InfeasibleDraftShape, match="range 8"):
+            DraftShape(self.CONFIG, topk=2, num_draft_tokens=4)
+        only_zero = load_adaptive_config({"1": {"candidate_steps": [0]}})
+        assert DraftShape(only_zero, topk=4, num_draft_tokens=64).num_draft_tokens(0, 1) == 1
+
+    def test_contradictions(self):
+        for arguments in (
+            {"topk": 0},
+            {"topk": 2},
+            {"topk": 2, "num_draft_tokens": 0},
+            {"topk": 2, "num_draft_tokens": {1: 3}},
+            {"topk": 1, "num_draft_tokens": 5},
+        ):
+            with pytest.raises(InfeasibleDraftShape):
+                DraftShape(self.CONFIG, **arguments)
+
+    def test_look_up_drafts_run_as_deep_as_the_tree(self):
+        shape = DraftShape(self.CONFIG, topk=1, num_draft_tokens=12, depth_limited=False)
+        assert shape.max_correct_drafts(2, 1) == 11
+        assert shape.num_draft_tokens(2, 1) == 12
+
+    def test_what_cannot_be_adaptive_is_refused_with_the_reason(self):
+        check_candidates(self.CONFIG, algorithm="EAGLE")
+        with pytest.raises(NotAdaptive, match=r"\[4\] are more than MULTI-LAYER .* at most 3"):
+            check_candidates(self.CONFIG, algorithm="MULTI-LAYER", max_steps=3)
+        with pytest.raises(NotAdaptive, match="PLAIN has no draft steps"):
+            check_candidates(self.CONFIG, algorithm="PLAIN", has_steps=False)
+        check_candidates(load_adaptive_config({"1": {"candidate_steps": [0]}}), algorithm="PLAIN", has_steps=False)

@@ -1,0 +1,284 @@
+"""A2: the EMA rule, rule by rule and against the plainest reading of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from foretoken.core.adaptive.config import SlotConfig
+from foretoken.core.adaptive.slot import NEVER, AdaptiveStepSlot, InvalidObservation, checked_counts
+from foretoken.core.errors import ConfigError, ForetokenError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def make(steps, initial=None, **knobs) -> AdaptiveStepSlot:
+    knobs = {"warmup_batches": 0, "update_interval": 1, "ema_alpha": 1.0, "down_hysteresis": 0.0, **knobs}
+    return AdaptiveStepSlot(initial, {"candidate_steps": steps, **knobs})
+
+
+class PlainSlot:
+    """The rule read aloud: no gate, no countdown, every threshold spelled out."""
+
+    def __init__(self, initial, cfg: SlotConfig):
+        c = cfg.candidate_steps
+        self.cfg, self.c, self.count = cfg, c, 0
+        self.s = initial if initial in c else c[len(c) // 2]
+        self.ema = self.s - 1.0
+        self.probing, self.failed, self.wait = False, 0, 1
+
+    def update(self, drafts):
+        if not drafts:
+            return
+        cfg = self.cfg
+        if self.s > 0:
+            mean = sum(drafts) / len(drafts)
+            self.ema = (1 - cfg.ema_alpha) * self.ema + cfg.ema_alpha * mean
+        self.count += 1
+        after = self.count - cfg.warmup_batches
+        if after <= 0 or after % cfg.update_interval:
+            return
+        if self.s == 0:
+            if len(self.c) > 1:
+                self.wait -= 1
+                if self.wait == 0:
+                    self.s, self.probing = self.c[1], True
+                    if self.ema < 0:
+                        self.ema = self.s - 1.0
+            return
+        old = i = self.c.index(self.s)
+        while i > 0:
+            below = self.c[i - 1]
+            threshold = (below - 0.5 if below > 0 else 0.5) + cfg.down_hysteresis
+            if not self.ema <= threshold:
+                break
+            i -= 1
+        if i == old:
+            while i + 1 < len(self.c) and self.ema > self.c[i] - 0.5 + cfg.up_hysteresis:
+                i += 1
+        if cfg.ceiling_coeff > 0 and i <= old:
+            ceiling = max(1, math.ceil(self.ema * cfg.ceiling_coeff))
+            allowed = [j for j in range(i + 1) if self.c[j] <= ceiling]
+            i = max(allowed) if allowed else 0
+        self.s = self.c[i]
+        if self.s == 0:
+            self.failed = self.failed + 1 if self.probing else self.failed
+            self.wait = min(2**self.failed, 32) if self.probing else 1
+        elif self.probing:
+            self.failed = 0
+        self.probing = False
+
+
+slot_configs = st.builds(
+    lambda steps, alpha, interval, warmup, down, gap, ceiling: SlotConfig(
+        tuple(sorted(steps)), alpha, interval, warmup, down + gap, down, ceiling
+    ),
+    st.sets(st.integers(0, 9), min_size=1, max_size=5),
+    st.sampled_from([0.2, 0.5, 1.0]),
+    st.integers(1, 6),
+    st.integers(0, 12),
+    st.sampled_from([-0.5, -0.25, 0.0, 0.25]),
+    st.sampled_from([0.0, 0.25, 1.0]),
+    st.sampled_from([0.0, 0.0, 0.5, 1.0, 2.0]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(slot_configs, st.integers(0, 9), st.lists(st.lists(st.floats(0, 1), max_size=3), max_size=120))
+def test_equals_the_plain_reading(cfg, initial, rounds):
+    slot, plain = AdaptiveStepSlot(initial, cfg), PlainSlot(initial, cfg)
+    for shares in rounds:
+        drafts = [round(share * slot.current_steps) for share in shares]
+        slot.update(drafts)
+        plain.update(drafts)
+        assert slot.current_steps == plain.s
+        assert slot.ema_accept_len == plain.ema
+
+
+def test_start():
+    assert make([1, 3, 7], 7).current_steps == 7
+    slot = make([1, 3, 7], 5)
+    assert slot.current_steps == 3 and slot.ema_accept_len == 2.0
+    assert make([0], 3).ema_accept_len == -1.0
+    assert make([3, 1, 3]).candidate_steps == (1, 3)
+
+
+def test_warm_up_feeds_the_ema_but_decides_nothing():
+    slot = make([1, 3], 3, warmup_batches=4, update_interval=3, ema_alpha=0.5)
+    steps = []
+    for _ in range(7):
+        slot.update([0])
+        steps.append(slot.current_steps)
+    assert steps == [3, 3, 3, 3, 3, 3, 1]
+    assert slot.ema_accept_len == 2.0 * 0.5**7
+
+
+@pytest.mark.parametrize(
+    ("ema", "steps"),
+    [(0.5, 1), (0.5001, 3), (2.5, 3), (2.5001, 7)],
+)
+def test_a_tie_drops_and_a_tie_does_not_rise(ema, steps):
+    assert fed(make([1, 3, 7], 3), ema).current_steps == steps
+
+
+def fed(slot: AdaptiveStepSlot, value: float) -> AdaptiveStepSlot:
+    slot.update([value])
+    return slot
+
+
+def test_several_levels_in_one_recompute():
+    assert fed(make([1, 3, 5, 7], 7), 0.2).current_steps == 1
+    assert fed(make([1, 2, 3, 7], 1, up_hysteresis=-0.4, down_hysteresis=-0.5), 1.0).current_steps == 2
+    assert fed(make([1, 2, 3], 1, up_hysteresis=-1.0, down_hysteresis=-1.0), 1.0).current_steps == 3
+
+
+def test_hystereses_shift_the_thresholds():
+    assert fed(make([1, 3], 3, down_hysteresis=-0.25), 0.26).current_steps == 3
+    assert fed(make([1, 3], 3, down_hysteresis=-0.25), 0.25).current_steps == 1
+    assert fed(make([1, 3], 1, up_hysteresis=0.25), 0.75).current_steps == 1
+    assert fed(make([1, 3], 1, up_hysteresis=0.25), 0.76).current_steps == 3
+
+
+def test_zero_is_reached_at_half_a_token():
+    assert fed(make([0, 1], 1), 0.5).current_steps == 0
+    assert fed(make([0, 1], 1), 0.51).current_steps == 1
+    assert fed(make([0, 3], 3, down_hysteresis=-0.25), 0.3).current_steps == 3
+
+
+def test_ceiling_pulls_down_but_never_blocks_a_rise():
+    assert fed(make([1, 3, 5, 7], 7, ceiling_coeff=1.0), 4.6).current_steps == 5
+    assert fed(make([2, 7], 7, ceiling_coeff=0.1, down_hysteresis=-2), 1.0).current_steps == 2  # the lowest
+    assert fed(make([1, 3], 1, ceiling_coeff=0.1), 1.0).current_steps == 3
+
+
+def test_probe_from_zero_waits_twice_as_long_after_each_failure():
+    slot = make([0, 2], 2)
+    probes = []
+    for round_number in range(200):
+        before = slot.current_steps
+        slot.update([0])
+        if before == 0 and slot.current_steps == 2:
+            probes.append(round_number)
+    gaps = [b - a for a, b in itertools.pairwise(probes)]
+    assert gaps == [3, 5, 9, 17, 33, 33, 33, 33]  # min(2**n, 32) recomputes at 0, and one at 2
+
+
+def test_a_probe_that_pays_stays_and_forgives_failures():
+    slot = make([0, 2], 2)
+    for _ in range(20):
+        slot.update([0])
+    while slot.current_steps == 0:
+        slot.update([0])
+    for _ in range(30):
+        slot.update([2])
+        assert slot.current_steps == 2
+    slot.update([0])
+    assert slot.current_steps == 0
+    slot.update([0])
+    assert slot.current_steps == 2  # no failed probe in a row: the next one comes at once
+
+
+def test_a_cold_probe_starts_neutral_a_warm_one_keeps_its_ema():
+    cold = make([0, 4], 0, ema_alpha=0.5)
+    cold.update([0])
+    assert (cold.current_steps, cold.ema_accept_len) == (4, 3.0)
+    warm = make([0, 4], 4, ema_alpha=0.5)
+    warm.update([0])
+    warm.update([0])
+    warm.update([0])
+    assert (warm.current_steps, warm.ema_accept_len) == (0, 0.375)
+    warm.update([0])
+    assert (warm.current_steps, warm.ema_accept_len) == (4, 0.375)
+
+
+@pytest.mark.parametrize("bad", [[math.nan], [1, -1], [4], [math.inf], [10**30], [-math.inf]])
+@pytest.mark.parametrize("as_array", [False, True])
+def test_impossible_observations_are_refused_and_change_nothing(bad, as_array):
+    slot = make([1, 3], 3)
+    slot.update([1])
+    before = slot.snapshot()
+    with pytest.raises(InvalidObservation, match="expected a number from 0 to 3") as caught:
+        slot.update(np.array(bad, dtype=float) if as_array else bad)
+    assert isinstance(caught.value, ForetokenError)
+    assert slot.snapshot() == before
+
+
+def test_an_empty_list_changes_nothing():
+    slot = make([0, 1, 3], 1)
+    before = slot.snapshot()
+    slot.update([])
+    slot.update(np.array([], dtype=np.int32))
+    assert slot.snapshot() == before
+
+
+def test_bad_rules_are_refused():
+    with pytest.raises(ConfigError, match="candidate_steps"):
+        AdaptiveStepSlot(1, {"candidate_steps": []})
+
+
+@settings(max_examples=80, deadline=None)
+@given(slot_configs, st.floats(0, 1))
+def test_constant_input_settles(cfg, share):
+    # Without a ceiling and without 0 (whose probes are meant to go on), a constant settles for good.
+    cfg = SlotConfig(
+        tuple(s for s in cfg.candidate_steps if s) or (1,), 0.5, 2, 3, cfg.up_hysteresis, cfg.down_hysteresis
+    )
+    slot = AdaptiveStepSlot(None, cfg)
+    value = share * cfg.candidate_steps[0]  # possible at every candidate
+    for _ in range(200):
+        slot.update([value])
+    settled = slot.switches
+    for _ in range(200):
+        slot.update([value])
+    assert slot.switches == settled
+
+
+@settings(max_examples=60, deadline=None)
+@given(slot_configs, st.lists(st.integers(0, 9), max_size=150))
+def test_at_most_one_switch_per_update_interval(cfg, values):
+    slot = AdaptiveStepSlot(None, cfg)
+    switched = []
+    for index, value in enumerate(values):
+        before = slot.current_steps
+        slot.update([min(value, before)])
+        if slot.current_steps != before:
+            switched.append(index)
+    assert all(b - a >= cfg.update_interval for a, b in itertools.pairwise(switched))
+
+
+def test_dwell_bounds_the_switches_of_a_hostile_input():
+    def switches(dwell: int) -> int:
+        slot = make([0, 1, 3], 1, min_dwell_batches=dwell)
+        for _ in range(10_000):
+            top = slot.current_steps
+            slot.update([top if top < 3 else 0])  # up whenever low, down whenever high
+        return slot.switches
+
+    assert switches(0) > 1000
+    assert 2 <= switches(50) <= 10
+    assert 2 <= switches(1) <= 10
+
+
+def test_fixed_slot_never_decides():
+    assert make([3]).rounds_to_next_decision() == NEVER
+    assert make([0]).rounds_to_next_decision() == NEVER
+
+
+class TestCheckedCounts:
+    @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.uint64, np.float64])
+    def test_arrays_and_lists_agree(self, dtype):
+        values = [0, 2, 3, 3, 1]
+        assert checked_counts(np.array(values, dtype=dtype), 3) == checked_counts(values, 3) == [1, 1, 1, 2]
+
+    def test_empty(self):
+        assert checked_counts(np.array([], dtype=np.int64), 2) == checked_counts([], 2) == [0, 0, 0]
+
+    @pytest.mark.parametrize("bad", [[2**31 - 1], [-1, 0], [4]])
+    def test_arrays_are_refused(self, bad):
+        with pytest.raises(InvalidObservation, match=str(bad[0])):
+            checked_counts(np.array(bad, dtype=np.int32), 3)
+
+    def test_fractions_count_at_their_floor(self):
+        assert checked_counts([0.5, 1.9], 2) == [1, 1, 0]
