@@ -1,0 +1,594 @@
+"""The reference executor: the oracle of what a device must do with a step, in NumPy, with every read and write checked.
+
+Launching records a step, collecting runs it: results come in order, and a stop that arrives in between counts.
+
+```
+launch(k)  launch(k+1)   …   advance / collect(k): released → joins → table writes → prefill → rounds     (stream order)
+   └── checked at once: nothing that an uncollected step writes is handed to anybody
+```
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...core.acceptance import AcceptanceProcess
+from ...core.algorithm import DraftKV, DraftShape, SpecAlgorithm
+from ...core.draws import request_key
+from ...core.engine import Engine
+from ...core.errors import InvariantViolation
+from ...core.finish import first_stop_token
+from ...core.future_map import FutureMap
+from ...core.hidden import check_hidden
+from ...core.request import Request
+from ...core.step import BlockEnd, DecodeResult, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
+from ...core.tree.build import VerifyTree
+from ...core.tree.finalize import Finalized, finalize
+from ...core.tree.outputs import NodeOutputs
+from .drafting import DraftRequest, ReferenceDrafter
+from .language_model import (
+    HIDDEN_SIZE,
+    HashDraft,
+    HashLanguageModel,
+    extend_hash,
+    hash_of,
+    hidden_of,
+    namespace_salt,
+    node_outputs,
+    prefix_hashes,
+)
+from .sampling import SamplingRule, TargetSampler
+from .shadow import PrefixRead, ShadowKV, stay_of
+
+ROUND_NS = 1000
+"""What a round is said to take: the reference has no clock, but its results are stamped."""
+
+
+@dataclass(slots=True)
+class RowState:
+    """What the device side knows of a request in a row."""
+
+    epoch: int
+    request: Request
+    key: int  # of the request's draws
+    remaining: int  # tokens that it may still emit
+    ended: bool = False
+    message: str = ""  # why it failed, empty if it did not
+
+
+@dataclass(slots=True)
+class Running:
+    """The oldest launched step while it runs."""
+
+    step: Step
+    limit: int  # rounds after which it returns
+    prefill: PrefillResult | None = None
+    accept_lens: list[np.ndarray] = field(default_factory=list)
+    stop_index: list[np.ndarray] = field(default_factory=list)
+    tokens: list[np.ndarray] = field(default_factory=list)
+    outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
+    ended: np.ndarray | None = None
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.accept_lens)
+
+
+class ReferenceExecutor:
+    """Executes steps of one engine. See `for_engine`; `fail_at` maps request ids to the output index whose logits are NaN."""
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        row_width: int,
+        num_pages: int,
+        page_size: int,
+        context_len: int,
+        alloc_len: int,
+        max_steps: int,
+        topk: int,
+        algorithm: SpecAlgorithm,
+        draft: HashDraft,
+        sampling_rule: SamplingRule = SamplingRule.TREE,
+        acceptance: AcceptanceProcess | None = None,
+        fail_at: Mapping[str, int] | None = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.model: HashLanguageModel = draft.target
+        self.page_size = page_size
+        self.alloc_len = alloc_len
+        self.acceptance = acceptance
+        self.fail_at = dict(fail_at or {})
+        num_slots = (num_pages + 1) * page_size
+        self.kv = ShadowKV(num_rows, row_width, num_slots, algorithm.draft_kv.value)
+        shape = DraftShape(max_steps, topk, HIDDEN_SIZE)
+        self.future_map = FutureMap(num_rows, algorithm.relay_fields(shape), debug_poison=True)
+        self.drafter = ReferenceDrafter(algorithm, draft, self.kv, page_size, max_steps, topk, context_len - 1)
+        self.sampler = TargetSampler(sampling_rule)
+        self.max_position = context_len - 1
+        self.num_rounds = 0
+        self.num_drafted = 0  # draft nodes verified
+        self.num_correct_drafts = 0
+        self._rows: list[RowState | None] = [None] * (num_rows + 1)
+        self._queue: deque[Step] = deque()
+        self._running: Running | None = None
+        self._last_step_id = 0
+        self._stop_through = 0
+        self._launch_table = np.zeros((num_rows + 1, row_width), dtype=np.int32)
+
+    @classmethod
+    def for_engine(cls, engine: Engine, draft: HashDraft, **options) -> ReferenceExecutor:
+        """An executor with the sizes of `engine`; its configuration must track tokens."""
+        config, sizes = engine.config, engine.sizes
+        assert config.track_tokens, "the reference executor needs EngineConfig.track_tokens"
+        return cls(
+            num_rows=config.max_running,
+            row_width=sizes.row_width,
+            num_pages=config.num_pages,
+            page_size=config.page_size,
+            context_len=config.context_len,
+            alloc_len=sizes.alloc_len,
+            max_steps=sizes.max_steps,
+            topk=engine.controller.topk,
+            algorithm=engine.algorithm,
+            draft=draft,
+            **options,
+        )
+
+    # -- the port -------------------------------------------------------------------------------------------------
+
+    def launch(self, step: Step) -> None:
+        """Put `step` behind those in flight. Raises InvariantViolation if it disturbs one of them."""
+        if step.step_id != self._last_step_id + 1:
+            raise InvariantViolation("RELAY-07", f"step {step.step_id} is launched after step {self._last_step_id}")
+        self._last_step_id = step.step_id
+        self._check_against_steps_in_flight(step)
+        writes = step.table_writes
+        self._launch_table[writes.rows, writes.columns] = writes.slots
+        self._queue.append(step)
+
+    def collect(self) -> StepResult:
+        """Run the oldest step to its end and answer it."""
+        while not self.advance(1):
+            pass
+        running = self._running
+        self._running = None
+        self._queue.popleft()
+        return self._result(running)
+
+    def advance(self, rounds: int) -> bool:
+        """Run up to `rounds` decode rounds of the oldest launched step, at least its start; says whether it is over."""
+        if self._running is None:
+            self._running = self._start(self._queue[0])
+        running = self._running
+        for _ in range(rounds):
+            if self._is_over(running):
+                break
+            self._round(running)
+        return self._is_over(running)
+
+    def request_stop(self, last_step_id: int) -> None:
+        """Steps up to `last_step_id` end at their next round boundary; the round that runs now is finished."""
+        self._stop_through = max(self._stop_through, last_step_id)
+        running = self._running
+        if running is not None and running.step.step_id <= last_step_id:
+            running.limit = min(running.limit, running.rounds + 1)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._queue)
+
+    # -- launching ------------------------------------------------------------------------------------------------
+
+    def _check_against_steps_in_flight(self, step: Step) -> None:
+        if step.prefill is None and step.decode is None:
+            raise InvariantViolation("ENGINE-11", f"step {step.step_id} has nothing to do")
+        if step.decode is not None and step.prefill is not None and step.decode.max_rounds != 1:
+            raise InvariantViolation("SIM-12", f"step {step.step_id} mixes a prefill with a block of rounds")
+        joining = {join.row for join in step.joins} | {row for row, _ in step.released}
+        rounds_ahead = 0
+        for earlier in self._queue:
+            if earlier.max_rounds > 1 and step.max_rounds > 1:
+                raise InvariantViolation("SIM-12", f"steps {earlier.step_id} and {step.step_id} are both blocks")
+            rounds_ahead += self._rounds_left(earlier)
+            for row, slots in self._write_windows(earlier, rounds_ahead):
+                if row in joining:
+                    raise InvariantViolation("RELAY-01", f"row {row} changes owner under step {earlier.step_id}")
+                disturbed = np.isin(step.table_writes.slots, slots)
+                if disturbed.any():
+                    slot = step.table_writes.slots[disturbed.argmax()]
+                    raise InvariantViolation(
+                        "RELAY-01", f"slot {slot} is handed out while step {earlier.step_id} may write it for row {row}"
+                    )
+
+    def _rounds_left(self, step: Step) -> int:
+        """Decode rounds that a launched step may still run."""
+        if step.decode is None:
+            return 0
+        if self._running is not None and self._running.step is step:
+            return self._running.limit - self._running.rounds
+        return 1 if step.step_id <= self._stop_through or self._has_ended_row(step) else step.max_rounds
+
+    def _write_windows(self, step: Step, rounds: int):
+        """(row, slots) that a launched step may write, if `rounds` rounds may run until it ends."""
+        if step.prefill is not None:
+            part = step.prefill
+            for row, start, length in zip(part.rows.tolist(), part.starts.tolist(), part.lens.tolist(), strict=True):
+                yield row, self._launch_table[row, start : start + length]
+        if step.decode is not None:
+            part = step.decode
+            stays = stay_of(part.rows, part.epochs)
+            for row, stay, start in zip(part.rows.tolist(), stays.tolist(), part.seq_lens.tolist(), strict=True):
+                # A row that has run is at its own length; one whose prefill is still to come begins where the plan says.
+                known = self.kv.stays[row] == stay
+                length = max(start, int(self.kv.kv_lens[row])) if known else start
+                yield row, self._launch_table[row, start : length + rounds * self.alloc_len]
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def _start(self, step: Step) -> Running:
+        for row, epoch in step.released:
+            self.kv.close_row(row, epoch)
+            self.future_map.drop(np.array([row]))
+            self._rows[row] = None
+        for join in step.joins:
+            self._join(join)
+        writes = step.table_writes
+        self.kv.write_table(writes.rows, writes.columns, writes.slots)
+        running = Running(step, step.max_rounds)
+        if step.step_id <= self._stop_through or self._has_ended_row(step):
+            running.limit = 1
+        if step.prefill is not None:
+            running.prefill = self._prefill(step.prefill, running)
+        return running
+
+    def _has_ended_row(self, step: Step) -> bool:
+        """Whether a request of the step is known to have ended in an earlier one."""
+        if step.decode is None:
+            return False
+        states = [self._rows[row] for row in step.decode.rows.tolist()]
+        epochs = step.decode.epochs.tolist()
+        return any(s is not None and s.epoch == e and s.ended for s, e in zip(states, epochs, strict=True))
+
+    def _join(self, join: Join) -> None:
+        if self._rows[join.row] is not None:
+            raise InvariantViolation("RELAY-03", f"row {join.row} is given away before it was released")
+        request = join.request
+        key = request.sampling.seed or request_key(request.request_id)
+        self._rows[join.row] = RowState(join.epoch, request, key, join.max_tokens - join.num_emitted)
+        self.kv.open_row(join.row, join.epoch, namespace_salt(request.namespace), join.num_cached)
+
+    def _is_over(self, running: Running) -> bool:
+        if running.step.decode is None:
+            return True
+        return running.rounds > 0 and (running.rounds >= running.limit or bool(running.ended.any()))
+
+    def _state(self, row: int, epoch: int) -> RowState:
+        state = self._rows[row]
+        if state is None or state.epoch != epoch:
+            raise InvariantViolation("RELAY-03", f"a step runs row {row} of epoch {epoch}, which has another owner")
+        return state
+
+    # -- prefill --------------------------------------------------------------------------------------------------
+
+    def _prefill(self, part: PrefillStep, running: Running) -> PrefillResult:
+        n = len(part.rows)
+        tokens = np.full(n, -1, dtype=np.int64)
+        stopped = np.zeros(n, dtype=bool)
+        outputs: list[dict[str, np.ndarray] | None] = [None] * n
+        offset = 0
+        for i in range(n):
+            row, start, length = int(part.rows[i]), int(part.starts[i]), int(part.lens[i])
+            state = self._state(row, int(part.epochs[i]))
+            chunk = part.tokens[offset : offset + length]
+            offset += length
+            prefix = self._chunk_forward(row, start, chunk)
+            if not part.is_last[i]:
+                self._draft_prefill(row, start, prefix, int(part.tail_tokens[i]))
+                continue
+            token, outputs[i] = self._first_token(state, prefix)
+            if token < 0:
+                self._fail(state, row, running)
+                token = 0
+            self._draft_prefill(row, start, prefix, token)
+            tokens[i] = token
+            stopped[i] = first_stop_token(np.array([token]), state.request.stop_tokens) >= 0
+            state.remaining -= 1
+            state.ended = state.ended or bool(stopped[i]) or state.remaining == 0
+            hidden = self._draft_hidden(prefix.hashes[-1:])
+            self._relay(part.rows[i : i + 1], part.epochs[i : i + 1], prefix.hashes[-1:], np.array([token]), hidden)
+        return PrefillResult(tokens, stopped if stopped.any() else None, _by_name(outputs))
+
+    def _chunk_forward(self, row: int, start: int, chunk: np.ndarray) -> PrefixRead:
+        """Write the chunk's target KV; returns the whole prefix up to its end."""
+        if start != self.kv.kv_lens[row]:
+            raise InvariantViolation(
+                "ENGINE-14", f"row {row} computes from {start}, its KV ends at {self.kv.kv_lens[row]}"
+            )
+        before = self.kv.read_target(row, start)
+        salt = int(before.hashes[-1]) if start else int(self.kv.salts[row])
+        hashes = prefix_hashes(salt, chunk.tolist())
+        slots = self.kv.window(row, start, len(chunk))
+        positions = np.arange(start, start + len(chunk))
+        self.kv.target.write(slots, np.full(len(chunk), self.kv.stays[row]), positions, chunk, hashes)
+        self.kv.kv_lens[row] = start + len(chunk)
+        return PrefixRead(np.concatenate([before.tokens, chunk]), np.concatenate([before.hashes, hashes]))
+
+    def _draft_prefill(self, row: int, start: int, prefix: PrefixRead, next_token: int) -> None:
+        """The draft's own pass over the chunk; `next_token` is the one after it: the prompt's, or the sample."""
+        if self.kv.draft is None:
+            return
+        head = PrefixRead(prefix.tokens[:start], prefix.hashes[:start])
+        self.kv.read_draft(row, head, int(prefix.tokens[start]))
+        self._write_draft(row, start, prefix.tokens[start:], prefix.hashes[start:], next_token)
+
+    def _write_draft(self, row: int, start: int, tokens: np.ndarray, hashes: np.ndarray, next_token: int) -> None:
+        if self.algorithm.draft_kv is DraftKV.SHIFTED:
+            tokens = np.append(tokens[1:], next_token)
+            hashes = extend_hash(hashes, tokens)
+        slots = self.kv.window(row, start, len(tokens))
+        positions = np.arange(start, start + len(tokens))
+        self.kv.draft.write(slots, np.full(len(tokens), self.kv.stays[row]), positions, tokens, hashes)
+
+    def _first_token(self, state: RowState, prefix: PrefixRead) -> tuple[int, dict[str, np.ndarray]]:
+        logits = self.model.logits(prefix.hashes[-1:], prefix.tokens[-1:])
+        if self.fail_at.get(state.request.request_id) == len(prefix.tokens) - state.request.prompt.length:
+            logits[:] = np.nan
+        token = self.sampler.sample([state.request.sampling], [state.key], np.array([len(prefix.tokens) - 1]), logits)
+        return int(token[0]), node_outputs(prefix.hashes[-1:], logits, token)
+
+    def _draft_hidden(self, hashes: np.ndarray) -> np.ndarray | None:
+        hidden = hidden_of(hashes) if self.algorithm.needs_hidden_states else None
+        check_hidden(hidden, self.algorithm.needs_hidden_states, "capture")
+        return hidden
+
+    def _fail(self, state: RowState, row: int, running: Running) -> None:
+        if not state.message:
+            state.message = "the target gave no distribution"
+            running.failures.append((row, state.message))
+        state.ended = True
+
+    # -- one decode round -----------------------------------------------------------------------------------------
+
+    def _round(self, running: Running) -> None:
+        part = running.step.decode
+        states = [self._state(row, epoch) for row, epoch in zip(part.rows.tolist(), part.epochs.tolist(), strict=True)]
+        was_over = np.array([state.ended for state in states])
+        lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
+        self._check_lengths(part, running.rounds, lengths)
+        request = self._draft_request(part, lengths, relayed)
+        tree = self.drafter.tree(request)
+        self._check_tree(part, tree)
+        windows = np.stack(
+            [
+                self.kv.window(r, n, tree.num_draft_tokens)
+                for r, n in zip(part.rows.tolist(), lengths.tolist(), strict=True)
+            ]
+        )
+        hashes = self._verify_forward(request, tree, windows)
+        final, accept_lens, failed = self._verify(states, request, tree, hashes, windows)
+        self._catch_up(request, final, accept_lens, tree.num_draft_tokens)
+        for i in np.flatnonzero(failed & ~was_over).tolist():
+            self._fail(states[i], int(part.rows[i]), running)
+        self._settle(running, states, was_over, final, accept_lens)
+        self.num_rounds += 1
+        self.num_drafted += len(states) * (tree.num_draft_tokens - 1)
+        self.num_correct_drafts += int((accept_lens - 1).sum())
+
+    def _check_lengths(self, part: DecodeStep, rounds_done: int, lengths: np.ndarray) -> None:
+        most = part.max_seq_lens + rounds_done * self.alloc_len
+        if (lengths < part.seq_lens + rounds_done).any() or (lengths > most).any():
+            raise InvariantViolation(
+                "RELAY-06", f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
+            )
+        if (lengths != self.kv.kv_lens[part.rows]).any():
+            raise InvariantViolation("RELAY-02", "a relayed length is not the length of the row's KV")
+
+    def _draft_request(self, part: DecodeStep, lengths: np.ndarray, relayed: dict[str, np.ndarray]) -> DraftRequest:
+        roots = relayed["bonus_tokens"]
+        prefixes = [self.kv.read_target(r, n) for r, n in zip(part.rows.tolist(), lengths.tolist(), strict=True)]
+        last = np.array([prefix.hashes[-1] for prefix in prefixes], dtype=np.uint64)
+        hidden = relayed.get("hidden_states")
+        check_hidden(hidden, self.algorithm.needs_hidden_states, "relay")
+        if hidden is not None and (hash_of(hidden) != last).any():
+            raise InvariantViolation("RELAY-02", "a relayed hidden state is not that of the row's last position")
+        if self.kv.draft is not None:
+            for row, prefix, root in zip(part.rows.tolist(), prefixes, roots.tolist(), strict=True):
+                self.kv.read_draft(row, prefix, root)
+        return DraftRequest(
+            part.rows,
+            lengths,
+            prefixes,
+            roots,
+            extend_hash(last, roots),
+            relayed,
+            self._simulated_runs(part.rows, lengths),
+            part.steps,
+            part.topk,
+            part.num_draft_tokens,
+        )
+
+    def _simulated_runs(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
+        """How many drafts the acceptance process lets through in the round that begins at these KV lengths."""
+        if self.acceptance is None:
+            return None
+        requests = [self._rows[row].request for row in rows.tolist()]
+        keys = np.array([request_key(request.request_id) for request in requests], dtype=np.uint64)
+        prompts = np.array([request.prompt.length for request in requests])
+        return self.acceptance.longest_run(keys, lengths - prompts).astype(np.int64)
+
+    def _check_tree(self, part: DecodeStep, tree: VerifyTree) -> None:
+        width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)
+        if tree.num_draft_tokens != part.num_draft_tokens or tree.width != width:
+            raise InvariantViolation(
+                "ACCEPT-02",
+                f"a tree of {tree.num_draft_tokens} nodes, {tree.width} deep, where {part.num_draft_tokens} and {width} were planned",
+            )
+        if tree.positions.size and tree.positions.max() > self.max_position:
+            raise InvariantViolation("STEPS-01", f"position {tree.positions.max()} is past the context")
+
+    def _verify_forward(self, request: DraftRequest, tree: VerifyTree, windows: np.ndarray) -> np.ndarray:
+        """Write the nodes' target KV side by side; returns the prefix hash of every node, uint64 [bs, nd]."""
+        bs, nodes = tree.parents.shape
+        tokens = tree.tokens.reshape(bs, nodes).astype(np.int64)
+        hashes = np.zeros((bs, nodes), dtype=np.uint64)
+        depths = np.zeros((bs, nodes), dtype=np.int64)
+        hashes[:, 0] = request.root_hashes
+        for node in range(1, nodes):
+            parent = np.maximum(tree.parents[:, node], 0)  # padding nodes hang below the root, unreachable
+            hashes[:, node] = extend_hash(hashes[np.arange(bs), parent], tokens[:, node])
+            depths[:, node] = depths[np.arange(bs), parent] + 1
+        stays = np.repeat(self.kv.stays[request.rows][:, None], nodes, axis=1)
+        self.kv.target.write(windows, stays, request.lengths[:, None] + depths, tokens, hashes)
+        return hashes
+
+    def _verify(
+        self, states: list[RowState], request: DraftRequest, tree: VerifyTree, hashes: np.ndarray, windows: np.ndarray
+    ) -> tuple[Finalized, np.ndarray, np.ndarray]:
+        """Target forward, acceptance and compaction: what stands in the windows afterwards is the accepted path."""
+        bs, nodes = hashes.shape
+        logits = self.model.logits(hashes.ravel(), tree.tokens)
+        depths = self.kv.target.positions[windows] - request.lengths[:, None]
+        self._inject_failures(states, request, depths, logits)
+        keys = [state.key for state in states]
+        verified = self.sampler.verify(
+            [state.request.sampling for state in states], keys, request.lengths, tree, depths, logits
+        )
+        outputs = node_outputs(hashes.ravel(), logits, verified.predict)
+        outputs["draft_hidden_states"] = self._draft_hidden(hashes.ravel())
+        final = finalize(verified, windows, NodeOutputs(outputs))
+        final.moves.check(self.kv.target.num_slots, windows)
+        self.kv.target.move(final.moves)
+        self.kv.kv_lens[request.rows] = request.lengths + verified.accept_lens
+        return final, verified.accept_lens, verified.target_failed
+
+    def _inject_failures(
+        self, states: list[RowState], request: DraftRequest, depths: np.ndarray, logits: np.ndarray
+    ) -> None:
+        for i, state in enumerate(states):
+            index = self.fail_at.get(state.request.request_id)
+            if index is not None:
+                emits = request.lengths[i] + 1 + depths[i] - state.request.prompt.length
+                logits.reshape(*depths.shape, -1)[i, emits == index] = np.nan
+
+    def _catch_up(self, request: DraftRequest, final: Finalized, accept_lens: np.ndarray, nodes: int) -> None:
+        """The draft-extend pass: draft KV of every accepted position, then what the next round starts from."""
+        last_hashes = np.empty(len(accept_lens), dtype=np.uint64)
+        for i, row in enumerate(request.rows.tolist()):
+            length, count = int(request.lengths[i]), int(accept_lens[i])
+            prefix = self.kv.read_target(row, length + count)
+            last_hashes[i] = prefix.hashes[-1]
+            if self.kv.draft is not None:
+                bonus = int(final.bonus_tokens[i])
+                self._write_draft(row, length, prefix.tokens[length:], prefix.hashes[length:], bonus)
+                self.kv.read_draft(row, prefix, bonus)
+        hidden = final.outputs["draft_hidden_states"]
+        if hidden is not None:
+            hidden = hidden[np.arange(len(accept_lens)) * nodes + accept_lens - 1]
+        epochs = self.kv.stays[request.rows] & 0xFFFFFFFF
+        self._relay(request.rows, epochs, last_hashes, final.bonus_tokens.astype(np.int64), hidden)
+
+    def _relay(
+        self,
+        rows: np.ndarray,
+        epochs: np.ndarray,
+        last_hashes: np.ndarray,
+        tokens: np.ndarray,
+        hidden: np.ndarray | None,
+    ) -> None:
+        """Publish the lengths and stash what the next round drafts from."""
+        lengths = self.kv.kv_lens[rows]
+        self.future_map.publish(rows, epochs, lengths)
+        values: dict[str, np.ndarray | None] = {"bonus_tokens": tokens}
+        names = [f.name for f in self.future_map.fields]
+        if "topk_ids" in names:
+            runs = self._simulated_runs(rows, lengths)
+            ids, probabilities = self.drafter.relay(extend_hash(last_hashes, tokens), tokens, runs)
+            values |= {"topk_ids": ids, "topk_probabilities": probabilities}
+        if hidden is not None:
+            values["hidden_states"] = hidden
+        check_hidden(values.get("hidden_states"), self.algorithm.needs_hidden_states, "stash")
+        self.future_map.stash(rows, epochs, values)
+
+    def _settle(
+        self, running: Running, states: list[RowState], was_over: np.ndarray, final: Finalized, accept_lens: np.ndarray
+    ) -> None:
+        """Find out who ended in this round, and keep what the result will say of it."""
+        emitted = final.emitted_tokens
+        stops = np.full(len(states), -1, dtype=np.int32)
+        ended = np.zeros(len(states), dtype=bool)
+        for i, state in enumerate(states):
+            if was_over[i]:
+                continue
+            run = emitted[i, : accept_lens[i]]
+            stops[i] = first_stop_token(run, state.request.stop_tokens)
+            cut = stops[i] + 1 if stops[i] >= 0 else len(run)
+            kept = min(cut, state.remaining)
+            state.remaining -= kept
+            ended[i] = state.ended or state.remaining == 0 or (stops[i] >= 0 and kept == cut)
+            state.ended = bool(ended[i])
+        running.accept_lens.append(accept_lens.astype(np.int32))
+        running.stop_index.append(stops)
+        running.tokens.append(emitted.astype(np.int64))
+        running.outputs.append(_as_columns(final.outputs, emitted.shape))
+        running.ended = ended
+
+    # -- answering ------------------------------------------------------------------------------------------------
+
+    def _result(self, running: Running) -> StepResult:
+        step = running.step
+        decode = None
+        if step.decode is not None:
+            block_end = BlockEnd.ASKED
+            if running.ended.any():
+                block_end = BlockEnd.REQUEST_ENDED
+            elif running.rounds == step.max_rounds:
+                block_end = BlockEnd.MAX_ROUNDS
+            stops = np.stack(running.stop_index)
+            decode = DecodeResult(
+                rounds=running.rounds,
+                accept_lens=np.stack(running.accept_lens),
+                stop_index=stops if (stops >= 0).any() else None,
+                ended=running.ended,
+                block_end=block_end,
+                tokens=np.stack(running.tokens),
+                outputs=tuple(running.outputs),
+            )
+        ends = (self.num_rounds - max(running.rounds, 1) + 1 + np.arange(max(running.rounds, 1))) * ROUND_NS
+        return StepResult(step.step_id, running.prefill, decode, ends.astype(np.int64), tuple(running.failures))
+
+
+def _as_columns(outputs: NodeOutputs, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """User outputs [bs, width, …] from compacted node outputs of stride nd; where the width exceeds nd the rest is zeros."""
+    bs, width = shape
+    columns = {}
+    for name in outputs:
+        array = outputs[name]
+        if name == "draft_hidden_states" or array is None:
+            continue
+        nodes = array.shape[0] // bs
+        by_row = array.reshape(bs, nodes, *array.shape[1:])
+        padded = np.zeros((bs, width, *array.shape[1:]), dtype=array.dtype)
+        padded[:, : min(width, nodes)] = by_row[:, :width]
+        columns[name] = padded
+    return columns
+
+
+def _by_name(outputs: list[dict[str, np.ndarray] | None]) -> dict[str, np.ndarray] | None:
+    """Per-chunk outputs [1, …] joined to [n, …] per name; zeros for chunks that emitted nothing."""
+    found = next((entry for entry in outputs if entry is not None), None)
+    if found is None:
+        return None
+    return {
+        name: np.concatenate([np.zeros_like(found[name]) if entry is None else entry[name] for entry in outputs])
+        for name in found
+    }
+
+
+__all__ = ["ROUND_NS", "ReferenceExecutor", "RowState", "stay_of"]
