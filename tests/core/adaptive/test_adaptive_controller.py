@@ -94,6 +94,16 @@ def test_a_failed_build_restores_everything():
     assert [steps for steps, *_ in host.built] == [0, 1, 3]
 
 
+def test_a_failed_build_restores_the_routing_of_tree_widths():
+    host = Host()
+    params = AdaptiveSpeculativeParams(1, {"1": {"candidate_steps": [1]}, "8": {"candidate_steps": [1]}})
+    controller = AdaptiveController(params, topk=4, num_draft_tokens={1: 5, 8: 3}, host=host)
+    host.fail_at = 1
+    with pytest.raises(RuntimeError):
+        controller.init_states([16])  # where 2 rows would run at 16
+    assert controller.num_draft_tokens_for(1, 2) == 5
+
+
 def test_a_b_a_brings_back_every_field():
     controller, host = controller_with_host()
     controller.init_states([1, 8])
@@ -140,6 +150,13 @@ def test_late_feedback_of_other_steps_does_not_decide():
     controller.on_verify_complete([3], 1, 3)  # the second of them, one round late
     assert controller.snapshot() == before
     assert controller.metrics().verify_calls == 2  # its tokens were delivered all the same
+
+
+def test_fractions_are_averaged_as_they_are():
+    controller = build_controller("ema", RANGES, initial_steps=3)
+    controller.on_verify_complete([0.5, 1.75], 1, 3)
+    assert controller.metrics().ema_accept_len[1] == 1.125
+    assert controller.metrics().correct_drafts_histogram == (1, 1, 0, 0)
 
 
 def test_feedback_goes_to_the_range_of_the_launched_batch_size():

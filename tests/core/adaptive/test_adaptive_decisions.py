@@ -117,6 +117,7 @@ def test_a_block_equals_its_rounds(policy, history, bs, share):
         assert single.activate_step_by_batch(bs, (300 + number) * bs) == steps
         single.on_verify_complete(accepted(share, bs, steps), bs, steps)
         block.on_verify_complete(accepted(share, bs, steps), bs, steps)
+    assert single.snapshot() == block.snapshot()
     for _ in range(30):
         after = block.activate_step_by_batch(bs, 400 * bs)
         assert single.activate_step_by_batch(bs, 400 * bs) == after

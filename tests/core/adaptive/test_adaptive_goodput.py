@@ -157,6 +157,11 @@ def test_a_change_of_acceptance_is_followed():
     assert 2 <= controller.policy.estimate.changes <= 4
 
 
+def test_a_restless_input_is_not_followed_at_every_turn():
+    runs = np.concatenate([longest_runs(("poor", "excellent")[t % 2], 8, 100, seed=t) for t in range(30)])
+    assert switches(closed_loop(make(), runs)[1]) <= 20  # twice as many without the dwell
+
+
 def test_constant_input_settles():
     for constant in (0, 2, 7):
         controller = make((1, 3, 7))

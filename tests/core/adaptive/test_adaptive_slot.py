@@ -178,6 +178,11 @@ def test_a_probe_that_pays_stays_and_forgives_failures():
     assert slot.current_steps == 0
     slot.update([0])
     assert slot.current_steps == 2  # no failed probe in a row: the next one comes at once
+    steps = []
+    for _ in range(4):
+        slot.update([0])
+        steps.append(slot.current_steps)
+    assert steps == [0, 0, 2, 0]  # and the one after that counts as the first failure again
 
 
 def test_a_cold_probe_starts_neutral_a_warm_one_keeps_its_ema():
