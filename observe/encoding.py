@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Any
 from zlib import crc32
@@ -196,7 +197,7 @@ def _encode_times(times: np.ndarray) -> str:
     if len(times) == 1:
         return str(int(times[0]))
     values = times.tolist()
-    return _dumps(values[:1] + [after - before for before, after in zip(values, values[1:], strict=False)])
+    return _dumps(values[:1] + [after - before for before, after in pairwise(values)])
 
 
 # -- reading back -----------------------------------------------------------------------------------------------------

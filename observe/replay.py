@@ -117,7 +117,7 @@ def _decided(record: Mapping[str, Any], previous_rows: list[int] | None) -> tupl
 
 
 def _explain(kind: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> str:
-    keys = [key for key in (*expected, *(key for key in got if key not in expected))]
+    keys = [*expected, *(key for key in got if key not in expected)]
     differing = [key for key in keys if expected.get(key) != got.get(key)]
     shown = [f"{key} was {_short(expected.get(key))}, is now {_short(got.get(key))}" for key in differing[:4]]
     more = f" (and {len(differing) - 4} more)" if len(differing) > 4 else ""

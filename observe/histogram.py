@@ -1,0 +1,91 @@
+"""A streaming histogram with logarithmic buckets: any quantile of non-negative integers in fixed memory.
+
+The buckets [g^i, g^(i+1)) with g = (1 + α) / (1 − α) are answered by 2·g^(i+1) / (1 + g), which is off by at most the share α of the
+true value (Masson, Rim, Lee: "DDSketch", VLDB 2019). Count, mean, minimum and maximum are exact.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+RELATIVE_ERROR = 1e-3
+_ALPHA = 0.999 * RELATIVE_ERROR  # the rest is room for rounding in the logarithm
+_GAMMA = (1 + _ALPHA) / (1 - _ALPHA)
+_LOG_GAMMA = float(np.log(_GAMMA))
+_NUM_BUCKETS = int(np.log(2.0**63) / _LOG_GAMMA) + 2
+
+
+class LogHistogram:
+    """Of int64 values ≥ 0. A quantile's relative error is at most `RELATIVE_ERROR`; zeros are exact."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0
+        self.minimum: int | None = None
+        self.maximum: int | None = None
+        self._zeros = 0
+        self._mean = 0.0
+        self._squares = 0.0  # sum of squared differences to the mean
+        self._buckets = np.zeros(_NUM_BUCKETS, dtype=np.int64)
+
+    def add(self, values: np.ndarray) -> None:
+        """Count `values`, int64 [n], each ≥ 0."""
+        size = len(values)
+        if not size:
+            return
+        low, high = int(values.min()), int(values.max())
+        if low < 0:
+            raise ValueError(f"{low} in a histogram of values >= 0")
+        self.minimum = low if self.minimum is None else min(low, self.minimum)
+        self.maximum = high if self.maximum is None else max(high, self.maximum)
+        self._add_moments(values, size)
+        if low == 0:
+            positive = values[values > 0]
+            self._zeros += size - len(positive)
+            values = positive
+        index = (np.log(values) * (1 / _LOG_GAMMA)).astype(np.int64)
+        counts = np.bincount(index)
+        self._buckets[: len(counts)] += counts
+
+    def _add_moments(self, values: np.ndarray, size: int) -> None:
+        """Merge mean and squares of two samples (Chan, Golub, LeVeque 1979)."""
+        total = int(values.sum())
+        mean = total / size
+        squares = float(np.square(values - mean).sum())
+        apart = mean - self._mean
+        joint = self.count + size
+        self._squares += squares + apart * apart * (self.count * size / joint)
+        self._mean += apart * (size / joint)
+        self.total += total
+        self.count = joint
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+    @property
+    def std(self) -> float | None:
+        """Of the population, not of a sample."""
+        return float(np.sqrt(self._squares / self.count)) if self.count else None
+
+    def quantile(self, share: float) -> float | None:
+        """The value below which `share` (0 … 1) of all values lie, between neighbours by straight line; None if there are none."""
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"quantile {share}: expected 0 ... 1")
+        if not self.count:
+            return None
+        place = share * (self.count - 1)
+        below = int(place)
+        low = self._ranked(below)
+        high = self._ranked(min(below + 1, self.count - 1))
+        return low + (place - below) * (high - low)
+
+    def _ranked(self, rank: int) -> float:
+        """About the value of this rank, 0 … count − 1."""
+        if rank < self._zeros:
+            return 0.0
+        if rank == self.count - 1:
+            return float(self.maximum)
+        bucket = int(np.searchsorted(np.cumsum(self._buckets), rank - self._zeros, side="right"))
+        value = 2.0 * np.exp((bucket + 1) * _LOG_GAMMA) / (1.0 + _GAMMA)
+        return float(min(max(value, self.minimum), self.maximum))

@@ -1,0 +1,450 @@
+"""What a run amounts to, counted while it runs: memory does not grow with its length, but for three numbers per completed request.
+
+An event is only noted down. Every few hundred steps the notes are worked off at once, as columns over all rounds and rows: sorted by
+request, the gaps between emissions, sums per request and sums per round are a handful of vector operations.
+
+    event ──► notes ──flush──► open requests ──close──► latencies, requests.parquet
+                        └────► round sums ────────────► totals, timeline, rounds.parquet
+
+A token is *emitted* when the round that accepted it ends (`StepResult.round_end_ns`). A request's first token comes with the last
+chunk of its prompt; after a retraction the next token comes that way too, and the gap counts as an inter-token latency like any other.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.events import Aborted, Committed, EngineStarted, Event, Planned, Submitted
+from ..core.request import FinishReason
+from .columns import GrowingColumn, OpenRequests, ParquetColumns
+from .histogram import LogHistogram
+from .summary import SLO, summarize
+from .timeline import Timeline
+
+REFUSED = 0
+REASONS = ("refused", "stop", "length", "abort", "error")  # by FinishReason; 0 never entered
+GAUGES = ("running", "waiting", "held", "system")
+_FLUSH_ENTRIES = 1 << 14  # rows × rounds
+_FLUSH_EVENTS = 1 << 11
+
+_REQUEST_FIELDS = (
+    ("request_id", "string"),
+    ("replica", "int32"),
+    ("arrival_ns", "int64"),
+    ("first_scheduled_ns", "int64?"),
+    ("first_token_ns", "int64?"),
+    ("finish_ns", "int64"),
+    ("prompt_len", "int32"),
+    ("num_cached", "int32"),
+    ("num_output", "int32"),
+    ("correct_drafts", "int32"),
+    ("verify_rounds", "int32"),
+    ("retractions", "int32"),
+    ("reason", "string"),
+)
+_ROUND_FIELDS = (
+    ("time_ns", "int64"),
+    ("replica", "int32"),
+    ("step_id", "int64"),
+    ("prefill_tokens", "int32"),
+    ("decode_rows", "int32"),
+    ("steps", "int32?"),
+    ("num_draft_tokens", "int32?"),
+    ("tokens", "int32"),
+    ("correct_drafts", "int32"),
+    ("held_slots", "int64"),
+    ("waiting", "int32"),
+)
+# Columns of the notes on a committed step.
+_REPLICA, _STEP_ID, _ROUNDS, _PREFILL, _ROWS, _STEPS, _ND, _HELD, _WAITING = range(9)
+
+
+class ReplicaMetrics:
+    """What is known of one engine between its events."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.config: dict[str, Any] = {}
+        self.slots: dict[str, int] = {}  # open requests: id → slot
+        self.rows: dict[int, int] = {}  # those with a row: slot → row
+        self.slot_of_row = np.zeros(64, dtype=np.int64)
+        self.planned: deque[tuple[int, int]] = deque()  # per uncommitted step: held slots, waiting
+        self.waiting = 0
+        self.held = 0
+        self.max_held = 0
+        self.last_steps = -1
+        self.busy_ns: int | None = None
+        self._seen_rows: np.ndarray | None = None
+        self._seen_slots = np.empty(0, dtype=np.int64)
+
+    @property
+    def capacity(self) -> int:
+        """KV slots of the pool; 0 if the engine did not say."""
+        return self.config.get("num_pages", 0) * self.config.get("page_size", 1)
+
+    def enter(self, slot: int, row: int) -> None:
+        if row >= len(self.slot_of_row):
+            self.slot_of_row = np.concatenate([self.slot_of_row, np.zeros(row + 1, dtype=np.int64)])
+        self.slot_of_row[row] = slot
+        self.rows[slot] = row
+
+    def slots_of(self, rows: np.ndarray) -> np.ndarray:
+        """Slots of a decode batch. Steps share one array of rows while nobody comes or goes."""
+        if rows is not self._seen_rows:
+            self._seen_rows, self._seen_slots = rows, self.slot_of_row[rows]
+        return self._seen_slots
+
+
+class RunMetrics:
+    """Metrics of a run of one or more replicas. With `out_dir` it writes `requests.parquet` and `rounds.parquet` there."""
+
+    def __init__(self, out_dir: str | os.PathLike[str] | None = None, *, num_buckets: int = 120) -> None:
+        self.replicas: dict[int, ReplicaMetrics] = {}
+        self.open = OpenRequests()
+        self.itl = LogHistogram()
+        self.ttft_ns, self.e2el_ns, self.num_output = (GrowingColumn(np.int64) for _ in range(3))
+        self.counts = dict.fromkeys(REASONS, 0)
+        self.totals = dict.fromkeys(
+            [
+                "submitted",
+                "input_tokens",
+                "output_tokens",
+                "delivered_tokens",
+                "truncated",
+                "retractions",
+                "looked_up_tokens",
+                "cached_tokens",
+                "verified_rows",
+                "correct_drafts",
+                "proposed_drafts",
+                "decode_rounds",
+                "committed_steps",
+                "prefill_tokens",
+                "switches",
+            ],
+            0,
+        )
+        self.drafts_histogram = np.zeros(1, dtype=np.int64)
+        self.rounds_at_steps = np.zeros(1, dtype=np.int64)
+        self.gauge_integrals = np.zeros(len(GAUGES))
+        self.gauge_maxima = np.zeros(len(GAUGES), dtype=np.int64)
+        self.first_ns: int | None = None
+        self.last_ns = 0
+        self._num_buckets = num_buckets
+        self._timeline: Timeline | None = None
+        self._running = self._waiting = self._held = 0
+        self._files: tuple[ParquetColumns, ParquetColumns] | None = None
+        if out_dir is not None:
+            folder = Path(out_dir)
+            self._files = (
+                ParquetColumns(folder / "requests.parquet", _REQUEST_FIELDS),
+                ParquetColumns(folder / "rounds.parquet", _ROUND_FIELDS),
+            )
+        self._samples = array("q")  # (now, *GAUGES) of every event
+        self._begin_notes()
+
+    def _begin_notes(self) -> None:
+        self._steps: list[tuple[int, ...]] = []
+        self._round_ends: list[np.ndarray] = []
+        self._num_rounds = 0
+        # Pieces: the emissions of one round's decode rows, or of the first tokens of one step.
+        self._piece_slots: list[Any] = []
+        self._piece_lens: list[int] = []
+        self._piece_rounds: list[int] = []
+        self._kept: list[Any] = []
+        self._accepted: list[Any] = []  # accept lengths; 0 for first tokens, which nobody drafted
+        self._num_entries = 0
+        self._closing: list[tuple[int, int, int, int]] = []  # slot, reason, time or −1, output or −1
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def sink(self, replica: int) -> Callable[[Event], None]:
+        """What the engine of `replica` takes as its `events`."""
+        state = self.replicas.setdefault(replica, ReplicaMetrics(replica))
+        handlers: dict[type, Callable[[ReplicaMetrics, Any], None]] = {
+            Submitted: self._submitted,
+            Aborted: self._aborted,
+            Planned: self._planned,
+            Committed: self._committed,
+        }
+
+        def take(event: Event) -> None:
+            if type(event) is EngineStarted:
+                state.config = event.config
+                return
+            handlers[type(event)](state, event)
+            self._samples.extend(
+                (event.now_ns, self._running, self._waiting, self._held, self._running + self._waiting)
+            )
+            if self._num_entries >= _FLUSH_ENTRIES or len(self._samples) >= _FLUSH_EVENTS * (1 + len(GAUGES)):
+                self.flush()
+
+        return take
+
+    def observe_device(self, replica: int, busy_ns: int) -> None:
+        """The device of `replica` was busy for another `busy_ns`."""
+        state = self.replicas.setdefault(replica, ReplicaMetrics(replica))
+        state.busy_ns = (state.busy_ns or 0) + busy_ns
+
+    def _submitted(self, state: ReplicaMetrics, event: Submitted) -> None:
+        request = event.request
+        slot = self.open.open(request.request_id, state.number, event.now_ns, request.prompt.length, request.max_tokens)
+        self.totals["submitted"] += 1
+        if event.refusal:
+            self._closing.append((slot, REFUSED, event.now_ns, 0))
+            return
+        state.slots[request.request_id] = slot
+        self._wait(state, state.waiting + 1)
+
+    def _aborted(self, state: ReplicaMetrics, event: Aborted) -> None:
+        slot = state.slots.pop(event.request_id, None)
+        if slot is None:
+            return
+        if state.rows.pop(slot, None) is None:
+            self._wait(state, state.waiting - 1)
+        else:
+            self._running -= 1
+        self._closing.append((slot, FinishReason.ABORT, event.now_ns, -1))
+
+    def _planned(self, state: ReplicaMetrics, event: Planned) -> None:
+        for request_id in event.retracted:
+            slot = state.slots[request_id]
+            del state.rows[slot]
+            self.open.retractions[slot] += 1
+            self.totals["retractions"] += 1
+            self._running -= 1
+        if event.step is not None:
+            for join in event.step.joins:
+                self._joined(state, join, event.now_ns)
+            state.planned.append((event.num_held_slots, event.num_waiting))
+        self._wait(state, event.num_waiting)
+        held = int(event.num_held_slots)
+        self._held += held - state.held
+        state.held = held
+        state.max_held = max(state.max_held, held)
+
+    def _joined(self, state: ReplicaMetrics, join: Any, now_ns: int) -> None:
+        request = join.request
+        slot = state.slots[request.request_id]
+        state.enter(slot, join.row)
+        self._running += 1
+        if self.open.first_scheduled_ns[slot] < 0:
+            self.open.first_scheduled_ns[slot] = now_ns
+            self.open.num_cached[slot] = join.num_cached
+        if state.config.get("prefix_cache", True) and request.prompt.content_is_known:
+            self.totals["looked_up_tokens"] += request.prompt.length + join.num_emitted
+            self.totals["cached_tokens"] += join.num_cached
+
+    def _wait(self, state: ReplicaMetrics, waiting: int) -> None:
+        self._waiting += waiting - state.waiting
+        state.waiting = waiting
+
+    def _committed(self, state: ReplicaMetrics, event: Committed) -> None:
+        step, result = event.step, event.result
+        decode, first = step.decode, event.first_tokens
+        held, waiting = state.planned.popleft()
+        prefill_tokens = 0 if step.prefill is None else int(step.prefill.lens.sum())
+        rounds, batch_size, steps, nd = 1, 0, -1, -1
+        if first:
+            self._piece_slots.append([state.slots[request_id] for request_id in first])
+            self._piece_lens.append(len(first))
+            self._piece_rounds.append(self._num_rounds)
+            self._kept.append(np.ones(len(first), dtype=np.int64))
+            self._accepted.append(np.zeros(len(first), dtype=np.int32))
+        if decode is not None:
+            rounds, batch_size, steps, nd = (
+                result.decode.rounds,
+                len(decode.rows),
+                decode.steps,
+                decode.num_draft_tokens,
+            )
+            slots = state.slots_of(decode.rows)
+            self._piece_slots.extend([slots] * rounds)
+            self._piece_lens.extend([batch_size] * rounds)
+            self._piece_rounds.extend(range(self._num_rounds, self._num_rounds + rounds))
+            self._kept.append(event.kept.reshape(-1))
+            self._accepted.append(result.decode.accept_lens.reshape(-1))
+            if steps != state.last_steps:
+                self.totals["switches"] += state.last_steps >= 0
+                state.last_steps = steps
+        self._steps.append((state.number, step.step_id, rounds, prefill_tokens, batch_size, steps, nd, held, waiting))
+        self._round_ends.append(result.round_end_ns)
+        self._num_rounds += rounds
+        self._num_entries += rounds * batch_size + len(first)
+        for finished in event.finished:
+            slot = state.slots.pop(finished.request_id)
+            del state.rows[slot]
+            self._running -= 1
+            failed = finished.reason is FinishReason.ERROR
+            self._closing.append((slot, finished.reason, event.now_ns if failed else -1, finished.num_output))
+
+    # -- working the notes off ----------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Work off what was noted down since the last flush."""
+        self._flush_gauges()
+        if self._steps:
+            self._flush_rounds()
+        if self._closing:
+            self._close_requests()
+        self._begin_notes()
+
+    def _flush_gauges(self) -> None:
+        samples = np.frombuffer(self._samples, dtype=np.int64).reshape(-1, 1 + len(GAUGES)).T
+        if not samples.size:
+            return
+        if self._timeline is None:
+            self.first_ns = int(samples[0, 0])
+            self._timeline = Timeline(self.first_ns, GAUGES, ("tokens", "decode_rounds", "steps"), self._num_buckets)
+        times = np.maximum.accumulate(samples[0])
+        values = samples[1:, :-1]
+        widths = np.diff(times)
+        if len(widths):
+            self.gauge_integrals += (values * widths).sum(axis=1, dtype=np.float64)
+            lasting = widths > 0  # a state that lasts no time was never seen
+            if lasting.any():
+                self.gauge_maxima = np.maximum(self.gauge_maxima, values[:, lasting].max(axis=1))
+            self._timeline.add_gauges(times, values)
+        self.last_ns = int(times[-1])
+        self._samples = array("q", (self.last_ns, *samples[1:, -1].tolist()))
+
+    def _flush_rounds(self) -> None:
+        steps = np.array(self._steps, dtype=np.int64)
+        per_round = steps if self._num_rounds == len(steps) else np.repeat(steps, steps[:, _ROUNDS], axis=0)
+        ends = np.concatenate(self._round_ends)
+        tokens = correct = np.zeros(len(ends), dtype=np.int64)
+        if self._num_entries:
+            tokens, correct = self._flush_emissions(per_round, ends)
+        decoding = per_round[:, _STEPS] >= 0
+        steps_in_use = per_round[decoding, _STEPS]
+        self.rounds_at_steps = _added(self.rounds_at_steps, np.bincount(steps_in_use))
+        self.totals["decode_rounds"] += len(steps_in_use)
+        self.totals["committed_steps"] += len(steps)
+        self.totals["prefill_tokens"] += int(steps[:, _PREFILL].sum())
+        self.totals["delivered_tokens"] += int(tokens.sum())
+        self._timeline.add_counts(ends, np.stack([tokens, decoding, np.where(decoding, per_round[:, _STEPS], 0)]))
+        if self._files is not None:
+            names = ("replica", "step_id", None, "prefill_tokens", "decode_rows", "steps", "num_draft_tokens")
+            columns = dict(zip((*names, "held_slots", "waiting"), per_round.T, strict=True))
+            columns.update(time_ns=ends, tokens=tokens, correct_drafts=correct)
+            self._files[1].add(columns, len(ends))
+
+    def _flush_emissions(self, per_round: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Gaps and sums per request; returns tokens and correct drafts per round, int64 [rounds]."""
+        # Small keys sort by radix.
+        key = np.uint16 if self.open.capacity <= 1 << 16 else np.int64
+        slots = np.concatenate(self._piece_slots, dtype=key, casting="unsafe")
+        kept = np.concatenate(self._kept)
+        accepted = np.concatenate(self._accepted)
+        rounds = np.repeat(np.array(self._piece_rounds), self._piece_lens)
+        live = kept > 0
+        if not live.all():
+            slots, kept, accepted, rounds = slots[live], kept[live], accepted[live], rounds[live]
+        drafted = accepted > 0
+        correct = np.maximum(accepted - 1, 0)
+        num_rounds = len(ends)
+        tokens_per_round = np.bincount(rounds, kept, num_rounds).astype(np.int64)
+        correct_per_round = np.bincount(rounds, correct, num_rounds).astype(np.int64)
+        verified_per_round = np.bincount(rounds, drafted, num_rounds).astype(np.int64)
+        self.totals["verified_rows"] += int(verified_per_round.sum())
+        self.totals["correct_drafts"] += int(correct_per_round.sum())
+        self.totals["proposed_drafts"] += int((verified_per_round * (per_round[:, _ND] - 1)).sum())
+        self.drafts_histogram = _added(self.drafts_histogram, np.bincount(correct[drafted]))
+        if len(slots):
+            order = np.argsort(slots, kind="stable")
+            times = ends[rounds[order]]
+            self._credit(slots[order].astype(np.int64), times, kept[order], correct[order], drafted[order])
+        return tokens_per_round, correct_per_round
+
+    def _credit(
+        self, slots: np.ndarray, times: np.ndarray, kept: np.ndarray, correct: np.ndarray, drafted: np.ndarray
+    ) -> None:
+        """Add emissions, sorted by request and time, to the open requests."""
+        starts = np.flatnonzero(np.concatenate([[True], slots[1:] != slots[:-1]]))
+        owners = slots[starts]
+        before = np.empty_like(times)
+        before[1:] = times[:-1]
+        before[starts] = self.open.last_token_ns[owners]
+        newly = before[starts] < 0
+        self.open.first_token_ns[owners[newly]] = times[starts[newly]]
+        gaps = times - before
+        if newly.any():
+            gaps = np.delete(gaps, starts[newly])
+        self.itl.add(gaps)
+        self.open.last_token_ns[owners] = times[np.concatenate([starts[1:], [len(slots)]]) - 1]
+        self.open.num_output[owners] += np.add.reduceat(kept, starts)
+        self.open.correct_drafts[owners] += np.add.reduceat(correct, starts)
+        self.open.verify_rounds[owners] += np.add.reduceat(drafted, starts, dtype=np.int64)
+
+    def _close_requests(self) -> None:
+        slots, reasons, times, outputs = np.array(self._closing, dtype=np.int64).T
+        ids, columns = self.open.close(slots)
+        finish = np.where(times >= 0, times, columns["last_token_ns"])
+        num_output = np.where(outputs >= 0, outputs, columns["num_output"])
+        for name, count in zip(REASONS, np.bincount(reasons, minlength=len(REASONS)).tolist(), strict=True):
+            self.counts[name] += count
+        done = (reasons == FinishReason.STOP) | (reasons == FinishReason.LENGTH)
+        arrival = columns["arrival_ns"][done]
+        self.ttft_ns.extend(columns["first_token_ns"][done] - arrival)
+        self.e2el_ns.extend(finish[done] - arrival)
+        self.num_output.extend(num_output[done])
+        self.totals["input_tokens"] += int(columns["prompt_len"][done].sum())
+        self.totals["output_tokens"] += int(num_output[done].sum())
+        cut = (reasons == FinishReason.LENGTH) & (num_output < columns["max_tokens"])
+        self.totals["truncated"] += int(cut.sum())
+        if self._files is not None:
+            columns.update(
+                request_id=ids,
+                finish_ns=finish,
+                num_output=num_output,
+                reason=[REASONS[reason] for reason in reasons.tolist()],
+            )
+            self._files[0].add(columns, len(ids))
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def summary(
+        self, duration_ns: int | None = None, slo: SLO | None = None, *, incomplete: bool = False
+    ) -> dict[str, Any]:
+        """All metrics under flat names (see `summary.py`). `duration_ns` defaults to the time from first to last event."""
+        self.flush()
+        return summarize(self, duration_ns, slo, incomplete)
+
+    def timeline(self) -> dict[str, Any]:
+        """The run in at most `num_buckets` equal buckets; lists of one number per bucket, None where nothing was measured."""
+        self.flush()
+        if self._timeline is None:
+            return {"bucket_s": 0.0, "running": [], "waiting": [], "kv_occupancy": [], "steps": [], "tokens_per_s": []}
+        read = self._timeline.read()
+        capacity = sum(state.capacity for state in self.replicas.values())
+        rounds = zip(read["steps"], read["decode_rounds"], strict=True)
+        return {
+            "bucket_s": read["bucket_ns"] / 1e9,
+            "running": read["running"],
+            "waiting": read["waiting"],
+            "kv_occupancy": [held / capacity if capacity else None for held in read["held"]],
+            "steps": [total / count if count else None for total, count in rounds],
+            "tokens_per_s": [n / width * 1e9 for n, width in zip(read["tokens"], read["widths_ns"], strict=True)],
+        }
+
+    def close(self) -> None:
+        """Work off the rest and end the files. A second call does nothing."""
+        self.flush()
+        files, self._files = self._files, None
+        for file in files or ():
+            file.close()
+
+
+def _added(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """Sum of two histograms of different lengths."""
+    if len(more) > len(counts):
+        counts, more = more.astype(np.int64), counts
+    counts[: len(more)] += more
+    return counts

@@ -1,0 +1,175 @@
+"""The summary of a run: flat names, those of the serving benchmarks of vLLM and SGLang where they have one.
+
+Latencies are of completed requests (ended by stop or length), in milliseconds:
+
+    ttft   arrival to first token          itl    gap between two emissions of a request, one per verify round
+    e2el   arrival to last token           tpot   (e2el − ttft) / (output tokens − 1), of requests with at least 2
+
+Percentiles are interpolated; those of itl come from a histogram and are off by at most 0.1 %. `total_*_tokens` and the throughputs
+count completed requests, `delivered_tokens` all that was delivered. What is undefined (no requests, no SLO) is None, never NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .histogram import LogHistogram
+
+if TYPE_CHECKING:
+    from .metrics import RunMetrics
+
+PERCENTILES = (90, 95, 99)
+_MS = 1e-6  # per nanosecond
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """What a good request keeps to; None: no demand."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2el_ms: float | None = None
+
+    @property
+    def demands_anything(self) -> bool:
+        return any(limit is not None for limit in (self.ttft_ms, self.tpot_ms, self.e2el_ms))
+
+
+def summarize(metrics: RunMetrics, duration_ns: int | None, slo: SLO | None, incomplete: bool) -> dict[str, Any]:
+    """The flat summary of `metrics`, whose notes are worked off."""
+    if duration_ns is None:
+        duration_ns = metrics.last_ns - (metrics.first_ns or 0)
+    seconds = duration_ns / 1e9
+    counts, totals = metrics.counts, metrics.totals
+    completed = counts["stop"] + counts["length"]
+    unfinished = sum(len(state.slots) for state in metrics.replicas.values())
+    total_tokens = totals["input_tokens"] + totals["output_tokens"]
+    summary: dict[str, Any] = {
+        "incomplete": bool(incomplete or unfinished),
+        "submitted": totals["submitted"],
+        "completed": completed,
+        "failed": counts["error"],
+        "refused": counts["refused"],
+        "aborted": counts["abort"],
+        "unfinished": unfinished,
+        "truncated": totals["truncated"],
+        "retractions": totals["retractions"],
+        "duration": seconds,
+        "total_input_tokens": totals["input_tokens"],
+        "total_output_tokens": totals["output_tokens"],
+        "delivered_tokens": totals["delivered_tokens"],
+        "request_throughput": ratio(completed, seconds),
+        "output_throughput": ratio(totals["output_tokens"], seconds),
+        "total_token_throughput": ratio(total_tokens, seconds),
+    }
+    summary.update(_goodput(metrics, seconds, slo))
+    summary.update(_latencies(metrics))
+    summary.update(_speculation(metrics))
+    summary.update(_resources(metrics, duration_ns))
+    return summary
+
+
+def ratio(amount: float, of: float) -> float | None:
+    return float(amount) / of if of else None
+
+
+def _tpot_ns(metrics: RunMetrics) -> np.ndarray:
+    """Per completed request, float64; 0 where there is but one token."""
+    decoding = metrics.e2el_ns.values - metrics.ttft_ns.values
+    return decoding / np.maximum(metrics.num_output.values - 1, 1)
+
+
+def _goodput(metrics: RunMetrics, seconds: float, slo: SLO | None) -> dict[str, Any]:
+    """Completed requests per second that keep to every demand, and their share of all requests but those that clients gave up."""
+    if slo is None or not slo.demands_anything:
+        return {"request_goodput": None, "slo_attainment": None}
+    good = np.ones(len(metrics.ttft_ns.values), dtype=bool)
+    for values, limit in (
+        (metrics.ttft_ns.values, slo.ttft_ms),
+        (_tpot_ns(metrics), slo.tpot_ms),
+        (metrics.e2el_ns.values, slo.e2el_ms),
+    ):
+        if limit is not None:
+            good &= values <= limit / _MS
+    ended = len(good) + metrics.counts["error"] + metrics.counts["refused"]
+    return {"request_goodput": ratio(int(good.sum()), seconds), "slo_attainment": ratio(int(good.sum()), ended)}
+
+
+def _latencies(metrics: RunMetrics) -> dict[str, Any]:
+    several = metrics.num_output.values > 1
+    latencies: dict[str, Any] = {}
+    latencies.update(_of_values("ttft", metrics.ttft_ns.values))
+    latencies.update(_of_values("tpot", _tpot_ns(metrics)[several]))
+    latencies.update(_of_histogram("itl", metrics.itl))
+    latencies.update(_of_values("e2el", metrics.e2el_ns.values))
+    return latencies
+
+
+def _named(name: str, mean: float | None, std: float | None, quantiles: list[float | None]) -> dict[str, Any]:
+    keys = [f"mean_{name}_ms", f"median_{name}_ms", f"std_{name}_ms", *(f"p{p}_{name}_ms" for p in PERCENTILES)]
+    values = [mean, quantiles[0], std, *quantiles[1:]]
+    return {key: None if value is None else float(value) * _MS for key, value in zip(keys, values, strict=True)}
+
+
+def _of_values(name: str, values: np.ndarray) -> dict[str, Any]:
+    if not len(values):
+        return _named(name, None, None, [None] * (1 + len(PERCENTILES)))
+    return _named(name, values.mean(), values.std(), np.percentile(values, [50, *PERCENTILES]).tolist())
+
+
+def _of_histogram(name: str, histogram: LogHistogram) -> dict[str, Any]:
+    return _named(name, histogram.mean, histogram.std, [histogram.quantile(p / 100) for p in (50, *PERCENTILES)])
+
+
+def _speculation(metrics: RunMetrics) -> dict[str, Any]:
+    """`accept_length` = 1 + correct drafts / verified rows, over rows that still belonged to their request; `switches` are
+    changes of the draft steps between consecutive decode rounds of a replica."""
+    totals = metrics.totals
+    correct, proposed = totals["correct_drafts"], totals["proposed_drafts"]
+    per_row = ratio(correct, totals["verified_rows"])
+    summary: dict[str, Any] = {
+        "accept_length": None if per_row is None else 1 + per_row,
+        "accept_rate": ratio(correct, proposed),
+        "verified_rows": totals["verified_rows"],
+        "correct_drafts": correct,
+        "proposed_drafts": proposed,
+        "wasted_draft_tokens": proposed - correct,
+        "wasted_draft_share": ratio(proposed - correct, proposed),
+        "correct_drafts_histogram": metrics.drafts_histogram.tolist(),
+        "decode_rounds": totals["decode_rounds"],
+        "committed_steps": totals["committed_steps"],
+        "switches": totals["switches"],
+    }
+    for steps, rounds in enumerate(metrics.rounds_at_steps.tolist()):
+        if rounds:
+            summary[f"rounds_at_steps_{steps}"] = ratio(rounds, totals["decode_rounds"])
+    return summary
+
+
+def _resources(metrics: RunMetrics, duration_ns: int) -> dict[str, Any]:
+    replicas = [metrics.replicas[number] for number in sorted(metrics.replicas)]
+    running, waiting, held, system = (ratio(area, duration_ns) for area in metrics.gauge_integrals.tolist())
+    max_running, max_waiting, _, max_system = metrics.gauge_maxima.tolist()
+    capacity = sum(state.capacity for state in replicas)
+    peaks = [state.max_held / state.capacity for state in replicas if state.capacity]
+    busy = [None if state.busy_ns is None else ratio(state.busy_ns, duration_ns) for state in replicas]
+    known = [share for share in busy if share is not None]
+    return {
+        "prefill_tokens": metrics.totals["prefill_tokens"],
+        "prefix_cache_hit_rate": ratio(metrics.totals["cached_tokens"], metrics.totals["looked_up_tokens"]),
+        "kv_capacity_slots": capacity or None,
+        "kv_occupancy_mean": ratio(held, capacity) if held is not None else None,
+        "kv_occupancy_max": max(peaks, default=None),
+        "mean_concurrency": system,
+        "max_concurrency": max_system,
+        "mean_running": running,
+        "max_running": max_running,
+        "mean_queue_length": waiting,
+        "max_queue_length": max_waiting,
+        "replicas": len(replicas),
+        "device_busy_share": ratio(sum(known), len(known)),
+        "device_busy_share_per_replica": busy,
+    }
