@@ -1,0 +1,59 @@
+"""The `foretoken` command. Each command has its own file, which imports what it drives only when it runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .replay import replay
+from .schema import schema
+from .simulate import simulate
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="foretoken",
+    help="Speculative decoding of large language models: simulate a deployment with the scheduler that would run it.",
+    epilog="Begin with `foretoken simulate`; every command explains itself with --help.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command()(simulate)
+app.command()(replay)
+app.command()(schema)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"foretoken {version('foretoken')}")
+        raise typer.Exit
+
+
+@app.callback()
+def foretoken(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Speculative decoding of large language models: simulate a deployment with the scheduler that would run it."""
+
+
+def main() -> None:
+    """Entry point. Bad input is one message and exit code 2, an interruption is exit code 130, neither a traceback."""
+    from ..core.errors import ForetokenError
+
+    try:
+        app()
+    except ForetokenError as error:
+        print(f"foretoken: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+    except KeyboardInterrupt:
+        print("foretoken: interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)

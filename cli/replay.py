@@ -1,0 +1,67 @@
+"""`foretoken replay`: do fresh engines decide what a recorded run decided?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..core.engine import Engine
+    from ..core.events import EventSink
+
+EXIT_DIFFERENT = 1
+
+
+def replay(
+    log: Annotated[Path, typer.Argument(help="events.jsonl of a run, or the directory that has it.")],
+    allow_truncated: Annotated[
+        bool, typer.Option("--allow-truncated", help="Accept a log that breaks off: its run was killed.")
+    ] = False,
+) -> None:
+    """Feed the recorded results of a run to fresh engines and compare every decision.
+
+    The engines are built from the scenario in the log's header. Exit code 0:
+    all decisions are identical; 1: one is not, and the first such is shown;
+    2: the log cannot be used.
+
+        foretoken simulate --out runs/a
+        foretoken replay runs/a/events.jsonl
+    """
+    from ..observe.replay import replay as replay_log
+
+    path = log / "events.jsonl" if log.is_dir() else log
+    report = replay_log(path, _EngineFactory(str(path)), allow_truncated=allow_truncated)
+    replicas = f"{report.num_replicas} replica{'s' if report.num_replicas != 1 else ''}"
+    if report.difference is not None:
+        typer.echo(f"{report.num_decisions:,} decisions identical, then a difference.")
+        typer.echo(f"{path}: {report.difference}")
+        raise typer.Exit(EXIT_DIFFERENT)
+    ending = "" if report.complete else " The run itself was interrupted."
+    typer.echo(
+        f"{report.num_decisions:,} decisions identical ({replicas}, {report.num_commits:,} results fed back).{ending}"
+    )
+
+
+class _EngineFactory:
+    """Makes the engines of a log from the scenario in its header, which is resolved once."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._assembly: Any = None
+
+    def __call__(self, header: Mapping[str, Any], replica: int, events: EventSink) -> Engine:
+        from ..core.errors import ConfigError, Problem
+        from ..sim.assembly import assemble
+        from ..sim.scenario_file import scenario_from_dict
+
+        if self._assembly is None:
+            scenario = header.get("scenario")
+            if not isinstance(scenario, Mapping):
+                raise ConfigError(
+                    self._source, [Problem("line 1", 'the header has no "scenario": no simulation wrote this log')]
+                )
+            self._assembly = assemble(scenario_from_dict(scenario, self._source))
+        return self._assembly.make_engine(events)

@@ -1,0 +1,156 @@
+"""What a simulated run leaves behind: the files in its directory, and the report on the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import ForetokenError
+
+if TYPE_CHECKING:
+    from ..core.events import EventSink
+    from ..observe.log import EventLog
+    from ..observe.metrics import RunMetrics
+    from ..observe.perfetto import PerfettoTrace
+    from ..sim.run import RunReport
+    from ..sim.scenario import Scenario
+    from .scenario_text import DerivedRow
+
+SUMMARY = "summary.json"
+SCENARIO = "scenario.toml"
+EVENTS = "events.jsonl"
+TIMELINE = "trace.json"
+REQUESTS = "requests.parquet"
+ROUNDS = "rounds.parquet"
+FILES = (SUMMARY, SCENARIO, REQUESTS, ROUNDS, EVENTS, TIMELINE)
+
+
+class RunDirectoryError(ForetokenError):
+    """The directory of a run cannot be made or written."""
+
+
+class RunRecord:
+    """Collects a run. `directory` None: metrics only, no file.
+
+    Files appear when the simulation asks for its sinks, after everything that can be wrong with its scenario was found. Leaving the
+    context closes them; a run that did not reach `finish` leaves a log that says it is incomplete.
+    """
+
+    def __init__(
+        self, scenario: Scenario, directory: Path | None, *, events: bool = True, perfetto: bool = True
+    ) -> None:
+        self.scenario = scenario
+        self.directory = directory
+        self._wants_events = events
+        self._wants_perfetto = perfetto
+        self._metrics: RunMetrics | None = None
+        self._log: EventLog | None = None
+        self._perfetto: PerfettoTrace | None = None
+
+    def __enter__(self) -> RunRecord:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close(complete=False)
+
+    # -- what the simulation calls ------------------------------------------------------------------------------------
+
+    def sinks(self, replica: int) -> Sequence[EventSink]:
+        """The event sinks of a replica's engine."""
+        if self._metrics is None:
+            self._open()
+        sinks: list[Callable[..., None]] = [self._metrics.sink(replica)]
+        if self._log is not None:
+            sinks.append(self._log.sink(replica))
+        if self._perfetto is not None:
+            sinks.append(self._perfetto.sink(replica))
+        return sinks
+
+    @property
+    def spans(self) -> RunRecord | None:
+        """The sink of device and scheduler times; None if nobody wants them, which spares the simulation their making."""
+        return self if self.directory is not None and self._wants_perfetto else None
+
+    def span(self, replica: int, track: str, name: str, start_ns: int, duration_ns: int, args: dict[str, Any]) -> None:
+        self._perfetto.span(replica, track, name, start_ns, duration_ns, args)
+
+    # -- from the first file to the last ------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        from ..observe.metrics import RunMetrics
+
+        if self.directory is None:
+            self._metrics = RunMetrics()
+            return
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for name in FILES:  # of an earlier run: two runs must not mix
+                (self.directory / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(f"{self.directory}: cannot be used for a run: {error.strerror or error}") from None
+        self._metrics = RunMetrics(self.directory)
+        if self._wants_events:
+            from ..observe.log import EventLog
+
+            self._log = EventLog(self.directory / EVENTS, {"scenario": self.scenario.model_dump(mode="json")})
+        if self._wants_perfetto:
+            from ..observe.perfetto import PerfettoTrace
+
+            self._perfetto = PerfettoTrace(self.directory / TIMELINE)
+
+    def write_scenario(self, origins: Mapping[str, str], derived: Iterable[DerivedRow]) -> None:
+        """Keep the resolved scenario with its sources; it runs as it is."""
+        if self.directory is not None:
+            from .scenario_text import scenario_text
+
+            self._write(SCENARIO, scenario_text(self.scenario, origins, derived))
+
+    def finish(self, report: RunReport) -> dict[str, Any]:
+        """Close all files and write the summary, which is returned."""
+        from ..observe.summary import SLO
+
+        for replica, busy_ns in enumerate(report.device_busy_ns):
+            self._metrics.observe_device(replica, busy_ns)
+        slo = SLO(**self.scenario.slo.model_dump())
+        summary = self._metrics.summary(report.duration_ns, slo, incomplete=not report.complete)
+        summary = {"name": self.scenario.name, "seed": self.scenario.seed, **summary}
+        summary |= {f"timeline_{key}": value for key, value in self._metrics.timeline().items()}
+        self._close(complete=report.complete)
+        if self.directory is not None:
+            lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in summary.items()]
+            self._write(SUMMARY, "{\n" + ",\n".join(lines) + "\n}\n")
+        return summary
+
+    def _close(self, complete: bool) -> None:
+        """Close what is open; a second call does nothing."""
+        try:
+            if self._log is not None:
+                self._log.close(complete)
+            if self._perfetto is not None:
+                self._perfetto.close()
+            if self._metrics is not None:
+                self._metrics.close()
+        except OSError as error:
+            raise RunDirectoryError(f"{self.directory}: cannot be written: {error.strerror or error}") from None
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            (self.directory / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RunDirectoryError(f"{self.directory / name}: cannot be written: {error.strerror or error}") from None
+
+    # -- the terminal -------------------------------------------------------------------------------------------------
+
+    def print_report(self, summary: Mapping[str, Any]) -> None:
+        """The tables on standard output, and where the files are."""
+        from rich.console import Console
+
+        from ..observe.tables import report_tables
+
+        console = Console(highlight=False)
+        for table in report_tables(summary):
+            console.print(table)
+        if self.directory is not None:
+            console.print(f"The run is in {self.directory}.", soft_wrap=True)

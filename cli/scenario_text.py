@@ -1,0 +1,78 @@
+"""A resolved scenario as TOML in which a comment behind every value says where it came from; `load_scenario` reads it back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from ..sim.scenario import Scenario
+
+DEFAULT = "default"
+DerivedRow = tuple[str, float | str, str, str]  # name, value, unit, source
+_COMMENT_COLUMN = 44
+
+
+def scenario_text(scenario: Scenario, origins: Mapping[str, str], derived: Iterable[DerivedRow] = ()) -> str:
+    """The whole text, newline at its end.
+
+    origins: dotted key -> source, as `load_scenario` gives it; other keys are defaults. derived: what follows from the scenario, as comments.
+    """
+    lines = [*_table_lines(scenario, "", origins)]
+    rows = list(derived)
+    if rows:
+        lines += ["", "# What follows from it: value, unit, and the source of each."]
+        lines += [_derived_line(*row) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _table_lines(table: BaseModel, prefix: str, origins: Mapping[str, str]) -> Iterator[str]:
+    """Values first, then the tables below: TOML would take a value after a table's header for that table's."""
+    below: list[tuple[str, BaseModel]] = []
+    for name, field in type(table).model_fields.items():
+        value = getattr(table, name)
+        if isinstance(value, BaseModel):
+            below.append((name, value))
+            continue
+        source = _source(f"{prefix}{name}", origins)
+        text = f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}"
+        # What a run does without the value stands in the field's description.
+        meaning = f" ({field.description})" if value is None and field.description else ""
+        yield f"{text:<{_COMMENT_COLUMN}} # {source}{meaning}"
+    for name, value in below:
+        yield ""
+        yield f"[{prefix}{name}]"
+        yield from _table_lines(value, f"{prefix}{name}.", origins)
+
+
+def _source(key: str, origins: Mapping[str, str]) -> str:
+    """Where `key`, or the table that it stands in, was given."""
+    while key:
+        if key in origins:
+            return origins[key]
+        key = key.rpartition(".")[0]
+    return DEFAULT
+
+
+def _derived_line(name: str, value: float | str, unit: str, source: str) -> str:
+    shown = f"{value:.6g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    text = f"# {name} = {shown} {unit}".rstrip()
+    return f"{text:<{_COMMENT_COLUMN}} # {source}"
+
+
+def toml_value(value: Any) -> str:
+    """A TOML value of plain data: strings, numbers, booleans, lists, and mappings with string keys as inline tables."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_value(str(key))} = {toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    raise TypeError(f"{value!r} has no TOML form")

@@ -1,0 +1,20 @@
+"""`foretoken schema`: the JSON schema of a scenario file."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+
+def schema() -> None:
+    """Print the JSON schema of scenario files.
+
+    Every key with its type, default and meaning. An editor that knows TOML
+    schemas completes and checks scenarios with it:
+
+        foretoken schema > scenario.schema.json
+    """
+    from ..sim.scenario import Scenario
+
+    typer.echo(json.dumps(Scenario.model_json_schema(), indent=2))

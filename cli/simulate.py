@@ -1,0 +1,137 @@
+"""`foretoken simulate`: a scenario in, a table and the files of a run out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ..sim.scenario import Scenario
+
+EXIT_INTERRUPTED = 130
+
+ScenarioFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="SCENARIO.toml", show_default=False, help="Scenario file; without it all defaults hold."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", show_default=False, help="One key of the scenario, with a TOML value; repeatable."
+    ),
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace", metavar="FILE", show_default=False, help="Replay the requests of this trace (workload.trace)."
+    ),
+]
+Seed = Annotated[int | None, typer.Option(min=0, show_default=False, help="Seed of every draw (seed).")]
+OutDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR", show_default=False, help="Keep the run here; without it only the table is printed."
+    ),
+]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Print the scenario with the source of every number; run nothing.")
+]
+NoEvents = Annotated[bool, typer.Option("--no-events", help="Leave out events.jsonl, the longest file.")]
+NoPerfetto = Annotated[
+    bool, typer.Option("--no-perfetto", help="Leave out trace.json, the timeline for ui.perfetto.dev.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+
+
+def simulate(
+    scenario: ScenarioFile = None,
+    settings: Settings = None,
+    trace: TraceFile = None,
+    seed: Seed = None,
+    out: OutDirectory = None,
+    explain: Explain = False,
+    no_events: NoEvents = False,
+    no_perfetto: NoPerfetto = False,
+    quiet: Quiet = False,
+) -> None:
+    """Simulate a deployment: throughput, latency, acceptance and memory of a scenario.
+
+    Without arguments: Llama-3.1-8B on one H100, EAGLE-3 with adaptive steps, overlap scheduling, a thousand chat requests.
+
+        foretoken simulate
+        foretoken simulate --set workload.rate=20 --set hardware.gpu=H200
+        foretoken simulate --trace requests.csv --out runs/trace
+        foretoken simulate --explain > scenario.toml
+        foretoken simulate scenario.toml --seed 7
+
+    With --out, DIR holds summary.json, scenario.toml, requests.parquet,
+    rounds.parquet, events.jsonl and trace.json. Ctrl-C ends a run early: what
+    it had is kept and marked incomplete, and the exit code is 130. Bad input
+    is one message and exit code 2.
+    """
+    from ..sim.scenario_file import load_scenario
+
+    resolved, origins = load_scenario(scenario, [*(settings or ()), *_given_by_options(trace, seed)])
+    if trace is not None:
+        origins["workload.trace"] = "--trace"
+    if seed is not None:
+        origins["seed"] = "--seed"
+    if explain:
+        from ..sim.assembly import assemble
+        from .scenario_text import scenario_text
+
+        typer.echo(scenario_text(resolved, origins, assemble(resolved).explain()), nl=False)
+        return
+    if not _run(resolved, origins, out, not no_events, not no_perfetto, quiet):
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _given_by_options(trace: Path | None, seed: int | None) -> list[str]:
+    given = []
+    if trace is not None:
+        given.append(f"workload.trace={json.dumps(str(trace), ensure_ascii=False)}")
+    if seed is not None:
+        given.append(f"seed={seed}")
+    return given
+
+
+def _run(
+    scenario: Scenario, origins: dict[str, str], out: Path | None, events: bool, perfetto: bool, quiet: bool
+) -> bool:
+    """Simulate, keep the files, print the report; whether the run came to its end."""
+    from ..sim.run import Simulation
+    from .progress import progress_display
+    from .run_record import RunRecord
+
+    record = RunRecord(scenario, out, events=events, perfetto=perfetto)
+    with _terminate_like_interrupt(), record:
+        simulation = Simulation(scenario, sinks=record.sinks, spans=record.spans)
+        record.write_scenario(origins, simulation.assembly.explain())
+        with progress_display(quiet) as progress:
+            report = simulation.run(progress)
+        summary = record.finish(report)
+    record.print_report(summary)
+    if not report.complete:
+        print("foretoken: interrupted; the numbers cover what had happened by then", file=sys.stderr)
+    return report.complete
+
+
+@contextmanager
+def _terminate_like_interrupt() -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does, so that a batch system's time limit leaves a readable run."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
