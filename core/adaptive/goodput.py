@@ -5,7 +5,9 @@ and takes t(S, batch size, KV tokens) by the device's cost table; the policy pic
 in a tie. Acceptance is shared by all batch sizes, the choice is made for each.
 
 What is not drafted is not measured, so there are probes: a few rounds of a deeper draft, only where a high acceptance
-of the unmeasured positions would pay, rarer after each that failed, and never for more than half a percent of the time.
+of the unmeasured positions would pay, rarer after each that failed, for about half a percent of the time at most. Within
+one stationary stretch a batch size never sees more than ten switches in 10,000 rounds, probes included (`SwitchGate`);
+when the estimate notices that acceptance has changed, another stretch begins.
 """
 
 from __future__ import annotations
@@ -144,7 +146,7 @@ class GoodputPolicy:
 
     @property
     def num_probes(self) -> int:
-        """Probes begun so far; each that fails accounts for two switches."""
+        """Probes begun so far; each failed one is two switches."""
         return self._num_probes
 
     def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:

@@ -158,7 +158,7 @@ def test_a_change_of_acceptance_is_followed():
 
 
 def test_a_restless_input_is_not_followed_at_every_turn():
-    runs = np.concatenate([longest_runs(("poor", "excellent")[t % 2], 8, 100, seed=t) for t in range(30)])
+    runs = np.concatenate([longest_runs(("poor", "excellent")[t % 2], 32, 100, seed=t) for t in range(30)])
     assert switches(closed_loop(make(), runs)[1]) <= 20  # twice as many without the dwell
 
 
