@@ -120,7 +120,7 @@ class ReferenceExecutor:
         self._running: Running | None = None
         self._last_step_id = 0
         self._stop_through = 0
-        self._launch_table = np.zeros((num_rows + 1, row_width), dtype=np.int32)
+        self.launched_table = np.zeros((num_rows + 1, row_width), dtype=np.int32)
 
     @classmethod
     def for_engine(cls, engine: Engine, draft: HashDraft, **options) -> ReferenceExecutor:
@@ -150,7 +150,7 @@ class ReferenceExecutor:
         self._last_step_id = step.step_id
         self._check_against_steps_in_flight(step)
         writes = step.table_writes
-        self._launch_table[writes.rows, writes.columns] = writes.slots
+        self.launched_table[writes.rows, writes.columns] = writes.slots
         self._queue.append(step)
 
     def collect(self) -> StepResult:
@@ -220,7 +220,7 @@ class ReferenceExecutor:
         if step.prefill is not None:
             part = step.prefill
             for row, start, length in zip(part.rows.tolist(), part.starts.tolist(), part.lens.tolist(), strict=True):
-                yield row, self._launch_table[row, start : start + length]
+                yield row, self.launched_table[row, start : start + length]
         if step.decode is not None:
             part = step.decode
             stays = stay_of(part.rows, part.epochs)
@@ -228,7 +228,7 @@ class ReferenceExecutor:
                 # A row that has run is at its own length; one whose prefill is still to come begins where the plan says.
                 known = self.kv.stays[row] == stay
                 length = max(start, int(self.kv.kv_lens[row])) if known else start
-                yield row, self._launch_table[row, start : length + rounds * self.alloc_len]
+                yield row, self.launched_table[row, start : length + rounds * self.alloc_len]
 
     # -- running --------------------------------------------------------------------------------------------------
 
