@@ -215,6 +215,10 @@ class Engine:
         return self._launch(chunks, joins, rounds, now_ns)
 
     def _launch(self, chunks: list[Chunk], joins: list[Join], rounds: LaunchedRounds | None, now_ns: int) -> Step:
+        for join in joins:
+            record = self._live[join.request.request_id]
+            self._by_row[record.row] = record
+            self.output.open(record)  # makes the context, of which the chunks are cut
         self.last_step_id += 1
         step = Step(
             self.last_step_id,
@@ -225,10 +229,6 @@ class Engine:
             rounds.step if rounds is not None else None,
         )
         self._launched.append(Launched(step, chunks, rounds, self.rounds.departures))
-        for join in joins:
-            record = self._live[join.request.request_id]
-            self._by_row[record.row] = record
-            self.output.open(record)
         for chunk in chunks:
             if chunk.is_last:
                 self._begin_decoding(chunk.record)

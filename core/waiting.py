@@ -1,7 +1,7 @@
 """The waiting queue: first come, first served within a priority, and a bound on how often anyone is overtaken.
 
 A greater priority goes first. A request that has been overtaken `ageing_bound` times by later arrivals goes before all others.
-A retracted request returns to the front of its class: it is older than all that wait there.
+A retracted request returns to its place by arrival, as a rule the front of its class.
 """
 
 from __future__ import annotations
@@ -35,17 +35,15 @@ class WaitingQueue:
         return self._classes[self._priorities[0]][0]
 
     def push(self, record: RequestRecord) -> None:
-        """Queue a newcomer behind its class, a retracted request in front of it."""
+        """Queue a request at its place in its class: a newcomer behind it, a retracted request where it once stood."""
         waiting = self._classes.setdefault(record.request.priority, deque())
         if not waiting:
             self._priorities = sorted([*self._priorities, record.request.priority], reverse=True)
-        if waiting and record.arrival_number < waiting[0].arrival_number:
-            waiting.appendleft(record)
-        else:
-            assert not waiting or record.arrival_number > waiting[-1].arrival_number, (
-                "neither the oldest nor the newest"
-            )
+        if not waiting or record.arrival_number > waiting[-1].arrival_number:
             waiting.append(record)
+        else:
+            older = sum(other.arrival_number < record.arrival_number for other in waiting)
+            waiting.insert(older, record)
         self._size += 1
 
     def pop(self) -> RequestRecord:
