@@ -1,0 +1,59 @@
+"""Clients: they send requests, wait, and may lose patience."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator
+
+import simpy
+
+from ...core.draws import Purpose, uniform
+from ..workload.arrival import Arrival
+
+Send = Callable[[Arrival], tuple[str, simpy.Event]]  # returns the request's id and the event of its end
+Cancel = Callable[[str], None]
+
+
+class Patience:
+    """How long a client waits: a deadline for all, and a share who leave at a random moment. Draws are keyed by the request."""
+
+    def __init__(self, seed: int, deadline_s: float | None, cancel_share: float, cancel_mean_s: float) -> None:
+        self.is_endless = deadline_s is None and cancel_share == 0.0
+        self._seed = seed
+        self._deadline_s = deadline_s
+        self._cancel_share = cancel_share
+        self._cancel_mean_s = cancel_mean_s
+
+    def of(self, row: int) -> int | None:
+        """Nanoseconds until the client of request `row` leaves; None if it stays."""
+        patience_s = math.inf if self._deadline_s is None else self._deadline_s
+        if self._cancel_share and uniform(self._seed, Purpose.CLIENT, row, 0) < self._cancel_share:
+            coin = float(uniform(self._seed, Purpose.CLIENT, row, 1))
+            patience_s = min(patience_s, -math.log1p(-coin) * self._cancel_mean_s)
+        return None if math.isinf(patience_s) else round(patience_s * 1e9)
+
+
+def impatient_client(
+    env: simpy.Environment, arrival: Arrival, send: Send, cancel: Cancel, patience_ns: int
+) -> Generator[simpy.Event, None, None]:
+    """Send one request and wait for its end, or leave."""
+    request_id, ended = send(arrival)
+    yield ended | env.timeout(patience_ns)
+    if not ended.triggered:
+        cancel(request_id)
+
+
+def closed_loop_client(
+    env: simpy.Environment, arrivals: Iterator[Arrival], send: Send, cancel: Cancel, patience: Patience
+) -> Generator[simpy.Event, None, None]:
+    """Send the next request whenever the last one has ended, until there are none."""
+    for arrival in arrivals:
+        request_id, ended = send(arrival)
+        patience_ns = None if patience.is_endless else patience.of(arrival.row)
+        if patience_ns is None:
+            yield ended
+            continue
+        yield ended | env.timeout(patience_ns)
+        if not ended.triggered:
+            cancel(request_id)
+            yield ended

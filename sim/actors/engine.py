@@ -1,0 +1,290 @@
+"""The scheduler's CPU thread: drives one `core.Engine` and one device on simulated time.
+
+```
+cpu     plan k │ launch │ commit k−1 │ plan k+1 │ launch │ commit k │ …          overlap: what the device hides is free
+device         └───────── run k ───────────────┘└────── run k+1 ────
+```
+
+Host time is charged per round, in a block as if its rounds were single: within a block the planning of the next round is only virtual,
+and the one real step that is planned meanwhile (the block's *tail*) is charged as the round after the block.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import simpy
+
+from ...core.engine import Engine
+from ...core.errors import InvariantViolation
+from ...core.request import FinishedRequest, FinishReason, Request
+from ...core.step import Step, StepResult
+from ..cost.host import HostCost
+from .clock import until
+from .device import Device, DrawnRounds, Truth
+
+
+class SpanSink(Protocol):
+    """Takes what happened when, for a timeline: a device step or a stretch of scheduler work."""
+
+    def span(self, replica: int, track: str, name: str, start_ns: int, duration_ns: int, args: dict) -> None: ...
+
+
+@dataclass(slots=True)
+class Flight:
+    """A planned step on its way. `launched_ns` is None for the tail of a block that has not ended."""
+
+    step: Step
+    launched_ns: int | None
+    host_ns: int  # planning and launching it
+    drawn: DrawnRounds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """When the rounds of a block end: on the device, at the host, and when the round after each is launched."""
+
+    device_end_ns: np.ndarray  # int64 [rounds]
+    commit_end_ns: np.ndarray  # int64 [rounds]
+    next_launch_ns: np.ndarray  # int64 [rounds]
+
+
+class EngineActor:
+    """One replica. Messages arrive by `receive` and `cancel`; what ends is reported to `on_finished`."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        replica: int,
+        engine: Engine,
+        device: Device,
+        host: HostCost,
+        on_finished: Callable[[int, FinishedRequest], None],
+        spans: SpanSink | None = None,
+    ) -> None:
+        self.env = env
+        self.replica = replica
+        self.engine = engine
+        self.device = device
+        self.host = host
+        self.rounds = 0
+        self._on_finished = on_finished
+        self._spans = spans
+        self._flights: deque[Flight] = deque()
+        self._cpu_free_ns = 0
+        self._device_free_ns = 0
+        self._stop_id = 0  # steps up to here end at their next round boundary
+        self._tail_planned_ns = 0
+        self._idle: simpy.Event | None = None
+        self._in_block = False
+        self.process = env.process(self._run())
+
+    # -- mailbox ------------------------------------------------------------------------------------------------------
+
+    def receive(self, request: Request, truth: Truth) -> None:
+        """A request arrives now."""
+        self.device.truths[request.request_id] = truth
+        outcome = self.engine.submit(request, self.env.now)
+        if outcome.refusal:
+            del self.device.truths[request.request_id]
+            self._on_finished(
+                self.replica, FinishedRequest(request.request_id, FinishReason.ERROR, 0, message=outcome.refusal)
+            )
+        self._wake(outcome.replan)
+
+    def cancel(self, request_id: str) -> None:
+        """A client gives up a request now."""
+        outcome = self.engine.abort(request_id, self.env.now)
+        if outcome.finished is not None:
+            self._report(outcome.finished)
+        self._wake(outcome.replan)
+
+    def _wake(self, replan: bool) -> None:
+        if self._idle is not None:
+            idle, self._idle = self._idle, None
+            idle._ok, idle._value = True, None
+            self.env.schedule(idle, priority=2)
+        elif replan:
+            self._stop_id = self.engine.last_step_id
+            if self._in_block:
+                self._in_block = False
+                self.process.interrupt()
+
+    def _report(self, finished: FinishedRequest) -> None:
+        del self.device.truths[finished.request_id]
+        self._on_finished(self.replica, finished)
+
+    # -- the main loop ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> Generator[simpy.Event, None, None]:
+        env, engine = self.env, self.engine
+        while True:
+            step = engine.plan(env.now)
+            if step is not None:
+                self._launch(step)
+                if engine.num_uncommitted < engine.pipeline_depth:
+                    yield until(env, self._cpu_free_ns)
+                    continue
+            elif not engine.num_uncommitted:
+                if not engine.is_idle:
+                    raise InvariantViolation("ENGINE-07", "requests wait, nothing runs, and the plan is empty")
+                self._idle = env.event()
+                yield self._idle
+                self._cpu_free_ns = env.now
+                continue
+            yield from self._commit_oldest()
+
+    def _launch(self, step: Step) -> None:
+        """Charge planning and launching, now or, behind a block, as part of it."""
+        batch_size = (len(step.prefill.rows) if step.prefill is not None else 0) + (
+            len(step.decode.rows) if step.decode is not None else 0
+        )
+        host_ns = self.host.plan_ns(batch_size) + self.host.launch_ns(batch_size)
+        self.device.open_rows(step.joins)
+        if self._flights and self._is_block(self._flights[0]):
+            self._flights.append(Flight(step, None, host_ns))
+            self._tail_planned_ns = self.env.now
+            return
+        self._cpu_free_ns = self.env.now + host_ns
+        self._flights.append(Flight(step, self._cpu_free_ns, host_ns))
+        if self._spans is not None:
+            self._spans.span(self.replica, "scheduler", "plan", self.env.now, host_ns, {"step": step.step_id})
+
+    def _is_block(self, flight: Flight) -> bool:
+        """Whether the next step to run has more than one round, as far as its requests and the driver let it. Draws it."""
+        step = flight.step
+        if step.max_rounds == 1 or step.step_id <= self._stop_id:
+            return False
+        if flight.drawn is None:
+            flight.drawn = self.device.draw(step.decode, step.max_rounds)
+        return flight.drawn.rounds > 1
+
+    def _commit_oldest(self) -> Generator[simpy.Event, None, None]:
+        flight = self._flights[0]
+        if self._is_block(flight):
+            result = yield from self._run_block(flight)
+        else:
+            result = self._run_single(flight)
+            yield until(self.env, self._cpu_free_ns)
+        self._flights.popleft()
+        outcome = self.engine.commit(result, self.env.now)
+        for finished in outcome.finished:
+            self._report(finished)
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    def _run_single(self, flight: Flight) -> StepResult:
+        """Run a step of one round: its result, and the times at which device and CPU are free again."""
+        step, device = flight.step, self.device
+        decode = prefill = drawn = None
+        tokens = 0
+        if step.prefill is not None:
+            device_ns = device.step_ns(step)
+            if step.decode is not None:
+                drawn = device.draw(step.decode, 1, timed=False)
+            prefill = device.prefill(step)
+            tokens = int(np.count_nonzero(step.prefill.is_last))
+        else:
+            drawn = flight.drawn if flight.drawn is not None else device.draw(step.decode, 1)
+            device_ns = int(drawn.device_ns[0])
+        if drawn is not None:
+            decode = device.apply(step.decode, drawn, 1, asked=step.max_rounds > 1)
+            tokens += int(drawn.emitted[0])
+            self.rounds += 1
+        started_ns = max(self._device_free_ns, flight.launched_ns)
+        self._device_free_ns = started_ns + device_ns
+        batch_size = 0 if step.decode is None else len(step.decode.rows)
+        committing_ns = max(self._cpu_free_ns, self._device_free_ns)
+        self._cpu_free_ns = committing_ns + self.host.commit_ns(batch_size, tokens)
+        device.busy_ns += device_ns
+        if self._spans is not None:
+            self._span_device(step, started_ns, device_ns, 1)
+            self._spans.span(
+                self.replica, "scheduler", "commit", committing_ns, self._cpu_free_ns - committing_ns, {"step": step.step_id}
+            )
+        return StepResult(step.step_id, prefill, decode, np.array([self._cpu_free_ns], dtype=np.int64))
+
+    # -- a block ------------------------------------------------------------------------------------------------------
+
+    def _run_block(self, flight: Flight) -> Generator[simpy.Event, None, StepResult]:
+        """Run a block until it ends, or to the first round boundary at which the CPU, planning, would see what has arrived."""
+        drawn, step = flight.drawn, flight.step
+        times = self._overlap_times(flight) if self.engine.pipeline_depth > 1 else self._synchronous_times(flight)
+        started_ns = max(self._device_free_ns, flight.launched_ns)
+        rounds, asked = drawn.rounds, False
+        self._in_block = True
+        try:
+            yield until(self.env, int(times.commit_end_ns[-1]))
+        except simpy.Interrupt:
+            rounds = int(np.searchsorted(times.commit_end_ns, self.env.now)) + 1
+            asked = rounds < drawn.rounds
+            yield until(self.env, int(times.commit_end_ns[rounds - 1]))
+        self._in_block = False
+        self._device_free_ns = int(times.device_end_ns[rounds - 1])
+        self._cpu_free_ns = self.env.now
+        if len(self._flights) > 1:
+            self._flights[1].launched_ns = int(times.next_launch_ns[rounds - 1])
+        self.device.busy_ns += int(drawn.device_ns[:rounds].sum())
+        self.rounds += rounds
+        if self._spans is not None:
+            self._span_device(step, started_ns, self._device_free_ns - started_ns, rounds)
+        decode = self.device.apply(step.decode, drawn, rounds, asked)
+        return StepResult(step.step_id, None, decode, times.commit_end_ns[:rounds])
+
+    def _commit_costs(self, flight: Flight) -> np.ndarray:
+        """Host time to commit each round, int64 [rounds]."""
+        batch_size, emitted = len(flight.step.decode.rows), flight.drawn.emitted[: flight.drawn.rounds]
+        base_ns = self.host.commit_ns(batch_size, 0)
+        return base_ns + (self.host.commit_ns(batch_size, 1) - base_ns) * emitted
+
+    def _synchronous_times(self, flight: Flight) -> BlockTimes:
+        """plan, launch, run, commit; plan, launch, run, commit; …"""
+        device_ns = flight.drawn.device_ns
+        commit_ns = self._commit_costs(flight)
+        periods = device_ns + commit_ns
+        periods[1:] += flight.host_ns
+        start_ns = max(self._device_free_ns, flight.launched_ns)
+        commit_end_ns = start_ns + np.cumsum(periods)
+        return BlockTimes(commit_end_ns - commit_ns, commit_end_ns, commit_end_ns + flight.host_ns)
+
+    def _overlap_times(self, flight: Flight) -> BlockTimes:
+        """Round j + 1 is planned and launched while round j runs, and before round j is committed."""
+        device_ns, commit_ns, host_ns = flight.drawn.device_ns, self._commit_costs(flight), flight.host_ns
+        first_end_ns = max(self._device_free_ns, flight.launched_ns) + int(device_ns[0])
+        second_launch_ns = self._tail_planned_ns + host_ns
+        if second_launch_ns <= first_end_ns and (device_ns[1:] >= commit_ns[:-1] + host_ns).all():
+            # The device is never kept waiting.
+            device_end_ns = first_end_ns + np.cumsum(device_ns) - device_ns[0]
+            commit_end_ns = device_end_ns + commit_ns
+            next_launch_ns = np.empty_like(commit_end_ns)
+            next_launch_ns[0] = second_launch_ns
+            next_launch_ns[1:] = commit_end_ns[:-1] + host_ns
+            return BlockTimes(device_end_ns, commit_end_ns, next_launch_ns)
+        ends, commits, launches = [], [], []
+        end_ns, launch_ns = first_end_ns, second_launch_ns
+        for run_ns, cost_ns in zip([*device_ns[1:].tolist(), 0], commit_ns.tolist(), strict=True):
+            ends.append(end_ns)
+            launches.append(launch_ns)
+            commits.append(max(launch_ns, end_ns) + cost_ns)
+            end_ns = max(end_ns, launch_ns) + run_ns
+            launch_ns = commits[-1] + host_ns
+        return BlockTimes(np.array(ends), np.array(commits), np.array(launches))
+
+    def _span_device(self, step: Step, start_ns: int, duration_ns: int, rounds: int) -> None:
+        args: dict[str, int] = {"step": step.step_id}
+        name = "prefill"
+        if step.decode is not None:
+            name = "mixed" if step.prefill is not None else "decode"
+            args |= {
+                "rows": len(step.decode.rows),
+                "steps": step.decode.steps,
+                "draft_tokens": step.decode.num_draft_tokens,
+                "rounds": rounds,
+            }
+        if step.prefill is not None:
+            args["prefill_tokens"] = int(step.prefill.lens.sum())
+        self._spans.span(self.replica, "device", name, start_ns, duration_ns, args)

@@ -1,0 +1,167 @@
+"""Reading scenarios: TOML file, command-line settings, all problems at once with the nearest known key."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ..core.errors import ConfigError, Problem, nearest
+from .scenario import Scenario
+
+SETTINGS = "--set"
+DEFAULT = "default"
+
+
+def load_scenario(
+    path: str | Path | None = None, settings: Sequence[str] = (), base: Mapping[str, Any] | None = None
+) -> tuple[Scenario, dict[str, str]]:
+    """The scenario, and for every key that was given the place it came from (the others are defaults).
+
+    path: a TOML file, or None. settings: "table.key=value" with a TOML value, or a bare word; they win over the file. base: settings of the
+    caller, weaker than the file. Raises ConfigError with every problem of the first source that has any.
+    """
+    data: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    if base:
+        _merge(data, base, "command line", origins)
+    if path is not None:
+        _merge(data, _read_toml(Path(path)), str(path), origins)
+        _validate(data, origins)
+    given, problems = _parse_settings(settings)
+    if problems:
+        raise ConfigError(SETTINGS, problems)
+    for key, value in given.items():
+        _assign(data, key, value)
+        origins[key] = SETTINGS
+    return _validate(data, origins), origins
+
+
+def scenario_from_dict(data: Mapping[str, Any], source: str) -> Scenario:
+    """Validate plain data, for example the header of an event log."""
+    return _validate(dict(data), {}, source)
+
+
+def flat_items(table: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """(dotted key, value, description) of every leaf of a scenario."""
+    for name, field in type(table).model_fields.items():
+        value = getattr(table, name)
+        if isinstance(value, BaseModel):
+            yield from flat_items(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value, field.description or ""
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), [Problem("", f"cannot be read: {error}")]) from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(path), [Problem("", f"is no TOML: {error}")]) from None
+
+
+def _merge(data: dict[str, Any], more: Mapping[str, Any], source: str, origins: dict[str, str], prefix: str = "") -> None:
+    for key, value in more.items():
+        if isinstance(value, Mapping) and f"{prefix}{key}" != "speculation.adaptive":
+            below = data.setdefault(key, {})
+            if isinstance(below, dict):
+                _merge(below, value, source, origins, f"{prefix}{key}.")
+                continue
+        data[key] = value
+        origins[f"{prefix}{key}"] = source
+
+
+def _assign(data: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    for table in tables:
+        below = data.get(table)
+        if not isinstance(below, dict):
+            below = data[table] = {}
+        data = below
+    data[last] = value
+
+
+def _parse_settings(settings: Sequence[str]) -> tuple[dict[str, Any], list[Problem]]:
+    given: dict[str, Any] = {}
+    problems = []
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            problems.append(Problem(setting, "expected table.key=value"))
+            continue
+        given[key] = _parse_value(text.strip())
+    return given, problems
+
+
+def _parse_value(text: str) -> Any:
+    """A TOML value; anything that is none is a string, so that `--set hardware.gpu=H200` needs no quotes."""
+    if text == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _validate(data: dict[str, Any], origins: Mapping[str, str], source: str = "<scenario>") -> Scenario:
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        by_source: dict[str, list[Problem]] = {}
+        for detail in error.errors():
+            key = ".".join(str(part) for part in detail["loc"] if not _is_branch(part))
+            place = origins.get(key) or _origin_near(key, origins) or source
+            problem = Problem(key, _explain(detail, key))
+            if problem not in by_source.setdefault(place, []):
+                by_source[place].append(problem)
+        first, *rest = by_source.items()
+        problems = list(first[1])
+        for place, more in rest:
+            problems += [Problem(f"{problem.key} ({place})", problem.message) for problem in more]
+        raise ConfigError(first[0], problems) from None
+
+
+def _origin_near(key: str, origins: Mapping[str, str]) -> str | None:
+    """Where the table around `key`, or a part of it, was given."""
+    near = (place for given, place in origins.items() if key.startswith(f"{given}.") or given.startswith(f"{key}."))
+    return next(near, None)
+
+
+def _is_branch(part: Any) -> bool:
+    """Pydantic names the branch of a union in the location; a reader wants the key alone."""
+    return isinstance(part, str) and re.fullmatch(r"(str|int|float|dict\[.*\]|constrained-.*|function-.*)", part) is not None
+
+
+def _explain(detail: Mapping[str, Any], key: str) -> str:
+    if detail["type"] == "extra_forbidden":
+        table, _, name = key.rpartition(".")
+        known = _keys_of(table)
+        everywhere = [item[0] for item in flat_items(Scenario())]
+        hint = nearest(name, known) or nearest(key, everywhere) or _elsewhere(name, everywhere)
+        return f"unknown key{hint}" + ("" if hint else f"; known here: {', '.join(known)}")
+    message = detail["msg"]
+    message = message[0].lower() + message[1:]
+    return f"{message}, got {detail['input']!r}"
+
+
+def _keys_of(table: str) -> list[str]:
+    model: Any = Scenario
+    for name in filter(None, table.split(".")):
+        field = model.model_fields.get(name)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return []
+        model = field.annotation
+    return list(model.model_fields)
+
+
+def _elsewhere(name: str, keys: Sequence[str]) -> str:
+    matches = [key for key in keys if key.rpartition(".")[2] == name]
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
