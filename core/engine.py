@@ -199,6 +199,8 @@ class Engine:
         """The next step, or None: enough steps are uncommitted, there is nothing to do, or slots are awaited."""
         if len(self._launched) >= self.pipeline_depth:
             return None
+        if self.config.preempt and len(self.admission.queue):
+            self._preempt()  # before anything is reserved for a row that gives way
         chunks: list[Chunk] = []
         joins: list[Join] = []
         rounds: LaunchedRounds | None = None
@@ -250,8 +252,6 @@ class Engine:
             budget = min(budget, self.config.max_step_tokens - verify_tokens)
         if self._holding and not self._hold_matters():
             self._holding = False
-        if self.config.preempt and not self._holding:
-            self._preempt()
         return self.admission.next_chunks(budget, len(self.rounds.rows), not self._holding)
 
     def _plan_rounds(self) -> LaunchedRounds | None:
@@ -283,6 +283,8 @@ class Engine:
         if any(launched.step.max_rounds > 1 for launched in self._launched):
             return 1
         if len(self.admission.queue):
+            if self.config.preempt and self._lower_than_head():
+                return 1
             # Whoever waits must be known not to fit, and nothing in flight may change that when it is committed.
             pending = self.store.has_fenced or any(launched.chunks for launched in self._launched)
             if pending or not self.admission.head_is_blocked:
@@ -326,13 +328,14 @@ class Engine:
 
     def _preempt(self) -> None:
         """Retract strictly lower priorities, the least entitled first, if that lets the head of the queue in."""
-        head = self.admission.queue.head
-        if head is None or self.admission.in_progress is not None:
+        if self.admission.in_progress is not None or (self._holding and self._hold_matters()):
             return
-        lower = [record for record in self._by_row.values() if record.request.priority < head.request.priority]
+        if self.store.has_fenced:
+            return  # what an earlier victim held is on its way back
+        lower = self._lower_than_head()
         if not lower:
             return
-        lower.sort(key=lambda record: (record.request.priority, -record.arrival_number))
+        head = self.admission.queue.head
         missing = self.admission.needs(head, 0) - self.store.available_slots
         if missing <= 0 and self.store.table.num_free_rows:
             return
@@ -343,6 +346,12 @@ class Engine:
                 for victim in lower[:count]:
                     self._retract(victim)
                 return
+
+    def _lower_than_head(self) -> list[RequestRecord]:
+        """Who could give way to the head of the queue, the least entitled first. Whoever was overtaken too often is spared."""
+        priority, bound = self.admission.queue.head.request.priority, self.config.ageing_bound
+        lower = [r for r in self._by_row.values() if r.request.priority < priority and r.overtaken < bound]
+        return sorted(lower, key=lambda record: (record.request.priority, -record.arrival_number))
 
     def _hold_matters(self) -> bool:
         """The hold ends by itself when no decode round can come: then nothing else would ever end it."""

@@ -116,6 +116,9 @@ class DecodeRounds:
         targets = kv_len + reserve
         if self.config.page_size > 1:
             targets = ceil_to_page(targets, self.config.page_size)
+        if reserve > self.sizes.reserve:
+            # Beyond R the bound is the row: a request ends in it, and one round may follow before that is known.
+            targets = np.minimum(targets, self.sizes.row_width)
         if not self.store.grow(rows, targets):
             return None
         num_draft_tokens = self.controller.num_draft_tokens_for(steps, batch_size)
