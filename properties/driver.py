@@ -170,7 +170,7 @@ class Driver:
         if step.decode is not None:
             part = step.decode
             verify_tokens = len(part.rows) * part.num_draft_tokens
-            reserved = part.max_seq_lens + part.max_rounds * sizes.alloc_len
+            reserved = np.minimum(part.max_seq_lens + part.max_rounds * sizes.alloc_len, sizes.row_width)
             if (store.allocated[part.rows] < reserved).any():
                 raise InvariantViolation("RELAY-06", f"step {step.step_id} may write past what its rows have")
             if part.steps not in self.engine.controller.candidates:
