@@ -31,6 +31,23 @@ from .timeline import Timeline
 REFUSED = 0
 REASONS = ("refused", "stop", "length", "abort", "error")  # by FinishReason; 0 never entered
 GAUGES = ("running", "waiting", "held", "system")
+TOTALS = (
+    "submitted",
+    "input_tokens",
+    "output_tokens",
+    "delivered_tokens",
+    "truncated",
+    "retractions",
+    "looked_up_tokens",
+    "cached_tokens",
+    "verified_rows",
+    "correct_drafts",
+    "proposed_drafts",
+    "decode_rounds",
+    "committed_steps",
+    "prefill_tokens",
+    "switches",
+)
 _FLUSH_ENTRIES = 1 << 14  # rows × rounds
 _FLUSH_EVENTS = 1 << 11
 
@@ -111,26 +128,7 @@ class RunMetrics:
         self.itl = LogHistogram()
         self.ttft_ns, self.e2el_ns, self.num_output = (GrowingColumn(np.int64) for _ in range(3))
         self.counts = dict.fromkeys(REASONS, 0)
-        self.totals = dict.fromkeys(
-            [
-                "submitted",
-                "input_tokens",
-                "output_tokens",
-                "delivered_tokens",
-                "truncated",
-                "retractions",
-                "looked_up_tokens",
-                "cached_tokens",
-                "verified_rows",
-                "correct_drafts",
-                "proposed_drafts",
-                "decode_rounds",
-                "committed_steps",
-                "prefill_tokens",
-                "switches",
-            ],
-            0,
-        )
+        self.totals = dict.fromkeys(TOTALS, 0)
         self.drafts_histogram = np.zeros(1, dtype=np.int64)
         self.rounds_at_steps = np.zeros(1, dtype=np.int64)
         self.gauge_integrals = np.zeros(len(GAUGES))

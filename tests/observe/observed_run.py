@@ -117,7 +117,7 @@ def make_controller(kind: str = "ema") -> AdaptiveController:
     if kind == "ema":
         table = {"1": {"candidate_steps": [1, 3, 5]}, "4": {"candidate_steps": [0, 1, 3]}}
         return AdaptiveController(AdaptiveSpeculativeParams(3, table))
-    return fixed_controller(3)
+    return fixed_controller(int(kind.removeprefix("fixed")))
 
 
 def random_request(rng: np.random.Generator, number: int, *, tokens: bool = False) -> Request:

@@ -1,0 +1,191 @@
+"""The summary of a run for the terminal: tables and a small timeline, 80 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 80
+SPARK_WIDTH = 44
+_BARS = "▁▂▃▄▅▆▇█"
+_NOTHING = "–"
+
+Row = tuple[str, str]
+
+
+def report_tables(summary: Mapping[str, Any], title: str | None = None) -> list[RenderableType]:
+    """What to print, in order. `summary` as `RunMetrics.summary` returns it; keys `timeline_*` (from `RunMetrics.timeline`) add a
+    timeline, and without `title` a `name` and a `seed` make one."""
+    tables = [
+        _heading(summary, title),
+        _side_by_side("Throughput", _throughput(summary), "Requests", _requests(summary)),
+        _latencies(summary),
+        _side_by_side("Speculation", _speculation(summary), "Memory and device", _resources(summary)),
+    ]
+    timeline = {key.removeprefix("timeline_"): summary[key] for key in summary if key.startswith("timeline_")}
+    if timeline.get("running"):
+        tables.append(_timeline(timeline))
+    return tables
+
+
+def format_number(value: Any, unit: str = "") -> str:
+    """Three significant digits for fractions, thousands separated; a dash for None."""
+    if value is None:
+        return _NOTHING
+    if isinstance(value, int):
+        text = f"{value:,}"
+    elif abs(value) >= 100:
+        text = f"{value:,.0f}"
+    elif abs(value) >= 10:
+        text = f"{value:.1f}"
+    elif abs(value) >= 1 or value == 0:
+        text = f"{value:.2f}"
+    else:
+        text = f"{value:.3g}"
+    return f"{text} {unit}" if unit else text
+
+
+def format_share(value: float | None) -> str:
+    return _NOTHING if value is None else f"{100 * value:.1f} %"
+
+
+def sparkline(values: Sequence[float | None], width: int = SPARK_WIDTH, top: float | None = None) -> str:
+    """One bar per value, or per group of values where there are more than `width`: as high as its mean against the greatest.
+
+    A blank is a place without a value. `top` is the value of the highest bar.
+    """
+    count = min(width, len(values))
+    bounds = [len(values) * i // count for i in range(count + 1)] if count else [0]
+    means: list[float | None] = []
+    for begin, end in pairwise(bounds):
+        known = [value for value in values[begin:end] if value is not None]
+        means.append(sum(known) / len(known) if known else None)
+    highest = top if top is not None else max((mean for mean in means if mean is not None), default=0.0)
+    bars = []
+    for mean in means:
+        if mean is None:
+            bars.append(" ")
+            continue
+        level = mean / highest * (len(_BARS) - 1) if highest > 0 else 0.0
+        bars.append(_BARS[max(0, min(len(_BARS) - 1, round(level)))])
+    return "".join(bars)
+
+
+def _heading(summary: Mapping[str, Any], title: str | None) -> Text:
+    if title is None:
+        name = summary.get("name") or "run"
+        title = f"{name}, seed {summary['seed']}" if "seed" in summary else str(name)
+    heading = Text(title, style="bold")
+    heading.append(f"   {format_number(summary['duration'])} s", style="dim")
+    if summary["incomplete"]:
+        heading.append("   incomplete", style="bold yellow")
+    return heading
+
+
+def _throughput(summary: Mapping[str, Any]) -> list[Row]:
+    rows = [
+        ("requests", format_number(summary["request_throughput"], "/s")),
+        ("output tokens", format_number(summary["output_throughput"], "/s")),
+        ("all tokens", format_number(summary["total_token_throughput"], "/s")),
+        ("concurrency, mean", format_number(summary["mean_concurrency"])),
+        ("queue, mean / max", _pair(summary["mean_queue_length"], summary["max_queue_length"])),
+    ]
+    if summary["request_goodput"] is not None:
+        rows.insert(1, ("good requests", format_number(summary["request_goodput"], "/s")))
+        rows.insert(2, ("within the SLO", format_share(summary["slo_attainment"])))
+    return rows
+
+
+def _requests(summary: Mapping[str, Any]) -> list[Row]:
+    rows = [
+        ("completed", format_number(summary["completed"])),
+        ("input tokens", format_number(summary["total_input_tokens"])),
+        ("output tokens", format_number(summary["total_output_tokens"])),
+        ("retractions", format_number(summary["retractions"])),
+    ]
+    odd = ("truncated", "refused", "failed", "aborted", "unfinished")
+    rows.extend((name, format_number(summary[name])) for name in odd if summary[name])
+    return rows
+
+
+def _speculation(summary: Mapping[str, Any]) -> list[Row]:
+    rows = [
+        ("accept length", format_number(summary["accept_length"])),
+        ("accept rate", format_share(summary["accept_rate"])),
+        ("drafts wasted", format_share(summary["wasted_draft_share"])),
+        ("decode rounds", format_number(summary["decode_rounds"])),
+        ("switches of steps", format_number(summary["switches"])),
+    ]
+    prefix = "rounds_at_steps_"
+    shares = [(int(key.removeprefix(prefix)), value) for key, value in summary.items() if key.startswith(prefix)]
+    rows.extend((f"rounds at {steps} steps", format_share(share)) for steps, share in sorted(shares))
+    return rows
+
+
+def _resources(summary: Mapping[str, Any]) -> list[Row]:
+    occupancy = (format_share(summary["kv_occupancy_mean"]), format_share(summary["kv_occupancy_max"]))
+    return [
+        ("KV slots", format_number(summary["kv_capacity_slots"])),
+        ("KV used, mean / max", " / ".join(occupancy)),
+        ("prefix cache hits", format_share(summary["prefix_cache_hit_rate"])),
+        ("running, mean / max", _pair(summary["mean_running"], summary["max_running"])),
+        ("device busy", format_share(summary["device_busy_share"])),
+        ("replicas", format_number(summary["replicas"])),
+    ]
+
+
+def _pair(mean: float | None, greatest: int) -> str:
+    return f"{format_number(mean)} / {format_number(greatest)}"
+
+
+def _latencies(summary: Mapping[str, Any]) -> Table:
+    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="bold cyan")
+    table.add_column("Latency, ms", style="dim", ratio=3)
+    statistics = ("mean", "median", "p90", "p95", "p99")
+    for name in statistics:
+        table.add_column(name, justify="right", ratio=2, no_wrap=True, header_style="dim")
+    names = (
+        ("ttft", "time to first token"),
+        ("tpot", "time per output token"),
+        ("itl", "between emissions"),
+        ("e2el", "end to end"),
+    )
+    for key, name in names:
+        table.add_row(name, *(format_number(summary[f"{statistic}_{key}_ms"]) for statistic in statistics))
+    return table
+
+
+def _side_by_side(left_title: str, left: list[Row], right_title: str, right: list[Row]) -> Table:
+    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="bold cyan")
+    table.add_column(left_title, style="dim", ratio=1, no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("", width=2)
+    table.add_column(right_title, style="dim", ratio=1, no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    for i in range(max(len(left), len(right))):
+        table.add_row(*(left[i] if i < len(left) else ("", "")), "", *(right[i] if i < len(right) else ("", "")))
+    return table
+
+
+def _timeline(timeline: Mapping[str, Any]) -> Table:
+    seconds = timeline["bucket_s"] * len(timeline["running"])
+    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="bold cyan")
+    table.add_column("Timeline", style="dim", width=12)
+    table.add_column(f"0 to {format_number(seconds)} s", width=SPARK_WIDTH, no_wrap=True, header_style="dim")
+    table.add_column("greatest", justify="right", no_wrap=True, header_style="dim")
+    names = (
+        ("running", "running", format_number, None),
+        ("waiting", "waiting", format_number, None),
+        ("kv_occupancy", "KV in use", format_share, 1.0),
+        ("steps", "draft steps", format_number, None),
+        ("tokens_per_s", "tokens/s", format_number, None),
+    )
+    for key, name, form, top in names:
+        known = [value for value in timeline[key] if value is not None]
+        table.add_row(name, sparkline(timeline[key], top=top), form(max(known, default=None)))
+    return table
