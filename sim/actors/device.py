@@ -36,7 +36,6 @@ class DrawnRounds:
     emitted: np.ndarray  # int64 [≥ rounds]: tokens of each round over the batch
     device_ns: np.ndarray  # int64 [rounds]
     left: np.ndarray  # int64 [bs]: tokens until the end, at the start
-    has_end: bool  # a request ends in the last of the rounds
 
 
 class Device:
@@ -116,19 +115,18 @@ class Device:
         if decode.steps == 0:
             lens = self._all_ones(limit, batch_size)
             emitted = np.full(limit, batch_size, dtype=np.int64)
-            rounds, has_end = limit, fewest == limit
+            rounds = limit
         else:
             cache = self._cache(decode)
             keys, positions = self._key[rows], self._position[rows]
             if limit == 1:
                 lens = cache.accept_lens(rows, keys, positions, decode.steps)[None, :]
-                rounds, has_end = 1, bool((lens[0] >= left).any())
+                rounds = 1
             else:
                 lens = cache.accept_lens_of_rounds(rows, keys, positions, decode.steps, limit)
                 over = (lens.cumsum(axis=0) >= left).any(axis=1)
                 first = int(over.argmax())
-                has_end = bool(over[first])
-                rounds = first + 1 if has_end else limit
+                rounds = first + 1 if over[first] else limit
             emitted = lens.sum(axis=1, dtype=np.int64)
         device_ns = emitted
         if timed:
@@ -137,7 +135,7 @@ class Device:
             device_ns = np.atleast_1d(
                 self.cost.decode_ns(batch_size, decode.steps, topk, decode.num_draft_tokens, before)
             )
-        return DrawnRounds(rounds, lens, emitted, device_ns, left, has_end)
+        return DrawnRounds(rounds, lens, emitted, device_ns, left)
 
     def apply(self, decode: DecodeStep, drawn: DrawnRounds, rounds: int, asked: bool) -> DecodeResult:
         """Run the first `rounds` of what was drawn. `asked`: the driver stopped the block there."""
@@ -151,7 +149,7 @@ class Device:
         self._left[rows] = left - kept
         stop_index, end = None, BlockEnd.ASKED if asked else BlockEnd.MAX_ROUNDS
         ended = (kept == left) & (left > 0)
-        if drawn.has_end and rounds == drawn.rounds and ended.any():
+        if ended.any():
             end = BlockEnd.REQUEST_ENDED
             stops = ended & self._ends_by_stop[rows]
             if stops.any():
