@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,6 +196,8 @@ def _type_name(expected: type | tuple[type, ...]) -> str:
 
 
 def _package_version() -> str:
+    from importlib import metadata  # slow to import, and only a log needs it
+
     try:
         return metadata.version("foretoken")
     except metadata.PackageNotFoundError:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -29,8 +30,8 @@ def report_tables(summary: Mapping[str, Any], title: str | None = None) -> list[
     ]
     timeline = {key.removeprefix("timeline_"): summary[key] for key in summary if key.startswith("timeline_")}
     if timeline.get("running"):
-        tables.append(_timeline(timeline))
-    return tables
+        tables.append(_timeline(timeline, summary["duration"]))
+    return [tables[0], *(Padding(table, (1, 0, 0, 0)) for table in tables[1:])]
 
 
 def format_number(value: Any, unit: str = "") -> str:
@@ -145,13 +146,13 @@ def _pair(mean: float | None, greatest: int) -> str:
 
 def _latencies(summary: Mapping[str, Any]) -> Table:
     table = Table(box=None, width=WIDTH, pad_edge=False, header_style="bold cyan")
-    table.add_column("Latency, ms", style="dim", ratio=3)
+    table.add_column("Latency, ms", style="dim", ratio=3, no_wrap=True)
     statistics = ("mean", "median", "p90", "p95", "p99")
     for name in statistics:
         table.add_column(name, justify="right", ratio=2, no_wrap=True, header_style="dim")
     names = (
-        ("ttft", "time to first token"),
-        ("tpot", "time per output token"),
+        ("ttft", "to first token"),
+        ("tpot", "per output token"),
         ("itl", "between emissions"),
         ("e2el", "end to end"),
     )
@@ -172,8 +173,7 @@ def _side_by_side(left_title: str, left: list[Row], right_title: str, right: lis
     return table
 
 
-def _timeline(timeline: Mapping[str, Any]) -> Table:
-    seconds = timeline["bucket_s"] * len(timeline["running"])
+def _timeline(timeline: Mapping[str, Any], seconds: float) -> Table:
     table = Table(box=None, width=WIDTH, pad_edge=False, header_style="bold cyan")
     table.add_column("Timeline", style="dim", width=12)
     table.add_column(f"0 to {format_number(seconds)} s", width=SPARK_WIDTH, no_wrap=True, header_style="dim")

@@ -71,7 +71,8 @@ class ToyExecutor:
         lens, stops, times = [], [], []
         end = BlockEnd.MAX_ROUNDS
         while True:
-            run = self.rng.integers(1, d.steps + 2, len(keys)).astype(np.int32)
+            good = (self.clock_ns // 30_000_000) % 2  # times change, so that adaptive steps follow
+            run = (1 + self.rng.binomial(d.steps, 0.9 if good else 0.1, len(keys))).astype(np.int32)
             stop = np.where(self.rng.random(len(keys)) < self.stop_share, run - 1, -1).astype(np.int32)
             settled = settle_runs(run, stop, np.where(over, 1 << 40, remaining))
             remaining = remaining - settled.kept
@@ -115,7 +116,8 @@ def make_config(**changes) -> EngineConfig:
 
 def make_controller(kind: str = "ema") -> AdaptiveController:
     if kind == "ema":
-        table = {"1": {"candidate_steps": [1, 3, 5]}, "4": {"candidate_steps": [0, 1, 3]}}
+        quick = {"warmup_batches": 2, "update_interval": 2, "ema_alpha": 0.5}
+        table = {"1": {"candidate_steps": [1, 3, 5]}, "4": {"candidate_steps": [0, 1, 3]}, **quick}
         return AdaptiveController(AdaptiveSpeculativeParams(3, table))
     return fixed_controller(int(kind.removeprefix("fixed")))
 

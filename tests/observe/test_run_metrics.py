@@ -1,4 +1,5 @@
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -131,8 +132,8 @@ def test_the_random_runs_meet_what_matters():
         "switches": 0,
         "again": 0,
     }
-    for variant in VARIANTS:
-        events = [(0, event) for event in recorded_events(1, 90, **variant)]
+    for seed, variant in product(range(3), VARIANTS):
+        events = [(0, event) for event in recorded_events(seed, 90, **variant)]
         slow = SlowMetrics(events)
         commits = [event for _, event in events if hasattr(event, "kept") and event.kept is not None]
         seen["blocks"] += sum(event.result.decode.rounds > 1 for event in commits)
