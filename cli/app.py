@@ -52,7 +52,8 @@ def main() -> None:
     try:
         app()
     except ForetokenError as error:
-        print(f"foretoken: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"foretoken: {line}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
     except KeyboardInterrupt:
         print("foretoken: interrupted", file=sys.stderr)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..observe.perfetto import PerfettoTrace
     from ..sim.run import RunReport
     from ..sim.scenario import Scenario
-    from .scenario_text import DerivedRow
+    from .derived import DerivedRow
 
 SUMMARY = "summary.json"
 SCENARIO = "scenario.toml"
@@ -150,7 +150,21 @@ class RunRecord:
         from ..observe.tables import report_tables
 
         console = Console(highlight=False)
-        for table in report_tables(summary):
+        for position, table in enumerate(report_tables(summary, self._title())):
+            if position:
+                console.print()
             console.print(table)
         if self.directory is not None:
-            console.print(f"The run is in {self.directory}.", soft_wrap=True)
+            console.print(f"\nThe run is in {self.directory}.", soft_wrap=True)
+
+    def _title(self) -> str:
+        """What was simulated, in one line."""
+        model, hardware, speculation = self.scenario.model, self.scenario.hardware, self.scenario.speculation
+        devices = hardware.replicas * hardware.tensor_parallel
+        parts = [
+            f"{model.target} on {f'{devices} × ' if devices > 1 else ''}{hardware.gpu}",
+            f"{speculation.algorithm} {speculation.policy}" if speculation.algorithm != "NONE" else "NONE",
+            self.scenario.engine.mode,
+            f"seed {self.scenario.seed}",
+        ]
+        return f"{self.scenario.name}: {', '.join(parts)}"

@@ -9,16 +9,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..sim.scenario import Scenario
+from .derived import DerivedRow
 
 DEFAULT = "default"
-DerivedRow = tuple[str, float | str, str, str]  # name, value, unit, source
 _COMMENT_COLUMN = 44
 
 
 def scenario_text(scenario: Scenario, origins: Mapping[str, str], derived: Iterable[DerivedRow] = ()) -> str:
     """The whole text, newline at its end.
 
-    origins: dotted key -> source, as `load_scenario` gives it; other keys are defaults. derived: what follows from the scenario, as comments.
+    origins: dotted key -> source, as `load_scenario` gives it; other keys are defaults. derived: what follows from it, as comments.
     """
     lines = [*_table_lines(scenario, "", origins)]
     rows = list(derived)

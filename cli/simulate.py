@@ -15,7 +15,7 @@ import typer
 if TYPE_CHECKING:
     from ..sim.scenario import Scenario
 
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + the signal's number, as shells have it
 
 ScenarioFile = Annotated[
     Path | None,
@@ -85,12 +85,15 @@ def simulate(
         origins["seed"] = "--seed"
     if explain:
         from ..sim.assembly import assemble
+        from .derived import derived_rows
         from .scenario_text import scenario_text
 
-        typer.echo(scenario_text(resolved, origins, assemble(resolved).explain()), nl=False)
+        typer.echo(scenario_text(resolved, origins, derived_rows(assemble(resolved))), nl=False)
         return
-    if not _run(resolved, origins, out, not no_events, not no_perfetto, quiet):
-        raise typer.Exit(EXIT_INTERRUPTED)
+    with _termination_is_interruption() as received:
+        complete = _run(resolved, origins, out, not no_events, not no_perfetto, quiet)
+    if not complete:
+        raise typer.Exit(EXIT_INTERRUPTED[received[-1] if received else signal.SIGINT])
 
 
 def _given_by_options(trace: Path | None, seed: int | None) -> list[str]:
@@ -107,13 +110,14 @@ def _run(
 ) -> bool:
     """Simulate, keep the files, print the report; whether the run came to its end."""
     from ..sim.run import Simulation
+    from .derived import derived_rows
     from .progress import progress_display
     from .run_record import RunRecord
 
     record = RunRecord(scenario, out, events=events, perfetto=perfetto)
-    with _terminate_like_interrupt(), record:
+    with record:
         simulation = Simulation(scenario, sinks=record.sinks, spans=record.spans)
-        record.write_scenario(origins, simulation.assembly.explain())
+        record.write_scenario(origins, derived_rows(simulation.assembly))
         with progress_display(quiet) as progress:
             report = simulation.run(progress)
         summary = record.finish(report)
@@ -124,14 +128,16 @@ def _run(
 
 
 @contextmanager
-def _terminate_like_interrupt() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does, so that a batch system's time limit leaves a readable run."""
+def _termination_is_interruption() -> Iterator[list[int]]:
+    """SIGTERM ends a run as Ctrl-C does, so that a batch system's time limit leaves a readable run. Yields the signals received."""
+    received: list[int] = []
 
-    def interrupt(*_: object) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        received.append(number)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        yield received
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,64 @@
+"""What follows from a scenario: every number behind a run, with its unit and its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..core.acceptance import GaussianAcceptance
+from ..core.engine_config import EngineSizes
+
+if TYPE_CHECKING:
+    from ..sim.assembly import Assembly
+
+DerivedRow = tuple[str, float | str, str, str]  # name, value, unit, source
+
+
+def derived_rows(assembly: Assembly) -> Iterator[DerivedRow]:
+    """Hardware, model, efficiency, host time and memory as the assembly explains them, then steps, acceptance and reservations."""
+    yield from assembly.explain()
+    yield from _acceptance(assembly)
+    yield from _steps(assembly)
+    yield from _reservations(assembly)
+
+
+def _acceptance(assembly: Assembly) -> Iterator[DerivedRow]:
+    process = assembly.acceptance
+    if not isinstance(process, GaussianAcceptance):
+        return
+    table = assembly.scenario.acceptance
+    preset = next(source for name, _, _, source in assembly.explain() if name == "acceptance")
+    shared = preset if table.conditional is None else "those of the default preset"
+    conditional = ", ".join(f"{p:.4g}" for p in process.conditional)
+    yield "acceptance: conditional by position", conditional, "", preset
+    for key in ("request_share", "field_share", "correlation_len"):
+        source = shared if getattr(table, key) is None else f"acceptance.{key}"
+        yield f"acceptance: {key.replace('_', ' ')}", getattr(process, key), "", source
+
+
+def _steps(assembly: Assembly) -> Iterator[DerivedRow]:
+    adaptive, policy = assembly.adaptive, assembly.scenario.speculation.policy
+    source = "policy fixed" if policy == "fixed" else f"policy {policy}, {adaptive.source}"
+    for bound, slot in zip(adaptive.bounds, adaptive.slots, strict=True):
+        steps = ", ".join(map(str, slot.candidate_steps))
+        yield f"draft steps from batch size {bound}", steps, "", source
+    sizes = assembly.cost.graph_sizes
+    graphs = ", ".join(map(str, sizes)) if sizes else "none"
+    given = assembly.scenario.hardware.graph_sizes is not None
+    source = "hardware.graph_sizes" if given else "hardware.cuda_graphs and engine.max_running"
+    yield "captured batch sizes", graphs, "", source
+
+
+def _reservations(assembly: Assembly) -> Iterator[DerivedRow]:
+    sizes = EngineSizes.resolve(assembly.engine_config, assembly.algorithm, assembly.make_controller())
+    yield (
+        "greatest verify tree",
+        sizes.max_draft_tokens,
+        "nodes",
+        "computed: the largest of all candidates, the root included",
+    )
+    yield "slots that a round may write", sizes.alloc_len, "tokens", "computed from the greatest steps, top-k and tree"
+    rounds = "two rounds, one of them unseen" if assembly.engine_config.overlap else "one round"
+    yield "reserve of a request", sizes.reserve, "tokens", f"computed: {rounds}"
+    yield "width of a request-table row", sizes.row_width, "tokens", "computed: context and reserve, page aligned"
+    yield "prompt and output of a request", sizes.total_limit, "tokens", "computed: context less the greatest round"

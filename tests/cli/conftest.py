@@ -1,0 +1,58 @@
+"""Running the command, inside this process and in another, as the shell would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from foretoken.cli.app import main
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(monkeypatch, capsys) -> Callable[..., Outcome]:
+    """`command("simulate", …)` in this process."""
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["foretoken", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        return Outcome(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def process() -> Callable[..., subprocess.Popen[str]]:
+    """`process("simulate", …)` starts a process of its own; `env` adds to its environment, `code` runs instead of the command."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        code: str = "from foretoken.cli.app import main; main()",
+        **options,
+    ) -> subprocess.Popen[str]:
+        line = [sys.executable, "-c", code, *map(str, arguments)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(line, env={**os.environ, **(env or {})}, **pipes, **options))
+        return started[-1]
+
+    yield start
+    for running in started:
+        if running.poll() is None:
+            running.kill()
+        running.communicate()

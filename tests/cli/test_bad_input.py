@@ -1,0 +1,173 @@
+"""Every kind of bad input is one clear message on standard error and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+ROW = "2023-11-16 18:17:03.9799600,4808,10\n"
+
+
+def settings(*pairs: str) -> list[str]:
+    return [word for pair in pairs for word in ("--set", pair)]
+
+
+SETTINGS = {
+    "unknown key": (["engine.page_sise=4"], ["engine.page_sise", "unknown key", "did you mean 'page_size'"]),
+    "unknown table": (["engin.page_size=4"], ["engin", "unknown key", "did you mean 'engine'"]),
+    "key of another table": (["speculation.page_size=4"], ["speculation.page_size", "unknown key"]),
+    "wrong type": (["engine.page_size=big"], ["engine.page_size", "valid integer", "'big'"]),
+    "fraction for a count": (["engine.page_size=4.5"], ["engine.page_size", "valid integer", "4.5"]),
+    "no setting": (["engine.page_size"], ["engine.page_size", "table.key=value"]),
+    "NaN": (["workload.rate=nan"], ["workload.rate", "finite", "nan"]),
+    "infinity": (["workload.rate=inf"], ["workload.rate", "finite", "inf"]),
+    "negative rate": (["workload.rate=-1"], ["workload.rate", "greater than 0", "-1"]),
+    "probability above 1": (["acceptance.conditional=[0.5, 1.5]"], ["acceptance.conditional.1", "1.5"]),
+    "unknown GPU": (["hardware.gpu=H10"], ["'H10'", "did you mean 'H100'"]),
+    "unknown model": (["model.target=llama-3.1-8"], ["model.target", "'llama-3.1-8'", "did you mean 'llama-3.1-8b'"]),
+    "unknown algorithm": (["speculation.algorithm=EAGEL3"], ["'EAGEL3'", "did you mean 'EAGLE3'"]),
+    "unknown host": (["hardware.host=x"], ["host", "'x'", "known"]),
+    "a model that does not fit": (
+        ["model.target=llama-3.1-70b", "hardware.gpu=L4"],
+        ["llama-3.1-70b", "does not fit", "L4", "needed"],
+    ),
+    "devices that do not divide the model": (["hardware.tensor_parallel=3"], ["3", "32 attention heads"]),
+    "a pool too small for anything": (["engine.kv_slots=3"], ["3 pages", "slots needed"]),
+    "nd beyond the tree": (
+        ["speculation.policy=fixed", "speculation.steps=3", "speculation.topk=2", "speculation.num_draft_tokens=60"],
+        ["num_draft_tokens", "60", "capacity", "at most 11"],
+    ),
+    "nd of a chain": (
+        ["speculation.policy=fixed", "speculation.steps=3", "speculation.num_draft_tokens=60"],
+        ["num_draft_tokens", "60", "expected 4"],
+    ),
+    "hysteresis that oscillates": (
+        ['speculation.adaptive={"1" = {candidate_steps = [1, 3], up_hysteresis = -1.0}}'],
+        ["speculation.adaptive", "up_hysteresis"],
+    ),
+    "a length without its numbers": (["workload.prompt.kind=fixed"], ["workload.prompt.value", "missing"]),
+    "contradicting acceptance": (["acceptance.preset=chat", "acceptance.mean_length=2.0"], ["contradicts", "preset"]),
+    "a file that is not there": (["acceptance.recorded=none.csv"], ["none.csv", "cannot be read"]),
+    "a config.json that is not there": (["model.target=none/config.json"], ["none/config.json", "cannot be read"]),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_setting(case, command):
+    given, expected = SETTINGS[case]
+    outcome = command("simulate", *settings(*given))
+    assert outcome.code == 2
+    assert not outcome.out
+    assert outcome.err.startswith("foretoken: ") and "Traceback" not in outcome.err
+    for words in expected:
+        assert words in outcome.err
+
+
+TRACES = {
+    "empty": ("", ["line 1", "empty"]),
+    "header alone": (AZURE, ["no rows"]),
+    "no known header": ("a,b\n1,2\n", ["line 1"]),
+    "truncated": (AZURE + ROW + "2023-11-16 18:17:0", ["line 3", "truncated"]),
+    "row that does not parse": (AZURE + ROW + "2023-11-16 18:17:05.0000000,many,10\n", ["line 3", "many"]),
+    "no time": (AZURE + ROW + "yesterday,10,10\n", ["line 3", "yesterday"]),
+    "negative count": (AZURE + ROW + "2023-11-16 18:17:05.0000000,-4,10\n", ["line 3", "-4"]),
+    "time goes back": (AZURE + ROW + "2023-11-16 18:17:01.0000000,10,10\n", ["line 3", "back"]),
+    "nothing can ever fit": (AZURE + ROW.replace("4808", "480800"), ["none of the 1 requests", "480800", "131064"]),
+}
+
+
+@pytest.mark.parametrize("case", TRACES)
+def test_trace(case, command, tmp_path):
+    text, expected = TRACES[case]
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    outcome = command("simulate", "--trace", path, "--quiet")
+    assert outcome.code == 2
+    assert outcome.err.count("foretoken: ") == 1 and "Traceback" not in outcome.err
+    for words in expected:
+        assert words in outcome.err
+    if case != "nothing can ever fit":
+        assert str(path) in outcome.err
+
+
+def test_a_trace_that_is_not_there(command, tmp_path):
+    outcome = command("simulate", "--trace", tmp_path / "none.csv")
+    assert outcome.code == 2 and "none.csv" in outcome.err
+
+
+def test_a_row_that_never_fits_is_refused_alone(command, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(AZURE + ROW + "2023-11-16 18:17:05.0000000,480800,10\n" + "2023-11-16 18:17:06.0000000,100,10\n")
+    outcome = command("simulate", "--trace", path, "--out", tmp_path / "run", "--quiet")
+    assert outcome.code == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["completed"], summary["refused"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"hidden_size', ["is not JSON"]),
+        ('{"hidden_size": 4}', ["model_type"]),
+        ("[]", ["config.json"]),
+        ("\x00\xff", ["config.json"]),
+    ],
+)
+def test_unreadable_config_json(text, expected, command, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(text.encode("latin-1"))
+    outcome = command("simulate", "--set", f"model.target={path}")
+    assert outcome.code == 2 and "Traceback" not in outcome.err
+    for words in [*expected, str(path)]:
+        assert words in outcome.err
+
+
+def test_all_problems_of_a_file_at_once(command, tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text('[engine]\npagesize = 1\nmode = "fast"\n[workload]\nrate = -2.0\nburstiness = nan\n')
+    outcome = command("simulate", path)
+    assert outcome.code == 2
+    lines = outcome.err.splitlines()
+    assert len(lines) == 4 and all(line.startswith(f"foretoken: {path}: ") for line in lines)
+    for words in [
+        "engine.pagesize",
+        "'page_size'",
+        "engine.mode",
+        "'synchronous'",
+        "workload.rate",
+        "workload.burstiness",
+    ]:
+        assert words in outcome.err
+
+
+@pytest.mark.parametrize("text", ["a = [", "\x00", "[engine]\n[engine]\n"])
+def test_no_toml(text, command, tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    outcome = command("simulate", path)
+    assert outcome.code == 2 and str(path) in outcome.err and "TOML" in outcome.err
+
+
+def test_a_scenario_that_is_not_there(command, tmp_path):
+    outcome = command("simulate", tmp_path / "none.toml")
+    assert outcome.code == 2 and "none.toml" in outcome.err and "cannot be read" in outcome.err
+
+
+def test_nothing_is_written_for_bad_input(command, tmp_path):
+    (tmp_path / "empty.csv").touch()
+    for bad in (["--set", "hardware.gpu=none"], ["--trace", tmp_path / "empty.csv"]):
+        assert command("simulate", *bad, "--out", tmp_path / "run").code == 2
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_that_cannot_be_made(command, tmp_path):
+    (tmp_path / "file").touch()
+    outcome = command("simulate", "--out", tmp_path / "file" / "run", "--quiet")
+    assert outcome.code == 2 and str(tmp_path / "file" / "run") in outcome.err and "Traceback" not in outcome.err
+
+
+def test_unknown_option_and_command(command):
+    assert command("simulate", "--sed", "3").code == 2
+    assert command("simulat").code == 2

@@ -1,0 +1,165 @@
+"""Runs that are repeated, replayed, or interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+
+SMALL = ("--set", "workload.num_requests=60", "--set", "workload.rate=60", "--quiet")
+# Closed loop, two replicas, impatient clients, page size, shared prefixes: whatever could depend on the order of a hash.
+VARIED = """
+[hardware]
+replicas = 2
+[engine]
+page_size = 4
+kv_slots = 6000
+[speculation]
+policy = "goodput"
+[workload]
+num_requests = 80
+rate = 60.0
+prefixes = { groups = 5, length = 300 }
+[clients]
+cancel_share = 0.2
+cancel_mean_s = 0.5
+[router]
+policy = "prefix_aware"
+"""
+
+
+def test_two_processes_write_the_same_bytes(process, tmp_path):
+    scenario = tmp_path / "scenario.toml"
+    scenario.write_text(VARIED)
+    runs = {
+        (seed, hash_seed): process(
+            "simulate", scenario, "--seed", seed, "--out", tmp_path / f"{seed}-{hash_seed}", "--quiet",
+            env={"PYTHONHASHSEED": str(hash_seed)},
+        )
+        for seed, hash_seed in ((3, 1), (3, 2), (4, 1))
+    }  # fmt: skip
+    contents = {}
+    for (seed, hash_seed), running in runs.items():
+        _, err = running.communicate(timeout=120)
+        assert running.returncode == 0, err
+        directory = tmp_path / f"{seed}-{hash_seed}"
+        contents[seed, hash_seed] = {
+            name: (directory / name).read_bytes()
+            for name in ("events.jsonl", "summary.json", "trace.json", "scenario.toml")
+        }
+    assert contents[3, 1] == contents[3, 2]
+    assert contents[3, 1]["events.jsonl"] != contents[4, 1]["events.jsonl"]
+    summary = json.loads(contents[3, 1]["summary.json"])
+    assert summary["aborted"] > 0 and summary["prefix_cache_hit_rate"] > 0, "the run must meet what it is to repeat"
+
+
+# -- replay -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(command, tmp_path) -> Path:
+    scenario = tmp_path / "scenario.toml"
+    scenario.write_text(VARIED)
+    assert command("simulate", scenario, "--out", tmp_path / "run", "--quiet").code == 0
+    return tmp_path / "run"
+
+
+def records(log: Path) -> list[dict]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def rewrite(log: Path, lines: list[dict]) -> None:
+    log.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+
+
+def test_replay_finds_every_decision_identical(run, command):
+    outcome = command("replay", run / "events.jsonl")
+    plans = sum(record["t"] == "plan" for record in records(run / "events.jsonl"))
+    assert outcome.code == 0
+    assert f"{plans:,} decisions identical" in outcome.out and "2 replicas" in outcome.out
+    assert command("replay", run) == outcome, "the directory of a run stands for its log"
+
+
+def test_replay_shows_the_first_changed_decision(run, command):
+    log = run / "events.jsonl"
+    lines = records(log)
+    plans = [i for i, record in enumerate(lines) if record["t"] == "plan" and "rounds" in record]
+    for i in plans[20], plans[40]:
+        lines[i]["rounds"] += 1
+    rewrite(log, lines)
+    outcome = command("replay", log)
+    assert outcome.code == 1
+    earlier = sum(record["t"] == "plan" for record in lines[: plans[20]])
+    assert f"{earlier} decisions identical, then a difference" in outcome.out
+    assert f"line {plans[20] + 1}, replica {lines[plans[20]]['r']}" in outcome.out and "rounds was" in outcome.out
+
+
+def test_replay_shows_what_a_changed_result_leads_to(run, command):
+    log = run / "events.jsonl"
+    lines = records(log)
+    with_lens = [i for i, record in enumerate(lines) if record["t"] == "commit" and isinstance(record.get("lens"), str)]
+    i = with_lens[len(with_lens) // 2]
+    # As many digits, each an accept length of one.
+    lines[i]["lens"] = "1" * len(lines[i]["lens"])
+    rewrite(log, lines)
+    outcome = command("replay", log)
+    assert outcome.code == 1 and "then a difference" in outcome.out
+
+
+def test_replay_refuses_what_is_no_log(command, tmp_path, run):
+    log = run / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    cases = {
+        "empty": (b"", "empty"),
+        "no JSON": (b"hello\n", "no JSON"),
+        "no scenario": (b'{"t":"header","schema":1}\n' + b"".join(lines[1:]), 'no "scenario"'),
+        "a scenario that does not fit": (
+            lines[0].replace(b'"page_size":4', b'"page_sizes":4') + b"".join(lines[1:]),
+            "engine.page_sizes",
+        ),
+        "cut inside a line": (b"".join(lines[:9]) + lines[9][:20], "breaks off"),
+        "cut between lines": (b"".join(lines[:9]), "breaks off"),
+    }
+    for name, (content, words) in cases.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_bytes(content)
+        outcome = command("replay", path)
+        assert outcome.code == 2 and words in outcome.err and str(path) in outcome.err, (name, outcome)
+        assert "Traceback" not in outcome.err
+        if name.startswith("cut"):
+            outcome = command("replay", path, "--allow-truncated")
+            assert outcome.code == 0 and "interrupted" in outcome.out
+    assert command("replay", tmp_path / "none.jsonl").code == 2
+
+
+# -- interruption ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_what_it_had(number, code, process, command, tmp_path):
+    run = tmp_path / "run"
+    running = process("simulate", "--set", "workload.num_requests=1000000", "--out", run, "--no-perfetto")
+    log = run / "events.jsonl"
+    deadline = time.monotonic() + 60
+    # The log is written in pieces; by the second one the run is well under way.
+    while not (log.exists() and log.stat().st_size > 100_000):
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.send_signal(number)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == code, err
+    assert "incomplete" in out and "interrupted" in err and "Traceback" not in err
+
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["incomplete"] is True and 0 < summary["completed"] < 1_000_000
+    assert summary["duration"] > 0 and summary["mean_ttft_ms"] > 0
+    end = records(log)[-1]
+    assert end["t"] == "end" and end["complete"] is False
+    assert parquet.read_table(run / "requests.parquet").num_rows >= summary["completed"]
+    outcome = command("replay", run)
+    assert outcome.code == 0 and "interrupted" in outcome.out

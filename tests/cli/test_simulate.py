@@ -1,0 +1,213 @@
+"""`foretoken simulate`: what it prints, what it writes, what it starts."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+from foretoken.cli.scenario_text import toml_value
+from foretoken.sim.scenario import Scenario
+from foretoken.sim.scenario_file import flat_items, load_scenario
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--set", "workload.num_requests=40", "--set", "workload.rate=40", "--quiet")
+FILES = {"summary.json", "scenario.toml", "requests.parquet", "rounds.parquet", "events.jsonl", "trace.json"}
+
+
+def summary_of(directory: Path) -> dict:
+    return json.loads(
+        (directory / "summary.json").read_text(), parse_constant=lambda word: pytest.fail(f"{word} in JSON")
+    )
+
+
+def test_the_table_alone(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = command("simulate", *SMALL)
+    assert outcome.code == 0 and not outcome.err
+    for words in [
+        "llama-3.1-8b on H100",
+        "EAGLE3 ema",
+        "overlap",
+        "Throughput",
+        "Latency",
+        "accept length",
+        "KV slots",
+    ]:
+        assert words in outcome.out
+    assert not list(tmp_path.iterdir()), "without --out nothing is written"
+
+
+def test_the_files_of_a_run(command, tmp_path):
+    run = tmp_path / "deep" / "run"
+    outcome = command("simulate", *SMALL, "--out", run, "--set", "slo.ttft_ms=1000", "--set", "name=small")
+    assert outcome.code == 0 and str(run) in outcome.out
+    assert {path.name for path in run.iterdir()} == FILES
+    summary = summary_of(run)
+    assert summary["completed"] == 40 and summary["incomplete"] is False
+    assert (summary["name"], summary["seed"]) == ("small", 0)
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        for statistic in ("mean", "median", "p90", "p95", "p99"):
+            assert summary[f"{statistic}_{name}_ms"] > 0
+    for name in (
+        "request_throughput",
+        "output_throughput",
+        "request_goodput",
+        "accept_length",
+        "accept_rate",
+        "refused",
+    ):
+        assert summary[name] is not None
+    assert all(not isinstance(value, dict) for value in summary.values()), "the summary is flat"
+
+    requests = parquet.read_table(run / "requests.parquet").to_pydict()
+    assert len(requests["request_id"]) == 40 and sum(requests["num_output"]) == summary["total_output_tokens"]
+    assert parquet.read_table(run / "rounds.parquet").num_rows >= summary["decode_rounds"]
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert events[0]["scenario"]["name"] == "small"
+    assert events[-1]["t"] == "end" and events[-1]["complete"] is True
+    trace = json.loads((run / "trace.json").read_text())["traceEvents"]
+    assert {event["args"]["name"] for event in trace if event.get("name") == "thread_name"} == {"device", "scheduler"}
+
+
+def test_files_that_nobody_wants_and_files_of_an_earlier_run(command, tmp_path):
+    assert command("simulate", *SMALL, "--out", tmp_path).code == 0
+    (tmp_path / "notes.txt").write_text("mine")
+    assert command("simulate", *SMALL, "--out", tmp_path, "--no-events", "--no-perfetto").code == 0
+    assert {path.name for path in tmp_path.iterdir()} == FILES - {"events.jsonl", "trace.json"} | {"notes.txt"}
+
+
+def test_the_kept_scenario_runs_again(command, tmp_path):
+    assert command("simulate", *SMALL, "--set", "engine.page_size=16", "--seed", 5, "--out", tmp_path / "a").code == 0
+    assert command("simulate", tmp_path / "a" / "scenario.toml", "--quiet", "--out", tmp_path / "b").code == 0
+    first, second = ((tmp_path / name / "events.jsonl").read_bytes() for name in "ab")
+    assert first == second
+
+
+def test_options_are_the_keys_that_they_name(command, tmp_path):
+    trace = tmp_path / 'a "trace".csv'
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48,10\n")
+    scenario = tmp_path / "scenario.toml"
+    scenario.write_text('seed = 1\n[workload]\nrate = 3.0\ntrace = "other.csv"\n')
+    assert command("simulate", scenario, "--trace", trace, "--seed", 2, "--out", tmp_path / "run", "--quiet").code == 0
+    kept = tomllib.loads((tmp_path / "run" / "scenario.toml").read_text())
+    assert (kept["seed"], kept["workload"]["trace"], kept["workload"]["rate"]) == (2, str(trace), 3.0)
+    assert summary_of(tmp_path / "run")["completed"] == 1
+
+
+# -- --explain ----------------------------------------------------------------------------------------------------------
+
+
+def test_explain_names_a_source_for_every_number(command, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[hardware]\ngpu = "H200"\n[workload.prompt]\nkind = "fixed"\nvalue = 77\n')
+    outcome = command("simulate", path, "--set", "engine.page_size=16", "--seed", 9, "--explain")
+    assert outcome.code == 0 and "Throughput" not in outcome.out
+    scenario, derived = outcome.out.split("# What follows from it")
+    sources, table = {}, ""
+    for line in scenario.splitlines():
+        if line.startswith("["):
+            table = line.strip("[]") + "."
+        elif line.strip():
+            setting, source = re.fullmatch(r"(?:# )?(\w+) (?:=.*?|is not set) +# (\S.*)", line).groups()
+            sources[table + setting] = source
+    assert set(sources) == {key for key, _, _ in flat_items(load_scenario(path)[0])}
+    assert sources["hardware.gpu"] == sources["workload.prompt.value"] == str(path)
+    assert (sources["engine.page_size"], sources["seed"]) == ("--set", "--seed")
+    assert sources["workload.rate"] == "default"
+    assert sources["model.context_len"].startswith("default (")
+
+    rows = derived.splitlines()[1:]
+    assert len(rows) > 30
+    for row in rows:
+        assert re.fullmatch(r"# \S.* = \S.*# \S.*", row), row
+    for number in [
+        "H200 memory bandwidth",
+        "llama-3.1-8b parameters",
+        "KV slots",
+        "host foretoken: commit per token",
+        "draft steps from batch size 8",
+        "acceptance: conditional by position",
+        "reserve of a request",
+        "scheduling mode",
+    ]:
+        assert any(row.startswith(f"# {number} = ") for row in rows)
+
+
+def test_explain_is_a_scenario(command, tmp_path):
+    path = tmp_path / "explained.toml"
+    given = [
+        "--set",
+        'speculation.adaptive={"1" = {candidate_steps = [1, 2]}}',
+        "--set",
+        "acceptance.conditional=[0.5,0.25]",
+    ]
+    path.write_text(command("simulate", *given, "--set", "acceptance.regimes={shifts=[1e-05]}", "--explain").out)
+    explained, _ = load_scenario(path)
+    assert explained == load_scenario(None, [*given[1::2], "acceptance.regimes={shifts=[1e-05]}"])[0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        True,
+        3,
+        -2,
+        0.1,
+        1e-05,
+        1e22,
+        'a "b" \\ c',
+        "ü \t\n\x7f\x00",
+        [1, [2.5, "x"]],
+        {"a b": [1], "c": {"d": True}},
+        [],
+        {},
+    ],
+)
+def test_toml_values_come_back(value):
+    assert tomllib.loads(f"value = {toml_value(value)}")["value"] == value
+
+
+# -- examples, schema, start ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
+def test_examples_run(path, command, tmp_path):
+    outcome = command("simulate", path, "--set", "workload.num_requests=30", "--out", tmp_path, "--quiet")
+    assert outcome.code == 0, outcome.err
+    summary = summary_of(tmp_path)
+    assert summary["completed"] + summary["aborted"] == 30
+    assert command("replay", tmp_path).code == 0
+
+
+def test_schema(command):
+    schema = json.loads(command("schema").out)
+    assert set(schema["properties"]) == set(Scenario.model_fields)
+    assert schema["additionalProperties"] is False
+    assert schema["$defs"]["Workload"]["properties"]["rate"]["exclusiveMinimum"] == 0
+
+
+def test_version_and_help(command):
+    assert re.fullmatch(r"foretoken \d+\.\d+\.\d+\n", command("--version").out)
+    assert all(name in command("--help").out for name in ("simulate", "replay", "schema"))
+    assert "foretoken simulate --set workload.rate=20" in command("simulate", "--help").out
+
+
+def test_a_run_loads_only_what_it_needs(process):
+    code = (
+        "import sys; sys.argv = ['foretoken', 'simulate', '--quiet', '--set', 'workload.num_requests=5']\n"
+        "from foretoken.cli.app import main\n"
+        "heavy = {'numpy', 'pydantic', 'simpy', 'rich.progress'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "try: main()\n"
+        "except SystemExit as ended: assert not ended.code, ended.code\n"
+        "heavy = {'torch', 'pyarrow', 'plotly', 'hypothesis', 'scipy', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "print('light')\n"
+    )
+    running = process(code=code)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 0 and out.endswith("light\n"), err

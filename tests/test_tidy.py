@@ -1,0 +1,376 @@
+"""The source itself: who imports whom, sizes, names, the maximum instead of the configured draft tokens, packaging."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("core", "sim", "gpu", "properties", "observe", "cli")
+ABOVE = {  # package -> the packages that it may import
+    "core": {"core"},
+    "observe": {"observe", "core"},
+    "sim": {"sim", "core", "observe"},
+    "gpu": {"gpu", "core", "observe"},
+    "properties": {"properties", "core", "observe"},
+    "cli": set(PACKAGES),
+}
+LIBRARIES = {  # package -> what it may import from outside the standard library
+    "core": {"numpy", "pydantic"},
+    "observe": {"numpy", "pyarrow", "rich", "plotly"},
+    "sim": {"numpy", "pydantic", "simpy", "ray"},
+    "gpu": {"numpy", "torch", "triton", "safetensors", "tokenizers", "jinja2", "fastapi", "uvicorn"},
+    "properties": {"numpy", "hypothesis", "pytest"},
+    "cli": {"numpy", "pydantic", "typer", "rich"},
+}
+# The core waits for nothing, reads no clock, draws no chance, talks to nobody.
+NOT_IN_CORE = {
+    "time",
+    "random",
+    "secrets",
+    "threading",
+    "logging",
+    "asyncio",
+    "socket",
+    "subprocess",
+    "multiprocessing",
+    "concurrent",
+}
+NOWHERE = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+
+MAX_FILE_LINES = 450
+MAX_FUNCTION_LINES = 80
+# Accepted for a reason; an entry that is no longer needed must go.
+LONG_FILES = {
+    "core/engine.py": "the one place that changes the running batch",
+    "properties/reference/executor.py": "one executor, read from top to bottom",
+}
+LONG_FUNCTIONS: dict[str, str] = {}
+# Modules that nothing in the packages imports: entrances for users.
+ENTRANCES = {
+    "cli.app": "the entry point `foretoken`",
+    "core.acceptance_fit": "for whoever fits acceptance to a recording of their own",
+    "core.adaptive.export": "writes the adaptive table as other engines read it",
+    "core.executor": "the port that executors implement",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """`target` is a module of ours ("core.engine") or the top-level name of a library. `at_import` if it runs when the module is loaded."""
+
+    target: str
+    ours: bool
+    at_import: bool
+    line: int
+
+
+def sources(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+@cache
+def imports_of(path: Path) -> tuple[Import, ...]:
+    found: list[Import] = []
+    package = path.relative_to(ROOT).parent.parts
+
+    def visit(node: ast.AST, at_import: bool) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            at_import = False
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            at_import = False
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                add(alias.name, (), at_import, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            name = ".".join(filter(None, [base, node.module or ""])) if node.level else node.module
+            add(name, tuple(alias.name for alias in node.names), at_import, node.lineno, relative=bool(node.level))
+        for child in ast.iter_child_nodes(node):
+            visit(child, at_import)
+
+    def add(name: str, members: tuple[str, ...], at_import: bool, line: int, relative: bool = False) -> None:
+        if name == "foretoken" or name.startswith("foretoken."):
+            name, relative = name.removeprefix("foretoken").lstrip("."), True
+        if not relative:
+            found.append(Import(name.split(".")[0], False, at_import, line))
+            return
+        modules = [f"{name}.{member}".lstrip(".") for member in members]
+        for module in [m for m in modules if is_module(m)] or [name]:
+            found.append(Import(module, True, at_import, line))
+        if any(not is_module(m) for m in modules) and name not in [f.target for f in found]:
+            found.append(Import(name, True, at_import, line))
+
+    visit(tree_of(path), True)
+    return tuple(found)
+
+
+def test_the_walk_sees_the_tree():
+    """A rule over no files would hold."""
+    assert len(list(sources(*PACKAGES))) > 60
+    engine = {(item.target, item.ours) for item in imports_of(ROOT / "core" / "engine.py")}
+    assert ("core.errors", True) in engine and ("numpy", False) in engine
+    app = imports_of(ROOT / "cli" / "app.py")
+    assert any(item.target == "core.errors" and not item.at_import for item in app)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_stands_below_it(package: str):
+    wrong = [
+        f"{path.relative_to(ROOT)}:{item.line} imports {item.target}"
+        for path in sources(package)
+        for item in imports_of(path)
+        if item.ours and item.target.split(".")[0] not in ABOVE[package]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_its_libraries(package: str):
+    wrong = []
+    for path in sources(package):
+        for item in imports_of(path):
+            if item.ours:
+                continue
+            is_library = item.target not in sys.stdlib_module_names
+            if (
+                (is_library and item.target not in LIBRARIES[package])
+                or item.target in NOWHERE
+                or (package == "core" and item.target in NOT_IN_CORE)
+            ):
+                wrong.append(f"{path.relative_to(ROOT)}:{item.line} imports {item.target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_core_draws_no_random_numbers():
+    """Draws are pure functions of their keys (core/draws.py); NumPy's generators are streams."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sources("core")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("np.random", "numpy.random")
+    ]
+    assert not wrong, wrong
+
+
+def test_the_command_line_loads_nothing_heavy():
+    """What `foretoken.cli.app` loads at import, however indirectly: typer, the standard library, other files of cli."""
+    seen, queue = set(), ["cli.app"]
+    while queue:
+        name = queue.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+        for item in imports_of(path) if path.is_file() else ():
+            if not item.at_import:
+                continue
+            if item.ours:
+                assert item.target.startswith("cli"), f"{name}:{item.line} loads {item.target} at import"
+                queue.append(item.target)
+            else:
+                assert item.target == "typer" or item.target in sys.stdlib_module_names, f"{name}:{item.line}"
+    assert {"cli.simulate", "cli.replay", "cli.schema"} <= seen
+
+
+def test_modules_import_in_no_circle():
+    graph: dict[str, set[str]] = {}
+    for path in sources(*PACKAGES):
+        name = module_name(path)
+        targets = {item.target for item in imports_of(path) if item.ours and item.at_import}
+        graph.setdefault(name, set()).update(targets - {name})
+    try:
+        list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_module_is_dead():
+    """Every module is imported by another one of the packages, or is an entrance."""
+    used = {item.target for path in sources(*PACKAGES) for item in imports_of(path)}
+    modules = {module_name(path) for path in sources(*PACKAGES) if path.name != "__init__.py"}
+    dead = {name for name in modules - used if not name.startswith(("gpu.", "properties."))}
+    assert dead == set(ENTRANCES), "add what is dead to ENTRANCES with its reason, or remove it"
+
+
+def test_file_sizes():
+    lines = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        for path in sources(*PACKAGES)
+    }
+    long = {name: n for name, n in lines.items() if n > MAX_FILE_LINES}
+    assert set(long) == set(LONG_FILES), f"longer than {MAX_FILE_LINES} lines: {long}; accepted: {sorted(LONG_FILES)}"
+
+
+def test_function_sizes():
+    long = {}
+    for path in sources(*PACKAGES):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                n = node.end_lineno - node.lineno + 1
+                if n > MAX_FUNCTION_LINES:
+                    long[f"{path.relative_to(ROOT).as_posix()}::{node.name}"] = n
+    assert set(long) == set(LONG_FUNCTIONS), f"longer than {MAX_FUNCTION_LINES} lines: {long}"
+
+
+def test_files_are_named_after_what_is_in_them():
+    grab_bags = {"util", "utils", "helper", "helpers", "common", "misc", "manager", "managers", "stuff", "base"}
+    wrong = [
+        str(path.relative_to(ROOT)) for path in sources(*PACKAGES, "tests", "benchmarks") if path.stem in grab_bags
+    ]
+    assert not wrong, wrong
+
+
+# -- D1: whatever is reserved uses the maximum ----------------------------------------------------------------------------
+
+# The only readers of the configured number of draft tokens: where it is resolved.
+MAY_READ_CONFIGURED = {"sim/assembly.py::_tree_nodes"}
+HOLDERS_OF_SETTINGS = re.compile(r"(^|\.|_)(config|settings|speculation|scenario|args|server_args)$")
+# Here slots, rows and buffers are reserved; what a single round drafts has no business here.
+RESERVING = ("core/kv", "core/engine_config.py", "core/admission.py", "core/store.py", "core/future_map.py")
+
+
+def functions_around(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """Every node with the name of the function that it stands in."""
+
+    def visit(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST]]:
+        for child in ast.iter_child_nodes(node):
+            inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else name
+            yield inside, child
+            yield from visit(child, inside)
+
+    yield from visit(tree, "<module>")
+
+
+def test_nobody_reads_the_configured_draft_tokens():
+    readers = set()
+    for path in sources(*PACKAGES):
+        for function, node in functions_around(tree_of(path)):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in ("num_draft_tokens", "speculative_num_draft_tokens")
+                and HOLDERS_OF_SETTINGS.search(ast.unparse(node.value))
+            ):
+                readers.add(f"{path.relative_to(ROOT).as_posix()}::{function}")
+    # `asked = speculation.num_draft_tokens` in the one place that resolves it.
+    assert readers == MAY_READ_CONFIGURED
+
+
+def test_reservations_know_only_the_maximum():
+    wrong, seen = [], 0
+    for path in sources("core"):
+        name = path.relative_to(ROOT).as_posix()
+        if not name.startswith(RESERVING):
+            continue
+        for node in ast.walk(tree_of(path)):
+            read = node.attr if isinstance(node, ast.Attribute) else ""
+            seen += read.endswith(("draft_tokens", "max_nd"))
+            if read.endswith("num_draft_tokens") and not read.startswith(("max_", "_max_")):
+                wrong.append(f"{name}:{node.lineno} reads {ast.unparse(node)}")
+    assert seen, "nothing that reserves reads a number of draft tokens: this test looks in the wrong place"
+    assert not wrong, "\n".join(wrong)
+
+
+# -- what the tree must not have ------------------------------------------------------------------------------------------
+
+
+def tracked_texts() -> Iterator[tuple[str, str]]:
+    """Names and contents of the project's own text files."""
+    names = ["pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "constraints.txt", ".ci/run"]
+    paths = [ROOT / name for name in names]
+    for folder in (*PACKAGES, "tests", "benchmarks", "examples", "docs"):
+        paths += [p for p in sorted((ROOT / folder).rglob("*")) if p.suffix in (".py", ".md", ".toml", ".json", ".csv")]
+    for path in paths:
+        if path.is_file() and path != Path(__file__).resolve():
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("what", "pattern"),
+    [
+        ("a path of one machine", r"(?<![\w.~])/(home|root|Users|mnt|opt|work|srv)/\w"),
+        ("a registry's address", r"(index-url|--find-links|pypi\.org|pythonhosted)"),
+        ("something left to do", r"\b(TODO|FIXME|XXX|HACK)\b"),
+    ],
+)
+def test_the_tree_is_free_of(what: str, pattern: str):
+    wrong = [
+        f"{name}:{number}: {line.strip()[:100]}"
+        for name, text in tracked_texts()
+        for number, line in enumerate(text.splitlines(), 1)
+        if re.search(pattern, line)
+    ]
+    assert not wrong, f"{what}:\n" + "\n".join(wrong)
+
+
+# -- packaging ------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def pyproject() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_every_package_is_packaged():
+    folders = {
+        "foretoken." + ".".join(path.parent.relative_to(ROOT).parts)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("__init__.py")
+    }
+    assert set(pyproject()["tool"]["setuptools"]["packages"]) == folders
+    without_init = {
+        str(path.parent.relative_to(ROOT)) for path in sources(*PACKAGES) if not (path.parent / "__init__.py").is_file()
+    }
+    assert not without_init
+
+
+def test_constraints_pin_every_dependency():
+    lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    pins = dict(line.split("==") for line in lines if line)
+    normal = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
+    project = pyproject()["project"]
+    wanted = [
+        *project["dependencies"],
+        *(item for extra in project["optional-dependencies"].values() for item in extra),
+    ]
+    names = {re.split(r"[\s\[<>=;!~]", item)[0] for item in wanted} - {"foretoken"}
+    missing = {name for name in names if re.sub(r"[-_.]+", "-", name).lower() not in normal}
+    assert not missing
+    assert normal["torch"] == "2.13.0"
+
+
+def test_dependencies_cover_the_base_packages():
+    """What core, sim, observe and cli import must come with a plain install."""
+    base = {re.split(r"[\s\[<>=;!~]", item)[0] for item in pyproject()["project"]["dependencies"]}
+    imported = {
+        item.target
+        for path in sources("core", "sim", "observe", "cli")
+        for item in imports_of(path)
+        if not item.ours and item.target not in sys.stdlib_module_names
+    }
+    assert imported <= base | {"plotly", "ray"}
