@@ -36,7 +36,7 @@ from .request import (
     RequestState,
 )
 from .rounds import DecodeRounds, LaunchedRounds, SettledRounds
-from .step import Join, Step, StepResult
+from .step import DecodeResult, DecodeStep, Join, Step, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class SubmitOutcome:
 
 @dataclass(frozen=True, slots=True)
 class AbortOutcome:
-    """`finished` is None if no live request has that id (it may have ended just before)."""
+    """`finished` is None if no live request has that id (it may have ended just before), or if a block of rounds is running: what its
+    earlier rounds delivered is known when it is committed, and the request ends there."""
 
     finished: FinishedRequest | None
     replan: bool
@@ -71,6 +72,15 @@ class Launched:
     chunks: list[Chunk]
     rounds: LaunchedRounds | None
     departures: int  # DecodeRounds.departures when it was planned
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A request whose end came in the last round of a running block: the rounds before it still count, as single ones would."""
+
+    record: RequestRecord
+    reason: FinishReason
+    message: str = ""
 
 
 _ENDINGS = {
@@ -114,6 +124,7 @@ class Engine:
         self._launched: deque[Launched] = deque()
         self._holding = False  # since a retraction; until a decode round of a live row is committed
         self._retracted: list[str] = []
+        self._leaving: dict[int, Leaving] = {}  # by row: who left in the last round of the block that is being run
         self._block_slack = self._slots_of_a_plan()
         self._events = events
         if events is not None:
@@ -132,7 +143,7 @@ class Engine:
     @property
     def num_running(self) -> int:
         """Requests that hold a row."""
-        return len(self._by_row)
+        return len(self._by_row) + len(self._leaving)
 
     @property
     def is_idle(self) -> bool:
@@ -160,8 +171,11 @@ class Engine:
         record = self._live.get(request_id)
         if self._events is not None:
             self._events(Aborted(now_ns, request_id))
-        if record is None:
+        if record is None or record.row in self._leaving:
             return AbortOutcome(None, False)
+        if self._in_running_block(record):
+            self._leave_block(record, FinishReason.ABORT)
+            return AbortOutcome(None, True)
         if record.state is RequestState.WAITING:
             replan = self.admission.queue.head is record
             self.admission.queue.remove(record)
@@ -372,7 +386,11 @@ class Engine:
         kept = None
         for row, message in result.failures:
             record = self._by_row.get(row)
-            if record is not None:
+            if record is None:
+                continue
+            if launched.step.max_rounds > 1:
+                self._leave_block(record, FinishReason.ERROR, message)
+            else:
                 finished.append(self._end(record, FinishReason.ERROR, message))
         if launched.chunks:
             self._commit_prefill(launched, result, finished, first_tokens)
@@ -414,23 +432,43 @@ class Engine:
                 f"{decode.rounds} rounds of shape {decode.accept_lens.shape}, at most {step.max_rounds} planned",
             )
         settled = self.rounds.settle(rounds, decode, launched.departures)
-        self.rounds.feed_back(step, decode, settled.live)
+        counted = self._settle_leaving(step, decode, settled) if self._leaving else settled.live
+        self.rounds.feed_back(step, decode, settled.live, counted)
         if step.max_rounds > 1:
             self.rounds.give_back(rounds, decode, settled.kv_before, self._in_later_step(step.rows))
         if self._holding and (settled.live is None or settled.live.any()):
             self._holding = False
         ended = settled.ended
         if self.output.tracks_tokens or decode.outputs is not None:
-            ended = self._log_output(rounds, settled, decode, ended)
+            ended = self._log_output(rounds, settled, decode, ended, counted)
         for i in ended.tolist():
             record = self._by_row[int(step.rows[i])]
             finished.append(self._end(record, finish_reason(bool(settled.stopped[i]))))
+        while self._leaving:
+            leaving = self._leaving.pop(next(iter(self._leaving)))
+            finished.append(self._end(leaving.record, leaving.reason, leaving.message))
         return settled.kept
 
-    def _log_output(self, rounds: LaunchedRounds, settled: SettledRounds, decode, ended: np.ndarray) -> np.ndarray:
+    def _settle_leaving(self, step: DecodeStep, decode: DecodeResult, settled: SettledRounds) -> np.ndarray:
+        """Count what leaving requests got before the last round. Returns bool [bs]: whose rounds but the last count."""
+        counted = settled.live.copy()
+        for i in np.flatnonzero(np.isin(step.rows, list(self._leaving))).tolist():
+            counted[i] = True
+            settled.kept[:-1, i] = decode.accept_lens[:-1, i]
+            self.rounds.kv_len[step.rows[i]] = settled.kv_before[i] + int(settled.kept[:, i].sum())
+        return counted
+
+    def _log_output(
+        self,
+        rounds: LaunchedRounds,
+        settled: SettledRounds,
+        decode: DecodeResult,
+        ended: np.ndarray,
+        counted: np.ndarray | None,
+    ) -> np.ndarray:
         """Keep the delivered tokens; rows whose text completes a stop string end there. Returns all ended columns."""
         rows = rounds.step.rows
-        columns = np.arange(len(rows)) if settled.live is None else np.flatnonzero(settled.live)
+        columns = np.arange(len(rows)) if counted is None else np.flatnonzero(counted)
         if self.rounds.single_round_rows:
             for i in columns.tolist():
                 record = self._by_row[int(rows[i])]
@@ -440,7 +478,10 @@ class Engine:
                     settled.stopped[i] = True
                     self.rounds.kv_len[rows[i]] = settled.kv_before[i] + cut
                     ended = np.union1d(ended, [i])
-        self.output.log(rows, columns, settled, decode, self._by_row)
+        by_row = self._by_row
+        if self._leaving:
+            by_row = by_row | {row: leaving.record for row, leaving in self._leaving.items()}
+        self.output.log(rows, columns, settled, decode, by_row)
         return ended
 
     def _in_later_step(self, rows: np.ndarray) -> np.ndarray | bool:
@@ -450,6 +491,18 @@ class Engine:
                 later = launched.rounds.step.rows
                 return True if later is rows else np.isin(rows, later)
         return False
+
+    def _in_running_block(self, record: RequestRecord) -> bool:
+        """Whether the device now runs rounds of this request of which the engine has seen none."""
+        if not self._launched or self._launched[0].step.max_rounds == 1:
+            return False
+        return record.row in self._launched[0].step.decode.rows
+
+    def _leave_block(self, record: RequestRecord, reason: FinishReason, message: str = "") -> None:
+        """The request takes part in no later plan; it ends when the block is committed."""
+        self.rounds.leave(record.row, bool(record.request.stop_strings))
+        del self._by_row[record.row]
+        self._leaving[record.row] = Leaving(record, reason, message)
 
     # -- endings --------------------------------------------------------------------------------------------------
 
@@ -470,10 +523,11 @@ class Engine:
         if record.state is RequestState.DECODE:
             if record.prefill_committed == record.prefill_len:
                 num_valid = int(self.rounds.kv_len[row])
-            self.rounds.leave(row, bool(record.request.stop_strings))
+            if self.rounds.live[row]:
+                self.rounds.leave(row, bool(record.request.stop_strings))
         self.admission.forget(record)
         self.output.close(record, self.rounds.kv_len)
-        del self._by_row[row]
+        self._by_row.pop(row, None)
         departure = Departure(self._fence_of(row), row, context, num_valid, record.request.namespace)
         self.store.close_row(departure, self._last_committed)
 
@@ -494,10 +548,8 @@ class Engine:
         self.store.check()
         states = [record.state for record in self._live.values()]
         waiting = sum(state is RequestState.WAITING for state in states)
-        if waiting != len(self.admission.queue) or waiting + len(self._by_row) != len(states):
-            raise InvariantViolation(
-                "ENGINE-01", f"{waiting} waiting + {len(self._by_row)} with a row != {len(states)}"
-            )
+        if waiting != len(self.admission.queue) or waiting + self.num_running != len(states):
+            raise InvariantViolation("ENGINE-01", f"{waiting} waiting + {self.num_running} with a row != {len(states)}")
         for row, record in self._by_row.items():
             if record.row != row or self.store.table.epochs[row] != record.epoch:
                 raise InvariantViolation("RELAY-03", f"row {row} belongs to {record.request.request_id!r} no longer")

@@ -182,9 +182,15 @@ class DecodeRounds:
         held = np.maximum(launched.allocated, ceil_to_page(known + self.sizes.reserve, self.config.page_size))
         self.store.trim(launched.step.rows, held)
 
-    def feed_back(self, step: DecodeStep, result: DecodeResult, live: np.ndarray | None) -> None:
-        """Tell the controller what each round's verify accepted, rows that had left before aside."""
-        lens = result.accept_lens if live is None else result.accept_lens[:, live]
-        correct = lens - 1
-        for counts in correct:
+    def feed_back(
+        self, step: DecodeStep, result: DecodeResult, live: np.ndarray | None, live_before: np.ndarray | None
+    ) -> None:
+        """Tell the controller what each round's verify accepted, rows that had left aside: `live` bool [bs] are there in the last
+        round, `live_before` in those before it (None: all)."""
+        correct = result.accept_lens - 1
+        last = result.rounds - 1
+        for number, counts in enumerate(correct):
+            present = live if number == last else live_before
+            if present is not None:
+                counts = counts[present]
             self.controller.on_verify_complete(counts, len(step.rows), step.steps)
