@@ -73,6 +73,7 @@ class Driver:
         self.num_steps = 0
         self._coming = list(reversed(requests))
         self._live: list[str] = []
+        self._aborted: list[str] = []
         self._on_commit = on_commit
         self._steps: list[Step] = []
 
@@ -122,7 +123,9 @@ class Driver:
         if self.num_disturbances >= self.disturbance.most:
             return
         if self._live and self.dice.chance(self.disturbance.abort):
-            self._abort(self.dice.choose(self._live))
+            victim = self.dice.choose(self._live)
+            if victim not in self._aborted:
+                self._abort(victim)
         if self.dice.chance(self.disturbance.retract):
             self._retract()
 
@@ -141,7 +144,11 @@ class Driver:
         if outcome.replan:
             self.executor.request_stop(self.engine.last_step_id)
         self.num_disturbances += 1
-        self._finish(outcome.finished)
+        self._aborted.append(request_id)
+        if outcome.finished is not None:
+            self._finish(outcome.finished)
+        elif not outcome.replan:
+            raise InvariantViolation("ENGINE-13", f"{request_id!r} lives, but could not be aborted")
         if self.engine.abort(request_id, 0).finished is not None:
             raise InvariantViolation("ENGINE-13", f"{request_id!r} was aborted twice")
         self.engine.check()
@@ -159,6 +166,10 @@ class Driver:
     def _finish(self, finished: FinishedRequest) -> None:
         if finished.request_id in self.finished:
             raise InvariantViolation("ENGINE-02", f"{finished.request_id!r} ends a second time")
+        if finished.request_id in self._aborted and finished.reason is not FinishReason.ABORT:
+            raise InvariantViolation(
+                "ENGINE-13", f"{finished.request_id!r} was aborted, but ends with {finished.reason.name}"
+            )
         self.finished[finished.request_id] = finished
         self._live.remove(finished.request_id)
 

@@ -26,6 +26,7 @@ from ..core.engine_config import EngineConfig, EngineSizes
 from ..core.prompt import Prompt
 from ..core.registry import get_algorithm
 from ..core.request import Request
+from .block_rounds import Operation, UnitClock, compare_histories
 from .driver import Dice, Disturbance, Driver, check_greedy_output
 from .reference import HashDraft, HashLanguageModel, ReferenceExecutor
 from .reference.language_model import USER_OUTPUTS
@@ -241,11 +242,11 @@ def config_of(cell: Cell, algorithm: SpecAlgorithm, controller: AdaptiveControll
     )
     sizes = EngineSizes.resolve(config, algorithm, controller)
     longest = 72 + sizes.reserve + 2 * cell.page_size
-    slots = {"tiny": longest + 8, "tight": 2 * longest, "roomy": 12 * longest}[cell.pool]
+    slots = {"tiny": longest + 8, "tight": 2 * longest, "roomy": 12 * longest, "vast": 40 * longest}[cell.pool]
     return replace(config, num_pages=-(-slots // cell.page_size))
 
 
-def requests_of(cell: Cell, dice: Dice) -> list[Request]:
+def requests_of(cell: Cell, dice: Dice, output_lens: tuple[int, ...] = (1, 2, 5, 12, 24)) -> list[Request]:
     """A few requests whose lengths lie at and around page and chunk edges."""
     stem = [dice.below(VOCAB_SIZE) for _ in range(40)]
     requests = []
@@ -263,7 +264,7 @@ def requests_of(cell: Cell, dice: Dice) -> list[Request]:
             Request(
                 f"r{i}",
                 Prompt.of_tokens(tokens),
-                dice.choose([1, 2, 5, 12, 24]),
+                dice.choose(output_lens),
                 priority=0 if cell.priorities == "none" else dice.below(3),
                 namespace="" if cell.prefixes != "namespaces" else dice.choose(["", "other"]),
                 outputs=USER_OUTPUTS if cell.outputs and i % 3 != 1 else (),
@@ -279,6 +280,7 @@ class CellReport:
 
     steps: int
     rounds: int
+    blocks: int
     correct_drafts: int
     drafted: int
     retractions: int
@@ -286,39 +288,62 @@ class CellReport:
     refused: int
 
 
-def run_cell(cell: Cell) -> CellReport:
-    """Serve a cell's workload and compare everything; raises at the first contradiction."""
-    dice = Dice(cell.seed * 1_000_003 + 17)
+def build_cell(cell: Cell, events=None) -> tuple[Engine, ReferenceExecutor, HashLanguageModel]:
+    """A fresh engine and its executor for one cell."""
     algorithm, controller = algorithm_of(cell), controller_of(cell)
-    decoder = LetterDecoder()
-    events: list = []
-    engine = Engine(
-        config_of(cell, algorithm, controller), algorithm, controller, events=events.append, text_decoder=decoder
-    )
+    config = config_of(cell, algorithm, controller)
+    engine = Engine(config, algorithm, controller, events=events, text_decoder=LetterDecoder())
     regularity = 0.8 if cell.algorithm == "NGRAM" else 0.0
     model = HashLanguageModel(seed=cell.seed, vocab_size=VOCAB_SIZE, regularity=regularity)
     acceptance = GaussianAcceptance((0.8,) * 8, seed=cell.seed) if cell.drafts == "simulated" else None
     executor = ReferenceExecutor.for_engine(engine, HashDraft(model, cell.agreement), acceptance=acceptance)
+    return engine, executor, model
+
+
+def run_cell(cell: Cell) -> CellReport:
+    """Serve a cell's workload and compare everything; raises at the first contradiction."""
+    dice = Dice(cell.seed * 1_000_003 + 17)
+    events: list = []
+    engine, executor, model = build_cell(cell, events.append)
     requests = requests_of(cell, dice)
-    disturbed = cell.disturbance
     disturbance = Disturbance(
         submit=100 if cell.arrivals == "at once" else 8,
-        abort=4 if disturbed in ("abort", "all") else 0,
-        retract=5 if disturbed in ("retract", "all") else 0,
+        abort=4 if cell.disturbance in ("abort", "all") else 0,
+        retract=5 if cell.disturbance in ("retract", "all") else 0,
     )
     driver = Driver(engine, executor, requests, dice, disturbance)
     finished = driver.run()
-    check_greedy_output(engine, model, requests, finished, driver.refused, decoder.decode)
-    retractions = sum(len(getattr(event, "retracted", ())) for event in events)
+    check_greedy_output(engine, model, requests, finished, driver.refused, LetterDecoder().decode)
     return CellReport(
         driver.num_steps,
         executor.num_rounds,
+        sum(getattr(getattr(getattr(e, "result", None), "decode", None), "rounds", 0) > 1 for e in events),
         executor.num_correct_drafts,
         executor.num_drafted,
-        retractions,
+        sum(len(getattr(event, "retracted", ())) for event in events),
         driver.num_disturbances,
         len(driver.refused),
     )
+
+
+def run_cell_in_blocks(cell: Cell) -> int:
+    """SIM-12 for one cell: the same history in blocks and singly. Returns how many blocks there were."""
+    dice = Dice(cell.seed * 1_000_003 + 29)
+    if cell.stops == "strings":
+        cell = replace(cell, stops="tokens")
+    requests = requests_of(cell, dice, (2, 12, 30, 60))
+    span = 0 if cell.arrivals == "at once" else 60
+    operations = [Operation(dice.below(span) if span else 0, request) for request in requests]
+    if cell.disturbance in ("abort", "all"):
+        operations += [Operation(dice.below(80), None, request.request_id) for request in requests if dice.chance(40)]
+    histories = []
+    for rounds in (max(cell.block_rounds, 2), 1):
+        # Blocks need free memory, so every pool is one size larger; with stop strings there are none.
+        pool = {"tiny": "tight", "tight": "roomy", "roomy": "vast"}[cell.pool]
+        engine, executor, _ = build_cell(replace(cell, block_rounds=rounds, pool=pool))
+        histories.append(UnitClock(engine, executor, operations).run())
+    compare_histories(*histories)
+    return histories[0].blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,12 +352,12 @@ class Failure:
     error: str
 
 
-def run_cells(cells, report=print) -> tuple[list[Failure], list[CellReport]]:
+def run_cells(cells, report=print, run=run_cell) -> tuple[list[Failure], list]:
     """Run cells; a failing one is reported by its one-line reproducer, the others go on."""
     failures, reports = [], []
     for cell in cells:
         try:
-            reports.append(run_cell(cell))
+            reports.append(run(cell))
         except Exception as error:
             failures.append(Failure(cell, f"{type(error).__name__}: {error}"))
             report(f"{failures[-1].error}\n    {cell.reproducer()}")
@@ -350,6 +375,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cells", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pairwise", action="store_true", help="run the pairwise cover instead of random cells")
+    parser.add_argument("--blocks", action="store_true", help="compare blocks of rounds with single rounds instead")
     parser.add_argument("--cell", help="run one cell, as a failure prints it")
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
@@ -360,6 +386,11 @@ def main(arguments: list[str] | None = None) -> int:
         cells = pairwise_cells()
     else:
         cells = random_cells(options.cells, options.seed)
+    if options.blocks:
+        failures, blocks = run_cells(cells, run=run_cell_in_blocks)
+        print(f"{len(blocks)} cells equal, {len(failures)} differ: {sum(blocks)} blocks", end=" ")
+        print(f"in {time.perf_counter() - begin:.1f} s")
+        return 1 if failures else 0
     failures, reports = run_cells(cells)
     print(summary(failures, reports), f"in {time.perf_counter() - begin:.1f} s")
     return 1 if failures else 0

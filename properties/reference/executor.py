@@ -180,6 +180,11 @@ class ReferenceExecutor:
         if running is not None and running.step.step_id <= last_step_id:
             running.limit = min(running.limit, running.rounds + 1)
 
+    def request_in(self, row: int) -> str:
+        """The id of the request whose state the device has in `row`, empty if it has none."""
+        state = self._rows[row]
+        return state.request.request_id if state is not None else ""
+
     @property
     def num_in_flight(self) -> int:
         return len(self._queue)
