@@ -398,7 +398,9 @@ class Engine:
             kept = self._commit_rounds(launched, result, finished)
         self.store.pass_fence(result.step_id)
         if self._events is not None:
-            self._events(Committed(now_ns, launched.step, result, tuple(first_tokens), kept, tuple(finished)))
+            # An abort has an event of its own, at its own time.
+            ended = tuple(end for end in finished if end.reason is not FinishReason.ABORT)
+            self._events(Committed(now_ns, launched.step, result, tuple(first_tokens), kept, ended))
         return CommitOutcome(tuple(finished), tuple(first_tokens))
 
     def _commit_prefill(
