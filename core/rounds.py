@@ -101,15 +101,15 @@ class DecodeRounds:
         alloc_len = self.sizes.alloc_len
         kv_len = self.kv_len[rows]
         allocated = self.store.allocated[rows]
-        kv_tokens = int(kv_len.sum())
+        kv_tokens = int(np.add.reduce(kv_len))
         steps = self.controller.activate_step_by_batch(batch_size, kv_tokens)
         if max_rounds > 1:
             max_rounds = min(max_rounds, self.controller.rounds_to_next_decision(batch_size) - rounds_unseen)
         if max_rounds > 1:
             free = self.store.allocator.num_free_slots - slack
             unaligned = batch_size * (self.config.page_size - 1)
-            by_memory = (free - kv_tokens + int(allocated.sum()) - unaligned) // (batch_size * alloc_len)
-            by_width = (self.sizes.row_width - int(kv_len.max())) // alloc_len
+            by_memory = (free - kv_tokens + int(np.add.reduce(allocated)) - unaligned) // (batch_size * alloc_len)
+            by_width = (self.sizes.row_width - int(np.maximum.reduce(kv_len))) // alloc_len
             max_rounds = min(max_rounds, by_memory - rounds_unseen, by_width - rounds_unseen)
         max_rounds = max(max_rounds, 1)
         reserve = max(self.sizes.reserve, (max_rounds + rounds_unseen) * alloc_len)
@@ -141,7 +141,7 @@ class DecodeRounds:
             runs = settle_runs(last, stops, self.end_len[rows] - kv_before)
             kept, total = runs.kept[None, :], runs.kept
         else:
-            earlier = lens[:-1].sum(axis=0)
+            earlier = np.add.reduce(lens[:-1], axis=0, dtype=np.int64)
             runs = settle_runs(last, stops, self.end_len[rows] - kv_before - earlier)
             kept = lens.astype(np.int64)
             kept[-1] = runs.kept
@@ -157,12 +157,12 @@ class DecodeRounds:
                 kept = kept * live
                 total = total * live
         if live is None:
-            if int(total.min()) < result.rounds:
+            if int(np.minimum.reduce(total)) < result.rounds:
                 raise InvariantViolation("ACCEPT-02", f"a live row emitted fewer than {result.rounds} tokens")
             self.kv_len[rows] = kv_before + total
         else:
             self.kv_len[rows[live]] = (kv_before + total)[live]
-        return SettledRounds(kept, live, np.flatnonzero(ended), runs.stopped, kv_before)
+        return SettledRounds(kept, live, ended.nonzero()[0], runs.stopped, kv_before)
 
     def give_back(
         self, launched: LaunchedRounds, result: DecodeResult, kv_before: np.ndarray, in_later_step: np.ndarray | bool
@@ -173,13 +173,16 @@ class DecodeRounds:
         before the round before it. A row of a later launched step was planned once more, one round on.
         """
         rounds, lens = result.rounds, result.accept_lens
-        before_last = kv_before + lens[:-1].sum(axis=0)
+        before_last = kv_before + np.add.reduce(lens[:-1], axis=0, dtype=np.int64)
         if self.config.overlap and in_later_step is not True:
             known = launched.step.seq_lens if rounds == 1 else before_last - lens[-2]
             known = known if in_later_step is False else np.where(in_later_step, before_last, known)
         else:
             known = before_last
-        held = np.maximum(launched.allocated, ceil_to_page(known + self.sizes.reserve, self.config.page_size))
+        held = known + self.sizes.reserve
+        if self.config.page_size > 1:
+            held = ceil_to_page(held, self.config.page_size)
+        held = np.maximum(launched.allocated, held)
         self.store.trim(launched.step.rows, held)
 
     def feed_back(
@@ -188,6 +191,9 @@ class DecodeRounds:
         """Tell the controller what each round's verify accepted, rows that had left aside: `live` bool [bs] are there in the last
         round, `live_before` in those before it (None: all)."""
         correct = result.accept_lens - 1
+        if live is None and live_before is None:
+            self.controller.on_verify_rounds(correct, len(step.rows), step.steps)
+            return
         last = result.rounds - 1
         for number, counts in enumerate(correct):
             present = live if number == last else live_before

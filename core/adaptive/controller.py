@@ -214,6 +214,23 @@ class AdaptiveController:
         self._counters.add(counts, total, rows, nd - 1)
         self.policy.observe(counts, total, rows, bs, executed_steps)
 
+    def on_verify_rounds(self, correct_drafts: np.ndarray, bs: int, executed_steps: int) -> None:
+        """The verify results of a block, int [rounds, rows], as if told one by one; at once where the policy does not listen."""
+        if self.policy.name != FixedPolicy.name:
+            for counts in correct_drafts:
+                self.on_verify_complete(counts, bs, executed_steps)
+            return
+        rounds, rows = correct_drafts.shape
+        if not rows:
+            return
+        proposed = self._shape.num_draft_tokens(executed_steps, bs) - 1
+        limit = min(executed_steps, proposed) if self._depth_limited else proposed
+        counts = [rounds * rows] if not proposed and not correct_drafts.any() else None
+        if counts is None:
+            counts = checked_counts(correct_drafts.ravel(), limit)
+        total = sum(correct * count for correct, count in enumerate(counts))
+        self._counters.add(counts, total, rounds * rows, proposed, calls=rounds)
+
     def rounds_to_next_decision(self, bs: int) -> int:
         """Feeding fewer further results of this batch size than this never changes its steps. At least 1."""
         return self.policy.rounds_to_next_decision(bs)

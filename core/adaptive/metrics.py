@@ -44,15 +44,15 @@ class AdaptiveCounters:
         self._proposed = 0
         self._window_start = self._state()
 
-    def add(self, counts: Sequence[int], correct: float, rows: int, proposed_per_row: int) -> None:
-        """One verify call: `counts[n]` rows with n correct drafts, each of `proposed_per_row` draft tokens."""
+    def add(self, counts: Sequence[int], correct: float, rows: int, proposed_per_row: int, calls: int = 1) -> None:
+        """One verify call, or several: `counts[n]` rows with n correct drafts, each of `proposed_per_row` draft tokens."""
         histogram = self._histogram
         if len(counts) > len(histogram):
             histogram += [0] * (len(counts) - len(histogram))
         for correct_drafts, count in enumerate(counts):
             if count:
                 histogram[correct_drafts] += count
-        self._calls += 1
+        self._calls += calls
         self._rows += rows
         self._correct += correct
         self._proposed += rows * proposed_per_row

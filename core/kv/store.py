@@ -101,10 +101,9 @@ class KVStore:
         A target below what a row has is no need. The cache gives up its least useful slots if the free ones do not suffice.
         """
         before = self.allocated[rows]
-        needs = targets - before
-        if needs.size and needs.min() < 0:
-            needs = np.maximum(needs, 0)
-        total = int(needs.sum())
+        needs = np.maximum(targets, before)
+        needs -= before
+        total = int(np.add.reduce(needs))
         if total == 0:
             return True
         missing = total - self.allocator.num_free_slots
@@ -119,10 +118,11 @@ class KVStore:
 
     def trim(self, rows: np.ndarray, targets: np.ndarray) -> None:
         """Give back what the rows hold past `targets` int64 [n] (page aligned, never inside the shared prefix)."""
-        excess = np.maximum(self.allocated[rows] - targets, 0)
-        if not excess.any():
+        held = self.allocated[rows]
+        kept = np.minimum(held, targets)
+        excess = held - kept
+        if not np.count_nonzero(excess):
             return
-        kept = self.allocated[rows] - excess
         self.allocator.free(self.table.gather_ragged(rows, kept, excess))
         self.allocated[rows] = kept
 

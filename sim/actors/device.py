@@ -109,9 +109,9 @@ class Device:
         rows = decode.rows
         batch_size = len(rows)
         left = self._left[rows]
-        fewest = int(left.min())
+        fewest = int(np.minimum.reduce(left))
         limit = max(1, min(limit, fewest))
-        kv_tokens = int(self._kv_len[rows].sum())
+        kv_tokens = int(np.add.reduce(self._kv_len[rows]))
         if decode.steps == 0:
             lens = self._all_ones(limit, batch_size)
             emitted = np.full(limit, batch_size, dtype=np.int64)
@@ -148,11 +148,12 @@ class Device:
         self._position[rows] += kept
         self._left[rows] = left - kept
         stop_index, end = None, BlockEnd.ASKED if asked else BlockEnd.MAX_ROUNDS
-        ended = (kept == left) & (left > 0)
-        if ended.any():
+        ended = kept == left
+        ended &= left > 0
+        if np.count_nonzero(ended):
             end = BlockEnd.REQUEST_ENDED
             stops = ended & self._ends_by_stop[rows]
-            if stops.any():
+            if np.count_nonzero(stops):
                 stop_index = np.full(lens.shape, -1, dtype=np.int32)
                 before_last = total - lens[-1]
                 stop_index[-1] = np.where(stops, left - before_last - 1, -1)
