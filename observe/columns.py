@@ -1,15 +1,8 @@
-"""Columns that grow: of the requests that are open, of values kept to the end, and of tables written to disk as Parquet."""
+"""Columns that grow: of the requests that are open, and of values kept to the end."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
 import numpy as np
-
-ROW_GROUP = 1 << 16
 
 
 class GrowingColumn:
@@ -84,55 +77,3 @@ class OpenRequests:
         self.capacity = capacity
         for name, column in zip(self.FIELDS, table, strict=True):
             setattr(self, name, column)
-
-
-class ParquetColumns:
-    """A Parquet file written in row groups, so that a million rows need the memory of one group.
-
-    `fields` are (name, Arrow type name); a trailing "?" marks integers whose negative values are written as null.
-    The library is imported when the first group is written.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], fields: Sequence[tuple[str, str]]) -> None:
-        self.path = Path(path)
-        self._fields = fields
-        self._pending: list[Mapping[str, Any]] = []
-        self._rows = 0
-        self._writer: Any = None
-
-    def add(self, columns: Mapping[str, Any], rows: int) -> None:
-        """Append `rows` rows: per field an array or a list of that length."""
-        if not rows:
-            return
-        self._pending.append(columns)
-        self._rows += rows
-        if self._rows >= ROW_GROUP:
-            self._write()
-
-    def close(self) -> None:
-        """Write what is left; without a single row an empty table is written."""
-        if self._writer is None or self._rows:
-            self._write()
-        self._writer.close()
-
-    def _write(self) -> None:
-        import pyarrow
-        from pyarrow import parquet
-
-        if self._writer is None:
-            schema = [(name, getattr(pyarrow, kind.rstrip("?"))()) for name, kind in self._fields]
-            self._writer = parquet.ParquetWriter(self.path, pyarrow.schema(schema), compression="zstd")
-        arrays = []
-        for (name, kind), target in zip(self._fields, self._writer.schema, strict=True):
-            parts = [columns[name] for columns in self._pending]
-            if kind == "string":
-                arrays.append(pyarrow.array([value for part in parts for value in part], type=target.type))
-                continue
-            values = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-            mask = values < 0 if kind.endswith("?") else None
-            arrays.append(pyarrow.array(values, type=target.type, mask=mask))
-        self._writer.write_table(
-            pyarrow.Table.from_arrays(arrays, schema=self._writer.schema), row_group_size=ROW_GROUP
-        )
-        self._pending.clear()
-        self._rows = 0

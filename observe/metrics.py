@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,10 @@ import numpy as np
 
 from ..core.events import Aborted, Committed, EngineStarted, Event, Planned, Submitted
 from ..core.request import FinishReason
-from .columns import GrowingColumn, OpenRequests, ParquetColumns
+from .columns import GrowingColumn, OpenRequests
 from .histogram import LogHistogram
+from .parquet import REQUEST_FIELDS, ROUND_FIELDS, ParquetColumns
+from .replica_metrics import ReplicaMetrics
 from .summary import SLO, summarize
 from .timeline import Timeline
 
@@ -51,72 +52,8 @@ TOTALS = (
 _FLUSH_ENTRIES = 1 << 14  # rows × rounds
 _FLUSH_EVENTS = 1 << 11
 
-_REQUEST_FIELDS = (
-    ("request_id", "string"),
-    ("replica", "int32"),
-    ("arrival_ns", "int64"),
-    ("first_scheduled_ns", "int64?"),
-    ("first_token_ns", "int64?"),
-    ("finish_ns", "int64"),
-    ("prompt_len", "int32"),
-    ("num_cached", "int32"),
-    ("num_output", "int32"),
-    ("correct_drafts", "int32"),
-    ("verify_rounds", "int32"),
-    ("retractions", "int32"),
-    ("reason", "string"),
-)
-_ROUND_FIELDS = (
-    ("time_ns", "int64"),
-    ("replica", "int32"),
-    ("step_id", "int64"),
-    ("prefill_tokens", "int32"),
-    ("decode_rows", "int32"),
-    ("steps", "int32?"),
-    ("num_draft_tokens", "int32?"),
-    ("tokens", "int32"),
-    ("correct_drafts", "int32"),
-    ("held_slots", "int64"),
-    ("waiting", "int32"),
-)
 # Columns of the notes on a committed step.
 _REPLICA, _STEP_ID, _ROUNDS, _PREFILL, _ROWS, _STEPS, _ND, _HELD, _WAITING = range(9)
-
-
-class ReplicaMetrics:
-    """What is known of one engine between its events."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.config: dict[str, Any] = {}
-        self.slots: dict[str, int] = {}  # open requests: id → slot
-        self.rows: dict[int, int] = {}  # those with a row: slot → row
-        self.slot_of_row = np.zeros(64, dtype=np.int64)
-        self.planned: deque[tuple[int, int]] = deque()  # per uncommitted step: held slots, waiting
-        self.waiting = 0
-        self.held = 0
-        self.max_held = 0
-        self.last_steps = -1
-        self.busy_ns: int | None = None
-        self._seen_rows: np.ndarray | None = None
-        self._seen_slots = np.empty(0, dtype=np.int64)
-
-    @property
-    def capacity(self) -> int:
-        """KV slots of the pool; 0 if the engine did not say."""
-        return self.config.get("num_pages", 0) * self.config.get("page_size", 1)
-
-    def enter(self, slot: int, row: int) -> None:
-        if row >= len(self.slot_of_row):
-            self.slot_of_row = np.concatenate([self.slot_of_row, np.zeros(row + 1, dtype=np.int64)])
-        self.slot_of_row[row] = slot
-        self.rows[slot] = row
-
-    def slots_of(self, rows: np.ndarray) -> np.ndarray:
-        """Slots of a decode batch. Steps share one array of rows while nobody comes or goes."""
-        if rows is not self._seen_rows:
-            self._seen_rows, self._seen_slots = rows, self.slot_of_row[rows]
-        return self._seen_slots
 
 
 class RunMetrics:
@@ -142,8 +79,8 @@ class RunMetrics:
         if out_dir is not None:
             folder = Path(out_dir)
             self._files = (
-                ParquetColumns(folder / "requests.parquet", _REQUEST_FIELDS),
-                ParquetColumns(folder / "rounds.parquet", _ROUND_FIELDS),
+                ParquetColumns(folder / "requests.parquet", REQUEST_FIELDS),
+                ParquetColumns(folder / "rounds.parquet", ROUND_FIELDS),
             )
         self._samples = array("q")  # (now, *GAUGES) of every event
         self._begin_notes()
@@ -207,9 +144,10 @@ class RunMetrics:
             return
         if state.rows.pop(slot, None) is None:
             self._wait(state, state.waiting - 1)
+            self._closing.append((slot, FinishReason.ABORT, event.now_ns, -1))
         else:
             self._running -= 1
-        self._closing.append((slot, FinishReason.ABORT, event.now_ns, -1))
+            state.leaving.append((slot, event.now_ns))
 
     def _planned(self, state: ReplicaMetrics, event: Planned) -> None:
         for request_id in event.retracted:
@@ -276,12 +214,20 @@ class RunMetrics:
         self._round_ends.append(result.round_end_ns)
         self._num_rounds += rounds
         self._num_entries += rounds * batch_size + len(first)
+        if state.leaving:
+            self._settle_leaving(state)
         for finished in event.finished:
             slot = state.slots.pop(finished.request_id)
             del state.rows[slot]
             self._running -= 1
             failed = finished.reason is FinishReason.ERROR
             self._closing.append((slot, finished.reason, event.now_ns if failed else -1, finished.num_output))
+
+    def _settle_leaving(self, state: ReplicaMetrics) -> None:
+        """Close the requests that were aborted since the last commit. The rounds of a running block that ended before still count
+        for them, and are known only when it is committed."""
+        self._closing.extend((slot, FinishReason.ABORT, now_ns, -1) for slot, now_ns in state.leaving)
+        state.leaving.clear()
 
     # -- working the notes off ----------------------------------------------------------------------------------------
 
@@ -434,6 +380,8 @@ class RunMetrics:
 
     def close(self) -> None:
         """Work off the rest and end the files. A second call does nothing."""
+        for number in sorted(self.replicas):
+            self._settle_leaving(self.replicas[number])
         self.flush()
         files, self._files = self._files, None
         for file in files or ():

@@ -53,7 +53,7 @@ def summarize(metrics: RunMetrics, duration_ns: int | None, slo: SLO | None, inc
         "completed": completed,
         "failed": counts["error"],
         "refused": counts["refused"],
-        "aborted": counts["abort"],
+        "aborted": counts["abort"] + sum(len(state.leaving) for state in metrics.replicas.values()),
         "unfinished": unfinished,
         "truncated": totals["truncated"],
         "retractions": totals["retractions"],

@@ -61,7 +61,8 @@ class ToyExecutor:
             if last:
                 self.remaining[row, epoch] -= 1
         tokens = self.rng.integers(0, 1000, len(p.rows)) if self.with_tokens else None
-        return PrefillResult(tokens, stopped if stopped.any() else None)
+        outputs = {"logprobs": self.rng.random(len(p.rows))} if self.with_tokens else None
+        return PrefillResult(tokens, stopped if stopped.any() else None, outputs)
 
     def _decode(self, step: Step, max_rounds: int) -> tuple[DecodeResult, list[int]]:
         d = step.decode
@@ -91,13 +92,14 @@ class ToyExecutor:
         for key, left in zip(keys, remaining.tolist(), strict=True):
             self.remaining[key] = left
         accept_lens, stop_index = np.stack(lens), np.stack(stops)
-        tokens = None
+        tokens = outputs = None
         if self.with_tokens:
             width = d.steps + 1
             tokens = self.rng.integers(0, 1000, (len(lens), len(keys), width))
             tokens[np.arange(width) >= accept_lens[:, :, None]] = -1
+            outputs = tuple({"logprobs": self.rng.random((len(keys), width))} for _ in lens)
         stop_index = stop_index if (stop_index >= 0).any() else None
-        return DecodeResult(len(lens), accept_lens, stop_index, ended, end, tokens), times
+        return DecodeResult(len(lens), accept_lens, stop_index, ended, end, tokens, outputs), times
 
 
 def make_config(**changes) -> EngineConfig:
@@ -140,6 +142,7 @@ def random_request(rng: np.random.Generator, number: int, *, tokens: bool = Fals
         int(rng.integers(1, 60)),
         priority=int(rng.integers(0, 3)) if number % 3 == 0 else 0,
         namespace="tenant" if number % 11 == 0 else "",
+        outputs=("logprobs",) if tokens and number % 5 == 0 else (),
     )
 
 

@@ -19,12 +19,13 @@ class SlowMetrics:
         self.rounds: list[dict] = []
         self.proposed = self.looked_up = self.cached = self.switches = self.delivered = 0
         self.samples: list[tuple[int, int, int, int]] = []  # now, running, waiting, held
-        self.refused = self.retractions = 0
+        self.refused = self.retractions = self.left_a_block = 0
         live: dict[tuple[int, str], dict] = {}
         row_owner: dict[tuple[int, int], dict] = {}
         held: dict[int, int] = defaultdict(int)
         planned: dict[int, list[Planned]] = defaultdict(list)
         last_steps: dict[int, int] = {}
+        leaving: dict[int, list[tuple[dict, int]]] = defaultdict(list)
         for replica, event in events:
             if isinstance(event, Submitted):
                 if event.refusal:
@@ -45,7 +46,10 @@ class SlowMetrics:
                     }
             elif isinstance(event, Aborted):
                 request = live.pop((replica, event.request_id), None)
-                if request is not None:
+                if request is not None and request["running"]:
+                    # A running block may have delivered something to it before it left.
+                    leaving[replica].append((request, event.now_ns))
+                elif request is not None:
                     self._end(request, "abort", event.now_ns)
             elif isinstance(event, Planned):
                 for request_id in event.retracted:
@@ -68,10 +72,16 @@ class SlowMetrics:
             elif isinstance(event, Committed):
                 plan = planned[replica].pop(0)
                 self._commit(replica, event, plan, live, row_owner, last_steps)
+                for request, at in leaving[replica]:
+                    self.left_a_block += any(end in event.result.round_end_ns for end, _ in request["emissions"])
+                    self._end(request, "abort", at)
+                leaving[replica].clear()
             else:
                 continue
             running = sum(request["running"] for request in live.values())
             self.samples.append((event.now_ns, running, len(live) - running, sum(held.values())))
+        for request, at in (pair for pairs in leaving.values() for pair in pairs):
+            self._end(request, "abort", at)
         self.open = len(live)
 
     def _commit(self, replica, event, plan, live, row_owner, last_steps) -> None:

@@ -85,7 +85,7 @@ def test_a_request_that_cannot_be_read_is_named():
 
 
 @pytest.mark.parametrize(
-    "lens", [[[3, 3, 3]], [[1, 2, 4], [4, 1, 61]], [[0, 62, -1]], [[100000, 1, 1]], [[-1, -1, -1]]]
+    "lens", [[[3, 3, 3]], [[1, 2, 4], [4, 1, 61]], [[0, 62, -1]], [[100000, 1, 1]], [[-1, 2, 1]], [[-1, -1, -1]]]
 )
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_a_result_comes_back_as_it_was(lens, dtype):

@@ -126,6 +126,7 @@ def test_the_random_runs_meet_what_matters():
         "blocks": 0,
         "retracted": 0,
         "departed": 0,
+        "left_a_block": 0,
         "cached": 0,
         "failed": 0,
         "refused": 0,
@@ -138,6 +139,7 @@ def test_the_random_runs_meet_what_matters():
         commits = [event for _, event in events if hasattr(event, "kept") and event.kept is not None]
         seen["blocks"] += sum(event.result.decode.rounds > 1 for event in commits)
         seen["departed"] += sum(bool((event.kept == 0).any()) for event in commits)
+        seen["left_a_block"] += slow.left_a_block
         seen["retracted"] += slow.retractions
         seen["cached"] += slow.cached
         seen["refused"] += slow.refused
@@ -149,7 +151,7 @@ def test_the_random_runs_meet_what_matters():
 
 def test_writes_a_row_per_request_and_per_round(tmp_path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("foretoken.observe.columns.ROW_GROUP", 40)
+    monkeypatch.setattr("foretoken.observe.parquet.ROW_GROUP", 40)
     monkeypatch.setattr(metrics_module, "_FLUSH_ENTRIES", 100)
     events = merged(recorded_events(2, 70), recorded_events(3, 70, num_pages=45))
     slow = SlowMetrics(events)
@@ -214,6 +216,45 @@ def test_a_run_without_requests_has_no_numbers_but_is_json():
     assert summary["completed"] == 0 and summary["mean_ttft_ms"] is None and summary["accept_length"] is None
     assert summary["output_throughput"] is None and summary["incomplete"] is False
     assert RunMetrics().timeline()["running"] == []
+
+
+def test_a_state_that_lasts_no_time_is_not_seen():
+    metrics = RunMetrics()
+    engine = Engine(make_config(), ALGORITHM, make_controller(), events=metrics.sink(0))
+    executor = ToyExecutor(0)
+    for i in range(5):
+        engine.submit(Request(str(i), Prompt.of_length(4), 3), 0)
+    while not engine.is_idle:
+        while (step := engine.plan(executor.clock_ns)) is not None:
+            executor.launch(step)
+        engine.commit(executor.collect(), executor.clock_ns)
+    summary = metrics.summary()
+    assert (summary["max_queue_length"], summary["max_running"], summary["max_concurrency"]) == (0, 5, 5)
+
+
+def test_an_aborted_request_is_over_at_once_and_closed_with_the_next_commit(tmp_path):
+    metrics = RunMetrics(tmp_path)
+    engine = Engine(make_config(overlap=False), ALGORITHM, make_controller(), events=metrics.sink(0))
+    executor = ToyExecutor(0, stop_share=0.0)
+    engine.submit(Request("a", Prompt.of_length(4), 50), 0)
+    engine.submit(Request("b", Prompt.of_length(4), 50), 0)
+    for _ in range(2):
+        executor.launch(engine.plan(executor.clock_ns))
+        engine.commit(executor.collect(1), executor.clock_ns)
+    executor.launch(engine.plan(executor.clock_ns))
+    abort_ns = executor.clock_ns + 5
+    engine.abort("a", abort_ns)
+    summary = metrics.summary()
+    assert (summary["aborted"], summary["unfinished"]) == (1, 1)
+    engine.commit(executor.collect(1), executor.clock_ns)
+    metrics.flush()
+    assert metrics.counts["abort"] == 1 == metrics.summary()["aborted"]
+    engine.abort("b", executor.clock_ns)
+    metrics.close()
+    assert metrics.summary()["aborted"] == 2 and not metrics.summary()["incomplete"]
+    rows = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "requests.parquet").to_pylist()
+    assert [(row["request_id"], row["finish_ns"]) for row in rows] == [("a", abort_ns), ("b", executor.clock_ns)]
+    assert all(row["num_output"] > 1 for row in rows)
 
 
 def test_device_time_is_shared_by_the_duration():
