@@ -75,6 +75,8 @@ class UnitClock:
             if over:
                 self._commit()
                 self._plan()
+        if not self.engine.is_idle:
+            raise InvariantViolation("ENGINE-11", "requests live, but nothing is planned")
         return self.history
 
     def _on_event(self, event: object) -> None:

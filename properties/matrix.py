@@ -259,7 +259,7 @@ def requests_of(cell: Cell, dice: Dice, output_lens: tuple[int, ...] = (1, 2, 5,
         if cell.stops == "tokens":
             stops = {"stop_tokens": (STOP_TOKEN, 11)}
         if cell.stops == "strings" and i % 2:
-            stops = {"stop_strings": tuple(chr(97 + dice.below(VOCAB_SIZE)) for _ in range(2)) + ("bc",)}
+            stops = {"stop_strings": (chr(97 + dice.below(VOCAB_SIZE)), chr(97 + dice.below(VOCAB_SIZE)), "bc")}
         requests.append(
             Request(
                 f"r{i}",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.algorithm import DraftKV, Drafter, SpecAlgorithm
+from ...core.algorithm import Drafter, DraftKV, SpecAlgorithm
 from ...core.errors import InvariantViolation
 from ...core.kv.moves import KVMovePlan, draft_branch_layout
 from ...core.ngram import NgramIndex

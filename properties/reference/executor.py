@@ -457,7 +457,6 @@ class ReferenceExecutor:
         self, states: list[RowState], request: DraftRequest, tree: VerifyTree, hashes: np.ndarray, windows: np.ndarray
     ) -> tuple[Finalized, np.ndarray, np.ndarray]:
         """Target forward, acceptance and compaction: what stands in the windows afterwards is the accepted path."""
-        bs, nodes = hashes.shape
         logits = self.model.logits(hashes.ravel(), tree.tokens)
         depths = self.kv.target.positions[windows] - request.lengths[:, None]
         self._inject_failures(states, request, depths, logits)
