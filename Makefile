@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 RUN_DIR := runs/demo
 
-.PHONY: setup demo test soak bench lint format clean
+.PHONY: setup demo test soak bench lint format docs clean
 
 setup: $(STAMP)
 
@@ -35,6 +35,9 @@ bench: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP)
+	$(BIN)/python docs/refresh.py
 
 clean:
 	rm -rf .venv build dist runs *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks

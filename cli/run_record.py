@@ -150,9 +150,7 @@ class RunRecord:
         from ..observe.tables import report_tables
 
         console = Console(highlight=False)
-        for position, table in enumerate(report_tables(summary, self._title())):
-            if position:
-                console.print()
+        for table in report_tables(summary, self._title()):
             console.print(table)
         if self.directory is not None:
             console.print(f"\nThe run is in {self.directory}.", soft_wrap=True)

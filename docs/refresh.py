@@ -1,0 +1,104 @@
+"""Rewrites the parts of the documents that are made from the source: `python docs/refresh.py`. A test finds them stale.
+
+Such a part stands between the comments `<!-- from NAME -->` and `<!-- end -->`; `BLOCKS` has a function for every NAME.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from foretoken.core.request import TRANSITIONS, RequestState
+from foretoken.sim.cost import round as round_cost
+from foretoken.sim.cost.hardware import known_gpus
+from foretoken.sim.cost.model import known_models
+from foretoken.sim.scenario import Scenario
+from pydantic import BaseModel
+
+FOLDER = Path(__file__).resolve().parent
+BLOCK = re.compile(r"(<!-- from ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def life_of_a_request() -> str:
+    """The states and events of `core/request.py` as a Mermaid diagram."""
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {RequestState.NEW.value}"]
+    for state, events in TRANSITIONS.items():
+        lines += [f"    {state.value} --> {following.value}: {event.value}" for event, following in events.items()]
+        if not events:
+            lines.append(f"    {state.value} --> [*]")
+    return "\n".join([*lines, "```"])
+
+
+def scenario_keys() -> str:
+    """Every key of a scenario with its default and meaning, a table each."""
+    return "\n\n".join(_tables(Scenario(), ""))
+
+
+def _tables(table: BaseModel, prefix: str) -> Iterator[str]:
+    """The keys of `table`, whose values are the defaults, then those of the tables below it."""
+    rows, below = [], []
+    for name, field in type(table).model_fields.items():
+        value = getattr(table, name)
+        kinds = [kind for kind in (field.annotation, *getattr(field.annotation, "__args__", ())) if _is_table(kind)]
+        if kinds:
+            below.append((f"{prefix}{name}.", kinds[0]() if value is None else value))
+        if not kinds or value is None:
+            default = "" if value is None else f"`{_shown(value)}`"
+            rows.append(f"| `{prefix}{name}` | {default} | {field.description} |")
+    yield "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
+    for deeper, instance in below:
+        yield from _tables(instance, deeper)
+
+
+def _is_table(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) and value < 1e6 else str(value)
+
+
+def cost_accuracy() -> str:
+    """The errors that `sim/cost/round.py` states for its defaults."""
+    lines = round_cost.__doc__.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.rstrip().endswith("error"))
+    last = max(i for i, line in enumerate(lines) if "%" in line and line.startswith("    "))
+    return "\n".join(["```text", *(line.removeprefix("    ") for line in lines[first : last + 1]), "```"])
+
+
+def gpus() -> str:
+    return ", ".join(known_gpus())
+
+
+def models() -> str:
+    return ", ".join(known_models())
+
+
+BLOCKS = {
+    "life-of-a-request": life_of_a_request,
+    "scenario-keys": scenario_keys,
+    "cost-accuracy": cost_accuracy,
+    "gpus": gpus,
+    "models": models,
+}
+
+
+def refreshed(text: str) -> str:
+    """`text` with every block made anew. KeyError for a name that nobody makes."""
+    return BLOCK.sub(lambda block: f"{block[1]}{BLOCKS[block[2]]()}\n{block[3]}", text)
+
+
+def main() -> None:
+    for path in sorted(FOLDER.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if refreshed(text) != text:
+            path.write_text(refreshed(text), encoding="utf-8")
+            print(f"refreshed {path.name}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""README and docs: the commands, options, settings, files and symbols that they name exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import typer
+from foretoken.cli.app import app
+from foretoken.cli.run_record import RunRecord
+from foretoken.observe.metrics import RunMetrics
+from foretoken.sim.run import Simulation
+from foretoken.sim.scenario_file import load_scenario
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("core", "sim", "gpu", "properties", "observe", "cli")
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def code_of(text: str) -> Iterator[str]:
+    """Every line of a code block, and every piece of inline code."""
+    for number, part in enumerate(re.split(r"^```.*$", text, flags=re.MULTILINE)):
+        if number % 2:
+            yield from part.splitlines()
+        else:
+            yield from re.findall(r"`([^`\n]+)`", part)
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    for path in documents():
+        for line in code_of(path.read_text(encoding="utf-8")):
+            line = re.split(r"\s#\s|\s\|\s|\s>\s|\s&&\s", line.strip().removeprefix("$ "))[0]
+            if re.match(r"(\.venv/bin/)?foretoken(\s|$)", line):
+                yield path.name, shlex.split(line)[1:]
+
+
+def test_documents_name_only_commands_and_options_that_exist():
+    root = typer.main.get_command(app)
+    seen = 0
+    for document, words in command_lines():
+        if not words or words[0].startswith("-"):
+            assert not words or words[0] in ("--help", "--version"), f"{document}: foretoken {' '.join(words)}"
+            continue
+        assert words[0] in root.commands, f"{document}: there is no command {words[0]!r}"
+        options = {option for parameter in root.commands[words[0]].params for option in parameter.opts} | {"--help"}
+        for word in words[1:]:
+            if word.startswith("-"):
+                assert word.split("=")[0] in options, f"{document}: {words[0]} has no option {word}"
+        seen += 1
+    assert seen >= 5
+
+
+def test_documents_name_only_settings_that_exist():
+    for _, words in command_lines():
+        for option, value in pairwise(words):
+            if option == "--set" and "=" in value and "…" not in value:
+                load_scenario(None, [value])  # a ConfigError fails the test with the key and its problem
+
+
+def test_documents_name_only_make_targets_that_exist():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in documents():
+        for line in code_of(path.read_text(encoding="utf-8")):
+            for target in re.findall(r"^\s*(?:\$ )?make ([a-z]+)", line):
+                assert target in targets, f"{path.name}: make {target}"
+
+
+def test_documents_name_only_files_that_exist():
+    tops = {path.name for path in ROOT.iterdir()}
+    seen = 0
+    for path in documents():
+        for piece in code_of(path.read_text(encoding="utf-8")):
+            for word in re.findall(r"[\w.\-/]+", piece):
+                if "/" not in word or word.split("/")[0] not in tops - {"runs"} or word.startswith(".venv"):
+                    continue
+                seen += 1
+                assert (ROOT / word).exists(), f"{path.name}: there is no {word}"
+    assert seen >= 5
+
+
+def test_documents_name_only_symbols_that_exist():
+    """`Engine.plan`, `max_rounds`, `load_scenario(…)` in inline code: every word of them occurs in the source."""
+    # Names that are put together when they are made; N stands for a number.
+    known = {*RunMetrics().summary(1), "rounds_at_steps_N"}
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        known |= set(re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8")))
+    for path in documents():
+        parts = re.split(r"^```.*$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for piece in re.findall(r"`([^`\n]+)`", "".join(parts[::2])):
+            name = re.fullmatch(r"([A-Za-z_][\w.]*)(\(.*\))?", piece)
+            if name is None or not re.search(r"[a-z][A-Z]|_|\w\.\w|^[A-Z][a-z]", name[1]) or (ROOT / name[1]).exists():
+                continue
+            if name[1].endswith((".json", ".jsonl", ".toml", ".csv", ".parquet", ".txt", ".md", ".py")):
+                continue
+            missing = [word for word in name[1].split(".") if word and word != "foretoken" and word not in known]
+            assert not missing, f"{path.name}: `{piece}`: {missing} occurs nowhere"
+
+
+def test_documents_link_only_to_what_exists():
+    for path in documents():
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+# -- parts that are made from the source, or must keep up with it ---------------------------------------------------------
+
+
+def load_refresh():
+    spec = importlib.util.spec_from_file_location("refresh", ROOT / "docs" / "refresh.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_made_parts_are_fresh():
+    refresh = load_refresh()
+    used = set()
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        used |= {block[2] for block in refresh.BLOCK.finditer(text)}
+        assert text.count("<!-- from ") == len(refresh.BLOCK.findall(text)), f"{path.name}: a block without an end"
+        assert refresh.refreshed(text) == text, f"{path.name} is stale: run `make docs`"
+    assert used == set(refresh.BLOCKS)
+
+
+def test_every_result_is_documented(tmp_path):
+    """Every key of the summary, and every column of the tables, stands in docs/simulate.md."""
+    scenario, _ = load_scenario(None, ["workload.num_requests=20", "workload.rate=50"])
+    record = RunRecord(scenario, tmp_path)
+    with record:
+        summary = record.finish(Simulation(scenario, sinks=record.sinks, spans=record.spans).run())
+    text = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
+    results, _, _ = text.partition("## Replay")
+    named = set(re.findall(r"`(\w+)`", results.partition("## What a run leaves behind")[2]))
+    latency = re.compile(r"(mean|median|std|p90|p95|p99)_(ttft|tpot|itl|e2el)_ms")
+    keys = {"rounds_at_steps_N" if key.startswith("rounds_at_steps_") else key for key in summary}
+    columns = {
+        column for name in ("requests", "rounds") for column in parquet.read_schema(tmp_path / f"{name}.parquet").names
+    }
+    undocumented = {key for key in keys | columns if key not in named and not latency.fullmatch(key)}
+    assert not undocumented
+    assert sum(bool(latency.fullmatch(key)) for key in keys) == 24
+    table = set(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", results.partition("### `summary.json`")[2], re.MULTILINE))
+    documented = {name.strip("`") for cell in table for name in cell.split(", ")}
+    assert documented <= keys, f"documented, but not there: {documented - keys}"
+
+
+def test_the_example_of_the_readme_runs(capsys):
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    (example,) = blocks
+    exec(compile(example, "README.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["fixed", "goodput"]
+    assert all(float(number) > 1 for line in lines for number in line.split()[1:])
