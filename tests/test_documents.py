@@ -89,7 +89,8 @@ def test_documents_name_only_files_that_exist():
 def test_documents_name_only_symbols_that_exist():
     """`Engine.plan`, `max_rounds`, `load_scenario(…)` in inline code: every word of them occurs in the source."""
     # Names that are put together when they are made; N stands for a number.
-    known = {*RunMetrics().summary(1), "rounds_at_steps_N"}
+    metrics = RunMetrics()
+    known = {*metrics.summary(1), *(f"timeline_{key}" for key in metrics.timeline()), "rounds_at_steps_N"}
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         known |= set(re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8")))
     for path in documents():
