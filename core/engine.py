@@ -471,18 +471,18 @@ class Engine:
         """Keep the delivered tokens; rows whose text completes a stop string end there. Returns all ended columns."""
         rows = rounds.step.rows
         columns = np.arange(len(rows)) if counted is None else np.flatnonzero(counted)
+        by_row = self._by_row
+        if self._leaving:
+            by_row = by_row | {row: leaving.record for row, leaving in self._leaving.items()}
         if self.rounds.single_round_rows:
             for i in columns.tolist():
-                record = self._by_row[int(rows[i])]
+                record = by_row[int(rows[i])]
                 cut = self.output.stop_string_cut(record, decode, i, int(settled.kept[0, i]), int(settled.kv_before[i]))
                 if cut is not None:
                     settled.kept[0, i] = cut
                     settled.stopped[i] = True
                     self.rounds.kv_len[rows[i]] = settled.kv_before[i] + cut
                     ended = np.union1d(ended, [i])
-        by_row = self._by_row
-        if self._leaving:
-            by_row = by_row | {row: leaving.record for row, leaving in self._leaving.items()}
         self.output.log(rows, columns, settled, decode, by_row)
         return ended
 
