@@ -137,7 +137,7 @@ class Admission:
         start = record.prefill_launched
         length = min(budget, record.prefill_len - start)
         target = ceil_to_page(start + length, self.config.page_size)
-        if length < 1 or not self.store.grow(np.full(1, record.row, np.int32), np.full(1, target)):
+        if length < 1 or not self.store.grow_row(record.row, target):
             return None
         record.prefill_launched = start + length
         if record.prefill_launched == record.prefill_len:

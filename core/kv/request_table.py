@@ -89,6 +89,16 @@ class RequestTable:
             raise InvariantViolation("ALLOC-07", f"a write outside the request table: {error}") from None
         return table_rows, table_cols
 
+    def write_row(self, row: int, start: int, slots: NDArray[np.int32]) -> tuple[Index, Index]:
+        """Write `slots` int32 [n] at `[row, start : start + n]`; returns the cells and raises as `write` does."""
+        count = slots.size
+        if not (0 <= row <= self.num_rows and 0 <= start and start + count <= self.width):
+            raise InvariantViolation(
+                "ALLOC-07", f"[{row}, {start}:{start + count}] is outside {self.num_rows + 1} × {self.width}"
+            )
+        self.slots[row, start : start + count] = slots
+        return np.full(count, row, dtype=np.int32), self._counting[start : start + count]
+
     def gather(self, row: int, start: int, stop: int) -> NDArray[np.int32]:
         """A copy of the slots of positions `start … stop − 1` of one row: int32 [stop − start]."""
         if not (0 <= row <= self.num_rows and 0 <= start <= stop <= self.width):

@@ -106,14 +106,32 @@ class KVStore:
         total = int(np.add.reduce(needs))
         if total == 0:
             return True
-        missing = total - self.allocator.num_free_slots
-        if missing > 0:
-            if self.cache is None or missing > self.cache.evictable_slots:
-                return False
-            self.allocator.free(self.cache.evict(missing))
+        if not self._make_room(total):
+            return False
         slots = self.allocator.allocate(total)
         self._writes.append(TableWrites(*self.table.write(rows, before, needs, slots), slots))
         self.allocated[rows] = before + needs
+        return True
+
+    def grow_row(self, row: int, target: int) -> bool:
+        """`grow` for a single row."""
+        before = int(self.allocated[row])
+        if target <= before:
+            return True
+        if not self._make_room(target - before):
+            return False
+        self._write(row, before, self.allocator.allocate(target - before))
+        self.allocated[row] = target
+        return True
+
+    def _make_room(self, num_slots: int) -> bool:
+        """Whether so many slots are free, after the cache has given up what is missing, if it can."""
+        missing = num_slots - self.allocator.num_free_slots
+        if missing <= 0:
+            return True
+        if self.cache is None or missing > self.cache.evictable_slots:
+            return False
+        self.allocator.free(self.cache.evict(missing))
         return True
 
     def trim(self, rows: np.ndarray, targets: np.ndarray) -> None:
@@ -235,6 +253,4 @@ class KVStore:
         return min(num_valid, len(tokens) if self.cache.key_kind == "token" else len(tokens) - 1)
 
     def _write(self, row: int, start: int, slots: np.ndarray) -> None:
-        rows = np.full(1, row, dtype=np.int32)
-        cells = self.table.write(rows, np.full(1, start), np.full(1, len(slots)), slots)
-        self._writes.append(TableWrites(*cells, slots))
+        self._writes.append(TableWrites(*self.table.write_row(row, start, slots), slots))
