@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,10 @@ class RunRecord:
     def __enter__(self) -> RunRecord:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._close(complete=False)
+        if isinstance(error, OSError):  # a file could not take what the run gave it
+            raise self._unwritable(self.directory, error) from error
 
     # -- what the simulation calls ------------------------------------------------------------------------------------
 
@@ -124,22 +127,27 @@ class RunRecord:
         return summary
 
     def _close(self, complete: bool) -> None:
-        """Close what is open; a second call does nothing."""
+        """Close what is open, all of it even if one fails; a second call does nothing."""
         try:
-            if self._log is not None:
-                self._log.close(complete)
-            if self._perfetto is not None:
-                self._perfetto.close()
-            if self._metrics is not None:
-                self._metrics.close()
+            with ExitStack() as closing:
+                if self._metrics is not None:
+                    closing.callback(self._metrics.close)
+                if self._perfetto is not None:
+                    closing.callback(self._perfetto.close)
+                if self._log is not None:
+                    closing.callback(self._log.close, complete)
         except OSError as error:
-            raise RunDirectoryError(f"{self.directory}: cannot be written: {error.strerror or error}") from None
+            raise self._unwritable(self.directory, error) from None
 
     def _write(self, name: str, text: str) -> None:
         try:
             (self.directory / name).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise RunDirectoryError(f"{self.directory / name}: cannot be written: {error.strerror or error}") from None
+            raise self._unwritable(self.directory / name, error) from None
+
+    @staticmethod
+    def _unwritable(path: Path, error: OSError) -> RunDirectoryError:
+        return RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}")
 
     # -- the terminal -------------------------------------------------------------------------------------------------
 

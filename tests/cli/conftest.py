@@ -48,7 +48,7 @@ def process() -> Callable[..., subprocess.Popen[str]]:
     ) -> subprocess.Popen[str]:
         line = [sys.executable, "-c", code, *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(line, env={**os.environ, **(env or {})}, **pipes, **options))
+        started.append(subprocess.Popen(line, env={**os.environ, **(env or {})}, **{**pipes, **options}))
         return started[-1]
 
     yield start

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
+import time
 import tomllib
 from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
+from foretoken.cli.progress import Lines
 from foretoken.cli.scenario_text import toml_value
+from foretoken.sim.run import Progress
 from foretoken.sim.scenario import Scenario
 from foretoken.sim.scenario_file import flat_items, load_scenario
 
@@ -96,6 +101,62 @@ def test_options_are_the_keys_that_they_name(command, tmp_path):
     kept = tomllib.loads((tmp_path / "run" / "scenario.toml").read_text())
     assert (kept["seed"], kept["workload"]["trace"], kept["workload"]["rate"]) == (2, str(trace), 3.0)
     assert summary_of(tmp_path / "run")["completed"] == 1
+
+
+FULL_DISK = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+from foretoken.cli.app import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--no-perfetto"], ["--no-perfetto", "--no-events"]], ids=["all", "log", "tables"]
+)
+def test_a_disk_that_is_full_is_said_and_nothing_claims_to_be_complete(options, process, tmp_path):
+    settings = ["--set", "workload.num_requests=1500", "--set", "workload.rate=1000", "--quiet"]
+    running = process("simulate", *settings, "--out", tmp_path, *options, code=FULL_DISK)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 2, err
+    assert str(tmp_path) in err and "cannot be written" in err and "Traceback" not in err
+    assert not out and not (tmp_path / "summary.json").exists()
+
+
+def test_progress_on_a_terminal_and_in_a_log(process):
+    settings = ["--set", "workload.num_requests=300"]
+    controller, terminal = pty.openpty()
+    running = process("simulate", *settings, stderr=terminal, env={"TERM": "xterm", "COLUMNS": "100"})
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(controller, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(controller)
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 0 and "Throughput" in out and "rounds/s" not in out
+    assert re.search(rb"simulated \S+ s? *.*300 of 300 requests.* [\d,]+ rounds/s", shown), shown
+
+    in_a_log = process("simulate", *settings)
+    out, err = in_a_log.communicate(timeout=60)
+    assert in_a_log.returncode == 0 and not err, "a short run says nothing in a log"
+
+
+def test_a_long_run_says_where_it_is_in_a_log(monkeypatch, capsys):
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    with Lines() as lines:
+        for now_s, ended in ((105.0, 1), (111.0, 2), (112.0, 3), (122.0, 4)):
+            lines(Progress(3_725_000_000_000, 10, ended, 2200, 5000 if ended == 2 else None))
+    assert capsys.readouterr().err.splitlines() == [
+        "simulated 1:02:05, 2 of 5,000 requests, 200 rounds/s",
+        "simulated 1:02:05, 4 requests, 100 rounds/s",
+    ]
 
 
 # -- --explain ----------------------------------------------------------------------------------------------------------
