@@ -14,6 +14,7 @@ import numpy as np
 from ..core.draws import Purpose, hash64
 from ..core.engine import Engine
 from ..core.errors import InvariantViolation
+from ..core.events import Committed
 from ..core.request import FinishedRequest, FinishReason, Request
 from ..core.step import Step, StepResult
 from .reference import HashLanguageModel, ReferenceExecutor, expected_outputs, plain_greedy
@@ -46,6 +47,7 @@ class Disturbance:
     abort: int = 0
     retract: int = 0
     most: int = 12
+    idle: int = 0  # not planning although a step is in flight
 
 
 CALM = Disturbance(submit=100)
@@ -81,7 +83,7 @@ class Driver:
         """Every request's end. Raises InvariantViolation ENGINE-11 if the engine stands still or never comes to an end."""
         while self._coming or self._live or self.engine.num_uncommitted:
             self._meddle()
-            while (step := self.engine.plan(0)) is not None:
+            while not self._idles() and (step := self.engine.plan(0)) is not None:
                 self._check_plan(step)
                 self._meddle()
                 self.executor.launch(step)
@@ -100,6 +102,9 @@ class Driver:
         self._check_drained()
         return self.finished
 
+    def _idles(self) -> bool:
+        return bool(self.engine.num_uncommitted) and self.dice.chance(self.disturbance.idle)
+
     # -- moves ----------------------------------------------------------------------------------------------------
 
     def _commit(self) -> None:
@@ -113,6 +118,7 @@ class Driver:
         for finished in outcome.finished:
             self._finish(finished)
         self.engine.check()
+        self._check_reserves()
         if self._on_commit is not None:
             self._on_commit(step, result)
 
@@ -207,6 +213,18 @@ class Driver:
             if (ours != self.executor.launched_table[row, :allocated]).any():
                 raise InvariantViolation("ALLOC-06", f"the table writes of row {row} are incomplete")
 
+    def _check_reserves(self) -> None:
+        """After a commit no decoding row holds more than its reserve, blocks in flight aside."""
+        if any(step.max_rounds > 1 for step in self._steps):
+            return
+        engine = self.engine
+        rows = engine.rounds.rows
+        excess = engine.store.allocated[rows] - engine.rounds.kv_len[rows]
+        if (excess >= engine.sizes.reserve + engine.config.page_size).any():
+            raise InvariantViolation(
+                "ACCEPT-08", f"rows {rows.tolist()} hold {excess.tolist()} slots past their length"
+            )
+
     def _check_drained(self) -> None:
         engine = self.engine
         if not engine.is_idle or engine.num_running or engine.num_waiting or self.executor.num_in_flight:
@@ -251,6 +269,23 @@ def check_greedy_output(
                 f"{request.request_id!r} emitted {got.tolist()} (count {end.num_output}), not {wanted.tolist()}",
             )
         check_outputs(model, request, end)
+
+
+def check_feedback(engine: Engine, events: list) -> None:
+    """The controller was told of every round of every live row once, and of no other (STEPS-10)."""
+    verified = correct = 0
+    for event in events:
+        if isinstance(event, Committed) and event.kept is not None:
+            live = event.kept > 0
+            verified += int(live.sum())
+            correct += int((event.result.decode.accept_lens[live] - 1).sum())
+    metrics = engine.controller.metrics()
+    if (metrics.verified_rows, metrics.correct_drafts) != (verified, correct):
+        raise InvariantViolation(
+            "STEPS-10",
+            f"{verified} rows with {correct} correct drafts were committed, "
+            f"{metrics.verified_rows} with {metrics.correct_drafts} were counted",
+        )
 
 
 def check_outputs(model: HashLanguageModel, request: Request, end: FinishedRequest) -> None:

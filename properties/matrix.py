@@ -27,7 +27,7 @@ from ..core.prompt import Prompt
 from ..core.registry import get_algorithm
 from ..core.request import Request
 from .block_rounds import Operation, UnitClock, compare_histories
-from .driver import Dice, Disturbance, Driver, check_greedy_output
+from .driver import Dice, Disturbance, Driver, check_feedback, check_greedy_output
 from .reference import HashDraft, HashLanguageModel, ReferenceExecutor
 from .reference.language_model import USER_OUTPUTS
 
@@ -72,6 +72,7 @@ class Cell:
     drafts: str = "model"
     arrivals: str = "at once"
     token_budget: bool = False
+    faults: str = "none"
     seed: int = 0
 
     def reproducer(self) -> str:
@@ -100,6 +101,7 @@ DIMENSIONS: dict[str, tuple] = {
     "drafts": ("model", "simulated"),
     "arrivals": ("at once", "spread"),
     "token_budget": (False, True),
+    "faults": ("none", "target", "slow host"),
 }
 
 
@@ -296,7 +298,9 @@ def build_cell(cell: Cell, events=None) -> tuple[Engine, ReferenceExecutor, Hash
     regularity = 0.8 if cell.algorithm == "NGRAM" else 0.0
     model = HashLanguageModel(seed=cell.seed, vocab_size=VOCAB_SIZE, regularity=regularity)
     acceptance = GaussianAcceptance((0.8,) * 8, seed=cell.seed) if cell.drafts == "simulated" else None
-    executor = ReferenceExecutor.for_engine(engine, HashDraft(model, cell.agreement), acceptance=acceptance)
+    fail_at = {"r1": cell.seed % 7, "r4": 0} if cell.faults == "target" else None
+    draft = HashDraft(model, cell.agreement)
+    executor = ReferenceExecutor.for_engine(engine, draft, acceptance=acceptance, fail_at=fail_at)
     return engine, executor, model
 
 
@@ -310,9 +314,11 @@ def run_cell(cell: Cell) -> CellReport:
         submit=100 if cell.arrivals == "at once" else 8,
         abort=4 if cell.disturbance in ("abort", "all") else 0,
         retract=5 if cell.disturbance in ("retract", "all") else 0,
+        idle=30 if cell.faults == "slow host" else 0,
     )
     driver = Driver(engine, executor, requests, dice, disturbance)
     finished = driver.run()
+    check_feedback(engine, events)
     check_greedy_output(engine, model, requests, finished, driver.refused, LetterDecoder().decode)
     return CellReport(
         driver.num_steps,

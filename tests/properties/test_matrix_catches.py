@@ -1,5 +1,7 @@
 """Planted defects, in the engine and in the executor: the pairwise cover must notice each of them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from foretoken.core import engine as engine_module
@@ -195,6 +197,33 @@ def hidden_states_in_standalone(patch):
     patch.setattr(ReferenceExecutor, "_draft_hidden", lambda self, hashes: executor.hidden_of(hashes))
 
 
+def feedback_of_departed_rows_counted(patch):
+    real = DecodeRounds.feed_back
+    patch.setattr(
+        DecodeRounds, "feed_back", lambda self, step, result, live, before: real(self, step, result, None, None)
+    )
+
+
+def too_much_reserved(patch):
+    grow = KVStore.grow
+
+    def generous(self, rows, targets):
+        return grow(
+            self, rows, np.minimum(targets + 2 * self.page_size + 40 // self.page_size * self.page_size, self.row_width)
+        )
+
+    patch.setattr(KVStore, "grow", generous)
+
+
+def failed_requests_go_on(patch):
+    real = Engine.commit
+
+    def commit(self, result, now_ns):
+        return real(self, dataclasses.replace(result, failures=()), now_ns)
+
+    patch.setattr(Engine, "commit", commit)
+
+
 def released_cells_kept(patch):
     from foretoken.core.future_map import FutureMap
 
@@ -216,6 +245,14 @@ def blocks_planned_while_somebody_could_enter(patch):
         return 1 if self.admission.in_progress is not None else self.config.block_rounds
 
     patch.setattr(Engine, "_max_rounds", max_rounds)
+
+
+def newcomers_never_wake_the_driver(patch):
+    patch.setattr(Engine, "_could_enter", lambda self, record: False)
+
+
+def aborted_rounds_forgotten(patch):
+    patch.setattr(Engine, "_in_running_block", lambda self, record: False)
 
 
 def the_controller_is_not_asked_how_long(patch):
@@ -246,11 +283,16 @@ IN_ONE_ENGINE = [
     branches_do_not_follow_their_parents,
     hidden_states_in_standalone,
     released_cells_kept,
+    feedback_of_departed_rows_counted,
+    too_much_reserved,
+    failed_requests_go_on,
 ]
 BETWEEN_BLOCKS_AND_SINGLE_ROUNDS = [
     a_stop_that_never_arrives,
     blocks_keep_what_they_reserved,
     blocks_planned_while_somebody_could_enter,
+    newcomers_never_wake_the_driver,
+    aborted_rounds_forgotten,
     the_controller_is_not_asked_how_long,
 ]
 

@@ -62,6 +62,7 @@ LOADS = {
     "closed": {"concurrency": 12},
     "pressed": {"rate": 60.0},
     "urgent": {"rate": 40.0, "urgent_share": 0.3},
+    "host_bound": {"rate": 30.0},
     "shared": {"rate": 30.0, "prefixes": {"groups": 3, "length": 64}},
 }
 
@@ -86,6 +87,9 @@ def test_a_block_equals_its_rounds(speculation, load, mode):
         scenario["engine"] |= PRESSURE
     if load == "urgent":
         scenario["engine"] |= {"kv_slots": 4000, "preempt": True}
+    if load == "host_bound":
+        scenario["hardware"] = {"gpu": "B200", "host": "vllm-0.10"}
+        scenario["model"]["target"] = "llama-3.2-1b"
     if load == "cancelled":
         scenario["clients"] = {"cancel_share": 0.5, "cancel_mean_s": 0.4}
     single, single_end = run(scenario, 1)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from foretoken.core.adaptive import InvalidObservation, fixed_controller
 from foretoken.core.adaptive.controller import build_controller
 
