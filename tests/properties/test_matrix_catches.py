@@ -13,11 +13,15 @@ from foretoken.core.kv import store as store_module
 from foretoken.core.kv.store import KVStore
 from foretoken.core.rounds import DecodeRounds
 from foretoken.core.tree.outputs import NodeOutputs
-from foretoken.properties.matrix import Cell, pairwise_cells, run_cell, run_cell_in_blocks
+from foretoken.properties.driver import Dice
+from foretoken.properties.matrix import Cell, pairwise_cells, random_cell, run_cell, run_cell_in_blocks
 from foretoken.properties.reference import drafting, executor, shadow
 from foretoken.properties.reference.executor import ReferenceExecutor
 
 CELLS = pairwise_cells(seed=2, attempts=6)
+# Prompts that begin alike and are computed in one step: both requests hold the prefix until the cache has taken one copy.
+ALIKE = {"prefixes": "shared", "cache": True, "chunk_size": 64, "arrivals": "at once", "pool": "tight"}
+CELLS += [random_cell(Dice(seed), seed, ALIKE) for seed in range(100, 112)]
 
 
 def noticed(run=run_cell) -> bool:
