@@ -1,0 +1,206 @@
+"""A run as a whole: what actors do, what must hold of any queue, what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from foretoken.core.errors import ConfigError
+from foretoken.core.request import FinishReason
+from foretoken.observe.metrics import RunMetrics
+from foretoken.sim.cost.memory import InsufficientMemory
+from foretoken.sim.run import NothingFits, Simulation
+from foretoken.sim.scenario_file import load_scenario, scenario_from_dict
+from foretoken.sim.workload.traces import TraceError
+
+SMALL = {
+    "workload": {
+        "num_requests": 80,
+        "rate": 10.0,
+        "prompt": {"kind": "fixed", "value": 200},
+        "output": {"kind": "fixed", "value": 50},
+    },
+    "model": {"context_len": 2048},
+}
+
+
+def merged(base: dict, **tables: dict) -> dict:
+    return {**base, **{name: {**base.get(name, {}), **table} for name, table in tables.items()}}
+
+
+def simulate(scenario: dict):
+    metrics = RunMetrics(None)
+    simulation = Simulation(scenario_from_dict(scenario, "test"), sinks=lambda replica: [metrics.sink(replica)])
+    report = simulation.run()
+    for replica, busy_ns in enumerate(report.device_busy_ns):
+        metrics.observe_device(replica, busy_ns)
+    return simulation, report, metrics.summary(report.duration_ns)
+
+
+def test_every_request_is_served_whole():
+    simulation, report, summary = simulate(SMALL)
+    assert report.complete and report.num_submitted == report.num_ended == summary["completed"] == 80
+    assert summary["total_output_tokens"] == 80 * 50
+    assert summary["total_input_tokens"] == 80 * 200
+    for replica in simulation.replicas:
+        replica.engine.check()
+        assert replica.engine.is_idle
+        assert not replica.device.truths
+
+
+def test_an_idle_service_answers_in_the_time_of_its_steps():
+    """One request alone: time to first token is link, host and one prefill step; nothing queues."""
+    scenario = merged(SMALL, workload={"num_requests": 1}, speculation={"algorithm": "NONE"}, engine={"mode": "synchronous"})
+    simulation, _, summary = simulate(scenario)
+    host, cost = simulation.assembly.host, simulation.assembly.cost
+    step_ns = cost.step_ns([(200, 0)])
+    size_ns = int(200 * 4 / (10e9 / 8) * 1e9)
+    expected_ns = 50_000 + size_ns + host.plan_ns(1) + host.launch_ns(1) + step_ns + host.commit_ns(0, 1)
+    # Arrival is when the replica hears of the request: the link is the client's affair.
+    assert summary["mean_ttft_ms"] * 1e6 == pytest.approx(expected_ns - 50_000 - size_ns, rel=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ["NONE", "EAGLE3"])
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_overlap_is_faster_than_synchronous_where_outputs_are_long(algorithm, concurrency):
+    """Overlap wastes one round per request, whose end is seen a round late; outputs of a few rounds do not win that back."""
+    load = {"concurrency": concurrency, "output": {"kind": "fixed", "value": 256}}
+    scenario = merged(SMALL, workload=load, speculation={"algorithm": algorithm})
+    durations = {
+        mode: simulate(merged(scenario, engine={"mode": mode}))[1].duration_ns for mode in ("synchronous", "overlap")
+    }
+    assert durations["overlap"] < durations["synchronous"]
+
+
+def test_littles_law():
+    _, report, summary = simulate(merged(SMALL, workload={"num_requests": 400}))
+    in_system = summary["mean_concurrency"]
+    arrivals_per_s = summary["completed"] / (report.duration_ns / 1e9)
+    assert in_system == pytest.approx(arrivals_per_s * summary["mean_e2el_ms"] / 1e3, rel=0.02)
+
+
+def test_a_faster_device_is_faster_and_more_replicas_shorten_queues():
+    busy = merged(SMALL, workload={"rate": 120.0})
+    slow, fast = (simulate(merged(busy, hardware={"gpu": gpu}))[2] for gpu in ("A100", "H200"))
+    assert fast["mean_e2el_ms"] < slow["mean_e2el_ms"]
+    two = simulate(merged(busy, hardware={"gpu": "A100", "replicas": 2}))[2]
+    assert two["mean_e2el_ms"] < slow["mean_e2el_ms"]
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "least_loaded", "prefix_aware", "random"])
+def test_routers_use_every_replica_and_lose_nobody(policy):
+    scenario = merged(
+        SMALL,
+        hardware={"replicas": 3},
+        router={"policy": policy},
+        workload={"prefixes": {"groups": 9, "length": 100, "zipf": 0.0}},
+    )
+    simulation, report, _ = simulate(scenario)
+    assert report.num_ended == 80 and simulation.router.outstanding == [0, 0, 0]
+    assert all(replica.rounds > 0 for replica in simulation.replicas)
+
+
+def test_prefix_aware_routing_finds_more_in_the_caches():
+    scenario = merged(
+        SMALL,
+        hardware={"replicas": 4},
+        workload={"num_requests": 200, "prefixes": {"groups": 40, "length": 150, "zipf": 0.0}},
+    )
+    hits = {
+        policy: simulate(merged(scenario, router={"policy": policy}))[2]["prefix_cache_hit_rate"]
+        for policy in ("round_robin", "prefix_aware")
+    }
+    assert hits["prefix_aware"] > hits["round_robin"] > 0
+
+
+def test_deadlines_cancel_and_everything_comes_back():
+    scenario = merged(SMALL, workload={"rate": 200.0, "output": {"kind": "fixed", "value": 400}}, clients={"deadline_s": 1.0})
+    simulation, report, summary = simulate(scenario)
+    assert report.num_ended == 80 and summary["completed"] < 80
+    engine = simulation.replicas[0].engine
+    engine.check()
+    assert engine.is_idle and engine.store.num_request_slots == 0
+
+
+def test_one_request_too_long_is_refused_alone():
+    scenario = merged(SMALL, workload={"prompt": {"kind": "empirical", "values": [100, 5000], "weights": [9.0, 1.0]}})
+    _, report, summary = simulate(scenario)
+    (reason,) = {text.split(":")[0] for text in report.refusals}
+    assert reason == "too long" and summary["refused"] == sum(report.refusals.values())
+    assert summary["completed"] + summary["refused"] == 80 and 0 < summary["refused"] < 30
+
+
+def test_a_workload_of_which_nothing_fits_is_an_error():
+    with pytest.raises(NothingFits, match="none of the 80 requests"):
+        simulate(merged(SMALL, workload={"prompt": {"kind": "fixed", "value": 4000}}))
+
+
+def test_the_default_queue_sheds_nothing_and_a_bounded_one_says_so():
+    burst = merged(SMALL, workload={"rate": 5000.0}, engine={"max_running": 4})
+    assert simulate(burst)[2]["refused"] == 0
+    _, report, summary = simulate(merged(burst, engine={"max_queue": 10}))
+    assert 0 < summary["refused"] < 80
+    assert all(text.startswith("queue full") for text in report.refusals)
+
+
+def test_what_does_not_fit_the_device_is_refused_with_the_sum():
+    with pytest.raises(InsufficientMemory, match="does not fit"):
+        simulate(merged(SMALL, model={"target": "llama-3.1-70b"}))
+
+
+def test_a_tree_beyond_its_capacity_is_refused():
+    with pytest.raises(ConfigError, match="capacity"):
+        simulate(merged(SMALL, speculation={"policy": "fixed", "steps": 1, "topk": 4, "num_draft_tokens": 6}))
+
+
+def test_a_broken_trace_is_refused_before_anything_runs(tmp_path: Path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,10,x\n")
+    with pytest.raises(TraceError, match="line 2"):
+        Simulation(scenario_from_dict({"workload": {"trace": str(trace)}}, "test"))
+
+
+def test_acceptance_reaches_the_report():
+    """With an acceptance pinned at 3 tokens per round, four steps accept 3 and one accepts 2."""
+    pinned = merged(SMALL, acceptance={"mean_length": 3.0}, workload={"output": {"kind": "fixed", "value": 600}})
+    for steps, expected in ((4, 3.0), (1, 2.0)):
+        summary = simulate(merged(pinned, speculation={"policy": "fixed", "steps": steps}))[2]
+        assert summary["accept_length"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_trees_accept_more_than_chains_of_the_same_depth():
+    chain, tree = (
+        simulate(merged(SMALL, speculation={"policy": "fixed", "steps": 3, "topk": topk}))[2] for topk in (1, 4)
+    )
+    assert tree["accept_length"] > chain["accept_length"] + 0.3
+
+
+def test_no_requests_more_shift_nobody():
+    """Draws are keyed: the first requests of a longer workload are those of a shorter one, down to their acceptance."""
+    scenario = merged(SMALL, workload={"rate": 0.5})  # far apart: they do not meet
+
+    def lives(count: int) -> list:
+        ended = []
+        simulation = Simulation(
+            scenario_from_dict(merged(scenario, workload={"num_requests": count}), "test"),
+            sinks=lambda replica: [lambda event: ended.extend(getattr(event, "finished", ()))],
+        )
+        simulation.run()
+        return [(f.request_id, f.reason, f.num_output) for f in ended]
+
+    short, long = lives(10), lives(14)
+    assert long[:10] == short
+    assert all(reason is FinishReason.STOP for _, reason, _ in long)
+
+
+def test_another_seed_is_another_run():
+    first, second = (simulate({**SMALL, "seed": seed})[1].duration_ns for seed in (0, 1))
+    assert first != second
+    assert simulate({**SMALL, "seed": 1})[1].duration_ns == second
+
+
+def test_progress_is_told():
+    seen = []
+    simulation = Simulation(load_scenario(None, ["workload.num_requests=20"])[0])
+    simulation.run(seen.append)
+    assert seen[-1].num_ended == seen[-1].num_expected == 20
+    assert [p.now_ns for p in seen] == sorted(p.now_ns for p in seen)
