@@ -69,7 +69,12 @@ def main() -> None:
             by_mode[mode] = row
             best = max(row[str(steps)] for steps in ALL_STEPS)
             share = row["goodput"] / best
-            print(f"{concurrency:12d} {mode:>13s}", *(f"{value:8.0f}" for value in row.values()), f"{share:8.3f}", flush=True)
+            print(
+                f"{concurrency:12d} {mode:>13s}",
+                *(f"{value:8.0f}" for value in row.values()),
+                f"{share:8.3f}",
+                flush=True,
+            )
             table.append({"concurrency": concurrency, "mode": mode, **row, "goodput_share_of_best": share})
         slower = [name for name in policies if by_mode["overlap"][name] < by_mode["synchronous"][name]]
         if slower:

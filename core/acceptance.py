@@ -26,6 +26,7 @@ The fresh part is read from a table of 4,096 normal quantiles: probabilities are
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -42,7 +43,7 @@ _FRESH_BITS = 12
 _QUARTER_TURN = np.pi / 2
 
 
-class AcceptanceProcess:
+class AcceptanceProcess(ABC):
     """The port. A process has `max_depth` and `longest_run`; the rest follows from them.
 
     `request_keys` are 64-bit keys of requests (`draws.request_key`), `positions` count output tokens from an origin of
@@ -53,11 +54,11 @@ class AcceptanceProcess:
     max_depth: int
     alignment: int = 1
 
+    @abstractmethod
     def longest_run(
         self, request_keys: np.ndarray, positions: np.ndarray, shifts: np.ndarray | float = 0.0
     ) -> np.ndarray:
         """int32 [broadcast of all arguments], each 0 … `max_depth`."""
-        raise NotImplementedError
 
     def run_windows(
         self, request_keys: np.ndarray, starts: np.ndarray, width: int, shifts: np.ndarray | float = 0.0

@@ -59,7 +59,9 @@ class Committed:
     step: Step
     result: StepResult
     first_tokens: tuple[str, ...]  # requests whose first token since admission this step delivered
-    kept: np.ndarray | None  # int64 [rounds, bs]: tokens delivered per round and row of the decode part; 0 for departed rows
+    kept: (
+        np.ndarray | None
+    )  # int64 [rounds, bs]: tokens delivered per round and row of the decode part; 0 for departed rows
     finished: tuple[FinishedRequest, ...]  # by stop, length or error; an abort is its own event
 
 

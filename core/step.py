@@ -56,7 +56,9 @@ class PrefillStep:
     epochs: np.ndarray  # int64 [n]
     starts: np.ndarray  # int64 [n]
     lens: np.ndarray  # int64 [n], ≥ 1
-    is_last: np.ndarray  # bool [n]: the chunk ends the prompt, so it emits the row's first token and its first relay cell
+    is_last: (
+        np.ndarray
+    )  # bool [n]: the chunk ends the prompt, so it emits the row's first token and its first relay cell
     tokens: np.ndarray | None  # int64 [sum(lens)], row after row; None where the executor does not ask for them
     tail_tokens: np.ndarray  # int64 [n]: the prompt token after a middle chunk; −1 after a last one (it is the sample)
 
@@ -81,7 +83,9 @@ class Step:
 
     step_id: int  # 1, 2, 3, … per engine
     joins: tuple[Join, ...]
-    released: tuple[tuple[int, int], ...]  # (row, epoch) given up since the last step; executors drop their state unread
+    released: tuple[
+        tuple[int, int], ...
+    ]  # (row, epoch) given up since the last step; executors drop their state unread
     table_writes: TableWrites
     prefill: PrefillStep | None
     decode: DecodeStep | None
@@ -103,7 +107,9 @@ class BlockEnd(Enum):
 class PrefillResult:
     """Per chunk of the prefill part; entries of middle chunks mean nothing."""
 
-    tokens: np.ndarray | None  # int64 [n]: the first token of each finished prompt; None where the executor has no tokens
+    tokens: (
+        np.ndarray | None
+    )  # int64 [n]: the first token of each finished prompt; None where the executor has no tokens
     stopped: np.ndarray | None  # bool [n]: that token is a stop; None if none is
     outputs: dict[str, np.ndarray] | None = None  # user outputs, leading axis n
 
@@ -117,7 +123,9 @@ class DecodeResult:
     stop_index: np.ndarray | None  # int32 [rounds, bs]: first stop inside the run, −1 none; None if no row met one
     ended: np.ndarray  # bool [bs]: the row met its end (stop or length) in the last round
     block_end: BlockEnd
-    tokens: np.ndarray | None = None  # int64 [rounds, bs, width]: emitted tokens, −1 past the end; width is the data's own
+    tokens: np.ndarray | None = (
+        None  # int64 [rounds, bs, width]: emitted tokens, −1 past the end; width is the data's own
+    )
     outputs: tuple[dict[str, np.ndarray], ...] | None = None  # per round: user outputs [bs, width, …]
 
 

@@ -14,7 +14,8 @@ from ..core.acceptance_trace import TraceAcceptance
 from ..core.adaptive import AdaptiveConfig, AdaptiveController, CostTable, build_controller, load_adaptive_config
 from ..core.adaptive.config import fixed_config
 from ..core.adaptive.graph_plan import graph_plan
-from ..core.algorithm import Drafter, DraftShape as AlgorithmShape, SpecAlgorithm
+from ..core.algorithm import Drafter, SpecAlgorithm
+from ..core.algorithm import DraftShape as AlgorithmShape
 from ..core.engine import Engine
 from ..core.engine_config import EngineConfig, EngineSizes
 from ..core.errors import ConfigError, Problem
@@ -89,7 +90,9 @@ class Assembly:
         if self.memory is not None:
             rows += self.memory.explain()
         rows.append(("scheduling mode", self.routing.mode, "", self.routing.reason))
-        rows.append(("acceptance", type(self.acceptance).__name__, "", _acceptance_source(self.scenario, self.algorithm)))
+        rows.append(
+            ("acceptance", type(self.acceptance).__name__, "", _acceptance_source(self.scenario, self.algorithm))
+        )
         return rows
 
 
@@ -136,7 +139,20 @@ def assemble(scenario: Scenario) -> Assembly:
         table = _cost_table(scenario, cost, host, candidates, num_draft_tokens, routing.mode == "overlap")
     acceptance = _acceptance(scenario, algorithm)
     assembly = Assembly(
-        scenario, target, gpu, draft, algorithm, adaptive, num_draft_tokens, cost, host, memory, acceptance, routing, config, table
+        scenario,
+        target,
+        gpu,
+        draft,
+        algorithm,
+        adaptive,
+        num_draft_tokens,
+        cost,
+        host,
+        memory,
+        acceptance,
+        routing,
+        config,
+        table,
     )
     _check(assembly, max_steps)
     return assembly
@@ -211,9 +227,7 @@ def _tree_nodes(scenario: Scenario, algorithm: SpecAlgorithm, adaptive: Adaptive
     return nodes
 
 
-def _draft_shape(
-    scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_steps: int
-) -> DraftShape | None:
+def _draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_steps: int) -> DraftShape | None:
     match algorithm.drafter:
         case Drafter.NONE:
             return None

@@ -26,7 +26,7 @@ from .workload.arrival import Arrival
 
 
 class NothingFits(ForetokenError):
-    """Every request of the workload was refused as too long: there is nothing to simulate."""
+    """There is nothing to simulate: the workload has no requests, or every one of them was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,7 @@ class Simulation:
             for replica in range(scenario.hardware.replicas)
         ]
         table = scenario.router
-        links = [
-            Link(self.env, round(table.latency_us * 1000), table.bandwidth_gbps * 1e9 / 8) for _ in self.replicas
-        ]
+        links = [Link(self.env, round(table.latency_us * 1000), table.bandwidth_gbps * 1e9 / 8) for _ in self.replicas]
         self.router = Router(table.policy, self.replicas, links, scenario.seed)
 
     def run(self, on_progress: Callable[[Progress], None] | None = None) -> RunReport:
@@ -98,7 +96,9 @@ class Simulation:
             self._step_through(on_progress)
         except KeyboardInterrupt:
             complete = False
-        if complete and self._num_submitted and sum(self.refusals.values()) == self._num_submitted:
+        if complete and not self._num_submitted:
+            raise NothingFits("the workload has no requests: nothing arrives between its start and its end")
+        if complete and sum(self.refusals.values()) == self._num_submitted:
             reason, count = max(self.refusals.items(), key=lambda item: item[1])
             raise NothingFits(f"none of the {self._num_submitted} requests can be served; {count} of them: {reason}")
         return RunReport(

@@ -38,20 +38,30 @@ class Hardware(Table):
     cuda_graphs: bool = Field(True, description="padded batch sizes, captured per runtime state")
     graph_sizes: list[Count] | None = Field(None, description="captured batch sizes; default: 1, 2, 4, 8, 16, …")
     host: str = Field("foretoken", description="host time per step: foretoken, vllm-0.10, sglang-overlap")
-    launch: Literal["full-graph", "piecewise"] = Field("full-graph", description="piecewise: the host drives each draft pass")
+    launch: Literal["full-graph", "piecewise"] = Field(
+        "full-graph", description="piecewise: the host drives each draft pass"
+    )
     profile: str | None = Field(None, description="profile.json with measured times that replace parts of the roofline")
 
 
 class Speculation(Table):
-    algorithm: str = Field("EAGLE3", description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, or a plugin")
+    algorithm: str = Field(
+        "EAGLE3", description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, or a plugin"
+    )
     policy: Literal["fixed", "ema", "goodput"] = Field("ema", description="how the number of draft steps is chosen")
-    steps: Annotated[int, Field(ge=0)] | None = Field(None, description="fixed: the steps; else the steps to begin with")
+    steps: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="fixed: the steps; else the steps to begin with"
+    )
     topk: Count = Field(1, description="branching; 1 is a chain")
-    num_draft_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="nodes of a verify tree, root included")
+    num_draft_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="nodes of a verify tree, root included"
+    )
     adaptive: str | dict[str, Any] = Field(
         "default", description="ema and goodput: a preset (default, with-zero), a JSON file, or the table itself"
     )
-    heads: Count | None = Field(None, description="MULTI_LAYER_EAGLE: heads of the draft; default: the greatest candidate")
+    heads: Count | None = Field(
+        None, description="MULTI_LAYER_EAGLE: heads of the draft; default: the greatest candidate"
+    )
 
 
 class Regimes(Table):
@@ -62,71 +72,107 @@ class Regimes(Table):
 
 class Acceptance(Table):
     preset: str | None = Field(None, description="chat, code, math, ngram-code; default: chat, for NGRAM ngram-code")
-    conditional: list[Share] | None = Field(None, description="probability of draft position 1, 2, …, given the ones before")
-    mean_length: Annotated[float, Field(ge=1)] | None = Field(None, description="pin the mean accept length (bonus included)")
+    conditional: list[Share] | None = Field(
+        None, description="probability of draft position 1, 2, …, given the ones before"
+    )
+    mean_length: Annotated[float, Field(ge=1)] | None = Field(
+        None, description="pin the mean accept length (bonus included)"
+    )
     recorded: str | None = Field(None, description="file of recorded longest runs per output position (CSV or JSONL)")
     request_share: Share | None = Field(None, description="variance between requests; with `conditional`")
     field_share: Share | None = Field(None, description="variance shared by neighbouring positions; with `conditional`")
     correlation_len: Count | None = Field(None, description="tokens over which rounds are alike; with `conditional`")
-    rank_ratio: Share = Field(0.6, description="trees: how fast acceptance falls with rank (assumption); 0: only rank 1 counts")
+    rank_ratio: Share = Field(
+        0.6, description="trees: how fast acceptance falls with rank (assumption); 0: only rank 1 counts"
+    )
     drift_per_1k_tokens: float = Field(0.0, description="quality gained per 1000 output tokens, in standard deviations")
     day_amplitude: float = Field(0.0, description="sinusoid over the day of arrival, in standard deviations of quality")
     regimes: Regimes | None = Field(None, description="levels of quality that alternate along a request's output")
 
 
 class EngineTable(Table):
-    mode: Literal["overlap", "synchronous"] = Field("overlap", description="plan the next step while this one runs, or after it")
+    mode: Literal["overlap", "synchronous"] = Field(
+        "overlap", description="plan the next step while this one runs, or after it"
+    )
     page_size: Count = Field(1, description="KV slots per page")
     kv_slots: Count | None = Field(None, description="KV pool in tokens; default: what the device's memory leaves")
     max_running: Count = Field(256, description="requests in a batch")
     max_queue: Count | None = Field(None, description="waiting requests; default: no bound, nothing is shed")
     chunk_size: Count = Field(8192, description="prefill tokens of one step")
-    max_step_tokens: Count | None = Field(None, description="prefill and verify tokens of one step; default: no other bound")
+    max_step_tokens: Count | None = Field(
+        None, description="prefill and verify tokens of one step; default: no other bound"
+    )
     mixed: bool = Field(True, description="prefill chunks and decode rounds in one step; else prefill goes first")
     prefix_cache: bool = Field(True, description="radix cache over prompts whose content the workload knows")
     eviction_policy: str = Field("lru", description="lru, fifo, lfu")
-    watermark: Annotated[float, Field(ge=0, lt=1)] = Field(0.01, description="share of the pool that admission leaves free")
-    block_rounds: Count = Field(64, description="most rounds that one plan certifies; 1: single rounds, same result")
+    watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.01, description="share of the pool that admission leaves free"
+    )
+    block_rounds: Count = Field(32, description="most rounds that one plan certifies; 1: single rounds, same result")
     preempt: bool = Field(False, description="retract lower priorities to let a greater one in")
     ageing_bound: Count = Field(256, description="how often a request may be overtaken by greater priorities")
 
 
 class Length(Table):
-    kind: Literal["fixed", "uniform", "lognormal", "empirical"] = Field("fixed", description="distribution of a length in tokens")
+    kind: Literal["fixed", "uniform", "lognormal", "empirical"] = Field(
+        "fixed", description="distribution of a length in tokens"
+    )
     value: Count | None = Field(None, description="fixed: the length")
     low: Count = Field(1, description="uniform, lognormal: the least")
     high: Count = Field(131_072, description="uniform, lognormal: the greatest")
     mean: Positive | None = Field(None, description="lognormal: the mean before clipping")
     sigma: Positive | None = Field(None, description="lognormal: standard deviation of the logarithm")
     values: list[Count] | None = Field(None, description="empirical: the lengths")
-    weights: list[Annotated[float, Field(ge=0)]] | None = Field(None, description="empirical: how often each; default: equally")
+    weights: list[Annotated[float, Field(ge=0)]] | None = Field(
+        None, description="empirical: how often each; default: equally"
+    )
 
 
 class Prefixes(Table):
     groups: Count = Field(1, description="number of shared prefixes")
     length: Count = Field(512, description="tokens of a shared prefix")
-    zipf: Annotated[float, Field(ge=0)] = Field(1.0, description="popularity of group i falls as 1 / i**zipf; 0: all alike")
+    zipf: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="popularity of group i falls as 1 / i**zipf; 0: all alike"
+    )
 
 
 class Workload(Table):
-    trace: str | None = Field(None, description="a trace file (Azure CSV, Mooncake JSONL, BurstGPT CSV) instead of synthetic requests")
+    trace: str | None = Field(
+        None, description="a trace file (Azure CSV, Mooncake JSONL, BurstGPT CSV) instead of synthetic requests"
+    )
     format: Literal["auto", "azure", "mooncake", "burstgpt"] = Field("auto", description="format of the trace")
     rate_scale: Positive = Field(1.0, description="2 replays twice as fast")
     start_s: Annotated[float, Field(ge=0)] = Field(0.0, description="trace: begin here")
     stop_s: Positive | None = Field(None, description="no arrival at or after this time")
-    num_requests: Count | None = Field(None, description="at most so many; default: 1000 synthetic ones, or the whole trace")
-    arrivals: Literal["poisson", "gamma", "constant", "ramp", "day"] = Field("poisson", description="synthetic arrivals")
+    num_requests: Count | None = Field(
+        None, description="at most so many; default: 1000 synthetic ones, or the whole trace"
+    )
+    arrivals: Literal["poisson", "gamma", "constant", "ramp", "day"] = Field(
+        "poisson", description="synthetic arrivals"
+    )
     rate: Positive = Field(8.0, description="requests per second (ramp: at the start; day: the mean)")
     end_rate: Positive | None = Field(None, description="ramp: requests per second at its end")
     ramp_s: Positive = Field(600.0, description="ramp: its length")
     amplitude: Share = Field(0.5, description="day: the peak is this share above the mean")
     period_s: Positive = Field(86_400.0, description="day: its length")
-    burstiness: Positive = Field(1.0, description="gamma: coefficient of variation of the gaps; 1 is Poisson, more is burstier")
-    concurrency: Count | None = Field(None, description="closed loop: so many clients, each sends its next request when one ends")
-    prompt: Length = Field(Length(kind="lognormal", mean=768.0, sigma=0.9, low=8, high=8192), description="prompt lengths")
-    output: Length = Field(Length(kind="lognormal", mean=256.0, sigma=0.8, low=4, high=2048), description="output lengths")
-    prefixes: Prefixes | None = Field(None, description="shared prefixes of synthetic prompts; default: content unknown")
-    max_tokens: Count | None = Field(None, description="output cap that requests carry; default: as far as the context reaches")
+    burstiness: Positive = Field(
+        1.0, description="gamma: coefficient of variation of the gaps; 1 is Poisson, more is burstier"
+    )
+    concurrency: Count | None = Field(
+        None, description="closed loop: so many clients, each sends its next request when one ends"
+    )
+    prompt: Length = Field(
+        Length(kind="lognormal", mean=768.0, sigma=0.9, low=8, high=8192), description="prompt lengths"
+    )
+    output: Length = Field(
+        Length(kind="lognormal", mean=256.0, sigma=0.8, low=4, high=2048), description="output lengths"
+    )
+    prefixes: Prefixes | None = Field(
+        None, description="shared prefixes of synthetic prompts; default: content unknown"
+    )
+    max_tokens: Count | None = Field(
+        None, description="output cap that requests carry; default: as far as the context reaches"
+    )
     urgent_share: Share = Field(0.0, description="share of synthetic requests with priority 1")
 
 
@@ -137,7 +183,9 @@ class Clients(Table):
 
 
 class RouterTable(Table):
-    policy: Literal["round_robin", "least_loaded", "prefix_aware", "random"] = Field("least_loaded", description="replica of a request")
+    policy: Literal["round_robin", "least_loaded", "prefix_aware", "random"] = Field(
+        "least_loaded", description="replica of a request"
+    )
     latency_us: Annotated[float, Field(ge=0)] = Field(50.0, description="from client to replica")
     bandwidth_gbps: Positive = Field(10.0, description="of that link, gigabits per second")
 

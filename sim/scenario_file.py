@@ -67,7 +67,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(str(path), [Problem("", f"is no TOML: {error}")]) from None
 
 
-def _merge(data: dict[str, Any], more: Mapping[str, Any], source: str, origins: dict[str, str], prefix: str = "") -> None:
+def _merge(
+    data: dict[str, Any], more: Mapping[str, Any], source: str, origins: dict[str, str], prefix: str = ""
+) -> None:
     for key, value in more.items():
         if isinstance(value, Mapping) and f"{prefix}{key}" != "speculation.adaptive":
             below = data.setdefault(key, {})
@@ -137,7 +139,10 @@ def _origin_near(key: str, origins: Mapping[str, str]) -> str | None:
 
 def _is_branch(part: Any) -> bool:
     """Pydantic names the branch of a union in the location; a reader wants the key alone."""
-    return isinstance(part, str) and re.fullmatch(r"(str|int|float|dict\[.*\]|constrained-.*|function-.*)", part) is not None
+    return (
+        isinstance(part, str)
+        and re.fullmatch(r"(str|int|float|dict\[.*\]|constrained-.*|function-.*)", part) is not None
+    )
 
 
 def _explain(detail: Mapping[str, Any], key: str) -> str:
@@ -145,7 +150,7 @@ def _explain(detail: Mapping[str, Any], key: str) -> str:
         table, _, name = key.rpartition(".")
         known = _keys_of(table)
         everywhere = [item[0] for item in flat_items(Scenario())]
-        hint = nearest(name, known) or nearest(key, everywhere) or _elsewhere(name, everywhere)
+        hint = nearest(name, known) or _elsewhere(name, everywhere) or nearest(key, everywhere)
         return f"unknown key{hint}" + ("" if hint else f"; known here: {', '.join(known)}")
     message = detail["msg"]
     message = message[0].lower() + message[1:]

@@ -92,7 +92,7 @@ class RequestTable:
     def write_row(self, row: int, start: int, slots: NDArray[np.int32]) -> tuple[Index, Index]:
         """Write `slots` int32 [n] at `[row, start : start + n]`; returns the cells and raises as `write` does."""
         count = slots.size
-        if not (0 <= row <= self.num_rows and 0 <= start and start + count <= self.width):
+        if not (0 <= row <= self.num_rows and start >= 0 and start + count <= self.width):
             raise InvariantViolation(
                 "ALLOC-07", f"[{row}, {start}:{start + count}] is outside {self.num_rows + 1} × {self.width}"
             )

@@ -57,7 +57,9 @@ class Device:
         self._caches: dict[tuple[int, int, int], RunCache] = {}
         self._chain = RunCache(acceptance, num_rows)
         self._kv_len = np.zeros(num_rows + 1, dtype=np.int64)
-        self._position = np.zeros(num_rows + 1, dtype=np.int64)  # output tokens so far: where the acceptance process stands
+        self._position = np.zeros(
+            num_rows + 1, dtype=np.int64
+        )  # output tokens so far: where the acceptance process stands
         self._left = np.zeros(num_rows + 1, dtype=np.int64)
         self._ends_by_stop = np.zeros(num_rows + 1, dtype=bool)
         self._key = np.zeros(num_rows + 1, dtype=np.uint64)

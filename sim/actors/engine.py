@@ -204,7 +204,12 @@ class EngineActor:
         if self._spans is not None:
             self._span_device(step, started_ns, device_ns, 1)
             self._spans.span(
-                self.replica, "scheduler", "commit", committing_ns, self._cpu_free_ns - committing_ns, {"step": step.step_id}
+                self.replica,
+                "scheduler",
+                "commit",
+                committing_ns,
+                self._cpu_free_ns - committing_ns,
+                {"step": step.step_id},
             )
         return StepResult(step.step_id, prefill, decode, np.array([self._cpu_free_ns], dtype=np.int64))
 

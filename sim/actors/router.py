@@ -9,7 +9,9 @@ from .engine import EngineActor
 from .link import Link
 
 BYTES_PER_TOKEN = 4
-AFFINITY_EXCESS = 8  # prefix_aware: requests that a replica may have more than the least loaded before it is passed over
+AFFINITY_EXCESS = (
+    8  # prefix_aware: requests that a replica may have more than the least loaded before it is passed over
+)
 
 
 class Router:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +13,12 @@ from ...core.errors import ConfigError, Problem
 from ...core.prompt import MAX_PROMPT_LENGTH
 
 
-class LengthDistribution:
+class LengthDistribution(ABC):
     """The port: token counts for requests by number."""
 
+    @abstractmethod
     def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
         """Lengths of the requests `index` (uint64 [n]): int64 [n], each at least 1."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

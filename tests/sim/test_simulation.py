@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from foretoken.core.errors import ConfigError
 from foretoken.core.request import FinishReason
 from foretoken.observe.metrics import RunMetrics
@@ -49,7 +48,9 @@ def test_every_request_is_served_whole():
 
 def test_an_idle_service_answers_in_the_time_of_its_steps():
     """One request alone: time to first token is link, host and one prefill step; nothing queues."""
-    scenario = merged(SMALL, workload={"num_requests": 1}, speculation={"algorithm": "NONE"}, engine={"mode": "synchronous"})
+    scenario = merged(
+        SMALL, workload={"num_requests": 1}, speculation={"algorithm": "NONE"}, engine={"mode": "synchronous"}
+    )
     simulation, _, summary = simulate(scenario)
     host, cost = simulation.assembly.host, simulation.assembly.cost
     step_ns = cost.step_ns([(200, 0)])
@@ -113,7 +114,9 @@ def test_prefix_aware_routing_finds_more_in_the_caches():
 
 
 def test_deadlines_cancel_and_everything_comes_back():
-    scenario = merged(SMALL, workload={"rate": 200.0, "output": {"kind": "fixed", "value": 400}}, clients={"deadline_s": 1.0})
+    scenario = merged(
+        SMALL, workload={"rate": 200.0, "output": {"kind": "fixed", "value": 400}}, clients={"deadline_s": 1.0}
+    )
     simulation, report, summary = simulate(scenario)
     assert report.num_ended == 80 and summary["completed"] < 80
     engine = simulation.replicas[0].engine
