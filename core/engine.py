@@ -276,7 +276,7 @@ class Engine:
             rounds = self.rounds.reserve(unseen, self._max_rounds(), slack)
             if rounds is not None:
                 return rounds
-            if self.store.has_fenced:
+            if self.store.has_fenced or self._leaving:
                 return None
             self._retract(self._least_entitled())
         return None
@@ -344,7 +344,7 @@ class Engine:
         """Retract strictly lower priorities, the least entitled first, if that lets the head of the queue in."""
         if self.admission.in_progress is not None or (self._holding and self._hold_matters()):
             return
-        if self.store.has_fenced:
+        if self.store.has_fenced or self._leaving:
             return  # what an earlier victim held is on its way back
         lower = self._lower_than_head()
         if not lower:
