@@ -49,6 +49,7 @@ class KVStore:
         self.row_width = row_width
         self.allocated = np.zeros(num_rows + 1, dtype=np.int64)
         self.revision = 0
+        self._ones = np.ones(num_rows + 1, dtype=np.int64)
         self._shared = [0] * (num_rows + 1)
         self._locked: list[RadixNode | None] = [None] * (num_rows + 1)
         self._departures: deque[Departure] = deque()
@@ -96,14 +97,14 @@ class KVStore:
         return row
 
     def grow(self, rows: np.ndarray, targets: np.ndarray) -> bool:
-        """Extend the rows to `targets` int64 [n] slots (page aligned), or change nothing and say False.
+        """Extend the rows, intp [n], to `targets` int64 [n] slots (page aligned), or change nothing and say False.
 
         A target below what a row has is no need. The cache gives up its least useful slots if the free ones do not suffice.
         """
         before = self.allocated[rows]
         needs = np.maximum(targets, before)
         needs -= before
-        total = int(np.add.reduce(needs))
+        total = int(needs.dot(self._ones[: len(needs)]))
         if total == 0:
             return True
         if not self._make_room(total):
@@ -135,7 +136,7 @@ class KVStore:
         return True
 
     def trim(self, rows: np.ndarray, targets: np.ndarray) -> None:
-        """Give back what the rows hold past `targets` int64 [n] (page aligned, never inside the shared prefix)."""
+        """Give back what the rows, intp [n], hold past `targets` int64 [n] (page aligned, never inside the shared prefix)."""
         held = self.allocated[rows]
         kept = np.minimum(held, targets)
         excess = held - kept
