@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..core.acceptance import GaussianAcceptance
+from ..core.adaptive.graph_plan import graph_plan
+from ..core.algorithm import DraftShape
 from ..core.engine_config import EngineSizes
+from ..core.future_map import LENGTH_FIELD
+from ..sim.cost.memory import GRAPH_BYTES
 
 if TYPE_CHECKING:
     from ..sim.assembly import Assembly
@@ -19,6 +23,7 @@ def derived_rows(assembly: Assembly) -> Iterator[DerivedRow]:
     yield from assembly.explain()
     yield from _acceptance(assembly)
     yield from _steps(assembly)
+    yield from _relay(assembly)
     yield from _reservations(assembly)
 
 
@@ -47,6 +52,20 @@ def _steps(assembly: Assembly) -> Iterator[DerivedRow]:
     given = assembly.scenario.hardware.graph_sizes is not None
     source = "hardware.graph_sizes" if given else "hardware.cuda_graphs and engine.max_running"
     yield "captured batch sizes", graphs, "", source
+    if sizes:
+        plan = graph_plan(adaptive, sizes, GRAPH_BYTES)
+        source = f"(steps, batch size) pairs that routing can reach; without pruning {plan.num_graphs_unpruned} graphs"
+        yield "captured graphs", plan.num_graphs, "", source
+        saved = (plan.num_bytes_unpruned - plan.num_bytes) / (1 << 20)
+        yield "memory that pruning graphs saves", saved, "MiB", "assumption: 25 MiB per graph"
+
+
+def _relay(assembly: Assembly) -> Iterator[DerivedRow]:
+    """What a row relays from step to step on the device: written and read once per round."""
+    shape = DraftShape(assembly.adaptive.candidate_steps[-1], assembly.scenario.speculation.topk, assembly.target.hidden)
+    for field in (LENGTH_FIELD, *assembly.algorithm.relay_fields(shape)):
+        source = f"computed: {field.dtype}, fields that {assembly.algorithm.name} relays"
+        yield f"relay per request and round: {field.name}", field.bytes_per_row, "B", source
 
 
 def _reservations(assembly: Assembly) -> Iterator[DerivedRow]:
