@@ -24,7 +24,8 @@ class EngineConfig:
     num_pages: int  # KV pages, the padding page not counted
     context_len: int  # positions that the model can see
     page_size: int = 1
-    overlap: bool = True  # pipeline depth 2, else 1; see `routing.choose_mode`
+    overlap: bool = True  # pipeline depth 2, else 1
+    mode_reason: str = ""  # why, as `routing.choose_mode` says it; logged once, when the engine starts
     max_running: int = 256  # requests in a batch
     max_queue: int | None = None  # waiting requests; None: no bound
     chunk_size: int = 8192  # prefill tokens of one step

@@ -284,6 +284,7 @@ def _engine_config(
         context_len=scenario.model.context_len or target.max_context,
         page_size=engine.page_size,
         overlap=routing.mode == "overlap",
+        mode_reason=routing.reason,
         max_running=engine.max_running,
         max_queue=engine.max_queue,
         chunk_size=engine.chunk_size,
