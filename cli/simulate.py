@@ -88,9 +88,11 @@ def simulate(
         from .derived import derived_rows
         from .scenario_text import scenario_text
 
-        typer.echo(scenario_text(resolved, origins, derived_rows(assemble(resolved))), nl=False)
+        with _errors_at(origins):
+            derived = derived_rows(assemble(resolved))
+        typer.echo(scenario_text(resolved, origins, derived), nl=False)
         return
-    with _termination_is_interruption() as received:
+    with _termination_is_interruption() as received, _errors_at(origins):
         complete = _run(resolved, origins, out, not no_events, not no_perfetto, quiet)
     if not complete:
         raise typer.Exit(EXIT_INTERRUPTED[received[-1] if received else signal.SIGINT])
@@ -125,6 +127,18 @@ def _run(
     if not report.complete:
         print("foretoken: interrupted; the numbers cover what had happened by then", file=sys.stderr)
     return report.complete
+
+
+@contextmanager
+def _errors_at(origins: dict[str, str]) -> Iterator[None]:
+    """Problems of the scenario are reported at the file or option that gave the key."""
+    from ..core.errors import ConfigError
+    from ..sim.scenario_check import at_origins
+
+    try:
+        yield
+    except ConfigError as error:
+        raise at_origins(error, origins) from None
 
 
 @contextmanager

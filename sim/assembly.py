@@ -18,7 +18,7 @@ from ..core.algorithm import Drafter, SpecAlgorithm
 from ..core.algorithm import DraftShape as AlgorithmShape
 from ..core.engine import Engine
 from ..core.engine_config import EngineConfig, EngineSizes
-from ..core.errors import ConfigError, Problem
+from ..core.errors import ConfigError, ForetokenError, Problem
 from ..core.events import EventSink
 from ..core.kv.sizing import max_speculative_num_draft_tokens
 from ..core.registry import get_algorithm
@@ -34,6 +34,7 @@ from .cost.memory import GRAPH_BYTES, MemoryPlan, kv_pool_slots
 from .cost.model import ModelShape, lookup_model
 from .cost.round import RoundCost
 from .scenario import Length, Scenario
+from .scenario_check import SCENARIO, check_context, check_names, is_config_file
 from .workload.arrival import Arrival
 from .workload.arrivals import ArrivalProcess, RateCurve
 from .workload.lengths import EmpiricalLength, FixedLength, LengthDistribution, LognormalLength, UniformLength
@@ -98,9 +99,11 @@ class Assembly:
 
 def assemble(scenario: Scenario) -> Assembly:
     """Resolve a scenario. Raises a ForetokenError for whatever cannot be run, before anything is."""
+    check_names(scenario)
     algorithm = get_algorithm(scenario.speculation.algorithm)
     target = _model(scenario.model.target, "model.target")
     target = target.with_dtypes(scenario.model.weight_dtype, scenario.model.kv_dtype)
+    check_context(scenario, target)
     gpu = lookup_gpu(scenario.hardware.gpu)
     adaptive = _adaptive_config(scenario, algorithm)
     num_draft_tokens = _tree_nodes(scenario, algorithm, adaptive)
@@ -166,16 +169,27 @@ def _check(assembly: Assembly, max_steps: int) -> None:
     problems = algorithm.problems(shape)
     if problems:
         raise ConfigError("speculation", problems)
+    _check_tree_acceptance(assembly)
     EngineSizes.resolve(assembly.engine_config, algorithm, assembly.make_controller())
 
 
+def _check_tree_acceptance(assembly: Assembly) -> None:
+    """Trees beyond what the acceptance process covers are refused now, not in the round that first drafts one."""
+    nodes, process = assembly.num_draft_tokens, assembly.acceptance
+    if nodes is None or not isinstance(process, GaussianAcceptance):
+        return
+    for steps in assembly.adaptive.candidate_steps:
+        if steps > 0:
+            process.for_tree(assembly.scenario.speculation.topk, steps, nodes, assembly.scenario.acceptance.rank_ratio)
+
+
 def _model(name: str, key: str) -> ModelShape:
-    if name.endswith(".json") or Path(name).is_dir():
+    if is_config_file(name):
         return from_hf_config(Path(name) / "config.json" if Path(name).is_dir() else name)
     try:
         return lookup_model(name)
-    except Exception as error:
-        raise ConfigError("<scenario>", [Problem(key, str(error))]) from None
+    except ForetokenError as error:
+        raise ConfigError(SCENARIO, [Problem(key, str(error))]) from None
 
 
 def _initial_steps(scenario: Scenario, algorithm: SpecAlgorithm) -> int | None:
@@ -202,17 +216,19 @@ def _tree_nodes(scenario: Scenario, algorithm: SpecAlgorithm, adaptive: Adaptive
     asked = speculation.num_draft_tokens
     if not steps:
         return None
-    if speculation.topk == 1 and algorithm.drafter is not Drafter.LOOKUP:
+    if speculation.topk == 1 or not algorithm.supports_trees:
         if asked is not None and (len(steps) > 1 or asked != steps[0] + 1):
             expected = f"{steps[0] + 1}" if len(steps) == 1 else "no value: it follows from the steps"
             raise ConfigError(
                 "speculation", [Problem("num_draft_tokens", f"{asked} does not suit a chain, expected {expected}")]
             )
         return None
-    if algorithm.drafter is Drafter.LOOKUP:
-        return asked
     capacity = tree_capacity(speculation.topk, min(steps)) + 1
     nodes = asked if asked is not None else min(capacity, DEFAULT_TREE_NODES)
+    if nodes < 2:
+        raise ConfigError(
+            "speculation", [Problem("num_draft_tokens", f"{nodes} is the root alone, expected 2 or more")]
+        )
     if nodes > min(capacity, MAX_TREE_NODES):
         raise ConfigError(
             "speculation",
@@ -405,7 +421,7 @@ def _lengths(table: Length, key: str) -> LengthDistribution:
     def need(name: str):
         value = getattr(table, name)
         if value is None:
-            raise ConfigError("<scenario>", [Problem(f"{key}.{name}", f"is missing; a {table.kind} length needs it")])
+            raise ConfigError(SCENARIO, [Problem(f"{key}.{name}", f"is missing; a {table.kind} length needs it")])
         return value
 
     match table.kind:

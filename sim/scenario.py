@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]  # thirty years; simulated time counts nanoseconds in 64 bits
+Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -127,6 +129,24 @@ class Length(Table):
         None, description="empirical: how often each; default: equally"
     )
 
+    @model_validator(mode="after")
+    def _has_no_other_kind(self) -> Length:
+        """A number that the kind does not use would be ignored, and the run not be the one that was meant."""
+        of_kind = {"fixed": ("value",), "lognormal": ("mean", "sigma"), "empirical": ("values", "weights")}
+        used = of_kind.get(self.kind, ())
+        foreign = [
+            key for keys in of_kind.values() for key in keys if key not in used and getattr(self, key) is not None
+        ]
+        if foreign:
+            raise ValueError(f"a {self.kind} length has no {' or '.join(foreign)}")
+        return self
+
+
+LENGTHS = {
+    "prompt": {"kind": "lognormal", "mean": 768.0, "sigma": 0.9, "low": 8, "high": 8192},
+    "output": {"kind": "lognormal", "mean": 256.0, "sigma": 0.8, "low": 4, "high": 2048},
+}
+
 
 class Prefixes(Table):
     groups: Count = Field(1, description="number of shared prefixes")
@@ -141,32 +161,28 @@ class Workload(Table):
         None, description="a trace file (Azure CSV, Mooncake JSONL, BurstGPT CSV) instead of synthetic requests"
     )
     format: Literal["auto", "azure", "mooncake", "burstgpt"] = Field("auto", description="format of the trace")
-    rate_scale: Positive = Field(1.0, description="2 replays twice as fast")
-    start_s: Annotated[float, Field(ge=0)] = Field(0.0, description="trace: begin here")
-    stop_s: Positive | None = Field(None, description="no arrival at or after this time")
+    rate_scale: Rate = Field(1.0, description="2 replays twice as fast")
+    start_s: Annotated[float, Field(ge=0, le=1e9)] = Field(0.0, description="trace: begin here")
+    stop_s: Seconds | None = Field(None, description="no arrival at or after this time")
     num_requests: Count | None = Field(
         None, description="at most so many; default: 1000 synthetic ones, or the whole trace"
     )
     arrivals: Literal["poisson", "gamma", "constant", "ramp", "day"] = Field(
         "poisson", description="synthetic arrivals"
     )
-    rate: Positive = Field(8.0, description="requests per second (ramp: at the start; day: the mean)")
-    end_rate: Positive | None = Field(None, description="ramp: requests per second at its end")
-    ramp_s: Positive = Field(600.0, description="ramp: its length")
+    rate: Rate = Field(8.0, description="requests per second (ramp: at the start; day: the mean)")
+    end_rate: Rate | None = Field(None, description="ramp: requests per second at its end; default: twice the rate")
+    ramp_s: Seconds = Field(600.0, description="ramp: its length")
     amplitude: Share = Field(0.5, description="day: the peak is this share above the mean")
-    period_s: Positive = Field(86_400.0, description="day: its length")
+    period_s: Seconds = Field(86_400.0, description="day: its length")
     burstiness: Positive = Field(
-        1.0, description="gamma: coefficient of variation of the gaps; 1 is Poisson, more is burstier"
+        1.0, description="gamma, day: coefficient of variation of the gaps; 1 is Poisson, more is burstier"
     )
     concurrency: Count | None = Field(
         None, description="closed loop: so many clients, each sends its next request when one ends"
     )
-    prompt: Length = Field(
-        Length(kind="lognormal", mean=768.0, sigma=0.9, low=8, high=8192), description="prompt lengths"
-    )
-    output: Length = Field(
-        Length(kind="lognormal", mean=256.0, sigma=0.8, low=4, high=2048), description="output lengths"
-    )
+    prompt: Length = Field(Length(**LENGTHS["prompt"]), description="prompt lengths")
+    output: Length = Field(Length(**LENGTHS["output"]), description="output lengths")
     prefixes: Prefixes | None = Field(
         None, description="shared prefixes of synthetic prompts; default: content unknown"
     )
@@ -175,19 +191,35 @@ class Workload(Table):
     )
     urgent_share: Share = Field(0.0, description="share of synthetic requests with priority 1")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_lengths(cls, data: Any) -> Any:
+        """A lognormal length that is given in part keeps the rest of its defaults; a value or values alone say their kind."""
+        if not isinstance(data, dict):
+            return data
+        return data | {key: _completed(data[key], LENGTHS[key]) for key in LENGTHS if key in data}
+
+
+def _completed(given: Any, default: dict[str, Any]) -> Any:
+    if not isinstance(given, dict):
+        return given
+    implied = "fixed" if "value" in given else "empirical" if "values" in given else "lognormal"
+    kind = given.get("kind", implied)
+    return (default if kind == "lognormal" else {}) | {"kind": kind} | given
+
 
 class Clients(Table):
-    deadline_s: Positive | None = Field(None, description="a client cancels its request after so long")
+    deadline_s: Seconds | None = Field(None, description="a client cancels its request after so long")
     cancel_share: Share = Field(0.0, description="share of requests whose client leaves at a random moment")
-    cancel_mean_s: Positive = Field(10.0, description="mean time until such a client leaves (exponential)")
+    cancel_mean_s: Seconds = Field(10.0, description="mean time until such a client leaves (exponential)")
 
 
 class RouterTable(Table):
     policy: Literal["round_robin", "least_loaded", "prefix_aware", "random"] = Field(
         "least_loaded", description="replica of a request"
     )
-    latency_us: Annotated[float, Field(ge=0)] = Field(50.0, description="from client to replica")
-    bandwidth_gbps: Positive = Field(10.0, description="of that link, gigabits per second")
+    latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(50.0, description="from client to replica")
+    bandwidth_gbps: Annotated[float, Field(ge=1e-3)] = Field(10.0, description="of that link, gigabits per second")
 
 
 class Slo(Table):

@@ -120,7 +120,7 @@ def _validate(data: dict[str, Any], origins: Mapping[str, str], source: str = "<
         by_source: dict[str, list[Problem]] = {}
         for detail in error.errors():
             key = ".".join(str(part) for part in detail["loc"] if not _is_branch(part))
-            place = origins.get(key) or _origin_near(key, origins) or source
+            place = origin_of(key, origins) or source
             problem = Problem(key, _explain(detail, key))
             if problem not in by_source.setdefault(place, []):
                 by_source[place].append(problem)
@@ -131,10 +131,10 @@ def _validate(data: dict[str, Any], origins: Mapping[str, str], source: str = "<
         raise ConfigError(first[0], problems) from None
 
 
-def _origin_near(key: str, origins: Mapping[str, str]) -> str | None:
-    """Where the table around `key`, or a part of it, was given."""
+def origin_of(key: str, origins: Mapping[str, str]) -> str | None:
+    """Where `key` was given, or else the table around it or a part of it."""
     near = (place for given, place in origins.items() if key.startswith(f"{given}.") or given.startswith(f"{key}."))
-    return next(near, None)
+    return origins.get(key) or next(near, None)
 
 
 def _is_branch(part: Any) -> bool:

@@ -48,8 +48,13 @@ class TraceError(ForetokenError):
     """A trace that cannot be used: which file, which line, what was found."""
 
     def __init__(self, path: str, line: int | None, message: str) -> None:
-        super().__init__(f"{path}, line {line}: {message}" if line else f"{path}: {message}")
-        self.path, self.line = path, line
+        super().__init__(
+            path, line, message
+        )  # what it is made from: a process that fails passes on a copy of its error
+        self.path, self.line, self.message = path, line, message
+
+    def __str__(self) -> str:
+        return f"{self.path}, line {self.line}: {self.message}" if self.line else f"{self.path}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,21 @@ SETTINGS = {
     "no setting": (["engine.page_size"], ["engine.page_size", "table.key=value"]),
     "NaN": (["workload.rate=nan"], ["workload.rate", "finite", "nan"]),
     "infinity": (["workload.rate=inf"], ["workload.rate", "finite", "inf"]),
-    "negative rate": (["workload.rate=-1"], ["workload.rate", "greater than 0", "-1"]),
+    "negative rate": (["workload.rate=-1"], ["workload.rate", "greater than or equal to 0.000001", "-1"]),
     "probability above 1": (["acceptance.conditional=[0.5, 1.5]"], ["acceptance.conditional.1", "1.5"]),
-    "unknown GPU": (["hardware.gpu=H10"], ["'H10'", "did you mean 'H100'"]),
+    "a rate that no clock holds": (["workload.rate_scale=1e-300"], ["--set: workload.rate_scale", "1e-300"]),
+    "an endless deadline": (["clients.deadline_s=1e300"], ["clients.deadline_s", "less than or equal to 1000000000"]),
+    "a link without end": (["router.latency_us=1e30"], ["router.latency_us", "1e+30"]),
+    "a link without width": (["router.bandwidth_gbps=1e-300"], ["router.bandwidth_gbps", "1e-300"]),
+    "unknown GPU": (["hardware.gpu=H10"], ["--set: hardware.gpu", "'H10'", "did you mean 'H100'"]),
+    "several unknown names": (
+        ["hardware.gpu=H10", "hardware.host=x", "engine.eviction_policy=lur", "acceptance.preset=chta"],
+        ["hardware.gpu", "hardware.host", "engine.eviction_policy", "acceptance.preset", "did you mean 'lru'"],
+    ),
+    "a context that the model does not have": (
+        ["model.context_len=100000000"],
+        ["model.context_len", "131072 positions"],
+    ),
     "unknown model": (["model.target=llama-3.1-8"], ["model.target", "'llama-3.1-8'", "did you mean 'llama-3.1-8b'"]),
     "unknown algorithm": (["speculation.algorithm=EAGEL3"], ["'EAGEL3'", "did you mean 'EAGLE3'"]),
     "unknown host": (["hardware.host=x"], ["host", "'x'", "known"]),
@@ -39,6 +51,18 @@ SETTINGS = {
         ["speculation.policy=fixed", "speculation.steps=3", "speculation.topk=2", "speculation.num_draft_tokens=60"],
         ["num_draft_tokens", "60", "capacity", "at most 11"],
     ),
+    "nd without a draft": (
+        ["speculation.policy=fixed", "speculation.steps=2", "speculation.topk=4", "speculation.num_draft_tokens=1"],
+        ["speculation.num_draft_tokens", "1 is the root alone", "2 or more"],
+    ),
+    "nd beyond a look-up tree": (
+        ["speculation.algorithm=NGRAM", "speculation.topk=4", "speculation.num_draft_tokens=8"],
+        ["speculation.num_draft_tokens", "capacity", "at most 5"],
+    ),
+    "a tree deeper than acceptance is known": (
+        ["speculation.policy=fixed", "speculation.steps=65", "speculation.topk=2"],
+        ["speculation.steps", "65", "1 ... 64"],
+    ),
     "nd of a chain": (
         ["speculation.policy=fixed", "speculation.steps=3", "speculation.num_draft_tokens=60"],
         ["num_draft_tokens", "60", "expected 4"],
@@ -48,6 +72,7 @@ SETTINGS = {
         ["speculation.adaptive", "up_hysteresis"],
     ),
     "a length without its numbers": (["workload.prompt.kind=fixed"], ["workload.prompt.value", "missing"]),
+    "a length of another kind": (["workload.prompt={kind = 'uniform', mean = 9.0}"], ["workload.prompt", "no mean"]),
     "contradicting acceptance": (["acceptance.preset=chat", "acceptance.mean_length=2.0"], ["contradicts", "preset"]),
     "a file that is not there": (["acceptance.recorded=none.csv"], ["none.csv", "cannot be read"]),
     "a config.json that is not there": (["model.target=none/config.json"], ["none/config.json", "cannot be read"]),
@@ -171,3 +196,19 @@ def test_a_directory_that_cannot_be_made(command, tmp_path):
 def test_unknown_option_and_command(command):
     assert command("simulate", "--sed", "3").code == 2
     assert command("simulat").code == 2
+
+
+def test_problems_found_later_name_file_and_key(command, tmp_path):
+    """What only a look-up or an assembly can find is reported where the key was given, as a wrong type is."""
+    scenario = tmp_path / "typo.toml"
+    scenario.write_text('[hardware]\ngpu = "H10"\n[engine]\neviction_policy = "lur"\n')
+    outcome = command("simulate", str(scenario), *settings("model.target=lama-3.1-8b"))
+    assert outcome.code == 2
+    lines = outcome.err.splitlines()
+    assert len(lines) == 3
+    assert f"model.target ({scenario})" not in outcome.err
+    assert any(f"{scenario}" in line and "hardware.gpu" in line for line in lines)
+    assert any(f"{scenario}" in line and "engine.eviction_policy" in line for line in lines)
+    assert any("--set" in line and "model.target" in line for line in lines)
+    scenario.write_text('[speculation]\nalgorithm = "NONE"\ntopk = 4\n')
+    assert f"{scenario}: speculation.topk: " in command("simulate", str(scenario)).err

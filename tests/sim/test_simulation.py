@@ -207,3 +207,37 @@ def test_progress_is_told():
     simulation.run(seen.append)
     assert seen[-1].num_ended == seen[-1].num_expected == 20
     assert [p.now_ns for p in seen] == sorted(p.now_ns for p in seen)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"mean": 100.0}, {"kind": "lognormal", "mean": 100.0, "sigma": 0.8, "low": 4, "high": 2048}),
+        ({"kind": "lognormal", "high": 64}, {"kind": "lognormal", "mean": 256.0, "sigma": 0.8, "low": 4, "high": 64}),
+        ({"value": 7}, {"kind": "fixed", "value": 7}),
+        ({"values": [3, 9]}, {"kind": "empirical", "values": [3, 9]}),
+        ({"kind": "uniform", "high": 64}, {"kind": "uniform", "low": 1, "high": 64}),
+    ],
+)
+def test_a_length_says_only_what_differs(given, expected):
+    output = scenario_from_dict({"workload": {"output": given}}, "test").workload.output
+    assert {key: getattr(output, key) for key in expected} == expected
+
+
+def test_a_look_up_tree_as_large_as_its_steps_allow():
+    given = {"algorithm": "NGRAM", "policy": "fixed", "steps": 2, "topk": 2, "num_draft_tokens": 7}
+    summary = simulate(merged(SMALL, speculation=given))[2]
+    assert summary["completed"] == 80
+    assert summary["proposed_drafts"] == 6 * summary["verified_rows"]
+    assert 1 < summary["accept_length"] <= 3
+
+
+def test_a_trace_that_breaks_while_it_is_replayed(tmp_path):
+    """The file was whole when the run began; what the reader finds then reaches the user as it is."""
+    trace = tmp_path / "trace.csv"
+    rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48,10\n"
+    trace.write_text(rows)
+    simulation = Simulation(scenario_from_dict({"workload": {"trace": str(trace)}}, "test"))
+    trace.write_text(rows.replace("48", "many"))
+    with pytest.raises(TraceError, match=r"trace\.csv, line 2: ContextTokens 'many'"):
+        simulation.run()

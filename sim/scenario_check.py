@@ -1,0 +1,83 @@
+"""What a scenario's own types cannot say: names that stand for nothing, and a context that the model does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ..core.acceptance_presets import acceptance_preset
+from ..core.errors import ConfigError, ForetokenError, Problem
+from ..core.kv.eviction import unknown_policy
+from ..core.registry import get_algorithm
+from .cost.hardware import lookup_gpu
+from .cost.host import host_preset
+from .cost.model import ModelShape, lookup_model
+from .scenario import Scenario
+from .scenario_file import origin_of
+
+SCENARIO = "<scenario>"  # an error from this source has the full keys of a scenario
+
+_TABLE_OF = {
+    SCENARIO: "",
+    "speculation": "speculation.",
+    "acceptance": "acceptance.",
+    "<acceptance>": "acceptance.",
+    "<acceptance tree>": "speculation.",
+    "engine": "engine.",
+}
+
+
+def is_config_file(name: str) -> bool:
+    """Whether a model's name is the path of a config.json, or of the directory that has it."""
+    return name.endswith(".json") or Path(name).is_dir()
+
+
+def check_names(scenario: Scenario) -> None:
+    """Look up every name that stands for something. Raises ConfigError with all unknown ones under their keys."""
+    hardware, model, preset = scenario.hardware, scenario.model, scenario.acceptance.preset
+    lookups: list[tuple[str, str | None, Callable[[str], object]]] = [
+        ("model.target", None if is_config_file(model.target) else model.target, lookup_model),
+        ("model.draft", None if model.draft is None or is_config_file(model.draft) else model.draft, lookup_model),
+        ("hardware.gpu", hardware.gpu, lookup_gpu),
+        ("hardware.host", hardware.host, host_preset),
+        ("speculation.algorithm", scenario.speculation.algorithm, get_algorithm),
+        ("acceptance.preset", preset, acceptance_preset),
+    ]
+    problems = []
+    for key, name, lookup in lookups:
+        try:
+            if name is not None:
+                lookup(name)
+        except ConfigError as error:
+            problems += [Problem(key, problem.message) for problem in error.problems]
+        except ForetokenError as error:
+            problems.append(Problem(key, str(error)))
+    unknown = unknown_policy(scenario.engine.eviction_policy)
+    if unknown is not None:
+        problems.append(Problem("engine.eviction_policy", unknown.message))
+    if problems:
+        raise ConfigError(SCENARIO, problems)
+
+
+def check_context(scenario: Scenario, target: ModelShape) -> None:
+    """Raises ConfigError for a context beyond the model's positions, which no run of that model could reach."""
+    asked = scenario.model.context_len
+    if asked is not None and asked > target.max_context:
+        message = f"{asked} is beyond the {target.max_context} positions of {target.name}"
+        raise ConfigError(SCENARIO, [Problem("model.context_len", message)])
+
+
+def at_origins(error: ConfigError, origins: Mapping[str, str]) -> ConfigError:
+    """The same problems with full keys, under the file or option that gave the first of them."""
+    table = _TABLE_OF.get(error.source)
+    if table is None:
+        return error
+    problems = [Problem(f"{table}{problem.key}", problem.message) for problem in error.problems]
+    places = [origin_of(problem.key, origins) or SCENARIO for problem in problems]
+    return ConfigError(
+        places[0],
+        [
+            problem if place == places[0] else Problem(f"{problem.key} ({place})", problem.message)
+            for problem, place in zip(problems, places, strict=True)
+        ],
+    )
