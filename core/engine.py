@@ -437,7 +437,7 @@ class Engine:
         counted = self._settle_leaving(step, decode, settled) if self._leaving else settled.live
         self.rounds.feed_back(step, decode, settled.live, counted)
         if step.max_rounds > 1:
-            self.rounds.give_back(rounds, decode, settled.kv_before, self._in_later_step(step.rows))
+            self.rounds.give_back(rounds, decode, settled.kv_before_last, self._in_later_step(step.rows))
         if self._holding and (settled.live is None or settled.live.any()):
             self._holding = False
         ended = settled.ended

@@ -9,6 +9,7 @@ One column entry per request-table row. For a decoding request
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,7 @@ class LaunchedRounds:
     allocated: np.ndarray  # int64 [bs]: slots of each row before the step reserved its own
 
 
-@dataclass(frozen=True, slots=True)
-class SettledRounds:
+class SettledRounds(NamedTuple):
     """What a decode result comes to."""
 
     kept: np.ndarray  # int64 [rounds, bs]: tokens delivered; 0 for departed rows
@@ -39,6 +39,7 @@ class SettledRounds:
     ended: np.ndarray  # int64 [n]: columns (indices into rows) of the requests that are over
     stopped: np.ndarray  # bool [bs]
     kv_before: np.ndarray  # int64 [bs]: KV length at the start of the first round
+    kv_before_last: np.ndarray  # int64 [bs]: KV length at the start of the last round
 
 
 class DecodeRounds:
@@ -123,7 +124,7 @@ class DecodeRounds:
         targets = kv_len + reserve
         if self.config.page_size > 1:
             targets = ceil_to_page(targets, self.config.page_size)
-        if reserve > self.sizes.reserve:
+        if reserve > self.sizes.reserve and int(kv_len[kv_len.argmax()]) + reserve > self.sizes.row_width:
             # Beyond R the bound is the row: a request ends in it, and one round may follow before that is known.
             targets = np.minimum(targets, self.sizes.row_width)
         if not self.store.grow(index, targets):
@@ -140,20 +141,21 @@ class DecodeRounds:
     def settle(self, launched: LaunchedRounds, result: DecodeResult, departures_at_plan: int) -> SettledRounds:
         """Apply the finish rule and move the committed lengths of the live rows. Who ended is for the engine to finish."""
         rows = launched.index
-        lens = result.accept_lens
-        kv_before = self.kv_len[rows]
-        last = lens[-1]
+        lens, rounds = result.accept_lens, result.rounds
+        kv_before = kv_before_last = self.kv_len[rows]
+        if rounds > 1:
+            # A plain round emits one token, whoever runs it: nothing is to be added up.
+            plain = launched.step.steps == 0
+            kv_before_last = kv_before + (rounds - 1 if plain else np.add.reduce(lens[:-1], axis=0, dtype=np.int64))
         stops = None if result.stop_index is None else result.stop_index[-1]
-        if result.rounds == 1:
-            runs = settle_runs(last, stops, self.end_len[rows] - kv_before)
-            kept, total = runs.kept[None, :], runs.kept
+        runs = settle_runs(lens[-1], stops, self.end_len[rows] - kv_before_last)
+        if rounds == 1:
+            kept = runs.kept[None, :]
         else:
-            earlier = np.add.reduce(lens[:-1], axis=0, dtype=np.int64)
-            runs = settle_runs(last, stops, self.end_len[rows] - kv_before - earlier)
             kept = lens.astype(np.int64)
             kept[-1] = runs.kept
-            total = earlier + runs.kept
         ended = runs.ended
+        kv_after = kv_before_last + runs.kept
         live = None
         if departures_at_plan != self.departures:
             live = self.live[rows]
@@ -162,30 +164,31 @@ class DecodeRounds:
             else:
                 ended = ended & live
                 kept = kept * live
-                total = total * live
         if live is None:
-            if total[total.argmin()] < result.rounds:
-                raise InvariantViolation("ACCEPT-02", f"a live row emitted fewer than {result.rounds} tokens")
-            self.kv_len[rows] = kv_before + total
+            emitted = kv_after - kv_before
+            if emitted[emitted.argmin()] < rounds:
+                raise InvariantViolation("ACCEPT-02", f"a live row emitted fewer than {rounds} tokens")
+            self.kv_len[rows] = kv_after
         else:
-            self.kv_len[rows[live]] = (kv_before + total)[live]
-        return SettledRounds(kept, live, ended.nonzero()[0], runs.stopped, kv_before)
+            self.kv_len[rows[live]] = kv_after[live]
+        return SettledRounds(kept, live, ended.nonzero()[0], runs.stopped, kv_before, kv_before_last)
 
     def give_back(
-        self, launched: LaunchedRounds, result: DecodeResult, kv_before: np.ndarray, in_later_step: np.ndarray | bool
+        self,
+        launched: LaunchedRounds,
+        result: DecodeResult,
+        kv_before_last: np.ndarray,
+        in_later_step: np.ndarray | bool,
     ) -> None:
         """After a block: release the slots that its rounds, planned one by one, would not hold now.
 
         Planned singly, a round reserves R from the length known then: in synchronous mode that before the round, in overlap mode that
         before the round before it. A row of a later launched step was planned once more, one round on.
         """
-        rounds, lens = result.rounds, result.accept_lens
-        before_last = kv_before + np.add.reduce(lens[:-1], axis=0, dtype=np.int64)
+        known = kv_before_last
         if self.config.overlap and in_later_step is not True:
-            known = launched.step.seq_lens if rounds == 1 else before_last - lens[-2]
-            known = known if in_later_step is False else np.where(in_later_step, before_last, known)
-        else:
-            known = before_last
+            known = launched.step.seq_lens if result.rounds == 1 else kv_before_last - result.accept_lens[-2]
+            known = known if in_later_step is False else np.where(in_later_step, kv_before_last, known)
         held = known + self.sizes.reserve
         if self.config.page_size > 1:
             held = ceil_to_page(held, self.config.page_size)

@@ -225,9 +225,10 @@ class AdaptiveController:
             return
         proposed = self._shape.num_draft_tokens(executed_steps, bs) - 1
         limit = min(executed_steps, proposed) if self._depth_limited else proposed
-        counts = [rounds * rows] if not proposed and not correct_drafts.any() else None
-        if counts is None:
-            counts = checked_counts(correct_drafts.ravel(), limit)
+        if not proposed and not np.count_nonzero(correct_drafts):
+            self._counters.add((rounds * rows,), 0, rounds * rows, 0, calls=rounds)
+            return
+        counts = checked_counts(correct_drafts.ravel(), limit)
         total = sum(correct * count for correct, count in enumerate(counts))
         self._counters.add(counts, total, rounds * rows, proposed, calls=rounds)
 

@@ -69,8 +69,8 @@ class KVAllocator:
         # [0, _num_free_pages) of the stack are free pages, the top is handed out first; the rest is left-over.
         self._stack = np.arange(num_pages, 0, -1, dtype=np.int32)
         self._num_free_pages = num_pages
-        # 1 for a page that someone holds. The dummy is 0 for ever, so that freeing it is caught like any double free.
-        self._held = np.zeros(num_pages + 1, dtype=np.uint8)
+        # True for a page that someone holds. The dummy is False for ever, so that freeing it is caught like any double free.
+        self._held = np.zeros(num_pages + 1, dtype=bool)
         # Scratch for finding duplicates within one call, without a sort.
         self._last_seen_at = np.zeros(num_pages + 1, dtype=np.int32)
         self._counting = np.arange(num_pages, dtype=np.int32)
@@ -115,7 +115,7 @@ class KVAllocator:
             )
         bottom = top - num_pages
         pages = self._stack[bottom:top][::-1].copy()
-        self._held[pages.astype(np.intp)] = 1
+        self._held[pages.astype(np.intp)] = True
         self._num_free_pages = bottom
         return pages if page_size == 1 else self._slots_of(pages)
 
@@ -144,7 +144,7 @@ class KVAllocator:
         self._last_seen_at[index] = counting
         if np.count_nonzero(self._last_seen_at.take(index) == counting) != num_pages:
             raise self._refusal(pages)
-        self._held[index] = 0
+        self._held[index] = False
         self._stack[self._num_free_pages : top] = pages[::-1]
         self._num_free_pages = top
 
@@ -160,8 +160,8 @@ class KVAllocator:
         )
         self._num_free_pages = snapshot.free_pages.size
         self._stack[: self._num_free_pages] = snapshot.free_pages
-        self._held[1:] = 1
-        self._held[snapshot.free_pages] = 0
+        self._held[1:] = True
+        self._held[snapshot.free_pages] = False
 
     def check(self, holders: Iterable[Slots] | None = None) -> None:
         """Recount everything from scratch; raise `InvariantViolation` with the id of what is broken.

@@ -31,7 +31,17 @@ class RequestTable:
     for ever.
     """
 
-    __slots__ = ("_counting", "_free_rows", "_held", "epochs", "num_rows", "slots", "width")
+    __slots__ = (
+        "_counting",
+        "_counting_cells",
+        "_flat",
+        "_free_rows",
+        "_held",
+        "epochs",
+        "num_rows",
+        "slots",
+        "width",
+    )
 
     def __init__(self, num_rows: int, width: int) -> None:
         assert num_rows >= 0, f"num_rows is {num_rows}, expected at least 0"
@@ -42,7 +52,10 @@ class RequestTable:
         self.epochs = np.zeros(num_rows + 1, dtype=np.int64)
         self._free_rows = list(range(num_rows, 0, -1))
         self._held = bytearray(num_rows + 1)
+        # The same memory as one line: a single index costs a fraction of a pair of them.
+        self._flat = self.slots.reshape(-1)
         self._counting = np.arange(max(width, 1), dtype=np.int32)
+        self._counting_cells = np.arange(max(width, 1), dtype=np.intp)
 
     @property
     def num_free_rows(self) -> int:
@@ -82,12 +95,14 @@ class RequestTable:
         a device copy of the table can follow. A row may occur several times as long as its ranges do not overlap.
         Raises `InvariantViolation` (ALLOC-07) and writes nothing where a range does not fit the row.
         """
-        table_rows, table_cols = self._cells(rows, starts, counts, slots.size)
-        try:
-            self.slots[_as_index(table_rows), _as_index(table_cols)] = slots
-        except IndexError as error:
-            raise InvariantViolation("ALLOC-07", f"a write outside the request table: {error}") from None
-        return table_rows, table_cols
+        count = self._common_count(counts, len(rows), slots.size)
+        self._flat[self._cells(rows, starts, counts, count, slots.size)] = slots
+        if count == 1:
+            return rows.astype(np.int32), starts.astype(np.int32)
+        if count is not None:
+            columns = starts.astype(np.int32)[:, None] + self._counting[:count]
+            return rows.astype(np.int32).repeat(count), columns.ravel()
+        return rows.astype(np.int32).repeat(counts), self._ragged(starts, counts, slots.size, np.int32)
 
     def write_row(self, row: int, start: int, slots: NDArray[np.int32]) -> tuple[Index, Index]:
         """Write `slots` int32 [n] at `[row, start : start + n]`; returns the cells and raises as `write` does."""
@@ -110,11 +125,7 @@ class RequestTable:
     def gather_ragged(self, rows: Index, starts: Index, counts: Index | int) -> NDArray[np.int32]:
         """The slots at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, joined: int32 [sum of counts]."""
         total = counts * len(rows) if isinstance(counts, int) else int(np.add.reduce(counts))
-        table_rows, table_cols = self._cells(rows, starts, counts, total)
-        try:
-            return self.slots[_as_index(table_rows), _as_index(table_cols)]
-        except IndexError as error:
-            raise InvariantViolation("ALLOC-07", f"a read outside the request table: {error}") from None
+        return self._flat.take(self._cells(rows, starts, counts, self._common_count(counts, len(rows), total), total))
 
     def check(self) -> None:
         """Recount the rows from scratch; raise `InvariantViolation` with the id of what is broken."""
@@ -129,36 +140,52 @@ class RequestTable:
         if (held[1:] > self.epochs[1:]).any():
             raise InvariantViolation("RELAY-03", "a row is held whose epoch was never counted up")
 
-    def _cells(self, rows: Index, starts: Index, counts: Index | int, total: int) -> tuple[Index, Index]:
-        """Row and column of each cell of a ragged range, int32 [total] each, never aliases of the arguments.
-
-        A decode round gives every row the same number of slots more often than not, hence the two fast paths.
-        """
-        n = len(rows)
+    def _common_count(self, counts: Index | int, num_rows: int, total: int) -> int | None:
+        """The size of every range if all are alike, as in a decode round more often than not; else None."""
         if isinstance(counts, int):
-            count, uniform = counts, True
-        else:
-            count = int(counts[0]) if n else 0
-            uniform = count * n == total and np.count_nonzero(counts == count) == n
-        if uniform:
-            if count * n != total or count < 0:
-                raise InvariantViolation("ALLOC-07", f"{n} ranges of {count} slots do not take {total} slots")
-            if count == 1:
-                return rows.astype(np.int32), starts.astype(np.int32)
-            if count > self.width:
-                raise InvariantViolation("ALLOC-07", f"{count} slots do not fit a row of {self.width}")
-            cols = starts.astype(np.int32)[:, None] + self._counting[:count]
-            return rows.astype(np.int32).repeat(count), cols.ravel()
-        ends = np.add.accumulate(counts)
-        if ends[-1] != total or np.minimum.reduce(counts) < 0:
+            if counts < 0 or counts * num_rows != total:
+                raise InvariantViolation("ALLOC-07", f"{num_rows} ranges of {counts} slots do not take {total} slots")
+            return counts
+        count = int(counts[0]) if num_rows else 0
+        if count >= 0 and count * num_rows == total and np.count_nonzero(counts == count) == num_rows:
+            return count
+        if int(np.add.reduce(counts)) != total or counts[counts.argmin()] < 0:
             raise InvariantViolation("ALLOC-07", f"ranges of {counts.tolist()} slots do not take {total} slots")
-        # Cell number c of the whole lies in column starts[i] + (c − cells before range i).
-        shifts = (starts - ends + counts).astype(np.int32)
-        counting = self._counting[:total] if total <= self.width else np.arange(total, dtype=np.int32)
-        return rows.astype(np.int32).repeat(counts), shifts.repeat(counts) + counting
+        return None
 
+    def _cells(
+        self, rows: Index, starts: Index, counts: Index | int, count: int | None, total: int
+    ) -> NDArray[np.intp]:
+        """The cells of ragged ranges as indices into the flat table, intp [total]. `count` is the size that all have, if any.
 
-def _as_index(cells: NDArray[np.int32]) -> NDArray[np.intp]:
-    """`cells` as an index. Read as unsigned, a negative one is out of bounds instead of counting from the end; NumPy indexes
-    by intp several times faster than by any other integer."""
-    return cells.view(np.uint32).astype(np.intp)
+        The ends of the ranges are checked instead of their cells: in the flat table a range too long runs into the next row.
+        """
+        if not len(rows):
+            return self._counting_cells[:0]
+        stops = starts + (counts if count is None else count)
+        last_row, last_column = rows[rows.argmax()], stops[stops.argmax()]
+        if (
+            rows[rows.argmin()] < 0
+            or last_row > self.num_rows
+            or starts[starts.argmin()] < 0
+            or last_column > self.width
+        ):
+            raise InvariantViolation(
+                "ALLOC-07", f"row {last_row} or column {last_column} is outside {self.num_rows + 1} × {self.width}"
+            )
+        first = rows * np.intp(self.width) + starts
+        if count == 1:
+            return first
+        if count is not None:
+            return (first[:, None] + self._counting_cells[:count]).ravel()
+        return self._ragged(first, counts, total, np.intp)
+
+    def _ragged(self, starts: Index, counts: Index, total: int, dtype: type) -> Index:
+        """starts[i] … starts[i] + counts[i] − 1 for all i, joined: integers of `dtype` [total]."""
+        # Number c of the whole is starts[i] + (c − numbers before range i).
+        shifts = (starts - np.add.accumulate(counts) + counts).astype(dtype)
+        if total <= self.width:
+            counting = (self._counting if dtype is np.int32 else self._counting_cells)[:total]
+        else:
+            counting = np.arange(total, dtype=dtype)
+        return shifts.repeat(counts) + counting

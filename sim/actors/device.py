@@ -121,8 +121,9 @@ class Device:
         kv_tokens = int(self._kv_len[rows].dot(self._units[:batch_size]))
         if decode.steps == 0:
             lens = self._all_ones(limit, batch_size)
-            emitted = self._units[:1].repeat(limit) * batch_size
-            grown = self._counting[:limit] * batch_size
+            grown = self._counting[: limit + 1] * batch_size
+            emitted = grown[1:2].repeat(limit)
+            grown = grown[:-1]
             rounds = limit
         else:
             lens, rounds = self._draw_lens(decode, rows, left, limit)
@@ -160,10 +161,13 @@ class Device:
         kept = np.minimum(total, left)
         self._kv_len[rows] += kept
         self._position[rows] += kept
-        self._left[rows] = left - kept
+        still_left = left - kept
+        self._left[rows] = still_left
         stop_index, end = None, BlockEnd.ASKED if asked else BlockEnd.MAX_ROUNDS
-        ended = kept == left
-        ended &= left > 0
+        # One look finds the usual case, that nobody ended.
+        ended = still_left == 0
+        if np.count_nonzero(ended):
+            ended &= left > 0
         if np.count_nonzero(ended):
             end = BlockEnd.REQUEST_ENDED
             stops = ended & self._ends_by_stop[rows]
