@@ -18,6 +18,7 @@ from .errors import InvariantViolation
 
 _KEY_FACTOR = np.array(0x9E3779B97F4A7C15, dtype=np.uint64)
 _NOBODY = 1 << 63
+_ROUNDS_AT_ONCE = 8
 
 
 class RunCache:
@@ -57,15 +58,27 @@ class RunCache:
         return np.minimum(self._flat[where], self._caps[steps])
 
     def accept_lens_of_rounds(
-        self, rows: np.ndarray, request_keys: np.ndarray, positions: np.ndarray, steps: int, rounds: int
+        self,
+        rows: np.ndarray,
+        request_keys: np.ndarray,
+        positions: np.ndarray,
+        steps: int,
+        rounds: int,
+        left: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Successive rounds of the same rows: int32 [rounds, bs]. Round i + 1 starts where round i ended."""
+        """Successive rounds of the same rows: int32 [rounds, bs]. Round i + 1 starts where round i ended.
+
+        With `left` int64 [bs] the first round in which some row has emitted `left` tokens in all is the last: fewer rounds
+        may come back.
+        """
         batch = len(rows)
         if steps == 0 or batch == 0:
             return np.ones((rounds, batch), np.int32)
         out = np.empty((rounds, batch), np.int32)
         most = self._caps[steps]
-        at_once = max(1, (self.width - self.process.alignment) // (steps + 1))
+        # A batch seldom goes on for long without an end, and asking for few positions draws new windows later.
+        few = rounds if left is None else _ROUNDS_AT_ONCE
+        at_once = max(1, min(few, (self.width - self.process.alignment) // (steps + 1)))
         rows = rows.astype(np.int64)
         row_starts = rows * self.width
         done = 0
@@ -73,10 +86,15 @@ class RunCache:
             count = min(rounds - done, at_once)
             where = self._offsets(rows, request_keys, positions, (count - 1) * (steps + 1))
             where = where + row_starts
+            start = where.copy()
+            ends = None if left is None else where + left
             for i in range(done, done + count):
-                lens = np.minimum(self._flat.take(where), most, out=out[i])
-                where += lens
-            positions = positions + out[done : done + count].sum(axis=0, dtype=np.int64)
+                where += np.minimum(self._flat.take(where), most, out=out[i])
+                if ends is not None and np.count_nonzero(where >= ends):
+                    return out[: i + 1]
+            where -= start
+            positions = positions + where
+            left = None if left is None else left - where
             done += count
         return out
 

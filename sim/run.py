@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import simpy
 
 from ..core.acceptance import AcceptanceProcess, GaussianAcceptance
@@ -58,6 +59,7 @@ class Simulation:
 
     PROGRESS_EVERY_S = 0.1
     EVENTS_PER_LOOK = 2000
+    REQUESTS_FORESEEN = 64
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Simulation:
         self.refusals: dict[str, int] = {}
         self._num_submitted = 0
         self._num_ended = 0
+        self._foreseen = 0  # requests below this number were announced to the device
         self._waiting_clients: dict[str, simpy.Event] = {}
         self._has_listeners = scenario.workload.concurrency is not None or scenario.clients != type(scenario.clients)()
         day = scenario.acceptance.day_amplitude
@@ -160,11 +163,19 @@ class Simulation:
         shift = self._day.shift(self.env.now) if self._day is not None else 0.0
         truth = Truth(arrival.output_len, request_key(request_id), shift)
         self._num_submitted += 1
+        if arrival.row >= self._foreseen and len(self.replicas) == 1 and self._day is None:
+            self._foresee(arrival.row)
         ended = None
         if self._has_listeners:
             ended = self._waiting_clients[request_id] = self.env.event()
         self.router.submit(request, truth)
         return request_id, ended
+
+    def _foresee(self, first: int) -> None:
+        """Announce the next requests to the device: ids, and with them the keys of all draws, are known before anybody arrives."""
+        self._foreseen = first + self.REQUESTS_FORESEEN
+        keys = [request_key(f"r{row}") for row in range(first, self._foreseen)]
+        self.replicas[0].device.foresee(np.array(keys, dtype=np.uint64))
 
     def _ended(self, replica: int, finished: FinishedRequest) -> None:
         """A replica is done with a request, or has refused it."""

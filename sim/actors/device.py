@@ -56,6 +56,7 @@ class Device:
         self._for_tree = for_tree
         self._caches: dict[tuple[int, int, int], RunCache] = {}
         self._chain = RunCache(acceptance, num_rows)
+        self._last_cache: RunCache | None = None  # None: nothing was drafted yet
         self._kv_len = np.zeros(num_rows + 1, dtype=np.int64)
         self._position = np.zeros(
             num_rows + 1, dtype=np.int64
@@ -83,6 +84,11 @@ class Device:
             self._key[row] = truth.key
             if truth.quality_shift:
                 self._chain.set_shifts(np.array([row]), truth.quality_shift)
+
+    def foresee(self, keys: np.ndarray) -> None:
+        """Requests with these keys, uint64 [n], will probably come: their first windows are cheaper drawn together."""
+        if self._last_cache is not None:
+            self._last_cache.prime(keys)
 
     # -- prefill ------------------------------------------------------------------------------------------------------
 
@@ -140,14 +146,12 @@ class Device:
 
     def _draw_lens(self, decode: DecodeStep, rows: np.ndarray, left: np.ndarray, limit: int) -> tuple[np.ndarray, int]:
         """Accept lengths int32 [≥ rounds, bs] and the number of rounds, up to the first in which a request ends."""
-        cache = self._cache(decode)
+        cache = self._last_cache = self._cache(decode)
         keys, positions = self._key[rows], self._position[rows]
         if limit == 1:
             return cache.accept_lens(rows, keys, positions, decode.steps)[None, :], 1
-        lens = cache.accept_lens_of_rounds(rows, keys, positions, decode.steps, limit)
-        over = (np.add.accumulate(lens, axis=0) >= left).any(axis=1)
-        first = int(over.argmax())
-        return lens, first + 1 if over[first] else limit
+        lens = cache.accept_lens_of_rounds(rows, keys, positions, decode.steps, limit, left)
+        return lens, len(lens)
 
     def apply(self, decode: DecodeStep, drawn: DrawnRounds, rounds: int, asked: bool) -> DecodeResult:
         """Run the first `rounds` of what was drawn. `asked`: the driver stopped the block there."""
