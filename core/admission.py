@@ -6,7 +6,7 @@ enters when its whole context and one reserve R fit, together with what the runn
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from .step import NO_TOKEN, Join, PrefillStep
 from .waiting import WaitingQueue
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Positions [start, start + length) of one request's context."""
 
     record: RequestRecord

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,16 +40,14 @@ from .rounds import DecodeRounds, LaunchedRounds, SettledRounds
 from .step import DecodeResult, DecodeStep, Join, Step, StepResult
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitOutcome:
+class SubmitOutcome(NamedTuple):
     """`refusal` is empty if the request was queued. `replan`: a new plan could differ, so stop the running block."""
 
     refusal: str
     replan: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AbortOutcome:
+class AbortOutcome(NamedTuple):
     """`finished` is None if no live request has that id (it may have ended just before), or if a block of rounds is running: what its
     earlier rounds delivered is known when it is committed, and the request ends there."""
 
@@ -56,8 +55,7 @@ class AbortOutcome:
     replan: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CommitOutcome:
+class CommitOutcome(NamedTuple):
     """What a committed step brought to an end, and which requests got their first token since they entered."""
 
     finished: tuple[FinishedRequest, ...]
@@ -271,7 +269,10 @@ class Engine:
     def _plan_rounds(self) -> LaunchedRounds | None:
         """Reserve the next decode round or block; retract the least entitled request while not even one round fits."""
         while len(self.rounds.rows):
-            unseen = sum(launched.step.max_rounds for launched in self._launched if launched.rounds is not None)
+            unseen = 0
+            for launched in self._launched:
+                if launched.rounds is not None:
+                    unseen += launched.rounds.step.max_rounds
             slack = self._block_slack if self.config.overlap else 0
             rounds = self.rounds.reserve(unseen, self._max_rounds(), slack)
             if rounds is not None:
@@ -294,8 +295,9 @@ class Engine:
             return 1
         if self.admission.in_progress is not None:
             return 1
-        if any(launched.step.max_rounds > 1 for launched in self._launched):
-            return 1
+        for launched in self._launched:
+            if launched.step.max_rounds > 1:
+                return 1
         if len(self.admission.queue):
             if self.config.preempt and self._lower_than_head():
                 return 1

@@ -186,7 +186,7 @@ class RunMetrics:
         step, result = event.step, event.result
         decode, first = step.decode, event.first_tokens
         held, waiting = state.planned.popleft()
-        prefill_tokens = 0 if step.prefill is None else int(step.prefill.lens.sum())
+        prefill_tokens = 0 if step.prefill is None else int(np.add.reduce(step.prefill.lens))
         rounds, batch_size, steps, nd = 1, 0, -1, -1
         if first:
             self._piece_slots.append([state.slots[request_id] for request_id in first])

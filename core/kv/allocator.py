@@ -50,10 +50,9 @@ class KVAllocator:
     """
 
     __slots__ = (
-        "_counting",
         "_held",
-        "_last_seen_at",
         "_num_free_pages",
+        "_numbers",
         "_offsets",
         "_stack",
         "num_pages",
@@ -69,11 +68,10 @@ class KVAllocator:
         # [0, _num_free_pages) of the stack are free pages, the top is handed out first; the rest is left-over.
         self._stack = np.arange(num_pages, 0, -1, dtype=np.int32)
         self._num_free_pages = num_pages
-        # True for a page that someone holds. The dummy is False for ever, so that freeing it is caught like any double free.
-        self._held = np.zeros(num_pages + 1, dtype=bool)
-        # Scratch for finding duplicates within one call, without a sort.
-        self._last_seen_at = np.zeros(num_pages + 1, dtype=np.int32)
-        self._counting = np.arange(num_pages, dtype=np.int32)
+        # Not 0 for a page that someone holds. The dummy is 0 for ever, so that freeing it is caught like any double free.
+        # `free` numbers its pages here to find duplicates without a sort: one array, as each costs cache misses of its own.
+        self._held = np.zeros(num_pages + 1, dtype=np.int32)
+        self._numbers = np.arange(1, num_pages + 1, dtype=np.int32)
         self._offsets = np.arange(page_size, dtype=np.int32)
 
     @property
@@ -115,7 +113,7 @@ class KVAllocator:
             )
         bottom = top - num_pages
         pages = self._stack[bottom:top][::-1].copy()
-        self._held[pages.astype(np.intp)] = True
+        self._held[pages.astype(np.intp)] = 1
         self._num_free_pages = bottom
         return pages if page_size == 1 else self._slots_of(pages)
 
@@ -140,11 +138,12 @@ class KVAllocator:
             raise self._refusal(pages) from None
         if num_held != num_pages or top > self.num_pages:
             raise self._refusal(pages)
-        counting = self._counting[:num_pages]
-        self._last_seen_at[index] = counting
-        if np.count_nonzero(self._last_seen_at.take(index) == counting) != num_pages:
+        numbers = self._numbers[:num_pages]
+        self._held[index] = numbers
+        if np.count_nonzero(self._held.take(index) == numbers) != num_pages:
+            self._held[index] = 1
             raise self._refusal(pages)
-        self._held[index] = False
+        self._held[index] = 0
         self._stack[self._num_free_pages : top] = pages[::-1]
         self._num_free_pages = top
 
@@ -160,8 +159,8 @@ class KVAllocator:
         )
         self._num_free_pages = snapshot.free_pages.size
         self._stack[: self._num_free_pages] = snapshot.free_pages
-        self._held[1:] = True
-        self._held[snapshot.free_pages] = False
+        self._held[1:] = 1
+        self._held[snapshot.free_pages] = 0
 
     def check(self, holders: Iterable[Slots] | None = None) -> None:
         """Recount everything from scratch; raise `InvariantViolation` with the id of what is broken.
@@ -181,7 +180,7 @@ class KVAllocator:
         times_free = np.bincount(free, minlength=self.num_pages + 1)
         if times_free.max(initial=0) > 1:
             raise InvariantViolation("ALLOC-02", f"page {int(times_free.argmax())} stands twice in the free list")
-        both = np.flatnonzero(self._held[1:] == times_free[1:]) + 1
+        both = np.flatnonzero((self._held[1:] != 0) == times_free[1:]) + 1
         if both.size:
             state = "free and held" if self._held[both[0]] else "neither free nor held"
             raise InvariantViolation("ALLOC-05", f"page {both[0]} is {state}")
@@ -200,8 +199,8 @@ class KVAllocator:
                 "ALLOC-12", f"a holder has slot {wrong}, outside {self.page_size}..{num_pool_slots - 1}"
             )
         times = np.bincount(claimed, minlength=num_pool_slots)
-        held = np.repeat(self._held, self.page_size)
-        wrong = np.flatnonzero((times > 0) & (held == 0))
+        held = np.repeat(self._held != 0, self.page_size)
+        wrong = np.flatnonzero((times > 0) & ~held)
         if wrong.size:
             raise InvariantViolation("ALLOC-03", f"slot {wrong[0]} is in a holder's hands and on the free list")
         wrong = np.flatnonzero(times > 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ from .radix import PrefixMatch, RadixCache, RadixNode
 from .request_table import RequestTable
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(NamedTuple):
     """A row to be released once `fence` is committed. `tokens` int64 [≥ num_valid] are cached if they are known."""
 
     fence: int

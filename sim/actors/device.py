@@ -133,7 +133,7 @@ class Device:
             rounds = limit
         else:
             lens, rounds = self._draw_lens(decode, rows, left, limit)
-            emitted = lens.sum(axis=1, dtype=np.int64)
+            emitted = np.add.reduce(lens, axis=1, dtype=np.int64)
             grown = np.add.accumulate(emitted[:rounds]) - emitted[:rounds]
         device_ns = emitted
         if timed:
@@ -160,7 +160,7 @@ class Device:
         if rounds == 1:
             total = lens[0]
         else:
-            total = self._counting[rounds] if decode.steps == 0 else lens.sum(axis=0, dtype=np.int64)
+            total = self._counting[rounds] if decode.steps == 0 else np.add.reduce(lens, axis=0, dtype=np.int64)
         left = drawn.left
         kept = np.minimum(total, left)
         self._kv_len[rows] += kept

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import simpy
@@ -44,8 +44,7 @@ class Flight:
     drawn: DrawnRounds | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BlockTimes:
+class BlockTimes(NamedTuple):
     """When the rounds of a block end: on the device, at the host, and when the round after each is launched."""
 
     device_end_ns: np.ndarray  # int64 [rounds]
@@ -233,7 +232,7 @@ class EngineActor:
         self._cpu_free_ns = self.env.now
         if len(self._flights) > 1:
             self._flights[1].launched_ns = int(times.next_launch_ns[rounds - 1])
-        self.device.busy_ns += int(drawn.device_ns[:rounds].sum())
+        self.device.busy_ns += int(np.add.reduce(drawn.device_ns[:rounds]))
         self.rounds += rounds
         if self._spans is not None:
             self._span_device(step, started_ns, self._device_free_ns - started_ns, rounds)
@@ -253,7 +252,7 @@ class EngineActor:
         periods = device_ns + commit_ns
         periods[1:] += flight.host_ns
         start_ns = max(self._device_free_ns, flight.launched_ns)
-        commit_end_ns = start_ns + np.cumsum(periods)
+        commit_end_ns = start_ns + np.add.accumulate(periods)
         return BlockTimes(commit_end_ns - commit_ns, commit_end_ns, commit_end_ns + flight.host_ns)
 
     def _overlap_times(self, flight: Flight) -> BlockTimes:
@@ -261,9 +260,9 @@ class EngineActor:
         device_ns, commit_ns, host_ns = flight.drawn.device_ns, self._commit_costs(flight), flight.host_ns
         first_end_ns = max(self._device_free_ns, flight.launched_ns) + int(device_ns[0])
         second_launch_ns = self._tail_planned_ns + host_ns
-        if second_launch_ns <= first_end_ns and (device_ns[1:] >= commit_ns[:-1] + host_ns).all():
+        if second_launch_ns <= first_end_ns and not np.count_nonzero(device_ns[1:] < commit_ns[:-1] + host_ns):
             # The device is never kept waiting.
-            device_end_ns = first_end_ns + np.cumsum(device_ns) - device_ns[0]
+            device_end_ns = first_end_ns + np.add.accumulate(device_ns) - device_ns[0]
             commit_end_ns = device_end_ns + commit_ns
             next_launch_ns = np.empty_like(commit_end_ns)
             next_launch_ns[0] = second_launch_ns

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,7 @@ class TimeOverflow(ForetokenError):
     """A pass so slow that its time leaves 64 bits: a parameter (often a calibration's unit) must be wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Term:
+class _Term(NamedTuple):
     """One pass in fixed point; `repeat` is multiplied in."""
 
     floor: int

@@ -115,6 +115,8 @@ class RoundCost:
         self._lm_heads: dict[tuple[bool, int], float] = {}
         self._fusions: dict[int, float] = {}
         self._riders: dict[tuple[int, int, int, int], _Rider] = {}
+        self._first_samplings: dict[int, Pass] = {}
+        self._gap = Line(self.launch.graph_gap_ns)
 
     # The hot path: one dictionary look-up and a few integer operations.
     def decode_ns(
@@ -197,7 +199,7 @@ class RoundCost:
             "verify": Line(self._target.layers_ns(tokens)),
             "attention": self._target.decode_attention(nodes, batch_size * nodes),
             "lm_head": Line(self._lm_head_ns(False, tokens)),
-            "launch": Line(self.launch.graph_gap_ns),
+            "launch": self._gap,
         }
         if self.tp > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens))
@@ -354,7 +356,9 @@ class RoundCost:
         rider = self._rider(batch_size, steps, topk, nodes)
         new_tokens = sum(new for new, _ in chunks)
         verify = self._mixed_target_pass(chunks, new_tokens, batch_size, nodes, rider.attention)
-        first_tokens = Pass({"sampling": Line(self._sampling_ns(len(chunks)))})
+        first_tokens = self._first_samplings.get(len(chunks))
+        if first_tokens is None:
+            first_tokens = self._first_samplings[len(chunks)] = Pass({"sampling": Line(self._sampling_ns(len(chunks)))})
         passes = [*rider.drafting, verify, *self._ngram_pass(verify, steps), *rider.after_verify, first_tokens]
         if self._draft is not None and self.draft is not None:
             logit_rows = len(chunks) + (batch_size if rider.caught_up_tokens else 0)
@@ -386,7 +390,7 @@ class RoundCost:
             "verify": Line(self._target.layers_ns(tokens)),
             "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
             "lm_head": Line(self._lm_head_ns(False, len(chunks) + batch_size * nodes)),
-            "launch": Line(self.launch.graph_gap_ns),
+            "launch": self._gap,
         }
         if self.tp > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens))
