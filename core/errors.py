@@ -27,8 +27,13 @@ class InvariantViolation(AssertionError):
     """The program contradicts itself: `invariant` is the id in the catalogue of invariants (for example ALLOC-10)."""
 
     def __init__(self, invariant: str, message: str) -> None:
-        super().__init__(f"{invariant}: {message}")
+        # `args` are the constructor's own, so that an error can be copied, as SimPy does when a process raises it.
+        super().__init__(invariant, message)
         self.invariant = invariant
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +54,14 @@ class ConfigError(ForetokenError):
     """One input (a file, or `<arguments>`) with all its problems at once."""
 
     def __init__(self, source: str, problems: Iterable[Problem]) -> None:
+        problems = tuple(problems)
+        assert problems, "a ConfigError without a problem"
+        super().__init__(source, problems)  # `args` are the constructor's own, so that an error can be copied
         self.source = source
-        self.problems = tuple(problems)
-        assert self.problems, "a ConfigError without a problem"
-        super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(f"{self.source}: {problem}" for problem in self.problems)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -96,6 +96,10 @@ def algorithm_names() -> list[str]:
 def _load_entry_points(key: str) -> None:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name.upper() == key:
-            loaded = entry.load()
+            try:
+                loaded = entry.load()
+            except (ImportError, AttributeError) as error:
+                source = f"entry point {entry.value}"
+                raise ConfigError(source, [Problem("algorithm", f"{entry.name} cannot be loaded: {error}")]) from error
             if key not in _plugins:
                 register_algorithm(entry.name)(loaded)

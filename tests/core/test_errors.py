@@ -1,0 +1,39 @@
+"""Errors say what is wrong, and survive being copied as SimPy copies what a process raises."""
+
+import pytest
+import simpy
+
+from foretoken.core.errors import ConfigError, InvariantViolation, Problem, nearest
+
+ERRORS = [
+    ConfigError("a.toml", [Problem("x.y", "is wrong"), Problem("", "is worse")]),
+    InvariantViolation("ALLOC-10", "freed twice"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_copy_says_the_same(error):
+    assert str(type(error)(*error.args)) == str(error)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_comes_out_of_a_process_as_it_is(error):
+    def process(env):
+        yield env.timeout(1)
+        raise error
+
+    env = simpy.Environment()
+    env.process(process(env))
+    with pytest.raises(type(error)) as seen:
+        env.run()
+    assert str(seen.value) == str(error)
+
+
+def test_all_problems_are_named():
+    assert str(ERRORS[0]) == "a.toml: x.y: is wrong\na.toml: is worse"
+    assert ERRORS[1].invariant == "ALLOC-10"
+
+
+def test_the_nearest_word_is_suggested():
+    assert nearest("page_sise", ["page_size", "mode"]) == " (did you mean 'page_size'?)"
+    assert nearest("zzz", ["page_size", "mode"]) == ""
