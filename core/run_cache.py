@@ -73,6 +73,8 @@ class RunCache:
         """
         batch = len(rows)
         if steps == 0 or batch == 0:
+            if left is not None and batch:
+                rounds = max(1, min(rounds, int(left[left.argmin()])))
             return np.ones((rounds, batch), np.int32)
         out = np.empty((rounds, batch), np.int32)
         most = self._caps[steps]

@@ -48,6 +48,24 @@ def test_a_random_life_of_rows(process):
         assert lens.dtype == np.int32
 
 
+@pytest.mark.parametrize("process", PROCESSES, ids=lambda process: type(process).__name__)
+@pytest.mark.parametrize("steps", [0, 1, 3, 7])
+def test_a_block_ends_with_the_first_round_in_which_a_row_is_done(process, steps):
+    """Up to an end in the first look, at its edge, in a later one, or not at all: the rounds are those of the whole block."""
+    rng = np.random.default_rng(steps)
+    rows, keys = np.arange(1, 6), rng.integers(0, 2**64, 5, dtype=np.uint64)
+    positions = np.array([0, 3, 250, 17, 1000])
+    whole = process.accept_lens(keys, positions, steps, 32)
+    emitted = np.add.accumulate(whole, axis=0)
+    for last in (0, 1, 6, 7, 8, 9, 20, 31, None):
+        left = np.full(5, 10_000)
+        if last is not None:
+            left[2] = emitted[last, 2]
+        cache = RunCache(process, 5)
+        block = cache.accept_lens_of_rounds(rows, keys, positions, steps, 32, left)
+        np.testing.assert_array_equal(block, whole if last is None else whole[: last + 1])
+
+
 def test_neighbouring_keys_and_positions_are_not_confused():
     """A row that passes from key 5 at position 0 to key 6 at position 0 … 3 must not read the old window."""
     cache = RunCache(CHAT, 1)
