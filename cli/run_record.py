@@ -119,6 +119,7 @@ class RunRecord:
         slo = SLO(**self.scenario.slo.model_dump())
         summary = self._metrics.summary(report.duration_ns, slo, incomplete=not report.complete)
         summary = {"name": self.scenario.name, "seed": self.scenario.seed, **summary}
+        summary["skipped_rows"] = report.num_skipped_rows
         summary |= {f"timeline_{key}": value for key, value in self._metrics.timeline().items()}
         self._close(complete=report.complete)
         if self.directory is not None:

@@ -124,6 +124,11 @@ def _run(
             report = simulation.run(progress)
         summary = record.finish(report)
     record.print_report(summary)
+    if report.num_skipped_rows:
+        print(
+            f"foretoken: {report.num_skipped_rows} rows of the trace have no prompt or no output and were left out",
+            file=sys.stderr,
+        )
     if not report.complete:
         print("foretoken: interrupted; the numbers cover what had happened by then", file=sys.stderr)
     return report.complete

@@ -170,7 +170,12 @@ def _check(assembly: Assembly, max_steps: int) -> None:
     if problems:
         raise ConfigError("speculation", problems)
     _check_tree_acceptance(assembly)
-    EngineSizes.resolve(assembly.engine_config, algorithm, assembly.make_controller())
+    try:
+        EngineSizes.resolve(assembly.engine_config, algorithm, assembly.make_controller())
+    except ConfigError as error:
+        # The pool's size in pages is the engine's own word for what a scenario gives in tokens.
+        renamed = [Problem("kv_slots" if p.key == "num_pages" else p.key, p.message) for p in error.problems]
+        raise ConfigError(error.source, renamed) from None
 
 
 def _check_tree_acceptance(assembly: Assembly) -> None:
@@ -437,12 +442,13 @@ def _lengths(table: Length, key: str) -> LengthDistribution:
             return EmpiricalLength(tuple(values), tuple(weights))
 
 
-def expected_requests(workload: TraceSource | SyntheticWorkload) -> int | None:
-    """How many requests a run will see, for its progress bar; None if nobody knows. Reads a trace once, and so validates it."""
+def scan_workload(workload: TraceSource | SyntheticWorkload) -> tuple[int | None, int]:
+    """How many requests a run will see at most (None if nobody knows), and how many rows of its trace cannot be replayed because they
+    have no prompt or no output. Reads a trace once, and so validates it."""
     if isinstance(workload, TraceSource):
         summary = workload.scan()
-        return min(summary.num_requests, workload.limit or math.inf)
-    return workload.num_requests
+        return min(summary.num_requests, workload.limit or math.inf), summary.num_rows - summary.num_requests
+    return workload.num_requests, 0
 
 
-__all__ = ["Arrival", "Assembly", "assemble", "expected_requests", "make_workload"]
+__all__ = ["Arrival", "Assembly", "assemble", "make_workload", "scan_workload"]

@@ -21,7 +21,7 @@ from .actors.engine import EngineActor, SpanSink
 from .actors.link import Link
 from .actors.router import Router
 from .actors.source import open_loop_source
-from .assembly import Assembly, assemble, expected_requests, make_workload
+from .assembly import Assembly, assemble, make_workload, scan_workload
 from .scenario import Scenario
 from .workload.arrival import Arrival
 
@@ -52,6 +52,7 @@ class RunReport:
     num_rounds: int
     device_busy_ns: tuple[int, ...]  # per replica
     refusals: dict[str, int]  # reason -> requests
+    num_skipped_rows: int  # of the trace: rows without prompt or output, which cannot be replayed
 
 
 class Simulation:
@@ -72,7 +73,7 @@ class Simulation:
         self.scenario = scenario
         self.assembly: Assembly = assemble(scenario)
         self.workload = make_workload(scenario)
-        self.num_expected = expected_requests(self.workload)
+        self.num_expected, self.num_skipped_rows = scan_workload(self.workload)
         self.env = simpy.Environment()
         self.refusals: dict[str, int] = {}
         self._num_submitted = 0
@@ -100,7 +101,8 @@ class Simulation:
         except KeyboardInterrupt:
             complete = False
         if complete and not self._num_submitted:
-            raise NothingFits("the workload has no requests: nothing arrives between its start and its end")
+            skipped = f"; {self.num_skipped_rows} rows have no prompt or no output" if self.num_skipped_rows else ""
+            raise NothingFits(f"the workload has no requests: nothing arrives between its start and its end{skipped}")
         if complete and sum(self.refusals.values()) == self._num_submitted:
             reason, count = max(self.refusals.items(), key=lambda item: item[1])
             raise NothingFits(f"none of the {self._num_submitted} requests can be served; {count} of them: {reason}")
@@ -112,6 +114,7 @@ class Simulation:
             sum(replica.rounds for replica in self.replicas),
             tuple(replica.device.busy_ns for replica in self.replicas),
             dict(self.refusals),
+            self.num_skipped_rows,
         )
 
     def _start_workload(self) -> None:

@@ -52,8 +52,6 @@ def check_names(scenario: Scenario) -> None:
             problems += [Problem(key, problem.message) for problem in error.problems]
         except ForetokenError as error:
             problems.append(Problem(key, str(error)))
-        except (ImportError, AttributeError) as error:  # of a plugin that is declared, but not there
-            problems.append(Problem(key, f"plugin {name!r} cannot be loaded: {error}"))
     unknown = unknown_policy(scenario.engine.eviction_policy)
     if unknown is not None:
         problems.append(Problem("engine.eviction_policy", unknown.message))

@@ -250,3 +250,15 @@ def test_a_plugin_that_cannot_be_loaded_is_named(monkeypatch, target, words):
     monkeypatch.setattr("foretoken.core.registry.entry_points", lambda group: [broken])
     with pytest.raises(ConfigError, match=rf"speculation\.algorithm: plugin 'BROKEN' cannot be loaded: .*{words}"):
         simulate(merged(SMALL, speculation={"algorithm": "BROKEN"}))
+
+
+def test_rows_that_cannot_be_replayed_are_counted(tmp_path: Path):
+    trace = tmp_path / "trace.csv"
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.0,10,5", "2023-11-16 18:15:47.0,10,0"]
+    trace.write_text("\n".join(rows) + "\n")
+    scenario = {"workload": {"trace": str(trace)}}
+    _, report, summary = simulate(scenario)
+    assert (report.num_skipped_rows, summary["completed"]) == (1, 1)
+    trace.write_text("\n".join([rows[0], rows[2]]) + "\n")
+    with pytest.raises(NothingFits, match="1 rows have no prompt or no output"):
+        simulate(scenario)
