@@ -122,8 +122,8 @@ FORETOKEN = HostCost(
     sampling_base_ns=10_000,
     sampling_row_ns=50,
     detokenise_token_ns=2_000,
-    source="assumption: columns in NumPy (a prototype took 27 us per plan and commit at 32 rows), "
-    "a few graph launches and one copy each way",
+    source="plan and commit: as benchmarks/test_engine_round.py measures them (docs/benchmarks.md); "
+    "assumption: launch, a few graph launches and one copy each way",
 )
 
 HOST_PRESETS: dict[str, HostCost] = {preset.name: preset for preset in (VLLM_0_10, SGLANG_OVERLAP, FORETOKEN)}

@@ -13,8 +13,8 @@ A decode round with S steps is, in this order of work (S = 0 is one plain forwar
 Batches are padded to captured graph sizes; a batch beyond the largest runs kernel by kernel with a dispatch floor.
 
 How near this comes to published measurements (error of the default roofline): `tests/sim/cost/test_cost_published.py`
-computes these numbers and fails outside its stated tolerances. One parameter, the soft corner's exponent, was chosen
-looking at the first two rows; nothing was fitted to the others.
+computes these numbers and fails outside its stated tolerances. Two parameters were chosen looking at the first three
+rows: the soft corner's exponent, and the fraction of bandwidth that attention reaches; nothing was fitted to the others.
 
     H100, Llama-3.1-8B bf16                                                               error
     target pass, 1 … 1024 tokens, against the vLLM fit (arXiv 2601.11580)                 -13 … +2 %
