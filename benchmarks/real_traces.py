@@ -20,7 +20,15 @@ ALGORITHMS = {
     "EAGLE3 adaptive": {"algorithm": "EAGLE3"},
     "EAGLE3 top-k 4": {"algorithm": "EAGLE3", "policy": "fixed", "steps": 3, "topk": 4},
 }
-COLUMNS = ("completed", "refused", "output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "accept_length")
+COLUMNS = (
+    "completed",
+    "refused",
+    "output_throughput",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "median_tpot_ms",
+    "accept_length",
+)
 COLUMNS += ("prefix_cache_hit_rate", "retractions", "device_busy_share")
 
 

@@ -62,7 +62,9 @@ def _steps(assembly: Assembly) -> Iterator[DerivedRow]:
 
 def _relay(assembly: Assembly) -> Iterator[DerivedRow]:
     """What a row relays from step to step on the device: written and read once per round."""
-    shape = DraftShape(assembly.adaptive.candidate_steps[-1], assembly.scenario.speculation.topk, assembly.target.hidden)
+    shape = DraftShape(
+        assembly.adaptive.candidate_steps[-1], assembly.scenario.speculation.topk, assembly.target.hidden
+    )
     for field in (LENGTH_FIELD, *assembly.algorithm.relay_fields(shape)):
         source = f"computed: {field.dtype}, fields that {assembly.algorithm.name} relays"
         yield f"relay per request and round: {field.name}", field.bytes_per_row, "B", source

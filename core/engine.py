@@ -28,6 +28,7 @@ from .finish import TextDecoder, finish_reason
 from .kv.radix import RadixCache
 from .kv.store import Departure, KVStore
 from .output import OutputLog
+from .precedence import giving_way, least_entitled
 from .request import (
     FinishedRequest,
     FinishReason,
@@ -279,7 +280,7 @@ class Engine:
                 return rounds
             if self.store.has_fenced or self._leaving:
                 return None
-            self._retract(self._least_entitled())
+            self._retract(least_entitled(self._by_row.values()))
         return None
 
     def _awaits_slots(self, rounds: LaunchedRounds | None) -> bool:
@@ -326,12 +327,6 @@ class Engine:
 
     # -- retraction -----------------------------------------------------------------------------------------------
 
-    def _least_entitled(self) -> RequestRecord:
-        """Who gives way: the lowest priority, and of these the latest arrival."""
-        if len(self._by_row) < 2:
-            raise InvariantViolation("ENGINE-08", "a request alone does not fit the pool that it was admitted to")
-        return min(self._by_row.values(), key=lambda record: (record.request.priority, -record.arrival_number))
-
     def _retract(self, record: RequestRecord) -> None:
         """Take everything from a request and queue it again; nobody enters until a decode round of a live row is committed."""
         self._leave_row(record, self.output.context_of(record, self.rounds.kv_len))
@@ -348,26 +343,22 @@ class Engine:
             return
         if self.store.has_fenced or self._leaving:
             return  # what an earlier victim held is on its way back
-        lower = self._lower_than_head()
-        if not lower:
-            return
         head = self.admission.queue.head
         missing = self.admission.needs(head, 0) - self.store.available_slots
         if missing <= 0 and self.store.table.num_free_rows:
             return
         gained = 0
-        for count, record in enumerate(lower, start=1):
+        victims = []
+        for record in self._lower_than_head():
+            victims.append(record)
             gained += len(self.store.own_slots(record.row))
             if gained >= missing:
-                for victim in lower[:count]:
+                for victim in victims:
                     self._retract(victim)
                 return
 
     def _lower_than_head(self) -> list[RequestRecord]:
-        """Who could give way to the head of the queue, the least entitled first. Whoever was overtaken too often is spared."""
-        priority, bound = self.admission.queue.head.request.priority, self.config.ageing_bound
-        lower = [r for r in self._by_row.values() if r.request.priority < priority and r.overtaken < bound]
-        return sorted(lower, key=lambda record: (record.request.priority, -record.arrival_number))
+        return giving_way(self.admission.queue.head, self._by_row.values(), self.config.ageing_bound)
 
     def _hold_matters(self) -> bool:
         """The hold ends by itself when no decode round can come: then nothing else would ever end it."""

@@ -100,6 +100,8 @@ def _load_entry_points(key: str) -> None:
                 loaded = entry.load()
             except (ImportError, AttributeError) as error:
                 source = f"entry point {entry.value}"
-                raise ConfigError(source, [Problem("algorithm", f"plugin {entry.name!r} cannot be loaded: {error}")]) from error
+                raise ConfigError(
+                    source, [Problem("algorithm", f"plugin {entry.name!r} cannot be loaded: {error}")]
+                ) from error
             if key not in _plugins:
                 register_algorithm(entry.name)(loaded)

@@ -21,7 +21,8 @@ from .actors.engine import EngineActor, SpanSink
 from .actors.link import Link
 from .actors.router import Router
 from .actors.source import open_loop_source
-from .assembly import Assembly, assemble, make_workload, scan_workload
+from .assembly import Assembly, assemble
+from .load import make_workload, scan_workload
 from .scenario import Scenario
 from .workload.arrival import Arrival
 

@@ -11,7 +11,9 @@ from .engine import EngineActor
 from .link import Link
 
 BYTES_PER_TOKEN = 4
-AFFINITY_EXCESS = 8  # prefix_aware: requests that a replica may have more than the least loaded before it is passed over
+AFFINITY_EXCESS = (
+    8  # prefix_aware: requests that a replica may have more than the least loaded before it is passed over
+)
 MAX_REMEMBERED_BLOCKS = 1 << 16  # prefix_aware: per replica; what was sent longest ago is forgotten first
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from foretoken.core.errors import ConfigError, InvariantViolation
 from foretoken.core.events import Aborted, Committed, Planned, Submitted
+from foretoken.core.precedence import least_entitled
 from foretoken.core.request import FinishReason
 from foretoken.properties.reference import plain_greedy
 from served_engine import MODEL, ask, finish, make, turn
@@ -253,7 +254,7 @@ def test_nobody_enters_after_a_retraction_until_a_live_round_is_committed(overla
         engine.submit(ask(f"r{i}", start=i, max_tokens=30), 0)
     for _ in range(4):
         turn(engine, executor)
-    engine._retract(engine._least_entitled())
+    engine._retract(least_entitled(engine._by_row.values()))
     engine.submit(ask("newcomer", start=9), 0)
     planned = []
     while (step := engine.plan(0)) is not None:

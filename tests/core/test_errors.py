@@ -2,7 +2,6 @@
 
 import pytest
 import simpy
-
 from foretoken.core.errors import ConfigError, InvariantViolation, Problem, nearest
 
 ERRORS = [

@@ -11,6 +11,7 @@ from foretoken.core.engine import Engine
 from foretoken.core.finish import SettledRuns
 from foretoken.core.kv import store as store_module
 from foretoken.core.kv.store import KVStore
+from foretoken.core.precedence import least_entitled
 from foretoken.core.rounds import DecodeRounds
 from foretoken.core.tree.outputs import NodeOutputs
 from foretoken.properties.driver import Dice
@@ -139,7 +140,7 @@ def preempted_after_its_slots_were_reserved(patch):
 
     def plan_prefill(self, verify_tokens):
         if self.config.mixed and len(self._by_row) > 1 and len(self.admission.queue) and self.last_step_id % 5 == 0:
-            self._retract(self._least_entitled())
+            self._retract(least_entitled(self._by_row.values()))
         return real(self, verify_tokens)
 
     patch.setattr(Engine, "_plan_prefill", plan_prefill)

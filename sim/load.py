@@ -1,0 +1,85 @@
+"""The requests of a scenario: a trace, or synthetic ones."""
+
+from __future__ import annotations
+
+import math
+
+from ..core.errors import ConfigError, Problem
+from .scenario import Length, Scenario
+from .scenario_check import SCENARIO
+from .workload.arrivals import ArrivalProcess, RateCurve
+from .workload.lengths import EmpiricalLength, FixedLength, LengthDistribution, LognormalLength, UniformLength
+from .workload.prefixes import SharedPrefixes
+from .workload.traces import TraceSource
+from .workload.workload import SyntheticWorkload
+
+DEFAULT_SYNTHETIC_REQUESTS = 1000
+
+
+def make_workload(scenario: Scenario) -> TraceSource | SyntheticWorkload:
+    """The requests of a scenario, as an iterable of `Arrival`; raises a ForetokenError for a contradiction or an unreadable trace."""
+    table = scenario.workload
+    if table.trace is not None:
+        return TraceSource(table.trace, table.format, table.rate_scale, table.start_s, table.stop_s, table.num_requests)
+    rate = table.rate * table.rate_scale
+    arrivals = None
+    if table.concurrency is None:
+        match table.arrivals:
+            case "poisson":
+                arrivals = ArrivalProcess.poisson(rate)
+            case "gamma":
+                arrivals = ArrivalProcess.gamma(rate, table.burstiness)
+            case "constant":
+                arrivals = ArrivalProcess.evenly(rate)
+            case "ramp":
+                end = (table.end_rate if table.end_rate is not None else 2 * table.rate) * table.rate_scale
+                arrivals = ArrivalProcess.poisson(RateCurve.ramp(rate, end, table.ramp_s))
+            case "day":
+                curve = RateCurve.day(rate, table.amplitude, period_s=table.period_s)
+                arrivals = ArrivalProcess.gamma(curve, table.burstiness)
+    prefixes = None
+    if table.prefixes is not None:
+        prefixes = SharedPrefixes(table.prefixes.groups, FixedLength(table.prefixes.length), table.prefixes.zipf)
+    num_requests = table.num_requests
+    if num_requests is None and (table.stop_s is None or arrivals is None):
+        num_requests = DEFAULT_SYNTHETIC_REQUESTS
+    return SyntheticWorkload(
+        _lengths(table.prompt, "workload.prompt"),
+        _lengths(table.output, "workload.output"),
+        arrivals,
+        table.concurrency,
+        prefixes,
+        num_requests,
+        table.stop_s if arrivals is not None else None,
+        table.urgent_share,
+        scenario.seed,
+    )
+
+
+def _lengths(table: Length, key: str) -> LengthDistribution:
+    def need(name: str):
+        value = getattr(table, name)
+        if value is None:
+            raise ConfigError(SCENARIO, [Problem(f"{key}.{name}", f"is missing; a {table.kind} length needs it")])
+        return value
+
+    match table.kind:
+        case "fixed":
+            return FixedLength(need("value"))
+        case "uniform":
+            return UniformLength(table.low, table.high)
+        case "lognormal":
+            return LognormalLength(need("mean"), need("sigma"), table.low, table.high)
+        case "empirical":
+            values = need("values")
+            weights = table.weights or [1.0] * len(values)
+            return EmpiricalLength(tuple(values), tuple(weights))
+
+
+def scan_workload(workload: TraceSource | SyntheticWorkload) -> tuple[int | None, int]:
+    """How many requests a run will see at most (None if nobody knows), and how many rows of its trace cannot be replayed because they
+    have no prompt or no output. Reads a trace once, and so validates it."""
+    if isinstance(workload, TraceSource):
+        summary = workload.scan()
+        return min(summary.num_requests, workload.limit or math.inf), summary.num_rows - summary.num_requests
+    return workload.num_requests, 0
