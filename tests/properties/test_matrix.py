@@ -41,22 +41,22 @@ def test_cells_are_the_same_every_time():
     assert list(random_cells(5, 3)) != list(random_cells(5, 4))
 
 
-def test_pairwise_cells_serve_the_oracles_tokens(capsys):
+def test_pairwise_cells_serve_the_oracles_tokens(record_property):
     cells = pairwise_cells()
     failures, reports = run_cells(cells)
-    with capsys.disabled():
-        print(f"\nmatrix: {len(cells)} cells cover {len(legal_pairs())} pairs of choices; {summary(failures, reports)}")
+    record_property(
+        "note", f"matrix: {len(cells)} cells cover {len(legal_pairs())} pairs of choices; {summary(failures, reports)}"
+    )
     assert not failures, "\n".join(f"{f.error}\n    {f.cell.reproducer()}" for f in failures)
     # The cover is no empty exercise: each of these happened.
     for count in ("blocks", "correct_drafts", "retractions", "disturbances"):
         assert sum(getattr(report, count) for report in reports) > 10, count
 
 
-def test_pairwise_cells_are_equal_in_blocks_and_singly(capsys):
+def test_pairwise_cells_are_equal_in_blocks_and_singly(record_property):
     cells = pairwise_cells(seed=1, attempts=4)
     failures, blocks = run_cells(cells, run=run_cell_in_blocks)
-    with capsys.disabled():
-        print(f"\nblocks: {len(cells)} cells, {sum(blocks)} blocks")
+    record_property("note", f"blocks: {len(cells)} cells, {sum(blocks)} blocks")
     assert not failures, "\n".join(f"{f.error}\n    {f.cell.reproducer()}" for f in failures)
     assert sum(blocks) > 100
 
@@ -76,16 +76,14 @@ def test_a_failing_cell_prints_one_line_that_runs_it_again(monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_a_thousand_random_cells(seed, capsys):
+def test_a_thousand_random_cells(seed, record_property):
     failures, reports = run_cells(random_cells(1000, seed))
-    with capsys.disabled():
-        print(f"\nmatrix, seed {seed}: {summary(failures, reports)}")
+    record_property("note", f"matrix, seed {seed}: {summary(failures, reports)}")
     assert not failures
 
 
 @pytest.mark.slow
-def test_random_cells_in_blocks(capsys):
+def test_random_cells_in_blocks(record_property):
     failures, blocks = run_cells(random_cells(1000, 11), run=run_cell_in_blocks)
-    with capsys.disabled():
-        print(f"\nblocks: {len(blocks)} cells, {sum(blocks)} blocks")
+    record_property("note", f"blocks: {len(blocks)} cells, {sum(blocks)} blocks")
     assert not failures
