@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..core.acceptance import GaussianAcceptance
 from ..core.adaptive.graph_plan import graph_plan
-from ..core.algorithm import DraftShape
+from ..core.algorithm import AlgorithmShape
 from ..core.engine_config import EngineSizes
 from ..core.future_map import LENGTH_FIELD
 from ..sim.cost.memory import GRAPH_BYTES
@@ -62,7 +62,7 @@ def _steps(assembly: Assembly) -> Iterator[DerivedRow]:
 
 def _relay(assembly: Assembly) -> Iterator[DerivedRow]:
     """What a row relays from step to step on the device: written and read once per round."""
-    shape = DraftShape(
+    shape = AlgorithmShape(
         assembly.adaptive.candidate_steps[-1], assembly.scenario.speculation.topk, assembly.target.hidden
     )
     for field in (LENGTH_FIELD, *assembly.algorithm.relay_fields(shape)):

@@ -40,7 +40,7 @@ class MissingHiddenState(ForetokenError):
 
 
 @dataclass(frozen=True, slots=True)
-class DraftShape:
+class AlgorithmShape:
     """The sizes that an algorithm's answers depend on; the maximum over all adaptive candidates."""
 
     steps: int
@@ -112,11 +112,11 @@ class SpecAlgorithm:
         """KV positions past the committed length that drafting itself writes in a round (0 without draft KV)."""
         return steps * topk if self.draft_kv is not DraftKV.NONE else 0
 
-    def relay_fields(self, shape: DraftShape) -> tuple[RelayField, ...]:
+    def relay_fields(self, shape: AlgorithmShape) -> tuple[RelayField, ...]:
         """What a step stashes for the next one, beside the length: the bonus token, and what the draft starts from."""
         return (RelayField("bonus_tokens", (), "int64"),)
 
-    def problems(self, shape: DraftShape) -> list[Problem]:
+    def problems(self, shape: AlgorithmShape) -> list[Problem]:
         """What in `shape` this algorithm cannot run, with the reason; an empty list if nothing."""
         if shape.topk > 1 and not self.supports_trees:
             return [Problem("topk", f"{self.name} drafts no trees, so topk must be 1, got {shape.topk}")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .algorithm import Drafter, DraftInput, DraftKV, DraftShape, HandoffBatch, MissingHiddenState, SpecAlgorithm
+from .algorithm import AlgorithmShape, Drafter, DraftInput, DraftKV, HandoffBatch, MissingHiddenState, SpecAlgorithm
 from .errors import Problem
 from .future_map import FutureMap, RelayField
 from .hidden import ForwardPhase
@@ -15,10 +15,10 @@ class TopKDrafting(SpecAlgorithm):
 
     supports_trees = True
 
-    def num_relayed_candidates(self, shape: DraftShape) -> int:
+    def num_relayed_candidates(self, shape: AlgorithmShape) -> int:
         return shape.topk
 
-    def relay_fields(self, shape: DraftShape) -> tuple[RelayField, ...]:
+    def relay_fields(self, shape: AlgorithmShape) -> tuple[RelayField, ...]:
         n = self.num_relayed_candidates(shape)
         fields = (
             *super().relay_fields(shape),
@@ -78,7 +78,7 @@ class Standalone(TopKDrafting):
     drafter = Drafter.MODEL
     draft_kv = DraftKV.UNSHIFTED
 
-    def problems(self, shape: DraftShape) -> list[Problem]:
+    def problems(self, shape: AlgorithmShape) -> list[Problem]:
         problems = super().problems(shape)
         sizes = (shape.target_vocab_size, shape.draft_vocab_size)
         if None not in sizes and sizes[0] != sizes[1]:
@@ -109,10 +109,10 @@ class MultiLayerEagle(Eagle):
     name = "MULTI_LAYER_EAGLE"
     drafter = Drafter.HEADS
 
-    def num_relayed_candidates(self, shape: DraftShape) -> int:
+    def num_relayed_candidates(self, shape: AlgorithmShape) -> int:
         return shape.topk * max(shape.steps, 1)
 
-    def problems(self, shape: DraftShape) -> list[Problem]:
+    def problems(self, shape: AlgorithmShape) -> list[Problem]:
         problems = super().problems(shape)
         if shape.num_heads is not None and shape.steps > shape.num_heads:
             problems.append(

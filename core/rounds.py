@@ -17,7 +17,7 @@ from .adaptive import AdaptiveController
 from .engine_config import EngineConfig, EngineSizes
 from .errors import InvariantViolation
 from .finish import settle_runs
-from .kv.sizing import ceil_to_page
+from .kv.sizing import ceil_to_page, reserve_per_block
 from .kv.store import KVStore
 from .step import DecodeResult, DecodeStep
 
@@ -120,7 +120,7 @@ class DecodeRounds:
             by_width = (self.sizes.row_width - int(kv_len[kv_len.argmax()])) // alloc_len
             max_rounds = min(max_rounds, by_memory - rounds_unseen, by_width - rounds_unseen)
         max_rounds = max(max_rounds, 1)
-        reserve = max(self.sizes.reserve, (max_rounds + rounds_unseen) * alloc_len)
+        reserve = max(self.sizes.reserve, reserve_per_block(alloc_len, max_rounds, rounds_unseen))
         targets = kv_len + reserve
         if self.config.page_size > 1:
             targets = ceil_to_page(targets, self.config.page_size)

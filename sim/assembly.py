@@ -13,8 +13,7 @@ from ..core.acceptance_trace import TraceAcceptance
 from ..core.adaptive import AdaptiveConfig, AdaptiveController, CostTable, build_controller, load_adaptive_config
 from ..core.adaptive.config import fixed_config
 from ..core.adaptive.graph_plan import graph_plan
-from ..core.algorithm import Drafter, SpecAlgorithm
-from ..core.algorithm import DraftShape as AlgorithmShape
+from ..core.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ..core.engine import Engine
 from ..core.engine_config import EngineConfig, EngineSizes
 from ..core.errors import ConfigError, ForetokenError, Problem

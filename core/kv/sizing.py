@@ -80,7 +80,7 @@ def reserve_per_decode(alloc_len: int, overlap: bool) -> int:
 def reserve_per_block(alloc_len: int, max_rounds: int, rounds_unseen: int) -> int:
     """What a block of `max_rounds` rounds reserves past the committed length while `rounds_unseen` are in flight.
 
-    `next_allocated` caps it by the row.
+    The caller caps it by the row.
     """
     assert max_rounds >= 1, f"max_rounds is {max_rounds}, expected at least 1"
     assert rounds_unseen >= 0, f"rounds_unseen is {rounds_unseen}, expected at least 0"
@@ -106,17 +106,3 @@ def max_total_tokens(context_len: int, steps: int, topk: int, max_draft_tokens: 
 def recurrent_state_slots(max_running_requests: int, max_draft_tokens: int | None) -> int:
     """State slots of a hybrid model: per request its committed state, and one for each node that a round may verify."""
     return max_running_requests * (1 + (max_draft_tokens or 0))
-
-
-def next_allocated(
-    allocated: Lengths, committed: Lengths, reserve: int | Lengths, page_size: int, row_width: int | None = None
-) -> Lengths:
-    """The allocated length that each row needs: int64 [bs], page aligned, never less than `allocated`.
-
-    `allocated` and `committed` int64 [bs]; the need of a row is the result minus `allocated`, and the result is
-    recorded only after the allocation has succeeded. `row_width` (page aligned) caps it.
-    """
-    wanted = ceil_to_page(committed + reserve, page_size)
-    if row_width is not None:
-        wanted = np.minimum(wanted, row_width)
-    return np.maximum(allocated, wanted)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...core.acceptance import AcceptanceProcess
-from ...core.algorithm import DraftKV, DraftShape, SpecAlgorithm
+from ...core.algorithm import AlgorithmShape, DraftKV, SpecAlgorithm
 from ...core.draws import request_key
 from ...core.engine import Engine
 from ...core.errors import InvariantViolation
@@ -107,7 +107,7 @@ class ReferenceExecutor:
         self.fail_at = dict(fail_at or {})
         num_slots = (num_pages + 1) * page_size
         self.kv = ShadowKV(num_rows, row_width, num_slots, algorithm.draft_kv.value)
-        shape = DraftShape(max_steps, topk, HIDDEN_SIZE)
+        shape = AlgorithmShape(max_steps, topk, HIDDEN_SIZE)
         self.future_map = FutureMap(num_rows, algorithm.relay_fields(shape), debug_poison=True)
         self.drafter = ReferenceDrafter(algorithm, draft, self.kv, page_size, max_steps, topk, context_len - 1)
         self.sampler = TargetSampler(sampling_rule)

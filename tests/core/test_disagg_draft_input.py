@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from foretoken.core.algorithm import DraftShape, HandoffBatch, MissingHiddenState
+from foretoken.core.algorithm import AlgorithmShape, HandoffBatch, MissingHiddenState
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.future_map import FutureMap
 from foretoken.core.hidden import CaptureHiddenMode
@@ -30,7 +30,7 @@ def handoff(algorithm, n, missing=(), topk=2, steps=3):
 
 
 def relay_of(algorithm, topk=2, steps=3):
-    return FutureMap(8, algorithm.relay_fields(DraftShape(steps, topk, HIDDEN)), debug_poison=True)
+    return FutureMap(8, algorithm.relay_fields(AlgorithmShape(steps, topk, HIDDEN)), debug_poison=True)
 
 
 @pytest.mark.parametrize("name", ["STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"])

@@ -4,7 +4,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 from foretoken.core import registry
-from foretoken.core.algorithm import DraftShape, SpecAlgorithm
+from foretoken.core.algorithm import AlgorithmShape, SpecAlgorithm
 from foretoken.core.algorithms import BUILT_IN, Standalone
 from foretoken.core.errors import ConfigError
 from foretoken.core.registry import algorithm_names, get_algorithm, register_algorithm, unregister_algorithm
@@ -120,28 +120,28 @@ def test_built_in_names_cannot_be_forgotten():
 @pytest.mark.parametrize("cls", BUILT_IN)
 def test_hidden_states_are_relayed_exactly_by_those_that_need_them(cls):
     algorithm = cls()
-    names = [field.name for field in algorithm.relay_fields(DraftShape(3, 2, hidden_size=8))]
+    names = [field.name for field in algorithm.relay_fields(AlgorithmShape(3, 2, hidden_size=8))]
     assert ("hidden_states" in names) == algorithm.needs_hidden_states == (algorithm.name.endswith(("EAGLE", "EAGLE3")))
     assert names[0] == "bonus_tokens"
 
 
 def test_one_head_per_step_relays_candidates_of_every_head_and_is_refused_more_steps_than_heads():
     heads = get_algorithm("MULTI_LAYER_EAGLE")
-    fields = {field.name: field.shape_suffix for field in heads.relay_fields(DraftShape(3, 2, hidden_size=8))}
+    fields = {field.name: field.shape_suffix for field in heads.relay_fields(AlgorithmShape(3, 2, hidden_size=8))}
     assert fields["topk_ids"] == fields["topk_probabilities"] == (6,)
     assert fields["hidden_states"] == (8,)
-    assert not heads.problems(DraftShape(3, num_heads=3))
-    (problem,) = heads.problems(DraftShape(4, num_heads=3))
+    assert not heads.problems(AlgorithmShape(3, num_heads=3))
+    (problem,) = heads.problems(AlgorithmShape(4, num_heads=3))
     assert "4 heads" in str(problem) and "has 3" in str(problem)
 
 
 def test_a_draft_of_another_vocabulary_is_refused_with_both_sizes():
     standalone = get_algorithm("STANDALONE")
-    (problem,) = standalone.problems(DraftShape(3, target_vocab_size=100, draft_vocab_size=90))
+    (problem,) = standalone.problems(AlgorithmShape(3, target_vocab_size=100, draft_vocab_size=90))
     assert "100" in str(problem) and "90" in str(problem)
-    assert not standalone.problems(DraftShape(3, target_vocab_size=100, draft_vocab_size=100))
+    assert not standalone.problems(AlgorithmShape(3, target_vocab_size=100, draft_vocab_size=100))
 
 
 def test_plain_decoding_drafts_no_trees():
-    assert get_algorithm("NONE").problems(DraftShape(0, topk=2))
-    assert not get_algorithm("EAGLE").problems(DraftShape(3, topk=8))
+    assert get_algorithm("NONE").problems(AlgorithmShape(0, topk=2))
+    assert not get_algorithm("EAGLE").problems(AlgorithmShape(3, topk=8))
