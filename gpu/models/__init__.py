@@ -1,0 +1,1 @@
+"""Target and draft models as forward passes over ragged batches of tokens."""
