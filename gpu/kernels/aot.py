@@ -1,0 +1,26 @@
+"""A kernel as it is compiled ahead of time, without a GPU: what the compile tests read from each kernel file's `AOT_CASES`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class AotCase:
+    """One specialisation of a kernel, at a realistic shape.
+
+    `signature` gives the type of every parameter in Triton's words ("*bf16", "*i64", "i32", "fp32", "constexpr"), `constexprs` the values
+    of the constant ones. Pointers are taken to be 16-byte aligned, as torch allocates them, and so are the integers in `divisible_by_16`.
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any]
+    divisible_by_16: tuple[str, ...] = ()
+    num_warps: int = 4
+    num_stages: int = 3
+    tensor_cores: bool = False  # the compiled code must use them
+    options: Mapping[str, Any] = field(default_factory=dict)

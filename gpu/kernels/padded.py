@@ -1,0 +1,88 @@
+"""The torch twins' view of a ragged batch: every row padded to the host's bound, what lies past a row's end masked away.
+
+Padding reads slot 0, whose content is harmless as long as it is finite: a masked key gets weight 0, and 0 · NaN would be NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NEGATIVE_INFINITY = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedKeys:
+    """Which keys the queries of each row read.
+
+    `slots`: int32 [bs · max_len], pool slots of the prefix, 0 past its end; `bias`: [bs, 1, queries, keys], 0 where a query sees a key and
+    −inf where it does not, in the queries' dtype.
+    """
+
+    slots: Tensor
+    bias: Tensor
+
+
+class LastValue:
+    """The value made last, given again while its inputs are the same tensors and unchanged.
+
+    The layers of a forward pass ask with the same arguments, and what is made of these does not depend on the layer. A change of a
+    tensor's content is noticed by its version counter, which every in-place operation of torch raises. Tensors made in inference mode
+    have none: nothing is kept for them.
+    """
+
+    __slots__ = ("_options", "_tensors", "_value", "_versions")
+
+    def __init__(self) -> None:
+        self._tensors: tuple[Tensor, ...] = ()
+        self._versions: list[int] = []
+        self._options: tuple[Any, ...] = ()
+        self._value: Any = None
+
+    def of(self, make: Callable[..., Any], tensors: tuple[Tensor, ...], options: tuple[Any, ...]) -> Any:
+        """make(*tensors, *options), or what it gave last time."""
+        if any(tensor.is_inference() for tensor in tensors):
+            return make(*tensors, *options)
+        versions = [tensor._version for tensor in tensors]
+        same = (
+            len(tensors) == len(self._tensors)
+            and all(new is old for new, old in zip(tensors, self._tensors, strict=True))
+            and versions == self._versions
+            and options == self._options
+        )
+        if not same:
+            self._value = make(*tensors, *options)
+            self._tensors, self._versions, self._options = tensors, versions, options
+        return self._value
+
+
+def prefix_slots(table: Tensor, rows: Tensor, visible: Tensor) -> Tensor:
+    """Slots [bs · max_len] of the rows' first columns, 0 where `visible` [bs, max_len] is false."""
+    return table.narrow(1, 0, visible.shape[1]).index_select(0, rows).mul_(visible).view(-1)
+
+
+def gather(pool: Tensor, slots: Tensor, bs: int) -> Tensor:
+    """pool [slots, Hk, d] at slots [bs · max_len] → [bs, max_len, Hk, d]."""
+    return pool.index_select(0, slots).view(bs, -1, *pool.shape[1:])
+
+
+def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible, −inf elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, NEGATIVE_INFINITY)
+
+
+def attend_packed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """q [bs · m, Hq, d] over k, v [bs, keys, Hk, d] → [bs · m, Hq, d]; bias [bs, 1, m · Hq / Hk, keys], 0 where nothing is seen.
+
+    The query heads that share a key head, and the row's m queries, are the rows of one matrix, so each key is read once.
+    """
+    bs, _, heads, d = k.shape
+    group = q.shape[1] // heads
+    queries = q.view(bs, -1, heads, group, d).transpose(1, 2).reshape(bs, heads, -1, d)
+    out = F.scaled_dot_product_attention(queries, k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias, scale=scale)
+    return out.view(bs, heads, -1, group, d).transpose(1, 2).reshape(q.shape)
