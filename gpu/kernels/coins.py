@@ -1,0 +1,61 @@
+"""Coins: `core.draws.uniform` on the device, bit for bit, so that a draw does not depend on where it is made.
+
+The constants are those of `core.draws`, which never change. Signed 64-bit integers wrap like unsigned ones; only the right
+shift differs, so its copies of the sign are masked away.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_SEED_STEP, _PURPOSE_STEP, _REQUEST_STEP, _POSITION_STEP = (
+    0x9E3779B97F4A7C15,
+    0xD1B54A32D192ED03,
+    0x8CB92BA72F3D8DD7,
+    0xDB4F0B9175AE2165,
+)
+_MULTIPLIER_1, _MULTIPLIER_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+_REQUEST_FACTOR, _POSITION_FACTOR, _FACTOR_1, _FACTOR_2 = (
+    _signed(x) for x in (_REQUEST_STEP, _POSITION_STEP, _MULTIPLIER_1, _MULTIPLIER_2)
+)
+
+
+def stream_state(seed: int, purpose: int) -> int:
+    """The hash of (seed, purpose, lane 0), before the request's key is absorbed, as a signed 64-bit integer."""
+    state = _finalise((seed * _SEED_STEP) & _MASK)
+    state = _finalise(state ^ ((purpose * _PURPOSE_STEP) & _MASK))
+    return _signed(_finalise(state))
+
+
+def coins_torch(keys: Tensor, positions: Tensor, seed: int, purpose: int) -> Tensor:
+    stream = _finalise_((keys * _REQUEST_FACTOR).bitwise_xor_(stream_state(seed, purpose)))
+    bits = _finalise_((positions * _POSITION_FACTOR).bitwise_xor_(stream.unsqueeze(1)))
+    return _shift_right(bits, 11).double().mul_(2.0**-53)
+
+
+def _finalise_(x: Tensor) -> Tensor:
+    x.bitwise_xor_(_shift_right(x, 30)).mul_(_FACTOR_1)
+    x.bitwise_xor_(_shift_right(x, 27)).mul_(_FACTOR_2)
+    return x.bitwise_xor_(_shift_right(x, 31))
+
+
+def _shift_right(x: Tensor, n: int) -> Tensor:
+    return (x >> n).bitwise_and_((1 << (64 - n)) - 1)
+
+
+def _finalise(x: int) -> int:
+    x = ((x ^ (x >> 30)) * _MULTIPLIER_1) & _MASK
+    x = ((x ^ (x >> 27)) * _MULTIPLIER_2) & _MASK
+    return x ^ (x >> 31)
+
+
+def coins_bytes(batch_size: int, width: int) -> int:
+    """Keys and positions in, float64 coins out."""
+    return batch_size * 8 + batch_size * width * 16
