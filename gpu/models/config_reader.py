@@ -1,0 +1,96 @@
+"""Typed look-ups in a parsed `config.json` that note every problem instead of stopping at the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.errors import ConfigError, Problem
+
+_REQUIRED = object()
+
+
+class ConfigReader:
+    """Reads `data`; a wrong or missing value is noted and a harmless one returned, so that reading can go on."""
+
+    def __init__(self, data: Mapping[str, Any], source: str) -> None:
+        self.data = data
+        self.source = source
+        self.problems: list[Problem] = []
+        self._prefix = ""
+
+    def under(self, key: str) -> ConfigReader:
+        """A reader of the object at `key` that notes its problems here; an empty object if there is none."""
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            self.problem(key, f"must be an object, got {value!r}")
+            value = None
+        reader = ConfigReader(value or {}, self.source)
+        reader.problems = self.problems
+        reader._prefix = f"{self._prefix}{key}."
+        return reader
+
+    def problem(self, key: str, message: str) -> None:
+        self.problems.append(Problem(self._prefix + key, message))
+
+    def raise_problems(self) -> None:
+        """Raises ConfigError if anything was noted."""
+        if self.problems:
+            raise ConfigError(self.source, self.problems)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.data.get(key, default)
+
+    def integer(self, key: str, default: Any = _REQUIRED, minimum: int = 1) -> int:
+        """A whole number ≥ `minimum`; null counts as absent."""
+        value = self.data.get(key)
+        if value is None:
+            if default is not _REQUIRED:
+                return default
+            self.problem(key, "is missing")
+        elif isinstance(value, bool) or not isinstance(value, int):
+            self.problem(key, f"must be a whole number, got {value!r}")
+        elif value < minimum:
+            self.problem(key, f"must be at least {minimum}, got {value}")
+        else:
+            return value
+        return minimum
+
+    def number(self, key: str, default: Any = _REQUIRED) -> float:
+        """A positive number; null counts as absent."""
+        value = self.data.get(key)
+        if value is None:
+            if default is not _REQUIRED:
+                return default
+            self.problem(key, "is missing")
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            self.problem(key, f"must be a positive number, got {value!r}")
+        else:
+            return float(value)
+        return 1.0
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.problem(key, f"must be true or false, got {value!r}")
+            return default
+        return value
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers ≥ 0; empty if there is none."""
+        value = self.data.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            self.problem(key, f"must be a list of whole numbers ≥ 0, got {value!r}")
+            return ()
+        return tuple(value)
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """A token id or a list of them."""
+        value = self.data.get(key)
+        if type(value) is int and value >= 0:
+            return (value,)
+        return self.integers(key)

@@ -1,0 +1,107 @@
+"""A mixture of experts in place of a layer's MLP (Qwen3-MoE): each token goes to the top k of E experts.
+
+Three ways to the same sum, chosen by the number of tokens, which the host knows; none of them waits for the device.
+
+    few tokens    the weights of the chosen experts are gathered and multiplied batched: n · k experts are copied
+    some tokens   every expert multiplies every token (batched), weights of experts not chosen are 0: all E are read once
+    many tokens   tokens sorted by expert, one product per expert over its segment
+
+The gather moves each chosen expert three times (read, write, read), so it pays while 3 · n · k ≤ E. Reading all experts hides the
+redundant products as long as they take less time than the weights' transfer: on current devices up to some hundred tokens. On a CPU, where
+products are dear and looking at the segments' sizes is free, the sorted form follows the gather at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops import Ops
+from .config import ModelConfig
+from .weights import NamedWeight, empty_weight
+
+MAX_TOKENS_ALL_EXPERTS = 256
+
+
+class ExpertMlp(nn.Module):
+    """Experts' gate and up projections in one tensor [E, 2 · I, H], down projections in another [E, H, I]."""
+
+    def __init__(self, config: ModelConfig, ops: Ops, device: torch.device | str, dtype: torch.dtype) -> None:
+        super().__init__()
+        assert config.moe is not None
+        self.ops, self.moe = ops, config.moe
+        num_experts, width, hidden = config.moe.num_experts, config.moe.intermediate_size, config.hidden_size
+        self.router_weight = empty_weight(num_experts, hidden, device=device, dtype=dtype)
+        self.gate_up_weight = empty_weight(num_experts, 2 * width, hidden, device=device, dtype=dtype)
+        self.down_weight = empty_weight(num_experts, hidden, width, device=device, dtype=dtype)
+        self._weights = (self.router_weight, self.gate_up_weight, self.down_weight)
+
+    def run(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [n, H] → [n, H], and the chosen experts int64 [n, k], best first."""
+        weights, experts = self.route(x)
+        n, top_k = experts.shape
+        if 3 * n * top_k <= self.moe.num_experts:
+            out = self._gathered(x, weights, experts)
+        elif x.is_cuda and n <= MAX_TOKENS_ALL_EXPERTS:
+            out = self._all_experts(x, weights, experts)
+        else:
+            out = self._sorted(x, weights, experts)
+        return out, experts
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (in x's dtype) and numbers of each token's experts, both [n, k]. Probabilities are taken over all experts."""
+        logits = F.linear(x, self._weights[0])
+        weights, experts = logits.softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)).topk(self.moe.top_k)
+        if self.moe.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights.to(x.dtype), experts
+
+    def _gathered(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        _, gate_up, down = self._weights
+        n, top_k = experts.shape
+        chosen = experts.flatten()
+        tokens = x.repeat_interleave(top_k, 0).unsqueeze(-1)
+        inner = self.ops.silu_mul(gate_up[chosen].bmm(tokens).squeeze(-1))
+        out = down[chosen].bmm(inner.unsqueeze(-1)).view(n, top_k, -1)
+        return (weights.unsqueeze(1) @ out).squeeze(1)
+
+    def _all_experts(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        _, gate_up, down = self._weights
+        num_experts, double_width, _ = gate_up.shape
+        n = x.shape[0]
+        inner = torch.matmul(x, gate_up.transpose(1, 2))  # [E, n, 2 · I]
+        inner = self.ops.silu_mul(inner.view(-1, double_width)).view(num_experts, n, -1)
+        out = torch.bmm(inner, down.transpose(1, 2))  # [E, n, H]
+        share = torch.zeros(n, num_experts, dtype=x.dtype, device=x.device).scatter(1, experts, weights)
+        return torch.einsum("enh,ne->nh", out, share)
+
+    def _sorted(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        _, gate_up, down = self._weights
+        order = experts.flatten().argsort(stable=True)
+        tokens = order // experts.shape[1]
+        counts = torch.zeros(self.moe.num_experts, dtype=torch.int64, device=x.device)
+        counts = counts.scatter_add(0, experts.flatten(), torch.ones_like(order))
+        inner = self.ops.silu_mul(_grouped_linear(x[tokens], gate_up, counts))
+        out = _grouped_linear(inner, down, counts) * weights.flatten()[order].unsqueeze(-1)
+        return torch.zeros_like(x).index_add(0, tokens, out)
+
+    def checkpoint_weights(self) -> Iterator[NamedWeight]:
+        """Names below `mlp.`, one tensor per expert and projection, as published."""
+        yield NamedWeight("gate.weight", self.router_weight.detach())
+        width = self.down_weight.shape[2]
+        for i in range(self.moe.num_experts):
+            gate_up = self.gate_up_weight.detach()[i]
+            yield NamedWeight(f"experts.{i}.gate_proj.weight", gate_up[:width])
+            yield NamedWeight(f"experts.{i}.up_proj.weight", gate_up[width:])
+            yield NamedWeight(f"experts.{i}.down_proj.weight", self.down_weight.detach()[i])
+
+
+def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Segment e of x, counts[e] rows, times weight[e] [out, in] transposed."""
+    if x.is_cuda and x.dtype is not torch.float64 and hasattr(F, "grouped_mm"):
+        return F.grouped_mm(x, weight.transpose(1, 2), offs=counts.cumsum(0).to(torch.int32))
+    segments = x.split(counts.tolist())
+    return torch.cat([F.linear(segment, weight[e]) for e, segment in enumerate(segments) if len(segment)])

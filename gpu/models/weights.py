@@ -1,0 +1,48 @@
+"""How a checkpoint's tensors lie inside the model's own, fused parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class NamedWeight:
+    """One tensor of a checkpoint: its published name, and the part of a parameter that holds it (a view, to copy into or from)."""
+
+    name: str
+    view: Tensor
+
+
+def empty_weight(*shape: int, device: torch.device | str, dtype: torch.dtype) -> nn.Parameter:
+    """Uninitialised; frozen until somebody who trains calls `requires_grad_`."""
+    return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
+
+
+def rows_of(parameter: Tensor, sizes: dict[str, int], suffix: str) -> Iterator[NamedWeight]:
+    """A parameter that stacks several tensors along its first axis: `sizes` names them, with their rows, in order."""
+    first = 0
+    for name, size in sizes.items():
+        yield NamedWeight(f"{name}.{suffix}", parameter.detach()[first : first + size])
+        first += size
+    assert first == parameter.shape[0], f"{first} rows named of {parameter.shape[0]}"
+
+
+def initialize(model: nn.Module, seed: int, std: float = 0.02) -> None:
+    """Random weights: matrices and biases normal with deviation `std`, norms 1, without touching torch's own generators."""
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, std, generator=generator)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters that the model itself owns."""
+    return sum(parameter.nbytes for parameter in model.parameters())
