@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,9 +23,10 @@ def replay(
 ) -> None:
     """Feed the recorded results of a run to fresh engines and compare every decision.
 
-    The engines are built from the scenario in the log's header. Exit code 0:
-    all decisions are identical; 1: one is not, and the first such is shown;
-    2: the log cannot be used.
+    The engines are built from the log's header: the scenario of a simulation,
+    or the engine of a real run, whose model and tokenizer are not needed. Exit
+    code 0: all decisions are identical; 1: one is not, and the first such is
+    shown; 2: the log cannot be used.
 
         foretoken simulate --out runs/a
         foretoken replay runs/a/events.jsonl
@@ -46,22 +47,29 @@ def replay(
 
 
 class _EngineFactory:
-    """Makes the engines of a log from the scenario in its header, which is resolved once."""
+    """Makes the engines of a log from what its header says, which is resolved once."""
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._assembly: Any = None
+        self._make_engine: Callable[[EventSink], Engine] | None = None
 
     def __call__(self, header: Mapping[str, Any], replica: int, events: EventSink) -> Engine:
-        from ..core.errors import ConfigError, Problem
-        from ..sim.assembly import assemble
-        from ..sim.scenario_file import scenario_from_dict
+        if self._make_engine is None:
+            self._make_engine = self._resolve(header)
+        return self._make_engine(events)
 
-        if self._assembly is None:
-            scenario = header.get("scenario")
-            if not isinstance(scenario, Mapping):
-                raise ConfigError(
-                    self._source, [Problem("line 1", 'the header has no "scenario": no simulation wrote this log')]
-                )
-            self._assembly = assemble(scenario_from_dict(scenario, self._source))
-        return self._assembly.make_engine(events)
+    def _resolve(self, header: Mapping[str, Any]) -> Callable[[EventSink], Engine]:
+        from ..core.errors import ConfigError, Problem
+
+        scenario = header.get("scenario")
+        if isinstance(scenario, Mapping):
+            from ..sim.assembly import assemble
+            from ..sim.scenario_file import scenario_from_dict
+
+            return assemble(scenario_from_dict(scenario, self._source)).make_engine
+        if "engine" in header:
+            from ..observe.engine_description import EngineDescription
+
+            return EngineDescription.from_json(header["engine"], f"{self._source}: line 1").make_engine
+        what = 'the header has neither a "scenario" nor an "engine": neither a simulation nor a decoder wrote this log'
+        raise ConfigError(self._source, [Problem("line 1", what)])

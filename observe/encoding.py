@@ -10,14 +10,16 @@
 
 `decode` is "=" where the rows are those of the engine's previous decode step. `writes` is the CRC-32 of what the step writes into the
 request table. `lens` has one character per round and row, 0-9a-zA-Z for 0 … 61, or is one number if all are equal, or a flat list if one
-is greater. Tokens are written only by executors that have some. Times are integer nanoseconds and keys have one order, so equal
-runs give equal bytes. User outputs (log probabilities, …) decide nothing and are left out.
+is greater. `stops` and `stopped` count stop tokens and stop strings alike, so a replay needs no tokenizer. Tokens are written only by
+executors that have some. Times are integer nanoseconds and keys have one order, so equal runs give equal bytes. User outputs
+(log probabilities, …) decide nothing and are left out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Any
@@ -28,7 +30,7 @@ import numpy as np
 from ..core.errors import ForetokenError
 from ..core.events import Aborted, Committed, EngineStarted, Event, Planned, Submitted
 from ..core.prompt import Prompt
-from ..core.request import GREEDY, Request, SamplingParams
+from ..core.request import GREEDY, FinishReason, Request, SamplingParams
 from ..core.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult, TableWrites
 
 DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -55,6 +57,7 @@ class LineEncoder:
     def __init__(self, replica: int) -> None:
         self.replica = replica
         self._decode_rows: np.ndarray | None = None
+        self._text_rows: dict[str, int] = {}  # requests with stop strings -> row
         self._heads = {kind: f'{{"t":"{kind}","r":{replica},"ns":' for kind in ("submit", "abort", "plan", "commit")}
         self._encoders: dict[type, Callable[[Any], str]] = {
             EngineStarted: self._engine,
@@ -93,6 +96,7 @@ class LineEncoder:
         return ",".join(parts) + "}"
 
     def _abort(self, event: Aborted) -> str:
+        self._text_rows.pop(event.request_id, None)
         return f'{self._heads["abort"]}{event.now_ns},"id":{_quote(event.request_id)}}}'
 
     def _plan(self, event: Planned) -> str:
@@ -107,6 +111,7 @@ class LineEncoder:
                     for j in step.joins
                 ]
                 parts.append(f'"joins":[{",".join(joins)}]')
+                self._text_rows |= {j.request.request_id: j.row for j in step.joins if j.request.stop_strings}
             if step.prefill is not None:
                 p = step.prefill
                 columns = (p.rows.tolist(), p.starts.tolist(), p.lens.tolist(), p.is_last.tolist())
@@ -133,7 +138,7 @@ class LineEncoder:
         return rows is previous or (previous is not None and np.array_equal(rows, previous))
 
     def _commit(self, event: Committed) -> str:
-        result = event.result
+        result = event.result if not self._text_rows else self._with_text_stops(event)
         parts = [f'{self._heads["commit"]}{event.now_ns},"step":{result.step_id}']
         if result.decode is not None:
             parts.append(_encode_decode(result.decode))
@@ -153,6 +158,28 @@ class LineEncoder:
             ]
             parts.append(f'"finished":[{",".join(finished)}]')
         return ",".join(parts) + "}"
+
+    def _with_text_stops(self, event: Committed) -> StepResult:
+        """The result with the stops that the engine found in the text, as if the executor had found them in the tokens."""
+        result = event.result
+        for finished in event.finished:
+            row = self._text_rows.pop(finished.request_id, 0)
+            if not row or finished.reason is not FinishReason.STOP:
+                continue
+            step = event.step
+            if step.decode is not None and row in step.decode.rows:
+                # Rows with stop strings run single rounds; what was kept of the run ends with the stop, whichever kind it was.
+                column = int(np.flatnonzero(step.decode.rows == row)[0])
+                stops = result.decode.stop_index
+                stops = np.full(result.decode.accept_lens.shape, -1, dtype=np.int32) if stops is None else stops.copy()
+                stops[0, column] = event.kept[0, column] - 1
+                result = replace(result, decode=replace(result.decode, stop_index=stops))
+            else:
+                stopped = result.prefill.stopped
+                stopped = np.zeros(len(step.prefill.rows), dtype=bool) if stopped is None else stopped.copy()
+                stopped[step.prefill.rows == row] = True
+                result = replace(result, prefill=replace(result.prefill, stopped=stopped))
+        return result
 
 
 def writes_checksum(writes: TableWrites) -> int:

@@ -1,0 +1,168 @@
+"""A log of an engine that has tokens and text is replayed from its header alone, without tokenizer and model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from foretoken.core.adaptive import CostTable, load_adaptive_config
+from foretoken.core.adaptive.config import fixed_config
+from foretoken.core.engine_config import EngineConfig
+from foretoken.core.errors import ConfigError
+from foretoken.core.executor import run_until_idle
+from foretoken.core.prompt import Prompt
+from foretoken.core.request import FinishReason, Request
+from foretoken.observe.engine_description import EngineDescription
+from foretoken.observe.log import EventLog, read_log
+from foretoken.observe.replay import replay
+from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+
+CONFIG = EngineConfig(num_pages=400, context_len=96, max_running=4, chunk_size=16, block_rounds=4, track_tokens=True)
+MODEL = HashLanguageModel(seed=1, vocab_size=24)
+
+
+class Letters:
+    """Token n is the n-th letter."""
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return "".join(chr(ord("a") + int(token)) for token in tokens)
+
+
+def described(**fields) -> EngineDescription:
+    values = {"config": CONFIG, "algorithm": "STANDALONE", "policy": "fixed", "adaptive": fixed_config(3)}
+    return EngineDescription(**{**values, **fields})
+
+
+def ask(number: int, **fields) -> Request:
+    return Request(str(number), Prompt.of_tokens([(number + j) % 24 for j in range(5 + number)]), 20, **fields)
+
+
+def plain_outputs() -> dict[str, np.ndarray]:
+    engine = described().make_engine()
+    ended = {}
+    executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL))
+    for number in range(6):
+        engine.submit(ask(number), 0)
+    run_until_idle(
+        engine, executor, lambda: 0, lambda outcome: ended.update({f.request_id: f for f in outcome.finished})
+    )
+    return {name: end.tokens for name, end in ended.items()}
+
+
+def record(
+    path: Path, description: EngineDescription, requests: list[Request], agreement: float = 0.7
+) -> dict[str, FinishReason]:
+    """Serve `requests` with a log at `path`; how each of them ended."""
+    reasons = {}
+    with EventLog(path, {"engine": description.to_json()}) as log:
+        engine = description.make_engine(log.sink(0), Letters())
+        executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL, agreement))
+        for request in requests:
+            engine.submit(request, 0)
+        run_until_idle(
+            engine,
+            executor,
+            lambda: 0,
+            lambda outcome: reasons.update({f.request_id: f.reason for f in outcome.finished}),
+        )
+    return reasons
+
+
+def from_header(header, replica, events):
+    return EngineDescription.from_json(header["engine"], "log").make_engine(events)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_log_with_stop_strings_is_replayed_without_a_tokenizer(tmp_path, overlap):
+    outputs = plain_outputs()
+    requests = []
+    for number in range(6):
+        text = Letters().decode(outputs[str(number)])
+        # The first token, one in the middle, two across a round's end, none.
+        stop = [text[0], text[4:6], text[7:9], text[2], "A", text[10]][number]
+        requests.append(ask(number, stop_strings=(stop,)))
+    config = EngineConfig(**{**CONFIG.to_json(), "overlap": overlap})
+    path = tmp_path / "events.jsonl"
+    reasons = record(path, described(config=config, decodes_text=True), requests)
+    assert [reasons[str(n)].name for n in range(6)] == ["STOP"] * 4 + ["LENGTH", "STOP"]
+    report = replay(path, from_header)
+    assert report.identical and report.complete, report.difference
+    assert report.num_commits > 5
+    # The replay has no letters: where it ended a request, the log had told it.
+    commits = [r.data for r in read_log(path) if r.kind == "commit"]
+    assert sum("stops" in data for data in commits) >= 2 and any("stopped" in data for data in commits)
+
+
+def test_an_engine_that_was_described_with_text_differs_from_one_without(tmp_path):
+    path = tmp_path / "events.jsonl"
+    record(path, described(decodes_text=True), [ask(1, stop_strings=("A",))])
+    lines = path.read_text().splitlines()
+    header = json.loads(lines[0])
+    header["engine"]["decodes_text"] = False
+    path.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
+    report = replay(path, from_header)
+    assert "refusal" in report.difference.explanation
+
+
+COSTS = CostTable((0, 1, 3), (1, 8), ((100, 120), (130, 160), (150, 200)), (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        described(),
+        described(algorithm="NONE", adaptive=fixed_config(0)),
+        described(policy="ema", adaptive=load_adaptive_config("default"), initial_steps=3, graph_sizes=(1, 2, 4)),
+        described(
+            policy="goodput",
+            adaptive=load_adaptive_config({"1": {"candidate_steps": [0, 1, 3], "ema_alpha": 0.5}}),
+            cost_table=COSTS,
+        ),
+        described(algorithm="EAGLE3", topk=3, num_draft_tokens=8),
+    ],
+)
+def test_a_description_reads_back(description):
+    written = json.loads(json.dumps(description.to_json()))
+    again = EngineDescription.from_json(written, "log")
+    assert again.to_json() == description.to_json()
+    assert again.make_engine().sizes == description.make_engine().sizes
+    assert again.make_controller().candidates == description.make_controller().candidates
+
+
+def test_adaptive_decisions_are_replayed(tmp_path):
+    description = described(
+        policy="ema",
+        adaptive=load_adaptive_config(
+            {"1": {"candidate_steps": [1, 3], "warmup_batches": 0, "update_interval": 1, "ema_alpha": 0.9}}
+        ),
+        initial_steps=3,
+        decodes_text=True,
+    )
+    path = tmp_path / "events.jsonl"
+    record(path, description, [ask(number) for number in range(6)], agreement=0.0)
+    report = replay(path, from_header)
+    assert report.identical, report.difference
+    steps = {r.data.get("S") for r in read_log(path) if r.kind == "plan"}
+    assert {1, 3} <= steps
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda value: value.pop("topk"), ["engine.topk", "missing"]),
+        (lambda value: value.update(topk_=1), ["engine.topk_", "did you mean 'topk'"]),
+        (lambda value: value["config"].update(page_sise=1), ["engine.config.page_sise", "did you mean 'page_size'"]),
+        (lambda value: value["config"].update(page_size=0), ["page_size", "at least 1"]),
+        (lambda value: value["config"].update(page_size="x"), ["describes no engine"]),
+        (lambda value: value.update(algorithm="EAGEL3"), ["did you mean 'EAGLE3'"]),
+        (lambda value: value.update(adaptive={"1": {}}), ["candidate_steps", "missing"]),
+        (lambda value: value.update(policy="goodput"), ["cost_table"]),
+        (lambda value: value.update(config=3), ["engine.config", "expected an object"]),
+    ],
+)
+def test_a_header_that_describes_no_engine_is_named(change, words):
+    value = described().to_json()
+    change(value)
+    with pytest.raises(ConfigError) as caught:
+        EngineDescription.from_json(value, "log: line 1")
+    assert all(word in str(caught.value) for word in ["log: line 1", *words]), str(caught.value)
