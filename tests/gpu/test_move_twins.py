@@ -52,7 +52,7 @@ def test_accepted_paths_are_moved_as_specified(kind, bs, dtype):
         compacted = OPS.compact(values, accepted[0], nodes)
         assert torch.equal(compacted, values[torch.from_numpy(compaction_index(verified.accept_index, nodes))])
         assert compacted.data_ptr() != values.data_ptr() or not values.numel()
-    assert (num_moves > 5) == (kind != "chain" and bs > 0)
+    assert (num_moves > 0) == (kind != "chain" and bs > 0)
 
 
 def test_padding_rows_move_only_the_sink():
