@@ -71,5 +71,5 @@ class _EngineFactory:
             from ..observe.engine_description import EngineDescription
 
             return EngineDescription.from_json(header["engine"], f"{self._source}: line 1").make_engine
-        what = 'the header has neither a "scenario" nor an "engine": neither a simulation nor a decoder wrote this log'
+        what = 'the header has no "scenario" and no "engine": neither a simulation nor a real run wrote this log'
         raise ConfigError(self._source, [Problem("line 1", what)])
