@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class ChainLinks:
     ancestor_bits: Tensor
 
 
-@lru_cache(maxsize=1024)
+@cache
 def chain_links(batch_size: int, nodes: int, device: torch.device) -> ChainLinks:
     """The links of `batch_size` chains of `nodes` nodes, made once per shape; nobody writes into them."""
     depths = torch.arange(nodes, dtype=torch.int64, device=device)

@@ -16,6 +16,7 @@ def verify_greedy_torch(tree: DeviceTree, target_ids: Tensor) -> DeviceVerified:
     if is_chain(tree):
         wanted = targets[:, :-1]
         accept_index, accept_lens = chain_path((tokens[:, 1:] == wanted) & (wanted >= 0), nodes)
+        last = accept_lens.long().unsqueeze(1) - 1
     else:
         parents = tree.parents.long()
         wanted = targets.gather(1, parents.clamp(min=0))
@@ -23,16 +24,20 @@ def verify_greedy_torch(tree: DeviceTree, target_ids: Tensor) -> DeviceVerified:
         # Of siblings with the same token the first one counts.
         rivals = (parents.unsqueeze(2) == parents.unsqueeze(1)) & hits.unsqueeze(2) & later(nodes, tokens.device)
         accept_index, accept_lens = tree_path(tree, hits & ~rivals.any(1))
-    last = targets.gather(1, last_nodes(accept_index, accept_lens, nodes))
-    return DeviceVerified(accept_index, accept_lens, target_ids, (last < 0).squeeze(1))
+        last = last_nodes(accept_index, accept_lens, nodes)
+    return DeviceVerified(accept_index, accept_lens, target_ids, (targets.gather(1, last) < 0).squeeze(1))
 
 
 def chain_path(accepted: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     """accept_index int32 [bs, nd] and accept_lens int32 [bs] of chains; `accepted` bool [bs, nd − 1]: node j + 1 may follow node j."""
     batch_size, device = accepted.shape[0], accepted.device
-    run = torch.nn.functional.pad(accepted, (1, 0), value=True).cumprod(1, dtype=torch.int32)
-    accept_index = torch.where(run > 0, node_numbers(batch_size, nodes, nodes, device, torch.int32), -1)
-    return accept_index, run.sum(1, dtype=torch.int32)
+    order = numbers(nodes, device, torch.int32)
+    if nodes == 1:
+        accept_lens = torch.ones(batch_size, dtype=torch.int32, device=device)
+    else:
+        accept_lens = torch.where(accepted, nodes, order[1:]).amin(1)  # the first refused node
+    flat = node_numbers(batch_size, nodes, nodes, device, torch.int32)
+    return torch.where(order < accept_lens.unsqueeze(1), flat, -1), accept_lens
 
 
 def tree_path(tree: DeviceTree, chosen: Tensor) -> tuple[Tensor, Tensor]:
