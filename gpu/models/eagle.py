@@ -1,0 +1,288 @@
+"""Draft heads on the target's hidden states, in the forms in which they are published.
+
+    EAGLE        fc([embedding of token j + 1; hidden state j]) → decoder layers, the first without an input norm → the target's LM head
+    EAGLE-3      fc(hidden states of three target layers) once; then [norm(embedding); norm(hidden)] → one decoder layer over twice
+                 the width → norm → an LM head over the draft's own, smaller vocabulary
+    multi-layer  one EAGLE head per step; head s takes what head s − 1 gave at the slot before
+
+(Li et al., arXiv 2401.15077, 2406.16858, 2503.01840.) Slot j of the draft pool holds the KV of (hidden state j, token j + 1), rotated to
+position j. A head shares the target's embeddings, and its LM head where it has none of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .attention import Attention
+from .decoder import Decoder, wide
+from .head_config import HeadConfig
+from .layer import Layer
+from .rope import cos_sin_table
+from .weights import NamedWeight, empty_weight, weight_bytes
+
+
+@dataclass(slots=True)
+class HeadOutput:
+    """One pass of a head over n tokens."""
+
+    hidden: Tensor  # [n, H]: what the next step's pass takes
+    logits_hidden: Tensor  # [n, H]: what `logits` takes
+
+
+class DraftHead(nn.Module):
+    """What all heads have in common: embeddings, LM head, vocabulary, sizes. Weights are frozen until `requires_grad_`."""
+
+    aux_layers: tuple[
+        int, ...
+    ] = ()  # target layers whose entering states are captured; empty: the last hidden state is
+
+    def __init__(self, config: HeadConfig, target: Decoder, own_embeddings: bool, own_lm_head: bool) -> None:
+        super().__init__()
+        self.config, self.ops = config, target.ops
+        self.device, self.dtype = target.device, target.dtype
+        model = config.model
+        if not own_embeddings:
+            assert model.hidden_size == target.hidden_size, "the target's embeddings have another width"
+        self.embed_weight = self._empty(model.vocab_size, model.hidden_size) if own_embeddings else None
+        self.lm_head_weight = self._empty(config.draft_vocab_size, model.hidden_size) if own_lm_head else None
+        if not own_lm_head:
+            assert config.draft_vocab_size == target.vocab_size, "the target's LM head has another vocabulary"
+            assert model.hidden_size == target.hidden_size, "the target's LM head has another width"
+        # Published heads state a short context, but run over the target's.
+        num_positions = max(model.max_position_embeddings, target.config.max_position_embeddings)
+        self.cos_sin = cos_sin_table(model.rope, model.head_dim, num_positions, self.device)
+        # In a tuple, so that the target's weights do not count as this module's own.
+        self._tables: tuple[Tensor, Tensor] = (
+            target.embed_weight if self.embed_weight is None else self.embed_weight,
+            target.output_embedding if self.lm_head_weight is None else self.lm_head_weight,
+        )
+        self._target_ids: Tensor | None = None
+
+    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
+        """tokens int64 [n], one ahead of the slots; hidden [n, H] from `prepare_hidden` or from the step before."""
+        raise NotImplementedError
+
+    def prepare_hidden(self, captured: Tensor) -> Tensor:
+        """What was captured from the target [n, …] → what `forward` takes, [n, H]."""
+        return captured
+
+    def logits(self, logits_hidden: Tensor) -> Tensor:
+        """[m, H] → [m, draft vocabulary], in float32 at least."""
+        return wide(F.linear(logits_hidden, self._tables[1]))
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Draft tokens int64 → the target's ids of them, of the same shape."""
+        return draft_ids if self._target_ids is None else self._target_ids[draft_ids]
+
+    def set_vocabulary(self, target_ids: Tensor) -> None:
+        """`target_ids` int64 [draft vocabulary]: the target's id of each draft token, all different."""
+        assert target_ids.shape == (self.vocab_size,), target_ids.shape
+        assert target_ids.dtype is torch.int64, target_ids.dtype
+        self._target_ids = target_ids.to(self.device)
+
+    @property
+    def target_ids(self) -> Tensor | None:
+        """The target's id of each draft token; None if the vocabularies are the same."""
+        return self._target_ids
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the draft KV pool."""
+        return self.config.model.num_layers
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.config.model.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.config.model.head_dim
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.model.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the draft."""
+        return self.config.draft_vocab_size
+
+    @property
+    def weight_bytes(self) -> int:
+        """Without what it shares with the target."""
+        return weight_bytes(self)
+
+    def checkpoint_weights(self) -> Iterator[NamedWeight]:
+        """All tensors of the checkpoint but the vocabulary's map, under their published names."""
+        if self.embed_weight is not None:
+            yield NamedWeight("embed_tokens.weight", self.embed_weight.detach())
+        if self.lm_head_weight is not None:
+            yield NamedWeight("lm_head.weight", self.lm_head_weight.detach())
+
+    def canonical_name(self, name: str) -> str:
+        """The name in `checkpoint_weights` of a tensor that a file calls `name`."""
+        return name.removeprefix("model.")
+
+    def _empty(self, *shape: int) -> nn.Parameter:
+        return empty_weight(*shape, device=self.device, dtype=self.dtype)
+
+
+class EagleLayers(nn.Module):
+    """The body of one EAGLE head: fusion of token and hidden state, then `num_layers` layers from `first_layer` of the pool on."""
+
+    def __init__(self, head: DraftHead, first_layer: int, num_layers: int, fc_bias: bool) -> None:
+        super().__init__()
+        model = head.config.model
+        self.ops, self.eps = head.ops, model.rms_norm_eps
+        hidden = model.hidden_size
+        self.fc_weight = empty_weight(hidden, 2 * hidden, device=head.device, dtype=head.dtype)
+        self.fc_bias = empty_weight(hidden, device=head.device, dtype=head.dtype) if fc_bias else None
+        self.layers = nn.ModuleList(
+            Layer(model, first_layer + i, head.ops, head.device, head.dtype, input_norm=i > 0)
+            for i in range(num_layers)
+        )
+        self._fc = (self.fc_weight, self.fc_bias)
+        self._layers = tuple(self.layers)
+
+    def run(self, embedded: Tensor, hidden: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
+        """[n, H] and [n, H] → [n, H], without a final norm: it is meant to be the target's next normed state."""
+        residual = F.linear(torch.cat((embedded, hidden), -1), *self._fc)
+        out: Tensor | None = None
+        for layer in self._layers:
+            if out is None:
+                normed = residual
+            else:
+                normed, residual = self.ops.add_rms_norm(out, residual, layer.norms[0], self.eps)
+            out, residual, _ = layer.after_attention(layer.attend(normed, attention, cos_sin), residual)
+        assert out is not None, "a head without layers"
+        return out + residual
+
+    def checkpoint_weights(self) -> Iterator[NamedWeight]:
+        yield NamedWeight("fc.weight", self.fc_weight.detach())
+        if self.fc_bias is not None:
+            yield NamedWeight("fc.bias", self.fc_bias.detach())
+        for i, layer in enumerate(self._layers):
+            yield from (NamedWeight(f"layers.{i}.{weight.name}", weight.view) for weight in layer.checkpoint_weights())
+
+
+class EagleHead(DraftHead):
+    """EAGLE and EAGLE-2 (which differ in the tree, not in the head)."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        target: Decoder,
+        own_embeddings: bool = False,
+        own_lm_head: bool = False,
+        fc_bias: bool = False,
+    ) -> None:
+        super().__init__(config, target, own_embeddings, own_lm_head)
+        self.body = EagleLayers(self, 0, config.model.num_layers, fc_bias)
+        self._run = self.body.run
+
+    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
+        embedded = torch.embedding(self._tables[0], tokens)
+        out = self._run(embedded, hidden, attention, self.cos_sin)
+        return HeadOutput(out, out)
+
+    def checkpoint_weights(self) -> Iterator[NamedWeight]:
+        yield from super().checkpoint_weights()
+        yield from self.body.checkpoint_weights()
+
+
+class MultiLayerEagle(DraftHead):
+    """One EAGLE head per step; head s has layer s of the draft pool.
+
+    In a checkpoint, `num_nextn_predict_layers` in config.json is the number of heads, and the tensors of head s are those of an EAGLE
+    head behind `heads.<s>.`.
+    """
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        target: Decoder,
+        own_embeddings: bool = False,
+        own_lm_head: bool = False,
+        fc_bias: bool = False,
+    ) -> None:
+        super().__init__(config, target, own_embeddings, own_lm_head)
+        self.heads = nn.ModuleList(EagleLayers(self, s, 1, fc_bias) for s in range(config.num_heads))
+        self._runs = tuple(body.run for body in self.heads)
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_heads
+
+    @property
+    def num_heads(self) -> int:
+        """How many steps it can draft."""
+        return self.config.num_heads
+
+    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
+        embedded = torch.embedding(self._tables[0], tokens)
+        out = self._runs[head](embedded, hidden, attention, self.cos_sin)
+        return HeadOutput(out, out)
+
+    def checkpoint_weights(self) -> Iterator[NamedWeight]:
+        yield from super().checkpoint_weights()
+        for s, body in enumerate(self.heads):
+            yield from (NamedWeight(f"heads.{s}.{weight.name}", weight.view) for weight in body.checkpoint_weights())
+
+
+class Eagle3Head(DraftHead):
+    """EAGLE-3. The next step takes the layer's output before the norm, the LM head the normed one."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        target: Decoder,
+        own_embeddings: bool = False,
+        own_lm_head: bool = True,
+        fc_bias: bool = False,
+    ) -> None:
+        super().__init__(config, target, own_embeddings, own_lm_head)
+        self.aux_layers = config.aux_layers
+        model = config.model
+        self.fc_weight = self._empty(model.hidden_size, len(config.aux_layers) * config.target_hidden_size)
+        self.fc_bias = self._empty(model.hidden_size) if fc_bias else None
+        self.hidden_norm = self._empty(model.hidden_size)
+        self.midlayer = Layer(model, 0, self.ops, self.device, self.dtype, input_size=2 * model.hidden_size)
+        self.norm_weight = self._empty(model.hidden_size)
+        self._fc = (self.fc_weight, self.fc_bias)
+        self._parts = (self.midlayer, self.midlayer.norms[0], self.hidden_norm, self.norm_weight)
+
+    def prepare_hidden(self, captured: Tensor) -> Tensor:
+        """The target's hidden states entering `aux_layers`, concatenated, fused to [n, H]."""
+        return F.linear(captured, *self._fc)
+
+    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
+        layer, input_norm, hidden_norm, final_norm = self._parts
+        ops, eps = self.ops, layer.eps
+        embedded = ops.rms_norm(torch.embedding(self._tables[0], tokens), input_norm, eps)
+        normed = ops.rms_norm(hidden, hidden_norm, eps)
+        residual = normed if self.config.norm_before_residual else hidden
+        out = layer.attend(torch.cat((embedded, normed), -1), attention, self.cos_sin)
+        out, residual, _ = layer.after_attention(out, residual)
+        logits_hidden, hidden = ops.add_rms_norm(out, residual, final_norm, eps)
+        return HeadOutput(hidden, logits_hidden)
+
+    def checkpoint_weights(self) -> Iterator[NamedWeight]:
+        yield from super().checkpoint_weights()
+        yield NamedWeight("fc.weight", self.fc_weight.detach())
+        if self.fc_bias is not None:
+            yield NamedWeight("fc.bias", self.fc_bias.detach())
+        yield NamedWeight("midlayer.hidden_norm.weight", self.hidden_norm.detach())
+        yield from (
+            NamedWeight(f"midlayer.{weight.name}", weight.view) for weight in self.midlayer.checkpoint_weights()
+        )
+        yield NamedWeight("norm.weight", self.norm_weight.detach())
+
+    def canonical_name(self, name: str) -> str:
+        """Some files call the one layer `layers.0`."""
+        name = name.removeprefix("model.")
+        return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name

@@ -1,0 +1,129 @@
+"""The configuration of a draft head: the shape of its own layers, and how it fits the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .config import ARCHITECTURES, LLAMA, QWEN3_MOE, ModelConfig, read_json, read_model_config
+from .config_reader import ConfigReader
+
+EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
+AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """`model` is the shape of the head's own decoder layers; its vocabulary is the target's."""
+
+    algorithm: str  # EAGLE, EAGLE3 or MULTI_LAYER_EAGLE
+    model: ModelConfig
+    target_hidden_size: int
+    draft_vocab_size: int  # EAGLE-3's own, smaller vocabulary; else the target's
+    aux_layers: tuple[int, ...] = ()  # EAGLE-3: ascending; the target's hidden states entering these layers are fused
+    norm_before_residual: bool = False  # EAGLE-3: the residual is the normed hidden state
+    num_heads: int = 1  # multi-layer EAGLE: one per step
+
+    @classmethod
+    def from_directory(cls, directory: str | Path, algorithm: str, target: ModelConfig) -> HeadConfig:
+        """Read `config.json` of a head for `target`. Raises ConfigError."""
+        path = Path(directory) / "config.json"
+        return cls.from_dict(read_json(path), algorithm, target, str(path))
+
+    @classmethod
+    def from_dict(
+        cls, data: Mapping[str, Any], algorithm: str, target: ModelConfig, source: str = "config.json"
+    ) -> HeadConfig:
+        """`data` is a parsed config.json. Raises ConfigError with all problems, a misfit with the target included."""
+        reader = ConfigReader(data, source)
+        model = read_model_config(reader, _layer_architecture(reader))
+        hidden_size = reader.integer("hidden_size")
+        vocab_size = reader.integer("vocab_size")
+        target_hidden_size = reader.integer("target_hidden_size", hidden_size)
+        head = cls(
+            algorithm=algorithm,
+            model=model or target,
+            target_hidden_size=target_hidden_size,
+            draft_vocab_size=reader.integer("draft_vocab_size", vocab_size) if algorithm == EAGLE3 else vocab_size,
+            aux_layers=_read_aux_layers(reader, target) if algorithm == EAGLE3 else (),
+            norm_before_residual=reader.flag("norm_before_residual"),
+            num_heads=reader.integer("num_nextn_predict_layers") if algorithm == MULTI_LAYER_EAGLE else 1,
+        )
+        if vocab_size != target.vocab_size:
+            reader.problem(
+                "vocab_size",
+                f"the vocabularies must match: the target has {target.vocab_size} tokens, the draft head {vocab_size}",
+            )
+        if head.draft_vocab_size > vocab_size:
+            reader.problem("draft_vocab_size", f"{head.draft_vocab_size} of {vocab_size} tokens")
+        if target_hidden_size != target.hidden_size or (algorithm != EAGLE3 and hidden_size != target.hidden_size):
+            size = hidden_size if algorithm != EAGLE3 else target_hidden_size
+            reader.problem(
+                "hidden_size",
+                f"the head takes hidden states of size {size}, the target's have {target.hidden_size}: it was made for another model",
+            )
+        if algorithm != EAGLE and model is not None and model.num_layers != 1:
+            reader.problem("num_hidden_layers", f"{algorithm} heads have one layer each, got {model.num_layers}")
+        if reader.flag("norm_before_fc"):
+            reader.problem("norm_before_fc", "a norm before the fusion is not implemented")
+        reader.raise_problems()
+        return head
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config.json that `from_dict` reads back; the fused layers are written in both published forms."""
+        data = self.model.to_dict()
+        suffix = {EAGLE: "Eagle", EAGLE3: "Eagle3"}.get(self.algorithm, "Eagle")
+        data["architectures"] = [self.model.architecture + suffix]
+        if self.algorithm == EAGLE3:
+            data["target_hidden_size"] = self.target_hidden_size
+            data["draft_vocab_size"] = self.draft_vocab_size
+            data["norm_before_residual"] = self.norm_before_residual
+            data[AUX_LAYERS_KEY] = list(self.aux_layers)
+            data["eagle_config"] = {AUX_LAYERS_KEY: [layer - 1 for layer in self.aux_layers]}
+        if self.algorithm == MULTI_LAYER_EAGLE:
+            data["num_nextn_predict_layers"] = self.num_heads
+        return data
+
+
+def default_aux_layers(num_layers: int) -> tuple[int, ...]:
+    """The layers whose input EAGLE-3 fuses: an early, a middle and a late one (the published 2, n/2, n − 3 where these differ)."""
+    published = (2, num_layers // 2, num_layers - 3)
+    if published[0] < published[1] < published[2]:
+        return published
+    quarter = num_layers // 4
+    return tuple(sorted({quarter, num_layers // 2, num_layers - quarter}))
+
+
+def _layer_architecture(reader: ConfigReader) -> str | None:
+    """Heads name the architecture of their layers with a mark of their own before or behind it: LlamaForCausalLMEagle3."""
+    names = reader.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        reader.problem("architectures", f"must name one architecture, for example {LLAMA}Eagle3; got {names!r}")
+        return None
+    for mark in ("Eagle3", "Eagle"):
+        name = names[0].removesuffix(mark).removeprefix(mark)
+        if name in ARCHITECTURES and name != QWEN3_MOE:
+            return name
+    reader.problem("architectures", f"{names[0]} is no known form of a draft head, such as {LLAMA}Eagle3")
+    return None
+
+
+def _read_aux_layers(reader: ConfigReader, target: ModelConfig) -> tuple[int, ...]:
+    """`eagle_config` counts layers whose output is taken (−1: the embedding), the key at top level layers whose input is taken."""
+    inner = reader.under("eagle_config")
+    if inner.get(AUX_LAYERS_KEY):
+        holder, offset = inner, 1
+    elif reader.get(AUX_LAYERS_KEY):
+        holder, offset = reader, 0
+    else:
+        return default_aux_layers(target.num_layers)
+    ids = holder.get(AUX_LAYERS_KEY)
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids) or sorted(set(ids)) != ids:
+        holder.problem(AUX_LAYERS_KEY, f"must be an ascending list of layers, got {ids!r}")
+        return default_aux_layers(target.num_layers)
+    layers = tuple(i + offset for i in ids)
+    if layers[0] < 0 or layers[-1] > target.num_layers:
+        holder.problem(AUX_LAYERS_KEY, f"{ids} are not all among the target's {target.num_layers} layers")
+    return layers
