@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 from foretoken.gpu.models.dense import rotate
+from torch import Tensor
 
 
 class CachedAttention:

@@ -5,6 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from cached_attention import CachedAttention
+from foretoken.gpu.checkpoint import load_target, random_weights, save_target
+from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
+from foretoken.gpu.models.decoder import Capture, Decoder
+from foretoken.gpu.models.dense import DenseAttention
+from foretoken.gpu.models.moe import ExpertMlp
+from foretoken.gpu.models.weights import initialize
+from foretoken.gpu.torch_ops import TorchOps
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -15,14 +22,6 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
-
-from foretoken.gpu.checkpoint import load_target, random_weights, save_target
-from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
-from foretoken.gpu.models.decoder import Capture, Decoder
-from foretoken.gpu.models.dense import DenseAttention
-from foretoken.gpu.models.moe import ExpertMlp
-from foretoken.gpu.models.weights import initialize
-from foretoken.gpu.torch_ops import TorchOps
 
 SMALL = dict(  # noqa: C408
     vocab_size=97,
