@@ -55,11 +55,11 @@ class NodeOutputs:
                 "ACCEPT-18",
                 f"{self.num_nodes} nodes in the outputs, but {accept_index.shape[0]} rows of {num_draft_tokens}",
             )
-        return self._map(lambda array: array[source])
+        return self.map(lambda array: array[source])
 
     def filter(self, rows: np.ndarray, num_draft_tokens: int) -> NodeOutputs:
         """The outputs of the given rows (int [n] or bool [bs]), in that order."""
-        return self._map(
+        return self.map(
             lambda array: array.reshape(-1, num_draft_tokens, *array.shape[1:])[rows].reshape(-1, *array.shape[1:])
         )
 
@@ -71,7 +71,8 @@ class NodeOutputs:
             )
         return NodeOutputs({name: merge_hidden(array, other.entries[name]) for name, array in self.entries.items()})
 
-    def _map(self, function: Callable[[np.ndarray], np.ndarray]) -> NodeOutputs:
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NodeOutputs:
+        """`function` of every array, so that whatever is done to one output is done to all. Executors compact on their device by it."""
         return NodeOutputs({name: None if array is None else function(array) for name, array in self.entries.items()})
 
 

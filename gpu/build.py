@@ -1,0 +1,102 @@
+"""From an engine and its models to an executor: pools, drafter, relay sizes."""
+
+from __future__ import annotations
+
+import torch
+
+from ..core.acceptance import AcceptanceProcess
+from ..core.algorithm import AlgorithmShape, Drafter, DraftKV
+from ..core.engine import Engine
+from ..core.errors import ConfigError, Problem
+from .draft.branches import BranchDraft
+from .draft.heads import HeadsDraft, carried_size
+from .draft.lookup import LookupDraft
+from .draft.network import HeadNetwork, LanguageModelNetwork
+from .draft.port import Draft, NoDraft
+from .executor import TorchExecutor
+from .models.decoder import Decoder
+from .models.eagle import DraftHead, MultiLayerEagle
+from .ops import Ops
+from .pools import KVPool
+
+DraftModel = Decoder | DraftHead
+
+
+def build_executor(
+    engine: Engine,
+    target: Decoder,
+    draft_model: DraftModel | None,
+    ops: Ops,
+    *,
+    acceptance: AcceptanceProcess | None = None,
+    seed: int = 0,
+    debug: bool = False,
+) -> TorchExecutor:
+    """An executor with the sizes of `engine`, on the device of `target`. ConfigError where algorithm and draft do not belong together."""
+    config = engine.config
+    num_slots = (config.num_pages + 1) * config.page_size
+    algorithm, topk = engine.algorithm, engine.controller.topk
+    pool = pool_for(target, num_slots, target)
+    draft_pool = None
+    if algorithm.draft_kv is not DraftKV.NONE:
+        draft_pool = pool_for(required(draft_model, algorithm.name), num_slots, target)
+    draft = _draft(algorithm.drafter, algorithm.name, draft_model, ops, draft_pool, engine)
+    shape = AlgorithmShape(
+        steps=draft_model.num_layers if algorithm.drafter is Drafter.HEADS else engine.sizes.max_steps,
+        topk=topk,
+        hidden_size=relayed_hidden_size(algorithm.drafter, draft_model),
+    )
+    return TorchExecutor(
+        engine,
+        target,
+        pool,
+        draft,
+        ops,
+        relayed=shape,
+        device=target.device,
+        acceptance=acceptance,
+        seed=seed,
+        debug=debug,
+    )
+
+
+def pool_for(model: DraftModel, num_slots: int, target: Decoder) -> KVPool:
+    return KVPool(model.num_layers, num_slots, model.num_kv_heads, model.head_dim, target.dtype, target.device)
+
+
+def required(draft_model: DraftModel | None, algorithm: str) -> DraftModel:
+    if draft_model is None:
+        raise ConfigError("<arguments>", [Problem("draft", f"{algorithm} needs a draft checkpoint")])
+    return draft_model
+
+
+def relayed_hidden_size(drafter: Drafter, draft_model: DraftModel | None) -> int:
+    """Values per row of the relayed hidden state; 0 where there is none."""
+    if drafter is Drafter.HEADS:
+        return carried_size(draft_model)
+    return draft_model.hidden_size if drafter is Drafter.HEAD else 0
+
+
+def _draft(
+    drafter: Drafter, name: str, model: DraftModel | None, ops: Ops, pool: KVPool | None, engine: Engine
+) -> Draft:
+    topk, page_size = engine.controller.topk, engine.config.page_size
+    if drafter is Drafter.NONE:
+        return NoDraft(ops)
+    if drafter is Drafter.LOOKUP:
+        return LookupDraft(ops)
+    if drafter is Drafter.HEADS:
+        _expect(isinstance(model, MultiLayerEagle), name, "one head per step")
+        return HeadsDraft(ops, model, pool, topk, engine.config.max_running)
+    if drafter is Drafter.HEAD:
+        _expect(isinstance(model, DraftHead) and not isinstance(model, MultiLayerEagle), name, "one head for all steps")
+        return BranchDraft(ops, HeadNetwork(model), pool, topk, page_size)
+    _expect(isinstance(model, Decoder), name, "a language model")
+    return BranchDraft(ops, LanguageModelNetwork(model), pool, topk, page_size)
+
+
+def _expect(holds: bool, name: str, what: str) -> None:
+    if not holds:
+        raise ConfigError(
+            "<arguments>", [Problem("draft", f"{name} drafts with {what}; the checkpoint has another form")]
+        )

@@ -1,0 +1,243 @@
+"""Drafting chains and trees with a network that has KV of its own: a language model, EAGLE, EAGLE-3.
+
+Step 0 was done by the catch-up of the round before: its top-k arrives through the relay. Steps 1 … S − 1 run the network on the beam, one
+query per branch, over the shared prefix and the branch's own cells (`core.kv.moves.draft_branch_layout`):
+
+    unshifted   cell 0: the root, cell s: the beam node of step s            s = 1 … S − 1
+    shifted     cell s − 1: the pair (hidden state before, beam node of step s)
+
+The leaves of the last step are never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..chunks import Chunks
+from ..ops import KVView, Ops
+from ..paged import BranchAttention, PrefillAttention
+from ..pools import KVPool
+from ..tree import DeviceTree
+from .beam import Beam, first_level, next_level
+from .network import DraftNetwork
+from .port import Accepted, Relayed, RoundBatch, root_only
+from .window import at_column, column_numbers, window_attention
+
+
+class BranchDraft:
+    """`relayed_topk` candidates travel to the next round, whatever steps it will take."""
+
+    on_host = False
+
+    def __init__(self, ops: Ops, network: DraftNetwork, pool: KVPool, relayed_topk: int, page_size: int) -> None:
+        self.aux_layers = network.aux_layers
+        self.wants_hidden = network.wants_hidden
+        self._ops = ops
+        self._network = network
+        self._pool = pool
+        self._relayed_topk = relayed_topk
+        self._page_size = page_size
+
+    def open_row(self, row: int, cached: np.ndarray) -> None:
+        pass
+
+    def observe(self, row: int, tokens: np.ndarray) -> None:
+        pass
+
+    # -- prompts --------------------------------------------------------------------------------------------------
+
+    def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
+        tokens, layout = self._prefill_tokens(chunks, sampled)
+        hidden_in = None if captured is None else self._network.prepare(captured)
+        attention = PrefillAttention(
+            ops=self._ops,
+            pool=self._pool,
+            table=layout.table,
+            rows=layout.rows,
+            prefix_lens=layout.prefix_lens,
+            starts=layout.starts,
+            positions=layout.positions,
+            slots=layout.slots,
+            max_prefix_len=layout.max_prefix_len,
+            max_new_len=layout.max_new_len,
+        )
+        hidden, logits_hidden = self._network.run(tokens, hidden_in, attention)
+        if not len(chunks.last):
+            return {}
+        places = layout.last_places()
+        return self._relay(None if hidden is None else hidden[places], logits_hidden[places])
+
+    def _prefill_tokens(self, chunks: Chunks, sampled: Tensor) -> tuple[Tensor, Chunks]:
+        """The draft's tokens: the chunk's, then the sample (unshifted); or each one's successor (shifted)."""
+        device = chunks.table.device
+        if self._network.shifted:
+            layout, host = chunks, chunks.shifted_tokens()
+        else:
+            layout = chunks.extended(1)
+            host = np.zeros(layout.num_tokens, np.int64)
+            inserted = (layout.ends - layout.lens) - (chunks.ends - chunks.lens)  # samples before each chunk's begin
+            host[np.arange(chunks.num_tokens) + np.repeat(inserted, chunks.lens)] = chunks.part.tokens
+        tokens = torch.from_numpy(host).to(device, non_blocking=True)
+        if len(chunks.last):
+            tokens = tokens.index_copy(0, layout.last_places(), sampled)
+        return tokens, layout
+
+    # -- proposals ------------------------------------------------------------------------------------------------
+
+    def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
+        if batch.steps == 0:
+            return root_only(self._ops, batch)
+        topk = batch.topk
+        ids, probabilities = relayed["topk_ids"][:, :topk], relayed["topk_probabilities"][:, :topk]
+        hidden = relayed.get("hidden_states")
+        if hidden is not None:
+            hidden = hidden.to(self._pool.keys.dtype)
+        if topk == 1:
+            return self._chain(batch, ids, hidden)
+        return self._tree(batch, ids, probabilities, hidden)
+
+    def _chain(self, batch: RoundBatch, first: Tensor, hidden: Tensor | None) -> DeviceTree:
+        drafts = [first]
+        branches = _Branches(self._ops, self._pool, batch, self._page_size, self._network.shifted)
+        for step in range(1, batch.steps):
+            hidden, logits_hidden = self._step(branches, step, drafts[-1], hidden)
+            drafts.append(self._network.candidates(logits_hidden, 1)[0])
+        tokens = torch.cat(drafts, dim=1) if len(drafts) > 1 else first
+        return self._ops.build_chain(batch.roots, tokens, batch.lengths, batch.max_position)
+
+    def _tree(self, batch: RoundBatch, ids: Tensor, probabilities: Tensor, hidden: Tensor | None) -> DeviceTree:
+        bs, topk = ids.shape
+        level, beam = first_level(ids, probabilities)
+        levels, depths = [level], [1] * topk
+        branches = _Branches(self._ops, self._pool, batch, self._page_size, self._network.shifted)
+        if hidden is not None:
+            hidden = hidden.repeat_interleave(topk, dim=0)
+        for step in range(1, batch.steps):
+            if step > 1:
+                branches.follow(beam, step)
+                hidden = None if hidden is None else _from_sources(hidden, beam)
+            hidden, logits_hidden = self._step(branches, step, beam.tokens, hidden)
+            tokens, likely = self._network.candidates(logits_hidden, topk)
+            level, beam = next_level(beam, tokens.view(bs, topk, topk), likely.view(bs, topk, topk))
+            levels.append(level)
+            depths += [step + 1] * (topk * topk)
+        return self._ops.build_tree(
+            batch.roots,
+            torch.cat([level.tokens for level in levels], dim=1),
+            torch.cat([level.scores for level in levels], dim=1),
+            torch.cat([level.parents for level in levels], dim=1),
+            depths,
+            batch.lengths,
+            batch.num_draft_tokens,
+            batch.max_position,
+        )
+
+    def _step(
+        self, branches: _Branches, step: int, tokens: Tensor, hidden: Tensor | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """One pass over the beam's nodes [bs, k]; gives hidden states for the next pass and for logits, [bs · k, H]."""
+        with_root = step == 1 and not self._network.shifted
+        tokens, attention = branches.at_step(step, tokens, with_root)
+        hidden, logits_hidden = self._network.run(tokens, hidden, attention)
+        if with_root:
+            logits_hidden = logits_hidden[1::2]
+        return hidden, logits_hidden
+
+    # -- catch-up -------------------------------------------------------------------------------------------------
+
+    def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
+        emitted = accepted.emitted[:, : accepted.longest].clamp(min=0)
+        bs, width = emitted.shape
+        if self._network.shifted:
+            tokens, last = emitted, accepted.accept_lens - 1
+            captured = accepted.captured[:, :width]
+            hidden_in = self._network.prepare(captured.reshape(bs * width, captured.shape[2]))
+        else:
+            tokens, last, hidden_in = torch.cat([batch.roots[:, None], emitted], dim=1), accepted.accept_lens, None
+        columns = tokens.shape[1]
+        attention = window_attention(self._ops, self._pool, batch, columns, accepted.accept_lens)
+        hidden, logits_hidden = self._network.run(tokens.reshape(-1), hidden_in, attention)
+        if hidden is not None:
+            hidden = at_column(hidden.view(bs, columns, -1), last)
+        return self._relay(hidden, at_column(logits_hidden.view(bs, columns, -1), last))
+
+    def _relay(self, hidden: Tensor | None, logits_hidden: Tensor) -> Relayed:
+        ids, probabilities = self._network.candidates(logits_hidden, self._relayed_topk)
+        relayed = {"topk_ids": ids, "topk_probabilities": probabilities}
+        if hidden is not None:
+            relayed["hidden_states"] = hidden
+        return relayed
+
+
+class _Branches:
+    """Where the branches of one round keep their KV: laid out once, written step by step."""
+
+    def __init__(self, ops: Ops, pool: KVPool, batch: RoundBatch, page_size: int, shifted: bool) -> None:
+        self._ops = ops
+        self._pool = pool
+        self._batch = batch
+        self._first_cell = 1 if shifted else 0  # the step whose beam node stands in cell 0
+        topk, steps, lengths = batch.topk, batch.steps, batch.lengths
+        self._row_cells = batch.rows[:, None] * batch.table.shape[1]
+        if topk == 1:
+            self._starts = lengths[:, None]
+            self._bases = self._tails = None
+        else:
+            in_page = lengths % page_size
+            pages = (in_page + (steps + page_size - 1)).div(page_size, rounding_mode="floor")
+            branches = column_numbers(topk, lengths.device)
+            self._starts = lengths[:, None] + (pages * page_size)[:, None] * branches
+            self._bases = (lengths - in_page)[:, None].expand(-1, topk)
+            self._tails = self._starts - in_page[:, None]
+        if page_size > 1 and topk > 1 and steps > 1:
+            ops.duplicate_tails_(pool.keys, pool.values, batch.table, batch.rows, lengths, page_size, topk, steps)
+
+    def at_step(self, step: int, tokens: Tensor, with_root: bool) -> tuple[Tensor, BranchAttention]:
+        """The pass's tokens [m] and its attention: m = bs · k, or twice that with the root before each first node."""
+        bs, topk = tokens.shape
+        cell = step - self._first_cell
+        cells = [cell]
+        if with_root:
+            tokens = torch.stack([self._batch.roots[:, None].expand(bs, topk), tokens], dim=2)
+            cells = [0, cell]
+        places = torch.stack([self._starts + c for c in cells], dim=2).view(bs, -1)
+        lens = torch.stack([self._batch.lengths + (c + 1) for c in cells], dim=1)
+        lens = lens[:, None, :].expand(bs, topk, len(cells)).reshape(-1)
+        per_row = topk * len(cells)
+        rows = self._batch.rows.repeat_interleave(per_row) if per_row > 1 else self._batch.rows
+        bases = tails = lens
+        if self._bases is not None:
+            bases = self._bases.repeat_interleave(len(cells), dim=1).reshape(-1)
+            tails = self._tails.repeat_interleave(len(cells), dim=1).reshape(-1)
+        attention = BranchAttention(
+            ops=self._ops,
+            pool=self._pool,
+            table=self._batch.table,
+            view=KVView(rows, bases, tails, lens, self._batch.max_len + cell + 1),
+            positions=(lens - 1).clamp(max=self._batch.max_position),
+            slots=self._slots(places).view(-1),
+        )
+        return tokens.reshape(-1), attention
+
+    def follow(self, beam: Beam, step: int) -> None:
+        """Copy the KV of each beam node's parent branch into its own, before `step` writes its cell."""
+        cells = range(1 - self._first_cell, step - self._first_cell)  # the root stands in every branch alike
+        places = torch.stack([self._starts + c for c in cells], dim=2)
+        bs, topk, count = places.shape
+        slots = self._slots(places.view(bs, -1)).view(bs, topk, count)
+        sources = slots.gather(1, beam.sources[:, :, None].expand(bs, topk, count))
+        self._ops.move_slots_(self._pool.keys, self._pool.values, sources.view(-1), slots.view(-1))
+
+    def _slots(self, places: Tensor) -> Tensor:
+        return self._batch.table.view(-1)[self._row_cells + places].long()
+
+
+def _from_sources(hidden: Tensor, beam: Beam) -> Tensor:
+    """Each beam node's parent's hidden state, [bs · k, H]."""
+    bs, topk = beam.sources.shape
+    by_row = hidden.view(bs, topk, -1)
+    return by_row.gather(1, beam.sources[:, :, None].expand(bs, topk, by_row.shape[2])).view(bs * topk, -1)

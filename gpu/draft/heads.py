@@ -1,0 +1,194 @@
+"""Multi-layer EAGLE: one head per step, all of them run in the catch-up, so that proposing costs nothing.
+
+Head 0 takes (target hidden state j, token j + 1) at slot j, head s ≥ 1 takes (output of head s − 1 at slot j − 1, token j + 1). Behind the
+last accepted slot n − 1 head s goes on with the first choices of the heads before it:
+
+    slot      …    n − 2      n − 1      n          n + 1
+    head 0         t(n−1)     t(n)                              → g₁, the best token n + 1
+    head 1         t(n−1)     t(n)       g₁                     → g₂
+    head 2         t(n−1)     t(n)       g₁         g₂          → g₃
+
+KV is kept up to slot n − 1 and therefore always belongs to emitted tokens. What head s − 1 said at slot n − 1 is relayed, for head s needs it
+where the next window begins; between chunks of a prompt it waits in a buffer by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..chunks import Chunks
+from ..models.eagle import MultiLayerEagle
+from ..ops import Ops
+from ..paged import PrefillAttention
+from ..pools import KVPool
+from ..tree import DeviceTree
+from .beam import first_level, next_level
+from .port import Accepted, Relayed, RoundBatch, root_only, top_candidates
+from .window import at_column, column_numbers, window_attention
+
+
+class HeadsDraft:
+    """`relayed_topk` candidates per head travel to the next round."""
+
+    on_host = False
+    wants_hidden = True
+
+    def __init__(self, ops: Ops, heads: MultiLayerEagle, pool: KVPool, relayed_topk: int, num_rows: int) -> None:
+        self.aux_layers = heads.aux_layers
+        self._ops = ops
+        self._heads = heads
+        self._pool = pool
+        self._topk = relayed_topk
+        self.carried_size = carried_size(heads)
+        weight = next(heads.parameters())
+        self._carry = torch.zeros((num_rows + 1, self.carried_size), dtype=weight.dtype, device=weight.device)
+
+    def open_row(self, row: int, cached: np.ndarray) -> None:
+        # Nothing is known of the slot before the first chunk, be it the begin of the prompt or a cached prefix.
+        self._carry[row] = 0
+
+    def observe(self, row: int, tokens: np.ndarray) -> None:
+        pass
+
+    # -- prompts --------------------------------------------------------------------------------------------------
+
+    def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
+        device = chunks.table.device
+        n, last = len(chunks.lens), chunks.last
+        host_tokens = chunks.shifted_tokens()
+        hidden = self._heads.prepare_hidden(captured)
+        carried = self._carry[chunks.rows].view(n, self._heads.num_layers - 1, -1)
+        ends = torch.from_numpy(chunks.ends - 1).to(device)
+        guesses: list[Tensor] = [sampled]
+        relayed: list[tuple[Tensor, Tensor]] = []
+        outputs: list[Tensor] = []
+        for head in range(self._heads.num_layers):
+            layout = chunks.extended(head) if head else chunks
+            if head:
+                hidden = _after_carry(carried[:, head - 1], hidden, chunks, head)
+            own = (layout.ends - layout.lens) - (chunks.ends - chunks.lens)
+            places = np.arange(chunks.num_tokens) + np.repeat(own, chunks.lens)
+            host = np.zeros(layout.num_tokens, np.int64)
+            host[places] = host_tokens
+            tokens = torch.from_numpy(host).to(device)
+            for i, guess in enumerate(guesses):
+                at = torch.from_numpy((layout.ends - 1)[last] - head + i).to(device)
+                tokens = tokens.index_copy(0, at, guess)
+            attention = PrefillAttention(
+                ops=self._ops,
+                pool=self._pool,
+                table=layout.table,
+                rows=layout.rows,
+                prefix_lens=layout.prefix_lens,
+                starts=layout.starts,
+                positions=layout.positions,
+                slots=layout.slots,
+                max_prefix_len=layout.max_prefix_len,
+                max_new_len=layout.max_new_len,
+            )
+            out = self._heads.forward(tokens, hidden, attention, head)
+            hidden = out.hidden
+            kept = ends + torch.from_numpy(own).to(device)
+            outputs.append(hidden[kept])
+            ids, probabilities = self._candidates(out.logits_hidden[layout.last_places()])
+            relayed.append((ids, probabilities))
+            guesses.append(ids[:, 0])
+        carry = self._carried(outputs)
+        self._carry[chunks.rows] = carry
+        if not len(last):
+            return {}
+        return self._relay(relayed, carry[torch.from_numpy(last).to(device)])
+
+    # -- rounds ---------------------------------------------------------------------------------------------------
+
+    def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
+        if batch.steps == 0:
+            return root_only(self._ops, batch)
+        bs, topk = len(batch.row_numbers), batch.topk
+        shape = (bs, self._heads.num_layers, self._topk)
+        ids = relayed["topk_ids"].view(shape)[:, : batch.steps, :topk]
+        if topk == 1:
+            return self._ops.build_chain(batch.roots, ids[:, :, 0], batch.lengths, batch.max_position)
+        probabilities = relayed["topk_probabilities"].view(shape)[:, : batch.steps, :topk]
+        level, beam = first_level(ids[:, 0], probabilities[:, 0])
+        levels, depths = [level], [1] * topk
+        for step in range(1, batch.steps):
+            # A head knows the first choices before it, not the branch: every branch goes on with the same candidates.
+            tokens, likely = (x[:, step, None, :].expand(bs, topk, topk) for x in (ids, probabilities))
+            level, beam = next_level(beam, tokens, likely)
+            levels.append(level)
+            depths += [step + 1] * (topk * topk)
+        return self._ops.build_tree(
+            batch.roots,
+            torch.cat([level.tokens for level in levels], dim=1),
+            torch.cat([level.scores for level in levels], dim=1),
+            torch.cat([level.parents for level in levels], dim=1),
+            depths,
+            batch.lengths,
+            batch.num_draft_tokens,
+            batch.max_position,
+        )
+
+    def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
+        emitted = accepted.emitted[:, : accepted.longest].clamp(min=0)
+        bs, width = emitted.shape
+        accept_lens = accepted.accept_lens.long()
+        captured = accepted.captured[:, :width]
+        hidden = self._heads.prepare_hidden(captured.reshape(bs * width, captured.shape[2])).view(bs, width, -1)
+        carried = relayed["hidden_states"].to(hidden.dtype).view(bs, self._heads.num_layers - 1, -1)
+        tokens = torch.cat([emitted, emitted.new_zeros((bs, self._heads.num_layers - 1))], dim=1)
+        rows = column_numbers(bs, emitted.device)
+        found: list[tuple[Tensor, Tensor]] = []
+        outputs: list[Tensor] = []
+        for head in range(self._heads.num_layers):
+            columns = width + head
+            if head:
+                hidden = torch.cat([carried[:, head - 1, None], hidden], dim=1)
+                # The guess stands behind the accepted tokens and the guesses before it.
+                tokens[rows, accept_lens + (head - 1)] = found[-1][0][:, 0]
+            attention = window_attention(self._ops, self._pool, batch, columns, accepted.accept_lens)
+            out = self._heads.forward(
+                tokens[:, :columns].reshape(-1), hidden.reshape(bs * columns, -1), attention, head
+            )
+            hidden = out.hidden.view(bs, columns, -1)
+            outputs.append(at_column(hidden, accept_lens - 1))
+            logits_hidden = at_column(out.logits_hidden.view(bs, columns, -1), accept_lens - 1 + head)
+            found.append(self._candidates(logits_hidden))
+        return self._relay(found, self._carried(outputs))
+
+    def _candidates(self, logits_hidden: Tensor) -> tuple[Tensor, Tensor]:
+        ids, probabilities = top_candidates(self._heads.logits(logits_hidden), self._topk)
+        return self._heads.to_target_ids(ids), probabilities
+
+    def _carried(self, outputs: list[Tensor]) -> Tensor:
+        """What heads 0 … n − 2 said at the last kept slot, [rows, (n − 1) · H] (or one empty place for a single head)."""
+        if len(outputs) == 1:
+            return torch.zeros((len(outputs[0]), self.carried_size), dtype=self._carry.dtype, device=self._carry.device)
+        return torch.cat(outputs[:-1], dim=1)
+
+    def _relay(self, found: list[tuple[Tensor, Tensor]], carry: Tensor) -> Relayed:
+        return {
+            "topk_ids": torch.cat([ids for ids, _ in found], dim=1),
+            "topk_probabilities": torch.cat([probabilities for _, probabilities in found], dim=1),
+            "hidden_states": carry,
+        }
+
+
+def carried_size(heads: MultiLayerEagle) -> int:
+    """Values per row that heads hand to their successors across rounds."""
+    return max(heads.num_layers - 1, 1) * heads.hidden_size
+
+
+def _after_carry(carried: Tensor, hidden: Tensor, chunks: Chunks, head: int) -> Tensor:
+    """Head `head` at slot j takes what head − 1 said at slot j − 1: each row's carry, then `hidden` of its layout, cut to the new layout."""
+    before = chunks.extended(head - 1).lens if head > 1 else chunks.lens
+    after = chunks.lens + head * chunks.part.is_last
+    n = len(after)
+    begins = n + np.cumsum(before) - before  # in [carries, hidden states]
+    offsets = np.arange(after.sum()) - np.repeat(np.cumsum(after) - after, after)
+    source = np.where(offsets == 0, np.repeat(np.arange(n), after), np.repeat(begins, after) + offsets - 1)
+    return torch.cat([carried, hidden])[torch.from_numpy(source).to(hidden.device)]

@@ -1,0 +1,112 @@
+"""What every drafter does, and the batches that it is asked to do it for.
+
+prefill   the draft's own pass over prompt chunks             → what finished prompts relay to their first round
+propose   relayed values → a verify tree                      (S − 1 draft passes; none for look-up)
+catch_up  draft KV of every accepted position, one pass       → what this round relays to the next one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..chunks import Chunks
+from ..ops import Ops
+from ..tree import DeviceTree
+
+Relayed = dict[str, Tensor]
+"""Relay fields beside the bonus token, [rows, …]."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBatch:
+    """One decode round of bs rows. `row_numbers` is the host's copy of `rows`; `table` is the device's request table."""
+
+    row_numbers: np.ndarray  # int [bs]
+    rows: Tensor  # int64 [bs]
+    lengths: Tensor  # int64 [bs]: KV length of target and draft
+    roots: Tensor  # int64 [bs]: last emitted tokens, which have no KV yet
+    table: Tensor  # int32 [num_rows + 1, row width]
+    steps: int
+    topk: int
+    num_draft_tokens: int
+    max_len: int  # host's bound of lengths
+    max_position: int  # last position of the context
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What verification left behind, for the draft's catch-up. The last `emitted` token of a row is its bonus token."""
+
+    emitted: Tensor  # int64 [bs, width], −1 past the end
+    accept_lens: Tensor  # int32 [bs]
+    captured: Tensor | None  # [bs, nd, C]: target hidden states, entry j belongs to the j-th accepted node
+    longest: int  # host's bound of accept_lens
+
+
+class Draft(Protocol):
+    """A drafter on a device. `aux_layers` and `wants_hidden` say what the target's forward passes capture for it."""
+
+    aux_layers: tuple[int, ...]
+    wants_hidden: bool
+    on_host: bool  # proposals need the tokens of earlier rounds on the host, so rounds wait for each other
+
+    def open_row(self, row: int, cached: np.ndarray) -> None:
+        """A request has taken `row`; `cached` int64 [n] is the part of its prompt that is not prefilled again."""
+
+    def observe(self, row: int, tokens: np.ndarray) -> None:
+        """Tokens int64 [n] that `row` has prefilled or emitted (drafts on the host only)."""
+
+    def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
+        """The draft's pass over the chunks; `captured` [t, C] like the target's tokens, `sampled` int64 [m] for the m last chunks."""
+
+    def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree: ...
+
+    def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
+        """`relayed` is what the round began with."""
+
+
+class NoDraft:
+    """Plain decoding: a tree is its root."""
+
+    aux_layers: tuple[int, ...] = ()
+    wants_hidden = False
+    on_host = False
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+
+    def open_row(self, row: int, cached: np.ndarray) -> None:
+        pass
+
+    def observe(self, row: int, tokens: np.ndarray) -> None:
+        pass
+
+    def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
+        return {}
+
+    def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
+        return root_only(self._ops, batch)
+
+    def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
+        return {}
+
+
+def root_only(ops: Ops, batch: RoundBatch) -> DeviceTree:
+    """The tree of a round without drafts."""
+    drafts = torch.empty((len(batch.row_numbers), 0), dtype=torch.int64, device=batch.roots.device)
+    return ops.build_chain(batch.roots, drafts, batch.lengths, batch.max_position)
+
+
+def top_candidates(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+    """The draft's `topk` tokens of logits [m, V], best first, and their probabilities: int64 and float32 [m, topk]."""
+    if topk == 1:
+        best, tokens = logits.max(dim=-1, keepdim=True)
+    else:
+        best, tokens = logits.topk(topk, dim=-1)
+    return tokens, (best - logits.logsumexp(dim=-1, keepdim=True)).exp().float()

@@ -1,0 +1,60 @@
+"""The draft's catch-up: one pass over what a round has accepted, a window of columns per row.
+
+column      0      1      …   a − 1     a …
+position    len    len+1      len+a−1            a accepted nodes; KV of columns ≥ a goes to the sink
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ..ops import Ops
+from ..paged import WindowAttention
+from ..pools import KVPool
+from .port import RoundBatch
+
+
+@lru_cache(maxsize=128)
+def causal_bits(columns: int, device: torch.device) -> Tensor:
+    """int64 [columns]: column i sees itself and everything before it."""
+    bits = [(2 << i) - 1 for i in range(columns)]
+    return torch.tensor([b - (1 << 64) if b >> 63 else b for b in bits], dtype=torch.int64, device=device)
+
+
+@lru_cache(maxsize=128)
+def column_numbers(columns: int, device: torch.device) -> Tensor:
+    return torch.arange(columns, device=device)
+
+
+def window_slots(batch: RoundBatch, columns: int) -> Tensor:
+    """Slots of `columns` positions from each row's length on, int64 [bs, columns]."""
+    places = batch.lengths[:, None] + column_numbers(columns, batch.rows.device)
+    width = batch.table.shape[1]
+    return batch.table.view(-1)[batch.rows[:, None] * width + places].long()
+
+
+def window_attention(ops: Ops, pool: KVPool, batch: RoundBatch, columns: int, accept_lens: Tensor) -> WindowAttention:
+    """Attention of a window whose KV is kept where a node was accepted."""
+    numbers = column_numbers(columns, batch.rows.device)
+    slots = window_slots(batch, columns) * (numbers < accept_lens[:, None])
+    positions = (batch.lengths[:, None] + numbers).clamp(max=batch.max_position)
+    return WindowAttention(
+        ops=ops,
+        pool=pool,
+        table=batch.table,
+        rows=batch.rows,
+        prefix_lens=batch.lengths,
+        positions=positions.view(-1),
+        slots=slots.view(-1),
+        ancestor_bits=causal_bits(columns, batch.rows.device).expand(len(batch.row_numbers), columns),
+        max_prefix_len=batch.max_len,
+    )
+
+
+def at_column(values: Tensor, columns: Tensor) -> Tensor:
+    """values [bs, w, …] at one column per row (int [bs]) → [bs, …]."""
+    rows = column_numbers(values.shape[0], values.device)
+    return values[rows, columns]

@@ -1,0 +1,460 @@
+"""The real executor: steps of `core.Engine` on a torch device.
+
+    launch    a GPU gets the step's first round at once, behind those in its stream; a CPU has no stream and begins at collect
+    collect   read the oldest step's rounds back, running the further rounds of a block in between
+
+Nothing between two launches waits for the device, but a look-up draft: it needs the tokens of the round before on the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.acceptance import AcceptanceProcess
+from ..core.algorithm import AlgorithmShape
+from ..core.draws import request_key
+from ..core.engine import Engine
+from ..core.errors import InvariantViolation
+from ..core.finish import first_stop_token
+from ..core.future_map import FutureMap
+from ..core.hidden import check_hidden
+from ..core.step import BlockEnd, DecodeResult, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
+from .chunks import Chunks
+from .clock import EventClock, HostClock
+from .draft.port import Draft, RoundBatch
+from .models.decoder import Decoder
+from .ops import Ops
+from .outputs import at_places, node_outputs
+from .paged import PrefillAttention
+from .pools import KVPool
+from .relay import TorchStorage
+from .round import DecodeRound, RoundResult, capture_for, draft_hidden, first_tokens
+from .rows import Rows, RowState
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an executor has done since it was made."""
+
+    rounds: int = 0
+    verified_rows: int = 0
+    drafted: int = 0
+    correct_drafts: int = 0
+    prefilled: int = 0  # prompt tokens computed
+
+
+@dataclass(slots=True)
+class PendingRound:
+    """A round in the stream: what the host will read when it has passed."""
+
+    accept_lens: Tensor
+    failed: Tensor
+    emitted: Tensor
+    outputs: dict[str, Tensor]
+    passed: torch.cuda.Event | None
+
+
+@dataclass(slots=True)
+class Running:
+    """A launched step."""
+
+    step: Step
+    limit: int  # rounds after which it returns
+    started: bool = False
+    states: list[RowState] = field(default_factory=list)  # of the decode rows
+    pending: PendingRound | None = None
+    prefill_states: list[RowState] = field(default_factory=list)
+    prefill_tokens: PendingRound | None = None
+    prefill: PrefillResult | None = None
+    accept_lens: list[np.ndarray] = field(default_factory=list)
+    stop_index: list[np.ndarray] = field(default_factory=list)
+    tokens: list[np.ndarray] = field(default_factory=list)
+    outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
+    ended: np.ndarray | None = None
+    round_ends_ns: list[int] = field(default_factory=list)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the host has read."""
+        return len(self.accept_lens)
+
+    @property
+    def is_over(self) -> bool:
+        if not self.started:
+            return False
+        if self.step.decode is None:
+            return self.step.prefill is None or self.prefill is not None
+        return self.rounds > 0 and (self.rounds >= self.limit or bool(self.ended.any()))
+
+
+class TorchExecutor:
+    """Executes the steps of one engine with a target model and a draft. See `gpu.build.build_executor`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        target: Decoder,
+        pool: KVPool,
+        draft: Draft,
+        ops: Ops,
+        *,
+        relayed: AlgorithmShape,
+        device: torch.device,
+        acceptance: AcceptanceProcess | None = None,
+        seed: int = 0,
+        debug: bool = False,
+    ) -> None:
+        assert engine.config.track_tokens, "this executor delivers tokens: EngineConfig.track_tokens"
+        config, sizes = engine.config, engine.sizes
+        self.algorithm = engine.algorithm
+        self.device = device
+        self.target = target
+        self.pool = pool
+        self.draft = draft
+        self.counters = Counters()
+        self.clock = EventClock() if device.type == "cuda" else HostClock()
+        self._ops = ops
+        self._debug = debug
+        self._acceptance = acceptance
+        self._max_position = config.context_len - 1
+        self._alloc_len = sizes.alloc_len
+        self._rows = Rows(config.max_running, sizes.row_width, device, seed)
+        self.relay_storage = TorchStorage(ops, device)
+        fields = self.algorithm.relay_fields(relayed)
+        self.future_map = FutureMap(config.max_running, fields, self.relay_storage, debug_poison=debug)
+        self._round = DecodeRound(ops, target, pool, draft)
+        self._queue: deque[Running] = deque()
+        self._last_step_id = 0
+        self._stop_through = 0
+        self._simulated_lengths = np.zeros(config.max_running + 1, np.int64)
+        self.launched_table = np.zeros((config.max_running + 1, sizes.row_width), np.int32) if debug else None
+
+    # -- the port -------------------------------------------------------------------------------------------------
+
+    def launch(self, step: Step) -> None:
+        """Put `step` behind those in flight."""
+        if step.step_id != self._last_step_id + 1:
+            raise InvariantViolation("RELAY-07", f"step {step.step_id} is launched after step {self._last_step_id}")
+        self._last_step_id = step.step_id
+        if self.launched_table is not None:
+            writes = step.table_writes
+            self.launched_table[writes.rows, writes.columns] = writes.slots
+        self._queue.append(Running(step, step.max_rounds))
+        if self.device.type == "cuda":
+            self._start_what_can_run()
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest step and answer it."""
+        while not self.advance(1):
+            pass
+        running = self._queue.popleft()
+        if self.device.type == "cuda":
+            self._start_what_can_run()
+        self.clock.settle()
+        return _result(running)
+
+    def advance(self, rounds: int) -> bool:
+        """Run and read up to `rounds` decode rounds of the oldest step, at least its start; says whether it is over."""
+        running = self._queue[0]
+        with torch.no_grad():
+            if not running.started:
+                self._start(running)
+            self._read_prefill(running)
+            for _ in range(rounds):
+                if running.is_over:
+                    break
+                if running.pending is None:
+                    running.pending = self._enqueue_round(running)
+                self._read_round(running)
+        return running.is_over
+
+    def request_stop(self, last_step_id: int) -> None:
+        """Steps up to `last_step_id` end at their next round boundary; the round that runs now is finished."""
+        self._stop_through = max(self._stop_through, last_step_id)
+        for running in self._queue:
+            if running.started and running.step.step_id <= last_step_id:
+                running.limit = min(running.limit, running.rounds + 1)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._queue)
+
+    # -- starting -------------------------------------------------------------------------------------------------
+
+    def _start_what_can_run(self) -> None:
+        """Enqueue the first rounds of launched steps, as far as nothing before them may still want the stream."""
+        with torch.no_grad():
+            for running in self._queue:
+                if not running.started:
+                    self._start(running)
+                    if running.step.decode is not None:
+                        running.pending = self._enqueue_round(running)
+                if running.limit > 1 or (self.draft.on_host and not running.is_over):
+                    return
+
+    def _start(self, running: Running) -> None:
+        step = running.step
+        for row, _ in step.released:
+            self.future_map.drop(np.array([row]))
+            self._rows.close(row)
+        for join in step.joins:
+            self._rows.open(join)
+            self._simulated_lengths[join.row] = 0
+        self._rows.write_table(step.table_writes)
+        if step.decode is not None:
+            running.states = self._rows.states_of(step.decode.rows, step.decode.epochs)
+        if step.step_id <= self._stop_through or any(state.ended for state in running.states):
+            running.limit = 1
+        running.started = True
+        if step.prefill is not None:
+            self._enqueue_prefill(running, step.prefill, step)
+
+    # -- prefill --------------------------------------------------------------------------------------------------
+
+    def _enqueue_prefill(self, running: Running, part: PrefillStep, step: Step) -> None:
+        running.prefill_states = self._rows.states_of(part.rows, part.epochs)
+        joins = {join.row: join for join in step.joins}
+        begins = np.concatenate([[0], np.cumsum(part.lens)])
+        for i, row in enumerate(part.rows.tolist()):
+            chunk = part.tokens[begins[i] : begins[i + 1]]
+            if row in joins:
+                self.draft.open_row(row, _cached_tokens(joins[row]))
+            if self.draft.on_host:
+                self.draft.observe(row, chunk)
+        with self.clock.phase("prefill"):
+            chunks = Chunks.lay_out(part, self._rows.table, self._max_position)
+            attention = PrefillAttention(
+                ops=self._ops,
+                pool=self.pool,
+                table=chunks.table,
+                rows=chunks.rows,
+                prefix_lens=chunks.prefix_lens,
+                starts=chunks.starts,
+                positions=chunks.positions,
+                slots=chunks.slots,
+                max_prefix_len=chunks.max_prefix_len,
+                max_new_len=chunks.max_new_len,
+            )
+            last = chunks.last
+            wanted = _wanted(running.prefill_states[i] for i in last.tolist())
+            tokens = torch.from_numpy(part.tokens.astype(np.int64, copy=False)).to(self.device, non_blocking=True)
+            forward = self.target.forward(tokens, attention, capture_for(self.draft, wanted))
+            captured = draft_hidden(self.draft, forward)
+            check_hidden(captured, self.algorithm.needs_hidden_states, "capture")
+            sampled = torch.empty(0, dtype=torch.int64, device=self.device)
+            outputs: dict[str, Tensor] = {}
+            if len(last):
+                places = chunks.last_places()
+                at_end = at_places(forward, places)
+                logits = self.target.logits(at_end.hidden)
+                positions = chunks.prefix_lens[torch.from_numpy(last).to(self.device)]
+                positions = positions + torch.from_numpy(part.lens[last] - 1).to(self.device)
+                sampled = first_tokens(self._ops, logits, self._rows.sampling(part.rows[last]), positions)
+                found = node_outputs(at_end, logits, sampled, wanted)
+                outputs = {name: value for name, value in found.items() if value is not None}
+            relay = self.draft.prefill(chunks, captured, sampled.clamp(min=0))
+            if len(last):
+                rows, epochs = part.rows[last], part.epochs[last]
+                lengths = torch.from_numpy(part.starts[last] + part.lens[last]).to(self.device)
+                self._publish(rows, epochs, lengths, {"bonus_tokens": sampled.clamp(min=0), **relay})
+                self._simulated_lengths[rows] = part.starts[last] + part.lens[last]
+        self.counters.prefilled += chunks.num_tokens
+        running.prefill_tokens = self._to_host(sampled, sampled < 0, sampled[:, None], outputs)
+
+    def _read_prefill(self, running: Running) -> None:
+        if running.prefill_tokens is None:
+            return
+        pending, running.prefill_tokens = running.prefill_tokens, None
+        _, failed, sampled, outputs = _arrived(pending)
+        part = running.step.prefill
+        n = len(part.rows)
+        tokens = np.full(n, -1, np.int64)
+        stopped = np.zeros(n, bool)
+        last = np.flatnonzero(part.is_last)
+        for place, i in enumerate(last.tolist()):
+            state = running.prefill_states[i]
+            tokens[i] = max(int(sampled[place, 0]), 0)
+            if failed[place]:
+                self._fail(state, int(part.rows[i]), running)
+            stopped[i] = first_stop_token(tokens[i : i + 1], state.request.stop_tokens) >= 0
+            state.remaining -= 1
+            state.ended = state.ended or bool(stopped[i]) or state.remaining == 0
+            if self.draft.on_host:
+                self.draft.observe(int(part.rows[i]), tokens[i : i + 1])
+        spread = {}
+        for name, values in outputs.items():
+            spread[name] = np.zeros((n, *values.shape[1:]), values.dtype)
+            spread[name][last] = values
+        running.prefill = PrefillResult(tokens, stopped if stopped.any() else None, spread or None)
+        if running.step.decode is None:
+            running.round_ends_ns.append(time.perf_counter_ns())
+
+    # -- rounds ---------------------------------------------------------------------------------------------------
+
+    def _enqueue_round(self, running: Running) -> PendingRound:
+        part = running.step.decode
+        with self.clock.phase("relay"):
+            lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
+            check_hidden(relayed.get("hidden_states"), self.algorithm.needs_hidden_states, "relay")
+            batch = self._batch(part, running.rounds, lengths, relayed["bonus_tokens"])
+            sampling = self._rows.sampling(part.rows)
+        forced = self._forced_runs(part, running.states)
+        longest = None if self.device.type == "cpu" else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
+        result = self._round.run(batch, relayed, sampling, _wanted(running.states), forced, longest, self.clock)
+        with self.clock.phase("relay"):
+            check_hidden(result.relay.get("hidden_states"), self.algorithm.needs_hidden_states, "stash")
+            self._publish(part.rows, part.epochs, result.lengths, result.relay)
+            return self._result_to_host(result)
+
+    def _batch(self, part: DecodeStep, rounds_done: int, lengths: Tensor, roots: Tensor) -> RoundBatch:
+        if self.device.type == "cpu":
+            max_len = int(lengths.max())
+            if self._debug:
+                self._check_lengths(part, rounds_done, lengths.numpy())
+        else:
+            max_len = int(part.max_seq_lens.max()) + rounds_done * self._alloc_len
+        return RoundBatch(
+            row_numbers=part.rows,
+            rows=torch.from_numpy(part.rows.astype(np.int64)).to(self.device, non_blocking=True),
+            lengths=lengths,
+            roots=roots,
+            table=self._rows.table,
+            steps=part.steps,
+            topk=part.topk if part.steps else 1,
+            num_draft_tokens=part.num_draft_tokens,
+            max_len=min(max_len, self._rows.table.shape[1]),
+            max_position=self._max_position,
+        )
+
+    def _check_lengths(self, part: DecodeStep, rounds_done: int, lengths: np.ndarray) -> None:
+        most = part.max_seq_lens + rounds_done * self._alloc_len
+        if (lengths < part.seq_lens + rounds_done).any() or (lengths > most).any():
+            raise InvariantViolation(
+                "RELAY-06", f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
+            )
+
+    def _forced_runs(self, part: DecodeStep, states: list[RowState]) -> Tensor | None:
+        """Simulated acceptance: the process says how many drafts pass, so the host knows every length by itself."""
+        if self._acceptance is None:
+            return None
+        rows = part.rows
+        keys = np.array([request_key(state.request.request_id) for state in states], dtype=np.uint64)
+        prompts = np.array([state.request.prompt.length for state in states])
+        lengths = self._simulated_lengths[rows]
+        width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)
+        runs = np.minimum(self._acceptance.longest_run(keys, lengths - prompts), width - 1).astype(np.int64)
+        self._simulated_lengths[rows] = lengths + runs + 1
+        return torch.from_numpy(runs).to(self.device, non_blocking=True)
+
+    def _publish(self, rows: np.ndarray, epochs: np.ndarray, lengths: Tensor, relay: dict[str, Tensor]) -> None:
+        self.future_map.publish(rows, epochs, lengths)
+        self.future_map.stash(rows, epochs, relay)
+
+    # -- reading back ---------------------------------------------------------------------------------------------
+
+    def _result_to_host(self, result: RoundResult) -> PendingRound:
+        return self._to_host(result.accept_lens, result.failed, result.emitted, result.outputs)
+
+    def _to_host(
+        self, accept_lens: Tensor, failed: Tensor, emitted: Tensor, outputs: dict[str, Tensor]
+    ) -> PendingRound:
+        """Begin the copies to pinned memory; they are complete when the event has passed."""
+        if self.device.type != "cuda":
+            return PendingRound(accept_lens, failed, emitted, outputs, None)
+        copies = [_pinned_copy(x) for x in (accept_lens, failed, emitted)]
+        found = {name: _pinned_copy(values) for name, values in outputs.items()}
+        passed = torch.cuda.Event()
+        passed.record()
+        return PendingRound(*copies, found, passed)
+
+    def _read_round(self, running: Running) -> None:
+        pending, running.pending = running.pending, None
+        accept_lens, failed, emitted, outputs = _arrived(pending)
+        part, states = running.step.decode, running.states
+        stops = np.full(len(states), -1, np.int32)
+        ended = np.zeros(len(states), bool)
+        for i, state in enumerate(states):
+            if state.ended:
+                continue
+            if failed[i]:
+                self._fail(state, int(part.rows[i]), running)
+            run = emitted[i, : accept_lens[i]]
+            stops[i] = first_stop_token(run, state.request.stop_tokens)
+            cut = int(stops[i]) + 1 if stops[i] >= 0 else len(run)
+            kept = min(cut, state.remaining)
+            state.remaining -= kept
+            ended[i] = state.ended or state.remaining == 0 or (stops[i] >= 0 and kept == cut)
+            state.ended = bool(ended[i])
+            if self.draft.on_host:
+                self.draft.observe(int(part.rows[i]), np.maximum(run, 0))
+        running.accept_lens.append(accept_lens)
+        running.stop_index.append(stops)
+        running.tokens.append(emitted)
+        running.outputs.append(outputs)
+        running.ended = ended
+        running.round_ends_ns.append(time.perf_counter_ns())
+        counters = self.counters
+        counters.rounds += 1
+        counters.verified_rows += len(states)
+        counters.drafted += len(states) * (part.num_draft_tokens - 1)
+        counters.correct_drafts += int(accept_lens.sum()) - len(states)
+
+    def _fail(self, state: RowState, row: int, running: Running) -> None:
+        if not state.message:
+            state.message = "the target gave no distribution"
+            running.failures.append((row, state.message))
+        state.ended = True
+
+
+def _cached_tokens(join: Join) -> np.ndarray:
+    """The part of the prompt that is not prefilled again, int64."""
+    return join.request.prompt.materialize()[: join.num_cached]
+
+
+def _wanted(states) -> frozenset[str]:
+    """The outputs that any of the rows asked for."""
+    return frozenset(name for state in states for name in state.request.outputs)
+
+
+def _pinned_copy(values: Tensor) -> Tensor:
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+
+
+def _arrived(pending: PendingRound) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    if pending.passed is not None:
+        pending.passed.synchronize()
+    outputs = {name: _as_numpy(values) for name, values in pending.outputs.items()}
+    return pending.accept_lens.numpy(), pending.failed.numpy(), pending.emitted.numpy(), outputs
+
+
+def _as_numpy(values: Tensor) -> np.ndarray:
+    return values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
+
+
+def _result(running: Running) -> StepResult:
+    step, decode = running.step, None
+    if step.decode is not None:
+        block_end = BlockEnd.ASKED
+        if running.ended.any():
+            block_end = BlockEnd.REQUEST_ENDED
+        elif running.rounds == step.max_rounds:
+            block_end = BlockEnd.MAX_ROUNDS
+        stops = np.stack(running.stop_index)
+        decode = DecodeResult(
+            rounds=running.rounds,
+            accept_lens=np.stack(running.accept_lens),
+            stop_index=stops if (stops >= 0).any() else None,
+            ended=running.ended,
+            block_end=block_end,
+            tokens=np.stack(running.tokens),
+            outputs=tuple(running.outputs),
+        )
+    ends = np.array(running.round_ends_ns, np.int64)
+    return StepResult(step.step_id, running.prefill, decode, ends, tuple(running.failures))

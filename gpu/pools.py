@@ -1,0 +1,38 @@
+"""KV pools on a device: keys and values of every layer, addressed by the engine's slots."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVPool:
+    """Keys and values of one model, [layers, slots, Hk, d] each. Slot 0 (page 0) is the sink that padding writes to."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_slots: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_layers, num_slots, num_kv_heads, head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        # Indexing a tensor costs as much as a small kernel, so each layer's view is made once.
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(zip(self.keys, self.values, strict=True))
+
+    @property
+    def num_slots(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+
+def bytes_per_slot(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes that one token's keys and values take."""
+    return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize

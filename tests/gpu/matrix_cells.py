@@ -1,0 +1,182 @@
+"""Cells of the reference executor's matrix, served by the real executor on a CPU in float64 and compared with plain greedy decoding."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+
+from foretoken.core.engine import Engine
+from foretoken.core.request import FinishReason, Request
+from foretoken.gpu.build import build_executor
+from foretoken.gpu.models.config import LLAMA, ModelConfig
+from foretoken.gpu.models.decoder import Decoder
+from foretoken.gpu.models.dense import DenseAttention
+from foretoken.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle
+from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foretoken.gpu.models.weights import initialize
+from foretoken.gpu.torch_ops import TorchOps
+from foretoken.properties.driver import Dice, Disturbance, Driver, check_feedback
+from foretoken.properties.matrix import (
+    VOCAB_SIZE,
+    Cell,
+    LetterDecoder,
+    algorithm_of,
+    config_of,
+    controller_of,
+    requests_of,
+)
+
+OPS = TorchOps()
+
+
+def small_config(**changes) -> ModelConfig:
+    sizes = {
+        "architecture": LLAMA,
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 4,
+        "max_position_embeddings": 512,
+    }
+    return ModelConfig(**(sizes | changes))
+
+
+@cache
+def small_model(seed: int, **changes) -> Decoder:
+    model = Decoder(small_config(**changes), OPS, "cpu", torch.float64)
+    initialize(model, seed)
+    with torch.no_grad():
+        # Sharper than a fresh model, so that greedy text is no constant.
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter *= 12.0
+    return model
+
+
+@cache
+def noisy_copy(seed: int, noise: float) -> Decoder:
+    """A draft that often agrees with `small_model(seed)`."""
+    source, copy = small_model(seed), Decoder(small_config(), OPS, "cpu", torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for mine, theirs in zip(copy.parameters(), source.parameters(), strict=True):
+            mine.copy_(theirs * (1 + noise * torch.randn(theirs.shape, generator=generator, dtype=theirs.dtype)))
+    return copy
+
+
+@cache
+def small_head(seed: int, algorithm: str) -> DraftHead:
+    """A random head of the given algorithm on `small_model(seed)`; EAGLE-3 with a draft vocabulary of its own."""
+    target = small_model(seed)
+    draft_vocab = 20 if algorithm == EAGLE3 else VOCAB_SIZE
+    config = HeadConfig(
+        algorithm=algorithm,
+        model=small_config(num_layers=1),
+        target_hidden_size=16,
+        draft_vocab_size=draft_vocab,
+        aux_layers=(0, 1, 2) if algorithm == EAGLE3 else (),
+        num_heads=7 if algorithm == MULTI_LAYER_EAGLE else 1,
+    )
+    head = {EAGLE: EagleHead, EAGLE3: Eagle3Head, MULTI_LAYER_EAGLE: MultiLayerEagle}[algorithm](config, target)
+    initialize(head, seed)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            if parameter.ndim > 1:
+                parameter *= 12.0
+    if algorithm == EAGLE3:
+        head.set_vocabulary(torch.arange(draft_vocab) + 4)
+    return head
+
+
+def draft_of(cell: Cell) -> Decoder | DraftHead | None:
+    """A draft for the cell's algorithm; for a language model `agreement` 0 is a stranger and 1 the target itself."""
+    seed = cell.seed % 3
+    if cell.algorithm in ("NONE", "NGRAM"):
+        return None
+    if cell.algorithm in (EAGLE, EAGLE3, MULTI_LAYER_EAGLE):
+        return small_head(seed, cell.algorithm)
+    if cell.agreement == 0.0:
+        return small_model(9, hidden_size=8, head_dim=2, num_layers=1)
+    return noisy_copy(seed, 0.0 if cell.agreement == 1.0 else 0.05)
+
+
+class PlainGreedy:
+    """The target alone, one token at a time over the whole text; texts with one prompt share their work."""
+
+    def __init__(self, target: Decoder) -> None:
+        self._target = target
+        self._known: dict[tuple[int, ...], list[int]] = {}
+
+    def continuation(self, prompt: list[int], length: int) -> list[int]:
+        known = self._known.setdefault(tuple(prompt), [])
+        with torch.no_grad():
+            while len(known) < length:
+                text = torch.tensor(prompt + known)
+                hidden = self._target.forward(text, DenseAttention([len(text)])).hidden
+                known.append(int(self._target.logits(hidden[-1:]).argmax()))
+        return known[:length]
+
+    def expected(self, engine: Engine, request: Request, decode_text) -> tuple[list[int], bool]:
+        """The output of `request`, and whether it ends with a stop."""
+        cap = engine.sizes.max_tokens(engine.config, request.prompt.length, request.max_tokens)
+        wanted = self.continuation(request.prompt.materialize().tolist(), cap)
+        for i in range(1, len(wanted) + 1):
+            text = decode_text(np.array(wanted[:i]))
+            if wanted[i - 1] in request.stop_tokens or any(stop in text for stop in request.stop_strings):
+                return wanted[:i], True
+        return wanted, False
+
+
+@cache
+def oracle(seed: int) -> PlainGreedy:
+    return PlainGreedy(small_model(seed))
+
+
+def check_greedy(engine: Engine, plain: PlainGreedy, requests, finished, refused) -> int:
+    """Compare every output with the plain one; returns the number of tokens compared."""
+    compared = 0
+    for request in requests:
+        if request.request_id in refused:
+            continue
+        end = finished[request.request_id]
+        wanted, stopped = plain.expected(engine, request, LetterDecoder().decode)
+        if end.reason in (FinishReason.ABORT, FinishReason.ERROR):
+            wanted = wanted[: len(end.tokens)]
+        else:
+            assert (end.reason is FinishReason.STOP) == stopped, (request.request_id, end.reason, wanted)
+        assert end.tokens.tolist() == wanted, f"{request.request_id}: {end.tokens.tolist()}, not {wanted}"
+        compared += len(wanted)
+    return compared
+
+
+def run_real_cell(cell: Cell) -> tuple[Engine, object, int]:
+    """Serve one cell on the real executor; raises at the first contradiction."""
+    dice = Dice(cell.seed * 1_000_003 + 17)
+    algorithm, controller = algorithm_of(cell), controller_of(cell)
+    events: list = []
+    engine = Engine(
+        config_of(cell, algorithm, controller),
+        algorithm,
+        controller,
+        events=events.append,
+        text_decoder=LetterDecoder(),
+    )
+    seed = cell.seed % 3
+    executor = build_executor(engine, small_model(seed), draft_of(cell), OPS, debug=True)
+    requests = requests_of(cell, dice)
+    disturbance = Disturbance(
+        submit=100 if cell.arrivals == "at once" else 8,
+        abort=4 if cell.disturbance in ("abort", "all") else 0,
+        retract=5 if cell.disturbance in ("retract", "all") else 0,
+        idle=30 if cell.faults == "slow host" else 0,
+    )
+    driver = Driver(engine, executor, requests, dice, disturbance)
+    finished = driver.run()
+    check_feedback(engine, events)
+    compared = check_greedy(engine, oracle(seed), requests, finished, driver.refused)
+    return engine, executor, compared
