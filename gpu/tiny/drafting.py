@@ -1,0 +1,146 @@
+"""What each draft would propose at every place of a text, in one pass over the whole text.
+
+A draft's step s at a place is reached only if its proposals before agreed with the text, so the text itself stands in for them: a pass
+over a text has the draft's exact logits of every step at every place where they matter. Training and measuring use the same passes.
+
+    texts     x₀ x₁ x₂ …                     int64 [b, t]
+    slots     slot m holds (target's hidden state m, token x[m + 1]) and proposes x[m + 2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..models.decoder import Capture, Decoder
+from ..models.dense import DenseAttention
+from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
+from .unrolled_attention import UnrolledAttention, shifted
+
+Draft = Decoder | DraftHead
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """One step's logits for tokens `first` … t − 1 of each text."""
+
+    first: int
+    logits: Tensor  # [b, t − first, draft vocabulary]
+
+
+@torch.no_grad()
+def teach(target: Decoder, texts: Tensor, aux_layers: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+    """The target's pass over texts: logits [b, t, V], and the states its heads take, [b, t, …]."""
+    b, t = texts.shape
+    out = target.forward(texts.reshape(-1), DenseAttention([t] * b, device=texts.device), Capture(aux_layers))
+    captured = out.hidden if out.aux is None else out.aux
+    return target.logits(out.hidden).view(b, t, -1), captured.view(b, t, -1)
+
+
+def propose(draft: Draft, texts: Tensor, captured: Tensor, num_steps: int) -> Iterator[Proposals]:
+    """`num_steps` steps of the draft at every place; `captured` is `teach`'s (a language model does not look at it)."""
+    if isinstance(draft, Decoder):
+        return _propose_standalone(draft, texts, num_steps)
+    if isinstance(draft, MultiLayerEagle):
+        return _propose_heads(draft, texts, captured, num_steps)
+    assert isinstance(draft, Eagle3Head), type(draft)
+    return _propose_unrolled(draft, texts, captured, num_steps)
+
+
+def aux_layers_of(draft: Draft) -> tuple[int, ...]:
+    """The target's layers whose states the draft takes; empty: the last hidden state, or nothing."""
+    return () if isinstance(draft, Decoder) else draft.aux_layers
+
+
+def _propose_standalone(draft: Decoder, texts: Tensor, num_steps: int) -> Iterator[Proposals]:
+    """A language model's step s is its pass at the place before: all steps are one."""
+    b, t = texts.shape
+    hidden = draft.forward(texts.reshape(-1), DenseAttention([t] * b, device=texts.device)).hidden
+    logits = draft.logits(hidden).view(b, t, -1)
+    for step in range(num_steps):
+        yield Proposals(step + 1, logits[:, step:-1])
+
+
+def _propose_unrolled(head: Eagle3Head, texts: Tensor, captured: Tensor, num_steps: int) -> Iterator[Proposals]:
+    """Each step takes the output of the one before, a slot earlier."""
+    b, t = texts.shape
+    slots = t - 2  # the last one that proposes a token of the text is slot t − 3
+    tokens = texts[:, 1:-1].reshape(-1)
+    hidden = head.prepare_hidden(captured[:, :slots].reshape(b * slots, -1))
+    attention = UnrolledAttention(b, slots)
+    for step in range(num_steps):
+        out = head.forward(tokens, hidden, attention)
+        yield Proposals(step + 2, _logits(head, out.logits_hidden, b, step))
+        hidden = _one_slot_later(out.hidden, b)
+
+
+def _propose_heads(heads: MultiLayerEagle, texts: Tensor, captured: Tensor, num_steps: int) -> Iterator[Proposals]:
+    """Head s takes what head s − 1 said a slot earlier, and has keys and values of its own."""
+    b, t = texts.shape
+    assert num_steps <= heads.num_heads, f"{num_steps} steps of {heads.num_heads} heads"
+    slots = t - 2
+    tokens = texts[:, 1:-1].reshape(-1)
+    hidden = heads.prepare_hidden(captured[:, :slots].reshape(b * slots, -1))
+    attention = DenseAttention([slots] * b, device=texts.device)
+    for step in range(num_steps):
+        out = heads.forward(tokens, hidden, attention, step)
+        yield Proposals(step + 2, _logits(heads, out.logits_hidden, b, step))
+        hidden = _one_slot_later(out.hidden, b)
+
+
+def _logits(head: DraftHead, hidden: Tensor, batch_size: int, step: int) -> Tensor:
+    """Step s exists from slot s on."""
+    hidden = hidden.view(batch_size, -1, hidden.shape[-1])[:, step:]
+    return head.logits(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:2], -1)
+
+
+def _one_slot_later(hidden: Tensor, batch_size: int) -> Tensor:
+    return shifted(hidden.view(batch_size, -1, hidden.shape[-1]), 1).flatten(0, 1)
+
+
+def next_token_loss(model: Decoder, texts: Tensor) -> Tensor:
+    """Mean cross-entropy of each text's next tokens, nats."""
+    b, t = texts.shape
+    hidden = model.forward(texts.reshape(-1), DenseAttention([t] * b, device=texts.device)).hidden
+    logits = model.logits(hidden.view(b, t, -1)[:, :-1].reshape(b * (t - 1), -1))
+    return F.cross_entropy(logits, texts[:, 1:].reshape(-1))
+
+
+def distillation_loss(target: Decoder, draft: Draft, texts: Tensor, num_steps: int, step_weight: float) -> Tensor:
+    """How far the draft's proposals are from the target's distribution, nats per token, mean over the steps, later ones weighing less.
+
+    Half is the cross-entropy with the target's distribution, which sampling accepts by, half that with its first choice, which greedy
+    decoding accepts by. A draft with a vocabulary of its own learns where the target's first choice is in it.
+    """
+    logits, captured = teach(target, texts, aux_layers_of(draft))
+    ids = None if isinstance(draft, Decoder) else draft.target_ids
+    best = logits.argmax(-1)
+    known = None
+    if ids is not None:
+        own = torch.full((target.vocab_size,), -1, dtype=torch.int64, device=texts.device)
+        own[ids] = torch.arange(len(ids), device=texts.device)
+        logits, best = logits[..., ids], own[best]
+        known = best >= 0
+        best = best.clamp(min=0)
+    probabilities = logits.softmax(-1)
+    total, weights, weight = texts.new_zeros((), dtype=logits.dtype), 0.0, 1.0
+    for proposals in propose(draft, texts, captured, num_steps):
+        # The target's logits at place i − 1 are about token i.
+        places = slice(proposals.first - 1, texts.shape[1] - 1)
+        logs = proposals.logits.log_softmax(-1)
+        soft = -(probabilities[:, places] * logs).sum(-1)
+        hard = -logs.gather(-1, best[:, places, None])[..., 0]
+        losses = 0.5 * (soft + hard)
+        if known is None:
+            mean = losses.mean()
+        else:
+            counted = known[:, places].to(losses.dtype)
+            mean = (losses * counted).sum() / counted.sum().clamp(min=1)
+        total = total + weight * mean
+        weights += weight
+        weight *= step_weight
+    return total / weights

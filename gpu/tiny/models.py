@@ -1,0 +1,74 @@
+"""The models of a pair, with their first weights: a target, and three kinds of draft for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..checkpoint import random_head, random_weights
+from ..models.config import LLAMA, ModelConfig
+from ..models.decoder import Decoder
+from ..models.eagle import Eagle3Head, MultiLayerEagle
+from ..models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
+from ..torch_ops import TorchOps
+from .sizes import ModelShape, TinySize
+from .vocabulary import END_OF_TEXT_ID
+
+
+def new_target(size: TinySize, seed: int, device: str) -> Decoder:
+    """A Llama. Training needs gradients, so the operations are the plain ones on every device."""
+    return random_weights(_llama(size, size.target), TorchOps(), device, torch.float32, seed)
+
+
+def new_standalone(size: TinySize, seed: int, device: str) -> Decoder:
+    """A smaller Llama of the same vocabulary."""
+    return random_weights(_llama(size, size.standalone), TorchOps(), device, torch.float32, seed)
+
+
+def new_eagle3(size: TinySize, target: Decoder, vocabulary: Tensor, seed: int) -> Eagle3Head:
+    """An EAGLE-3 head over the tokens of `vocabulary` (int64 [draft vocabulary], ascending), whose output layer begins as the target's."""
+    config = HeadConfig(
+        algorithm=EAGLE3,
+        model=replace(target.config, num_layers=1, tied_embeddings=False),
+        target_hidden_size=target.hidden_size,
+        draft_vocab_size=size.draft_vocab_size,
+        aux_layers=default_aux_layers(target.num_layers),
+    )
+    head = random_head(config, target, seed)
+    assert isinstance(head, Eagle3Head)
+    head.set_vocabulary(vocabulary)
+    with torch.no_grad():
+        head.lm_head_weight.copy_(target.output_embedding[vocabulary.to(target.device)])
+    return head
+
+
+def new_multi_layer_eagle(size: TinySize, target: Decoder, seed: int) -> MultiLayerEagle:
+    """One EAGLE head per step; embeddings and output layer are the target's."""
+    config = HeadConfig(
+        algorithm=MULTI_LAYER_EAGLE,
+        model=replace(target.config, num_layers=1, tied_embeddings=False),
+        target_hidden_size=target.hidden_size,
+        draft_vocab_size=target.vocab_size,
+        num_heads=size.num_heads,
+    )
+    head = random_head(config, target, seed)
+    assert isinstance(head, MultiLayerEagle)
+    return head
+
+
+def _llama(size: TinySize, shape: ModelShape) -> ModelConfig:
+    return ModelConfig(
+        architecture=LLAMA,
+        vocab_size=size.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=size.max_positions,
+        tied_embeddings=True,
+        eos_token_ids=(END_OF_TEXT_ID,),
+    )

@@ -1,0 +1,135 @@
+"""The pairs that can be trained: how large the models are and how long each learns. Everything else follows from the seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...core.errors import ConfigError, Problem, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """One decoder. Heads have `head_dim` channels; the output layer is the embedding."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One part's training: `num_steps` steps of `batch_size` windows."""
+
+    num_steps: int
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TinySize:
+    """One size of pair.
+
+    The target is deep and narrow: at batch 1 on a CPU the cost of a pass is the number of its operations more than their size, so that
+    verifying a few tokens costs little more than decoding one, and a draft of a single layer costs a fraction.
+    """
+
+    name: str
+    corpus_bytes: int
+    vocab_size: int
+    window: int  # tokens that a training example shows: the distance over which attention is learnt
+    max_positions: int
+    target: ModelShape
+    standalone: ModelShape
+    draft_vocab_size: int  # EAGLE-3's own vocabulary, the most frequent tokens
+    num_heads: int  # of the multi-layer EAGLE draft
+    unroll: int  # steps of EAGLE-3's training-time test
+    target_schedule: Schedule
+    draft_schedule: Schedule
+    num_continuations: int  # texts of the target's own that the drafts learn from
+    prompt_len: int  # tokens of the corpus that each of them begins with
+    num_measured: int  # held-out prompts on which acceptance is measured
+
+
+NANO = TinySize(
+    name="nano",
+    corpus_bytes=300_000,
+    vocab_size=512,
+    window=64,
+    max_positions=512,
+    target=ModelShape(64, 160, 2, 4, 2, 16),
+    standalone=ModelShape(32, 96, 1, 2, 1, 16),
+    draft_vocab_size=384,
+    num_heads=2,
+    unroll=2,
+    target_schedule=Schedule(120, 16),
+    draft_schedule=Schedule(60, 16),
+    num_continuations=64,
+    prompt_len=16,
+    num_measured=16,
+)
+
+TINY = TinySize(
+    name="tiny",
+    corpus_bytes=4_000_000,
+    vocab_size=2048,
+    window=512,
+    max_positions=2048,
+    target=ModelShape(192, 512, 12, 6, 2, 32),
+    standalone=ModelShape(128, 320, 1, 4, 2, 32),
+    draft_vocab_size=1024,
+    num_heads=2,
+    unroll=3,
+    target_schedule=Schedule(260, 4),
+    draft_schedule=Schedule(160, 4),
+    num_continuations=128,
+    prompt_len=64,
+    num_measured=32,
+)
+
+SMALL = TinySize(
+    name="small",
+    corpus_bytes=12_000_000,
+    vocab_size=8192,
+    window=1024,
+    max_positions=4096,
+    target=ModelShape(768, 2048, 12, 12, 4, 64),
+    standalone=ModelShape(384, 1024, 2, 6, 2, 64),
+    draft_vocab_size=4096,
+    num_heads=3,
+    unroll=4,
+    target_schedule=Schedule(2000, 32),
+    draft_schedule=Schedule(800, 16),
+    num_continuations=512,
+    prompt_len=128,
+    num_measured=64,
+)
+
+MEDIUM = TinySize(
+    name="medium",
+    corpus_bytes=12_000_000,
+    vocab_size=16384,
+    window=1024,
+    max_positions=4096,
+    target=ModelShape(1536, 4096, 24, 12, 4, 128),
+    standalone=ModelShape(512, 1408, 2, 8, 2, 64),
+    draft_vocab_size=8192,
+    num_heads=4,
+    unroll=4,
+    target_schedule=Schedule(2000, 32),
+    draft_schedule=Schedule(800, 16),
+    num_continuations=512,
+    prompt_len=128,
+    num_measured=64,
+)
+
+SIZES = {size.name: size for size in (NANO, TINY, SMALL, MEDIUM)}
+
+
+def size_of(name: str) -> TinySize:
+    """The size called `name`. Raises ConfigError, naming the known ones."""
+    if name not in SIZES:
+        known = ", ".join(SIZES)
+        raise ConfigError("<arguments>", [Problem("size", f"{name!r} is none of {known}{nearest(name, SIZES)}")])
+    return SIZES[name]

@@ -1,0 +1,94 @@
+"""The training loop: steps, learning rate, gradients' size, and how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from .optimizer import Optimizer, learning_rate_scale
+
+MATRIX_LR = 0.02
+OTHER_LR = 0.004
+MAX_GRADIENT_NORM = 1.0
+REPORT_EVERY_S = 0.2
+LOSS_MEMORY = 0.95  # of the moving average that is shown and recorded
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProgress:
+    """How far one part is."""
+
+    part: str
+    step: int
+    num_steps: int
+    loss: float | None  # nats per token, moving average; None before the first step and for parts that learn nothing
+    tokens_per_s: float
+    seconds_left: float  # of this part
+
+
+OnProgress = Callable[[TrainingProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a part's training came to."""
+
+    num_steps: int
+    num_tokens: int
+    loss: float  # moving average at the end, nats per token
+    seconds: float
+
+
+def train(
+    part: str,
+    model: nn.Module,
+    loss_of: Callable[[int], tuple[Tensor, int]],
+    num_steps: int,
+    on_progress: OnProgress,
+    budget_s: float | None = None,
+) -> Trained:
+    """Minimise `loss_of(step)`, which gives the mean loss of a batch and its number of tokens.
+
+    The learning rate falls to zero at `num_steps`, or, if that comes first, when `budget_s` seconds have passed.
+    """
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = _optimizer(model)
+    started_s = reported_s = time.monotonic()
+    average, num_tokens, step = None, 0, 0
+    while step < num_steps:
+        elapsed_s = time.monotonic() - started_s
+        done = step / num_steps
+        if budget_s is not None:
+            done = max(done, elapsed_s / budget_s)
+            if done >= 1:
+                break
+        loss, num_new = loss_of(step)
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, MAX_GRADIENT_NORM)
+        optimizer.step(learning_rate_scale(done))
+        average = loss.detach() if average is None else average.lerp_(loss.detach(), 1 - LOSS_MEMORY)
+        num_tokens += num_new
+        step += 1
+        now_s = time.monotonic()
+        if now_s - reported_s >= REPORT_EVERY_S or step == num_steps:
+            reported_s, elapsed_s = now_s, now_s - started_s
+            left_s = elapsed_s / step * (num_steps - step)
+            if budget_s is not None:
+                left_s = max(min(left_s, budget_s - elapsed_s), 0.0)
+            on_progress(TrainingProgress(part, step, num_steps, float(average), num_tokens / elapsed_s, left_s))
+    assert average is not None, "a part trains at least one step"
+    return Trained(step, num_tokens, float(average), time.monotonic() - started_s)
+
+
+def _optimizer(model: nn.Module) -> Optimizer:
+    """Matrices between hidden states go to Muon; embeddings and output layers, whose rows are tokens, and vectors to AdamW."""
+    matrices, others = [], []
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            continue
+        by_token = "embed" in name or "lm_head" in name
+        (matrices if weight.ndim == 2 and not by_token else others).append(weight)
+    return Optimizer(matrices, others, matrix_lr=MATRIX_LR, lr=OTHER_LR)
