@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from ..core.acceptance import AcceptanceProcess
 from ..core.algorithm import AlgorithmShape, Drafter, DraftKV
 from ..core.engine import Engine

@@ -8,8 +8,8 @@ last accepted slot n − 1 head s goes on with the first choices of the heads be
     head 1         t(n−1)     t(n)       g₁                     → g₂
     head 2         t(n−1)     t(n)       g₁         g₂          → g₃
 
-KV is kept up to slot n − 1 and therefore always belongs to emitted tokens. What head s − 1 said at slot n − 1 is relayed, for head s needs it
-where the next window begins; between chunks of a prompt it waits in a buffer by row.
+KV is kept up to slot n − 1 and therefore always belongs to emitted tokens. What head s − 1 said at slot n − 1 is relayed, for head s needs
+it where the next window begins; between chunks of a prompt it waits in a buffer by row.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def carried_size(heads: MultiLayerEagle) -> int:
 
 
 def _after_carry(carried: Tensor, hidden: Tensor, chunks: Chunks, head: int) -> Tensor:
-    """Head `head` at slot j takes what head − 1 said at slot j − 1: each row's carry, then `hidden` of its layout, cut to the new layout."""
+    """Head `head` at slot j takes what head − 1 said at slot j − 1: each row's carry, then `hidden`, cut to the new layout."""
     before = chunks.extended(head - 1).lens if head > 1 else chunks.lens
     after = chunks.lens + head * chunks.part.is_last
     n = len(after)

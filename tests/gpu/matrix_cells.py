@@ -6,7 +6,6 @@ from functools import cache
 
 import numpy as np
 import torch
-
 from foretoken.core.engine import Engine
 from foretoken.core.request import FinishReason, Request
 from foretoken.gpu.build import build_executor
