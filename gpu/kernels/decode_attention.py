@@ -1,10 +1,23 @@
-"""Attention of single queries over paged keys and values, split over the KV length (flash-decoding, Dao et al., 2023)."""
+"""Attention of single queries over paged keys and values, split over the KV length."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ..ops import KVView
+from .aot import AotCase
+from .flash import (
+    LOG2_E,
+    SplitOutput,
+    attend_keys,
+    choose_splits,
+    num_processors,
+    split_range,
+    store_tile,
+    tiles,
+)
+from .jit import jit, tl
 from .padded import PaddedKeys, attend_packed, bias_of, gather, prefix_slots
 
 
@@ -38,6 +51,154 @@ def decode_attention_torch(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: Padd
     return attend_packed(q, gather(k_pool, keys.slots, m), gather(v_pool, keys.slots, m), keys.bias, scale)
 
 
+@jit
+def decode_attention_kernel(
+    q,
+    k_pool,
+    v_pool,
+    table,
+    rows,
+    bases,
+    tails,
+    lens,
+    out,
+    partial,
+    lse,
+    q_token_stride,
+    q_head_stride,
+    k_slot_stride,
+    k_head_stride,
+    v_slot_stride,
+    v_head_stride,
+    table_stride,
+    scale_log2,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program per (query, key head, part); the tile's rows are the group's query heads."""
+    query, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    member, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    live = member < GROUP
+    head = kv_head * GROUP + member
+    q_mask = live[:, None] & (channel < HEAD_DIM)[None, :]
+    q_offsets = query * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
+    tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
+
+    columns = table + tl.load(rows + query) * table_stride
+    base, jump = tl.load(bases + query), tl.load(tails + query)
+    first, end = split_range(tl.load(lens + query).to(tl.int32), split, SPLITS, BLOCK_N)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    for start in range(first, end, BLOCK_N):
+        position = start + lane
+        loaded = position < end
+        column = tl.where(position < base, position, position - base + jump)
+        slot = tl.load(columns + column, mask=loaded, other=0).to(tl.int64)
+        acc, peak, total = attend_keys(
+            tile,
+            k_pool + kv_head * k_head_stride,
+            v_pool + kv_head * v_head_stride,
+            slot * k_slot_stride,
+            slot * v_slot_stride,
+            loaded,
+            loaded[None, :],
+            acc,
+            peak,
+            total,
+            scale_log2,
+            HEAD_DIM,
+            BLOCK_D,
+            PRECISION,
+        )
+    index = query * (tl.num_programs(1) * GROUP) + head
+    store_tile(out, partial, lse, acc, peak, total, index, live, split, HEAD_DIM, BLOCK_D, SPLITS)
+
+
+def decode_attention_triton(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    view: KVView,
+    scale: float,
+    num_splits: int | None = None,
+) -> Tensor:
+    """`decode_attention_torch` as one launch, two where the KV length is split. The last axes must be contiguous."""
+    m, heads, d = q.shape
+    kv_heads = k_pool.shape[1]
+    group = heads // kv_heads
+    splits = num_splits or choose_splits(m * kv_heads, view.max_len, num_processors(q.device))
+    result = SplitOutput.of(q, splits)
+    if not m:
+        return result.out
+    size = tiles(group, d, q.dtype)
+    decode_attention_kernel[(m, kv_heads, splits)](
+        q,
+        k_pool,
+        v_pool,
+        table,
+        view.rows,
+        view.bases,
+        view.tails,
+        view.lens,
+        result.out,
+        result.partial,
+        result.lse,
+        *q.stride()[:2],
+        *k_pool.stride()[:2],
+        *v_pool.stride()[:2],
+        table.stride(0),
+        scale * LOG2_E,
+        GROUP=group,
+        HEAD_DIM=d,
+        BLOCK_M=size.block_m,
+        BLOCK_N=size.block_n,
+        BLOCK_D=size.block_d,
+        SPLITS=splits,
+        PRECISION=size.precision,
+        num_warps=size.num_warps,
+        num_stages=size.num_stages,
+    )
+    return result.join()
+
+
 def decode_attention_bytes(lens: list[int], num_heads: int, num_kv_heads: int, d: int, itemsize: int) -> int:
     """Bytes that must move: each query's keys and values once (4 bytes of table per key), q in, the result out."""
     return sum(lens) * (2 * num_kv_heads * d * itemsize + 4) + len(lens) * 2 * num_heads * d * itemsize
+
+
+POOL_STRIDES = ("k_slot_stride", "k_head_stride", "v_slot_stride", "v_head_stride")
+Q_STRIDES = ("q_token_stride", "q_head_stride")
+AOT_CASES = [
+    AotCase(
+        f"decode_attention 32/8 heads, {splits} parts",
+        decode_attention_kernel,
+        {
+            **dict.fromkeys(("q", "k_pool", "v_pool", "out"), "*bf16"),
+            "table": "*i32",
+            **dict.fromkeys(("rows", "bases", "tails", "lens"), "*i64"),
+            **dict.fromkeys(("partial", "lse"), "*fp32" if splits > 1 else "*bf16"),
+            **dict.fromkeys((*Q_STRIDES, *POOL_STRIDES, "table_stride"), "i32"),
+            "scale_log2": "fp32",
+        },
+        {
+            "GROUP": 4,
+            "HEAD_DIM": 128,
+            "BLOCK_M": 16,
+            "BLOCK_N": 64,
+            "BLOCK_D": 128,
+            "SPLITS": splits,
+            "PRECISION": "tf32",
+        },
+        divisible_by_16=(*Q_STRIDES, *POOL_STRIDES),
+        num_stages=2,
+        tensor_cores=True,
+    )
+    for splits in (1, 32)
+]

@@ -8,7 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .aot import AotCase
+from .flash import LOG2_E, attend_keys, store_tile, tiles
+from .jit import cdiv, jit, tl
 from .padded import bias_of, gather, prefix_slots
+
+MAX_BLOCK_M = 128  # prefill is bound by arithmetic: a tall tile reads the keys less often
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +89,193 @@ def extend_attention_torch(
     return out.reshape(-1, *q.shape[1:]).index_select(0, keys.places)
 
 
+@jit
+def extend_attention_kernel(
+    q,
+    k,
+    v,
+    k_pool,
+    v_pool,
+    table,
+    rows,
+    prefix_lens,
+    starts,
+    out,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    pool_slot_stride,
+    pool_head_stride,
+    table_stride,
+    scale_log2,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program per (block of a row's new tokens, key head, row); the tile's rows are tokens times the group's query heads.
+
+    Blocks past a row's end have nothing to do: the grid is the host's bound.
+    """
+    # Late blocks see the most keys; they begin first, so that the short ones fill the end.
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head, row = tl.program_id(1), tl.program_id(2)
+    origin = tl.load(starts + row)
+    new_len = (tl.load(starts + row + 1) - origin).to(tl.int32)
+    if block * BLOCK_M < new_len * GROUP:
+        packed, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+        packed += block * BLOCK_M
+        token = packed // GROUP
+        head = kv_head * GROUP + packed % GROUP
+        live = token < new_len
+        q_mask = live[:, None] & (channel < HEAD_DIM)[None, :]
+        q_offsets = (origin + token)[:, None] * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
+        tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
+
+        acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+        peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        columns = table + tl.load(rows + row) * table_stride
+        end = tl.load(prefix_lens + row).to(tl.int32)
+        for start in range(0, end, BLOCK_N):
+            loaded = start + lane < end
+            slot = tl.load(columns + start + lane, mask=loaded, other=0).to(tl.int64)
+            acc, peak, total = attend_keys(
+                tile,
+                k_pool + kv_head * pool_head_stride,
+                v_pool + kv_head * pool_head_stride,
+                slot * pool_slot_stride,
+                slot * pool_slot_stride,
+                loaded,
+                loaded[None, :],
+                acc,
+                peak,
+                total,
+                scale_log2,
+                HEAD_DIM,
+                BLOCK_D,
+                PRECISION,
+            )
+        last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, new_len - 1)
+        for start in range(0, last + 1, BLOCK_N):
+            new = start + lane
+            acc, peak, total = attend_keys(
+                tile,
+                k + kv_head * k_head_stride,
+                v + kv_head * v_head_stride,
+                (origin + new) * k_token_stride,
+                (origin + new) * v_token_stride,
+                new <= last,
+                new[None, :] <= token[:, None],
+                acc,
+                peak,
+                total,
+                scale_log2,
+                HEAD_DIM,
+                BLOCK_D,
+                PRECISION,
+            )
+        index = (origin + token) * (tl.num_programs(1) * GROUP) + head
+        store_tile(out, out, out, acc, peak, total, index, live, 0, HEAD_DIM, BLOCK_D, 1)
+
+
+def extend_attention_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    prefix_lens: Tensor,
+    starts: Tensor,
+    max_new_len: int,
+    scale: float,
+) -> Tensor:
+    """`extend_attention_torch` as one launch; tokens past the last row's end give 0. Last axes contiguous, pools laid out alike."""
+    n, heads, d = q.shape
+    bs, kv_heads = rows.shape[0], k.shape[1]
+    group = heads // kv_heads
+    # Tokens of no row are written by nobody.
+    out = torch.zeros((n, heads, d), dtype=q.dtype, device=q.device)
+    if not n or not bs or not max_new_len:
+        return out
+    assert k_pool.stride() == v_pool.stride(), "the pools of keys and values are laid out alike"
+    size = tiles(max_new_len * group, d, q.dtype, max_block_m=MAX_BLOCK_M)
+    extend_attention_kernel[(cdiv(max_new_len * group, size.block_m), kv_heads, bs)](
+        q,
+        k,
+        v,
+        k_pool,
+        v_pool,
+        table,
+        rows,
+        prefix_lens,
+        starts,
+        out,
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        *k_pool.stride()[:2],
+        table.stride(0),
+        scale * LOG2_E,
+        GROUP=group,
+        HEAD_DIM=d,
+        BLOCK_M=size.block_m,
+        BLOCK_N=size.block_n,
+        BLOCK_D=size.block_d,
+        PRECISION=size.precision,
+        num_warps=size.num_warps,
+        num_stages=size.num_stages,
+    )
+    return out
+
+
 def extend_attention_bytes(
     prefix_lens: list[int], new_lens: list[int], num_heads: int, num_kv_heads: int, d: int, itemsize: int
 ) -> int:
     """Bytes that must move: each row's prefix once (4 bytes of table per key), the new k and v, q in, the result out."""
     new = sum(new_lens) * d * itemsize * (2 * num_heads + 2 * num_kv_heads)
     return sum(prefix_lens) * (2 * num_kv_heads * d * itemsize + 4) + new
+
+
+STRIDES = (
+    "q_token_stride",
+    "q_head_stride",
+    "k_token_stride",
+    "k_head_stride",
+    "v_token_stride",
+    "v_head_stride",
+    "pool_slot_stride",
+    "pool_head_stride",
+)
+AOT_CASES = [
+    AotCase(
+        "extend_attention 32/8 heads",
+        extend_attention_kernel,
+        {
+            **dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out"), "*bf16"),
+            "table": "*i32",
+            **dict.fromkeys(("rows", "prefix_lens", "starts"), "*i64"),
+            **dict.fromkeys((*STRIDES, "table_stride"), "i32"),
+            "scale_log2": "fp32",
+        },
+        {
+            "GROUP": 4,
+            "HEAD_DIM": 128,
+            "BLOCK_M": MAX_BLOCK_M,
+            "BLOCK_N": 64,
+            "BLOCK_D": 128,
+            "PRECISION": "tf32",
+        },
+        divisible_by_16=STRIDES,
+        num_warps=8,
+        num_stages=2,
+        tensor_cores=True,
+    )
+]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..ops import KVView
-from .decode_attention import decode_attention_torch, decode_keys
-from .extend_attention import extend_attention_torch, extend_keys
+from .decode_attention import decode_attention_torch, decode_attention_triton, decode_keys
+from .extend_attention import extend_attention_torch, extend_attention_triton, extend_keys
 from .padded import LastValue
-from .rms_norm import add_rms_norm_torch, rms_norm_torch
-from .rope_write import rope_write_torch
-from .silu_mul import silu_mul_torch
-from .verify_attention import verify_attention_torch, verify_keys
+from .rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
+from .rope_write import rope_write_torch, rope_write_triton
+from .silu_mul import silu_mul_torch, silu_mul_triton
+from .verify_attention import verify_attention_torch, verify_attention_triton, verify_keys
 
 
 class TorchForward:
@@ -98,5 +99,73 @@ class TorchForward:
         return extend_attention_torch(q, k, v, k_pool, v_pool, rows.shape[0], keys, scale)
 
 
-class TritonForward(TorchForward):
-    """Norms, rotation, and attention with the Triton kernels."""
+def _needs_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+class TritonForward:
+    """Norms, rotation, and attention as Triton kernels; where a gradient is wanted, norms and gate are the differentiable twins."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        norm = rms_norm_torch if _needs_gradient(x, weight) else rms_norm_triton
+        return norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        norm = add_rms_norm_torch if _needs_gradient(x, residual, weight) else add_rms_norm_triton
+        return norm(x, residual, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return silu_mul_torch(gate_up) if _needs_gradient(gate_up) else silu_mul_triton(gate_up)
+
+    def rope_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        return rope_write_triton(q, k, v, cos_sin, positions, slots, k_pool, v_pool)
+
+    def decode_attention(
+        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, view: KVView, scale: float
+    ) -> Tensor:
+        return decode_attention_triton(q, k_pool, v_pool, table, view, scale)
+
+    def verify_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        table: Tensor,
+        rows: Tensor,
+        prefix_lens: Tensor,
+        max_prefix_len: int,
+        ancestor_bits: Tensor,
+        scale: float,
+    ) -> Tensor:
+        return verify_attention_triton(
+            q, k, v, k_pool, v_pool, table, rows, prefix_lens, max_prefix_len, ancestor_bits, scale
+        )
+
+    def extend_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        table: Tensor,
+        rows: Tensor,
+        prefix_lens: Tensor,
+        starts: Tensor,
+        max_prefix_len: int,
+        max_new_len: int,
+        scale: float,
+    ) -> Tensor:
+        return extend_attention_triton(q, k, v, k_pool, v_pool, table, rows, prefix_lens, starts, max_new_len, scale)

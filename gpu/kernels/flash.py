@@ -1,0 +1,202 @@
+"""What the attention kernels share: the online softmax over one block of keys, and the split over the KV length.
+
+The queries of a tile are the rows of one matrix: the row's new tokens times the query heads that share a key head, so that every key is
+loaded once for all of them. A long prefix is cut into `num_splits` parts that run side by side; each leaves its own softmax and the
+base-2 logarithm of its sum, and a second kernel joins them (flash-decoding, Dao et al., 2023). All sums are float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from .aot import AotCase
+from .jit import cdiv, jit, next_power_of_2, tl
+
+LOG2_E = 1.4426950408889634
+MAX_SPLITS = 128
+MIN_KEYS_PER_SPLIT = 128
+PROGRAMS_PER_PROCESSOR = 2  # enough to hide the loads of one behind the sums of another
+PROCESSORS_OF_NO_GPU = 4  # the interpreter runs on a CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Sizes of an attention kernel's blocks, chosen by the host from shapes alone."""
+
+    block_m: int  # query rows, padded; 64 and more use Hopper's wide matrix instructions
+    block_n: int  # keys
+    block_d: int  # channels, padded
+    precision: str  # of products: float32 inputs are not rounded to tf32
+    num_warps: int
+    num_stages: int
+
+
+def tiles(num_rows: int, d: int, dtype: torch.dtype, max_block_m: int = 64) -> Tiles:
+    """Blocks for num_rows query rows of d channels."""
+    wide = dtype.itemsize > 2
+    block_d = max(16, next_power_of_2(d))
+    block_m = min(max_block_m, max(16, next_power_of_2(num_rows)))
+    block_n = 32 if wide or block_d > 128 else 64
+    num_warps = 8 if block_m > 64 else 4
+    return Tiles(block_m, block_n, block_d, "ieee" if wide else "tf32", num_warps, 2)
+
+
+@lru_cache(maxsize=16)
+def num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a device."""
+    if device.type != "cuda":
+        return PROCESSORS_OF_NO_GPU
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def choose_splits(num_programs: int, max_len: int, processors: int) -> int:
+    """Parts of the KV length: enough programs for all processors, parts not too short, a power of two.
+
+    `max_len` is the host's bound, so that the number is fixed for a captured graph; how long the parts are follows from each row's own
+    length on the device.
+    """
+    wanted = cdiv(PROGRAMS_PER_PROCESSOR * processors, max(num_programs, 1))
+    useful = cdiv(max_len, MIN_KEYS_PER_SPLIT)
+    return next_power_of_2(max(1, min(wanted, useful, MAX_SPLITS)))
+
+
+@jit
+def attend_keys(
+    q,
+    k,
+    v,
+    k_offsets,
+    v_offsets,
+    loaded,
+    visible,
+    acc,
+    peak,
+    total,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One block of keys into the running softmax: acc [M, D], peak and total [M], all float32, logits in base 2."""
+    channel = tl.arange(0, BLOCK_D)
+    mask = loaded[:, None] & (channel < HEAD_DIM)[None, :]
+    keys = tl.load(k + k_offsets[:, None] + channel[None, :], mask=mask, other=0.0)
+    values = tl.load(v + v_offsets[:, None] + channel[None, :], mask=mask, other=0.0)
+    scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale_log2
+    scores = tl.where(visible, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    # A query that has seen nothing yet keeps a peak of −inf; −inf − (−inf) would be NaN.
+    reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores - reference[:, None])
+    shrink = tl.exp2(peak - reference)
+    acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, new_peak, total * shrink + tl.sum(weights, 1)
+
+
+@jit
+def split_range(length, split, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """[first, end) of one part of `length` keys; whole blocks, so that short rows use few parts."""
+    part = tl.cdiv(tl.cdiv(length, BLOCK_N), SPLITS) * BLOCK_N
+    first = tl.minimum(split * part, length)
+    return first, tl.minimum(first + part, length)
+
+
+@jit
+def store_tile(
+    out,
+    partial,
+    lse,
+    acc,
+    peak,
+    total,
+    index,
+    live,
+    split,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The softmax of a tile to out [·, d], or as one of SPLITS parts; index [M] counts query heads, 0 where nothing was seen."""
+    channel = tl.arange(0, BLOCK_D)
+    mask = live[:, None] & (channel < HEAD_DIM)[None, :]
+    seen = total > 0
+    divisor = tl.where(seen, total, 1.0)
+    acc = acc / divisor[:, None]
+    if SPLITS == 1:
+        tl.store(out + index[:, None] * HEAD_DIM + channel[None, :], acc.to(out.dtype.element_ty), mask=mask)
+    else:
+        place = index * SPLITS + split
+        tl.store(partial + place[:, None] * HEAD_DIM + channel[None, :], acc, mask=mask & seen[:, None])
+        tl.store(lse + place, tl.where(seen, peak + tl.log2(divisor), float("-inf")), mask=live)
+
+
+@jit
+def join_splits_kernel(partial, lse, out, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr):
+    """One program per query head: the parts' results, weighted with their shares of the softmax's sum."""
+    index = tl.program_id(0).to(tl.int64)
+    split, channel = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
+    parts = tl.load(lse + index * SPLITS + split)
+    peak = tl.max(parts, 0)
+    weights = tl.exp2(parts - tl.where(peak == float("-inf"), 0.0, peak))
+    total = tl.sum(weights, 0)
+    inside = channel < HEAD_DIM
+    # What saw nothing left its part unwritten.
+    mask = (parts > float("-inf"))[:, None] & inside[None, :]
+    values = tl.load(partial + (index * SPLITS + split)[:, None] * HEAD_DIM + channel[None, :], mask=mask, other=0.0)
+    joined = tl.sum(values * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + index * HEAD_DIM + channel, joined.to(out.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOutput:
+    """Where the parts of an attention go; with one part straight to `out` (the others are then `out` too, and unused)."""
+
+    out: Tensor  # [n, Hq, d], q's dtype
+    partial: Tensor  # float32 [n, Hq, splits, d]
+    lse: Tensor  # float32 [n, Hq, splits], base 2
+    splits: int
+
+    @classmethod
+    def of(cls, q: Tensor, splits: int) -> SplitOutput:
+        n, heads, d = q.shape
+        out = torch.empty((n, heads, d), dtype=q.dtype, device=q.device)
+        if splits == 1:
+            return cls(out, out, out, 1)
+        partial = torch.empty((n, heads, splits, d), dtype=torch.float32, device=q.device)
+        return cls(out, partial, torch.empty((n, heads, splits), dtype=torch.float32, device=q.device), splits)
+
+    def join(self) -> Tensor:
+        """The joined result; a second launch if there is more than one part."""
+        if self.splits > 1:
+            n, heads, d = self.out.shape
+            join_splits_kernel[(n * heads,)](
+                self.partial,
+                self.lse,
+                self.out,
+                HEAD_DIM=d,
+                BLOCK_D=next_power_of_2(d),
+                SPLITS=self.splits,
+                num_warps=4 if self.splits <= 32 else 8,
+            )
+        return self.out
+
+
+def join_splits_bytes(n: int, heads: int, d: int, splits: int, itemsize: int) -> int:
+    """Bytes that must move: every part in, with its logarithm, and the result out."""
+    return n * heads * (splits * (d + 1) * 4 + d * itemsize)
+
+
+AOT_CASES = [
+    AotCase(
+        f"join_splits {splits}",
+        join_splits_kernel,
+        {"partial": "*fp32", "lse": "*fp32", "out": "*bf16"},
+        {"HEAD_DIM": 128, "BLOCK_D": 128, "SPLITS": splits},
+        num_warps=4 if splits <= 32 else 8,
+    )
+    for splits in (2, 32, MAX_SPLITS)
+]
