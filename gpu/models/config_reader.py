@@ -31,7 +31,10 @@ class ConfigReader:
         return reader
 
     def problem(self, key: str, message: str) -> None:
-        self.problems.append(Problem(self._prefix + key, message))
+        """Note what is wrong at `key`, once however often it is looked up."""
+        problem = Problem(self._prefix + key, message)
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def raise_problems(self) -> None:
         """Raises ConfigError if anything was noted."""

@@ -51,25 +51,28 @@ class HeadConfig:
             norm_before_residual=reader.flag("norm_before_residual"),
             num_heads=reader.integer("num_nextn_predict_layers") if algorithm == MULTI_LAYER_EAGLE else 1,
         )
-        if vocab_size != target.vocab_size:
-            reader.problem(
-                "vocab_size",
-                f"the vocabularies must match: the target has {target.vocab_size} tokens, the draft head {vocab_size}",
-            )
-        if head.draft_vocab_size > vocab_size:
-            reader.problem("draft_vocab_size", f"{head.draft_vocab_size} of {vocab_size} tokens")
-        if target_hidden_size != target.hidden_size or (algorithm != EAGLE3 and hidden_size != target.hidden_size):
-            size = hidden_size if algorithm != EAGLE3 else target_hidden_size
-            reader.problem(
-                "hidden_size",
-                f"the head takes hidden states of size {size}, the target's have {target.hidden_size}: it was made for another model",
-            )
-        if algorithm != EAGLE and model is not None and model.num_layers != 1:
-            reader.problem("num_hidden_layers", f"{algorithm} heads have one layer each, got {model.num_layers}")
         if reader.flag("norm_before_fc"):
             reader.problem("norm_before_fc", "a norm before the fusion is not implemented")
+        # Whether it fits is asked of sizes that are known.
+        reader.raise_problems()
+        head._note_misfits(reader, target)
         reader.raise_problems()
         return head
+
+    def _note_misfits(self, reader: ConfigReader, target: ModelConfig) -> None:
+        model = self.model
+        if model.vocab_size != target.vocab_size:
+            sizes = f"the target has {target.vocab_size} tokens, the draft head {model.vocab_size}"
+            reader.problem("vocab_size", f"the vocabularies must match: {sizes}")
+        if self.draft_vocab_size > model.vocab_size:
+            reader.problem("draft_vocab_size", f"{self.draft_vocab_size} of {model.vocab_size} tokens")
+        # EAGLE-3 fuses the target's states to its own width; the others take them as they are.
+        taken = self.target_hidden_size if self.algorithm == EAGLE3 else model.hidden_size
+        if taken != target.hidden_size:
+            sizes = f"states of size {taken}, the target's have {target.hidden_size}"
+            reader.problem("hidden_size", f"the head takes hidden {sizes}: it was made for another model")
+        if self.algorithm != EAGLE and model.num_layers != 1:
+            reader.problem("num_hidden_layers", f"{self.algorithm} heads have one layer each, got {model.num_layers}")
 
     def to_dict(self) -> dict[str, Any]:
         """The config.json that `from_dict` reads back; the fused layers are written in both published forms."""

@@ -1,0 +1,247 @@
+"""Configurations: what is read, what is refused, and rotary tables against their formulas."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from foretoken.core.errors import ConfigError
+from foretoken.gpu.models.config import LLAMA, QWEN2, QWEN3_MOE, ModelConfig, MoeConfig
+from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
+from foretoken.gpu.models.rope import Rope, cos_sin_table, inverse_frequencies
+
+MINIMAL = {
+    "architectures": [LLAMA],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+}
+
+
+def refused(data: dict, *keys: str) -> str:
+    """The message of the error, which must name exactly `keys`."""
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig.from_dict(data, "some/config.json")
+    assert [problem.key for problem in caught.value.problems] == list(keys), str(caught.value)
+    assert str(caught.value).startswith("some/config.json: ")
+    return str(caught.value)
+
+
+def test_defaults_of_a_short_file():
+    config = ModelConfig.from_dict(MINIMAL)
+    assert (config.num_kv_heads, config.head_dim, config.rope, config.dtype) == (4, 16, Rope(), torch.float32)
+    assert not (config.qkv_bias or config.qk_norm or config.tied_embeddings or config.eos_token_ids)
+
+
+def test_what_each_architecture_implies():
+    qwen2 = ModelConfig.from_dict(MINIMAL | {"architectures": [QWEN2]})
+    assert qwen2.qkv_bias and not qwen2.output_bias
+    llama = ModelConfig.from_dict(MINIMAL | {"attention_bias": True})
+    assert llama.qkv_bias and llama.output_bias
+    assert ModelConfig.from_dict(MINIMAL | {"architectures": ["Qwen3ForCausalLM"]}).head_dim == 128
+    keys = {"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
+    moe = ModelConfig.from_dict(MINIMAL | {"architectures": [QWEN3_MOE], "decoder_sparse_step": 2} | keys)
+    assert moe.moe == MoeConfig(8, 2, 32, False, 2, (1,)) and moe.qk_norm
+    assert moe.moe_layers == (3, 5, 7) and moe.num_moe_layers == 3
+
+
+def test_old_and_new_spelling_of_rotary_parameters_and_dtype():
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    old = {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}, "torch_dtype": "bfloat16"}
+    new = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **scaling}, "dtype": "bfloat16"}
+    assert ModelConfig.from_dict(MINIMAL | old) == ModelConfig.from_dict(MINIMAL | new)
+    assert ModelConfig.from_dict(MINIMAL | old).rope == Rope(5e5, "llama3", 8.0, 8192)
+    plain = MINIMAL | {"rope_theta": 7.0, "rope_scaling": None}
+    assert ModelConfig.from_dict(plain).rope == Rope(7.0)
+
+
+def test_all_problems_at_once_with_file_and_key():
+    data = MINIMAL | {"hidden_size": "64", "num_key_value_heads": 3, "hidden_act": "gelu", "tie_word_embeddings": 1}
+    del data["vocab_size"]
+    message = refused(data, "hidden_size", "num_key_value_heads", "hidden_act", "vocab_size", "tie_word_embeddings")
+    assert "must be a whole number, got '64'" in message
+
+
+def test_unknown_architectures_name_the_known_ones():
+    message = refused(MINIMAL | {"architectures": ["LlamaForCausalLm"]}, "architectures")
+    assert "Qwen3MoeForCausalLM" in message and "did you mean 'LlamaForCausalLM'" in message
+    refused({key: value for key, value in MINIMAL.items() if key != "architectures"}, "architectures")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
+        ({"rope_scaling": {"type": "linear", "factor": -1}}, "rope_scaling.factor"),
+        ({"rope_scaling": "linear"}, "rope_scaling"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 4}, "use_sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"torch_dtype": "int8"}, "torch_dtype"),
+        ({"eos_token_id": [1, "2"]}, "eos_token_id"),
+        ({"head_dim": 15}, "head_dim"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+    ],
+)
+def test_refused(changes: dict, key: str):
+    refused(MINIMAL | changes, key)
+
+
+def test_inactive_sliding_windows_are_no_obstacle():
+    ModelConfig.from_dict(MINIMAL | {"sliding_window": 64, "use_sliding_window": False})
+    ModelConfig.from_dict(MINIMAL | {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 8})
+    ModelConfig.from_dict(MINIMAL | {"sliding_window": None, "use_sliding_window": True})
+    ModelConfig.from_dict(MINIMAL | {"sliding_window": 64, "layer_types": ["full_attention"] * 8})
+
+
+def test_more_experts_per_token_than_experts():
+    keys = {"num_experts": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    refused(MINIMAL | {"architectures": [QWEN3_MOE]} | keys, "num_experts_per_tok")
+
+
+def test_files(tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.json: cannot be read"):
+        ModelConfig.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        ModelConfig.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="JSON object"):
+        ModelConfig.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(MINIMAL | {"eos_token_id": 3}))
+    assert ModelConfig.from_directory(tmp_path).eos_token_ids == (3,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5]}))
+    assert ModelConfig.from_directory(tmp_path).eos_token_ids == (3, 5)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        Rope(500.0),
+        Rope(scaling="linear", factor=3.0),
+        Rope(5e5, "llama3", 8.0, 8192, 2.0, 5.0),
+        Rope(1e6, "yarn", 4.0, 32768, beta_fast=16.0, attention_factor=1.3, truncate=False),
+    ],
+)
+def test_configurations_survive_writing_and_reading(rope: Rope):
+    config = ModelConfig(QWEN2, 11, 16, 24, 1, 2, 1, 8, rope=rope, qkv_bias=True, eos_token_ids=(4, 2))
+    assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_the_table_holds_cosines_then_sines_of_position_times_frequency():
+    table = cos_sin_table(Rope(100.0), 8, 5000)
+    assert table.shape == (5000, 8) and table.dtype is torch.float32
+    for position in (0, 1, 4999):
+        for i in range(4):
+            angle = position * 100.0 ** (-2 * i / 8)
+            assert table[position, i].item() == pytest.approx(math.cos(angle), abs=1e-7)
+            assert table[position, 4 + i].item() == pytest.approx(math.sin(angle), abs=1e-7)
+
+
+def test_llama3_scales_long_wavelengths_only():
+    """Llama 3.1's parameters: fast channels stay, slow ones are divided by 8, those between go from one to the other."""
+    plain = inverse_frequencies(Rope(5e5), 128)
+    ratio = inverse_frequencies(Rope(5e5, "llama3", 8.0, 8192, 1.0, 4.0), 128) / plain
+    wavelength = 2 * math.pi / plain
+    assert torch.all(ratio[wavelength < 8192 / 4] == 1)
+    torch.testing.assert_close(ratio[wavelength > 8192], torch.full_like(ratio[wavelength > 8192], 1 / 8))
+    middle = ratio[(wavelength >= 8192 / 4) & (wavelength <= 8192)]
+    assert len(middle) > 2 and torch.all(middle.diff() < 0) and torch.all((middle > 1 / 8) & (middle < 1))
+
+
+def test_yarn_folds_its_attention_factor_into_the_table():
+    config = ModelConfig.from_dict(
+        MINIMAL
+        | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}}
+        | {"max_position_embeddings": 2048}
+    )
+    expected = 0.1 * math.log(4.0) + 1
+    assert cos_sin_table(config.rope, 16, 1)[0, 0].item() == pytest.approx(expected)
+    mscales = {"type": "yarn", "factor": 4.0, "mscale": 2.0, "mscale_all_dim": 1.0}
+    config = ModelConfig.from_dict(MINIMAL | {"rope_scaling": mscales})
+    assert config.rope.attention_factor == pytest.approx((0.2 * math.log(4.0) + 1) / expected)
+    assert config.rope.original_max_position == 2048
+    inferred = {"type": "yarn", "factor": None, "original_max_position_embeddings": 512}
+    assert ModelConfig.from_dict(MINIMAL | {"rope_scaling": inferred}).rope.factor == 4.0
+
+
+# -- draft heads ----------------------------------------------------------------------------------------------------------
+
+TARGET = ModelConfig.from_dict(MINIMAL)
+HEAD = MINIMAL | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 40}
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "expected"),
+    [(32, (2, 16, 29)), (7, (2, 3, 4)), (6, (1, 3, 5)), (4, (1, 2, 3)), (3, (0, 1, 3)), (2, (0, 1, 2)), (1, (0, 1))],
+)
+def test_default_layers_are_the_published_ones_where_these_are_distinct(num_layers: int, expected: tuple[int, ...]):
+    assert default_aux_layers(num_layers) == expected
+
+
+def test_layers_are_counted_by_output_inside_eagle_config_and_by_input_outside():
+    ids = "eagle_aux_hidden_state_layer_ids"
+    assert HeadConfig.from_dict(HEAD, EAGLE3, TARGET).aux_layers == (2, 4, 5)
+    assert HeadConfig.from_dict(HEAD | {"eagle_config": {ids: [1, 3, 6]}}, EAGLE3, TARGET).aux_layers == (2, 4, 7)
+    assert HeadConfig.from_dict(HEAD | {ids: [1, 3, 6]}, EAGLE3, TARGET).aux_layers == (1, 3, 6)
+    assert HeadConfig.from_dict(HEAD | {"eagle_config": {ids: []}}, EAGLE3, TARGET).aux_layers == (2, 4, 5)
+    for wrong in ([3, 1], [1, 1], [0, 9], "2", [1, "2"]):
+        with pytest.raises(ConfigError, match=ids):
+            HeadConfig.from_dict(HEAD | {ids: wrong}, EAGLE3, TARGET)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen2ForCausalLMEagle", "LlamaForCausalLM"]
+)
+def test_architectures_of_heads(architecture: str):
+    config = HeadConfig.from_dict(HEAD | {"architectures": [architecture]}, EAGLE3, TARGET)
+    assert config.model.architecture in architecture
+
+
+@pytest.mark.parametrize("algorithm", [EAGLE, EAGLE3, MULTI_LAYER_EAGLE])
+def test_heads_survive_writing_and_reading(algorithm: str):
+    config = HeadConfig.from_dict(
+        HEAD | {"num_nextn_predict_layers": 3, "norm_before_residual": True}, algorithm, TARGET
+    )
+    again = HeadConfig.from_dict(json.loads(json.dumps(config.to_dict())), algorithm, TARGET)
+    assert again.aux_layers == config.aux_layers and again.num_heads == config.num_heads
+    assert (again.model, again.draft_vocab_size) == (config.model, config.draft_vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "message"),
+    [
+        (EAGLE3, {"vocab_size": 90}, "target has 100 tokens, the draft head 90"),
+        (EAGLE3, {"draft_vocab_size": 101}, "101 of 100 tokens"),
+        (EAGLE3, {"hidden_size": 32, "head_dim": 16}, "states of size 32, the target's have 64"),
+        (
+            EAGLE,
+            {"hidden_size": 32, "head_dim": 16, "target_hidden_size": 64},
+            "states of size 32, the target's have 64",
+        ),
+        (EAGLE3, {"target_hidden_size": 32}, "states of size 32, the target's have 64"),
+        (EAGLE3, {"num_hidden_layers": 2}, "one layer each, got 2"),
+        (EAGLE3, {"norm_before_fc": True}, "norm_before_fc"),
+        (EAGLE3, {"architectures": ["Qwen3MoeForCausalLM"]}, "no known form of a draft head"),
+        (EAGLE3, {"architectures": None}, "must name one architecture"),
+        (EAGLE, {"intermediate_size": None}, "intermediate_size: is missing"),
+        (EAGLE, {"hidden_size": None, "head_dim": 16}, "hidden_size: is missing"),
+        (MULTI_LAYER_EAGLE, {}, "num_nextn_predict_layers: is missing"),
+    ],
+)
+def test_heads_that_do_not_fit(algorithm: str, changes: dict, message: str):
+    with pytest.raises(ConfigError) as caught:
+        HeadConfig.from_dict(HEAD | changes, algorithm, TARGET, "head/config.json")
+    assert message in str(caught.value) and len(caught.value.problems) == 1, str(caught.value)
+
+
+def test_a_narrower_eagle3_head_states_the_targets_width():
+    config = HeadConfig.from_dict(HEAD | {"hidden_size": 32, "target_hidden_size": 64}, EAGLE3, TARGET)
+    assert (config.model.hidden_size, config.target_hidden_size) == (32, 64)
