@@ -18,6 +18,7 @@ from enum import Enum
 import numpy as np
 
 from .request import Request
+from .table_writes import TableWrites
 
 PADDING_ROW = 0  # belongs to nobody
 NO_TOKEN = -1  # a placeholder; never reaches an executor's input
@@ -33,19 +34,6 @@ class Join:
     max_tokens: int  # the finish rule's cap, ≤ request.max_tokens (context and pool limits applied)
     num_emitted: int  # output tokens delivered before (> 0 after a retraction); they are part of the prefill
     num_cached: int  # KV tokens taken over from the prefix cache
-
-
-@dataclass(frozen=True, slots=True)
-class TableWrites:
-    """Entries of the request table that changed since the last step, in order: `table[rows[i], columns[i]] = slots[i]`."""
-
-    rows: np.ndarray  # int32 [n]
-    columns: np.ndarray  # int32 [n]
-    slots: np.ndarray  # int32 [n]
-
-
-_EMPTY = np.empty(0, dtype=np.int32)
-NO_WRITES = TableWrites(_EMPTY, _EMPTY, _EMPTY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ from ..core.errors import ForetokenError
 from ..core.events import Aborted, Committed, EngineStarted, Event, Planned, Submitted
 from ..core.prompt import Prompt
 from ..core.request import GREEDY, FinishReason, Request, SamplingParams
-from ..core.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult, TableWrites
+from ..core.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
+from ..core.table_writes import TableWrites
 
 DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = np.frombuffer(DIGITS, dtype=np.uint8)

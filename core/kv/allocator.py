@@ -28,6 +28,8 @@ Slots = NDArray[np.int32]
 MAX_SLOTS = 2**31 - 1
 """Slot ids are int32, on the device as well."""
 
+_ONE = np.int32(1)
+
 
 class InvalidAllocation(ForetokenError):
     """An allocation of a negative number of slots, or of a part of a page. The allocator's state is unchanged."""
@@ -52,7 +54,6 @@ class KVAllocator:
     __slots__ = (
         "_held",
         "_num_free_pages",
-        "_numbers",
         "_offsets",
         "_stack",
         "num_pages",
@@ -68,10 +69,8 @@ class KVAllocator:
         # [0, _num_free_pages) of the stack are free pages, the top is handed out first; the rest is left-over.
         self._stack = np.arange(num_pages, 0, -1, dtype=np.int32)
         self._num_free_pages = num_pages
-        # Not 0 for a page that someone holds. The dummy is 0 for ever, so that freeing it is caught like any double free.
-        # `free` numbers its pages here to find duplicates without a sort: one array, as each costs cache misses of its own.
+        # 1 for a page that someone holds. The dummy is 0 for ever, so that freeing it is caught like any double free.
         self._held = np.zeros(num_pages + 1, dtype=np.int32)
-        self._numbers = np.arange(1, num_pages + 1, dtype=np.int32)
         self._offsets = np.arange(page_size, dtype=np.int32)
 
     @property
@@ -132,18 +131,16 @@ class KVAllocator:
         # Read as unsigned, a negative id is out of range instead of counting from the end. NumPy indexes by intp several
         # times faster than by any other integer.
         index = pages.view(np.uint32).astype(np.intp)
+        if top > self.num_pages:
+            raise self._refusal(pages)
+        # Every page counts itself down from one holder to none: one that is not held, or is given twice, falls below.
         try:
-            num_held = np.count_nonzero(self._held.take(index))
+            np.subtract.at(self._held, index, _ONE)
         except IndexError:
             raise self._refusal(pages) from None
-        if num_held != num_pages or top > self.num_pages:
+        if np.count_nonzero(self._held[index]):
+            np.add.at(self._held, index, _ONE)
             raise self._refusal(pages)
-        numbers = self._numbers[:num_pages]
-        self._held[index] = numbers
-        if np.count_nonzero(self._held.take(index) == numbers) != num_pages:
-            self._held[index] = 1
-            raise self._refusal(pages)
-        self._held[index] = 0
         self._stack[self._num_free_pages : top] = pages[::-1]
         self._num_free_pages = top
 
@@ -214,13 +211,13 @@ class KVAllocator:
 
     @staticmethod
     def _as_slots(slots: Slots) -> Slots:
-        """`slots` as contiguous int32; a wider id that would wrap into a valid one is refused instead."""
+        """`slots` as int32; a wider id that would wrap into a valid one is refused instead."""
         slots = np.asarray(slots)
         if slots.dtype != np.int32:
             if slots.size and (slots.min() < 0 or slots.max() > MAX_SLOTS):
                 raise InvalidFree(f"slots {slots.min()}..{slots.max()} are outside 0..{MAX_SLOTS}")
             slots = slots.astype(np.int32)
-        return np.ascontiguousarray(slots)
+        return slots
 
     def _slots_of(self, pages: Slots) -> Slots:
         return (pages[:, None] * np.int32(self.page_size) + self._offsets).ravel()
@@ -236,7 +233,7 @@ class KVAllocator:
         if np.count_nonzero(whole) != slots.size:
             wrong = by_page[np.flatnonzero(~whole.all(axis=1))[0]]
             raise InvalidFree(f"slots {wrong.tolist()} are not one whole page of {page_size} in ascending order")
-        return np.ascontiguousarray(pages)
+        return pages
 
     def _refusal(self, pages: Slots) -> InvalidFree:
         """Say which of `pages` is wrong and why. Slow on purpose: it runs once, on the way to an error."""

@@ -33,10 +33,10 @@ class RequestTable:
 
     __slots__ = (
         "_counting",
-        "_counting_cells",
         "_flat",
         "_free_rows",
         "_held",
+        "_row_width",
         "epochs",
         "num_rows",
         "slots",
@@ -54,8 +54,8 @@ class RequestTable:
         self._held = bytearray(num_rows + 1)
         # The same memory as one line: a single index costs a fraction of a pair of them.
         self._flat = self.slots.reshape(-1)
-        self._counting = np.arange(max(width, 1), dtype=np.int32)
-        self._counting_cells = np.arange(max(width, 1), dtype=np.intp)
+        self._counting = np.arange(max(width, 1), dtype=np.intp)
+        self._row_width = np.intp(width)
 
     @property
     def num_free_rows(self) -> int:
@@ -87,32 +87,25 @@ class RequestTable:
         """Whether the row belongs to a request now."""
         return 0 < row <= self.num_rows and self._held[row] == 1
 
-    def write(self, rows: Index, starts: Index, counts: Index | int, slots: NDArray[np.int32]) -> tuple[Index, Index]:
+    def write(self, rows: Index, starts: Index, counts: Index, slots: NDArray[np.int32]) -> None:
         """Write `slots` at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, one after the other.
 
-        `rows`, `starts`, `counts`: integers [n] (`counts` may be one int for all), `slots`: int32 [sum of counts].
-        Returns the cells written, in the order of `slots`: their rows and columns, int32 [sum of counts] each, so that
-        a device copy of the table can follow. A row may occur several times as long as its ranges do not overlap.
-        Raises `InvariantViolation` (ALLOC-07) and writes nothing where a range does not fit the row.
+        `rows`, `starts`, `counts`: integers [n], `slots`: int32 [sum of counts]. A row may occur several times as long as its
+        ranges do not overlap. Raises `InvariantViolation` (ALLOC-07) and writes nothing where a range does not fit the row.
         """
-        count = self._common_count(counts, len(rows), slots.size)
-        self._flat[self._cells(rows, starts, counts, count, slots.size)] = slots
-        if count == 1:
-            return rows.astype(np.int32), starts.astype(np.int32)
-        if count is not None:
-            columns = starts.astype(np.int32)[:, None] + self._counting[:count]
-            return rows.astype(np.int32).repeat(count), columns.ravel()
-        return rows.astype(np.int32).repeat(counts), self._ragged(starts, counts, slots.size, np.int32)
+        cells = self._cells(rows, starts, counts)
+        if cells.size != slots.size:
+            raise InvariantViolation("ALLOC-07", f"ranges of {counts.tolist()} slots do not take {slots.size} slots")
+        self._flat[cells] = slots
 
-    def write_row(self, row: int, start: int, slots: NDArray[np.int32]) -> tuple[Index, Index]:
-        """Write `slots` int32 [n] at `[row, start : start + n]`; returns the cells and raises as `write` does."""
+    def write_row(self, row: int, start: int, slots: NDArray[np.int32]) -> None:
+        """Write `slots` int32 [n] at `[row, start : start + n]`; raises as `write` does."""
         count = slots.size
         if not (0 <= row <= self.num_rows and start >= 0 and start + count <= self.width):
             raise InvariantViolation(
                 "ALLOC-07", f"[{row}, {start}:{start + count}] is outside {self.num_rows + 1} × {self.width}"
             )
         self.slots[row, start : start + count] = slots
-        return np.full(count, row, dtype=np.int32), self._counting[start : start + count]
 
     def gather(self, row: int, start: int, stop: int) -> NDArray[np.int32]:
         """A copy of the slots of positions `start … stop − 1` of one row: int32 [stop − start]."""
@@ -122,10 +115,9 @@ class RequestTable:
             )
         return self.slots[row, start:stop].copy()
 
-    def gather_ragged(self, rows: Index, starts: Index, counts: Index | int) -> NDArray[np.int32]:
+    def gather_ragged(self, rows: Index, starts: Index, counts: Index) -> NDArray[np.int32]:
         """The slots at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, joined: int32 [sum of counts]."""
-        total = counts * len(rows) if isinstance(counts, int) else int(np.add.reduce(counts))
-        return self._flat.take(self._cells(rows, starts, counts, self._common_count(counts, len(rows), total), total))
+        return self._flat[self._cells(rows, starts, counts)]
 
     def check(self) -> None:
         """Recount the rows from scratch; raise `InvariantViolation` with the id of what is broken."""
@@ -140,52 +132,34 @@ class RequestTable:
         if (held[1:] > self.epochs[1:]).any():
             raise InvariantViolation("RELAY-03", "a row is held whose epoch was never counted up")
 
-    def _common_count(self, counts: Index | int, num_rows: int, total: int) -> int | None:
-        """The size of every range if all are alike, as in a decode round more often than not; else None."""
-        if isinstance(counts, int):
-            if counts < 0 or counts * num_rows != total:
-                raise InvariantViolation("ALLOC-07", f"{num_rows} ranges of {counts} slots do not take {total} slots")
-            return counts
-        count = int(counts[0]) if num_rows else 0
-        if count >= 0 and count * num_rows == total and np.count_nonzero(counts == count) == num_rows:
-            return count
-        if int(np.add.reduce(counts)) != total or counts[counts.argmin()] < 0:
-            raise InvariantViolation("ALLOC-07", f"ranges of {counts.tolist()} slots do not take {total} slots")
-        return None
-
-    def _cells(
-        self, rows: Index, starts: Index, counts: Index | int, count: int | None, total: int
-    ) -> NDArray[np.intp]:
-        """The cells of ragged ranges as indices into the flat table, intp [total]. `count` is the size that all have, if any.
+    def _cells(self, rows: Index, starts: Index, counts: Index) -> NDArray[np.intp]:
+        """The cells of ragged ranges as indices into the flat table, intp [sum of counts].
 
         The ends of the ranges are checked instead of their cells: in the flat table a range too long runs into the next row.
         """
         if not len(rows):
-            return self._counting_cells[:0]
-        stops = starts + (counts if count is None else count)
-        last_row, last_column = rows[rows.argmax()], stops[stops.argmax()]
+            return self._counting[:0]
+        stops = starts + counts
+        # The extremes by argmax and a look: a third of the price of max() on arrays this small.
+        last_row, last_column, fewest = rows[rows.argmax()], stops[stops.argmax()], counts[counts.argmin()]
         if (
             rows[rows.argmin()] < 0
             or last_row > self.num_rows
             or starts[starts.argmin()] < 0
             or last_column > self.width
+            or fewest < 0
         ):
             raise InvariantViolation(
-                "ALLOC-07", f"row {last_row} or column {last_column} is outside {self.num_rows + 1} × {self.width}"
+                "ALLOC-07",
+                f"row {last_row}, column {last_column} or {fewest} slots are outside {self.num_rows + 1} × {self.width}",
             )
-        first = rows * np.intp(self.width) + starts
-        if count == 1:
-            return first
-        if count is not None:
-            return (first[:, None] + self._counting_cells[:count]).ravel()
-        return self._ragged(first, counts, total, np.intp)
-
-    def _ragged(self, starts: Index, counts: Index, total: int, dtype: type) -> Index:
-        """starts[i] … starts[i] + counts[i] − 1 for all i, joined: integers of `dtype` [total]."""
-        # Number c of the whole is starts[i] + (c − numbers before range i).
-        shifts = (starts - np.add.accumulate(counts) + counts).astype(dtype)
-        if total <= self.width:
-            counting = (self._counting if dtype is np.int32 else self._counting_cells)[:total]
-        else:
-            counting = np.arange(total, dtype=dtype)
-        return shifts.repeat(counts) + counting
+        first = rows * self._row_width + starts
+        if fewest == counts[counts.argmax()]:
+            # All ranges are alike, as in a decode round more often than not.
+            return first if fewest == 1 else (first[:, None] + self._counting[:fewest]).ravel()
+        # Number c of the whole is first[i] + (c − numbers before range i).
+        first -= np.add.accumulate(counts)
+        first += counts
+        cells = first.repeat(counts)
+        cells += self._counting[: cells.size] if cells.size <= self.width else np.arange(cells.size)
+        return cells

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import InvariantViolation
-from ..step import NO_WRITES, TableWrites
+from ..table_writes import NO_WRITES, TableWrites, WrittenRanges
 from .allocator import KVAllocator
 from .radix import PrefixMatch, RadixCache, RadixNode
 from .request_table import RequestTable
@@ -53,7 +53,7 @@ class KVStore:
         self._locked: list[RadixNode | None] = [None] * (num_rows + 1)
         self._departures: deque[Departure] = deque()
         self._fenced_slots: deque[tuple[int, np.ndarray]] = deque()
-        self._writes: list[TableWrites] = []
+        self._writes: list[WrittenRanges] = []
         self._released: list[tuple[int, int]] = []
 
     @property
@@ -109,7 +109,8 @@ class KVStore:
         if not self._make_room(total):
             return False
         slots = self.allocator.allocate(total)
-        self._writes.append(TableWrites(*self.table.write(rows, before, needs, slots), slots))
+        self.table.write(rows, before, needs, slots)
+        self._writes.append(WrittenRanges(rows, before, needs, slots))
         self.allocated[rows] = before + needs
         return True
 
@@ -205,19 +206,15 @@ class KVStore:
 
     def take_writes(self) -> TableWrites:
         """The entries of the request table that changed since the last call, in order."""
-        writes, self._writes = self._writes, []
-        if not writes:
+        if not self._writes:
             return NO_WRITES
-        if len(writes) == 1:
-            return writes[0]
-        return TableWrites(
-            np.concatenate([write.rows for write in writes]),
-            np.concatenate([write.columns for write in writes]),
-            np.concatenate([write.slots for write in writes]),
-        )
+        writes, self._writes = self._writes, []
+        return TableWrites(writes)
 
     def take_released(self) -> tuple[tuple[int, int], ...]:
         """(row, epoch) of the rows released since the last call."""
+        if not self._released:
+            return ()
         released, self._released = self._released, []
         return tuple(released)
 
@@ -253,4 +250,5 @@ class KVStore:
         return min(num_valid, len(tokens) if self.cache.key_kind == "token" else len(tokens) - 1)
 
     def _write(self, row: int, start: int, slots: np.ndarray) -> None:
-        self._writes.append(TableWrites(*self.table.write_row(row, start, slots), slots))
+        self.table.write_row(row, start, slots)
+        self._writes.append(WrittenRanges(row, start, slots.size, slots))

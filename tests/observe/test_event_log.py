@@ -8,7 +8,6 @@ from foretoken.core.events import Aborted, Committed, EngineStarted, Planned, Su
 from foretoken.core.prompt import Prompt
 from foretoken.core.request import FinishedRequest, FinishReason, Request, SamplingParams
 from foretoken.core.step import (
-    NO_WRITES,
     BlockEnd,
     DecodeResult,
     DecodeStep,
@@ -17,6 +16,7 @@ from foretoken.core.step import (
     Step,
     StepResult,
 )
+from foretoken.core.table_writes import NO_WRITES
 from foretoken.observe.encoding import (
     LineEncoder,
     MalformedRecord,

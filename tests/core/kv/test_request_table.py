@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.kv.request_table import InvalidRow, RequestTable, RequestTableFull
+from foretoken.core.table_writes import NO_WRITES, TableWrites, WrittenRanges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,21 +27,22 @@ def ranges(draw):
 
 
 @settings(max_examples=200, deadline=None)
-@given(ranges(), st.booleans(), st.sampled_from([np.int32, np.int64]))
-def test_write_and_gather_equal_single_cells(case, as_int, dtype):
+@given(ranges(), st.sampled_from([np.int32, np.int64]))
+def test_write_and_gather_equal_single_cells(case, dtype):
     rows, starts, counts = case
     table, expected = RequestTable(6, WIDTH), np.zeros((7, WIDTH), dtype=np.int32)
     cells = [(row, start + j) for row, start, count in zip(rows, starts, counts, strict=True) for j in range(count)]
     slots = np.arange(100, 100 + len(cells), dtype=np.int32)
     for (row, col), slot in zip(cells, slots, strict=True):
         expected[row, col] = slot
-    wanted = counts[0] if as_int and counts and len(set(counts)) == 1 else np.array(counts, dtype=dtype)
-    rows, starts = np.array(rows, dtype=np.int32), np.array(starts, dtype=dtype)
-    table_rows, table_cols = table.write(rows, starts, wanted, slots)
+    rows, starts, counts = np.array(rows, dtype=np.int32), np.array(starts, dtype=dtype), np.array(counts, dtype=dtype)
+    table.write(rows, starts, counts, slots)
     assert (table.slots == expected).all()
-    assert table_rows.dtype == table_cols.dtype == np.int32
-    assert list(zip(table_rows.tolist(), table_cols.tolist(), strict=True)) == cells
-    assert table.gather_ragged(rows, starts, wanted).tolist() == slots.tolist()
+    assert table.gather_ragged(rows, starts, counts).tolist() == slots.tolist()
+    writes = TableWrites([WrittenRanges(rows, starts, counts, slots)])
+    assert writes.rows.dtype == writes.columns.dtype == writes.slots.dtype == np.int32
+    assert list(zip(writes.rows.tolist(), writes.columns.tolist(), strict=True)) == cells
+    assert writes.slots.tolist() == slots.tolist()
     for row, start, count in zip(rows, starts, counts, strict=True):
         assert (
             table.gather(int(row), int(start), int(start + count)).tolist()
@@ -48,18 +50,19 @@ def test_write_and_gather_equal_single_cells(case, as_int, dtype):
         )
 
 
-def test_what_write_returns_is_no_alias_of_what_it_was_given():
-    table = RequestTable(2, WIDTH)
-    rows, starts = np.array([1, 2], dtype=np.int32), np.array([3, 4], dtype=np.int32)
-    table_rows, table_cols = table.write(rows, starts, 1, np.array([8, 9], dtype=np.int32))
-    starts += 1
-    rows[:] = 0
-    assert (table_rows.tolist(), table_cols.tolist()) == ([1, 2], [3, 4])
+def test_writes_join_single_ranges_and_batches_in_order():
+    batch = WrittenRanges(np.array([2, 1]), np.array([3, 4]), np.array([0, 2]), np.array([8, 9], dtype=np.int32))
+    single = WrittenRanges(5, 7, 3, np.array([1, 2, 3], dtype=np.int32))
+    writes = TableWrites([batch, single])
+    assert writes.rows.tolist() == [1, 1, 5, 5, 5]
+    assert writes.columns.tolist() == [4, 5, 7, 8, 9]
+    assert writes.slots.tolist() == [8, 9, 1, 2, 3]
+    assert NO_WRITES.rows.dtype == np.int32 and not len(NO_WRITES.slots)
 
 
 def test_what_gather_returns_does_not_follow_the_table():
     table = RequestTable(1, WIDTH)
-    table.write(np.array([1]), np.array([0]), 2, np.array([8, 9], dtype=np.int32))
+    table.write(np.array([1]), np.array([0]), np.array([2]), np.array([8, 9], dtype=np.int32))
     before = table.gather(1, 0, 2)
     table.slots[:] = 0
     assert before.tolist() == [8, 9]
@@ -78,15 +81,14 @@ def test_what_gather_returns_does_not_follow_the_table():
         ([1, 2], [0, 0], [2, 2], 3),
         ([1, 2], [0, 0], [4, -1], 3),
         ([1, 2], [0, 0], [-1, -1], 0),
-        ([1], [0], WIDTH + 1, WIDTH + 1),
-        ([1, 2], [0, 0], 1, 3),
+        ([1], [0], [WIDTH + 1], WIDTH + 1),
+        ([1, 2], [0, 0], [1, 1], 3),
     ],
 )
 def test_a_write_that_does_not_fit_writes_nothing(rows, starts, counts, num_slots):
     table = RequestTable(2, WIDTH)
-    counts = counts if isinstance(counts, int) else np.array(counts)
     with pytest.raises(InvariantViolation, match="ALLOC-07"):
-        table.write(np.array(rows), np.array(starts), counts, np.arange(7, 7 + num_slots, dtype=np.int32))
+        table.write(np.array(rows), np.array(starts), np.array(counts), np.arange(7, 7 + num_slots, dtype=np.int32))
     assert not table.slots.any()
 
 
@@ -154,7 +156,7 @@ def test_check_finds_planted_defects():
 def test_a_wide_table_takes_memory_only_where_it_is_written():
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     table = RequestTable(2048, 131_072)
-    table.write(np.array([2000]), np.array([100_000]), 8, np.arange(8, dtype=np.int32))
+    table.write(np.array([2000]), np.array([100_000]), np.array([8]), np.arange(8, dtype=np.int32))
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
     assert table.slots.nbytes > 2**30
     assert grown_kib < 64 * 1024
