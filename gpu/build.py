@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..core.acceptance import AcceptanceProcess
 from ..core.algorithm import AlgorithmShape, Drafter, DraftKV
 from ..core.engine import Engine
@@ -12,6 +14,7 @@ from .draft.lookup import LookupDraft
 from .draft.network import HeadNetwork, LanguageModelNetwork
 from .draft.port import Draft, NoDraft
 from .executor import TorchExecutor
+from .graphs import RoundStates
 from .models.decoder import Decoder
 from .models.eagle import DraftHead, MultiLayerEagle
 from .ops import Ops
@@ -26,11 +29,18 @@ def build_executor(
     draft_model: DraftModel | None,
     ops: Ops,
     *,
+    states: RoundStates | None = None,
+    graph_sizes: Sequence[int] | None = None,
+    graph_sampling: bool = True,
     acceptance: AcceptanceProcess | None = None,
     seed: int = 0,
     debug: bool = False,
 ) -> TorchExecutor:
-    """An executor with the sizes of `engine`, on the device of `target`. ConfigError where algorithm and draft do not belong together."""
+    """An executor with the sizes of `engine`, on the device of `target`.
+
+    `states` are those that the engine's controller was made with (its `host`); they get graphs for `graph_sizes` rows, for sampling batches
+    too if `graph_sampling`. ConfigError where algorithm and draft do not belong together.
+    """
     config = engine.config
     num_slots = (config.num_pages + 1) * config.page_size
     algorithm, topk = engine.algorithm, engine.controller.topk
@@ -44,7 +54,7 @@ def build_executor(
         topk=topk,
         hidden_size=relayed_hidden_size(algorithm.drafter, draft_model),
     )
-    return TorchExecutor(
+    executor = TorchExecutor(
         engine,
         target,
         pool,
@@ -52,10 +62,16 @@ def build_executor(
         ops,
         relayed=shape,
         device=target.device,
+        states=states,
         acceptance=acceptance,
         seed=seed,
         debug=debug,
     )
+    if states is not None:
+        states.bind(executor.capture, sampled=graph_sampling)
+        # A look-up draft works on the host, which no graph can hold.
+        engine.controller.init_states(None if draft.on_host else graph_sizes)
+    return executor
 
 
 def pool_for(model: DraftModel, num_slots: int, target: Decoder) -> KVPool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,13 +22,13 @@ from ..core.algorithm import AlgorithmShape
 from ..core.draws import request_key
 from ..core.engine import Engine
 from ..core.errors import InvariantViolation
-from ..core.finish import first_stop_token
 from ..core.future_map import FutureMap
 from ..core.hidden import check_hidden
 from ..core.step import BlockEnd, DecodeResult, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
 from .chunks import Chunks
 from .clock import EventClock, HostClock
 from .draft.port import Draft, RoundBatch
+from .graphs import CapturedRound, RoundStates, graph_for, padded_shape
 from .models.decoder import Decoder
 from .ops import Ops
 from .outputs import at_places, node_outputs
@@ -35,7 +36,7 @@ from .paged import PrefillAttention
 from .pools import KVPool
 from .relay import TorchStorage
 from .round import DecodeRound, RoundResult, capture_for, draft_hidden, first_tokens
-from .rows import Rows, RowState
+from .rows import Rows
 
 
 @dataclass(slots=True)
@@ -66,10 +67,9 @@ class Running:
 
     step: Step
     limit: int  # rounds after which it returns
+    graphs: Mapping[tuple[int, bool], CapturedRound]  # of the runtime state that was live when it was planned
     started: bool = False
-    states: list[RowState] = field(default_factory=list)  # of the decode rows
     pending: PendingRound | None = None
-    prefill_states: list[RowState] = field(default_factory=list)
     prefill_tokens: PendingRound | None = None
     prefill: PrefillResult | None = None
     accept_lens: list[np.ndarray] = field(default_factory=list)
@@ -107,6 +107,7 @@ class TorchExecutor:
         *,
         relayed: AlgorithmShape,
         device: torch.device,
+        states: RoundStates | None = None,
         acceptance: AcceptanceProcess | None = None,
         seed: int = 0,
         debug: bool = False,
@@ -130,6 +131,9 @@ class TorchExecutor:
         fields = self.algorithm.relay_fields(relayed)
         self.future_map = FutureMap(config.max_running, fields, self.relay_storage, debug_poison=debug)
         self._round = DecodeRound(ops, target, pool, draft)
+        self._topk = engine.controller.topk
+        self._memory_pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.states = states or RoundStates()
         self._queue: deque[Running] = deque()
         self._last_step_id = 0
         self._stop_through = 0
@@ -146,7 +150,7 @@ class TorchExecutor:
         if self.launched_table is not None:
             writes = step.table_writes
             self.launched_table[writes.rows, writes.columns] = writes.slots
-        self._queue.append(Running(step, step.max_rounds))
+        self._queue.append(Running(step, step.max_rounds, self.states.graphs))
         if self.device.type == "cuda":
             self._start_what_can_run()
 
@@ -209,9 +213,9 @@ class TorchExecutor:
             self._simulated_lengths[join.row] = 0
         self._rows.write_table(step.table_writes)
         if step.decode is not None:
-            running.states = self._rows.states_of(step.decode.rows, step.decode.epochs)
-        if step.step_id <= self._stop_through or any(state.ended for state in running.states):
-            running.limit = 1
+            self._rows.check_owners(step.decode.rows, step.decode.epochs)
+            if step.step_id <= self._stop_through or self._rows.ended[step.decode.rows].any():
+                running.limit = 1
         running.started = True
         if step.prefill is not None:
             self._enqueue_prefill(running, step.prefill, step)
@@ -219,7 +223,7 @@ class TorchExecutor:
     # -- prefill --------------------------------------------------------------------------------------------------
 
     def _enqueue_prefill(self, running: Running, part: PrefillStep, step: Step) -> None:
-        running.prefill_states = self._rows.states_of(part.rows, part.epochs)
+        self._rows.check_owners(part.rows, part.epochs)
         joins = {join.row: join for join in step.joins}
         begins = np.concatenate([[0], np.cumsum(part.lens)])
         for i, row in enumerate(part.rows.tolist()):
@@ -243,7 +247,7 @@ class TorchExecutor:
                 max_new_len=chunks.max_new_len,
             )
             last = chunks.last
-            wanted = _wanted(running.prefill_states[i] for i in last.tolist())
+            wanted = self._rows.wanted(part.rows[last])
             tokens = torch.from_numpy(part.tokens.astype(np.int64, copy=False)).to(self.device, non_blocking=True)
             forward = self.target.forward(tokens, attention, capture_for(self.draft, wanted))
             captured = draft_hidden(self.draft, forward)
@@ -278,15 +282,13 @@ class TorchExecutor:
         tokens = np.full(n, -1, np.int64)
         stopped = np.zeros(n, bool)
         last = np.flatnonzero(part.is_last)
-        for place, i in enumerate(last.tolist()):
-            state = running.prefill_states[i]
-            tokens[i] = max(int(sampled[place, 0]), 0)
-            if failed[place]:
-                self._fail(state, int(part.rows[i]), running)
-            stopped[i] = first_stop_token(tokens[i : i + 1], state.request.stop_tokens) >= 0
-            state.remaining -= 1
-            state.ended = state.ended or bool(stopped[i]) or state.remaining == 0
-            if self.draft.on_host:
+        tokens[last] = np.maximum(sampled[:, 0], 0)
+        already = self._rows.ended[part.rows[last]]
+        stops, _ = self._rows.settle(part.rows[last], tokens[last][:, None], np.ones(len(last), np.int32), failed)
+        stopped[last] = stops >= 0
+        self._report_failures(running, part.rows[last], failed & ~already)
+        if self.draft.on_host:
+            for i in last.tolist():
                 self.draft.observe(int(part.rows[i]), tokens[i : i + 1])
         spread = {}
         for name, values in outputs.items():
@@ -305,9 +307,16 @@ class TorchExecutor:
             check_hidden(relayed.get("hidden_states"), self.algorithm.needs_hidden_states, "relay")
             batch = self._batch(part, running.rounds, lengths, relayed["bonus_tokens"])
             sampling = self._rows.sampling(part.rows)
-        forced = self._forced_runs(part, running.states)
-        longest = None if self.device.type == "cpu" else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
-        result = self._round.run(batch, relayed, sampling, _wanted(running.states), forced, longest, self.clock)
+        forced = self._forced_runs(part)
+        wanted = self._rows.wanted(part.rows)
+        captured = None if wanted else graph_for(running.graphs, len(part.rows), sampling is not None)
+        if captured is not None:
+            with self.clock.phase("graph"):
+                result = captured.run(batch, relayed, sampling, forced)
+        else:
+            on_host = self.device.type == "cpu"
+            longest = None if on_host else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
+            result = self._round.run(batch, relayed, sampling, wanted, forced, longest, self.clock)
         with self.clock.phase("relay"):
             check_hidden(result.relay.get("hidden_states"), self.algorithm.needs_hidden_states, "stash")
             self._publish(part.rows, part.epochs, result.lengths, result.relay)
@@ -340,13 +349,14 @@ class TorchExecutor:
                 "RELAY-06", f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
             )
 
-    def _forced_runs(self, part: DecodeStep, states: list[RowState]) -> Tensor | None:
+    def _forced_runs(self, part: DecodeStep) -> Tensor | None:
         """Simulated acceptance: the process says how many drafts pass, so the host knows every length by itself."""
         if self._acceptance is None:
             return None
         rows = part.rows
-        keys = np.array([request_key(state.request.request_id) for state in states], dtype=np.uint64)
-        prompts = np.array([state.request.prompt.length for state in states])
+        requests = self._rows.requests_of(rows)
+        keys = np.array([request_key(request.request_id) for request in requests], dtype=np.uint64)
+        prompts = np.array([request.prompt.length for request in requests])
         lengths = self._simulated_lengths[rows]
         width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)
         runs = np.minimum(self._acceptance.longest_run(keys, lengths - prompts), width - 1).astype(np.int64)
@@ -356,6 +366,15 @@ class TorchExecutor:
     def _publish(self, rows: np.ndarray, epochs: np.ndarray, lengths: Tensor, relay: dict[str, Tensor]) -> None:
         self.future_map.publish(rows, epochs, lengths)
         self.future_map.stash(rows, epochs, relay)
+
+    def capture(self, steps: int, num_draft_tokens: int, batch_size: int, sampled: bool) -> CapturedRound:
+        """The graph of one (steps, batch size); see `RoundStates`."""
+        shape = padded_shape(self._rows.table, batch_size, steps, self._topk, num_draft_tokens, self._max_position)
+        width = self.algorithm.accept_width(steps, num_draft_tokens)
+        fields = self.future_map.fields
+        forced = self._acceptance is not None
+        with torch.no_grad():
+            return CapturedRound(self._round, shape, fields, width, sampled, forced, self._rows.seed, self._memory_pool)
 
     # -- reading back ---------------------------------------------------------------------------------------------
 
@@ -377,23 +396,13 @@ class TorchExecutor:
     def _read_round(self, running: Running) -> None:
         pending, running.pending = running.pending, None
         accept_lens, failed, emitted, outputs = _arrived(pending)
-        part, states = running.step.decode, running.states
-        stops = np.full(len(states), -1, np.int32)
-        ended = np.zeros(len(states), bool)
-        for i, state in enumerate(states):
-            if state.ended:
-                continue
-            if failed[i]:
-                self._fail(state, int(part.rows[i]), running)
-            run = emitted[i, : accept_lens[i]]
-            stops[i] = first_stop_token(run, state.request.stop_tokens)
-            cut = int(stops[i]) + 1 if stops[i] >= 0 else len(run)
-            kept = min(cut, state.remaining)
-            state.remaining -= kept
-            ended[i] = state.ended or state.remaining == 0 or (stops[i] >= 0 and kept == cut)
-            state.ended = bool(ended[i])
-            if self.draft.on_host:
-                self.draft.observe(int(part.rows[i]), np.maximum(run, 0))
+        part = running.step.decode
+        was_over = self._rows.ended[part.rows]
+        stops, ended = self._rows.settle(part.rows, emitted, accept_lens, failed)
+        self._report_failures(running, part.rows, failed & ~was_over)
+        if self.draft.on_host:
+            for i in np.flatnonzero(~was_over).tolist():
+                self.draft.observe(int(part.rows[i]), np.maximum(emitted[i, : accept_lens[i]], 0))
         running.accept_lens.append(accept_lens)
         running.stop_index.append(stops)
         running.tokens.append(emitted)
@@ -402,25 +411,18 @@ class TorchExecutor:
         running.round_ends_ns.append(time.perf_counter_ns())
         counters = self.counters
         counters.rounds += 1
-        counters.verified_rows += len(states)
-        counters.drafted += len(states) * (part.num_draft_tokens - 1)
-        counters.correct_drafts += int(accept_lens.sum()) - len(states)
+        counters.verified_rows += len(part.rows)
+        counters.drafted += len(part.rows) * (part.num_draft_tokens - 1)
+        counters.correct_drafts += int(accept_lens.sum()) - len(part.rows)
 
-    def _fail(self, state: RowState, row: int, running: Running) -> None:
-        if not state.message:
-            state.message = "the target gave no distribution"
-            running.failures.append((row, state.message))
-        state.ended = True
+    def _report_failures(self, running: Running, rows: np.ndarray, failed: np.ndarray) -> None:
+        for i in np.flatnonzero(failed).tolist():
+            running.failures.append((int(rows[i]), "the target gave no distribution"))
 
 
 def _cached_tokens(join: Join) -> np.ndarray:
     """The part of the prompt that is not prefilled again, int64."""
     return join.request.prompt.materialize()[: join.num_cached]
-
-
-def _wanted(states) -> frozenset[str]:
-    """The outputs that any of the rows asked for."""
-    return frozenset(name for state in states for name in state.request.outputs)
 
 
 def _pinned_copy(values: Tensor) -> Tensor:

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
 from ..core.draws import request_key
 from ..core.errors import InvariantViolation
+from ..core.finish import settle_runs
 from ..core.request import Request
 from ..core.step import Join, TableWrites
 from .round import SamplingInputs
 
-
-@dataclass(slots=True)
-class RowState:
-    """A request's stay in a row."""
-
-    epoch: int
-    request: Request
-    remaining: int  # tokens that it may still emit
-    ended: bool = False
-    message: str = ""  # why it failed, empty if it did not
+NO_STOP = -2  # fills a row's list of stop tokens; no token, and no placeholder either
 
 
 class Rows:
-    """Request-table rows 1 … num_rows; row 0 is padding and keeps slot 0 everywhere."""
+    """Request-table rows 1 … num_rows; row 0 is padding and keeps slot 0 everywhere.
+
+    What every round asks of all its rows is kept in columns, so that a round costs a constant number of vector operations.
+    """
 
     def __init__(self, num_rows: int, row_width: int, device: torch.device, seed: int) -> None:
         self.table = torch.zeros((num_rows + 1, row_width), dtype=torch.int32, device=device)
+        self.seed = seed
+        self.ended = np.zeros(num_rows + 1, bool)
         self._device = device
-        self._seed = seed
-        self._states: list[RowState | None] = [None] * (num_rows + 1)
+        self._requests: list[Request | None] = [None] * (num_rows + 1)
+        self._epochs = np.zeros(num_rows + 1, np.int64)
+        self._remaining = np.zeros(num_rows + 1, np.int64)  # tokens that the request may still emit
+        self._stop_tokens = np.full((num_rows + 1, 1), NO_STOP, np.int64)
+        self._has_outputs = np.zeros(num_rows + 1, bool)
         self._temperature = np.zeros(num_rows + 1)
         self._top_p = np.ones(num_rows + 1)
         self._top_k = np.zeros(num_rows + 1, np.int64)
@@ -40,28 +38,61 @@ class Rows:
 
     def open(self, join: Join) -> None:
         """A request takes a row; raises InvariantViolation RELAY-03 if somebody has it."""
-        if self._states[join.row] is not None:
+        if self._requests[join.row] is not None:
             raise InvariantViolation("RELAY-03", f"row {join.row} is given away before it was released")
         request, row = join.request, join.row
-        self._states[row] = RowState(join.epoch, request, join.max_tokens - join.num_emitted)
+        self._requests[row] = request
+        self._epochs[row] = join.epoch
+        self._remaining[row] = join.max_tokens - join.num_emitted
+        self.ended[row] = False
+        missing = len(request.stop_tokens) - self._stop_tokens.shape[1]
+        if missing > 0:
+            self._stop_tokens = np.pad(self._stop_tokens, ((0, 0), (0, missing)), constant_values=NO_STOP)
+        self._stop_tokens[row] = NO_STOP
+        self._stop_tokens[row, : len(request.stop_tokens)] = request.stop_tokens
+        self._has_outputs[row] = bool(request.outputs)
         self._temperature[row] = request.sampling.temperature
         self._top_p[row] = request.sampling.top_p
         self._top_k[row] = request.sampling.top_k
         self._keys[row] = request.sampling.seed or request_key(request.request_id)
 
     def close(self, row: int) -> None:
-        self._states[row] = None
-        self._temperature[row] = 0.0
+        self._requests[row] = None
 
-    def states_of(self, rows: np.ndarray, epochs: np.ndarray) -> list[RowState]:
-        """The states of live rows; raises RELAY-03 where another request has the row."""
-        found = []
-        for row, epoch in zip(rows.tolist(), epochs.tolist(), strict=True):
-            state = self._states[row]
-            if state is None or state.epoch != epoch:
-                raise InvariantViolation("RELAY-03", f"a step runs row {row} of epoch {epoch}, which has another owner")
-            found.append(state)
-        return found
+    def check_owners(self, rows: np.ndarray, epochs: np.ndarray) -> None:
+        """Raise RELAY-03 unless each row belongs to the request that the step means."""
+        foreign = self._epochs[rows] != epochs
+        if foreign.any():
+            i = int(foreign.argmax())
+            raise InvariantViolation(
+                "RELAY-03", f"a step runs row {rows[i]} of epoch {epochs[i]}, which has another owner"
+            )
+
+    def requests_of(self, rows: np.ndarray) -> list[Request]:
+        return [self._requests[row] for row in rows.tolist()]
+
+    def wanted(self, rows: np.ndarray) -> frozenset[str]:
+        """The outputs that any of the rows asked for."""
+        if not self._has_outputs[rows].any():
+            return frozenset()
+        return frozenset(name for request in self.requests_of(rows) for name in request.outputs)
+
+    def settle(
+        self, rows: np.ndarray, runs: np.ndarray, accept_lens: np.ndarray, failed: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Who ends with these runs (int64 [n, width]): the first stop in each, int32 [n] (−1: none), and who ended now, bool [n].
+
+        Rows that had ended before have neither. One rule with the engine's: `core.finish.settle_runs`.
+        """
+        live = ~self.ended[rows]
+        hits = (runs[:, :, None] == self._stop_tokens[rows][:, None, :]).any(axis=2)
+        hits &= (np.arange(runs.shape[1]) < accept_lens[:, None]) & live[:, None]
+        stops = np.where(hits.any(axis=1), hits.argmax(axis=1), -1).astype(np.int32)
+        settled = settle_runs(accept_lens.astype(np.int64), stops, self._remaining[rows])
+        self._remaining[rows] -= np.where(live, settled.kept, 0)
+        ended = live & (settled.ended | failed)
+        self.ended[rows] |= ended
+        return stops, ended
 
     def sampling(self, rows: np.ndarray) -> SamplingInputs | None:
         """The rows' sampling parameters on the device, None if all of them are greedy."""
@@ -72,7 +103,7 @@ class Rows:
         filtered = bool((top_p < 1.0).any() or (top_k > 0).any())
         values = (temperature, top_p, top_k, self._keys[rows].view(np.int64))
         on_device = (torch.from_numpy(value).to(self._device, non_blocking=True) for value in values)
-        return SamplingInputs(*on_device, filtered, self._seed)
+        return SamplingInputs(*on_device, filtered, self.seed)
 
     def write_table(self, writes: TableWrites) -> None:
         if not len(writes.slots):
