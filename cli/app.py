@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .generate import generate
 from .replay import replay
 from .schema import schema
 from .simulate import simulate
@@ -24,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(simulate)
+app.command()(generate)
 app.command()(replay)
 app.command()(schema)
 

@@ -1,0 +1,231 @@
+"""`foretoken generate`: a checkpoint, perhaps a draft, and prompts in; text out."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from .generate_options import (
+    Adaptive,
+    Algorithm,
+    Chat,
+    ContextLen,
+    Debug,
+    Device,
+    Draft,
+    Dtype,
+    IgnoreEos,
+    Json,
+    KvTokens,
+    Logprobs,
+    MaxRunning,
+    MaxTokens,
+    Model,
+    Nodes,
+    Out,
+    Overlap,
+    PageSize,
+    Policy,
+    PromptFile,
+    PromptText,
+    Quiet,
+    Seed,
+    Stats,
+    Steps,
+    Stop,
+    Temperature,
+    TopK,
+    Topk,
+    TopP,
+)
+
+if TYPE_CHECKING:
+    from ..core.request import Request
+    from ..gpu.prompts import RequestDefaults
+    from ..gpu.session_plan import SessionOptions
+    from ..gpu.text import Tokenizer
+
+EXIT_FAILED = 1
+EXIT_BROKEN_PIPE = 141
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the command line says beside the session's options."""
+
+    prompt: str | None
+    prompts: Path | None
+    chat: bool
+    as_json: bool
+    stats: bool
+    out: Path | None
+    quiet: bool
+
+    @property
+    def source(self) -> str:
+        """Where the prompts stand, for messages."""
+        if self.prompt is not None:
+            return "--prompt"
+        return str(self.prompts) if self.prompts not in (None, Path(STDIN)) else "<standard input>"
+
+
+def generate(
+    model: Model, draft: Draft = None, algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1,
+    num_draft_tokens: Nodes = None, adaptive: Adaptive = None, policy: Policy = None,
+    prompt: PromptText = None, prompts: PromptFile = None, chat: Chat = False, max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0, top_p: TopP = 1.0, top_k: TopK = 0, seed: Seed = 0, stop: Stop = None,
+    ignore_eos: IgnoreEos = False, logprobs: Logprobs = False, as_json: Json = False, stats: Stats = False,
+    out: Out = None, device: Device = "auto", dtype: Dtype = "auto", overlap: Overlap = None,
+    page_size: PageSize = 1, max_running: MaxRunning = 32, context_len: ContextLen = None,
+    kv_tokens: KvTokens = None, debug: Debug = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Decode real text from a checkpoint, speculatively if there is a draft.
+
+    Greedy output is the same whatever drafts, in floating point up to ties.
+    One prompt is streamed as text; with --prompts each line of JSON gets a line
+    of JSON, in its order.
+
+        foretoken generate --model models/target --prompt "def fib(n):" --stats
+        foretoken generate --model models/target --draft models/eagle3 --topk 4 \\
+            --prompt "def fib(n):" --stats
+        foretoken generate --model models/chat --chat --prompt "Why is the sky blue?"
+        foretoken generate --model models/target --algorithm NGRAM --steps 7 \\
+            --prompts prompts.jsonl --out runs/ngram > outputs.jsonl
+        foretoken replay runs/ngram
+
+    Ctrl-C ends all requests with what they have; the exit code is 130. Bad input
+    is one message before any weight is read, and exit code 2.
+    """
+    _check_installed()
+    from ..gpu.prompts import RequestDefaults
+    from ..gpu.session_plan import SessionOptions
+
+    options = SessionOptions(
+        model=model, draft=draft, algorithm=algorithm, steps=steps, topk=topk, num_draft_tokens=num_draft_tokens,
+        adaptive=adaptive, policy=policy, overlap=overlap, page_size=page_size, context_len=context_len,
+        max_running=max_running, kv_tokens=kv_tokens, dtype=dtype, device=device, seed=seed, debug=debug,
+    )  # fmt: skip
+    defaults = RequestDefaults(
+        max_tokens, temperature, top_p, top_k, stop=tuple(stop or ()), logprobs=logprobs, ignore_eos=ignore_eos
+    )
+    as_json = as_json or logprobs or prompts is not None
+    code = _run(options, defaults, _Asked(prompt, prompts, chat, as_json, stats, out, quiet))
+    if code:
+        raise typer.Exit(code)
+
+
+def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> int:
+    """Everything that can be wrong first, then the weights, then the decoding. Returns the exit code."""
+    from ..gpu.session import DecodeSession, check_lengths, check_vocabulary
+    from ..gpu.session_plan import plan_session
+    from ..gpu.text import Tokenizer
+    from .generation_display import Display, stats_text
+    from .generation_record import GenerationRecord
+
+    tokenizer = Tokenizer.load(options.model)
+    requests, places = _requests(tokenizer, defaults, asked)
+    plan = plan_session(options, max(request.prompt.length + request.max_tokens for request in requests))
+    check_vocabulary(tokenizer, plan)
+    check_lengths(requests, plan, asked.source, places)
+    display = Display([request.request_id for request in requests], as_json=asked.as_json, quiet=asked.quiet)
+    with GenerationRecord(asked.out) as record:
+        session = DecodeSession.open(
+            options, plan=plan, tokenizer=tokenizer, make_sinks=lambda made: record.make_sinks(made, plan)
+        )
+        with _broken_pipe_ends_quietly(), _asked_to_stop() as received:
+            with closing(session.stream(requests, lambda: bool(received))) as deltas:
+                for delta in deltas:
+                    display.add(delta)
+            display.close()
+        record.finish(display.outputs, session.stats(), session.plan, complete=not received)
+    failed = [output for output in display.outputs if output.finish in ("error", "refused")]
+    for output in failed:
+        print(f"foretoken: request {output.request_id!r} {output.finish}: {output.message}", file=sys.stderr)
+    if asked.stats:
+        print(stats_text(session.stats(), session.plan), file=sys.stderr)
+    if received:
+        print("foretoken: interrupted; the outputs end with what there was", file=sys.stderr)
+        return 128 + received[0]
+    return EXIT_FAILED if failed else 0
+
+
+def _requests(
+    tokenizer: Tokenizer, defaults: RequestDefaults, asked: _Asked
+) -> tuple[tuple[Request, ...], dict[str, str]]:
+    """The requests, and where each of them stands in its file."""
+    from ..core.errors import ConfigError, Problem
+    from ..gpu.prompts import PromptEntry, make_requests, read_prompt_file, read_prompts
+
+    problems = defaults.problems()
+    if asked.prompt is not None and asked.prompts is not None:
+        problems.append(Problem("--prompts", "contradicts --prompt: give one of them"))
+    if asked.prompt is None and asked.prompts is None and sys.stdin.isatty():
+        problems.append(Problem("--prompt", "is missing; give it, or --prompts FILE, or pipe a text into the command"))
+    if problems:
+        raise ConfigError("<arguments>", problems)
+    if asked.prompts is None:
+        text = asked.prompt if asked.prompt is not None else _standard_input()
+        entries: tuple[PromptEntry, ...] = (PromptEntry("1", "", prompt=text),)
+    elif asked.prompts == Path(STDIN):
+        entries = read_prompts(_standard_input().split("\n"), asked.source)
+    else:
+        entries = read_prompt_file(asked.prompts)
+    requests = make_requests(entries, tokenizer, defaults, asked.source, chat=asked.chat)
+    return requests, {entry.id: entry.place for entry in entries}
+
+
+def _standard_input() -> str:
+    from ..core.errors import ConfigError, Problem
+
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError("<standard input>", [Problem("", f"is not UTF-8: {error}")]) from None
+
+
+def _check_installed() -> None:
+    from ..core.errors import ForetokenError
+
+    missing = [name for name in ("torch", "tokenizers", "safetensors", "jinja2") if not importlib.util.find_spec(name)]
+    if missing:
+        raise ForetokenError(
+            f"{', '.join(missing)} is not installed; decoding needs the extra: pip install 'foretoken[gpu]'"
+        )
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[list[int]]:
+    """The first SIGINT or SIGTERM is noted, so that steps in flight end well; the second interrupts. Yields the signals received."""
+    received: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        received.append(number)
+        if len(received) > 1:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _broken_pipe_ends_quietly() -> Iterator[None]:
+    """Whoever reads the output may stop reading, as `head` does."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in the buffer has no reader
+        raise typer.Exit(EXIT_BROKEN_PIPE) from None

@@ -1,0 +1,141 @@
+"""What `foretoken generate` shows: text as it comes, or a line of JSON per prompt, progress beside it, numbers at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from .generation_record import output_line
+
+if TYPE_CHECKING:
+    from ..gpu.session import Output, SessionPlan, SessionStats, TextDelta
+
+LINE_EVERY_S = 10.0
+REDRAW_EVERY_S = 0.1
+
+
+class Display:
+    """Shows the outputs of `num_requests` requests on standard output: as text while it comes, or as JSON lines in their order."""
+
+    def __init__(self, order: list[str], *, as_json: bool, quiet: bool) -> None:
+        self._order = order
+        self._as_json = as_json
+        self._progress = None if quiet or not as_json else Progress(len(order))
+        self._parts: dict[str, list[TextDelta]] = {request_id: [] for request_id in order}
+        self._num_shown = 0
+        self._ends_line = True
+
+    @property
+    def outputs(self) -> list[Output]:
+        """What became of each request, in their order; those that nothing was told of are left out."""
+        from ..gpu.session import join_deltas
+
+        return [join_deltas(deltas) for deltas in self._parts.values() if deltas and deltas[-1].finish]
+
+    def add(self, delta: TextDelta) -> None:
+        self._parts[delta.request_id].append(delta)
+        if not self._as_json:
+            if delta.text:
+                self._write(delta.text)
+                self._ends_line = delta.text.endswith("\n")
+            return
+        if self._progress is not None:
+            self._progress.add(len(delta.tokens), delta.finish is not None)
+        if delta.finish is not None:
+            self._show_finished()
+
+    def close(self) -> None:
+        """End the last line of a text; take the progress away."""
+        if self._progress is not None:
+            self._progress.close()
+        if not self._ends_line:
+            self._write("\n")
+            self._ends_line = True
+
+    def _show_finished(self) -> None:
+        """All outputs up to the first that is not over yet."""
+        from ..gpu.session import join_deltas
+
+        while self._num_shown < len(self._order):
+            deltas = self._parts[self._order[self._num_shown]]
+            if not deltas or deltas[-1].finish is None:
+                return
+            if self._progress is not None:
+                self._progress.clear()
+            self._write(output_line(join_deltas(deltas)) + "\n")
+            self._num_shown += 1
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+class Progress:
+    """Ended requests and tokens per second on standard error: one line that is redrawn on a terminal, else a line every ten seconds."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+        self._num_ended = self._num_tokens = 0
+        self._begin_s = self._last_s = time.monotonic()
+        self._is_terminal = sys.stderr.isatty()
+        self._is_drawn = False
+
+    def add(self, num_tokens: int, ended: bool) -> None:
+        self._num_tokens += num_tokens
+        self._num_ended += ended
+        now_s = time.monotonic()
+        if now_s - self._last_s < (REDRAW_EVERY_S if self._is_terminal else LINE_EVERY_S):
+            return
+        self._last_s = now_s
+        rate = self._num_tokens / max(now_s - self._begin_s, 1e-9)
+        line = (
+            f"{self._num_ended:,} of {self._num_requests:,} requests, {self._num_tokens:,} tokens, {rate:,.0f} tokens/s"
+        )
+        if self._is_terminal:
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+            self._is_drawn = True
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Make room on the terminal for a line of output."""
+        if self._is_drawn:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._is_drawn = False
+
+    close = clear
+
+
+def stats_text(stats: SessionStats, plan: SessionPlan) -> str:
+    """The numbers of a run, a few lines."""
+    rate = f"{stats.tokens_per_s:,.1f} tokens/s" if stats.tokens_per_s is not None else "no time"
+    requests = f"{stats.requests:,} request{'s' if stats.requests != 1 else ''}"
+    lines = [
+        f"{requests}: {stats.prompt_tokens:,} prompt and {stats.output_tokens:,} output tokens in {stats.seconds:.2f} s, {rate}"
+    ]
+    if stats.accept_length is not None:
+        drafted = ""
+        if stats.drafted:
+            drafted = (
+                f", {100 * stats.correct_drafts / stats.drafted:.1f} % of {stats.drafted:,} drafted tokens accepted"
+            )
+        lines.append(
+            f"accept length {stats.accept_length:.2f} in {stats.rounds:,} rounds{drafted} ({_speculation(plan)})"
+        )
+    shares = {name: share for name, share in stats.shares().items() if share >= 0.0005}
+    if shares:
+        lines.append("time: " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items()))
+    return "\n".join(lines)
+
+
+def _speculation(plan: SessionPlan) -> str:
+    """What drafted, in a few words."""
+    description = plan.description
+    if not plan.algorithm.is_speculative:
+        return "plain decoding"
+    steps = description.adaptive.candidate_steps
+    counts = f"{steps[0]} steps" if len(steps) == 1 else f"{description.policy}: {', '.join(map(str, steps))} steps"
+    tree = f", trees of {description.num_draft_tokens} nodes" if description.num_draft_tokens is not None else ""
+    return f"{plan.algorithm.name}, {counts}{tree}"

@@ -1,0 +1,112 @@
+"""What `foretoken generate --out DIR` leaves behind: events.jsonl, outputs.jsonl, summary.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import run_record
+from .run_record import EVENTS, SUMMARY, RunDirectoryError
+
+if TYPE_CHECKING:
+    from ..core.events import EventSink
+    from ..gpu.session import Output, SessionPlan, SessionStats
+    from ..observe.engine_description import EngineDescription
+    from ..observe.log import EventLog
+    from ..observe.metrics import RunMetrics
+
+OUTPUTS = "outputs.jsonl"
+FILES = (EVENTS, OUTPUTS, SUMMARY)
+_FILES_OF_ANY_RUN = dict.fromkeys((*FILES, *run_record.FILES))
+
+
+class GenerationRecord:
+    """Keeps a run in `directory`, or nothing if that is None. Leaving the context without `finish` closes the log as incomplete."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+        self._log: EventLog | None = None
+        self._metrics: RunMetrics | None = None
+
+    def __enter__(self) -> GenerationRecord:
+        if self.directory is None:
+            return self
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for name in _FILES_OF_ANY_RUN:  # of an earlier run: two runs must not mix
+                (self.directory / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(f"{self.directory}: cannot be used for a run: {error.strerror or error}") from None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close(complete=False)
+
+    def make_sinks(self, description: EngineDescription, plan: SessionPlan) -> Sequence[EventSink]:
+        """The event sinks of the engine that is described; its log begins now."""
+        if self.directory is None:
+            return ()
+        from ..observe.log import EventLog
+        from ..observe.metrics import RunMetrics
+
+        header = {"engine": description.to_json(), "run": run_facts(plan)}
+        self._log = EventLog(self.directory / EVENTS, header)
+        self._metrics = RunMetrics()
+        return (self._log.sink(0), self._metrics.sink(0))
+
+    def finish(self, outputs: Sequence[Output], stats: SessionStats, plan: SessionPlan, complete: bool) -> None:
+        """Close the log, write outputs and summary."""
+        if self.directory is None:
+            return
+        shares = {f"share_{name}": share for name, share in stats.shares().items()}
+        summary = {**run_facts(plan), **self._metrics.summary(incomplete=not complete), **shares}
+        self._close(complete)
+        self._write(OUTPUTS, "".join(output_line(output) + "\n" for output in outputs))
+        lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in summary.items()]
+        self._write(SUMMARY, "{\n" + ",\n".join(lines) + "\n}\n")
+
+    def _close(self, complete: bool) -> None:
+        with ExitStack() as closing:
+            if self._metrics is not None:
+                closing.callback(self._metrics.close)
+            if self._log is not None:
+                closing.callback(self._log.close, complete)
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            (self.directory / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            message = f"{self.directory / name}: cannot be written: {error.strerror or error}"
+            raise RunDirectoryError(message) from None
+
+
+def output_line(output: Output) -> str:
+    """One output as a line of JSON."""
+    value: dict[str, Any] = {
+        "id": output.request_id,
+        "text": output.text,
+        "finish": output.finish,
+        "tokens": list(output.tokens),
+    }
+    if output.logprobs:
+        value["logprobs"] = list(output.logprobs)
+    if output.message:
+        value["message"] = output.message
+    return json.dumps(value, ensure_ascii=False)
+
+
+def run_facts(plan: SessionPlan) -> Mapping[str, Any]:
+    """What was run, for people; a replay does not need it."""
+    options = plan.options
+    return {
+        "model": str(options.model),
+        "draft": None if options.draft is None else str(options.draft),
+        "algorithm": plan.algorithm.name,
+        "policy": plan.description.policy,
+        "device": plan.device,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "seed": options.seed,
+    }
