@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from ..core.engine import Engine
 from ..core.errors import InvariantViolation
 from ..core.future_map import FutureMap
 from ..core.hidden import check_hidden
-from ..core.step import BlockEnd, DecodeResult, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
+from ..core.step import DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
 from .chunks import Chunks
 from .clock import EventClock, HostClock
 from .draft.port import Draft, RoundBatch
@@ -35,8 +34,9 @@ from .outputs import at_places, node_outputs
 from .paged import PrefillAttention
 from .pools import KVPool
 from .relay import TorchStorage
-from .round import DecodeRound, RoundResult, capture_for, draft_hidden, first_tokens
+from .round import DecodeRound, capture_for, draft_hidden, first_tokens
 from .rows import Rows
+from .running import PendingRound, Running, arrived, result_of, to_host
 
 
 @dataclass(slots=True)
@@ -48,50 +48,6 @@ class Counters:
     drafted: int = 0
     correct_drafts: int = 0
     prefilled: int = 0  # prompt tokens computed
-
-
-@dataclass(slots=True)
-class PendingRound:
-    """A round in the stream: what the host will read when it has passed."""
-
-    accept_lens: Tensor
-    failed: Tensor
-    emitted: Tensor
-    outputs: dict[str, Tensor]
-    passed: torch.cuda.Event | None
-
-
-@dataclass(slots=True)
-class Running:
-    """A launched step."""
-
-    step: Step
-    limit: int  # rounds after which it returns
-    graphs: Mapping[tuple[int, bool], CapturedRound]  # of the runtime state that was live when it was planned
-    started: bool = False
-    pending: PendingRound | None = None
-    prefill_tokens: PendingRound | None = None
-    prefill: PrefillResult | None = None
-    accept_lens: list[np.ndarray] = field(default_factory=list)
-    stop_index: list[np.ndarray] = field(default_factory=list)
-    tokens: list[np.ndarray] = field(default_factory=list)
-    outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
-    ended: np.ndarray | None = None
-    round_ends_ns: list[int] = field(default_factory=list)
-    failures: list[tuple[int, str]] = field(default_factory=list)
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that the host has read."""
-        return len(self.accept_lens)
-
-    @property
-    def is_over(self) -> bool:
-        if not self.started:
-            return False
-        if self.step.decode is None:
-            return self.step.prefill is None or self.prefill is not None
-        return self.rounds > 0 and (self.rounds >= self.limit or bool(self.ended.any()))
 
 
 class TorchExecutor:
@@ -162,7 +118,7 @@ class TorchExecutor:
         if self.device.type == "cuda":
             self._start_what_can_run()
         self.clock.settle()
-        return _result(running)
+        return result_of(running)
 
     def advance(self, rounds: int) -> bool:
         """Run and read up to `rounds` decode rounds of the oldest step, at least its start; says whether it is over."""
@@ -270,13 +226,13 @@ class TorchExecutor:
                 self._publish(rows, epochs, lengths, {"bonus_tokens": sampled.clamp(min=0), **relay})
                 self._simulated_lengths[rows] = part.starts[last] + part.lens[last]
         self.counters.prefilled += chunks.num_tokens
-        running.prefill_tokens = self._to_host(sampled, sampled < 0, sampled[:, None], outputs)
+        running.prefill_tokens = to_host(sampled, sampled < 0, sampled[:, None], outputs)
 
     def _read_prefill(self, running: Running) -> None:
         if running.prefill_tokens is None:
             return
         pending, running.prefill_tokens = running.prefill_tokens, None
-        _, failed, sampled, outputs = _arrived(pending)
+        _, failed, sampled, outputs = arrived(pending)
         part = running.step.prefill
         n = len(part.rows)
         tokens = np.full(n, -1, np.int64)
@@ -320,7 +276,7 @@ class TorchExecutor:
         with self.clock.phase("relay"):
             check_hidden(result.relay.get("hidden_states"), self.algorithm.needs_hidden_states, "stash")
             self._publish(part.rows, part.epochs, result.lengths, result.relay)
-            return self._result_to_host(result)
+            return to_host(result.accept_lens, result.failed, result.emitted, result.outputs)
 
     def _batch(self, part: DecodeStep, rounds_done: int, lengths: Tensor, roots: Tensor) -> RoundBatch:
         if self.device.type == "cpu":
@@ -378,24 +334,9 @@ class TorchExecutor:
 
     # -- reading back ---------------------------------------------------------------------------------------------
 
-    def _result_to_host(self, result: RoundResult) -> PendingRound:
-        return self._to_host(result.accept_lens, result.failed, result.emitted, result.outputs)
-
-    def _to_host(
-        self, accept_lens: Tensor, failed: Tensor, emitted: Tensor, outputs: dict[str, Tensor]
-    ) -> PendingRound:
-        """Begin the copies to pinned memory; they are complete when the event has passed."""
-        if self.device.type != "cuda":
-            return PendingRound(accept_lens, failed, emitted, outputs, None)
-        copies = [_pinned_copy(x) for x in (accept_lens, failed, emitted)]
-        found = {name: _pinned_copy(values) for name, values in outputs.items()}
-        passed = torch.cuda.Event()
-        passed.record()
-        return PendingRound(*copies, found, passed)
-
     def _read_round(self, running: Running) -> None:
         pending, running.pending = running.pending, None
-        accept_lens, failed, emitted, outputs = _arrived(pending)
+        accept_lens, failed, emitted, outputs = arrived(pending)
         part = running.step.decode
         was_over = self._rows.ended[part.rows]
         stops, ended = self._rows.settle(part.rows, emitted, accept_lens, failed)
@@ -423,40 +364,3 @@ class TorchExecutor:
 def _cached_tokens(join: Join) -> np.ndarray:
     """The part of the prompt that is not prefilled again, int64."""
     return join.request.prompt.materialize()[: join.num_cached]
-
-
-def _pinned_copy(values: Tensor) -> Tensor:
-    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
-
-
-def _arrived(pending: PendingRound) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    if pending.passed is not None:
-        pending.passed.synchronize()
-    outputs = {name: _as_numpy(values) for name, values in pending.outputs.items()}
-    return pending.accept_lens.numpy(), pending.failed.numpy(), pending.emitted.numpy(), outputs
-
-
-def _as_numpy(values: Tensor) -> np.ndarray:
-    return values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
-
-
-def _result(running: Running) -> StepResult:
-    step, decode = running.step, None
-    if step.decode is not None:
-        block_end = BlockEnd.ASKED
-        if running.ended.any():
-            block_end = BlockEnd.REQUEST_ENDED
-        elif running.rounds == step.max_rounds:
-            block_end = BlockEnd.MAX_ROUNDS
-        stops = np.stack(running.stop_index)
-        decode = DecodeResult(
-            rounds=running.rounds,
-            accept_lens=np.stack(running.accept_lens),
-            stop_index=stops if (stops >= 0).any() else None,
-            ended=running.ended,
-            block_end=block_end,
-            tokens=np.stack(running.tokens),
-            outputs=tuple(running.outputs),
-        )
-    ends = np.array(running.round_ends_ns, np.int64)
-    return StepResult(step.step_id, running.prefill, decode, ends, tuple(running.failures))
