@@ -6,7 +6,11 @@ shift differs, so its copies of the sign are masked away.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from .aot import AotCase
+from .jit import cdiv, jit, tl
 
 _MASK = (1 << 64) - 1
 _SEED_STEP, _PURPOSE_STEP, _REQUEST_STEP, _POSITION_STEP = (
@@ -59,3 +63,64 @@ def _finalise(x: int) -> int:
 def coins_bytes(batch_size: int, width: int) -> int:
     """Keys and positions in, float64 coins out."""
     return batch_size * 8 + batch_size * width * 16
+
+
+@jit
+def _mixed(x, MULTIPLIER_1: tl.constexpr, MULTIPLIER_2: tl.constexpr):
+    x = (x ^ (x >> 30)) * tl.full([], MULTIPLIER_1, tl.uint64)
+    x = (x ^ (x >> 27)) * tl.full([], MULTIPLIER_2, tl.uint64)
+    return x ^ (x >> 31)
+
+
+@jit
+def _coins_kernel(
+    keys,
+    positions,
+    coins,
+    state,
+    n,
+    width,
+    REQUEST_STEP: tl.constexpr,
+    POSITION_STEP: tl.constexpr,
+    MULTIPLIER_1: tl.constexpr,
+    MULTIPLIER_2: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + i // width, mask=i < n).to(tl.uint64)
+    position = tl.load(positions + i, mask=i < n).to(tl.uint64)
+    stream = _mixed(
+        (key * tl.full([], REQUEST_STEP, tl.uint64)) ^ state.to(tl.int64).to(tl.uint64), MULTIPLIER_1, MULTIPLIER_2
+    )
+    bits = _mixed((position * tl.full([], POSITION_STEP, tl.uint64)) ^ stream, MULTIPLIER_1, MULTIPLIER_2)
+    # 53 bits and a power of two: the product is exact.
+    tl.store(coins + i, (bits >> 11).to(tl.float64) * 1.1102230246251565e-16, mask=i < n)
+
+
+def coins_triton(keys: Tensor, positions: Tensor, seed: int, purpose: int) -> Tensor:
+    coins = torch.empty(positions.shape, dtype=torch.float64, device=positions.device)
+    n = coins.numel()
+    if n:
+        _coins_kernel[(cdiv(n, BLOCK),)](
+            keys, positions.contiguous(), coins, stream_state(seed, purpose), n, coins.shape[1], **_CONSTANTS
+        )
+    return coins
+
+
+BLOCK = 128
+_CONSTANTS = {
+    "REQUEST_STEP": _REQUEST_STEP,
+    "POSITION_STEP": _POSITION_STEP,
+    "MULTIPLIER_1": _MULTIPLIER_1,
+    "MULTIPLIER_2": _MULTIPLIER_2,
+    "BLOCK": BLOCK,
+}
+AOT_CASES = (
+    AotCase(
+        "coins",
+        _coins_kernel,
+        {"keys": "*i64", "positions": "*i64", "coins": "*fp64", "state": "i64", "n": "i32", "width": "i32"}
+        | dict.fromkeys(_CONSTANTS, "constexpr"),
+        _CONSTANTS,
+    ),
+)

@@ -10,7 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .aot import AotCase
 from .constants import numbers
+from .jit import cdiv, jit, next_power_of_2, tl
+from .words import words
 
 
 def duplicate_tails_torch_(
@@ -52,3 +55,90 @@ def duplicate_tails_bytes(
 ) -> int:
     """K and V of every tail slot, read once and written for each branch but the first."""
     return 2 * num_tail_slots * topk * num_layers * num_kv_heads * head_dim * element_size
+
+
+BLOCK = 64
+"""Words of one slot and layer that one program copies."""
+
+
+@jit
+def _duplicate_kernel(
+    k_pools,
+    v_pools,
+    table,
+    rows,
+    seq_lens,
+    num_slots,
+    row_words,
+    table_width,
+    page_size,
+    steps,
+    TOPK: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The tail of one row, read once, into every further branch; what is read lies in pages that nobody here writes."""
+    entry, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    length, row = tl.load(seq_lens + entry), tl.load(rows + entry)
+    tail = length % page_size
+    pages = (tail + steps + page_size - 1) // page_size
+    offset = tl.arange(0, TAIL)
+    in_tail = offset < tail
+    columns = table + row * table_width + (length - tail) + offset
+    copied = in_tail[:, None] & (word < row_words)[None, :]
+    first = layer * num_slots
+    source = tl.load(columns, mask=in_tail, other=0).to(tl.int64)
+    read = ((first + source) * row_words)[:, None] + word[None, :]
+    k = tl.load(k_pools + read, mask=copied)
+    v = tl.load(v_pools + read, mask=copied)
+    for branch in range(1, TOPK):
+        target = tl.load(columns + branch * pages * page_size, mask=in_tail, other=0).to(tl.int64)
+        write = ((first + target) * row_words)[:, None] + word[None, :]
+        tl.store(k_pools + write, k, mask=copied)
+        tl.store(v_pools + write, v, mask=copied)
+
+
+def duplicate_tails_triton_(
+    k_pools: Tensor,
+    v_pools: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    seq_lens: Tensor,
+    page_size: int,
+    topk: int,
+    steps: int,
+) -> None:
+    if page_size == 1 or topk == 1 or steps == 0 or not rows.numel():
+        return
+    layers, num_slots = k_pools.shape[:2]
+    k, v = words(k_pools.view(layers * num_slots, -1), v_pools.view(layers * num_slots, -1))
+    row_words = k.shape[1]
+    _duplicate_kernel[(len(rows), layers, cdiv(row_words, BLOCK))](
+        k,
+        v,
+        table,
+        rows,
+        seq_lens,
+        num_slots,
+        row_words,
+        table.shape[1],
+        page_size,
+        steps,
+        TOPK=topk,
+        TAIL=next_power_of_2(page_size - 1),
+        BLOCK=BLOCK,
+    )
+
+
+AOT_CASES = (
+    AotCase(
+        "duplicate_tails",
+        _duplicate_kernel,
+        {"k_pools": "*i64", "v_pools": "*i64", "table": "*i32", "rows": "*i64", "seq_lens": "*i64"}
+        | dict.fromkeys(("num_slots", "row_words", "table_width", "page_size", "steps"), "i32")
+        | {"TOPK": "constexpr", "TAIL": "constexpr", "BLOCK": "constexpr"},
+        {"TOPK": 4, "TAIL": 16, "BLOCK": BLOCK},
+        divisible_by_16=("num_slots", "row_words", "page_size"),
+    ),
+)

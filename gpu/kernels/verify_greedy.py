@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from ..tree import DeviceTree, DeviceVerified
+from .aot import AotCase
 from .build_tree import is_chain
 from .constants import later, node_bits, node_numbers, numbers
+from .jit import jit, next_power_of_2, tl
 
 
 def verify_greedy_torch(tree: DeviceTree, target_ids: Tensor) -> DeviceVerified:
@@ -60,3 +62,99 @@ def last_nodes(accept_index: Tensor, accept_lens: Tensor, nodes: int) -> Tensor:
     """The number inside its row of each row's last accepted node, int64 [bs, 1]."""
     last = accept_index.gather(1, (accept_lens - 1).long().unsqueeze(1))
     return last.long() - numbers(accept_index.shape[0], accept_index.device).unsqueeze(1) * nodes
+
+
+def verify_greedy_bytes(batch_size: int, nodes: int, width: int) -> int:
+    """Tokens, parents, depths, ancestors and targets of all nodes in; accept_index, accept_lens and failed out."""
+    return batch_size * (nodes * (4 * 8 + 4) + width * 4 + 5)
+
+
+@jit
+def store_path(row, node, reached, depth, accept_index, accept_lens, nodes, width, WIDTH: tl.constexpr):
+    """Write a row's path, a reached node per depth; returns the number of its last node. For use in verification kernels."""
+    path = accept_index + row * width
+    tl.store(path + depth, (row * nodes + node).to(tl.int32), mask=reached)
+    length = tl.sum(reached.to(tl.int32), 0)
+    lane = tl.arange(0, WIDTH)
+    tl.store(path + lane, tl.full([WIDTH], -1, tl.int32), mask=(lane >= length) & (lane < width))
+    tl.store(accept_lens + row, length)
+    return tl.max(tl.where(reached, node, 0), 0)
+
+
+@jit
+def _greedy_kernel(
+    tokens,
+    parents,
+    depths,
+    ancestor_bits,
+    targets,
+    accept_index,
+    accept_lens,
+    failed,
+    nodes,
+    width,
+    NODES: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    node = tl.arange(0, NODES)
+    inside = node < nodes
+    at = row * nodes + node
+    parent = tl.load(parents + at, mask=inside, other=-1)
+    token = tl.load(tokens + at, mask=inside, other=0)
+    wanted = tl.load(targets + row * nodes + parent, mask=parent >= 0, other=-1)
+    hit = (parent >= 0) & (wanted >= 0) & (token == wanted)
+    # Of siblings with the same token the first one counts.
+    rival = (parent[:, None] == parent[None, :]) & hit[:, None] & (node[:, None] < node[None, :])
+    chosen = hit & (tl.max(rival.to(tl.int32), 0) == 0)
+    one = tl.full([NODES], 1, tl.int64)
+    chosen_bits = tl.sum(tl.where(chosen, one << node.to(tl.int64), 0), 0) | 1
+    ancestors = tl.load(ancestor_bits + at, mask=inside, other=0)
+    reached = inside & ((ancestors & ~chosen_bits) == 0)
+    depth = tl.load(depths + at, mask=inside, other=0)
+    last = store_path(row, node, reached, depth, accept_index, accept_lens, nodes, width, WIDTH)
+    tl.store(failed + row, (tl.load(targets + row * nodes + last) < 0).to(tl.int8))
+
+
+def verify_greedy_triton(tree: DeviceTree, target_ids: Tensor) -> DeviceVerified:
+    batch_size, nodes = tree.tokens.shape
+    device, width = target_ids.device, tree.width
+    accept_index = torch.empty(batch_size, width, dtype=torch.int32, device=device)
+    accept_lens = torch.empty(batch_size, dtype=torch.int32, device=device)
+    failed = torch.empty(batch_size, dtype=torch.int8, device=device)
+    if batch_size:
+        _greedy_kernel[(batch_size,)](
+            tree.tokens,
+            tree.parents,
+            tree.depths,
+            tree.ancestor_bits,
+            target_ids,
+            accept_index,
+            accept_lens,
+            failed,
+            nodes,
+            width,
+            NODES=next_power_of_2(nodes),
+            WIDTH=next_power_of_2(width),
+            num_warps=4 if nodes > 16 else 1,
+        )
+    return DeviceVerified(accept_index, accept_lens, target_ids, failed.view(torch.bool))
+
+
+TREE = {"tokens": "*i64", "parents": "*i32", "depths": "*i64", "ancestor_bits": "*i64"}
+_GREEDY = (
+    TREE
+    | {
+        "targets": "*i64",
+        "accept_index": "*i32",
+        "accept_lens": "*i32",
+        "failed": "*i8",
+        "nodes": "i32",
+        "width": "i32",
+    }
+    | dict.fromkeys(("NODES", "WIDTH"), "constexpr")
+)
+AOT_CASES = (
+    AotCase("verify_greedy_8", _greedy_kernel, _GREEDY, {"NODES": 8, "WIDTH": 8}, num_warps=1),
+    AotCase("verify_greedy_64", _greedy_kernel, _GREEDY, {"NODES": 64, "WIDTH": 64}, num_warps=4),
+)

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from ..tree import DeviceTree, DeviceVerified
+from .aot import AotCase
 from .build_tree import is_chain
 from .constants import later, numbers
-from .verify_greedy import chain_path, last_nodes, tree_path
+from .jit import cdiv, jit, next_power_of_2, tl
+from .verify_greedy import TREE, chain_path, last_nodes, store_path, tree_path
 
 
 def verify_sampling_torch(tree: DeviceTree, probs: Tensor, accept_coins: Tensor, bonus_coins: Tensor) -> DeviceVerified:
@@ -111,3 +113,242 @@ def sample_torch(probs: Tensor, coins: Tensor) -> Tensor:
     beyond = (cumulative > threshold.unsqueeze(1)) & (probs > 0)
     found, token = beyond.max(1)
     return torch.where(found & total.isfinite(), token, -1)
+
+
+def verify_sampling_bytes(batch_size: int, nodes: int, width: int, vocab: int, itemsize: int) -> int:
+    """Every node's distribution once, the tree and the coins; the path and the predictions out."""
+    return batch_size * (nodes * (vocab * itemsize + 4 * 8 + 4 + 8) + width * (16 + 4) + 5)
+
+
+MAX_CHUNKS = 64
+"""A distribution is summed in at most so many parts; the second kernel holds them all at once."""
+MIN_CHUNK = 1024
+
+
+@jit
+def _sum_kernel(probs, totals, counts, greatest, best, vocab, chunks, CHUNK: tl.constexpr):
+    """One part of one node's distribution: its mass (NaN if an entry is negative or none), how many entries have mass, and its greatest
+    entry (NaN if there is a NaN) with the lowest id."""
+    node, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = token < vocab
+    p = tl.load(probs + node * vocab + token, mask=inside, other=0.0)
+    number = p == p
+    broken = tl.max((~(p >= 0)).to(tl.int32), 0)
+    total = tl.sum(tl.where(number, p, 0.0).to(tl.float64), 0)
+    high = tl.max(tl.where(inside & number, p, float("-inf")), 0)
+    at = node * chunks + chunk
+    tl.store(totals + at, tl.where(broken > 0, float("nan"), total))
+    tl.store(counts + at, tl.sum((p > 0).to(tl.int32), 0))
+    tl.store(greatest + at, tl.where(tl.min(number.to(tl.int32), 0) == 0, float("nan"), high))
+    tl.store(best + at, tl.min(tl.where(inside & (p == high), token, vocab), 0))
+
+
+@jit
+def _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, vocab, CHUNK: tl.constexpr):
+    """One part of the last node's distribution without its children's tokens: token ids int32, masses float64 [CHUNK]."""
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    p = tl.load(probs + (first_node + last) * vocab + token, mask=token < vocab, other=0.0).to(tl.float64)
+    child = tl.load(next_token + first_node + last)
+    while child >= 0:
+        p = tl.where(token == tl.load(tokens + first_node + child), 0.0, p)
+        child = tl.load(next_sibling + first_node + child)
+    return token, p
+
+
+@jit
+def _sampling_kernel(
+    probs,
+    tokens,
+    parents,
+    depths,
+    ancestor_bits,
+    next_token,
+    next_sibling,
+    totals,
+    counts,
+    greatest,
+    best,
+    accept_coins,
+    bonus_coins,
+    accept_index,
+    accept_lens,
+    predict,
+    failed,
+    width,
+    vocab,
+    chunks,
+    NODE_COUNT: tl.constexpr,
+    NODES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    node = tl.arange(0, NODES)
+    inside = node < NODE_COUNT
+    first_node = row * NODE_COUNT
+    at = first_node + node
+    parent = tl.load(parents + at, mask=inside, other=-1)
+    token = tl.load(tokens + at, mask=inside, other=-1)
+    known = (parent >= 0) & (token >= 0) & (token < vocab)
+
+    # What each node's parent makes of it: the mass of its token, once among siblings with the same one.
+    part = tl.arange(0, CHUNKS)
+    above = first_node + parent
+    cells = above[:, None] * chunks + part[None, :]
+    there = known[:, None] & (part < chunks)[None, :]
+    total = tl.sum(tl.load(totals + cells, mask=there, other=0.0), 1)
+    count = tl.sum(tl.load(counts + cells, mask=there, other=0), 1)
+    usable = (total > 0) & (total < float("inf"))
+    same_parent = parent[:, None] == parent[None, :]
+    earlier = node[:, None] < node[None, :]  # [earlier node, node]
+    repeated = same_parent & earlier & (token[:, None] == token[None, :])
+    known = known & (tl.max(repeated.to(tl.int32), 0) == 0) & usable
+    mass = tl.load(probs + above * vocab + token, mask=known, other=0.0).to(tl.float64)
+    mass = mass / tl.where(usable, total, 1.0)
+    possible = mass > 0
+    siblings = same_parent & possible[:, None] & (parent >= 0)[None, :]
+    reach = tl.sum(tl.where(siblings & (node[:, None] <= node[None, :]), mass[:, None], 0.0), 0)
+    depth = tl.load(depths + at, mask=inside, other=0)
+    coin = tl.load(accept_coins + row * width + depth - 1, mask=known & (depth > 0), other=1.0)
+    hit = possible & (coin < reach)
+    # With all mass on the children the coin can only miss by rounding: the last possible child is meant.
+    none_hit = tl.max((same_parent & hit[:, None]).to(tl.int32), 0) == 0
+    is_last = tl.max((siblings & (node[:, None] > node[None, :])).to(tl.int32), 0) == 0
+    exhausted = none_hit & (tl.sum(siblings.to(tl.int32), 0) == count)
+    hit = hit | (possible & is_last & exhausted)
+    rival = same_parent & hit[:, None] & earlier
+    chosen = hit & (tl.max(rival.to(tl.int32), 0) == 0)
+
+    one = tl.full([NODES], 1, tl.int64)
+    chosen_bits = tl.sum(tl.where(chosen, one << node.to(tl.int64), 0), 0) | 1
+    ancestors = tl.load(ancestor_bits + at, mask=inside, other=0)
+    reached = inside & ((ancestors & ~chosen_bits) == 0)
+    last = store_path(row, node, reached, depth, accept_index, accept_lens, NODE_COUNT, width, WIDTH)
+    length = tl.sum(reached.to(tl.int32), 0)
+
+    # The bonus token, from the part of the last node's residual where its coin lies.
+    inside_part = part < chunks
+    mass_of = tl.load(totals + (first_node + last) * chunks + part, mask=inside_part, other=0.0)
+    last_total = tl.sum(mass_of, 0)
+    last_usable = (last_total > 0) & (last_total < float("inf"))
+    taken = (parent == last) & known
+    lost = tl.load(probs + (first_node + last) * vocab + token, mask=taken, other=0.0).to(tl.float64)
+    gone = tl.sum(tl.where(taken[:, None] & ((token // CHUNK)[:, None] == part[None, :]), lost[:, None], 0.0), 0)
+    mass_of = tl.maximum(mass_of - gone, 0.0)
+    residual_total = tl.sum(mass_of, 0)
+    threshold = tl.load(bonus_coins + row * width + length - 1) * residual_total
+    through = tl.cumsum(mass_of, 0)
+    chunk = tl.min(tl.where(inside_part & (through > threshold), part, chunks - 1), 0)
+    before = tl.sum(tl.where(part < chunk, mass_of, 0.0), 0)
+    bonus = tl.full([], -1, tl.int64)
+    while last_usable & (bonus < 0) & (chunk < chunks):
+        ids, p = _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, vocab, CHUNK)
+        beyond = (before + tl.cumsum(p, 0) > threshold) & (p > 0)
+        found = tl.min(tl.where(beyond, ids, vocab), 0)
+        bonus = tl.where(found < vocab, found, -1).to(tl.int64)
+        before += tl.sum(p, 0)
+        chunk += 1
+    # The sums of parts can miss the threshold by rounding; then the last token with mass is meant.
+    chunk = tl.full([], -1, tl.int32) + chunks
+    while last_usable & (bonus < 0) & (chunk >= 0):
+        ids, p = _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, vocab, CHUNK)
+        bonus = tl.max(tl.where(p > 0, ids, -1), 0).to(tl.int64)
+        chunk -= 1
+    tl.store(failed + row, (~last_usable).to(tl.int8))
+
+    # On the path a node's token is the next node's; elsewhere it is the likeliest.
+    own = at[:, None] * chunks + part[None, :]
+    own_there = inside[:, None] & inside_part[None, :]
+    high = tl.load(greatest + own, mask=own_there, other=float("-inf"))
+    finite = tl.min((high < float("inf")).to(tl.int32), 1) > 0
+    top = tl.max(tl.where(high == high, high, float("-inf")), 1)
+    ids = tl.load(best + own, mask=own_there & (high == top[:, None]), other=vocab)
+    answer = tl.where(finite & (top > float("-inf")), tl.min(ids, 1), -1).to(tl.int64)
+    follows = (parent[None, :] == node[:, None]) & reached[None, :]
+    emitted = tl.max(tl.where(follows, token[None, :], -1), 1)
+    answer = tl.where(reached, tl.where(node == last, bonus, emitted), answer)
+    tl.store(predict + at, answer, mask=inside)
+
+
+def verify_sampling_triton(
+    tree: DeviceTree, probs: Tensor, accept_coins: Tensor, bonus_coins: Tensor
+) -> DeviceVerified:
+    """A first kernel sums every distribution in parts; the second, a program per row, reads only the part that it samples from."""
+    batch_size, nodes = tree.tokens.shape
+    n, vocab = probs.shape
+    device, width = probs.device, tree.width
+    accept_index = torch.empty(batch_size, width, dtype=torch.int32, device=device)
+    accept_lens = torch.empty(batch_size, dtype=torch.int32, device=device)
+    predict = torch.empty(n, dtype=torch.int64, device=device)
+    failed = torch.empty(batch_size, dtype=torch.int8, device=device)
+    if batch_size:
+        probs = probs.contiguous()
+        chunk = max(MIN_CHUNK, next_power_of_2(cdiv(vocab, MAX_CHUNKS)))
+        chunks = cdiv(vocab, chunk)
+        totals = torch.empty(n, chunks, dtype=torch.float64, device=device)
+        greatest = torch.empty(n, chunks, dtype=probs.dtype, device=device)
+        counts, best = (torch.empty(n, chunks, dtype=torch.int32, device=device) for _ in range(2))
+        _sum_kernel[(n, chunks)](probs, totals, counts, greatest, best, vocab, chunks, CHUNK=chunk)
+        _sampling_kernel[(batch_size,)](
+            probs,
+            tree.tokens,
+            tree.parents,
+            tree.depths,
+            tree.ancestor_bits,
+            tree.next_token,
+            tree.next_sibling,
+            totals,
+            counts,
+            greatest,
+            best,
+            accept_coins.contiguous(),
+            bonus_coins.contiguous(),
+            accept_index,
+            accept_lens,
+            predict,
+            failed,
+            width,
+            vocab,
+            chunks,
+            NODE_COUNT=nodes,
+            NODES=next_power_of_2(nodes),
+            WIDTH=next_power_of_2(width),
+            CHUNKS=next_power_of_2(chunks),
+            CHUNK=chunk,
+            num_warps=8,
+        )
+    return DeviceVerified(accept_index, accept_lens, predict, failed.view(torch.bool))
+
+
+_SUM = {"probs": "*fp32", "totals": "*fp64", "counts": "*i32", "greatest": "*fp32", "best": "*i32"}
+_SAMPLING = (
+    {"probs": "*fp32"}
+    | TREE
+    | {"next_token": "*i32", "next_sibling": "*i32"}
+    | {"totals": "*fp64", "counts": "*i32", "greatest": "*fp32", "best": "*i32"}
+    | {"accept_coins": "*fp64", "bonus_coins": "*fp64", "accept_index": "*i32", "accept_lens": "*i32"}
+    | {"predict": "*i64", "failed": "*i8", "width": "i32", "vocab": "i32", "chunks": "i32"}
+)
+_BLOCKS = ("NODE_COUNT", "NODES", "WIDTH", "CHUNKS", "CHUNK")
+AOT_CASES = (
+    AotCase(
+        "sum_probs",
+        _sum_kernel,
+        _SUM | {"vocab": "i32", "chunks": "i32", "CHUNK": "constexpr"},
+        {"CHUNK": 4096},
+        divisible_by_16=("vocab",),
+    ),
+    *(
+        AotCase(
+            f"verify_sampling_{nodes}",
+            _sampling_kernel,
+            _SAMPLING | dict.fromkeys(_BLOCKS, "constexpr"),
+            dict(zip(_BLOCKS, (nodes, nodes, 8, 64, 4096), strict=True)),
+            divisible_by_16=("vocab",),
+            num_warps=8,
+        )
+        for nodes in (8, 64)
+    ),
+)
