@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops import Ops
 from .attention import Attention
 from .config import ModelConfig
 from .layer import Layer
+from .projection import Projection
 from .rope import cos_sin_table
 from .weights import NamedWeight, empty_weight, weight_bytes
 
@@ -60,12 +60,13 @@ class Decoder(nn.Module):
         )
         self.cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position_embeddings, device)
         # Plain attributes: see `layer`.
-        self._tables = (self.embed_weight, self.norm_weight, self.output_embedding)
+        self._tables = (self.embed_weight, self.norm_weight)
+        self.projections = (Projection(self.output_embedding),)
         self._layers = tuple(self.layers)
 
     def forward(self, tokens: Tensor, attention: Attention, capture: Capture = NO_CAPTURE) -> DecoderOutput:
         """tokens int64 [n]; `attention` knows which sequences they belong to, and where."""
-        embed, norm, _ = self._tables
+        embed, norm = self._tables
         ops, eps, cos_sin, aux_layers = self.ops, self.config.rms_norm_eps, self.cos_sin, capture.aux_layers
         out, residual = None, torch.embedding(embed, tokens)
         aux: list[Tensor] = []
@@ -95,7 +96,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, H] → [m, V], in float32 at least."""
-        return wide(F.linear(hidden, self._tables[2]))
+        return wide(self.projections[0](hidden))
 
     @property
     def output_embedding(self) -> Tensor:

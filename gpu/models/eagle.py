@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import Attention
 from .decoder import Decoder, wide
 from .head_config import HeadConfig
 from .layer import Layer
+from .projection import Projection
 from .rope import cos_sin_table
 from .weights import NamedWeight, empty_weight, weight_bytes
 
@@ -56,11 +56,11 @@ class DraftHead(nn.Module):
         # Published heads state a short context, but run over the target's.
         num_positions = max(model.max_position_embeddings, target.config.max_position_embeddings)
         self.cos_sin = cos_sin_table(model.rope, model.head_dim, num_positions, self.device)
-        # In a tuple, so that the target's weights do not count as this module's own.
-        self._tables: tuple[Tensor, Tensor] = (
-            target.embed_weight if self.embed_weight is None else self.embed_weight,
-            target.output_embedding if self.lm_head_weight is None else self.lm_head_weight,
-        )
+        # In tuples, so that the target's weights do not count as this module's own.
+        self._tables = (target.embed_weight if self.embed_weight is None else self.embed_weight,)
+        own = self.lm_head_weight
+        self._output = target.projections[0] if own is None else Projection(own)
+        self.projections: tuple[Projection, ...] = () if own is None else (self._output,)
         self._target_ids: Tensor | None = None
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
@@ -73,7 +73,7 @@ class DraftHead(nn.Module):
 
     def logits(self, logits_hidden: Tensor) -> Tensor:
         """[m, H] → [m, draft vocabulary], in float32 at least."""
-        return wide(F.linear(logits_hidden, self._tables[1]))
+        return wide(self._output(logits_hidden))
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft tokens int64 → the target's ids of them, of the same shape."""
@@ -146,12 +146,12 @@ class EagleLayers(nn.Module):
             Layer(model, first_layer + i, head.ops, head.device, head.dtype, input_norm=i > 0)
             for i in range(num_layers)
         )
-        self._fc = (self.fc_weight, self.fc_bias)
+        self.projections = (Projection(self.fc_weight, self.fc_bias),)
         self._layers = tuple(self.layers)
 
     def run(self, embedded: Tensor, hidden: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
         """[n, H] and [n, H] → [n, H], without a final norm: it is meant to be the target's next normed state."""
-        residual = F.linear(torch.cat((embedded, hidden), -1), *self._fc)
+        residual = self.projections[0](torch.cat((embedded, hidden), -1))
         out: Tensor | None = None
         for layer in self._layers:
             if out is None:
@@ -253,12 +253,13 @@ class Eagle3Head(DraftHead):
         self.hidden_norm = self._empty(model.hidden_size)
         self.midlayer = Layer(model, 0, self.ops, self.device, self.dtype, input_size=2 * model.hidden_size)
         self.norm_weight = self._empty(model.hidden_size)
-        self._fc = (self.fc_weight, self.fc_bias)
+        self._fuse = Projection(self.fc_weight, self.fc_bias)
+        self.projections = (*self.projections, self._fuse)
         self._parts = (self.midlayer, self.midlayer.norms[0], self.hidden_norm, self.norm_weight)
 
     def prepare_hidden(self, captured: Tensor) -> Tensor:
         """The target's hidden states entering `aux_layers`, concatenated, fused to [n, H]."""
-        return F.linear(captured, *self._fc)
+        return self._fuse(captured)
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
         layer, input_norm, hidden_norm, final_norm = self._parts

@@ -1,6 +1,6 @@
 """One decoder layer: attention and MLP over a ragged batch of n tokens, with fused projections.
 
-The weights are also kept as plain tuples: looking a parameter up on an `nn.Module` costs as much as a small operation.
+The weights are also kept in plain tuples: looking a parameter up on an `nn.Module` costs as much as a small operation.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops import Ops
 from .attention import Attention
 from .config import ModelConfig
 from .moe import ExpertMlp
+from .projection import Projection
 from .weights import NamedWeight, empty_weight, rows_of
 
 
@@ -31,12 +31,15 @@ class Mlp(nn.Module):
         if config.mlp_bias:
             self.gate_up_bias = empty_weight(2 * width, device=device, dtype=dtype)
             self.down_bias = empty_weight(config.hidden_size, device=device, dtype=dtype)
-        self._weights = (self.gate_up_weight, self.gate_up_bias, self.down_weight, self.down_bias)
+        self.projections = (
+            Projection(self.gate_up_weight, self.gate_up_bias),
+            Projection(self.down_weight, self.down_bias),
+        )
 
     def run(self, x: Tensor) -> tuple[Tensor, None]:
         """x [n, H] → [n, H], and no experts."""
-        gate_up, gate_up_bias, down, down_bias = self._weights
-        return F.linear(self.ops.silu_mul(F.linear(x, gate_up, gate_up_bias)), down, down_bias), None
+        gate_up, down = self.projections
+        return down(self.ops.silu_mul(gate_up(x))), None
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         width = self.down_weight.shape[1]
@@ -79,21 +82,24 @@ class Layer(nn.Module):
         self.k_norm = empty_weight(d, device=device, dtype=dtype) if config.qk_norm else None
         self.mlp: Mlp | ExpertMlp = (ExpertMlp if sparse else Mlp)(config, ops, device, dtype)
         # Plain attributes of the object, past the module's registry.
-        self._attention_weights = (self.qkv_weight, self.qkv_bias, self.output_weight, self.output_bias)
+        self.projections = (
+            Projection(self.qkv_weight, self.qkv_bias),
+            Projection(self.output_weight, self.output_bias),
+        )
         self._head_norms = None if self.q_norm is None else (self.q_norm, self.k_norm)
         self.norms = (self.input_norm, self.post_attention_norm)
         self.run_mlp = self.mlp.run
 
     def attend(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
         """x [n, input size] → [n, H], without the residual. q, k and v are views of one tensor: only their last two axes are dense."""
-        qkv_weight, qkv_bias, output_weight, output_bias = self._attention_weights
-        qkv = F.linear(x, qkv_weight, qkv_bias).view(x.shape[0], -1, self.head_dim)
+        project_qkv, project_output = self.projections
+        qkv = project_qkv(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes(self.heads, 1)
         if self._head_norms is not None:
             q_norm, k_norm = self._head_norms
             q, k = self.ops.rms_norm(q, q_norm, self.eps), self.ops.rms_norm(k, k_norm, self.eps)
         out = attention.attend(self.index, q, k, v, cos_sin)
-        return F.linear(out.flatten(1), output_weight, output_bias)
+        return project_output(out.flatten(1))
 
     def after_attention(self, out: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The layer's second half: the MLP's output [n, H], the residual beside it, and the chosen experts if it has experts."""

@@ -10,6 +10,7 @@ from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foretoken.gpu.models.decoder import Capture, Decoder
 from foretoken.gpu.models.dense import DenseAttention
 from foretoken.gpu.models.moe import ExpertMlp
+from foretoken.gpu.models.projection import pack_projections
 from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.torch_ops import TorchOps
 from transformers import (
@@ -272,3 +273,25 @@ def test_dense_attention_keeps_sequences_apart_and_looks_back_only():
     torch.testing.assert_close(alone[2][:3], alone[0])
     moved = DenseAttention([3], positions=torch.tensor([5, 9, 10]))
     assert (model(tokens[:3], moved).hidden - alone[0]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@torch.no_grad()
+def test_packed_weights_change_the_speed_only(dtype: torch.dtype):
+    config = ModelConfig(
+        QWEN3_MOE, 70, 48, 80, 3, 4, 2, 16, qkv_bias=True, moe=MoeConfig(4, 2, 24, mlp_only_layers=(0,))
+    )
+    plain, packed = (random_weights(config, TorchOps(), "cpu", dtype, seed=4) for _ in range(2))
+    pack_projections(packed)
+    kept = [p._packed is not None for module in packed.modules() for p in getattr(module, "projections", ())]
+    assert len(kept) == 3 * 2 + 2 + 1, "attention twice a layer, the one dense MLP, the LM head"
+    assert all(kept) if dtype is not torch.float64 else not any(kept)
+    for n in (1, 2, 3, 5, 40):
+        tokens = tokens_of(n) % 70
+        expected, out = (model(tokens, DenseAttention([n])).hidden for model in (plain, packed))
+        tolerance = {} if dtype is not torch.bfloat16 else {"rtol": 0.05, "atol": 0.05}
+        torch.testing.assert_close(out, expected, **tolerance)
+        torch.testing.assert_close(packed.logits(out), plain.logits(expected), **tolerance)
+    # One row, as in plain decoding, goes the unpacked way to the same bits.
+    one = tokens_of(1) % 70
+    assert torch.equal(*(model(one, DenseAttention([1])).hidden for model in (plain, packed)))

@@ -15,6 +15,7 @@ from foretoken.gpu.models.decoder import Capture, Decoder
 from foretoken.gpu.models.dense import DenseAttention, rotate
 from foretoken.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead
 from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foretoken.gpu.models.projection import pack_projections
 from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.torch_ops import TorchOps
 from safetensors.torch import load_file
@@ -192,3 +193,22 @@ def test_a_tied_target_lends_its_embeddings_as_lm_head():
     head = random_head(HeadConfig(EAGLE, LAYER, 32, 50), tied)
     x = torch.randn(3, 32, dtype=torch.float64)
     torch.testing.assert_close(head.logits(x), x @ tied.embed_weight.T)
+
+
+@pytest.mark.parametrize("algorithm", [EAGLE, EAGLE3, MULTI_LAYER_EAGLE])
+@torch.no_grad()
+def test_packed_heads_draft_the_same(algorithm: str):
+    narrow = random_weights(MODEL, TorchOps(), "cpu", torch.float32)
+    aux_layers = (1, 2, 4) if algorithm == EAGLE3 else ()
+    head = filled(random_head(HeadConfig(algorithm, LAYER, 32, 50, aux_layers), narrow))
+    captured = torch.randn(7, 96 if aux_layers else 32, generator=torch.Generator().manual_seed(0))
+    plain = head(TOKENS, head.prepare_hidden(captured), DenseAttention([7]))
+    logits = head.logits(plain.logits_hidden)
+    pack_projections(head)
+    packed = head(TOKENS, head.prepare_hidden(captured), DenseAttention([7]))
+    torch.testing.assert_close(packed.hidden, plain.hidden)
+    torch.testing.assert_close(head.logits(packed.logits_hidden), logits)
+    owned = [p for module in head.modules() for p in getattr(module, "projections", ())]
+    assert all(p._packed is not None for p in owned)
+    # The target's LM head is the target's to pack.
+    assert len(owned) == {EAGLE: 5, EAGLE3: 6, MULTI_LAYER_EAGLE: 5}[algorithm]
