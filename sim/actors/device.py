@@ -1,14 +1,16 @@
 """The device: an in-order stream that plays the model. It knows what the scheduler may not know: how long outputs really are.
 
-One column entry per request-table row. `left` counts the tokens until the request ends, by its own stop or by its cap. Rounds are drawn
-first and applied later, because a block may be stopped at any of its round boundaries; draws are keyed by output position, so what
-was drawn too much is no harm.
+One column entry per request-table row. `left` counts the tokens until the request ends, by its own stop or by its cap; it is the only
+column that a round changes, as the KV length and the output position are what they will be at the end, less what is left. Rounds are
+drawn first and applied later, because a block may be stopped at any of its round boundaries; draws are keyed by output position, so
+what was drawn too much is no harm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +27,16 @@ class Truth:
     output_len: int
     key: int
     quality_shift: float = 0.0  # standard deviations
+
+
+class Batch(NamedTuple):
+    """What stays as it is while the same rows decode."""
+
+    rows: np.ndarray  # as the steps share it while nobody comes or goes
+    index: np.ndarray  # intp [bs], the same: NumPy indexes by it several times faster
+    kv_end: int  # sum of the KV lengths at the end
+    keys: np.ndarray  # uint64 [bs]
+    position_end: np.ndarray  # int64 [bs]
 
 
 @dataclass(slots=True)
@@ -57,18 +69,18 @@ class Device:
         self._caches: dict[tuple[int, int, int], RunCache] = {}
         self._chain = RunCache(acceptance, num_rows)
         self._last_cache: RunCache | None = None  # None: nothing was drafted yet
-        self._kv_len = np.zeros(num_rows + 1, dtype=np.int64)
-        self._position = np.zeros(
-            num_rows + 1, dtype=np.int64
-        )  # output tokens so far: where the acceptance process stands
         self._left = np.zeros(num_rows + 1, dtype=np.int64)
+        self._kv_end = np.zeros(num_rows + 1, dtype=np.int64)
+        self._position_end = np.zeros(
+            num_rows + 1, dtype=np.int64
+        )  # of output tokens: where the acceptance process stands
         self._ends_by_stop = np.zeros(num_rows + 1, dtype=bool)
         self._key = np.zeros(num_rows + 1, dtype=np.uint64)
         self._ones = np.ones((64, num_rows + 1), dtype=np.int32)
         self._counting = np.arange(65, dtype=np.int64)
         self._units = np.ones(num_rows + 1, dtype=np.int64)
-        self._rows_seen: np.ndarray | None = None
-        self._index = np.empty(0, dtype=np.intp)
+        nobody = np.empty(0, dtype=np.intp)
+        self._batch = Batch(nobody, nobody, 0, nobody, nobody)
 
     def open_rows(self, joins: tuple[Join, ...]) -> None:
         """Requests take their rows with a step that is being launched."""
@@ -77,10 +89,10 @@ class Device:
             until_stop = truth.output_len - join.num_emitted
             until_cap = join.max_tokens - join.num_emitted
             row = join.row
-            self._left[row] = min(until_stop, until_cap)
+            left = min(until_stop, until_cap)
+            self._left[row] = left
             self._ends_by_stop[row] = until_stop <= until_cap
-            self._position[row] = join.num_emitted
-            self._kv_len[row] = join.num_cached
+            self._position_end[row] = join.num_emitted + left
             self._key[row] = truth.key
             if truth.quality_shift:
                 self._chain.set_shifts(np.array([row]), truth.quality_shift)
@@ -98,11 +110,11 @@ class Device:
         stopped = [False] * len(part.rows)
         chunks = zip(part.rows.tolist(), part.starts.tolist(), part.lens.tolist(), part.is_last.tolist(), strict=True)
         for i, (row, start, length, is_last) in enumerate(chunks):
-            self._kv_len[row] = start + length
             if is_last:
-                self._left[row] -= 1
-                self._position[row] += 1
-                stopped[i] = bool(self._left[row] <= 0 and self._ends_by_stop[row])
+                left = int(self._left[row]) - 1
+                self._left[row] = left
+                self._kv_end[row] = start + length + left
+                stopped[i] = bool(left <= 0 and self._ends_by_stop[row])
         return PrefillResult(None, np.array(stopped) if any(stopped) else None)
 
     def step_ns(self, step: Step) -> int:
@@ -111,8 +123,8 @@ class Device:
         decode = step.decode
         if decode is None:
             return self.cost.step_ns(chunks)
-        batch_size = len(decode.rows)
-        kv_tokens = int(self._kv_len[self._index_of(decode)].dot(self._units[:batch_size]))
+        batch, batch_size = self._batch_of(decode), len(decode.rows)
+        kv_tokens = batch.kv_end - int(self._left[batch.index].dot(self._units[:batch_size]))
         topk = decode.topk if decode.steps else 1
         return self.cost.step_ns(chunks, (batch_size, decode.steps, topk, decode.num_draft_tokens, kv_tokens))
 
@@ -120,11 +132,10 @@ class Device:
 
     def draw(self, decode: DecodeStep, limit: int, timed: bool = True) -> DrawnRounds:
         """The next rounds of a batch, up to `limit` and up to the first in which a request ends; a row over already makes it one."""
-        rows = self._index_of(decode)
-        batch_size = len(rows)
-        left = self._left[rows]
+        batch, batch_size = self._batch_of(decode), len(decode.rows)
+        left = self._left[batch.index]
         limit = max(1, min(limit, int(left[left.argmin()])))
-        kv_tokens = int(self._kv_len[rows].dot(self._units[:batch_size]))
+        kv_tokens = batch.kv_end - int(left.dot(self._units[:batch_size]))
         if decode.steps == 0:
             lens = self._all_ones(limit, batch_size)
             grown = self._counting[: limit + 1] * batch_size
@@ -132,7 +143,7 @@ class Device:
             grown = grown[:-1]
             rounds = limit
         else:
-            lens, rounds = self._draw_lens(decode, rows, left, limit)
+            lens, rounds = self._draw_lens(decode, batch, left, limit)
             emitted = np.add.reduce(lens, axis=1, dtype=np.int64)
             grown = np.add.accumulate(emitted[:rounds]) - emitted[:rounds]
         device_ns = emitted
@@ -144,28 +155,25 @@ class Device:
                 device_ns = self.cost.decode_ns(*shape, kv_tokens + grown)
         return DrawnRounds(rounds, lens, emitted, device_ns, left)
 
-    def _draw_lens(self, decode: DecodeStep, rows: np.ndarray, left: np.ndarray, limit: int) -> tuple[np.ndarray, int]:
+    def _draw_lens(self, decode: DecodeStep, batch: Batch, left: np.ndarray, limit: int) -> tuple[np.ndarray, int]:
         """Accept lengths int32 [≥ rounds, bs] and the number of rounds, up to the first in which a request ends."""
         cache = self._last_cache = self._cache(decode)
-        keys, positions = self._key[rows], self._position[rows]
+        positions = batch.position_end - left
         if limit == 1:
-            return cache.accept_lens(rows, keys, positions, decode.steps)[None, :], 1
-        lens = cache.accept_lens_of_rounds(rows, keys, positions, decode.steps, limit, left)
+            return cache.accept_lens(batch.index, batch.keys, positions, decode.steps)[None, :], 1
+        lens = cache.accept_lens_of_rounds(batch.index, batch.keys, positions, decode.steps, limit, left)
         return lens, len(lens)
 
     def apply(self, decode: DecodeStep, drawn: DrawnRounds, rounds: int, asked: bool) -> DecodeResult:
         """Run the first `rounds` of what was drawn. `asked`: the driver stopped the block there."""
-        rows = self._index_of(decode)
+        rows = self._batch_of(decode).index
         lens = drawn.accept_lens[:rounds]
         if rounds == 1:
             total = lens[0]
         else:
             total = self._counting[rounds] if decode.steps == 0 else np.add.reduce(lens, axis=0, dtype=np.int64)
         left = drawn.left
-        kept = np.minimum(total, left)
-        self._kv_len[rows] += kept
-        self._position[rows] += kept
-        still_left = left - kept
+        still_left = np.maximum(left - total, 0)
         self._left[rows] = still_left
         stop_index, end = None, BlockEnd.ASKED if asked else BlockEnd.MAX_ROUNDS
         # One look finds the usual case, that nobody ended.
@@ -176,16 +184,19 @@ class Device:
             end = BlockEnd.REQUEST_ENDED
             stops = ended & self._ends_by_stop[rows]
             if np.count_nonzero(stops):
-                stop_index = np.full(lens.shape, -1, dtype=np.int32)
+                stop_index = np.empty(lens.shape, dtype=np.int32)
+                stop_index[:] = -1
                 before_last = total - lens[-1]
-                stop_index[-1] = np.where(stops, left - before_last - 1, -1)
+                stop_index[-1] = stops * (left - before_last) - 1
         return DecodeResult(rounds, lens, stop_index, ended, end)
 
-    def _index_of(self, decode: DecodeStep) -> np.ndarray:
-        """The step's rows as intp, by which NumPy indexes several times faster. Steps share one array while nobody comes or goes."""
-        if decode.rows is not self._rows_seen:
-            self._rows_seen, self._index = decode.rows, decode.rows.astype(np.intp)
-        return self._index
+    def _batch_of(self, decode: DecodeStep) -> Batch:
+        """What is known of the step's rows. Nobody joins rows that steps share: a newcomer makes the engine list them anew."""
+        if decode.rows is not self._batch.rows:
+            index = decode.rows.astype(np.intp)
+            kv_end = int(self._kv_end[index].sum())
+            self._batch = Batch(decode.rows, index, kv_end, self._key[index], self._position_end[index])
+        return self._batch
 
     def _cache(self, decode: DecodeStep) -> RunCache:
         if decode.topk == 1:
