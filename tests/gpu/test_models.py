@@ -295,3 +295,17 @@ def test_packed_weights_change_the_speed_only(dtype: torch.dtype):
     # One row, as in plain decoding, goes the unpacked way to the same bits.
     one = tokens_of(1) % 70
     assert torch.equal(*(model(one, DenseAttention([1])).hidden for model in (plain, packed)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_all_ways_through_the_experts_on_a_gpu(dtype: torch.dtype):
+    on_gpu, exact = expert_mlp(dtype).cuda(), expert_mlp(dtype).double()
+    for n in (1, 2, 40, 300):
+        x = torch.randn(n, 32, generator=torch.Generator().manual_seed(n)).to(dtype)
+        weights, experts = on_gpu.route(x.cuda())
+        expected = exact._sorted(x.double(), weights.cpu().double(), experts.cpu())
+        for way in (on_gpu._gathered, on_gpu._all_experts, on_gpu._sorted):
+            out = way(x.cuda(), weights, experts).cpu().double()
+            torch.testing.assert_close(out, expected, rtol=0.05, atol=0.02 if dtype is torch.float32 else 0.1)
