@@ -190,7 +190,7 @@ class FutureMap:
     def check(self) -> None:
         """Row 0 holds nothing but zeros and belongs to nobody (RELAY-02)."""
         padding = np.zeros(1, np.int64)
-        dirty = [name for name, buffer in self._buffers.items() if np.any(self.storage.gather(buffer, padding))]
+        dirty = [name for name, buffer in self._buffers.items() if (self.storage.gather(buffer, padding) != 0).any()]
         if self._written[0] or self._epochs[0] or dirty:
             raise InvariantViolation("RELAY-02", f"the padding row was written: {dirty or 'its flags'}")
 

@@ -35,6 +35,7 @@ def build_executor(
     acceptance: AcceptanceProcess | None = None,
     seed: int = 0,
     debug: bool = False,
+    eager: bool | None = None,
 ) -> TorchExecutor:
     """An executor with the sizes of `engine`, on the device of `target`.
 
@@ -66,6 +67,7 @@ def build_executor(
         acceptance=acceptance,
         seed=seed,
         debug=debug,
+        eager=eager,
     )
     if states is not None:
         states.bind(executor.capture, sampled=graph_sampling)

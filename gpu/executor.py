@@ -51,7 +51,10 @@ class Counters:
 
 
 class TorchExecutor:
-    """Executes the steps of one engine with a target model and a draft. See `gpu.build.build_executor`."""
+    """Executes the steps of one engine with a target model and a draft. See `gpu.build.build_executor`.
+
+    `eager` begins steps when they are launched; the default is what suits the device.
+    """
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class TorchExecutor:
         acceptance: AcceptanceProcess | None = None,
         seed: int = 0,
         debug: bool = False,
+        eager: bool | None = None,
     ) -> None:
         assert engine.config.track_tokens, "this executor delivers tokens: EngineConfig.track_tokens"
         config, sizes = engine.config, engine.sizes
@@ -79,6 +83,7 @@ class TorchExecutor:
         self.clock = EventClock() if device.type == "cuda" else HostClock()
         self._ops = ops
         self._debug = debug
+        self._eager = device.type == "cuda" if eager is None else eager
         self._acceptance = acceptance
         self._max_position = config.context_len - 1
         self._alloc_len = sizes.alloc_len
@@ -107,7 +112,7 @@ class TorchExecutor:
             writes = step.table_writes
             self.launched_table[writes.rows, writes.columns] = writes.slots
         self._queue.append(Running(step, step.max_rounds, self.states.graphs))
-        if self.device.type == "cuda":
+        if self._eager:
             self._start_what_can_run()
 
     def collect(self) -> StepResult:
@@ -115,7 +120,7 @@ class TorchExecutor:
         while not self.advance(1):
             pass
         running = self._queue.popleft()
-        if self.device.type == "cuda":
+        if self._eager:
             self._start_what_can_run()
         self.clock.settle()
         return result_of(running)

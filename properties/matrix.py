@@ -19,6 +19,7 @@ import numpy as np
 
 from ..core.acceptance import GaussianAcceptance
 from ..core.adaptive import AdaptiveController, CostTable, build_controller, fixed_controller
+from ..core.adaptive.controller import RuntimeHost
 from ..core.algorithm import SpecAlgorithm
 from ..core.algorithms import Standalone
 from ..core.engine import Engine
@@ -174,11 +175,11 @@ def algorithm_of(cell: Cell) -> SpecAlgorithm:
     return OutsideDraft() if cell.algorithm == "PLUGIN" else get_algorithm(cell.algorithm)
 
 
-def controller_of(cell: Cell) -> AdaptiveController:
+def controller_of(cell: Cell, host: RuntimeHost | None = None) -> AdaptiveController:
     """The step policy of a cell: candidates up to `steps`, zero among them, trees as large as the smallest one fills."""
     steps, topk = cell.steps, cell.topk
     depth_limited = cell.algorithm != "NGRAM"
-    shape: dict = {"depth_limited": depth_limited}
+    shape: dict = {"depth_limited": depth_limited, "host": host}
     if cell.policy == "fixed":
         if topk > 1 and steps:
             shape |= {"topk": topk, "num_draft_tokens": _tree_size(cell, steps)}
