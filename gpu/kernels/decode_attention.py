@@ -7,16 +7,7 @@ from torch import Tensor
 
 from ..ops import KVView
 from .aot import AotCase
-from .flash import (
-    LOG2_E,
-    SplitOutput,
-    attend_keys,
-    choose_splits,
-    num_processors,
-    split_range,
-    store_tile,
-    tiles,
-)
+from .flash import LOG2_E, SplitOutput, attend_keys, choose_splits, device_of, reading_tiles, split_range, store_tile
 from .jit import jit, tl
 from .padded import PaddedKeys, attend_packed, bias_of, gather, prefix_slots
 
@@ -133,11 +124,12 @@ def decode_attention_triton(
     m, heads, d = q.shape
     kv_heads = k_pool.shape[1]
     group = heads // kv_heads
-    splits = num_splits or choose_splits(m * kv_heads, view.max_len, num_processors(q.device))
+    device = device_of(q.device)
+    splits = num_splits or choose_splits(m * kv_heads, view.max_len, device.processors)
     result = SplitOutput.of(q, splits)
     if not m:
         return result.out
-    size = tiles(group, d, q.dtype)
+    size = reading_tiles(group, d, q.dtype, device.capability)
     decode_attention_kernel[(m, kv_heads, splits)](
         q,
         k_pool,
@@ -157,13 +149,9 @@ def decode_attention_triton(
         scale * LOG2_E,
         GROUP=group,
         HEAD_DIM=d,
-        BLOCK_M=size.block_m,
-        BLOCK_N=size.block_n,
-        BLOCK_D=size.block_d,
+        **size.constants(),
         SPLITS=splits,
-        PRECISION=size.precision,
-        num_warps=size.num_warps,
-        num_stages=size.num_stages,
+        **size.options(),
     )
     return result.join()
 
@@ -175,9 +163,12 @@ def decode_attention_bytes(lens: list[int], num_heads: int, num_kv_heads: int, d
 
 POOL_STRIDES = ("k_slot_stride", "k_head_stride", "v_slot_stride", "v_head_stride")
 Q_STRIDES = ("q_token_stride", "q_head_stride")
-AOT_CASES = [
-    AotCase(
-        f"decode_attention 32/8 heads, {splits} parts",
+
+
+def _aot_case(heads: int, kv_heads: int, d: int, splits: int, capability: int) -> AotCase:
+    size = reading_tiles(heads // kv_heads, d, torch.bfloat16, capability)
+    return AotCase(
+        f"decode_attention {heads}/{kv_heads} heads of {d}, {splits} parts",
         decode_attention_kernel,
         {
             **dict.fromkeys(("q", "k_pool", "v_pool", "out"), "*bf16"),
@@ -187,18 +178,14 @@ AOT_CASES = [
             **dict.fromkeys((*Q_STRIDES, *POOL_STRIDES, "table_stride"), "i32"),
             "scale_log2": "fp32",
         },
-        {
-            "GROUP": 4,
-            "HEAD_DIM": 128,
-            "BLOCK_M": 16,
-            "BLOCK_N": 64,
-            "BLOCK_D": 128,
-            "SPLITS": splits,
-            "PRECISION": "tf32",
-        },
+        {"GROUP": heads // kv_heads, "HEAD_DIM": d, **size.constants(), "SPLITS": splits},
         divisible_by_16=(*Q_STRIDES, *POOL_STRIDES),
-        num_stages=2,
+        **size.options(),
         tensor_cores=True,
+        capabilities=(capability,),
     )
-    for splits in (1, 32)
+
+
+AOT_CASES = [
+    _aot_case(*shape, capability) for shape in ((32, 8, 128, 1), (32, 8, 128, 32)) for capability in (8, 9, 10)
 ]

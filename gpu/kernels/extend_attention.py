@@ -9,11 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .aot import AotCase
-from .flash import LOG2_E, attend_keys, store_tile, tiles
+from .flash import LOG2_E, attend_keys, computing_tiles, device_of, store_tile
 from .jit import cdiv, jit, tl
 from .padded import bias_of, gather, prefix_slots
-
-MAX_BLOCK_M = 128  # prefill is bound by arithmetic: a tall tile reads the keys less often
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +204,7 @@ def extend_attention_triton(
     if not n or not bs or not max_new_len:
         return out
     assert k_pool.stride() == v_pool.stride(), "the pools of keys and values are laid out alike"
-    size = tiles(max_new_len * group, d, q.dtype, max_block_m=MAX_BLOCK_M)
+    size = computing_tiles(max_new_len * group, d, q.dtype, device_of(q.device).capability)
     extend_attention_kernel[(cdiv(max_new_len * group, size.block_m), kv_heads, bs)](
         q,
         k,
@@ -226,12 +224,8 @@ def extend_attention_triton(
         scale * LOG2_E,
         GROUP=group,
         HEAD_DIM=d,
-        BLOCK_M=size.block_m,
-        BLOCK_N=size.block_n,
-        BLOCK_D=size.block_d,
-        PRECISION=size.precision,
-        num_warps=size.num_warps,
-        num_stages=size.num_stages,
+        **size.constants(),
+        **size.options(),
     )
     return out
 
@@ -254,9 +248,12 @@ STRIDES = (
     "pool_slot_stride",
     "pool_head_stride",
 )
-AOT_CASES = [
-    AotCase(
-        "extend_attention 32/8 heads",
+
+
+def _aot_case(new_len: int, capability: int) -> AotCase:
+    size = computing_tiles(new_len * 4, 128, torch.bfloat16, capability)
+    return AotCase(
+        f"extend_attention 32/8 heads of 128, {new_len} tokens",
         extend_attention_kernel,
         {
             **dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out"), "*bf16"),
@@ -265,17 +262,12 @@ AOT_CASES = [
             **dict.fromkeys((*STRIDES, "table_stride"), "i32"),
             "scale_log2": "fp32",
         },
-        {
-            "GROUP": 4,
-            "HEAD_DIM": 128,
-            "BLOCK_M": MAX_BLOCK_M,
-            "BLOCK_N": 64,
-            "BLOCK_D": 128,
-            "PRECISION": "tf32",
-        },
+        {"GROUP": 4, "HEAD_DIM": 128, **size.constants()},
         divisible_by_16=STRIDES,
-        num_warps=8,
-        num_stages=2,
+        **size.options(),
         tensor_cores=True,
+        capabilities=(capability,),
     )
-]
+
+
+AOT_CASES = [_aot_case(new_len, capability) for new_len in (4, 2048) for capability in (8, 9, 10)]

@@ -19,8 +19,25 @@ from .jit import cdiv, jit, next_power_of_2, tl
 LOG2_E = 1.4426950408889634
 MAX_SPLITS = 128
 MIN_KEYS_PER_SPLIT = 128
-PROGRAMS_PER_PROCESSOR = 2  # enough to hide the loads of one behind the sums of another
-PROCESSORS_OF_NO_GPU = 4  # the interpreter runs on a CPU
+PROGRAMS_PER_PROCESSOR = 3  # as many as shared memory holds: the loads of one run behind the sums of the others
+HOPPER = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the host must know of a GPU to choose sizes."""
+
+    processors: int  # streaming multiprocessors
+    capability: int  # major number
+
+
+@lru_cache(maxsize=16)
+def device_of(device: torch.device) -> Device:
+    """The GPU behind a torch device; kernels that are interpreted on a CPU get a Hopper's sizes with few processors."""
+    if device.type != "cuda":
+        return Device(processors=4, capability=HOPPER)
+    properties = torch.cuda.get_device_properties(device)
+    return Device(properties.multi_processor_count, properties.major)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +51,56 @@ class Tiles:
     num_warps: int
     num_stages: int
 
+    def constants(self) -> dict[str, int | str]:
+        """As the kernels' constants."""
+        return {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "BLOCK_D": self.block_d,
+            "PRECISION": self.precision,
+        }
 
-def tiles(num_rows: int, d: int, dtype: torch.dtype, max_block_m: int = 64) -> Tiles:
-    """Blocks for num_rows query rows of d channels."""
+    def options(self) -> dict[str, int]:
+        """As a launch's options."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+def _block(num_rows: int, d: int, dtype: torch.dtype, max_block_m: int) -> tuple[int, int, int, str]:
     wide = dtype.itemsize > 2
     block_d = max(16, next_power_of_2(d))
     block_m = min(max_block_m, max(16, next_power_of_2(num_rows)))
-    block_n = 32 if wide or block_d > 128 else 64
-    num_warps = 8 if block_m > 64 else 4
-    return Tiles(block_m, block_n, block_d, "ieee" if wide else "tf32", num_warps, 2)
+    return block_m, 32 if wide or block_d > 128 else 64, block_d, "ieee" if wide else "tf32"
 
 
-@lru_cache(maxsize=16)
-def num_processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a device."""
-    if device.type != "cuda":
-        return PROCESSORS_OF_NO_GPU
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) -> Tiles:
+    """Blocks for decode and verify, which are bound by reading the pool.
+
+    The pipeline has five stages because a key's address is itself loaded, from the table: with five, two blocks of keys are on their way
+    at any time; with three or four, one, and its latency shows.
+    """
+    # Before Hopper a 64-row tile does not fit the registers.
+    block_m, *rest = _block(num_rows, d, dtype, max_block_m=64 if capability >= HOPPER else 32)
+    num_warps = 8 if block_m == 64 and d > 128 else 4
+    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=5)
+
+
+def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) -> Tiles:
+    """Blocks for prefill, which is bound by arithmetic: a tall tile reads the keys less often."""
+    tall = capability >= HOPPER and d <= 128
+    block_m, *rest = _block(num_rows, d, dtype, max_block_m=128 if tall else 64)
+    num_warps = 8 if block_m == 128 or (block_m == 64 and not tall) else 4
+    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=3)
 
 
 def choose_splits(num_programs: int, max_len: int, processors: int) -> int:
-    """Parts of the KV length: enough programs for all processors, parts not too short, a power of two.
+    """Parts of the KV length, a power of two: all programs fit on the device at once, and no part is too short.
 
     `max_len` is the host's bound, so that the number is fixed for a captured graph; how long the parts are follows from each row's own
     length on the device.
     """
-    wanted = cdiv(PROGRAMS_PER_PROCESSOR * processors, max(num_programs, 1))
+    wanted = PROGRAMS_PER_PROCESSOR * processors // max(num_programs, 1)
     useful = cdiv(max_len, MIN_KEYS_PER_SPLIT)
-    return next_power_of_2(max(1, min(wanted, useful, MAX_SPLITS)))
+    return 1 << (max(1, min(wanted, useful, MAX_SPLITS)).bit_length() - 1)
 
 
 @jit

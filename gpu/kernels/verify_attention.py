@@ -6,16 +6,7 @@ import torch
 from torch import Tensor
 
 from .aot import AotCase
-from .flash import (
-    LOG2_E,
-    SplitOutput,
-    attend_keys,
-    choose_splits,
-    num_processors,
-    split_range,
-    store_tile,
-    tiles,
-)
+from .flash import LOG2_E, SplitOutput, attend_keys, choose_splits, device_of, reading_tiles, split_range, store_tile
 from .jit import cdiv, jit, next_power_of_2, tl
 from .padded import PaddedKeys, attend_packed, bias_of, gather, prefix_slots
 
@@ -134,6 +125,10 @@ def verify_attention_kernel(
         )
     if split == 0:
         new = tl.arange(0, NEW_BLOCK)
+        # Half a mask at a time: a tile of 64-bit words would not fit the registers.
+        low, high = bits.to(tl.int32), (bits >> 32).to(tl.int32)
+        word = tl.where(new[None, :] < 32, low[:, None], high[:, None])
+        is_ancestor = ((word >> (new[None, :] & 31)) & 1) != 0
         acc, peak, total = attend_keys(
             tile,
             k + kv_head * k_head_stride,
@@ -141,7 +136,7 @@ def verify_attention_kernel(
             (root + new) * k_token_stride,
             (root + new) * v_token_stride,
             new < num_nodes,
-            ((bits[:, None] >> new[None, :].to(tl.int64)) & 1) != 0,
+            is_ancestor,
             acc,
             peak,
             total,
@@ -173,9 +168,10 @@ def verify_attention_triton(
     bs, num_nodes = ancestor_bits.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
-    size = tiles(num_nodes * group, d, q.dtype)
+    device = device_of(q.device)
+    size = reading_tiles(num_nodes * group, d, q.dtype, device.capability)
     num_blocks = cdiv(num_nodes * group, size.block_m)
-    splits = num_splits or choose_splits(bs * num_blocks * kv_heads, max_prefix_len, num_processors(q.device))
+    splits = num_splits or choose_splits(bs * num_blocks * kv_heads, max_prefix_len, device.processors)
     result = SplitOutput.of(q, splits)
     if not bs:
         return result.out
@@ -202,14 +198,10 @@ def verify_attention_triton(
         num_nodes,
         GROUP=group,
         HEAD_DIM=d,
-        BLOCK_M=size.block_m,
-        BLOCK_N=size.block_n,
-        BLOCK_D=size.block_d,
+        **size.constants(),
         NEW_BLOCK=max(16, next_power_of_2(num_nodes)),
         SPLITS=splits,
-        PRECISION=size.precision,
-        num_warps=size.num_warps,
-        num_stages=size.num_stages,
+        **size.options(),
     )
     return result.join()
 
@@ -232,9 +224,12 @@ STRIDES = (
     "pool_slot_stride",
     "pool_head_stride",
 )
-AOT_CASES = [
-    AotCase(
-        f"verify_attention 32/8 heads, {num_nodes} nodes, {splits} parts",
+
+
+def _aot_case(num_nodes: int, splits: int, capability: int) -> AotCase:
+    size = reading_tiles(num_nodes * 4, 128, torch.bfloat16, capability)
+    return AotCase(
+        f"verify_attention 32/8 heads of 128, {num_nodes} nodes, {splits} parts",
         verify_attention_kernel,
         {
             **dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out"), "*bf16"),
@@ -244,19 +239,16 @@ AOT_CASES = [
             **dict.fromkeys((*STRIDES, "table_stride", "num_nodes"), "i32"),
             "scale_log2": "fp32",
         },
-        {
-            "GROUP": 4,
-            "HEAD_DIM": 128,
-            "BLOCK_M": min(64, max(16, num_nodes * 4)),
-            "BLOCK_N": 64,
-            "BLOCK_D": 128,
-            "NEW_BLOCK": max(16, num_nodes),
-            "SPLITS": splits,
-            "PRECISION": "tf32",
-        },
+        {"GROUP": 4, "HEAD_DIM": 128, **size.constants(), "NEW_BLOCK": max(16, num_nodes), "SPLITS": splits},
         divisible_by_16=STRIDES,
-        num_stages=2,
+        **size.options(),
         tensor_cores=True,
+        capabilities=(capability,),
     )
-    for num_nodes, splits in ((4, 32), (64, 1), (64, 32))
+
+
+AOT_CASES = [
+    _aot_case(num_nodes, splits, capability)
+    for num_nodes, splits in ((4, 32), (16, 1), (64, 32))
+    for capability in (8, 9, 10)
 ]

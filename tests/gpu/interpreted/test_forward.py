@@ -167,7 +167,9 @@ def test_decode_follows_base_and_tail(splits: int):
 )
 def test_verify(prefix_lens: list[int], nd: int, splits: int):
     bs = len(prefix_lens)
-    for dtype, (heads, kv_heads) in zip(DTYPES * 2, HEADS, strict=True):
+    # Big trees with two of the four layouts of heads: interpreting takes its time.
+    layouts = HEADS if nd * bs < 30 else HEADS[nd % 2 :: 2]
+    for dtype, (heads, kv_heads) in zip(DTYPES * 2, layouts, strict=False):
         batch = make_batch(nd, prefix_lens, [nd] * bs, heads=heads, kv_heads=kv_heads, dtype=dtype)
         bits = random_tree_bits(nd, bs, nd, padding=True)
         q, k, v = strided(batch.q), strided(batch.k), strided(batch.v)
