@@ -272,6 +272,11 @@ def _sampling_kernel(
     tl.store(predict + at, answer, mask=inside)
 
 
+def _warps(nodes: int) -> int:
+    """As many as keep both the tile of a large tree and a part of a distribution in registers."""
+    return 4 if nodes <= 32 else 8
+
+
 def verify_sampling_triton(
     tree: DeviceTree, probs: Tensor, accept_coins: Tensor, bonus_coins: Tensor
 ) -> DeviceVerified:
@@ -317,7 +322,7 @@ def verify_sampling_triton(
             WIDTH=next_power_of_2(width),
             CHUNKS=next_power_of_2(chunks),
             CHUNK=chunk,
-            num_warps=8,
+            num_warps=_warps(nodes),
         )
     return DeviceVerified(accept_index, accept_lens, predict, failed.view(torch.bool))
 
@@ -347,8 +352,8 @@ AOT_CASES = (
             _SAMPLING | dict.fromkeys(_BLOCKS, "constexpr"),
             dict(zip(_BLOCKS, (nodes, nodes, 8, 64, 4096), strict=True)),
             divisible_by_16=("vocab",),
-            num_warps=8,
+            num_warps=_warps(nodes),
         )
-        for nodes in (8, 64)
+        for nodes in (8, 16, 64)
     ),
 )
