@@ -186,8 +186,8 @@ class DecodeSession:
                     raise InvariantViolation(
                         "ENGINE-11", f"nothing is planned, but these requests are not over: {live}"
                     )
-                for delta in deltas:
-                    yield self._as_text(delta)
+                # All are counted before the first is told: whoever listens may stop at any of them.
+                yield from [self._as_text(delta) for delta in deltas]
         except GeneratorExit:
             loop.abort_all()
             while not loop.is_idle:
