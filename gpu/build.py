@@ -8,6 +8,7 @@ from ..core.acceptance import AcceptanceProcess
 from ..core.algorithm import AlgorithmShape, Drafter, DraftKV
 from ..core.engine import Engine
 from ..core.errors import ConfigError, Problem
+from .debug import CheckedOps
 from .draft.branches import BranchDraft
 from .draft.heads import HeadsDraft, carried_size
 from .draft.lookup import LookupDraft
@@ -17,10 +18,14 @@ from .executor import TorchExecutor
 from .graphs import RoundStates
 from .models.decoder import Decoder
 from .models.eagle import DraftHead, MultiLayerEagle
+from .models.projection import pack_projections
 from .ops import Ops
 from .pools import KVPool
 
 DraftModel = Decoder | DraftHead
+
+MAX_PACKED_BYTES = 2 << 30
+"""Packing doubles a model's memory on a CPU, which only small models are worth."""
 
 
 def build_executor(
@@ -45,6 +50,11 @@ def build_executor(
     config = engine.config
     num_slots = (config.num_pages + 1) * config.page_size
     algorithm, topk = engine.algorithm, engine.controller.topk
+    if debug:
+        ops = CheckedOps(ops, num_slots, config.max_running)
+    for model in (target, draft_model):
+        if model is not None and model.weight_bytes <= MAX_PACKED_BYTES:
+            pack_projections(model)
     pool = pool_for(target, num_slots, target)
     draft_pool = None
     if algorithm.draft_kv is not DraftKV.NONE:
