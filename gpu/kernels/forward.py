@@ -10,7 +10,7 @@ from .decode_attention import decode_attention_torch, decode_attention_triton, d
 from .extend_attention import extend_attention_torch, extend_attention_triton, extend_keys
 from .padded import LastValue
 from .rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
-from .rope_write import rope_write_torch, rope_write_triton
+from .rope_write import rope_write_torch, rope_write_triton, rotation_of
 from .silu_mul import silu_mul_torch, silu_mul_triton
 from .verify_attention import verify_attention_torch, verify_attention_triton, verify_keys
 
@@ -18,12 +18,14 @@ from .verify_attention import verify_attention_torch, verify_attention_triton, v
 class TorchForward:
     """Norms, rotation, and attention with the torch twins.
 
-    What the attention of a batch reads, slots and masks, is made once per forward pass and kept for its other layers; it is made anew
-    as soon as one of the index tensors is another one or has been written by torch (writes through NumPy's view of one go unseen).
+    What the attention of a batch reads, slots and masks, and its rotation are made once per forward pass and kept for its other layers;
+    they are made anew as soon as one of the index tensors is another one or has been written by torch (writes through NumPy's view of
+    one go unseen).
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self._rotation = LastValue()
         self._decode_keys = LastValue()
         self._verify_keys = LastValue()
         self._extend_keys = LastValue()
@@ -48,7 +50,8 @@ class TorchForward:
         k_pool: Tensor,
         v_pool: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        return rope_write_torch(q, k, v, cos_sin, positions, slots, k_pool, v_pool)
+        rotation = self._rotation.of(rotation_of, (cos_sin, positions), ())
+        return rope_write_torch(q, k, v, rotation, slots, k_pool, v_pool)
 
     def decode_attention(
         self, q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, view: KVView, scale: float

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 NEGATIVE_INFINITY = float("-inf")
+VERSION = attrgetter("_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +42,17 @@ class LastValue:
 
     def __init__(self) -> None:
         self._tensors: tuple[Tensor, ...] = ()
-        self._versions: list[int] = []
+        self._versions: tuple[int, ...] = ()
         self._options: tuple[Any, ...] = ()
         self._value: Any = None
 
     def of(self, make: Callable[..., Any], tensors: tuple[Tensor, ...], options: tuple[Any, ...]) -> Any:
         """make(*tensors, *options), or what it gave last time."""
-        if any(tensor.is_inference() for tensor in tensors):
+        try:
+            versions = tuple(map(VERSION, tensors))
+        except RuntimeError:  # an inference tensor
             return make(*tensors, *options)
-        versions = [tensor._version for tensor in tensors]
-        same = (
-            len(tensors) == len(self._tensors)
-            and all(new is old for new, old in zip(tensors, self._tensors, strict=True))
-            and versions == self._versions
-            and options == self._options
-        )
-        if not same:
+        if not (versions == self._versions and options == self._options and all(map(is_, tensors, self._tensors))):
             self._value = make(*tensors, *options)
             self._tensors, self._versions, self._options = tensors, versions, options
         return self._value
@@ -82,7 +79,11 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -
     The query heads that share a key head, and the row's m queries, are the rows of one matrix, so each key is read once.
     """
     bs, _, heads, d = k.shape
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    if q.shape[0] == bs:
+        queries = q.view(bs, heads, -1, d)
+        return F.scaled_dot_product_attention(queries, k, v, attn_mask=bias, scale=scale).reshape(q.shape)
     group = q.shape[1] // heads
     queries = q.view(bs, -1, heads, group, d).transpose(1, 2).reshape(bs, heads, -1, d)
-    out = F.scaled_dot_product_attention(queries, k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias, scale=scale)
+    out = F.scaled_dot_product_attention(queries, k, v, attn_mask=bias, scale=scale)
     return out.view(bs, heads, -1, group, d).transpose(1, 2).reshape(q.shape)

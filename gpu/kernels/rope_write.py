@@ -11,26 +11,32 @@ from .jit import cdiv, jit, next_power_of_2, tl
 HEADS_PER_PROGRAM = 4
 
 
+def rotation_of(cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors [n, 1, d] of the two halves as they are, (cos, cos), and exchanged, (−sin, sin)."""
+    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, -1)
+    return torch.cat((cos, cos), 2), torch.cat((-sin, sin), 2)
+
+
 def rope_write_torch(
-    q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_pool: Tensor, v_pool: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    slots: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The rotated q [n, Hq, d] and k [n, Hk, d]; k_pool and v_pool [slots, Hk, d] are written in place.
 
     The rotation is computed in the wider of the table's and the inputs' dtypes and rounded once.
     """
-    n, num_heads, d = q.shape
-    cos, sin = cos_sin.index_select(0, positions).view(n, 1, 2, d // 2).unbind(2)
-    both = torch.cat((q, k), 1).view(n, -1, 2, d // 2)
-    first, second = both.unbind(2)
-    rotated = both * cos.unsqueeze(1)
-    out_first, out_second = rotated.unbind(2)
-    out_first.addcmul_(second, sin, value=-1)
-    out_second.addcmul_(first, sin)
-    rotated = rotated.view(n, -1, d).to(q.dtype)
-    rotated_k = rotated[:, num_heads:]
+    straight, crossed = rotation
+    half = q.shape[-1] // 2
+    rotated_q = (q * straight).addcmul_(q.roll(half, -1), crossed).to(q.dtype)
+    rotated_k = (k * straight).addcmul_(k.roll(half, -1), crossed).to(k.dtype)
     k_pool.index_copy_(0, slots, rotated_k)
     v_pool.index_copy_(0, slots, v)
-    return rotated[:, :num_heads], rotated_k
+    return rotated_q, rotated_k
 
 
 @jit

@@ -201,6 +201,16 @@ def test_what_is_kept_between_layers_follows_writes_to_the_index_tensors(kind: s
     assert not torch.equal(before[0], run()[0])
 
 
+def test_the_rotation_kept_between_layers_follows_the_positions():
+    ops, batch, table = TorchForward(), make_batch(7, [0], [2]), rotary_table(16)
+    positions, slots = torch.tensor([4, 5]), torch.tensor([1, 2])
+    for _ in range(2):
+        q, _ = ops.rope_write(batch.q, batch.k, batch.v, table, positions, slots, batch.k_pool, batch.v_pool)
+        for i in range(2):
+            close(q[i], rotate_one(batch.q[i], table, int(positions[i])))
+        positions += 7
+
+
 def test_inference_tensors_have_no_versions_so_nothing_is_kept():
     ops, batch = TorchForward(), make_batch(8, [6, 3], [1, 1])
     with torch.inference_mode():
