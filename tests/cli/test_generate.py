@@ -1,0 +1,298 @@
+"""`foretoken generate`: text and JSON lines, the files of a run, its replay, interruption, bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+
+import pytest
+from foretoken.cli.generate import _asked_to_stop
+from foretoken.cli.generation_display import Display, Progress
+from foretoken.gpu.text import Tokenizer
+from small_checkpoint import write_head, write_standalone, write_target
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "target": write_target(root / "target"),
+        "standalone": write_standalone(root / "standalone"),
+        "eagle3": write_head(root / "eagle3"),
+    }
+
+
+@pytest.fixture
+def generate(command, models):
+    """`generate(…)` runs the command on the small target."""
+
+    def run(*arguments: object):
+        return command("generate", "--model", models["target"], "--dtype", "float64", *arguments)
+
+    return run
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    lines = [
+        {"prompt": "def add", "id": "long", "max_tokens": 30},
+        {"tokens": [5, 6, 7], "max_tokens": 2, "logprobs": True},
+        {"messages": [{"role": "user", "content": "Hi"}], "id": "chat"},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return path
+
+
+def as_stdin(monkeypatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
+
+
+def json_lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+def test_one_prompt_gives_its_text_alone(generate, models, monkeypatch):
+    outcome = generate("--prompt", "def add", "--max-tokens", 20)
+    assert outcome.code == 0 and outcome.err == ""
+    as_json = generate("--prompt", "def add", "--max-tokens", 20, "--json")
+    (line,) = json_lines(as_json.out)
+    assert line["text"].rstrip("\n") == outcome.out.rstrip("\n") and outcome.out.endswith("\n")
+    assert (line["finish"], len(line["tokens"]), line["id"]) == ("length", 20, "1")
+    drafted = generate("--prompt", "def add", "--max-tokens", 20, "--draft", models["standalone"], "--topk", 2)
+    assert drafted.out == outcome.out
+    as_stdin(monkeypatch, "def add")
+    assert generate("--max-tokens", 20).out == outcome.out
+
+
+def test_text_is_written_while_it_is_decoded(generate, monkeypatch):
+    written = []
+
+    class Recorder(io.StringIO):
+        def write(self, text):
+            written.append(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "stdout", Recorder())
+    generate("--prompt", "def add", "--max-tokens", 40)
+    assert len(written) > 3
+
+
+def test_many_prompts_give_json_lines_in_their_order(generate, prompts):
+    outcome = generate("--prompts", prompts, "--max-tokens", 5)
+    assert outcome.code == 0 and outcome.err == ""
+    first, second, third = json_lines(outcome.out)
+    assert [line["id"] for line in (first, second, third)] == ["long", "2", "chat"]
+    assert [len(line["tokens"]) for line in (first, second, third)] == [30, 2, 5]
+    assert len(second["logprobs"]) == 2 and all(value <= 0 for value in second["logprobs"])
+    assert "logprobs" not in first
+
+
+def test_prompts_from_standard_input(generate, prompts, monkeypatch):
+    from_file = generate("--prompts", prompts).out
+    as_stdin(monkeypatch, prompts.read_text())
+    assert generate("--prompts", "-").out == from_file
+
+
+def test_chat_puts_a_text_into_the_template(generate, models, tmp_path):
+    chat = json_lines(generate("--prompt", "Hi", "--chat", "--max-tokens", 5, "--json").out)[0]
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "Hi"}]}')
+    assert json_lines(generate("--prompts", path, "--max-tokens", 5).out)[0]["tokens"] == chat["tokens"]
+    plain = json_lines(generate("--prompt", "Hi", "--max-tokens", 5, "--json").out)[0]
+    assert plain["tokens"] != chat["tokens"]
+
+
+def test_stop_strings_and_sampling(generate, models):
+    whole = json_lines(generate("--prompt", "def add", "--max-tokens", 40, "--json").out)[0]
+    text = whole["text"]
+    stop = next(text[i : i + 2] for i in range(4, len(text)) if "\ufffd" not in text[i : i + 2])
+    cut = json_lines(generate("--prompt", "def add", "--stop", stop, "--stop", "no such text", "--json").out)[0]
+    assert cut["finish"] == "stop" and cut["text"] == text[: text.index(stop)]
+    draw = ("--prompt", "def add", "--temperature", 1, "--top-k", 50, "--top-p", 0.95, "--max-tokens", 30, "--seed")
+    assert generate(*draw, 1).out == generate(*draw, 1).out != generate(*draw, 2).out
+    logprobs = json_lines(generate("--prompt", "def add", "--max-tokens", 3, "--logprobs").out)[0]["logprobs"]
+    assert len(logprobs) == 3
+
+
+def test_the_end_of_text_ends_an_output_unless_it_is_ignored(generate, models, monkeypatch):
+    tokens = json_lines(generate("--prompt", "def add", "--max-tokens", 20, "--json", "--ignore-eos").out)[0]["tokens"]
+    load = Tokenizer.load.__func__
+
+    def with_another_end(cls, directory):
+        tokenizer = load(cls, directory)
+        tokenizer.eos_ids = (tokens[6],)
+        return tokenizer
+
+    monkeypatch.setattr(Tokenizer, "load", classmethod(with_another_end))
+    ended = json_lines(generate("--prompt", "def add", "--max-tokens", 20, "--json").out)[0]
+    assert ended["finish"] == "stop" and ended["tokens"] == tokens[: tokens.index(tokens[6]) + 1]
+    on = json_lines(generate("--prompt", "def add", "--max-tokens", 20, "--json", "--ignore-eos").out)[0]
+    assert on["finish"] == "length" and on["tokens"] == tokens
+
+
+def test_stats_stand_on_standard_error(generate, models):
+    outcome = generate("--prompt", "def add", "--max-tokens", 20, "--stats", "--draft", models["eagle3"], "--topk", 2)
+    assert "tokens/s" not in outcome.out
+    for words in (
+        "1 request: 2 prompt and 20 output tokens",
+        "tokens/s",
+        "accept length",
+        "EAGLE3, 3 steps",
+        "trees of 11",
+    ):
+        assert words in outcome.err, outcome.err
+    for phase in ("draft", "verify", "host", "other"):
+        assert f"{phase} " in outcome.err.splitlines()[-1]
+    assert "plain decoding" in generate("--prompt", "def add", "--max-tokens", 3, "--stats").err
+
+
+def test_a_run_leaves_its_files_and_replays(generate, command, models, prompts, tmp_path):
+    run = tmp_path / "deep" / "run"
+    run.mkdir(parents=True)
+    (run / "rounds.parquet").write_text("of an earlier run")
+    outcome = generate(
+        "--prompts", prompts, "--out", run, "--draft", models["standalone"], "--adaptive", "default", "--overlap"
+    )
+    assert outcome.code == 0
+    assert {path.name for path in run.iterdir()} == {"events.jsonl", "outputs.jsonl", "summary.json"}
+    assert (run / "outputs.jsonl").read_text() == outcome.out
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["completed"] == 3 and summary["incomplete"] is False
+    assert summary["total_output_tokens"] == sum(len(line["tokens"]) for line in json_lines(outcome.out))
+    assert (summary["algorithm"], summary["policy"], summary["dtype"]) == ("STANDALONE", "ema", "float64")
+    assert 0 < summary["share_verify"] < 1 and summary["output_throughput"] > 0
+    # The models may be gone: the log is enough.
+    replayed = command("replay", run)
+    assert replayed.code == 0 and "decisions identical (1 replica" in replayed.out
+    log = run / "events.jsonl"
+    lines = log.read_text().splitlines()
+    place = next(i for i, line in enumerate(lines) if '"t":"plan"' in line and '"S":' in line)
+    log.write_text("\n".join([*lines[:place], lines[place].replace('"S":', '"S":1'), *lines[place + 1 :]]) + "\n")
+    assert command("replay", run).code == 1
+
+
+BAD = {
+    "no such model": (["--model", "nowhere", "--prompt", "x"], ["nowhere", "no such directory"]),
+    "no such draft": (["--draft", "nowhere", "--prompt", "x"], ["nowhere", "no such directory"]),
+    "no such algorithm": (["--algorithm", "EAGEL3", "--prompt", "x"], ["did you mean 'EAGLE3'"]),
+    "no such file": (["--prompts", "nothing.jsonl"], ["nothing.jsonl", "cannot be read"]),
+    "prompt and prompts": (["--prompt", "x", "--prompts", "y"], ["--prompts", "contradicts --prompt"]),
+    "an empty prompt": (["--prompt", ""], ["--prompt", "the prompt is empty"]),
+    "all settings at once": (
+        ["--prompt", "x", "--temperature", "-1", "--top-p", "nan", "--max-tokens", "0"],
+        ["temperature", "top_p", "max_tokens"],
+    ),
+    "a prompt beyond the context": (["--prompt", "a b c " * 200], ["--prompt", "601 tokens", "room for 255"]),
+    "a context beyond the model": (["--prompt", "x", "--context-len", "999"], ["context_len", "256 positions"]),
+    "a device that is not there": (["--prompt", "x", "--device", "cuda:77"], ["cuda:77", "not there"]),
+    "a directory that cannot be": (["--prompt", "x", "--out", "/dev/null/run"], ["/dev/null/run", "cannot be used"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_message_before_a_weight_is_read(generate, name, monkeypatch):
+    import foretoken.gpu.checkpoint as checkpoint
+
+    monkeypatch.setattr(checkpoint, "load_target", lambda *arguments: pytest.fail("weights were read"))
+    arguments, words = BAD[name]
+    outcome = generate(*arguments)
+    assert outcome.code == 2 and outcome.out == "" and "Traceback" not in outcome.err
+    assert all(line.startswith("foretoken: ") for line in outcome.err.splitlines())
+    assert all(word in outcome.err for word in words), outcome.err
+
+
+def test_problems_of_a_file_have_their_lines(generate, tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "x"}\n{"promt": "x"}\n{"prompt": "x", "top_p": 3}\n')
+    outcome = generate("--prompts", path)
+    assert outcome.code == 2
+    assert f"{path}: line 2: unknown key 'promt'" in outcome.err and f"{path}: line 3: top_p is 3" in outcome.err
+    path.write_text(json.dumps({"prompt": "x"}) + "\n" + json.dumps({"prompt": "a b c " * 200}) + "\n")
+    assert f"{path}: line 2: the prompt has 601 tokens" in generate("--prompts", path).err
+
+
+def test_missing_libraries_are_named(generate, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    outcome = generate("--prompt", "x")
+    assert outcome.code == 2 and "torch is not installed" in outcome.err and "foretoken[gpu]" in outcome.err
+
+
+def test_a_terminal_without_a_prompt_is_told_what_to_give(generate, monkeypatch):
+    as_stdin(monkeypatch, "")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    outcome = generate()
+    assert outcome.code == 2 and "--prompt: is missing" in outcome.err
+
+
+def test_an_interruption_keeps_what_was_produced(process, command, models, tmp_path):
+    prompts, run = tmp_path / "p.jsonl", tmp_path / "run"
+    prompts.write_text('{"tokens": [5], "max_tokens": 3}\n' + '{"prompt": "def add", "max_tokens": 250}\n' * 400)
+    arguments = ("--model", models["target"], "--prompts", prompts, "--out", run, "--ignore-eos", "--max-running", 4)
+    running = process("generate", *arguments, env={"OMP_NUM_THREADS": "1"})
+    first = running.stdout.readline()
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130 and "interrupted" in err and "Traceback" not in err
+    lines = json_lines(first + out)
+    assert len(lines) == 401 and [line["id"] for line in lines] == [str(n) for n in range(1, 402)]
+    ends = {line["finish"] for line in lines}
+    assert lines[0]["finish"] == "length" and "aborted" in ends and lines[-1]["tokens"] == []
+    assert (run / "outputs.jsonl").read_text() == first + out
+    assert json.loads((run / "summary.json").read_text())["incomplete"] is True
+    replayed = command("replay", run)
+    assert replayed.code == 0 and "interrupted" in replayed.out
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_noted_once_and_the_second_interrupts(generate, monkeypatch, number, code):
+    before = signal.getsignal(number)
+    add, told = Display.add, []
+
+    def then_signal(self, delta):
+        add(self, delta)
+        told.append(delta)
+        if len(told) == 2:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(Display, "add", then_signal)
+    outcome = generate("--prompt", "def add", "--max-tokens", 100, "--ignore-eos")
+    assert outcome.code == code and "interrupted" in outcome.err
+    assert told[-1].finish == "aborted" and outcome.out.rstrip("\n") == "".join(d.text for d in told).rstrip("\n")
+    with pytest.raises(KeyboardInterrupt), _asked_to_stop() as received:
+        signal.raise_signal(number)
+        assert received == [number]
+        signal.raise_signal(number)
+    assert signal.getsignal(number) == before
+
+
+def test_a_reader_that_stops_reading_is_no_error(process, models, tmp_path):
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt": "def add", "max_tokens": 40}\n' * 60)
+    arguments = ("--model", models["target"], "--prompts", prompts, "--max-running", 2)
+    running = process("generate", *arguments, env={"OMP_NUM_THREADS": "1"})
+    running.stdout.readline()
+    running.stdout.close()
+    assert running.wait(60) == 141
+    assert "Traceback" not in running.stderr.read()
+
+
+def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
+    clock = iter([0.0, 4.0, 11.0])
+    monkeypatch.setattr("foretoken.cli.generation_display.time.monotonic", lambda: next(clock))
+    progress = Progress(3)
+    progress.add(10, ended=False)
+    assert capsys.readouterr().err == ""
+    progress.add(100, ended=True)
+    assert capsys.readouterr().err == "1 of 3 requests, 110 tokens, 10 tokens/s\n"
+
+
+def test_help_teaches(command):
+    outcome = command("generate", "--help")
+    for words in ("Model and draft", "Speculation", "Sampling", "--num-draft-tokens", "foretoken replay"):
+        assert words in outcome.out
