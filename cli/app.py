@@ -11,6 +11,7 @@ from .generate import generate
 from .replay import replay
 from .schema import schema
 from .simulate import simulate
+from .tiny import tiny
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -28,6 +29,7 @@ app.command()(simulate)
 app.command()(generate)
 app.command()(replay)
 app.command()(schema)
+app.command()(tiny)
 
 
 def _print_version(asked: bool) -> None:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from ..models.decoder import Capture, Decoder
 from ..models.dense import DenseAttention
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
+from .training import fast_products
 from .unrolled_attention import UnrolledAttention, shifted
 
 Draft = Decoder | DraftHead
@@ -105,8 +106,9 @@ def _one_slot_later(hidden: Tensor, batch_size: int) -> Tensor:
 def next_token_loss(model: Decoder, texts: Tensor) -> Tensor:
     """Mean cross-entropy of each text's next tokens, nats."""
     b, t = texts.shape
-    hidden = model.forward(texts.reshape(-1), DenseAttention([t] * b, device=texts.device)).hidden
-    logits = model.logits(hidden.view(b, t, -1)[:, :-1].reshape(b * (t - 1), -1))
+    with fast_products(texts.device):
+        hidden = model.forward(texts.reshape(-1), DenseAttention([t] * b, device=texts.device)).hidden
+        logits = model.logits(hidden.view(b, t, -1)[:, :-1].reshape(b * (t - 1), -1))
     return F.cross_entropy(logits, texts[:, 1:].reshape(-1))
 
 
@@ -116,7 +118,9 @@ def distillation_loss(target: Decoder, draft: Draft, texts: Tensor, num_steps: i
     Half is the cross-entropy with the target's distribution, which sampling accepts by, half that with its first choice, which greedy
     decoding accepts by. A draft with a vocabulary of its own learns where the target's first choice is in it.
     """
-    logits, captured = teach(target, texts, aux_layers_of(draft))
+    with fast_products(texts.device):
+        logits, captured = teach(target, texts, aux_layers_of(draft))
+    captured = captured.to(target.dtype)
     ids = None if isinstance(draft, Decoder) else draft.target_ids
     best = logits.argmax(-1)
     known = None

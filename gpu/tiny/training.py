@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from .optimizer import Optimizer, learning_rate_scale
@@ -30,6 +31,7 @@ class TrainingProgress:
 
 
 OnProgress = Callable[[TrainingProgress], None]
+LossOf = Callable[[int, float], tuple[Tensor, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,12 @@ class Trained:
 def train(
     part: str,
     model: nn.Module,
-    loss_of: Callable[[int], tuple[Tensor, int]],
+    loss_of: LossOf,
     num_steps: int,
     on_progress: OnProgress,
     budget_s: float | None = None,
 ) -> Trained:
-    """Minimise `loss_of(step)`, which gives the mean loss of a batch and its number of tokens.
+    """Minimise `loss_of(step, done)`, which gives the mean loss of a batch and its number of tokens; done goes from 0 to 1.
 
     The learning rate falls to zero at `num_steps`, or, if that comes first, when `budget_s` seconds have passed.
     """
@@ -65,7 +67,7 @@ def train(
             done = max(done, elapsed_s / budget_s)
             if done >= 1:
                 break
-        loss, num_new = loss_of(step)
+        loss, num_new = loss_of(step, done)
         loss.backward()
         nn.utils.clip_grad_norm_(weights, MAX_GRADIENT_NORM)
         optimizer.step(learning_rate_scale(done))
@@ -92,3 +94,13 @@ def _optimizer(model: nn.Module) -> Optimizer:
         by_token = "embed" in name or "lm_head" in name
         (matrices if weight.ndim == 2 and not by_token else others).append(weight)
     return Optimizer(matrices, others, matrix_lr=MATRIX_LR, lr=OTHER_LR)
+
+
+def fast_products(device: torch.device) -> torch.autocast:
+    """A context in which matrix products are in bfloat16 where that is faster; weights, gradients and losses stay float32."""
+    if device.type == "cuda":
+        fast = torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+        fast = probe is not None and bool(probe())
+    return torch.autocast(device.type, torch.bfloat16, enabled=fast)

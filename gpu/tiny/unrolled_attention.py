@@ -35,9 +35,7 @@ class UnrolledAttention:
         self._values.append(v)
         step = len(self._keys) - 1
         if step == 0:
-            out = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
-            )
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         else:
             out = self._attend_unrolled(q, step)
         return out.transpose(1, 2).flatten(0, 1)

@@ -17,7 +17,7 @@ CHAT_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ message['content'] }}{{ eos_token }}"
     "{% else %}# {{ message['role'] }}: {{ message['content'] | replace('\\n', '\\n# ') }}\n{% endif %}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}\n{% endif %}"
+    "{% if add_generation_prompt %}{{ '\\n' }}{% endif %}"
 )
 
 

@@ -1,0 +1,131 @@
+"""`foretoken tiny`: train a small target with its drafts, to try real decoding with."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..gpu.tiny.pair import MadePair
+
+EXIT_INTERRUPTED = 130
+
+Directory = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="DIR",
+        show_default=False,
+        help="Where the pair goes; by default the user's cache, foretoken/SIZE there.",
+    ),
+]
+Size = Annotated[
+    str, typer.Option(help="nano (seconds), tiny (minutes on two CPU cores), small (100 M), medium (700 M; for a GPU).")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of weights and batches.")]
+Device = Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to train.")]
+TimeBudget = Annotated[
+    float | None,
+    typer.Option(
+        min=1.0,
+        show_default=False,
+        help="Learn for about this long at most; the pair then depends on how fast this machine is.",
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+
+
+def tiny(
+    directory: Directory = None,
+    size: Size = "tiny",
+    seed: Seed = 0,
+    device: Device = "cpu",
+    time_budget_s: TimeBudget = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a pair to try: a small language model and three drafts for it.
+
+    They learn from the Python standard library's own source and are saved as
+    Hugging Face checkpoints:
+
+        DIR/target              a Llama with tokenizer and chat template
+        DIR/draft               a smaller Llama (STANDALONE)
+        DIR/eagle3              an EAGLE-3 head
+        DIR/multi_layer_eagle   one EAGLE head per step
+        DIR/pair.json           options, versions, losses, accept lengths
+
+        foretoken tiny
+        foretoken tiny pairs/seven --seed 7
+        foretoken tiny --size small --device cuda
+
+    A pair that is there already is used as it is. Ctrl-C keeps the parts that
+    are finished: the same command goes on from them.
+    """
+    try:
+        from ..gpu.tiny.directory import PairOptions, partial_directory
+        from ..gpu.tiny.pair import make_pair
+        from ..gpu.tiny.sizes import size_of
+    except ModuleNotFoundError as error:
+        from ..core.errors import ForetokenError
+
+        raise ForetokenError(f"{error.name} is not installed; training needs: pip install 'foretoken[gpu]'") from None
+    from .training_progress import training_display
+
+    options = PairOptions(size_of(size), seed, time_budget_s)
+    directory = default_directory(size, seed, time_budget_s) if directory is None else directory
+    try:
+        with training_display(quiet) as display:
+            pair = make_pair(directory, options, display, device)
+    except KeyboardInterrupt:
+        partial = partial_directory(directory, options)
+        kept = f"; finished parts are in {partial}, the same command goes on from there" if partial.is_dir() else ""
+        print(f"foretoken: interrupted{kept}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    _print_report(pair)
+
+
+def default_directory(size: str, seed: int, time_budget_s: float | None) -> Path:
+    """In the user's cache; other options have other directories."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    root = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
+    name = size if seed == 0 else f"{size}-seed{seed}"
+    return root / "foretoken" / (name if time_budget_s is None else f"{name}-{time_budget_s:g}s")
+
+
+def _print_report(pair: MadePair) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    summary = pair.summary
+    there = "is already there" if pair.reused else "is ready"
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"The pair ({summary['described']}) {there}: {pair.directory}", markup=False)
+    parts = summary["parts"]
+    # JSON has strings for keys.
+    chains = sorted({int(steps) for part in parts.values() for steps in part.get("accept_lengths", ())})
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("part", no_wrap=True)
+    for title in ("parameters", "MB", "loss", "agrees", *(f"S={steps}" for steps in chains)):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, part in parts.items():
+        table.add_row(name, *_cells(part, chains))
+    console.print(table)
+    console.print(
+        "loss: nats per token; the target's on held-out files, a draft's against the target while it learnt. agrees: how\n"
+        "often a draft's first token is the target's. S=n: tokens per greedy round with chains of n draft tokens. Both on\n"
+        "the target's own continuations of held-out files.",
+        markup=False,
+    )
+
+
+def _cells(part: dict[str, Any], chains: list[int]) -> list[str]:
+    loss = part.get("held_out_loss", part["loss"])
+    cells = [f"{part['parameters']:,}", f"{part['bytes'] / 1e6:.1f}", f"{loss:.2f}"]
+    if "agreement" not in part:
+        return cells
+    lengths = {int(steps): length for steps, length in part["accept_lengths"].items()}
+    return [*cells, f"{part['agreement']:.0%}", *(f"{lengths[n]:.2f}" if n in lengths else "" for n in chains)]
