@@ -60,7 +60,6 @@ ENTRANCES = {
     "cli.app": "the entry point `foretoken`",
     "core.acceptance_fit": "for whoever fits acceptance to a recording of their own",
     "core.adaptive.export": "writes the adaptive table as other engines read it",
-    "core.executor": "the port that executors implement",
 }
 
 
