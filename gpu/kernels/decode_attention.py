@@ -9,7 +9,7 @@ from ..ops import KVView
 from .aot import AotCase
 from .flash import LOG2_E, SplitOutput, attend_keys, choose_splits, device_of, reading_tiles, split_range, store_tile
 from .jit import jit, tl
-from .padded import PaddedKeys, attend_packed, bias_of, gather, prefix_slots
+from .padded import PaddedKeys, attend_packed, bias_of, counting, gather, prefix_slots
 
 
 def decode_keys(
@@ -22,7 +22,7 @@ def decode_keys(
     dtype: torch.dtype,
 ) -> PaddedKeys:
     """Slots and bias of what a `KVView` shows; bases and lens being the same tensor says that there are no tails."""
-    position = torch.arange(max_len, device=lens.device)
+    position = counting(max_len, lens.device)
     visible = position < lens.unsqueeze(1)
     if bases is lens:
         slots = prefix_slots(table, rows, visible)

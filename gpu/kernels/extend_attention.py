@@ -11,7 +11,7 @@ from torch import Tensor
 from .aot import AotCase
 from .flash import LOG2_E, attend_keys, computing_tiles, device_of, store_tile
 from .jit import cdiv, jit, tl
-from .padded import bias_of, gather, prefix_slots
+from .padded import bias_of, counting, gather, prefix_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def extend_keys(
 ) -> ExtendKeys:
     """How the rows of `extend_attention_torch` are padded; m = max_new_len, for a single row num_tokens."""
     bs, device = rows.shape[0], rows.device
-    in_prefix = torch.arange(max_prefix_len, device=device) < prefix_lens.unsqueeze(1)
+    in_prefix = counting(max_prefix_len, device) < prefix_lens.unsqueeze(1)
     slots = prefix_slots(table, rows, in_prefix)
     m = num_tokens if bs == 1 else max_new_len
     bias = None
@@ -51,8 +51,8 @@ def extend_keys(
     if bs == 1:
         return ExtendKeys(slots, bias, None, None)
     # Places past a row's end hold its last token or the next row's; causality keeps them out of the row's own sums.
-    tokens = (starts[:-1].unsqueeze(1) + torch.arange(m, device=device)).clamp_(max=num_tokens - 1)
-    token = torch.arange(num_tokens, device=device)
+    tokens = (starts[:-1].unsqueeze(1) + counting(m, device)).clamp_(max=num_tokens - 1)
+    token = counting(num_tokens, device)
     row = torch.searchsorted(starts[1:].contiguous(), token, right=True).clamp_(max=bs - 1)
     return ExtendKeys(slots, bias, tokens, row * m + (token - starts[row]).clamp_(max=m - 1))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter, is_
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NEGATIVE_INFINITY = float("-inf")
 VERSION = attrgetter("_version")
 
 
@@ -60,7 +60,7 @@ class LastValue:
 
 def prefix_slots(table: Tensor, rows: Tensor, visible: Tensor) -> Tensor:
     """Slots [bs · max_len] of the rows' first columns, 0 where `visible` [bs, max_len] is false."""
-    return table.narrow(1, 0, visible.shape[1]).index_select(0, rows).mul_(visible).view(-1)
+    return table[rows, : visible.shape[1]].mul_(visible).view(-1)
 
 
 def gather(pool: Tensor, slots: Tensor, bs: int) -> Tensor:
@@ -68,9 +68,20 @@ def gather(pool: Tensor, slots: Tensor, bs: int) -> Tensor:
     return pool.index_select(0, slots).view(bs, -1, *pool.shape[1:])
 
 
+@lru_cache(maxsize=64)
+def counting(n: int, device: torch.device) -> Tensor:
+    """0 … n − 1, int64; shared, so not to be written."""
+    return torch.arange(n, device=device)
+
+
+@lru_cache(maxsize=16)
+def _seen_and_unseen(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.zeros((), dtype=dtype, device=device), torch.full((), float("-inf"), dtype=dtype, device=device)
+
+
 def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where visible, −inf elsewhere."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, NEGATIVE_INFINITY)
+    return torch.where(visible, *_seen_and_unseen(dtype, visible.device))
 
 
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from .aot import AotCase
 from .flash import LOG2_E, SplitOutput, attend_keys, choose_splits, device_of, reading_tiles, split_range, store_tile
 from .jit import cdiv, jit, next_power_of_2, tl
-from .padded import PaddedKeys, attend_packed, bias_of, gather, prefix_slots
+from .padded import PaddedKeys, attend_packed, bias_of, counting, gather, prefix_slots
 
 
 def verify_keys(
@@ -22,9 +22,8 @@ def verify_keys(
 ) -> PaddedKeys:
     """Slots of the prefixes, and the bias [bs, 1, nd · group, max_prefix_len + nd] of prefix and new tokens."""
     num_nodes = ancestor_bits.shape[1]
-    in_prefix = torch.arange(max_prefix_len, device=rows.device) < prefix_lens.unsqueeze(1)
-    node = torch.arange(num_nodes, device=rows.device)
-    is_ancestor = (ancestor_bits.unsqueeze(2) >> node).bitwise_and_(1).bool()
+    in_prefix = counting(max_prefix_len, rows.device) < prefix_lens.unsqueeze(1)
+    is_ancestor = (ancestor_bits.unsqueeze(2) >> counting(num_nodes, rows.device)).bitwise_and_(1).bool()
     # A node without ancestors, not even itself, is padding: it sees nothing of the prefix either.
     sees_prefix = in_prefix.unsqueeze(1) & (ancestor_bits != 0).unsqueeze(2)
     visible = torch.cat((sees_prefix, is_ancestor), 2)
