@@ -122,8 +122,7 @@ class RunCache:
 
     def _offsets(self, rows: np.ndarray, keys: np.ndarray, positions: np.ndarray, reach: int) -> np.ndarray:
         """Columns of the positions, int64 [bs], after which at least `reach` more are in the window."""
-        hashed = keys * _KEY_FACTOR
-        hashed += positions.view(np.uint64)
+        hashed = self._hashed(keys, positions)
         offsets = hashed - self._anchors[rows]
         # The largest element by argmax and a look: a third of the price of max() on arrays this small.
         if int(offsets[offsets.argmax()]) + reach >= self.width:
@@ -133,14 +132,20 @@ class RunCache:
                 raise InvariantViolation("ACCEPT-02", f"rows {rows} do not hold the windows that were just drawn")
         return offsets.view(np.int64)
 
+    @staticmethod
+    def _hashed(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        hashed = keys * _KEY_FACTOR
+        hashed += positions.view(np.uint64)
+        return hashed
+
     def _fill(self, rows: np.ndarray, keys: np.ndarray, positions: np.ndarray, offsets: np.ndarray, reach: int) -> None:
         """Draw new windows for the rows that need one and for those that soon will: few large passes, not many."""
-        soon = min(self.width - reach, self.width * 5 // 8)
-        which = np.flatnonzero(offsets >= soon)
         if self._primed:
-            which = which[[not self._take_primed(rows[i], keys[i], positions[i], reach) for i in which]]
-        if len(which) == 0:
-            return
+            short = np.flatnonzero(offsets >= self.width - reach)
+            if sum(self._take_primed(rows[i], keys[i], positions[i], reach) for i in short) == len(short):
+                return  # nobody else is in need yet
+            offsets = self._hashed(keys, positions) - self._anchors[rows]
+        which = np.flatnonzero(offsets >= min(self.width - reach, self.width // 2))
         starts = positions[which]
         starts = starts - starts % self.process.alignment
         chosen = rows[which]

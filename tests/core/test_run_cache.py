@@ -90,22 +90,41 @@ def test_no_steps_and_no_rows():
     assert cache.accept_lens_of_rounds(none, none.astype(np.uint64), none, 3, 2).shape == (2, 0)
 
 
-def test_windows_are_drawn_rarely_and_primed_ones_not_again():
-    class Counting(FixedMeanAcceptance):
-        calls = 0
+class Counting(FixedMeanAcceptance):
+    """Counts its passes."""
 
-        def run_windows(self, *arguments):
-            Counting.calls += 1
-            return super(FixedMeanAcceptance, self).run_windows(*arguments)
+    calls = 0
 
-    cache = RunCache(Counting(2.5), 64)
+    def run_windows(self, *arguments):
+        Counting.calls += 1
+        return super().run_windows(*arguments)
+
+
+@pytest.fixture
+def counting():
+    Counting.calls = 0
+    return RunCache(Counting(2.5), 64)
+
+
+def test_windows_are_drawn_rarely_and_primed_ones_not_again(counting):
     rows, keys = np.arange(1, 65), np.arange(64, dtype=np.uint64)
-    cache.prime(keys)
+    counting.prime(keys)
     assert Counting.calls == 1
     positions = np.zeros(64, np.int64)
     for _ in range(400):
-        positions += cache.accept_lens(rows, keys, positions, 3)
+        positions += counting.accept_lens(rows, keys, positions, 3)
     assert Counting.calls < 20  # 1,000 positions in windows of 256; the rows go together
+
+
+def test_a_primed_newcomer_draws_nothing_for_rows_that_have_positions_left(counting):
+    rows, keys = np.array([1, 2]), np.array([7, 8], np.uint64)
+    counting.prime(np.array([7, 8, 9], np.uint64))
+    lens = counting.accept_lens(rows, keys, np.array([200, 0]), 3)  # row 1 is past the half of its window
+    keys[1] = 9
+    with_newcomer = counting.accept_lens(rows, keys, np.array([200, 0]), 3)
+    assert Counting.calls == 1
+    assert with_newcomer[0] == lens[0]
+    assert with_newcomer[1] == expected(FixedMeanAcceptance(2.5), keys[1:], np.array([0]), 3)[0]
 
 
 def test_no_more_than_the_bound_is_primed():
