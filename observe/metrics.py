@@ -51,6 +51,7 @@ TOTALS = (
 )
 _FLUSH_ENTRIES = 1 << 14  # rows × rounds
 _FLUSH_EVENTS = 1 << 11
+_KEPT_BYTES = 1 << 23  # several flushes
 
 # Columns of the notes on a committed step.
 _REPLICA, _STEP_ID, _ROUNDS, _PREFILL, _ROWS, _STEPS, _ND, _HELD, _WAITING = range(9)
@@ -83,6 +84,9 @@ class RunMetrics:
                 ParquetColumns(folder / "rounds.parquet", ROUND_FIELDS),
             )
         self._samples = array("q")  # (now, *GAUGES) of every event
+        # Until a block of this size was freed once, the C library hands what a flush needs back to the system every time, to take it
+        # again page by page.
+        np.empty(_KEPT_BYTES, dtype=np.uint8)
         self._begin_notes()
 
     def _begin_notes(self) -> None:

@@ -178,6 +178,8 @@ class Simulation:
     def _foresee(self, first: int) -> None:
         """Announce the next requests to the device: ids, and with them the keys of all draws, are known before anybody arrives."""
         self._foreseen = first + self.REQUESTS_FORESEEN
+        if not self.replicas[0].device.draws_ahead:
+            return
         keys = [request_key(f"r{row}") for row in range(first, self._foreseen)]
         self.replicas[0].device.foresee(np.array(keys, dtype=np.uint64))
 

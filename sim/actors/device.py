@@ -97,6 +97,11 @@ class Device:
             if truth.quality_shift:
                 self._chain.set_shifts(np.array([row]), truth.quality_shift)
 
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether `foresee` is of use: something was drafted."""
+        return self._last_cache is not None
+
     def foresee(self, keys: np.ndarray) -> None:
         """Requests with these keys, uint64 [n], will probably come: their first windows are cheaper drawn together."""
         if self._last_cache is not None:
