@@ -101,8 +101,8 @@ class KVStore:
         A target below what a row has is no need. The cache gives up its least useful slots if the free ones do not suffice.
         """
         before = self.allocated[rows]
-        needs = np.maximum(targets, before)
-        needs -= before
+        after = np.maximum(targets, before)
+        needs = after - before
         total = int(needs.dot(self._ones[: len(needs)]))
         if total == 0:
             return True
@@ -111,7 +111,7 @@ class KVStore:
         slots = self.allocator.allocate(total)
         self.table.write(rows, before, needs, slots)
         self._writes.append(WrittenRanges(rows, before, needs, slots))
-        self.allocated[rows] = before + needs
+        self.allocated[rows] = after
         return True
 
     def grow_row(self, row: int, target: int) -> bool:
