@@ -120,11 +120,11 @@ class _Workshop:
         """What the target itself writes, half of it greedily, in an order that mixes both; int64 [num_continuations, window]."""
         size = self.size
         prompts = spread_prompts(self._training, size.num_continuations, size.prompt_len)
-        self.on_progress(TrainingProgress("texts of the target", 0, 2, None, 0.0, 0.0))
+        self.on_progress(TrainingProgress("own texts", 0, 2, None, 0.0, 0.0))
         greedy = continue_texts(target, prompts[::2], size.window)
-        self.on_progress(TrainingProgress("texts of the target", 1, 2, None, 0.0, 0.0))
+        self.on_progress(TrainingProgress("own texts", 1, 2, None, 0.0, 0.0))
         sampled = continue_texts(target, prompts[1::2], size.window, SAMPLING_TEMPERATURE, self.options.seed)
-        self.on_progress(TrainingProgress("texts of the target", 2, 2, None, 0.0, 0.0))
+        self.on_progress(TrainingProgress("own texts", 2, 2, None, 0.0, 0.0))
         texts = torch.cat([greedy, sampled])
         generator = torch.Generator().manual_seed(self.options.seed)
         return texts[torch.randperm(len(texts), generator=generator).to(texts.device)]
