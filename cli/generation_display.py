@@ -25,6 +25,7 @@ class Display:
         self._parts: dict[str, list[TextDelta]] = {request_id: [] for request_id in order}
         self._num_shown = 0
         self._ends_line = True
+        self._encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
 
     @property
     def outputs(self) -> list[Output]:
@@ -63,11 +64,13 @@ class Display:
                 return
             if self._progress is not None:
                 self._progress.clear()
-            self._write(output_line(join_deltas(deltas)) + "\n")
+            self._write(output_line(join_deltas(deltas), ensure_ascii=self._encoding != "utf-8") + "\n")
             self._num_shown += 1
 
-    @staticmethod
-    def _write(text: str) -> None:
+    def _write(self, text: str) -> None:
+        """Characters that standard output's encoding does not have become question marks."""
+        if self._encoding != "utf-8":
+            text = text.encode(self._encoding, "replace").decode(self._encoding)
         sys.stdout.write(text)
         sys.stdout.flush()
 

@@ -83,7 +83,7 @@ class GenerationRecord:
             raise RunDirectoryError(message) from None
 
 
-def output_line(output: Output) -> str:
+def output_line(output: Output, *, ensure_ascii: bool = False) -> str:
     """One output as a line of JSON."""
     value: dict[str, Any] = {
         "id": output.request_id,
@@ -95,7 +95,7 @@ def output_line(output: Output) -> str:
         value["logprobs"] = list(output.logprobs)
     if output.message:
         value["message"] = output.message
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=ensure_ascii)
 
 
 def run_facts(plan: SessionPlan) -> Mapping[str, Any]:

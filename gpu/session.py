@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ..core.algorithm import Drafter
 from ..core.engine import Engine
 from ..core.errors import ConfigError, InvariantViolation, Problem
 from ..core.events import EventSink
@@ -18,6 +19,9 @@ from .text import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
     from ..observe.engine_description import EngineDescription
+    from .build import DraftModel
+    from .models.decoder import Decoder
+    from .ops import Ops
 
 FINISH = {
     FinishReason.STOP: "stop",
@@ -136,17 +140,13 @@ class DecodeSession:
         A `plan` and a `tokenizer` that were made before are used. Raises ConfigError and other ForetokenErrors.
         """
         from .build import build_executor
-        from .checkpoint import load_draft, load_target
         from .devices import ops_for
 
         plan = plan or plan_session(options)
         tokenizer = tokenizer or Tokenizer.load(options.model)
         check_vocabulary(tokenizer, plan)
         ops = ops_for(plan.device)
-        target = load_target(options.model, ops, plan.device, plan.dtype)
-        draft = None
-        if options.draft is not None:
-            draft = load_draft(options.draft, plan.algorithm.name, target)
+        target, draft = _load_models(plan, ops)
         description = plan.description
         if description.policy == "goodput" and description.cost_table is None:
             from .round_cost import measure_cost_table
@@ -253,6 +253,22 @@ class DecodeSession:
             finish, message = FINISH[end.reason], end.message
         logprobs = tuple(float(value) for value in delta.outputs.get("logprobs", ()))
         return TextDelta(delta.request_id, text, tuple(delta.tokens.tolist()), logprobs, finish, message)
+
+
+def _load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:
+    """The target and its draft. What is wrong with the draft's files is found before the target's weights, which take longer, are read."""
+    from .checkpoint import load_draft, load_target
+    from .models.decoder import Decoder
+
+    options, algorithm = plan.options, plan.algorithm
+    if options.draft is None:
+        return load_target(options.model, ops, plan.device, plan.dtype), None
+    if algorithm.drafter is Drafter.MODEL:  # it shares nothing with the target
+        draft = load_target(options.draft, ops, plan.device, plan.dtype)
+        return load_target(options.model, ops, plan.device, plan.dtype), draft
+    load_draft(options.draft, algorithm.name, Decoder(plan.target, ops, "meta", plan.dtype))
+    target = load_target(options.model, ops, plan.device, plan.dtype)
+    return target, load_draft(options.draft, algorithm.name, target)
 
 
 def join_deltas(deltas: Sequence[TextDelta]) -> Output:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 import sys
 
@@ -212,6 +213,39 @@ def test_problems_of_a_file_have_their_lines(generate, tmp_path):
     assert f"{path}: line 2: unknown key 'promt'" in outcome.err and f"{path}: line 3: top_p is 3" in outcome.err
     path.write_text(json.dumps({"prompt": "x"}) + "\n" + json.dumps({"prompt": "a b c " * 200}) + "\n")
     assert f"{path}: line 2: the prompt has 601 tokens" in generate("--prompts", path).err
+
+
+def test_broken_weights_are_found_before_any_are_read(generate, models, tmp_path, monkeypatch):
+    """Of the draft too: its files are looked at before the target's weights are read."""
+    for name, options in (("target", ["--model"]), ("standalone", ["--draft"]), ("eagle3", ["--draft"])):
+        broken = tmp_path / name
+        shutil.copytree(models[name], broken)
+        weights = broken / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        outcome = generate("--prompt", "x", *options, broken)
+        assert outcome.code == 2 and "truncated" in outcome.err and str(broken) in outcome.err, outcome
+        weights.unlink()
+        assert "model.safetensors" in generate("--prompt", "x", *options, broken).err
+
+
+def test_a_head_whose_tensors_do_not_fit_is_found_before_the_target_is_read(generate, models, tmp_path, monkeypatch):
+    import foretoken.gpu.checkpoint as checkpoint
+
+    shutil.copytree(models["eagle3"], tmp_path / "head")
+    config = tmp_path / "head" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "intermediate_size": 72}))
+    monkeypatch.setattr(checkpoint, "load_target", lambda *arguments: pytest.fail("weights were read"))
+    outcome = generate("--prompt", "x", "--draft", tmp_path / "head")
+    assert outcome.code == 2 and "has shape" in outcome.err
+
+
+def test_output_fits_the_encoding_of_standard_output(models, process, tmp_path):
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt": "x", "max_tokens": 4, "id": "ö"}')
+    arguments = ("--model", models["target"], "--prompts", prompts)
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "ascii"}
+    out, err = process("generate", *arguments, env=environment).communicate(timeout=60)
+    assert err == "" and out.isascii() and json.loads(out)["id"] == "ö"
 
 
 def test_missing_libraries_are_named(generate, monkeypatch):
