@@ -133,3 +133,14 @@ def test_the_loop_says_where_its_time_went():
     assert loop.num_steps >= 2
     assert min(times.plan_ns, times.launch_ns, times.collect_ns, times.commit_ns) >= 10 * loop.num_steps
     assert times.host_ns == times.plan_ns + times.launch_ns + times.commit_ns
+
+
+def test_the_first_token_of_a_request_that_left_is_not_told():
+    loop, collected = make(), Collected()
+    for name, length in (("before", 16), ("left", 8), ("stays", 8)):
+        loop.submit(Request(name, Prompt.of_tokens(range(length)), 12))
+    collected.run(loop, 1)  # the second step computes the prompts of both others, and is in flight
+    loop.abort("left")
+    collected.run(loop)
+    assert collected.tokens["left"] == [] and collected.ends["left"].num_output == 0
+    assert len(collected.tokens["stays"]) == len(collected.tokens["before"]) == 12

@@ -110,6 +110,15 @@ def test_stop_strings_end_text_and_request(models, plain):
     assert len(output.tokens) < 40 and plain["1"].tokens[: len(output.tokens)] == output.tokens
 
 
+def test_a_text_that_ends_inside_a_character_is_told_to_its_end(models, plain):
+    tokens, tokenizer = np.array(plain["1"].tokens), Tokenizer.load(models["target"])
+    count = next(n for n in range(1, len(tokens)) if tokenizer.decode(tokens[:n]).endswith("\ufffd"))
+    request = dataclasses.replace(requests_of(models)[0], max_tokens=count)
+    (output,) = DecodeSession.open(options_for(models)).run([request]).values()
+    assert output.text == tokenizer.decode(tokens[:count])
+    assert plain["1"].text == tokenizer.decode(tokens)
+
+
 def test_the_end_of_text_token_ends_a_request(models, plain):
     end = plain["1"].tokens[7]
     first = plain["1"].tokens.index(end)
