@@ -18,6 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/foretoken simulate examples/chat_on_h100.toml --out $(RUN_DIR)
+	$(BIN)/foretoken tiny
+	$(BIN)/python examples/real_decode.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -141,6 +141,7 @@ class DecodeSession:
         """
         from .build import build_executor
         from .devices import ops_for
+        from .graphs import RoundStates
 
         plan = plan or plan_session(options)
         tokenizer = tokenizer or Tokenizer.load(options.model)
@@ -155,8 +156,18 @@ class DecodeSession:
             plan = replace(plan, description=description)
         deliveries = Deliveries()
         events = all_of([deliveries, *make_sinks(description)])
-        engine = description.make_engine(events, tokenizer)
-        executor = build_executor(engine, target, draft, ops, seed=options.seed, debug=options.debug)
+        states = RoundStates()
+        engine = description.make_engine(events, tokenizer, states)
+        executor = build_executor(
+            engine,
+            target,
+            draft,
+            ops,
+            states=states,
+            graph_sizes=description.graph_sizes,
+            seed=options.seed,
+            debug=options.debug,
+        )
         return cls(
             engine, executor, deliveries, tokenizer, plan=plan, phase_seconds=lambda: dict(executor.clock.seconds)
         )

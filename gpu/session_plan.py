@@ -59,7 +59,8 @@ class SessionOptions:
     dtype: str = AUTO  # the checkpoint's; on a CPU at least float32
     device: str = AUTO
     seed: int = 0
-    block_rounds: int = 8
+    block_rounds: int | None = None  # rounds per plan; default: 8 on a CPU, 1 on a GPU, where overlap hides the host
+    graphs: bool | None = None  # capture rounds as CUDA graphs; default: on a GPU, unless debugging
     debug: bool = False
 
 
@@ -119,7 +120,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
             max_running=options.max_running,
             chunk_size=options.chunk_size,
             prefix_cache=options.prefix_cache,
-            block_rounds=options.block_rounds,
+            block_rounds=options.block_rounds or (8 if device == "cpu" else 1),
             track_tokens=True,
         ),
         algorithm=algorithm.name,
@@ -128,6 +129,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
         initial_steps=initial_steps,
         topk=options.topk,
         num_draft_tokens=nodes,
+        graph_sizes=_graph_sizes(options, algorithm, device),
         decodes_text=True,
     )
     context_len = _context_len(options, target, description, longest_request)
@@ -288,6 +290,15 @@ def _dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
         message = f"{name!r} is none of {AUTO}, {', '.join(DTYPES)}{nearest(name, DTYPES)}"
         raise ConfigError(ARGUMENTS, [Problem("dtype", message)])
     return DTYPES[name]
+
+
+def _graph_sizes(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> tuple[int, ...] | None:
+    """Batch sizes to capture: powers of two up to the largest batch, which is one of them. None: no graphs."""
+    wanted = device != "cpu" and not options.debug if options.graphs is None else options.graphs
+    if not wanted or algorithm.drafter is Drafter.LOOKUP:
+        return None
+    powers = (1 << i for i in range(options.max_running.bit_length()))
+    return tuple(sorted({*powers, options.max_running}))
 
 
 def _mode(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> Routing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,8 @@ from foretoken.core.request import Request, SamplingParams
 from foretoken.gpu import executor as executor_module
 from foretoken.gpu.build import build_executor
 from foretoken.gpu.graphs import RoundStates, graph_for
+from foretoken.gpu.session import DecodeSession
+from foretoken.gpu.session_plan import SessionOptions
 from foretoken.properties.driver import Dice
 from foretoken.properties.matrix import random_cell
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
@@ -104,3 +108,16 @@ def test_padding_rows_leave_the_pools_and_the_relay_of_others_alone():
     held = torch.zeros_like(written)
     held[executor._rows.table.flatten().long()] = True
     assert not (written & ~held)[1:].any(), "a padded row wrote to a slot that no row was given"
+
+
+def test_a_session_captures_the_sizes_that_its_batches_can_have(nano_pair):
+    plain = SessionOptions(model=nano_pair / "target", draft=nano_pair / "eagle3", dtype="float64", max_running=3)
+    texts, sizes = [], []
+    for options in (plain, replace(plain, graphs=True, block_rounds=1, overlap=True)):
+        session = DecodeSession.open(options)
+        tokens = session.tokenizer.encode("import os\n")
+        requests = [Request(f"r{i}", Prompt.of_tokens(tokens[: 2 + i]), 12) for i in range(3)]
+        texts.append({name: output.text for name, output in session.run(requests).items()})
+        sizes.append([report.batch_size for report in session.executor.states.reports if not report.sampled])
+    assert texts[0] == texts[1]
+    assert sizes == [[], [3, 2, 1]]
