@@ -91,21 +91,10 @@ def decode_attention_kernel(
         loaded = position < end
         column = tl.where(position < base, position, position - base + jump)
         slot = tl.load(columns + column, mask=loaded, other=0).to(tl.int64)
+        keys = k_pool + kv_head * k_head_stride + slot * k_slot_stride
+        values = v_pool + kv_head * v_head_stride + slot * v_slot_stride
         acc, peak, total = attend_keys(
-            tile,
-            k_pool + kv_head * k_head_stride,
-            v_pool + kv_head * v_head_stride,
-            slot * k_slot_stride,
-            slot * v_slot_stride,
-            loaded,
-            loaded[None, :],
-            acc,
-            peak,
-            total,
-            scale_log2,
-            HEAD_DIM,
-            BLOCK_D,
-            PRECISION,
+            tile, keys, values, loaded, loaded[None, :], acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
         )
     index = query * (tl.num_programs(1) * GROUP) + head
     store_tile(out, partial, lse, acc, peak, total, index, live, split, HEAD_DIM, BLOCK_D, SPLITS)

@@ -19,7 +19,8 @@ class ExtendKeys:
     """A ragged batch of new tokens, padded: which prefix slots, which tokens, and who sees what.
 
     `slots` int32 [bs · max_prefix_len]; `bias` [bs, 1, m, max_prefix_len + m], None if causality among the new tokens is all there is;
-    `tokens` int64 [bs, m], the token in each place (0 past the row's end), None for a single row; `places` int64 [n], each token's place.
+    `tokens` int64 [bs, m], the token in each place (past the row's end any), None for a single row;
+    `places` int64 [n], each token's place.
     """
 
     slots: Tensor
@@ -38,7 +39,7 @@ def extend_keys(
     num_tokens: int,
     dtype: torch.dtype,
 ) -> ExtendKeys:
-    """How the rows of `extend_attention_torch` are padded; m = max_new_len, for a single row num_tokens."""
+    """How the rows of `extend_attention_torch` are padded: to m = max_new_len; a single row, which starts at token 0, not at all."""
     bs, device = rows.shape[0], rows.device
     in_prefix = counting(max_prefix_len, device) < prefix_lens.unsqueeze(1)
     slots = prefix_slots(table, rows, in_prefix)
@@ -143,40 +144,20 @@ def extend_attention_kernel(
         for start in range(0, end, BLOCK_N):
             loaded = start + lane < end
             slot = tl.load(columns + start + lane, mask=loaded, other=0).to(tl.int64)
+            keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
+            values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             acc, peak, total = attend_keys(
-                tile,
-                k_pool + kv_head * pool_head_stride,
-                v_pool + kv_head * pool_head_stride,
-                slot * pool_slot_stride,
-                slot * pool_slot_stride,
-                loaded,
-                loaded[None, :],
-                acc,
-                peak,
-                total,
-                scale_log2,
-                HEAD_DIM,
-                BLOCK_D,
-                PRECISION,
+                tile, keys, values, loaded, loaded[None, :], acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
             )
         last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, new_len - 1)
         for start in range(0, last + 1, BLOCK_N):
             new = start + lane
+            loaded = new <= last
+            visible = new[None, :] <= token[:, None]
+            keys = k + kv_head * k_head_stride + (origin + new) * k_token_stride
+            values = v + kv_head * v_head_stride + (origin + new) * v_token_stride
             acc, peak, total = attend_keys(
-                tile,
-                k + kv_head * k_head_stride,
-                v + kv_head * v_head_stride,
-                (origin + new) * k_token_stride,
-                (origin + new) * v_token_stride,
-                new <= last,
-                new[None, :] <= token[:, None],
-                acc,
-                peak,
-                total,
-                scale_log2,
-                HEAD_DIM,
-                BLOCK_D,
-                PRECISION,
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
             )
         index = (origin + token) * (tl.num_programs(1) * GROUP) + head
         store_tile(out, out, out, acc, peak, total, index, live, 0, HEAD_DIM, BLOCK_D, 1)

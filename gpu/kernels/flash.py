@@ -106,10 +106,8 @@ def choose_splits(num_programs: int, max_len: int, processors: int) -> int:
 @jit
 def attend_keys(
     q,
-    k,
-    v,
-    k_offsets,
-    v_offsets,
+    keys,
+    values,
     loaded,
     visible,
     acc,
@@ -120,19 +118,22 @@ def attend_keys(
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One block of keys into the running softmax: acc [M, D], peak and total [M], all float32, logits in base 2."""
+    """One block of N keys into the running softmax: acc [M, D], peak and total [M], all float32, logits in base 2.
+
+    keys and values [N] point at the first channels; `loaded` [N] may be read, `visible` [M, N] is what each query sees of it.
+    """
     channel = tl.arange(0, BLOCK_D)
     mask = loaded[:, None] & (channel < HEAD_DIM)[None, :]
-    keys = tl.load(k + k_offsets[:, None] + channel[None, :], mask=mask, other=0.0)
-    values = tl.load(v + v_offsets[:, None] + channel[None, :], mask=mask, other=0.0)
-    scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale_log2
+    k = tl.load(keys[:, None] + channel[None, :], mask=mask, other=0.0)
+    v = tl.load(values[:, None] + channel[None, :], mask=mask, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
     scores = tl.where(visible, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     # A query that has seen nothing yet keeps a peak of −inf; −inf − (−inf) would be NaN.
     reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weights = tl.exp2(scores - reference[:, None])
     shrink = tl.exp2(peak - reference)
-    acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision=PRECISION)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
     return acc, new_peak, total * shrink + tl.sum(weights, 1)
 
 

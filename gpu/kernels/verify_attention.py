@@ -106,21 +106,11 @@ def verify_attention_kernel(
     for start in range(first, end, BLOCK_N):
         loaded = start + lane < end
         slot = tl.load(columns + start + lane, mask=loaded, other=0).to(tl.int64)
+        visible = loaded[None, :] & (bits != 0)[:, None]
+        keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
+        values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
         acc, peak, total = attend_keys(
-            tile,
-            k_pool + kv_head * pool_head_stride,
-            v_pool + kv_head * pool_head_stride,
-            slot * pool_slot_stride,
-            slot * pool_slot_stride,
-            loaded,
-            loaded[None, :] & (bits != 0)[:, None],
-            acc,
-            peak,
-            total,
-            scale_log2,
-            HEAD_DIM,
-            BLOCK_D,
-            PRECISION,
+            tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
         )
     if split == 0:
         new = tl.arange(0, NEW_BLOCK)
@@ -128,21 +118,11 @@ def verify_attention_kernel(
         low, high = bits.to(tl.int32), (bits >> 32).to(tl.int32)
         word = tl.where(new[None, :] < 32, low[:, None], high[:, None])
         is_ancestor = ((word >> (new[None, :] & 31)) & 1) != 0
+        loaded = new < num_nodes
+        keys = k + kv_head * k_head_stride + (root + new) * k_token_stride
+        values = v + kv_head * v_head_stride + (root + new) * v_token_stride
         acc, peak, total = attend_keys(
-            tile,
-            k + kv_head * k_head_stride,
-            v + kv_head * v_head_stride,
-            (root + new) * k_token_stride,
-            (root + new) * v_token_stride,
-            new < num_nodes,
-            is_ancestor,
-            acc,
-            peak,
-            total,
-            scale_log2,
-            HEAD_DIM,
-            BLOCK_D,
-            PRECISION,
+            tile, keys, values, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
         )
     index = (root + node) * (tl.num_programs(1) * GROUP) + head
     store_tile(out, partial, lse, acc, peak, total, index, live, split, HEAD_DIM, BLOCK_D, SPLITS)

@@ -1,0 +1,50 @@
+"""Which operations a device gets, and that the CPU's need no Triton."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+from foretoken.core.errors import ConfigError
+from foretoken.gpu.devices import ops_for
+from foretoken.gpu.ops import Ops
+from foretoken.gpu.torch_ops import TorchOps
+from foretoken.gpu.triton_ops import TritonOps
+
+METHODS = [name for name, _ in inspect.getmembers(Ops, inspect.isfunction) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("implementation", [TorchOps, TritonOps])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_operation_is_there_with_the_ports_parameters(implementation: type, name: str):
+    asked = list(inspect.signature(getattr(Ops, name)).parameters)
+    assert list(inspect.signature(getattr(implementation, name)).parameters) == asked
+
+
+def test_a_cpu_gets_the_torch_operations():
+    assert isinstance(ops_for("cpu"), TorchOps)
+
+
+@pytest.mark.parametrize("device", ["tpu", "", "cud"])
+def test_an_unknown_device_is_refused(device: str):
+    with pytest.raises(ConfigError, match="cpu, cuda"):
+        ops_for(device)
+
+
+def test_without_triton_a_cpu_works_and_cuda_is_refused():
+    program = """
+import sys
+sys.modules["triton"] = None  # importing it fails
+import torch
+from foretoken.core.errors import ConfigError
+from foretoken.gpu.devices import ops_for
+print(ops_for("cpu").silu_mul(torch.zeros(1, 4)).shape[1])
+try:
+    ops_for("cuda")
+except ConfigError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert run.stdout.splitlines() == ["2", "device: device: cuda needs Triton, which is not installed"], run.stderr
