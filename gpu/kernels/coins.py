@@ -6,9 +6,11 @@ shift differs, so its copies of the sign are masked away.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.draws import uniform
 from .aot import AotCase
 from .jit import cdiv, jit, tl
 
@@ -39,6 +41,15 @@ def stream_state(seed: int, purpose: int) -> int:
 
 
 def coins_torch(keys: Tensor, positions: Tensor, seed: int, purpose: int) -> Tensor:
+    if not positions.is_cpu:
+        return hashed_coins(keys, positions, seed, purpose)
+    # NumPy sees the same memory and needs a third of the time for arrays as small as these.
+    requests = keys.numpy().view(np.uint64)[:, None]
+    return torch.from_numpy(np.asarray(uniform(seed, purpose, requests, positions.numpy())))
+
+
+def hashed_coins(keys: Tensor, positions: Tensor, seed: int, purpose: int) -> Tensor:
+    """The coins with tensor operations alone, on any device."""
     stream = _finalise_((keys * _REQUEST_FACTOR).bitwise_xor_(stream_state(seed, purpose)))
     bits = _finalise_((positions * _POSITION_FACTOR).bitwise_xor_(stream.unsqueeze(1)))
     return _shift_right(bits, 11).double().mul_(2.0**-53)

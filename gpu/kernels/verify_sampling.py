@@ -19,60 +19,55 @@ from .verify_greedy import TREE, chain_path, last_nodes, store_path, tree_path
 
 def verify_sampling_torch(tree: DeviceTree, probs: Tensor, accept_coins: Tensor, bonus_coins: Tensor) -> DeviceVerified:
     batch_size, nodes = tree.tokens.shape
-    vocab, width, device = probs.shape[1], tree.width, probs.device
+    vocab, device = probs.shape[1], probs.device
     totals = probs.sum(1, dtype=torch.float64)
-    usable = totals.isfinite() & (totals > 0) & (probs.amin(1) >= 0)
+    usable = (totals > 0) & (totals < torch.inf) & (probs.amin(1) >= 0)
     greatest, predict = probs.max(1)
-    predict.masked_fill_(~greatest.isfinite(), -1)
+    predict.masked_fill_(~(greatest.abs() < torch.inf), -1)
     # An unusable node's masses count as 0: none of its children is possible.
     totals = totals.masked_fill(~usable, torch.inf).view(batch_size, nodes)
-    mass_counts = (probs > 0).sum(1).view(batch_size, nodes)
+    mass_counts = probs.sign().sum(1, dtype=torch.float64).view(batch_size, nodes)
     decide = _chain_decisions if is_chain(tree) else _tree_decisions
-    accept_index, accept_lens, children = decide(tree, probs, totals, mass_counts, accept_coins)
+    accept_index, accept_lens, last, taken = decide(tree, probs, totals, mass_counts, accept_coins)
 
-    last = last_nodes(accept_index, accept_lens, nodes)
     last_flat = (last + numbers(batch_size, device).unsqueeze(1) * nodes).squeeze(1)
-    residual = probs.index_select(0, last_flat).double() / totals.gather(1, last)
-    # The children's tokens leave the distribution; other nodes point one past its end.
-    taken = torch.where(children.gather(1, last.unsqueeze(2).expand(-1, -1, nodes)).squeeze(1), tree.tokens, vocab)
-    residual = torch.nn.functional.pad(residual, (0, 1)).scatter_(1, taken, 0.0)[:, :vocab]
+    residual = torch.nn.functional.pad(probs.index_select(0, last_flat).double(), (0, 1))
+    residual = residual.scatter_(1, taken, 0.0)[:, :vocab] / totals.gather(1, last)
     bonus = sample_torch(residual, bonus_coins.gather(1, accept_lens.long().unsqueeze(1) - 1).squeeze(1))
     failed = ~usable.index_select(0, last_flat)
-    bonus = bonus.masked_fill(failed, -1).unsqueeze(1)
+    bonus = bonus.masked_fill_(failed, -1).unsqueeze(1)
 
     # On the path a node's token is the next node's; lanes past the end write the bonus once more where it is.
-    path = torch.where(accept_index >= 0, accept_index.long(), last_flat.unsqueeze(1))
-    path_tokens = tree.tokens.view(-1).take(path)
-    follows = numbers(width, device) < accept_lens.unsqueeze(1) - 1
-    emitted = torch.where(follows, path_tokens.roll(-1, 1), bonus)
+    path = torch.where(accept_index >= 0, accept_index, last_flat.unsqueeze(1))
+    follows = numbers(tree.width, device) < accept_lens.unsqueeze(1) - 1
+    emitted = torch.where(follows, tree.tokens.take(path).roll(-1, 1), bonus)
     predict.scatter_(0, path.view(-1), emitted.view(-1))
     return DeviceVerified(accept_index, accept_lens, predict, failed)
 
 
 def _chain_decisions(
     tree: DeviceTree, probs: Tensor, totals: Tensor, mass_counts: Tensor, coins: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """accept_index, accept_lens, and which nodes [bs, parent, child] take their token out of the residual."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """accept_index, accept_lens, the last node int64 [bs, 1], and what leaves its distribution: token ids [bs, n], `vocab` for none."""
     batch_size, nodes = tree.tokens.shape
     vocab = probs.shape[1]
     drafts = tree.tokens[:, 1:]
     known = (drafts >= 0) & (drafts < vocab)
     drafted = probs.view(batch_size, nodes, vocab)[:, :-1].gather(2, torch.where(known, drafts, 0).unsqueeze(2))
-    masses = drafted.squeeze(2).double() / totals[:, :-1]
+    masses = drafted.squeeze(2) / totals[:, :-1]
     # With all mass on the child the coin can only miss by rounding.
-    accepted = known & (masses > 0) & ((coins[:, : nodes - 1] < masses) | (mass_counts[:, :-1] == 1))
-    accept_index, accept_lens = chain_path(accepted, nodes)
-    children = torch.zeros(batch_size, nodes, nodes, dtype=torch.bool, device=probs.device)
-    children.diagonal(1, 1, 2).copy_(known)
-    return accept_index, accept_lens, children
+    reached = (coins[:, : nodes - 1] < masses) | (mass_counts[:, :-1] == 1)
+    accept_index, accept_lens = chain_path(known & (masses > 0) & reached, nodes)
+    last = accept_lens.long().unsqueeze(1) - 1
+    children = torch.nn.functional.pad(torch.where(known, drafts, vocab), (0, 1), value=vocab)
+    return accept_index, accept_lens, last, children.gather(1, last)
 
 
 def _tree_decisions(
     tree: DeviceTree, probs: Tensor, totals: Tensor, mass_counts: Tensor, coins: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """accept_index, accept_lens, and which nodes [bs, parent, child] take their token out of the residual."""
-    nodes = tree.num_nodes
-    vocab, device = probs.shape[1], probs.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """accept_index, accept_lens, the last node int64 [bs, 1], and what leaves its distribution: token ids [bs, n], `vocab` for none."""
+    nodes, vocab, device = tree.num_nodes, probs.shape[1], probs.device
     tokens, parents, order = tree.tokens, tree.parents.long(), numbers(nodes, device)
     above = parents.clamp(min=0)
     known = (tokens >= 0) & (tokens < vocab) & (parents >= 0)
@@ -80,7 +75,7 @@ def _tree_decisions(
     # A repeated sibling counts once: the first one has the mass.
     alike = (parents.unsqueeze(2) == parents.unsqueeze(1)) & (tokens.unsqueeze(2) == tokens.unsqueeze(1))
     first = ~(alike & later(nodes, device)).any(1)
-    masses = probs.reshape(-1).take(cells).double() / totals.gather(1, above)
+    masses = probs.take(cells) / totals.gather(1, above)
     masses = masses.masked_fill(~(known & first), 0.0)
 
     children = (parents.unsqueeze(1) == order.unsqueeze(1)) & known.unsqueeze(1)  # [row, parent, child]
@@ -94,7 +89,8 @@ def _tree_decisions(
     exhausted = (child == none) & (last_possible >= 0) & (possible.sum(2) == mass_counts)
     child = torch.where(exhausted, last_possible, child)
     accept_index, accept_lens = tree_path(tree, known & (child.gather(1, above) == order))
-    return accept_index, accept_lens, children
+    last = last_nodes(accept_index, accept_lens, nodes)
+    return accept_index, accept_lens, last, torch.where(known & (parents == last), tokens, vocab)
 
 
 def node_cells(above: Tensor, tokens: Tensor, nodes: int, vocab: int) -> Tensor:
@@ -108,11 +104,12 @@ def sample_torch(probs: Tensor, coins: Tensor) -> Tensor:
     cumulative = probs.cumsum(1, dtype=torch.float64)
     total = cumulative[:, -1]
     # coin · total can round up to total; then the last token with mass is meant, just below the end.
-    threshold = torch.minimum(coins * total, torch.nextafter(total, torch.zeros_like(total)))
+    threshold = torch.minimum(coins * total, torch.nextafter(total, numbers(1, total.device, torch.float64)))
     # A parallel sum need not be monotone to the last bit, so a token must have mass of its own.
     beyond = (cumulative > threshold.unsqueeze(1)) & (probs > 0)
-    found, token = beyond.max(1)
-    return torch.where(found & total.isfinite(), token, -1)
+    vocab = probs.shape[1]
+    token = torch.where(beyond, numbers(vocab, probs.device), vocab).amin(1)
+    return token.masked_fill_((token == vocab) | ~(total < torch.inf), -1)
 
 
 def verify_sampling_bytes(batch_size: int, nodes: int, width: int, vocab: int, itemsize: int) -> int:
@@ -157,6 +154,97 @@ def _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, 
 
 
 @jit
+def _choose(probs, totals, counts, first_node, node, parent, token, coin, vocab, chunks, CHUNKS: tl.constexpr):
+    """What each node's parent makes of it: whether the node's token leaves the parent's residual, and whether the node is the child that
+    follows. A token counts once among siblings; a parent without a distribution is followed by nobody."""
+    part = tl.arange(0, CHUNKS)
+    above = first_node + parent
+    known = (parent >= 0) & (token >= 0) & (token < vocab)
+    cells = above[:, None] * chunks + part[None, :]
+    there = known[:, None] & (part < chunks)[None, :]
+    total = tl.sum(tl.load(totals + cells, mask=there, other=0.0), 1)
+    count = tl.sum(tl.load(counts + cells, mask=there, other=0), 1)
+    usable = (total > 0) & (total < float("inf"))
+    same_parent = parent[:, None] == parent[None, :]
+    earlier = node[:, None] < node[None, :]  # [earlier node, node]
+    repeated = same_parent & earlier & (token[:, None] == token[None, :])
+    known = known & (tl.max(repeated.to(tl.int32), 0) == 0) & usable
+    mass = tl.load(probs + above * vocab + token, mask=known, other=0.0).to(tl.float64)
+    mass = mass / tl.where(usable, total, 1.0)
+    possible = mass > 0
+    siblings = same_parent & possible[:, None] & (parent >= 0)[None, :]
+    reach = tl.sum(tl.where(siblings & (node[:, None] <= node[None, :]), mass[:, None], 0.0), 0)
+    hit = possible & (coin < reach)
+    # With all mass on the children the coin can only miss by rounding: the last possible child is meant.
+    none_hit = tl.max((same_parent & hit[:, None]).to(tl.int32), 0) == 0
+    is_last = tl.max((siblings & (node[:, None] > node[None, :])).to(tl.int32), 0) == 0
+    exhausted = none_hit & (tl.sum(siblings.to(tl.int32), 0) == count)
+    hit = hit | (possible & is_last & exhausted)
+    rival = same_parent & hit[:, None] & earlier
+    return known, hit & (tl.max(rival.to(tl.int32), 0) == 0)
+
+
+@jit
+def _sample(
+    probs,
+    tokens,
+    next_token,
+    next_sibling,
+    totals,
+    first_node,
+    last,
+    token,
+    taken,
+    coin,
+    vocab,
+    chunks,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """The token of the last node's residual that its coin points at, −1 if it has no distribution; only one part of it is read. `taken`:
+    the nodes whose tokens have left it."""
+    part = tl.arange(0, CHUNKS)
+    inside = part < chunks
+    mass = tl.load(totals + (first_node + last) * chunks + part, mask=inside, other=0.0)
+    total = tl.sum(mass, 0)
+    usable = (total > 0) & (total < float("inf"))
+    lost = tl.load(probs + (first_node + last) * vocab + token, mask=taken, other=0.0).to(tl.float64)
+    gone = tl.sum(tl.where(taken[:, None] & ((token // CHUNK)[:, None] == part[None, :]), lost[:, None], 0.0), 0)
+    mass = tl.maximum(mass - gone, 0.0)
+    threshold = coin * tl.sum(mass, 0)
+    chunk = tl.min(tl.where(inside & (tl.cumsum(mass, 0) > threshold), part, chunks - 1), 0)
+    before = tl.sum(tl.where(part < chunk, mass, 0.0), 0)
+    drawn = tl.full([], -1, tl.int64)
+    while usable & (drawn < 0) & (chunk < chunks):
+        ids, p = _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, vocab, CHUNK)
+        beyond = (before + tl.cumsum(p, 0) > threshold) & (p > 0)
+        found = tl.min(tl.where(beyond, ids, vocab), 0)
+        drawn = tl.where(found < vocab, found, -1).to(tl.int64)
+        before += tl.sum(p, 0)
+        chunk += 1
+    # The sums of parts can miss the threshold by rounding; then the last token with mass is meant.
+    chunk = tl.full([], -1, tl.int32) + chunks
+    while usable & (drawn < 0) & (chunk >= 0):
+        ids, p = _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, vocab, CHUNK)
+        drawn = tl.max(tl.where(p > 0, ids, -1), 0).to(tl.int64)
+        chunk -= 1
+    return drawn
+
+
+@jit
+def _likeliest(greatest, best, at, inside, vocab, chunks, CHUNKS: tl.constexpr):
+    """Each node's greatest entry: its lowest id int64 [NODES], −1 where there is a NaN, an infinity or nothing."""
+    part = tl.arange(0, CHUNKS)
+    own = at[:, None] * chunks + part[None, :]
+    there = inside[:, None] & (part < chunks)[None, :]
+    high = tl.load(greatest + own, mask=there, other=float("-inf"))
+    finite = tl.min((high < float("inf")).to(tl.int32), 1) > 0
+    top = tl.max(tl.where(high == high, high, float("-inf")), 1)
+    ids = tl.load(best + own, mask=there & (high == top[:, None]), other=vocab)
+    return tl.where(finite & (top > float("-inf")), tl.min(ids, 1), -1).to(tl.int64)
+
+
+@jit
 def _sampling_kernel(
     probs,
     tokens,
@@ -191,85 +279,39 @@ def _sampling_kernel(
     at = first_node + node
     parent = tl.load(parents + at, mask=inside, other=-1)
     token = tl.load(tokens + at, mask=inside, other=-1)
-    known = (parent >= 0) & (token >= 0) & (token < vocab)
-
-    # What each node's parent makes of it: the mass of its token, once among siblings with the same one.
-    part = tl.arange(0, CHUNKS)
-    above = first_node + parent
-    cells = above[:, None] * chunks + part[None, :]
-    there = known[:, None] & (part < chunks)[None, :]
-    total = tl.sum(tl.load(totals + cells, mask=there, other=0.0), 1)
-    count = tl.sum(tl.load(counts + cells, mask=there, other=0), 1)
-    usable = (total > 0) & (total < float("inf"))
-    same_parent = parent[:, None] == parent[None, :]
-    earlier = node[:, None] < node[None, :]  # [earlier node, node]
-    repeated = same_parent & earlier & (token[:, None] == token[None, :])
-    known = known & (tl.max(repeated.to(tl.int32), 0) == 0) & usable
-    mass = tl.load(probs + above * vocab + token, mask=known, other=0.0).to(tl.float64)
-    mass = mass / tl.where(usable, total, 1.0)
-    possible = mass > 0
-    siblings = same_parent & possible[:, None] & (parent >= 0)[None, :]
-    reach = tl.sum(tl.where(siblings & (node[:, None] <= node[None, :]), mass[:, None], 0.0), 0)
     depth = tl.load(depths + at, mask=inside, other=0)
-    coin = tl.load(accept_coins + row * width + depth - 1, mask=known & (depth > 0), other=1.0)
-    hit = possible & (coin < reach)
-    # With all mass on the children the coin can only miss by rounding: the last possible child is meant.
-    none_hit = tl.max((same_parent & hit[:, None]).to(tl.int32), 0) == 0
-    is_last = tl.max((siblings & (node[:, None] > node[None, :])).to(tl.int32), 0) == 0
-    exhausted = none_hit & (tl.sum(siblings.to(tl.int32), 0) == count)
-    hit = hit | (possible & is_last & exhausted)
-    rival = same_parent & hit[:, None] & earlier
-    chosen = hit & (tl.max(rival.to(tl.int32), 0) == 0)
-
+    coin = tl.load(accept_coins + row * width + depth - 1, mask=(parent >= 0) & (depth > 0), other=1.0)
+    known, chosen = _choose(probs, totals, counts, first_node, node, parent, token, coin, vocab, chunks, CHUNKS)
     one = tl.full([NODES], 1, tl.int64)
     chosen_bits = tl.sum(tl.where(chosen, one << node.to(tl.int64), 0), 0) | 1
     ancestors = tl.load(ancestor_bits + at, mask=inside, other=0)
     reached = inside & ((ancestors & ~chosen_bits) == 0)
     last = store_path(row, node, reached, depth, accept_index, accept_lens, NODE_COUNT, width, WIDTH)
-    length = tl.sum(reached.to(tl.int32), 0)
-
-    # The bonus token, from the part of the last node's residual where its coin lies.
-    inside_part = part < chunks
-    mass_of = tl.load(totals + (first_node + last) * chunks + part, mask=inside_part, other=0.0)
-    last_total = tl.sum(mass_of, 0)
-    last_usable = (last_total > 0) & (last_total < float("inf"))
-    taken = (parent == last) & known
-    lost = tl.load(probs + (first_node + last) * vocab + token, mask=taken, other=0.0).to(tl.float64)
-    gone = tl.sum(tl.where(taken[:, None] & ((token // CHUNK)[:, None] == part[None, :]), lost[:, None], 0.0), 0)
-    mass_of = tl.maximum(mass_of - gone, 0.0)
-    residual_total = tl.sum(mass_of, 0)
-    threshold = tl.load(bonus_coins + row * width + length - 1) * residual_total
-    through = tl.cumsum(mass_of, 0)
-    chunk = tl.min(tl.where(inside_part & (through > threshold), part, chunks - 1), 0)
-    before = tl.sum(tl.where(part < chunk, mass_of, 0.0), 0)
-    bonus = tl.full([], -1, tl.int64)
-    while last_usable & (bonus < 0) & (chunk < chunks):
-        ids, p = _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, vocab, CHUNK)
-        beyond = (before + tl.cumsum(p, 0) > threshold) & (p > 0)
-        found = tl.min(tl.where(beyond, ids, vocab), 0)
-        bonus = tl.where(found < vocab, found, -1).to(tl.int64)
-        before += tl.sum(p, 0)
-        chunk += 1
-    # The sums of parts can miss the threshold by rounding; then the last token with mass is meant.
-    chunk = tl.full([], -1, tl.int32) + chunks
-    while last_usable & (bonus < 0) & (chunk >= 0):
-        ids, p = _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, vocab, CHUNK)
-        bonus = tl.max(tl.where(p > 0, ids, -1), 0).to(tl.int64)
-        chunk -= 1
-    tl.store(failed + row, (~last_usable).to(tl.int8))
-
+    bonus_coin = tl.load(bonus_coins + row * width + tl.sum(reached.to(tl.int32), 0) - 1)
+    taken = known & (parent == last)
+    bonus = _sample(
+        probs,
+        tokens,
+        next_token,
+        next_sibling,
+        totals,
+        first_node,
+        last,
+        token,
+        taken,
+        bonus_coin,
+        vocab,
+        chunks,
+        CHUNKS,
+        CHUNK,
+    )
+    tl.store(failed + row, (bonus < 0).to(tl.int8))
     # On the path a node's token is the next node's; elsewhere it is the likeliest.
-    own = at[:, None] * chunks + part[None, :]
-    own_there = inside[:, None] & inside_part[None, :]
-    high = tl.load(greatest + own, mask=own_there, other=float("-inf"))
-    finite = tl.min((high < float("inf")).to(tl.int32), 1) > 0
-    top = tl.max(tl.where(high == high, high, float("-inf")), 1)
-    ids = tl.load(best + own, mask=own_there & (high == top[:, None]), other=vocab)
-    answer = tl.where(finite & (top > float("-inf")), tl.min(ids, 1), -1).to(tl.int64)
     follows = (parent[None, :] == node[:, None]) & reached[None, :]
     emitted = tl.max(tl.where(follows, token[None, :], -1), 1)
-    answer = tl.where(reached, tl.where(node == last, bonus, emitted), answer)
-    tl.store(predict + at, answer, mask=inside)
+    emitted = tl.where(node == last, bonus, emitted)
+    likeliest = _likeliest(greatest, best, at, inside, vocab, chunks, CHUNKS)
+    tl.store(predict + at, tl.where(reached, emitted, likeliest), mask=inside)
 
 
 def _warps(nodes: int) -> int:

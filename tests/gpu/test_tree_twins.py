@@ -20,6 +20,7 @@ from foretoken.core.tree import build as spec_build
 from foretoken.core.tree import verify as spec
 from foretoken.core.tree.finalize import emitted_tokens, gather_last
 from foretoken.gpu.kernels.bookkeeping import TorchBookkeeping
+from foretoken.gpu.kernels.coins import hashed_coins
 from foretoken.gpu.tree import DeviceTree, DeviceVerified
 
 OPS = TorchBookkeeping()
@@ -143,7 +144,8 @@ def test_coins_are_the_cores_bit_for_bit():
     keys[:2] = 0, 2**64 - 1
     positions = rng.integers(0, 2**40, (7, 5))
     for seed, purpose in ((0, Purpose.ACCEPT_COIN), (2**63 + 5, Purpose.BONUS_COIN), (-3, Purpose.SAMPLE)):
-        found = OPS.coins(torch.from_numpy(keys.view(np.int64)), torch.from_numpy(positions), seed, purpose)
-        assert found.dtype == torch.float64
-        assert found.numpy().tobytes() == uniform(seed, purpose, keys[:, None], positions).tobytes()
+        for coins in (OPS.coins, hashed_coins):
+            found = coins(torch.from_numpy(keys.view(np.int64)), torch.from_numpy(positions), seed, purpose)
+            assert found.dtype == torch.float64
+            assert found.numpy().tobytes() == uniform(seed, purpose, keys[:, None], positions).tobytes()
     assert OPS.coins(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 4, dtype=torch.int64), 1, 2).shape == (0, 4)
