@@ -20,7 +20,7 @@ METHODS = [name for name, _ in inspect.getmembers(Ops, inspect.isfunction) if no
 @pytest.mark.parametrize("name", METHODS)
 def test_every_operation_is_there_with_the_ports_parameters(implementation: type, name: str):
     asked = list(inspect.signature(getattr(Ops, name)).parameters)
-    assert list(inspect.signature(getattr(implementation, name)).parameters) == asked
+    assert list(inspect.signature(getattr(implementation(), name)).parameters) == asked[1:]  # without self
 
 
 def test_a_cpu_gets_the_torch_operations():
