@@ -16,7 +16,8 @@ from torch import Tensor
 from ..core.draws import Purpose
 from ..core.tree.outputs import NodeOutputs
 from .draft.port import Accepted, Draft, Relayed, RoundBatch
-from .draft.window import column_numbers, window_slots
+from .draft.window import window_slots
+from .kernels.constants import numbers
 from .models.decoder import Capture, Decoder, DecoderOutput
 from .ops import Ops
 from .outputs import DRAFT_HIDDEN, node_outputs
@@ -141,7 +142,7 @@ class DecodeRound:
         if sampling is None:
             return self._ops.verify_greedy(tree, best_tokens(logits))
         probs = target_probs(logits, *sampling.repeated(tree.num_nodes), filtered=sampling.filtered)
-        positions = batch.lengths[:, None] + column_numbers(tree.width, logits.device)
+        positions = batch.lengths[:, None] + numbers(tree.width, logits.device)
         accept = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.ACCEPT_COIN)
         bonus = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.BONUS_COIN)
         return self._ops.verify_sampling(tree, probs, accept, bonus)
@@ -199,7 +200,7 @@ def first_tokens(ops: Ops, logits: Tensor, sampling: SamplingInputs | None, posi
 def accept_forced(tree: DeviceTree, target_ids: Tensor, runs: Tensor) -> DeviceVerified:
     """Simulated acceptance: `runs` int64 [bs] first children are accepted as if the target had chosen them."""
     bs, nodes = tree.tokens.shape
-    rows = column_numbers(bs, runs.device)
+    rows = numbers(bs, runs.device)
     current = torch.zeros_like(runs)
     walking = torch.ones_like(runs, dtype=torch.bool)
     predict = target_ids.clamp(min=0).clone()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..chunks import Chunks
+from ..kernels.constants import numbers
 from ..ops import KVView, Ops
 from ..paged import BranchAttention, PrefillAttention
 from ..pools import KVPool
@@ -25,7 +26,7 @@ from ..tree import DeviceTree
 from .beam import Beam, first_level, next_level
 from .network import DraftNetwork
 from .port import Accepted, Relayed, RoundBatch, root_only
-from .window import at_column, column_numbers, window_attention
+from .window import at_column, window_attention
 
 
 class BranchDraft:
@@ -189,7 +190,7 @@ class _Branches:
         else:
             in_page = lengths % page_size
             pages = (in_page + (steps + page_size - 1)).div(page_size, rounding_mode="floor")
-            branches = column_numbers(topk, lengths.device)
+            branches = numbers(topk, lengths.device)
             self._starts = lengths[:, None] + (pages * page_size)[:, None] * branches
             self._bases = (lengths - in_page)[:, None].expand(-1, topk)
             self._tails = self._starts - in_page[:, None]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..chunks import Chunks
+from ..kernels.constants import numbers
 from ..models.eagle import MultiLayerEagle
 from ..ops import Ops
 from ..paged import PrefillAttention
@@ -28,7 +29,7 @@ from ..pools import KVPool
 from ..tree import DeviceTree
 from .beam import first_level, next_level
 from .port import Accepted, Relayed, RoundBatch, root_only, top_candidates
-from .window import at_column, column_numbers, window_attention
+from .window import at_column, window_attention
 
 
 class HeadsDraft:
@@ -141,7 +142,7 @@ class HeadsDraft:
         hidden = self._heads.prepare_hidden(captured.reshape(bs * width, captured.shape[2])).view(bs, width, -1)
         carried = relayed["hidden_states"].to(hidden.dtype).view(bs, self._heads.num_layers - 1, -1)
         tokens = torch.cat([emitted, emitted.new_zeros((bs, self._heads.num_layers - 1))], dim=1)
-        rows = column_numbers(bs, emitted.device)
+        rows = numbers(bs, emitted.device)
         found: list[tuple[Tensor, Tensor]] = []
         outputs: list[Tensor] = []
         for head in range(self._heads.num_layers):

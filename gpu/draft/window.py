@@ -6,41 +6,38 @@ position    len    len+1      len+a−1            a accepted nodes; KV of colum
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
+from ..kernels.constants import numbers, sequence
 from ..ops import Ops
 from ..paged import WindowAttention
 from ..pools import KVPool
 from .port import RoundBatch
 
 
-@lru_cache(maxsize=128)
 def causal_bits(columns: int, device: torch.device) -> Tensor:
     """int64 [columns]: column i sees itself and everything before it."""
-    bits = [(2 << i) - 1 for i in range(columns)]
-    return torch.tensor([b - (1 << 64) if b >> 63 else b for b in bits], dtype=torch.int64, device=device)
+    return sequence(tuple(_signed((2 << i) - 1) for i in range(columns)), device)
 
 
-@lru_cache(maxsize=128)
-def column_numbers(columns: int, device: torch.device) -> Tensor:
-    return torch.arange(columns, device=device)
+def _signed(bits: int) -> int:
+    """The int64 of 64 bits."""
+    return bits - (1 << 64) if bits >> 63 else bits
 
 
 def window_slots(batch: RoundBatch, columns: int) -> Tensor:
     """Slots of `columns` positions from each row's length on, int64 [bs, columns]."""
-    places = batch.lengths[:, None] + column_numbers(columns, batch.rows.device)
+    places = batch.lengths[:, None] + numbers(columns, batch.rows.device)
     width = batch.table.shape[1]
     return batch.table.view(-1)[batch.rows[:, None] * width + places].long()
 
 
 def window_attention(ops: Ops, pool: KVPool, batch: RoundBatch, columns: int, accept_lens: Tensor) -> WindowAttention:
     """Attention of a window whose KV is kept where a node was accepted."""
-    numbers = column_numbers(columns, batch.rows.device)
-    slots = window_slots(batch, columns) * (numbers < accept_lens[:, None])
-    positions = (batch.lengths[:, None] + numbers).clamp(max=batch.max_position)
+    column = numbers(columns, batch.rows.device)
+    slots = window_slots(batch, columns) * (column < accept_lens[:, None])
+    positions = (batch.lengths[:, None] + column).clamp(max=batch.max_position)
     return WindowAttention(
         ops=ops,
         pool=pool,
@@ -56,5 +53,5 @@ def window_attention(ops: Ops, pool: KVPool, batch: RoundBatch, columns: int, ac
 
 def at_column(values: Tensor, columns: Tensor) -> Tensor:
     """values [bs, w, …] at one column per row (int [bs]) → [bs, …]."""
-    rows = column_numbers(values.shape[0], values.device)
+    rows = numbers(values.shape[0], values.device)
     return values[rows, columns]
