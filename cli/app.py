@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .bench import bench
 from .generate import generate
 from .replay import replay
 from .schema import schema
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(simulate)
 app.command()(generate)
+app.command()(bench)
 app.command()(replay)
 app.command()(schema)
 app.command()(tiny)

@@ -1,0 +1,226 @@
+"""`foretoken bench`: how fast a model decodes here, plainly and with a draft, batch size by batch size."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..gpu.bench import ArmResult, Machine
+    from ..gpu.bench_plan import BenchOptions, BenchPlan
+
+EXIT_INTERRUPTED = 130
+MODEL, SPECULATION, CELLS, ENGINE, OUTPUT = "Model and draft", "Speculation", "Cells", "Engine and device", "Output"
+
+
+def _option(flags: str, panel: str, text: str, **settings: Any) -> typer.models.OptionInfo:
+    return typer.Option(*flags.split(), rich_help_panel=panel, help=text, **{"show_default": False, **settings})
+
+
+Model = Annotated[
+    Path | None,
+    _option("--model", MODEL, "Hugging Face checkpoint: config.json, safetensors, tokenizer.json.", metavar="DIR"),
+]
+RandomWeights = Annotated[
+    str | None,
+    _option(
+        "--random-weights",
+        MODEL,
+        "Time a shape without a checkpoint: llama-3.1-8b, qwen3-8b, … or a config.json. Acceptance is simulated.",
+        metavar="NAME|CONFIG",
+    ),
+]
+Draft = Annotated[
+    str | None,
+    _option(
+        "--draft",
+        MODEL,
+        "Draft checkpoint. With --random-weights: the shape of a STANDALONE draft, a name or a config.json.",
+        metavar="DIR|NAME",
+    ),
+]
+Dtype = Annotated[
+    str,
+    _option(
+        "--dtype",
+        MODEL,
+        "float64, float32, float16, bfloat16. auto: the checkpoint's, at least float32 on a CPU.",
+        show_default=True,
+    ),
+]
+Algorithm = Annotated[
+    str,
+    _option(
+        "--algorithm",
+        SPECULATION,
+        "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: by the draft; EAGLE3 for random weights.",
+        metavar="NAME",
+        show_default=True,
+    ),
+]
+Steps = Annotated[
+    str | None,
+    _option(
+        "--steps", SPECULATION, "Draft steps to compare, 1,3,5 if nothing is said. 0 is always run.", metavar="S,S,…"
+    ),
+]
+Topk = Annotated[
+    int, _option("--topk", SPECULATION, "Branches per draft step; more than 1 drafts trees.", show_default=True)
+]
+Nodes = Annotated[
+    int | None,
+    _option(
+        "--num-draft-tokens", SPECULATION, "Nodes of a verify tree, its root included; up to 16 if nothing is said."
+    ),
+]
+Acceptance = Annotated[
+    str | None,
+    _option(
+        "--acceptance",
+        SPECULATION,
+        "Simulate acceptance: a mean length (3.0), chat, code, math, ngram-code, or probabilities by position (0.7,0.65).",
+        metavar="MEAN|PRESET|P,P,…",
+    ),
+]
+BatchSizes = Annotated[
+    str, _option("--batch-sizes", CELLS, "Requests decoded together.", metavar="N,N,…", show_default=True)
+]
+ContextLengths = Annotated[
+    str, _option("--context-lengths", CELLS, "Tokens of each prompt.", metavar="N,N,…", show_default=True)
+]
+OutputTokens = Annotated[
+    int, _option("--output-tokens", CELLS, "Tokens of an output; ends of text are ignored.", show_default=True)
+]
+Repeat = Annotated[int, _option("--repeat", CELLS, "Turns of each cell; medians count.", show_default=True)]
+Device = Annotated[
+    str, _option("--device", ENGINE, "cpu, cuda, cuda:1. auto: a GPU if there is one.", show_default=True)
+]
+Overlap = Annotated[
+    bool | None,
+    _option("--overlap/--synchronous", ENGINE, "Plan a step while the one before runs; the default on a GPU."),
+]
+Graphs = Annotated[
+    bool | None,
+    _option("--graphs/--no-graphs", ENGINE, "Whole rounds as CUDA graphs; the default on a GPU."),
+]
+PageSize = Annotated[int, _option("--page-size", ENGINE, "Tokens of a KV page.", show_default=True)]
+Seed = Annotated[
+    int, _option("--seed", ENGINE, "Seed of prompts, random weights and simulated acceptance.", show_default=True)
+]
+Json = Annotated[
+    Path | None, _option("--json", OUTPUT, "Keep everything here, cell by cell as it is measured.", metavar="FILE")
+]
+Quiet = Annotated[bool, _option("--quiet -q", OUTPUT, "No progress on standard error.")]
+
+
+def bench(
+    model: Model = None, random_weights: RandomWeights = None, draft: Draft = None, dtype: Dtype = "auto",
+    algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None,
+    acceptance: Acceptance = None, batch_sizes: BatchSizes = "1,8,32", context_lengths: ContextLengths = "128,1024",
+    output_tokens: OutputTokens = 128, repeat: Repeat = 3, device: Device = "auto", overlap: Overlap = None,
+    graphs: Graphs = None, page_size: PageSize = 1, seed: Seed = 0, json_file: Json = None, quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
+
+    All step counts of a cell take turns with plain decoding in this process.
+    Timed is decoding alone, from the last prefill to the end of the first
+    request, so that the batch is full throughout; prefill has a column of its own.
+
+        foretoken bench --model models/target --draft models/eagle3
+        foretoken bench --model models/target --draft models/eagle3 --topk 4 \\
+            --num-draft-tokens 16 --steps 2,3,5 --json bench.json
+        foretoken bench --random-weights llama-3.1-8b --acceptance 3.0 --steps 4
+        foretoken bench --random-weights llama-3.1-8b --algorithm STANDALONE \\
+            --draft llama-3.2-1b --acceptance code
+
+    accept is the mean number of tokens that a round brings a request. floor is the
+    share of the time in which memory could have delivered all weights and KV that
+    the rounds read, at the copy bandwidth measured in the same run; beyond 100 %
+    the caches hold them. Shares of draft, verify and host are of the decode time;
+    a GPU works while the host does, and idle says for how long it did not.
+
+    Ctrl-C keeps the finished cells; the exit code is 130. Bad input, and more
+    memory than there is, is one message before any weight is read, exit code 2.
+    """
+    from .generate import _check_installed
+
+    _check_installed()
+    from ..gpu.bench_plan import BenchOptions, plan_bench
+    from .bench_display import Progress, show
+
+    options = BenchOptions(
+        model=model, random_weights=random_weights, draft=draft, algorithm=algorithm, steps=steps, topk=topk,
+        num_draft_tokens=num_draft_tokens, batch_sizes=batch_sizes, context_lengths=context_lengths,
+        output_tokens=output_tokens, acceptance=acceptance, overlap=overlap, graphs=graphs, device=device,
+        dtype=dtype, page_size=page_size, repeat=repeat, seed=seed,
+    )  # fmt: skip
+    plan = plan_bench(options)
+    record = JsonRecord(json_file)
+    progress = Progress(quiet)
+    progress(f"{plan.name} on {plan.device}: {plan.memory}")
+    machine, results, finished = _measure(options, plan, record, progress)
+    show(plan, machine, results)
+    if not finished:
+        cells = len({(result.batch_size, result.context_len) for result in results})
+        print(f"foretoken: interrupted; {cells} of {len(plan.cells)} cells are finished", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _measure(
+    options: BenchOptions, plan: BenchPlan, record: JsonRecord, progress: Any
+) -> tuple[Machine | None, list[ArmResult], bool]:
+    """The results of the cells that were finished, and whether that is all of them."""
+    from ..gpu.bench import Bench
+    from ..gpu.bench_report import report
+
+    machine: Machine | None = None
+    results: list[ArmResult] = []
+    try:
+        bench = Bench(plan, progress)
+        machine = bench.machine
+        for cell in bench.cells():
+            results += cell
+            record.write(report(plan, machine, results, sys.argv[1:]))
+    except KeyboardInterrupt:
+        record.write(report(plan, machine, results, sys.argv[1:]))
+        return machine, results, False
+    finally:
+        progress.clear()
+    return machine, results, True
+
+
+class JsonRecord:
+    """Rewrites a file as a whole, so that it is never half of one; refuses at once what could not be written later."""
+
+    def __init__(self, path: Path | None) -> None:
+        from .run_record import RunDirectoryError
+
+        self._path = path
+        self._error = RunDirectoryError
+        if path is None:
+            return
+        if path.is_dir():
+            raise RunDirectoryError(f"{path}: is a directory; --json wants a file")
+        try:
+            self._temporary.touch()
+            self._temporary.unlink()
+        except OSError as error:
+            raise RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+    @property
+    def _temporary(self) -> Path:
+        return self._path.with_name(f".{self._path.name}.partial")
+
+    def write(self, document: dict[str, Any]) -> None:
+        import json
+
+        if self._path is None:
+            return
+        try:
+            self._temporary.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            self._temporary.replace(self._path)
+        except OSError as error:
+            raise self._error(f"{self._path}: cannot be written: {error.strerror or error}") from None
