@@ -1,8 +1,38 @@
-"""One thread for torch: the tests' tensors are tiny, and two workers with a thread pool each would only wait for each other."""
+"""What tests with real models share: a small trained pair, made once per machine."""
 
-try:
-    import torch
-except ImportError:  # the tests here say so themselves
-    pass
-else:
-    torch.set_num_threads(1)
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MADE_BY = ("gpu/tiny", "gpu/models", "gpu/checkpoint.py", "gpu/tensor_files.py")
+
+
+@pytest.fixture(scope="session")
+def nano_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a trained pair of size nano (see `foretoken tiny`): target, draft, eagle3, multi_layer_eagle.
+
+    Kept in pytest's cache until the code that makes it changes. Several workers may ask at once: one makes it, the others wait.
+    """
+    torch = pytest.importorskip("torch")
+    from foretoken.gpu.tiny.directory import PairOptions
+    from foretoken.gpu.tiny.pair import make_pair
+    from foretoken.gpu.tiny.sizes import NANO
+
+    digest = hashlib.sha256(f"{torch.__version__} {platform.python_version()}".encode())
+    for name in MADE_BY:
+        path = ROOT / name
+        for source in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(source.read_bytes())
+    cache = getattr(request.config, "cache", None)
+    root = tmp_path_factory.getbasetemp() if cache is None else Path(cache.mkdir("nano_pair"))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # workers share the cores
+    try:
+        return make_pair(root / digest.hexdigest()[:16], PairOptions(NANO), lambda progress: None).directory
+    finally:
+        torch.set_num_threads(num_threads)
