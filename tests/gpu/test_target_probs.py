@@ -16,7 +16,7 @@ def cases(rng: np.random.Generator, n: int, vocab: int):
         logits[rng.random(n) < 0.1, rng.integers(vocab)] = value
     logits[rng.random(n) < 0.1] = -np.inf
     temperature = rng.choice([0.0, 0.5, 1.0, 2.0], n)
-    return logits, temperature, rng.choice([0.1, 0.5, 0.9, 1.0], n), rng.choice([0, -1, 1, 2, 5, 50], n)
+    return logits, temperature, rng.choice([0.0, 0.1, 0.5, 0.9, 1.0], n), rng.choice([0, -1, 1, 2, 5, 50], n)
 
 
 @pytest.mark.parametrize("n", [0, 1, 40])
