@@ -1,4 +1,4 @@
-"""What tests with real models share: a small trained pair, made once per machine."""
+"""What tests with real models share: one thread each, and a small trained pair, made once per machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import platform
 from pathlib import Path
 
 import pytest
+import torch
+
+# The tests' tensors are tiny, and two workers with a pool of threads each would only wait for each other.
+torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE_BY = ("gpu/tiny", "gpu/models", "gpu/checkpoint.py", "gpu/tensor_files.py")
@@ -18,7 +22,6 @@ def nano_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
     Kept in pytest's cache until the code that makes it changes. Several workers may ask at once: one makes it, the others wait.
     """
-    torch = pytest.importorskip("torch")
     from foretoken.gpu.tiny.directory import PairOptions
     from foretoken.gpu.tiny.pair import make_pair
     from foretoken.gpu.tiny.sizes import NANO
@@ -30,9 +33,4 @@ def nano_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
             digest.update(source.read_bytes())
     cache = getattr(request.config, "cache", None)
     root = tmp_path_factory.getbasetemp() if cache is None else Path(cache.mkdir("nano_pair"))
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # workers share the cores
-    try:
-        return make_pair(root / digest.hexdigest()[:16], PairOptions(NANO), lambda progress: None).directory
-    finally:
-        torch.set_num_threads(num_threads)
+    return make_pair(root / digest.hexdigest()[:16], PairOptions(NANO), lambda progress: None).directory
