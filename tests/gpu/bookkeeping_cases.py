@@ -23,7 +23,7 @@ def random_candidates(rng: np.random.Generator, bs: int, topk: int, steps: int) 
     levels, before = [], 0
     for step in range(steps):
         n = topk if step == 0 else topk * topk
-        scores = rng.choice([0.0, 0.25, 0.5, 1.0, np.nan, -np.inf, np.inf, 0.75, 0.3], (bs, n)).astype(np.float32)
+        scores = rng.choice([0.0, -0.0, 0.25, 0.5, 1.0, np.nan, -np.inf, np.inf, 0.75, 0.3], (bs, n)).astype(np.float32)
         tokens = rng.integers(-1, VOCAB + 1, (bs, n)).astype(np.int32)
         if step == 0:
             parents = np.full((bs, n), -1, np.int32)

@@ -196,6 +196,14 @@ def test_accepted_paths_are_moved_within_their_rows(dtype, width):
     assert moved >= 1
 
 
+def test_what_stands_where_it_belongs_is_not_moved():
+    k, v = pools(np.random.default_rng(0), 8)
+    windows = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    accept_index, accept_lens = torch.tensor([[0, 1, 2], [3, 4, -1]]).int(), torch.tensor([3, 2]).int()
+    with inputs_only_read(k, v):
+        KERNELS.move_accepted_(k, v, windows, accept_index, accept_lens)
+
+
 def test_slots_are_moved_across_rows_after_all_were_read():
     rng = np.random.default_rng(1)
     for _ in range(5):
