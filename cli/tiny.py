@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..gpu.tiny.pair import MadePair
 
 EXIT_INTERRUPTED = 130
+REPORT_WIDTH = 120  # columns of the report where nobody says how wide the terminal is
 
 Directory = Annotated[
     Path | None,
@@ -64,6 +65,8 @@ def tiny(
     A pair that is there already is used as it is. Ctrl-C keeps the parts that
     are finished: the same command goes on from them.
     """
+    # Threads that wait by spinning would take the cores of whoever they wait for on a machine that has other work. Read when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from ..gpu.tiny.directory import PairOptions, partial_directory
         from ..gpu.tiny.pair import make_pair
@@ -102,7 +105,7 @@ def _print_report(pair: MadePair) -> None:
 
     summary = pair.summary
     there = "is already there" if pair.reused else "is ready"
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else REPORT_WIDTH)
     console.print(f"The pair ({summary['described']}) {there}: {pair.directory}", markup=False)
     parts = summary["parts"]
     # JSON has strings for keys.

@@ -19,12 +19,12 @@ from .vocabulary import END_OF_TEXT_ID
 
 def new_target(size: TinySize, seed: int, device: str) -> Decoder:
     """A Llama. Training needs gradients, so the operations are the plain ones on every device."""
-    return random_weights(_llama(size, size.target), TorchOps(), device, torch.float32, seed)
+    return _language_model(size, size.target, seed, device)
 
 
 def new_standalone(size: TinySize, seed: int, device: str) -> Decoder:
     """A smaller Llama of the same vocabulary."""
-    return random_weights(_llama(size, size.standalone), TorchOps(), device, torch.float32, seed)
+    return _language_model(size, size.standalone, seed, device)
 
 
 def new_eagle3(size: TinySize, target: Decoder, vocabulary: Tensor, seed: int) -> Eagle3Head:
@@ -56,6 +56,16 @@ def new_multi_layer_eagle(size: TinySize, target: Decoder, seed: int) -> MultiLa
     head = random_head(config, target, seed)
     assert isinstance(head, MultiLayerEagle)
     return head
+
+
+def _language_model(size: TinySize, shape: ModelShape, seed: int, device: str) -> Decoder:
+    """Its layers add nothing at first, so that the token is not lost in the noise of many of them."""
+    model = random_weights(_llama(size, shape), TorchOps(), device, torch.float32, seed)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.output_weight.zero_()
+            layer.mlp.down_weight.zero_()
+    return model
 
 
 def _llama(size: TinySize, shape: ModelShape) -> ModelConfig:

@@ -25,7 +25,7 @@ from .drafting import Draft, distillation_loss, next_token_loss
 from .measure import measure_draft
 from .models import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
 from .sizes import Schedule
-from .training import LossOf, OnProgress, Trained, TrainingProgress, train
+from .training import HEAD_RATES, LANGUAGE_MODEL_RATES, LossOf, OnProgress, Trained, TrainingProgress, train
 from .vocabulary import encode_texts, load_vocabulary, save_vocabulary, train_vocabulary
 from .windows import corpus_windows, most_frequent, rows_of, spread_prompts
 
@@ -167,6 +167,7 @@ class _Workshop:
             loss_of,
             schedule.num_steps,
             self.on_progress,
+            LANGUAGE_MODEL_RATES if isinstance(model, Decoder) else HEAD_RATES,
             None if budget_s is None else budget_s * BUDGET_SHARES[part],
         )
         model.requires_grad_(False)

@@ -11,11 +11,21 @@ from torch import Tensor, nn
 
 from .optimizer import Optimizer, learning_rate_scale
 
-MATRIX_LR = 0.02
-OTHER_LR = 0.004
 MAX_GRADIENT_NORM = 1.0
 REPORT_EVERY_S = 0.2
 LOSS_MEMORY = 0.95  # of the moving average that is shown and recorded
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRates:
+    """At their highest: of the matrices between hidden states, and of everything else."""
+
+    matrices: float
+    others: float
+
+
+LANGUAGE_MODEL_RATES = LearningRates(0.01, 0.02)  # tokens are rare: each step of their embeddings must count
+HEAD_RATES = LearningRates(0.02, 0.004)  # a head's embeddings are the target's already
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +60,15 @@ def train(
     loss_of: LossOf,
     num_steps: int,
     on_progress: OnProgress,
+    rates: LearningRates,
     budget_s: float | None = None,
 ) -> Trained:
     """Minimise `loss_of(step, done)`, which gives the mean loss of a batch and its number of tokens; done goes from 0 to 1.
 
-    The learning rate falls to zero at `num_steps`, or, if that comes first, when `budget_s` seconds have passed.
+    The learning rates fall to zero at `num_steps`, or, if that comes first, when `budget_s` seconds have passed.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = _optimizer(model)
+    optimizer = _optimizer(model, rates)
     started_s = reported_s = time.monotonic()
     average, num_tokens, step = None, 0, 0
     while step < num_steps:
@@ -85,7 +96,7 @@ def train(
     return Trained(step, num_tokens, float(average), time.monotonic() - started_s)
 
 
-def _optimizer(model: nn.Module) -> Optimizer:
+def _optimizer(model: nn.Module, rates: LearningRates) -> Optimizer:
     """Matrices between hidden states go to Muon; embeddings and output layers, whose rows are tokens, and vectors to AdamW."""
     matrices, others = [], []
     for name, weight in model.named_parameters():
@@ -93,7 +104,7 @@ def _optimizer(model: nn.Module) -> Optimizer:
             continue
         by_token = "embed" in name or "lm_head" in name
         (matrices if weight.ndim == 2 and not by_token else others).append(weight)
-    return Optimizer(matrices, others, matrix_lr=MATRIX_LR, lr=OTHER_LR)
+    return Optimizer(matrices, others, matrix_lr=rates.matrices, lr=rates.others)
 
 
 def fast_products(device: torch.device) -> torch.autocast:
