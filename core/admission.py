@@ -143,10 +143,19 @@ class Admission:
             self.in_progress = None
         return Chunk(record, start, length)
 
-    @staticmethod
-    def _join(record: RequestRecord) -> Join:
+    def _join(self, record: RequestRecord) -> Join:
+        cached = None
+        if self.config.track_tokens:
+            # Without a match nobody may have asked for the prompt's tokens yet.
+            cached = record.context[: record.num_cached] if record.num_cached else np.empty(0, np.int64)
         return Join(
-            record.row, record.epoch, record.request, record.max_tokens, record.emitted_before, record.num_cached
+            record.row,
+            record.epoch,
+            record.request,
+            record.max_tokens,
+            record.emitted_before,
+            record.num_cached,
+            cached,
         )
 
 

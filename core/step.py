@@ -34,6 +34,7 @@ class Join:
     max_tokens: int  # the finish rule's cap, ≤ request.max_tokens (context and pool limits applied)
     num_emitted: int  # output tokens delivered before (> 0 after a retraction); they are part of the prefill
     num_cached: int  # KV tokens taken over from the prefix cache
+    cached_tokens: np.ndarray | None  # int64 [num_cached]: what they are; None where the executor does not ask for tokens
 
 
 @dataclass(frozen=True, slots=True)

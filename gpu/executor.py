@@ -23,7 +23,7 @@ from ..core.engine import Engine
 from ..core.errors import InvariantViolation
 from ..core.future_map import FutureMap
 from ..core.hidden import check_hidden
-from ..core.step import DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
+from ..core.step import DecodeStep, PrefillResult, PrefillStep, Step, StepResult
 from .chunks import Chunks
 from .clock import EventClock, HostClock
 from .draft.port import Draft, RoundBatch
@@ -190,7 +190,7 @@ class TorchExecutor:
         for i, row in enumerate(part.rows.tolist()):
             chunk = part.tokens[begins[i] : begins[i + 1]]
             if row in joins:
-                self.draft.open_row(row, _cached_tokens(joins[row]))
+                self.draft.open_row(row, joins[row].cached_tokens)
             if self.draft.on_host:
                 self.draft.observe(row, chunk)
         with self.clock.phase("prefill"):
@@ -364,8 +364,3 @@ class TorchExecutor:
     def _report_failures(self, running: Running, rows: np.ndarray, failed: np.ndarray) -> None:
         for i in np.flatnonzero(failed).tolist():
             running.failures.append((int(rows[i]), "the target gave no distribution"))
-
-
-def _cached_tokens(join: Join) -> np.ndarray:
-    """The part of the prompt that is not prefilled again, int64."""
-    return join.request.prompt.materialize()[: join.num_cached]

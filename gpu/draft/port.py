@@ -57,7 +57,7 @@ class Draft(Protocol):
     on_host: bool  # proposals need the tokens of earlier rounds on the host, so rounds wait for each other
 
     def open_row(self, row: int, cached: np.ndarray) -> None:
-        """A request has taken `row`; `cached` int64 [n] is the part of its prompt that is not prefilled again."""
+        """A request has taken `row`; `cached` int64 [n] is the part of its text that is not prefilled again."""
 
     def observe(self, row: int, tokens: np.ndarray) -> None:
         """Tokens int64 [n] that `row` has prefilled or emitted (drafts on the host only)."""

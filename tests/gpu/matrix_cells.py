@@ -33,6 +33,9 @@ from foretoken.properties.matrix import (
 )
 
 OPS = TorchOps()
+torch.set_num_threads(
+    1
+)  # these tensors are tiny, and test workers with a pool of threads each would wait for each other
 
 
 def small_config(**changes) -> ModelConfig:
