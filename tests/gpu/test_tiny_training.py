@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from foretoken.core.errors import ConfigError
+from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.models.dense import DenseAttention, rotate
 from foretoken.gpu.models.rope import Rope, cos_sin_table
+from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.tiny.continuations import continue_texts
 from foretoken.gpu.tiny.corpus import NoCorpus, read_corpus
 from foretoken.gpu.tiny.drafting import distillation_loss, propose, teach
@@ -22,6 +24,13 @@ from foretoken.gpu.tiny.vocabulary import END_OF_TEXT_ID, encode_texts, save_voc
 from foretoken.gpu.tiny.windows import corpus_windows, most_frequent, rows_of, spread_prompts
 
 TEXT = "def greet(name):\n    return f'Grüße, {name} 🎈'\n"
+
+
+def lively_target(seed: int) -> Decoder:
+    """An untrained target whose layers matter; those of a new one are silent."""
+    target = new_target(NANO, seed, "cpu")
+    initialize(target, seed, std=0.3)
+    return target
 
 
 def test_corpus_is_whole_files_within_its_bytes_and_held_out_files_are_not_learnt():
@@ -124,7 +133,7 @@ def test_unrolled_attention_sees_the_prefix_of_step_0_and_one_slot_of_each_later
 @pytest.fixture(scope="module")
 def models():
     """An untrained target in float64 with its drafts, and two texts."""
-    target = new_target(NANO, 0, "cpu").double()
+    target = lively_target(0).double()
     target.dtype = torch.float64
     heads = [new_eagle3(NANO, target, torch.arange(0, 384), 1), new_multi_layer_eagle(NANO, target, 2)]
     texts = torch.randint(0, NANO.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -164,7 +173,7 @@ def test_head_proposals_take_the_state_of_the_head_before_a_slot_earlier(models)
 
 @torch.no_grad()
 def test_a_draft_that_is_the_target_agrees_everywhere():
-    target = new_target(NANO, 0, "cpu")
+    target = lively_target(0)
     prompts = torch.randint(1, NANO.vocab_size, (3, 4), generator=torch.Generator().manual_seed(1))
     texts = continue_texts(target, prompts, 24)
     quality = measure_draft(target, target, texts, 4, (1, 3))
@@ -185,7 +194,7 @@ def test_accept_length_counts_rounds():
 
 @torch.no_grad()
 def test_continuations_are_the_argmax_of_whole_passes():
-    target = new_target(NANO, 3, "cpu")
+    target = lively_target(3)
     prompts = torch.randint(1, NANO.vocab_size, (3, 5), generator=torch.Generator().manual_seed(1))
     texts = continue_texts(target, prompts, 16)
     logits, _ = teach(target, texts)
@@ -196,12 +205,12 @@ def test_continuations_are_the_argmax_of_whole_passes():
 
 
 def test_distillation_needs_the_target_and_teaches_only_the_draft():
-    target = new_target(NANO, 0, "cpu")
+    target = lively_target(0)
     draft = new_standalone(NANO, 1, "cpu").requires_grad_(True)
     texts = torch.randint(0, NANO.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
     loss = distillation_loss(target, draft, texts, 1, 0.8)
     loss.backward()
-    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in draft.parameters())
+    assert all(weight.grad is not None for weight in draft.parameters()) and bool(draft.embed_weight.grad.any())
     assert all(weight.grad is None for weight in target.parameters())
     # The target itself is the best draft: its loss is the entropy half and the first choice's half.
     own = distillation_loss(target, target, texts, 1, 0.8)
