@@ -217,7 +217,7 @@ def test_distillation_needs_the_target_and_teaches_only_the_draft():
     logits, _ = teach(target, texts)
     logs = logits[:, :-1].log_softmax(-1)
     expected = 0.5 * (-(logs.exp() * logs).sum(-1) - logs.max(-1).values).mean()
-    torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(own, expected, rtol=1e-2, atol=1e-2)  # products may be in bfloat16
     assert float(own) < float(loss.detach())
 
 
