@@ -211,4 +211,4 @@ def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, recor
 def test_look_up_knows_the_whole_text(topk):
     common = {"algorithm": "NGRAM", "topk": topk, "chunk_size": 3, "prefixes": "shared", "disturbance": "retract"}
     watched, retractions = serve_watched(Cell(**common, mode="overlap", steps=4, pool="tight", seed=5))
-    assert watched.proposals > 20 and watched.cached > 3 and watched.partly > 3 and retractions > 3
+    assert watched.proposals > 20 and watched.cached > 3 and watched.partly > 1 and retractions > 3
