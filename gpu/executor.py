@@ -20,17 +20,17 @@ from ..core.acceptance import AcceptanceProcess
 from ..core.algorithm import AlgorithmShape
 from ..core.draws import request_key
 from ..core.engine import Engine
-from ..core.errors import InvariantViolation
+from ..core.errors import InvariantViolation, nearest
 from ..core.future_map import FutureMap
 from ..core.hidden import check_hidden
-from ..core.step import DecodeStep, PrefillResult, PrefillStep, Step, StepResult
+from ..core.step import DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
 from .chunks import Chunks
 from .clock import EventClock, HostClock
 from .draft.port import Draft, RoundBatch
 from .graphs import CapturedRound, RoundStates, graph_for, padded_shape
 from .models.decoder import Decoder
 from .ops import Ops
-from .outputs import at_places, node_outputs
+from .outputs import USER_OUTPUTS, at_places, node_outputs
 from .paged import PrefillAttention
 from .pools import KVPool
 from .relay import TorchStorage
@@ -172,6 +172,7 @@ class TorchExecutor:
         for join in step.joins:
             self._rows.open(join)
             self._simulated_lengths[join.row] = 0
+            self._check_outputs(join, running)
         self._rows.write_table(step.table_writes)
         if step.decode is not None:
             self._rows.check_owners(step.decode.rows, step.decode.epochs)
@@ -360,6 +361,14 @@ class TorchExecutor:
         counters.verified_rows += len(part.rows)
         counters.drafted += len(part.rows) * (part.num_draft_tokens - 1)
         counters.correct_drafts += int(accept_lens.sum()) - len(part.rows)
+
+    def _check_outputs(self, join: Join, running: Running) -> None:
+        """A request that wants to see what nobody makes fails, alone."""
+        for name in join.request.outputs:
+            if name not in USER_OUTPUTS:
+                self._rows.ended[join.row] = True
+                running.failures.append((join.row, f"there is no output {name!r}{nearest(name, USER_OUTPUTS)}"))
+                return
 
     def _report_failures(self, running: Running, rows: np.ndarray, failed: np.ndarray) -> None:
         for i in np.flatnonzero(failed).tolist():

@@ -4,7 +4,7 @@ logprobs           float32 [n]         of the emitted token, in the target's dis
 top_logprobs       float32 [n, 5]      of the five most likely tokens
 top_logprob_ids    int64   [n, 5]      these tokens
 hidden_states      float   [n, H]      the target's last hidden state
-routed_experts     int32   [n, L, k]   experts chosen in each of L mixture layers
+routed_experts     int32   [n, L, k]   experts chosen in each of L mixture layers; [n, 0, 0] of a model without any
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def node_outputs(
     if "hidden_states" in wanted:
         entries["hidden_states"] = forward.hidden
     if "routed_experts" in wanted:
-        entries["routed_experts"] = forward.routed_experts
+        experts = forward.routed_experts
+        entries["routed_experts"] = emitted.new_empty((len(emitted), 0, 0)).int() if experts is None else experts
     return {name: value for name, value in entries.items() if name in wanted}
 
 
