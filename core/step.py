@@ -12,7 +12,7 @@ row:  [0 ─────────────── seq_lens) [seq_lens ─�
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -34,7 +34,9 @@ class Join:
     max_tokens: int  # the finish rule's cap, ≤ request.max_tokens (context and pool limits applied)
     num_emitted: int  # output tokens delivered before (> 0 after a retraction); they are part of the prefill
     num_cached: int  # KV tokens taken over from the prefix cache
-    cached_tokens: np.ndarray | None  # int64 [num_cached]: what they are; None where the executor does not ask for tokens
+    cached_tokens: (
+        np.ndarray | None
+    )  # int64 [num_cached]: what they are; None where the executor does not ask for tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,57 @@ class DecodeResult:
         None  # int64 [rounds, bs, width]: emitted tokens, −1 past the end; width is the data's own
     )
     outputs: tuple[dict[str, np.ndarray], ...] | None = None  # per round: user outputs [bs, width, …]
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """The rounds of a decode step as they are read, for executors with tokens; `result` is what they answer."""
+
+    accept_lens: list[np.ndarray] = field(default_factory=list)
+    stop_index: list[np.ndarray] = field(default_factory=list)
+    tokens: list[np.ndarray] = field(default_factory=list)
+    outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
+    ended: np.ndarray | None = None  # of the last round
+
+    @property
+    def rounds(self) -> int:
+        return len(self.accept_lens)
+
+    def add(
+        self,
+        accept_lens: np.ndarray,
+        stop_index: np.ndarray,
+        tokens: np.ndarray,
+        outputs: dict[str, np.ndarray],
+        ended: np.ndarray,
+    ) -> None:
+        """One round, as in `DecodeResult` without the axis of rounds."""
+        self.accept_lens.append(accept_lens)
+        self.stop_index.append(stop_index)
+        self.tokens.append(tokens)
+        self.outputs.append(outputs)
+        self.ended = ended
+
+    def is_over(self, limit: int) -> bool:
+        """Whether the step returns now: after `limit` rounds, or because a request ended."""
+        return self.rounds > 0 and (self.rounds >= limit or bool(self.ended.any()))
+
+    def result(self, max_rounds: int) -> DecodeResult:
+        block_end = BlockEnd.ASKED
+        if self.ended.any():
+            block_end = BlockEnd.REQUEST_ENDED
+        elif self.rounds == max_rounds:
+            block_end = BlockEnd.MAX_ROUNDS
+        stops = np.stack(self.stop_index)
+        return DecodeResult(
+            rounds=self.rounds,
+            accept_lens=np.stack(self.accept_lens),
+            stop_index=stops if (stops >= 0).any() else None,
+            ended=self.ended,
+            block_end=block_end,
+            tokens=np.stack(self.tokens),
+            outputs=tuple(self.outputs),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from ..core.step import PrefillStep
+from .ops import Ops
+from .paged import PrefillAttention
+from .pools import KVPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,21 @@ class Chunks:
 
     def extended(self, extra: int) -> Chunks:
         return Chunks.lay_out(self.part, self.table, self.max_position, extra)
+
+    def attention(self, ops: Ops, pool: KVPool) -> PrefillAttention:
+        """The attention of a pass over these tokens, with the KV in `pool`."""
+        return PrefillAttention(
+            ops=ops,
+            pool=pool,
+            table=self.table,
+            rows=self.rows,
+            prefix_lens=self.prefix_lens,
+            starts=self.starts,
+            positions=self.positions,
+            slots=self.slots,
+            max_prefix_len=self.max_prefix_len,
+            max_new_len=self.max_new_len,
+        )
 
     @property
     def num_tokens(self) -> int:

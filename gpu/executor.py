@@ -31,7 +31,6 @@ from .graphs import CapturedRound, RoundStates, graph_for, padded_shape
 from .models.decoder import Decoder
 from .ops import Ops
 from .outputs import USER_OUTPUTS, at_places, node_outputs
-from .paged import PrefillAttention
 from .pools import KVPool
 from .relay import TorchStorage
 from .round import DecodeRound, capture_for, draft_hidden, first_tokens
@@ -145,7 +144,7 @@ class TorchExecutor:
         self._stop_through = max(self._stop_through, last_step_id)
         for running in self._queue:
             if running.started and running.step.step_id <= last_step_id:
-                running.limit = min(running.limit, running.rounds + 1)
+                running.limit = min(running.limit, running.decoded.rounds + 1)
 
     @property
     def num_in_flight(self) -> int:
@@ -196,18 +195,7 @@ class TorchExecutor:
                 self.draft.observe(row, chunk)
         with self.clock.phase("prefill"):
             chunks = Chunks.lay_out(part, self._rows.table, self._max_position)
-            attention = PrefillAttention(
-                ops=self._ops,
-                pool=self.pool,
-                table=chunks.table,
-                rows=chunks.rows,
-                prefix_lens=chunks.prefix_lens,
-                starts=chunks.starts,
-                positions=chunks.positions,
-                slots=chunks.slots,
-                max_prefix_len=chunks.max_prefix_len,
-                max_new_len=chunks.max_new_len,
-            )
+            attention = chunks.attention(self._ops, self.pool)
             last = chunks.last
             wanted = self._rows.wanted(part.rows[last])
             tokens = torch.from_numpy(part.tokens.astype(np.int64, copy=False)).to(self.device, non_blocking=True)
@@ -267,7 +255,7 @@ class TorchExecutor:
         with self.clock.phase("relay"):
             lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
             check_hidden(relayed.get("hidden_states"), self.algorithm.needs_hidden_states, "relay")
-            batch = self._batch(part, running.rounds, lengths, relayed["bonus_tokens"])
+            batch = self._batch(part, running.decoded.rounds, lengths, relayed["bonus_tokens"])
             sampling = self._rows.sampling(part.rows)
         forced = self._forced_runs(part)
         wanted = self._rows.wanted(part.rows)
@@ -350,11 +338,7 @@ class TorchExecutor:
         if self.draft.on_host:
             for i in np.flatnonzero(~was_over).tolist():
                 self.draft.observe(int(part.rows[i]), np.maximum(emitted[i, : accept_lens[i]], 0))
-        running.accept_lens.append(accept_lens)
-        running.stop_index.append(stops)
-        running.tokens.append(emitted)
-        running.outputs.append(outputs)
-        running.ended = ended
+        running.decoded.add(accept_lens, stops, emitted, outputs, ended)
         running.round_ends_ns.append(time.perf_counter_ns())
         counters = self.counters
         counters.rounds += 1

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
+from ..core.step import PrefillResult, RoundRecord, Step, StepResult
 from .graphs import CapturedRound
 
 
@@ -35,18 +35,9 @@ class Running:
     pending: PendingRound | None = None
     prefill_tokens: PendingRound | None = None
     prefill: PrefillResult | None = None
-    accept_lens: list[np.ndarray] = field(default_factory=list)
-    stop_index: list[np.ndarray] = field(default_factory=list)
-    tokens: list[np.ndarray] = field(default_factory=list)
-    outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
-    ended: np.ndarray | None = None
+    decoded: RoundRecord = field(default_factory=RoundRecord)
     round_ends_ns: list[int] = field(default_factory=list)
     failures: list[tuple[int, str]] = field(default_factory=list)
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that the host has read."""
-        return len(self.accept_lens)
 
     @property
     def is_over(self) -> bool:
@@ -54,7 +45,7 @@ class Running:
             return False
         if self.step.decode is None:
             return self.step.prefill is None or self.prefill is not None
-        return self.rounds > 0 and (self.rounds >= self.limit or bool(self.ended.any()))
+        return self.decoded.is_over(self.limit)
 
 
 def to_host(accept_lens: Tensor, failed: Tensor, emitted: Tensor, outputs: dict[str, Tensor]) -> PendingRound:
@@ -86,22 +77,7 @@ def _as_numpy(values: Tensor) -> np.ndarray:
 
 def result_of(running: Running) -> StepResult:
     """The answer to a step that is over."""
-    step, decode = running.step, None
-    if step.decode is not None:
-        block_end = BlockEnd.ASKED
-        if running.ended.any():
-            block_end = BlockEnd.REQUEST_ENDED
-        elif running.rounds == step.max_rounds:
-            block_end = BlockEnd.MAX_ROUNDS
-        stops = np.stack(running.stop_index)
-        decode = DecodeResult(
-            rounds=running.rounds,
-            accept_lens=np.stack(running.accept_lens),
-            stop_index=stops if (stops >= 0).any() else None,
-            ended=running.ended,
-            block_end=block_end,
-            tokens=np.stack(running.tokens),
-            outputs=tuple(running.outputs),
-        )
+    step = running.step
+    decode = None if step.decode is None else running.decoded.result(step.max_rounds)
     ends = np.array(running.round_ends_ns, np.int64)
     return StepResult(step.step_id, running.prefill, decode, ends, tuple(running.failures))

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..ops import Ops
+from ..tree import DeviceTree
+from .port import RoundBatch
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -59,3 +63,18 @@ def next_level(beam: Beam, tokens: Tensor, probabilities: Tensor) -> tuple[Level
 def _clean(probabilities: Tensor) -> Tensor:
     """What is no number counts as 0, so that garbage ranks last."""
     return torch.nan_to_num(probabilities.float(), nan=0.0, posinf=1.0, neginf=0.0).clamp(0.0, 1.0)
+
+
+def tree_of(ops: Ops, batch: RoundBatch, levels: list[Level]) -> DeviceTree:
+    """The verify tree of the best candidates of all levels."""
+    depths = [depth for depth, level in enumerate(levels, start=1) for _ in range(level.tokens.shape[1])]
+    return ops.build_tree(
+        batch.roots,
+        torch.cat([level.tokens for level in levels], dim=1),
+        torch.cat([level.scores for level in levels], dim=1),
+        torch.cat([level.parents for level in levels], dim=1),
+        depths,
+        batch.lengths,
+        batch.num_draft_tokens,
+        batch.max_position,
+    )

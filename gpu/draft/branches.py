@@ -20,10 +20,10 @@ from torch import Tensor
 from ..chunks import Chunks
 from ..kernels.constants import numbers
 from ..ops import KVView, Ops
-from ..paged import BranchAttention, PrefillAttention
+from ..paged import BranchAttention
 from ..pools import KVPool
 from ..tree import DeviceTree
-from .beam import Beam, first_level, next_level
+from .beam import Beam, first_level, next_level, tree_of
 from .network import DraftNetwork
 from .port import Accepted, Relayed, RoundBatch, root_only
 from .window import at_column, window_attention
@@ -54,18 +54,7 @@ class BranchDraft:
     def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
         tokens, layout = self._prefill_tokens(chunks, sampled)
         hidden_in = None if captured is None else self._network.prepare(captured)
-        attention = PrefillAttention(
-            ops=self._ops,
-            pool=self._pool,
-            table=layout.table,
-            rows=layout.rows,
-            prefix_lens=layout.prefix_lens,
-            starts=layout.starts,
-            positions=layout.positions,
-            slots=layout.slots,
-            max_prefix_len=layout.max_prefix_len,
-            max_new_len=layout.max_new_len,
-        )
+        attention = layout.attention(self._ops, self._pool)
         hidden, logits_hidden = self._network.run(tokens, hidden_in, attention)
         if not len(chunks.last):
             return {}
@@ -113,7 +102,7 @@ class BranchDraft:
     def _tree(self, batch: RoundBatch, ids: Tensor, probabilities: Tensor, hidden: Tensor | None) -> DeviceTree:
         bs, topk = ids.shape
         level, beam = first_level(ids, probabilities)
-        levels, depths = [level], [1] * topk
+        levels = [level]
         branches = _Branches(self._ops, self._pool, batch, self._page_size, self._network.shifted)
         if hidden is not None:
             hidden = hidden.repeat_interleave(topk, dim=0)
@@ -125,17 +114,7 @@ class BranchDraft:
             tokens, likely = self._network.candidates(logits_hidden, topk)
             level, beam = next_level(beam, tokens.view(bs, topk, topk), likely.view(bs, topk, topk))
             levels.append(level)
-            depths += [step + 1] * (topk * topk)
-        return self._ops.build_tree(
-            batch.roots,
-            torch.cat([level.tokens for level in levels], dim=1),
-            torch.cat([level.scores for level in levels], dim=1),
-            torch.cat([level.parents for level in levels], dim=1),
-            depths,
-            batch.lengths,
-            batch.num_draft_tokens,
-            batch.max_position,
-        )
+        return tree_of(self._ops, batch, levels)
 
     def _step(
         self, branches: _Branches, step: int, tokens: Tensor, hidden: Tensor | None

@@ -24,10 +24,9 @@ from ..chunks import Chunks
 from ..kernels.constants import numbers
 from ..models.eagle import MultiLayerEagle
 from ..ops import Ops
-from ..paged import PrefillAttention
 from ..pools import KVPool
 from ..tree import DeviceTree
-from .beam import first_level, next_level
+from .beam import first_level, next_level, tree_of
 from .port import Accepted, Relayed, RoundBatch, root_only, top_candidates
 from .window import at_column, window_attention
 
@@ -79,18 +78,7 @@ class HeadsDraft:
             for i, guess in enumerate(guesses):
                 at = torch.from_numpy((layout.ends - 1)[last] - head + i).to(device)
                 tokens = tokens.index_copy(0, at, guess)
-            attention = PrefillAttention(
-                ops=self._ops,
-                pool=self._pool,
-                table=layout.table,
-                rows=layout.rows,
-                prefix_lens=layout.prefix_lens,
-                starts=layout.starts,
-                positions=layout.positions,
-                slots=layout.slots,
-                max_prefix_len=layout.max_prefix_len,
-                max_new_len=layout.max_new_len,
-            )
+            attention = layout.attention(self._ops, self._pool)
             out = self._heads.forward(tokens, hidden, attention, head)
             hidden = out.hidden
             kept = ends + torch.from_numpy(own).to(device)
@@ -116,23 +104,13 @@ class HeadsDraft:
             return self._ops.build_chain(batch.roots, ids[:, :, 0], batch.lengths, batch.max_position)
         probabilities = relayed["topk_probabilities"].view(shape)[:, : batch.steps, :topk]
         level, beam = first_level(ids[:, 0], probabilities[:, 0])
-        levels, depths = [level], [1] * topk
+        levels = [level]
         for step in range(1, batch.steps):
             # A head knows the first choices before it, not the branch: every branch goes on with the same candidates.
             tokens, likely = (x[:, step, None, :].expand(bs, topk, topk) for x in (ids, probabilities))
             level, beam = next_level(beam, tokens, likely)
             levels.append(level)
-            depths += [step + 1] * (topk * topk)
-        return self._ops.build_tree(
-            batch.roots,
-            torch.cat([level.tokens for level in levels], dim=1),
-            torch.cat([level.scores for level in levels], dim=1),
-            torch.cat([level.parents for level in levels], dim=1),
-            depths,
-            batch.lengths,
-            batch.num_draft_tokens,
-            batch.max_position,
-        )
+        return tree_of(self._ops, batch, levels)
 
     def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
         emitted = accepted.emitted[:, : accepted.longest].clamp(min=0)

@@ -25,7 +25,7 @@ from ...core.finish import first_stop_token
 from ...core.future_map import FutureMap
 from ...core.hidden import check_hidden
 from ...core.request import Request
-from ...core.step import BlockEnd, DecodeResult, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
+from ...core.step import DecodeStep, Join, PrefillResult, PrefillStep, RoundRecord, Step, StepResult
 from ...core.tree.build import VerifyTree
 from ...core.tree.finalize import Finalized, finalize
 from ...core.tree.outputs import NodeOutputs
@@ -67,16 +67,8 @@ class Running:
     step: Step
     limit: int  # rounds after which it returns
     prefill: PrefillResult | None = None
-    accept_lens: list[np.ndarray] = field(default_factory=list)
-    stop_index: list[np.ndarray] = field(default_factory=list)
-    tokens: list[np.ndarray] = field(default_factory=list)
-    outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
-    ended: np.ndarray | None = None
+    decoded: RoundRecord = field(default_factory=RoundRecord)
     failures: list[tuple[int, str]] = field(default_factory=list)
-
-    @property
-    def rounds(self) -> int:
-        return len(self.accept_lens)
 
 
 class ReferenceExecutor:
@@ -178,7 +170,7 @@ class ReferenceExecutor:
         self._stop_through = max(self._stop_through, last_step_id)
         running = self._running
         if running is not None and running.step.step_id <= last_step_id:
-            running.limit = min(running.limit, running.rounds + 1)
+            running.limit = min(running.limit, running.decoded.rounds + 1)
 
     def request_in(self, row: int) -> str:
         """The id of the request whose state the device has in `row`, empty if it has none."""
@@ -217,7 +209,7 @@ class ReferenceExecutor:
         if step.decode is None:
             return 0
         if self._running is not None and self._running.step is step:
-            return self._running.limit - self._running.rounds
+            return self._running.limit - self._running.decoded.rounds
         return 1 if step.step_id <= self._stop_through or self._has_ended_row(step) else step.max_rounds
 
     def _write_windows(self, step: Step, rounds: int):
@@ -272,7 +264,7 @@ class ReferenceExecutor:
     def _is_over(self, running: Running) -> bool:
         if running.step.decode is None:
             return True
-        return running.rounds > 0 and (running.rounds >= running.limit or bool(running.ended.any()))
+        return running.decoded.is_over(running.limit)
 
     def _state(self, row: int, epoch: int) -> RowState:
         state = self._rows[row]
@@ -366,7 +358,7 @@ class ReferenceExecutor:
         states = [self._state(row, epoch) for row, epoch in zip(part.rows.tolist(), part.epochs.tolist(), strict=True)]
         was_over = np.array([state.ended for state in states])
         lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
-        self._check_lengths(part, running.rounds, lengths)
+        self._check_lengths(part, running.decoded.rounds, lengths)
         request = self._draft_request(part, lengths, relayed)
         tree = self.drafter.tree(request)
         self._check_tree(part, tree)
@@ -537,34 +529,15 @@ class ReferenceExecutor:
             state.remaining -= kept
             ended[i] = state.ended or state.remaining == 0 or (stops[i] >= 0 and kept == cut)
             state.ended = bool(ended[i])
-        running.accept_lens.append(accept_lens.astype(np.int32))
-        running.stop_index.append(stops)
-        running.tokens.append(emitted.astype(np.int64))
-        running.outputs.append(_as_columns(final.outputs, emitted.shape))
-        running.ended = ended
+        outputs = _as_columns(final.outputs, emitted.shape)
+        running.decoded.add(accept_lens.astype(np.int32), stops, emitted.astype(np.int64), outputs, ended)
 
     # -- answering ------------------------------------------------------------------------------------------------
 
     def _result(self, running: Running) -> StepResult:
-        step = running.step
-        decode = None
-        if step.decode is not None:
-            block_end = BlockEnd.ASKED
-            if running.ended.any():
-                block_end = BlockEnd.REQUEST_ENDED
-            elif running.rounds == step.max_rounds:
-                block_end = BlockEnd.MAX_ROUNDS
-            stops = np.stack(running.stop_index)
-            decode = DecodeResult(
-                rounds=running.rounds,
-                accept_lens=np.stack(running.accept_lens),
-                stop_index=stops if (stops >= 0).any() else None,
-                ended=running.ended,
-                block_end=block_end,
-                tokens=np.stack(running.tokens),
-                outputs=tuple(running.outputs),
-            )
-        ends = (self.num_rounds - max(running.rounds, 1) + 1 + np.arange(max(running.rounds, 1))) * ROUND_NS
+        step, rounds = running.step, max(running.decoded.rounds, 1)
+        decode = None if step.decode is None else running.decoded.result(step.max_rounds)
+        ends = (self.num_rounds - rounds + 1 + np.arange(rounds)) * ROUND_NS
         return StepResult(step.step_id, running.prefill, decode, ends.astype(np.int64), tuple(running.failures))
 
 
