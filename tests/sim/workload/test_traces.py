@@ -1,7 +1,6 @@
 """Traces: exact times, honest errors, windows, and the real files where they are at hand."""
 
 import json
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -242,13 +241,10 @@ class TestFile:
 @needs_traces
 class TestRealFiles:
     def test_azure_hour(self):
-        started = time.perf_counter()
         arrivals = list(TraceSource(AZURE))
-        elapsed_s = time.perf_counter() - started
         assert len(arrivals) == 19366
         assert arrivals[1].time_ns == 4_314_579_000
         assert sum(arrival.output_len for arrival in arrivals) == TraceSource(AZURE).scan().output_tokens == 4_088_665
-        assert elapsed_s < 0.6  # 0.06 s on two cores; the bound is wide for a busy machine
 
     def test_mooncake_hour(self):
         summary = TraceSource(MOONCAKE).scan()
