@@ -9,7 +9,7 @@ from ..ops import KVView
 from .aot import AotCase
 from .flash import LOG2_E, SplitOutput, attend_keys, choose_splits, device_of, reading_tiles, split_range, store_tile
 from .jit import jit, tl
-from .padded import PaddedKeys, attend_packed, bias_of, counting, gather, prefix_slots
+from .padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots
 
 
 def decode_keys(
@@ -31,7 +31,7 @@ def decode_keys(
         columns = (position + past_base * (tails - bases).unsqueeze(1)).mul_(visible)
         columns += (rows * table.shape[1]).unsqueeze(1)
         slots = table.view(-1).index_select(0, columns.view(-1)).mul_(visible.view(-1))
-    return PaddedKeys(slots, bias_of(visible, dtype)[:, None, None])
+    return PaddedKeys(slots, bias_of(visible, dtype)[:, None, None], begin_of(slots, rows.shape[0]))
 
 
 def decode_attention_torch(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: PaddedKeys, scale: float) -> Tensor:
@@ -39,7 +39,7 @@ def decode_attention_torch(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: Padd
     m = q.shape[0]
     if not m or not keys.slots.numel():
         return torch.zeros_like(q)
-    return attend_packed(q, gather(k_pool, keys.slots, m), gather(v_pool, keys.slots, m), keys.bias, scale)
+    return attend_packed(q, keys_of(k_pool, keys, m), keys_of(v_pool, keys, m), keys.bias, scale)
 
 
 @jit

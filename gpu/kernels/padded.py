@@ -23,11 +23,13 @@ class PaddedKeys:
     """Which keys the queries of each row read.
 
     `slots`: int32 [bs · max_len], pool slots of the prefix, 0 past its end; `bias`: [bs, 1, queries, keys], 0 where a query sees a key and
-    −inf where it does not, in the queries' dtype.
+    −inf where it does not, in the queries' dtype. `begin`: the first of a single row's slots if all lie one behind the other, so that
+    they can be read where they are.
     """
 
     slots: Tensor
     bias: Tensor
+    begin: int | None = None
 
 
 class LastValue:
@@ -66,6 +68,21 @@ def prefix_slots(table: Tensor, rows: Tensor, visible: Tensor) -> Tensor:
 def gather(pool: Tensor, slots: Tensor, bs: int) -> Tensor:
     """pool [slots, Hk, d] at slots [bs · max_len] → [bs, max_len, Hk, d]."""
     return pool.index_select(0, slots).view(bs, -1, *pool.shape[1:])
+
+
+def begin_of(slots: Tensor, bs: int) -> int | None:
+    """The first slot of a single row if its slots ascend by one; else None. A CPU has them at hand, a GPU would have to be waited for."""
+    if bs != 1 or slots.device.type != "cpu" or not slots.numel():
+        return None
+    found = slots.numpy()
+    return int(found[0]) if (found[1:] - found[:-1] == 1).all() else None
+
+
+def keys_of(pool: Tensor, keys: PaddedKeys, bs: int) -> Tensor:
+    """What `keys` says of pool [slots, Hk, d], as [bs, max_len, Hk, d]; a view of the pool where it can be."""
+    if keys.begin is not None:
+        return pool.narrow(0, keys.begin, keys.slots.shape[0]).unsqueeze(0)
+    return gather(pool, keys.slots, bs)
 
 
 @lru_cache(maxsize=64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,14 +15,26 @@ ELEMENTS_PER_PROGRAM = 1024
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x · weight / sqrt(mean(x²) + eps) over the last axis; differentiable."""
-    return F.rms_norm(x, weight.shape, weight, eps)
+    """x · weight / sqrt(mean(x²) + eps) over the last axis; differentiable.
+
+    PyTorch makes its own norm of eight operations on a CPU. Four do: with n channels the root is hypot(|x|, √(n · eps)) / √n.
+    """
+    if torch.is_grad_enabled() or x.dtype.itemsize < 4 or x.device.type != "cpu":
+        return F.rms_norm(x, weight.shape, weight, eps)
+    floor, zero, root = _norm_constants(x.shape[-1], eps, x.dtype)
+    length = torch.linalg.vector_norm(x, 2, -1, True).hypot_(floor)
+    return torch.addcdiv(zero, x * weight, length, value=root)
+
+
+@lru_cache(maxsize=64)
+def _norm_constants(width: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
+    return torch.tensor((width * eps) ** 0.5, dtype=dtype), torch.zeros((), dtype=dtype), width**0.5
 
 
 def add_rms_norm_torch(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual); differentiable."""
     total = x + residual
-    return F.rms_norm(total, weight.shape, weight, eps), total
+    return rms_norm_torch(total, weight, eps), total
 
 
 @jit

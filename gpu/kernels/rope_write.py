@@ -30,13 +30,28 @@ def rope_write_torch(
 
     The rotation is computed in the wider of the table's and the inputs' dtypes and rounded once.
     """
-    straight, crossed = rotation
-    half = q.shape[-1] // 2
-    rotated_q = (q * straight).addcmul_(q.roll(half, -1), crossed).to(q.dtype)
-    rotated_k = (k * straight).addcmul_(k.roll(half, -1), crossed).to(k.dtype)
+    joined = _joined(q, k)
+    if joined is None:
+        rotated_q, rotated_k = _rotated(q, rotation), _rotated(k, rotation)
+    else:
+        rotated_q, rotated_k = _rotated(joined, rotation).split_with_sizes((q.shape[1], k.shape[1]), 1)
     k_pool.index_copy_(0, slots, rotated_k)
     v_pool.index_copy_(0, slots, v)
     return rotated_q, rotated_k
+
+
+def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    straight, crossed = rotation
+    return (x * straight).addcmul_(x.roll(x.shape[-1] // 2, -1), crossed).to(x.dtype)
+
+
+def _joined(q: Tensor, k: Tensor) -> Tensor | None:
+    """[n, Hq + Hk, d] without a copy, where q and k lie side by side in what one projection gave; rotated at once they cost half."""
+    strides, heads = q.stride(), q.shape[1]
+    same_tensor = q._base is not None and q._base is k._base
+    if not same_tensor or strides != k.stride() or k.storage_offset() != q.storage_offset() + heads * strides[1]:
+        return None
+    return q.as_strided((q.shape[0], heads + k.shape[1], q.shape[2]), strides)
 
 
 @jit

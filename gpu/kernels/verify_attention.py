@@ -8,7 +8,7 @@ from torch import Tensor
 from .aot import AotCase
 from .flash import LOG2_E, SplitOutput, attend_keys, choose_splits, device_of, reading_tiles, split_range, store_tile
 from .jit import cdiv, jit, next_power_of_2, tl
-from .padded import PaddedKeys, attend_packed, bias_of, counting, gather, prefix_slots
+from .padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots
 
 
 def verify_keys(
@@ -29,7 +29,8 @@ def verify_keys(
     visible = torch.cat((sees_prefix, is_ancestor), 2)
     if group > 1:
         visible = visible.repeat_interleave(group, 1)
-    return PaddedKeys(prefix_slots(table, rows, in_prefix), bias_of(visible, dtype).unsqueeze(1))
+    slots = prefix_slots(table, rows, in_prefix)
+    return PaddedKeys(slots, bias_of(visible, dtype).unsqueeze(1), begin_of(slots, rows.shape[0]))
 
 
 def verify_attention_torch(
@@ -41,8 +42,8 @@ def verify_attention_torch(
         return torch.zeros_like(q)
     k, v = k.view(bs, -1, *k.shape[1:]), v.view(bs, -1, *v.shape[1:])
     if keys.slots.numel():
-        k = torch.cat((gather(k_pool, keys.slots, bs), k), 1)
-        v = torch.cat((gather(v_pool, keys.slots, bs), v), 1)
+        k = torch.cat((keys_of(k_pool, keys, bs), k), 1)
+        v = torch.cat((keys_of(v_pool, keys, bs), v), 1)
     return attend_packed(q, k, v, keys.bias, scale)
 
 
