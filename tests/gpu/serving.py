@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from foretoken.core.acceptance import AcceptanceProcess
 from foretoken.core.adaptive import AdaptiveController, fixed_controller
 from foretoken.core.engine import Engine
 from foretoken.core.engine_config import EngineConfig
+from foretoken.core.executor import run_until_idle
 from foretoken.core.registry import get_algorithm
 from foretoken.core.request import FinishedRequest, Request
 from foretoken.gpu.build import DraftModel, build_executor
@@ -84,15 +84,19 @@ def serve(
     requests: Sequence[Request],
     *,
     target: Decoder | None = None,
-    disturbance: Disturbance = CALM,
+    disturbance: Disturbance | None = CALM,
     acceptance: AcceptanceProcess | None = None,
     controller: AdaptiveController | None = None,
     before: Callable[[TorchExecutor], None] = lambda executor: None,
     ops: Ops = OPS,
     seed: int = 0,
     dice: int = 0,
+    debug: bool = True,
 ) -> Served:
-    """Serve `requests` under `disturbance`; `before` is shown the executor before the first step."""
+    """Serve `requests` under `disturbance`; `before` is shown the executor before the first step.
+
+    None for `disturbance` is the plain loop, without the checks after every move.
+    """
     events: list = []
     engine = Engine(
         EngineConfig(**{**CONFIG, **(way.config or {})}),
@@ -102,9 +106,21 @@ def serve(
         text_decoder=LetterDecoder(),
     )
     executor = build_executor(
-        engine, target or small_model(0), way.draft, ops, acceptance=acceptance, seed=seed, debug=True
+        engine, target or small_model(0), way.draft, ops, acceptance=acceptance, seed=seed, debug=debug
     )
     before(executor)
-    with torch.no_grad():
+    if disturbance is None:
+        finished = _run_undisturbed(engine, executor, requests)
+    else:
         finished = Driver(engine, executor, list(requests), Dice(dice), disturbance).run()
     return Served(finished, engine, executor, events)
+
+
+def _run_undisturbed(
+    engine: Engine, executor: TorchExecutor, requests: Sequence[Request]
+) -> dict[str, FinishedRequest]:
+    finished: list[FinishedRequest] = []
+    for request in requests:
+        assert engine.submit(request, 0).refusal == ""
+    run_until_idle(engine, executor, lambda: 0, lambda outcome: finished.extend(outcome.finished))
+    return {end.request_id: end for end in finished}
