@@ -80,7 +80,7 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
         LLAMA, 28, 3072, 24, 8, 128, 8192, 128256, 131072, **_llama3(32.0, tie_word_embeddings=True)
     ),
     "llama-2-7b": _shape(LLAMA, 32, 4096, 32, 32, 128, 11008, 32000, 4096, rms_norm_eps=1e-5),
-    "qwen2.5-7b": _shape(QWEN2, 28, 3584, 28, 4, 128, 18944, 152064, 32768, **_QWEN),
+    "qwen2.5-7b": _shape(QWEN2, 28, 3584, 28, 4, 128, 18944, 152064, 131072, **_QWEN),
     "qwen3-0.6b": _shape(QWEN3, 28, 1024, 16, 8, 128, 3072, 151936, 40960, tie_word_embeddings=True, **_QWEN),
     "qwen3-8b": _shape(QWEN3, 36, 4096, 32, 8, 128, 12288, 151936, 40960, **_QWEN),
     "qwen3-30b-a3b": _shape(QWEN3_MOE, 48, 2048, 32, 4, 128, 6144, 151936, 40960, **_EXPERTS, **_QWEN),

@@ -1,0 +1,152 @@
+"""`foretoken bench`: its table, its JSON, an interruption, and bad input."""
+
+import json
+import re
+
+import pytest
+from foretoken.gpu.bench import Bench
+from foretoken.gpu.bench_arm import Arm
+from foretoken.gpu.bench_plan import BenchOptions, plan_bench
+
+SMALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.fixture
+def arguments(tmp_path) -> list:
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(SMALL))
+    cells = ["--batch-sizes", "1,2", "--context-lengths", "8", "--steps", "2", "--output-tokens", "16", "--repeat", "1"]
+    return ["bench", "--random-weights", path, *cells, "--device", "cpu"]
+
+
+def rows_of(out: str) -> list[list[str]]:
+    """The table's rows, split at spaces."""
+    lines = [line.split() for line in out.splitlines()]
+    title = next(i for i, words in enumerate(lines) if words[:3] == ["batch", "context", "steps"])
+    return [words for words in lines[title + 2 :] if words and words[0].isdecimal()]
+
+
+def test_table_and_json(command, arguments, tmp_path):
+    outcome = command(*arguments, "--acceptance", "2.0", "--json", tmp_path / "bench.json")
+    assert outcome.code == 0, outcome.err
+    titles = next(line for line in outcome.out.splitlines() if "tokens/s" in line)
+    assert re.split(r"\s{2,}", titles.strip()) == [
+        "batch", "context", "steps", "nodes", "tokens/s", "per req.", "accept", "speed-up", "ms/round", "draft", "verify",
+        "host", "other", "floor", "prefill/s",
+    ]  # fmt: skip
+    rows = rows_of(outcome.out)
+    assert [row[:4] for row in rows] == [
+        ["1", "8", "plain", "1"], ["1", "8", "2", "3"], ["2", "8", "plain", "1"], ["2", "8", "2", "3"],
+    ]  # fmt: skip
+    assert [row[6] for row in rows] == ["1.00", "2.00", "1.00", "2.00"] and rows[0][7] == rows[2][7] == "1.00×"
+    for words in ("EAGLE3, float32", "random weights", "memory copies at", "GB/s", "simulated (mean length 2)"):
+        assert words in outcome.out
+    for words in ("for weights", "for KV (batch 2", "cell 1 of 2", "turn 1 of 1", "plain decoding"):
+        assert words in outcome.err
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert record["complete"] and record["command"][:2] == ["bench", "--random-weights"]
+    for cell, row in zip(record["cells"], rows, strict=True):
+        assert f"{cell['tokens_per_s']:,.1f}" == row[4] and f"{cell['speedup']:.2f}×" == row[7]
+    assert list(tmp_path.glob(".*")) == []
+    assert command(*arguments, "--quiet").err == ""
+
+
+def test_an_interruption_keeps_finished_cells(command, arguments, tmp_path, monkeypatch):
+    run, runs = Arm.run, []
+
+    def interrupted(arm, **options):
+        runs.append(arm.plan.config.max_running)
+        if len(runs) == 6:
+            raise KeyboardInterrupt
+        return run(arm, **options)
+
+    monkeypatch.setattr(Arm, "run", interrupted)
+    outcome = command(*arguments, "--json", tmp_path / "bench.json")
+    assert outcome.code == 130 and runs == [1, 1, 1, 1, 2, 2]
+    assert "interrupted; 1 of 2 cells" in outcome.err and "Traceback" not in outcome.err
+    assert [row[0] for row in rows_of(outcome.out)] == ["1", "1"]
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert not record["complete"] and [cell["batch_size"] for cell in record["cells"]] == [1, 1]
+
+
+def test_an_interruption_before_the_first_cell(command, arguments, tmp_path, monkeypatch):
+    def interrupted(self, plan, on_progress):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "__init__", interrupted)
+    outcome = command(*arguments, "--json", tmp_path / "bench.json")
+    assert outcome.code == 130 and "0 of 2 cells" in outcome.err and "no cell is finished" in outcome.out
+    assert json.loads((tmp_path / "bench.json").read_text())["cells"] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--model", "x"], ["--model", "--random-weights"]),
+        (["--steps", "two"], ["--steps", "'two'"]),
+        (["--context-lengths", "127"], ["--context-lengths", "128"]),
+        (["--acceptance", "most"], ["--acceptance", "'most'", "chat"]),
+        (["--graphs"], ["--graphs", "CPU"]),
+        (["--topk", "2", "--num-draft-tokens", "40"], ["num_draft_tokens", "40"]),
+        (["--json", "none/bench.json"], ["none/bench.json", "cannot be written"]),
+        (["--json", "."], ["is a directory"]),
+    ],
+    ids=lambda value: value[0] if value[0].startswith("--") else "",
+)
+def test_bad_input_is_told_before_any_work(more, expected, command, arguments, monkeypatch):
+    def work(self, plan, on_progress):
+        raise AssertionError("too late")
+
+    monkeypatch.setattr(Bench, "__init__", work)
+    outcome = command(*arguments, *more)
+    assert outcome.code == 2 and not outcome.out
+    assert outcome.err.startswith("foretoken: ") and "Traceback" not in outcome.err
+    for words in expected:
+        assert words in outcome.err
+
+
+def test_too_much_memory(command, arguments, monkeypatch):
+    monkeypatch.setattr("foretoken.gpu.bench_plan.free_bytes", lambda device: 100_000)
+    outcome = command(*arguments)
+    assert outcome.code == 2 and outcome.err.count("foretoken: ") == 1
+    for words in ("not enough memory", "for weights", "for KV", "--batch-sizes"):
+        assert words in outcome.err
+
+
+def test_help_teaches(command):
+    outcome = command("bench", "--help")
+    assert outcome.code == 0
+    for words in ("--random-weights llama-3.1-8b", "Ctrl-C", "floor", "medians", "--acceptance", "--no-graphs"):
+        assert words in outcome.out
+
+
+def test_the_options_are_the_plans(command, arguments, monkeypatch):
+    """Every option arrives where it belongs."""
+    seen = []
+
+    def keep(options):
+        seen.append(options)
+        return plan_bench(BenchOptions(random_weights=None))  # raises, which ends the command
+
+    monkeypatch.setattr("foretoken.gpu.bench_plan.plan_bench", keep)
+    given = {
+        "--draft": "d", "--dtype": "float64", "--algorithm": "A", "--topk": 3, "--num-draft-tokens": 7,
+        "--acceptance": "code", "--page-size": 4, "--seed": 5,
+    }  # fmt: skip
+    command(*arguments, *[word for pair in given.items() for word in pair], "--overlap", "--no-graphs")
+    expected = BenchOptions(
+        random_weights=str(arguments[2]), draft="d", algorithm="A", steps="2", topk=3, num_draft_tokens=7,
+        batch_sizes="1,2", context_lengths="8", output_tokens=16, acceptance="code", overlap=True, graphs=False,
+        device="cpu", dtype="float64", page_size=4, repeat=1, seed=5,
+    )  # fmt: skip
+    assert seen == [expected]
