@@ -92,6 +92,11 @@ class Chunks:
         """Where each prompt's last token stands among the t: int64 [m] on the device."""
         return torch.from_numpy(self.ends[self.last] - 1).to(self.table.device, non_blocking=True)
 
+    def any_token(self, flags: Tensor) -> Tensor:
+        """Whether any of a chunk's tokens has its flag, bool [t] → [n]."""
+        before = torch.cat([flags.new_zeros(1, dtype=torch.int64), flags.cumsum(0)])[self.starts]
+        return before.diff() > 0
+
     def shifted_tokens(self) -> np.ndarray:
         """The token after each of the chunks' tokens, int64 [t]; 0 where it is still to be sampled. For chunks as planned."""
         shifted = np.append(self.part.tokens[1:], 0)

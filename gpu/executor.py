@@ -220,7 +220,7 @@ class TorchExecutor:
                 self._publish(rows, epochs, lengths, {"bonus_tokens": sampled.clamp(min=0), **relay})
                 self._simulated_lengths[rows] = part.starts[last] + part.lens[last]
         self.counters.prefilled += chunks.num_tokens
-        running.prefill_tokens = to_host(sampled, sampled < 0, sampled[:, None], outputs)
+        running.prefill_tokens = to_host(sampled, chunks.any_token(~forward.hidden.isfinite().all(1)), sampled, outputs)
 
     def _read_prefill(self, running: Running) -> None:
         if running.prefill_tokens is None:
@@ -232,11 +232,14 @@ class TorchExecutor:
         tokens = np.full(n, -1, np.int64)
         stopped = np.zeros(n, bool)
         last = np.flatnonzero(part.is_last)
-        tokens[last] = np.maximum(sampled[:, 0], 0)
-        already = self._rows.ended[part.rows[last]]
-        stops, _ = self._rows.settle(part.rows[last], tokens[last][:, None], np.ones(len(last), np.int32), failed)
+        tokens[last] = np.maximum(sampled, 0)
+        failed = failed.copy()
+        failed[last] |= sampled < 0
+        self._report_failures(running, part.rows, failed & ~self._rows.ended[part.rows])
+        # A chunk without numbers ends its request at once: the KV of the whole chunk may be spoilt, and nobody is to find it in the cache.
+        self._rows.ended[part.rows[failed]] = True
+        stops, _ = self._rows.settle(part.rows[last], tokens[last][:, None], np.ones(len(last), np.int32), failed[last])
         stopped[last] = stops >= 0
-        self._report_failures(running, part.rows[last], failed & ~already)
         if self.draft.on_host:
             for i in last.tolist():
                 self.draft.observe(int(part.rows[i]), tokens[i : i + 1])
@@ -309,7 +312,8 @@ class TorchExecutor:
         prompts = np.array([request.prompt.length for request in requests])
         lengths = self._simulated_lengths[rows]
         width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)
-        runs = np.minimum(self._acceptance.longest_run(keys, lengths - prompts), width - 1).astype(np.int64)
+        most = min(width, part.num_draft_tokens) - 1
+        runs = np.minimum(self._acceptance.longest_run(keys, lengths - prompts), most).astype(np.int64)
         self._simulated_lengths[rows] = lengths + runs + 1
         return torch.from_numpy(runs).to(self.device, non_blocking=True)
 

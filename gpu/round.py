@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.draws import Purpose
@@ -198,24 +199,32 @@ def first_tokens(ops: Ops, logits: Tensor, sampling: SamplingInputs | None, posi
 
 
 def accept_forced(tree: DeviceTree, target_ids: Tensor, runs: Tensor) -> DeviceVerified:
-    """Simulated acceptance: `runs` int64 [bs] first children are accepted as if the target had chosen them."""
+    """Simulated acceptance: exactly `runs` int64 [bs] drafts are accepted, as if the target had chosen them; fewer than there are nodes.
+
+    They are first children from the root on. Where the tree has no such path of that length they are its first nodes, whatever these
+    follow: lengths are as asked for, and the host, which does not look, counts on them.
+    """
     bs, nodes = tree.tokens.shape
-    rows = numbers(bs, runs.device)
+    rows, depths = numbers(bs, runs.device), numbers(tree.width, runs.device)
     current = torch.zeros_like(runs)
     walking = torch.ones_like(runs, dtype=torch.bool)
-    predict = target_ids.clamp(min=0).clone()
     columns = []
     for depth in range(tree.width):
-        columns.append(torch.where(walking, rows * nodes + current, -1))
+        columns.append(torch.where(walking, current, -1))
         child = tree.next_token[rows, current].long()
-        going = walking & (child >= 0) & (runs > depth)
-        following = torch.where(going, child, current)
-        flat = rows * nodes + current
-        predict[flat] = torch.where(going, tree.tokens[rows, following], predict[flat])
-        current, walking = following, going
-    accept_index = torch.stack(columns, dim=1).int()
-    accept_lens = (accept_index >= 0).sum(dim=1, dtype=torch.int32)
-    return DeviceVerified(accept_index, accept_lens, predict, torch.zeros_like(walking))
+        walking = walking & (child >= 0) & (runs > depth)
+        current = torch.where(walking, child, current)
+    path = torch.stack(columns, dim=1)
+    accepted = depths <= runs[:, None]
+    is_short = (path >= 0).sum(dim=1) <= runs
+    path = torch.where(accepted & is_short[:, None], depths, path)
+    # A node predicts the next one of the path; the last keeps the target's own choice, the bonus token. Lanes past it write a column that
+    # is cut off.
+    predict = F.pad(target_ids.clamp(min=0).view(bs, nodes), (0, 1))
+    parents = torch.where(accepted[:, 1:], path[:, :-1], nodes)
+    predict = predict.scatter(1, parents, tree.tokens.gather(1, path[:, 1:].clamp(min=0)))[:, :nodes]
+    accept_index = torch.where(accepted, rows[:, None] * nodes + path, -1)
+    return DeviceVerified(accept_index.int(), runs.int() + 1, predict.flatten(), torch.zeros_like(is_short))
 
 
 def _columns(values: Tensor, width: int) -> Tensor:

@@ -54,7 +54,8 @@ class Rows:
         self._temperature[row] = request.sampling.temperature
         self._top_p[row] = request.sampling.top_p
         self._top_k[row] = request.sampling.top_k
-        self._keys[row] = request.sampling.seed or request_key(request.request_id)
+        # Like every key, a seed counts modulo 2**64.
+        self._keys[row] = (request.sampling.seed & 0xFFFF_FFFF_FFFF_FFFF) or request_key(request.request_id)
 
     def close(self, row: int) -> None:
         self._requests[row] = None

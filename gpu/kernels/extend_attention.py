@@ -51,8 +51,9 @@ def extend_keys(
         bias = bias_of(visible, dtype).unsqueeze(1)
     if bs == 1:
         return ExtendKeys(slots, bias, None, None)
-    # Places past a row's end hold its last token or the next row's; causality keeps them out of the row's own sums.
-    tokens = (starts[:-1].unsqueeze(1) + counting(m, device)).clamp_(max=num_tokens - 1)
+    # Places past a row's end hold its last token again; causality keeps them out of the row's own sums. Another row's token would not do:
+    # its weight is 0, but 0 · NaN is NaN, and a row without numbers must not take others with it.
+    tokens = torch.minimum(starts[:-1].unsqueeze(1) + counting(m, device), (starts[1:] - 1).unsqueeze(1)).clamp_(min=0)
     token = counting(num_tokens, device)
     row = torch.searchsorted(starts[1:].contiguous(), token, right=True).clamp_(max=bs - 1)
     return ExtendKeys(slots, bias, tokens, row * m + (token - starts[row]).clamp_(max=m - 1))
