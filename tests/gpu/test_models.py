@@ -6,6 +6,7 @@ import pytest
 import torch
 from cached_attention import CachedAttention
 from foretoken.gpu.checkpoint import load_target, random_weights, save_target
+from foretoken.gpu.models import projection
 from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foretoken.gpu.models.decoder import Capture, Decoder
 from foretoken.gpu.models.dense import DenseAttention
@@ -277,11 +278,14 @@ def test_dense_attention_keeps_sequences_apart_and_looks_back_only():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @torch.no_grad()
-def test_packed_weights_change_the_speed_only(dtype: torch.dtype):
+def test_packed_weights_change_the_speed_only(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     config = ModelConfig(
         QWEN3_MOE, 70, 48, 80, 3, 4, 2, 16, qkv_bias=True, moe=MoeConfig(4, 2, 24, mlp_only_layers=(0,))
     )
     plain, packed = (random_weights(config, TorchOps(), "cpu", dtype, seed=4) for _ in range(2))
+    pack_projections(plain)
+    assert all(p._packed is None for m in plain.modules() for p in getattr(m, "projections", ())), "too small to gain"
+    monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
     pack_projections(packed)
     kept = [p._packed is not None for module in packed.modules() for p in getattr(module, "projections", ())]
     assert len(kept) == 3 * 2 + 2 + 1, "attention twice a layer, the one dense MLP, the LM head"
