@@ -58,11 +58,11 @@ class HeadsDraft:
 
     def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
         device = chunks.table.device
-        n, last = len(chunks.lens), chunks.last
+        last = chunks.last
         host_tokens = chunks.shifted_tokens()
         hidden = self._heads.prepare_hidden(captured)
-        carried = self._carry[chunks.rows].view(n, self._heads.num_layers - 1, -1)
-        ends = torch.from_numpy(chunks.ends - 1).to(device)
+        carried = self._carry[chunks.rows].unflatten(1, (-1, self._heads.hidden_size))
+        ends = torch.from_numpy(chunks.ends - 1).to(device, non_blocking=True)
         guesses: list[Tensor] = [sampled]
         relayed: list[tuple[Tensor, Tensor]] = []
         outputs: list[Tensor] = []
@@ -74,14 +74,14 @@ class HeadsDraft:
             places = np.arange(chunks.num_tokens) + np.repeat(own, chunks.lens)
             host = np.zeros(layout.num_tokens, np.int64)
             host[places] = host_tokens
-            tokens = torch.from_numpy(host).to(device)
+            tokens = torch.from_numpy(host).to(device, non_blocking=True)
             for i, guess in enumerate(guesses):
-                at = torch.from_numpy((layout.ends - 1)[last] - head + i).to(device)
+                at = torch.from_numpy((layout.ends - 1)[last] - head + i).to(device, non_blocking=True)
                 tokens = tokens.index_copy(0, at, guess)
             attention = layout.attention(self._ops, self._pool)
             out = self._heads.forward(tokens, hidden, attention, head)
             hidden = out.hidden
-            kept = ends + torch.from_numpy(own).to(device)
+            kept = ends + torch.from_numpy(own).to(device, non_blocking=True)
             outputs.append(hidden[kept])
             ids, probabilities = self._candidates(out.logits_hidden[layout.last_places()])
             relayed.append((ids, probabilities))
@@ -90,7 +90,7 @@ class HeadsDraft:
         self._carry[chunks.rows] = carry
         if not len(last):
             return {}
-        return self._relay(relayed, carry[torch.from_numpy(last).to(device)])
+        return self._relay(relayed, carry[torch.from_numpy(last).to(device, non_blocking=True)])
 
     # -- rounds ---------------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class HeadsDraft:
         accept_lens = accepted.accept_lens.long()
         captured = accepted.captured[:, :width]
         hidden = self._heads.prepare_hidden(captured.reshape(bs * width, captured.shape[2])).view(bs, width, -1)
-        carried = relayed["hidden_states"].to(hidden.dtype).view(bs, self._heads.num_layers - 1, -1)
+        carried = relayed["hidden_states"].to(hidden.dtype).unflatten(1, (-1, self._heads.hidden_size))
         tokens = torch.cat([emitted, emitted.new_zeros((bs, self._heads.num_layers - 1))], dim=1)
         rows = numbers(bs, emitted.device)
         found: list[tuple[Tensor, Tensor]] = []
@@ -170,4 +170,4 @@ def _after_carry(carried: Tensor, hidden: Tensor, chunks: Chunks, head: int) -> 
     begins = n + np.cumsum(before) - before  # in [carries, hidden states]
     offsets = np.arange(after.sum()) - np.repeat(np.cumsum(after) - after, after)
     source = np.where(offsets == 0, np.repeat(np.arange(n), after), np.repeat(begins, after) + offsets - 1)
-    return torch.cat([carried, hidden])[torch.from_numpy(source).to(hidden.device)]
+    return torch.cat([carried, hidden])[torch.from_numpy(source).to(hidden.device, non_blocking=True)]

@@ -77,8 +77,9 @@ def noisy_copy(seed: int, noise: float) -> Decoder:
 
 
 @cache
-def small_head(seed: int, algorithm: str) -> DraftHead:
-    """A random head of the given algorithm on `small_model(seed)`; EAGLE-3 with a draft vocabulary of its own."""
+def small_head(seed: int, algorithm: str, num_heads: int = 7) -> DraftHead:
+    """A random head of the given algorithm on `small_model(seed)`; EAGLE-3 with a draft vocabulary of its own. `num_heads`: of multi-layer
+    EAGLE."""
     target = small_model(seed)
     draft_vocab = 20 if algorithm == EAGLE3 else VOCAB_SIZE
     config = HeadConfig(
@@ -87,7 +88,7 @@ def small_head(seed: int, algorithm: str) -> DraftHead:
         target_hidden_size=16,
         draft_vocab_size=draft_vocab,
         aux_layers=(0, 1, 2) if algorithm == EAGLE3 else (),
-        num_heads=7 if algorithm == MULTI_LAYER_EAGLE else 1,
+        num_heads=num_heads if algorithm == MULTI_LAYER_EAGLE else 1,
     )
     head = {EAGLE: EagleHead, EAGLE3: Eagle3Head, MULTI_LAYER_EAGLE: MultiLayerEagle}[algorithm](config, target)
     initialize(head, seed)

@@ -19,14 +19,14 @@ from foretoken.core.ngram import NgramIndex
 from foretoken.core.registry import get_algorithm
 from foretoken.core.request import SamplingParams
 from foretoken.core.tree.build import Candidates, VerifyTree, build_lookup_tree
-from foretoken.gpu.build import build_executor
+from foretoken.gpu.build import DraftModel, build_executor
 from foretoken.gpu.draft.window import window_slots
 from foretoken.gpu.models.eagle import MultiLayerEagle
 from foretoken.gpu.torch_ops import TorchOps
 from foretoken.gpu.tree import DeviceTree
 from foretoken.properties.driver import Dice, Disturbance, Driver
 from foretoken.properties.matrix import Cell, config_of, controller_of, requests_of
-from matrix_cells import count_retractions, draft_of, small_model
+from matrix_cells import count_retractions, draft_of, small_head, small_model
 from torch import Tensor
 
 
@@ -161,13 +161,13 @@ def compare_tree(wanted: VerifyTree, got: DeviceTree, i: int) -> None:
     assert got.ancestor_bits[i].numpy().view(np.uint64).tolist() == wanted.ancestor_bits[0].tolist()
 
 
-def serve_watched(cell: Cell) -> tuple[Watched, int]:
+def serve_watched(cell: Cell, draft_model: DraftModel | None = None) -> tuple[Watched, int]:
     """Serve a cell, half of its requests sampled hot, so that any branch may be accepted; also says how many were retracted."""
     dice = Dice(cell.seed * 1_000_003 + 17)
     algorithm, controller = exactly_relayed(cell.algorithm), controller_of(cell)
     events: list = []
     engine = Engine(config_of(cell, algorithm, controller), algorithm, controller, events=events.append)
-    target, draft_model = small_model(cell.seed % 3), draft_of(cell)
+    target, draft_model = small_model(cell.seed % 3), draft_model or draft_of(cell)
     acceptance = GaussianAcceptance((0.8,) * 8, seed=cell.seed) if cell.drafts == "simulated" else None
     ops = RecordingOps()
     executor = build_executor(engine, target, draft_model, ops, acceptance=acceptance, debug=True)
@@ -206,6 +206,15 @@ def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, recor
     record_property("note", f"dense drafting, {algorithm}, k {topk}, page size {page_size}: {counts}")
     assert counts["proposals"] > 50 and min(counts[name] for name in ("cached", "partly", "retractions")) > 3, counts
     assert counts["fully"] > 3 or topk > 1, counts  # a tree of few nodes seldom has a path of full depth
+
+
+@pytest.mark.parametrize(("num_heads", "topk"), [(1, 1), (1, 4), (2, 3)])
+def test_few_heads_draft_like_many(num_heads, topk):
+    """A single head carries nothing from round to round."""
+    common = {"algorithm": "MULTI_LAYER_EAGLE", "topk": topk, "chunk_size": 3, "prefixes": "shared"}
+    cell = Cell(**common, mode="overlap", steps=num_heads, disturbance="retract", pool="tight", seed=5)
+    watched, retractions = serve_watched(cell, small_head(cell.seed % 3, cell.algorithm, num_heads))
+    assert watched.proposals > 20 and watched.cached > 3 and retractions > 3
 
 
 @pytest.mark.parametrize("topk", [1, 4])
