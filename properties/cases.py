@@ -1,0 +1,147 @@
+"""A case: what is left of a failure. Operations, configuration, seed and the suite's version in one JSON file that can be run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ConfigError, Problem
+from .contracts import MISBEHAVIOURS, SUITE_VERSION
+from .invariants import all_invariants
+from .operations import Operation, decode, decode_fields, encode
+from .suites import Suite, suite_of
+from .trial import Trial, Violation
+
+MAX_BYTES = 1_000_000
+MAX_OPERATIONS = 10_000
+_KEYS = {
+    "suite": str,
+    "contract": str,
+    "subject": str,
+    "capabilities": list,
+    "config": dict,
+    "seed": int,
+    "run": int,
+    "invariant": str,
+    "operations": list,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`subject` is an import string `module:make`, or a name if it has none; `invariant` what the case breaks."""
+
+    contract: str
+    subject: str
+    capabilities: tuple[str, ...]
+    config: Any
+    seed: int
+    run: int
+    invariant: str
+    operations: tuple[Operation, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "suite": SUITE_VERSION,
+            "contract": self.contract,
+            "subject": self.subject,
+            "capabilities": list(self.capabilities),
+            "config": asdict(self.config),
+            "seed": self.seed,
+            "run": self.run,
+            "invariant": self.invariant,
+            "operations": [encode(operation) for operation in self.operations],
+        }
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = self.to_json()
+        operations = head.pop("operations")
+        lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+        lines += ['  "operations": [', ",\n".join(f"    {json.dumps(operation)}" for operation in operations), "  ]"]
+        path.write_text("\n".join(["{", *lines, "}"]) + "\n", encoding="utf-8")
+
+    def replay(
+        self, make: Callable[[Any], Any], watch: Callable[[Operation, Trial], None] | None = None
+    ) -> Violation | None:
+        """Run the operations on a fresh subject: what breaks, or None."""
+        suite = suite_of(self.contract)
+        capabilities = suite.capabilities.of(self.capabilities)
+        invariants = suite.invariants(capabilities)
+        if self.invariant not in MISBEHAVIOURS:
+            # The one that the case is about is looked at alone first: another one may break on the way to it.
+            wanted = [item for item in invariants if item.id == self.invariant]
+            violation = _run(suite, make, self, capabilities, wanted, watch)
+            if violation is not None:
+                return violation
+            watch = None
+        return _run(suite, make, self, capabilities, invariants, watch)
+
+
+def _run(suite: Suite, make, case: Case, capabilities, invariants, watch) -> Violation | None:
+    try:
+        suite.execute(make, case.config, capabilities, invariants, case.operations, twice=True, watch=watch)
+    except Violation as violation:
+        return violation
+    return None
+
+
+def load_case(path: Path) -> Case:
+    """Read a case; raises ConfigError with the file and the key for a damaged one, or one of another version of the suite."""
+    source = str(path)
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise ConfigError(source, [Problem("", f"{size:,} bytes, expected at most {MAX_BYTES:,}: this is no case")])
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(source, [Problem("", f"cannot be read: {error.strerror}")]) from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(source, [Problem("", f"damaged: not JSON ({error})")]) from error
+    return parse_case(data, source)
+
+
+def parse_case(data: object, source: str) -> Case:
+    """A case from its JSON value; raises ConfigError as `load_case` does."""
+    if not isinstance(data, dict) or "suite" not in data:
+        raise ConfigError(source, [Problem("", 'this is no case: expected an object with the key "suite"')])
+    if data["suite"] != SUITE_VERSION:
+        what = f"made with suite {data['suite']!r}, this is {SUITE_VERSION!r}: its operations may mean something else"
+        raise ConfigError(source, [Problem("suite", what)])
+    problems = [
+        Problem(key, "missing" if key not in data else f"{data[key]!r} is not of type {kind.__name__}")
+        for key, kind in _KEYS.items()
+        if type(data.get(key)) is not kind
+    ]
+    problems += [Problem(str(key), "unknown") for key in data if key not in _KEYS]
+    if problems:
+        raise ConfigError(source, problems)
+    if len(data["operations"]) > MAX_OPERATIONS:
+        raise ConfigError(
+            source, [Problem("operations", f"{len(data['operations'])}, expected at most {MAX_OPERATIONS}")]
+        )
+    known = {item.id for item in all_invariants()} | set(MISBEHAVIOURS)
+    if data["invariant"] not in known:
+        raise ConfigError(source, [Problem("invariant", f"{data['invariant']!r} is none of the catalogue's")])
+    suite = suite_of(data["contract"], source)
+    capabilities = suite.capabilities.of(data["capabilities"], source)
+    try:
+        config = decode_fields(suite.config, data["config"], source, "config")
+    except AssertionError as error:
+        raise ConfigError(source, [Problem("config", f"impossible: {data['config']}")]) from error
+    return Case(
+        contract=suite.name,
+        subject=data["subject"],
+        capabilities=capabilities.declared,
+        config=config,
+        seed=data["seed"],
+        run=data["run"],
+        invariant=data["invariant"],
+        operations=tuple(
+            decode(suite.name, operation, source, f"operations[{number}]")
+            for number, operation in enumerate(data["operations"])
+        ),
+    )

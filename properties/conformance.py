@@ -1,0 +1,271 @@
+"""Checks of other people's components: one call in a test, or a base class with one test per invariant.
+
+    from foretoken.properties.conformance import check_allocator
+
+    def test_my_allocator():
+        check_allocator(lambda config: MyAllocator(config.num_pages), budget="10s", seed=1)
+
+The import needs neither pytest nor hypothesis.
+"""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+from ..core.errors import ConfigError, Problem, nearest
+from .cases import Case
+from .contracts import MISBEHAVIOURS, SUITE_VERSION, Allocator, AllocatorCapabilities, AllocatorConfig, MakeAllocator
+from .invariants import Invariant, invariant, of_contract
+from .operations import Operation
+from .report import Failure, PropertiesBroken, Report
+from .shrink import Shrinker
+from .suites import ALLOCATOR, Suite
+from .swarm import Budget, Found, Swarm
+from .trial import Trial
+
+QUICK = 200_000
+"""The quick budget of a contract, in operations."""
+
+
+def check_allocator(
+    make: MakeAllocator,
+    *,
+    capabilities: AllocatorCapabilities | Iterable[str] | None = None,
+    expected_failures: Mapping[str, str] | None = None,
+    budget: str | int | Budget = QUICK,
+    seed: int = 1,
+    spec: str = SUITE_VERSION,
+) -> Report:
+    """Check an allocator against every invariant that its capabilities enable.
+
+    `make(config)` returns a fresh one. `capabilities` are names or an `AllocatorCapabilities`; if not given, `make.capabilities`, and
+    none if there are none. `expected_failures` maps an invariant's id to the reason why it is known to fail: that is reported, but no
+    error, and an error if it holds. `budget` is a number of operations or a time ("60s"). `spec` is the version of the suite that
+    the test was written for; another one is refused.
+
+    Raises `PropertiesBroken` (an AssertionError, with the report) if anything fails, and `ConfigError` for impossible arguments.
+    """
+    report = check(
+        ALLOCATOR,
+        make,
+        capabilities=capabilities,
+        expected_failures=expected_failures,
+        budget=budget,
+        seed=seed,
+        spec=spec,
+    )
+    if not report.ok:
+        raise PropertiesBroken(report)
+    return report
+
+
+def check(
+    suite: Suite,
+    make: Callable[[Any], Any],
+    *,
+    capabilities: Any = None,
+    expected_failures: Mapping[str, str] | None = None,
+    budget: str | int | Budget = QUICK,
+    seed: int = 1,
+    spec: str = SUITE_VERSION,
+    subject: str = "",
+    every_failure: bool = False,
+    progress: Callable[[Swarm], None] | None = None,
+) -> Report:
+    """What `check_allocator` does, for any contract, without raising for a broken invariant.
+
+    With `every_failure` the search goes on after a failure, without the invariant that failed; else the first one ends it.
+    """
+    if spec != SUITE_VERSION:
+        raise ConfigError("spec", [Problem("", f"written for suite {spec!r}, this is {SUITE_VERSION!r}")])
+    capabilities = suite.capabilities.of(capabilities_of(make) if capabilities is None else capabilities)
+    announced = dict(expected_failures or {})
+    known = [item.id for item in of_contract(suite.name)] + list(MISBEHAVIOURS)
+    problems = [Problem(id, f"no invariant of {suite.name}{nearest(id, known)}") for id in announced if id not in known]
+    if problems:
+        raise ConfigError("expected_failures", problems)
+    budget = Budget.of(budget)
+    subject = subject or name_of(make)
+    invariants = list(suite.invariants(capabilities))
+    swarm = Swarm(suite, make, capabilities, seed)
+    failures: dict[str, Failure] = {}
+    without: tuple[type[Operation], ...] = ()
+    while (found := swarm.search(invariants, budget, without, progress)) is not None:
+        failure = explain(suite, make, capabilities, invariants, found, subject, announced)
+        failures[failure.id] = failure
+        if failure.id in MISBEHAVIOURS or not (failure.expected or every_failure):
+            break
+        invariants = [item for item in invariants if item.id != failure.id]
+        without += suite.probes.get(failure.id, ())
+    return _report(suite, swarm, subject, capabilities, announced, failures)
+
+
+def _report(
+    suite: Suite, swarm: Swarm, subject: str, capabilities: Any, announced, failures: dict[str, Failure]
+) -> Report:
+    enabled = suite.invariants(capabilities)
+    counts = {item.id: swarm.evaluations.get(item.id, 0) for item in enabled}
+    executed = {kind.tag: swarm.executed.get(kind, 0) for kind in suite.operations(capabilities)}
+    unexpected = tuple(failure for failure in failures.values() if not failure.expected)
+    vacuous = []
+    if not failures:
+        vacuous += [f"{id} was never evaluated" for id, count in counts.items() if not count]
+        vacuous += [f"the operation {tag} never happened" for tag, count in executed.items() if not count]
+    return Report(
+        contract=suite.name,
+        subject=subject,
+        capabilities=capabilities.declared,
+        seed=swarm.seed,
+        num_runs=swarm.num_runs,
+        num_operations=swarm.num_operations,
+        seconds=swarm.seconds,
+        evaluations=counts,
+        executed=executed,
+        skipped={
+            item.id: f"needs {', '.join(item.missing(capabilities))}"
+            for item in of_contract(suite.name)
+            if item.missing(capabilities)
+        },
+        failures=unexpected,
+        expected=tuple(failure for failure in failures.values() if failure.expected),
+        held=tuple(id for id in announced if id not in failures) if not unexpected else (),
+        vacuous=tuple(vacuous),
+    )
+
+
+def explain(
+    suite: Suite,
+    make: Callable[[Any], Any],
+    capabilities: Any,
+    invariants: Iterable[Invariant],
+    found: Found,
+    subject: str,
+    announced: Mapping[str, str] | None = None,
+) -> Failure:
+    """Shrink a failing run and tell its story."""
+    shrinker = Shrinker(suite, make, capabilities, list(invariants), found)
+    shrinker.shrink()
+    id = found.violation.id
+    case = Case(
+        contract=suite.name,
+        subject=subject,
+        capabilities=capabilities.declared,
+        config=shrinker.config,
+        seed=found.seed,
+        run=found.run,
+        invariant=id,
+        operations=tuple(shrinker.operations),
+    )
+    history: list[str] = []
+
+    def note(operation: Operation, trial: Trial) -> None:
+        history.append(f"{operation}  {trial.describe()}")
+
+    violation = case.replay(make, note) or found.violation
+    broken = next((item for item in violation.broken if item.id == id), found.violation.broken[0])
+    # What fails is not noted any more: it is the last operation, or stands behind all of them.
+    if len(history) < len(case.operations):
+        history.append(str(violation.operation))
+        ends_in = f"operation {len(history)}"
+    else:
+        ends_in = (
+            "the start" if violation.operation == "make" else f"the end, when all is given back: {violation.operation}"
+        )
+    return Failure(
+        id=id,
+        sentence=broken.sentence,
+        finding=broken.finding,
+        also=tuple(item.id for item in found.violation.broken[1:]),
+        case=case,
+        operations_before=len(found.operations),
+        history=tuple(history[: len(case.operations)]),
+        ends_in=ends_in,
+        expected=(announced or {}).get(id, ""),
+    )
+
+
+def capabilities_of(make: Callable[[Any], Any]) -> Any:
+    """What `make` declares itself, nothing if it does not."""
+    return getattr(make, "capabilities", ())
+
+
+def name_of(make: Callable[[Any], Any]) -> str:
+    """`module:name`, as the command line takes it, or what comes close."""
+    module, name = getattr(make, "__module__", ""), getattr(make, "__qualname__", type(make).__qualname__)
+    return f"{module}:{name}" if module else name
+
+
+class AllocatorConformance:
+    """Base class of a test: one test method per invariant. A subclass says how its allocator is made.
+
+        class TestMine(AllocatorConformance):
+            capabilities = ("paged", "inspection")
+
+            def make(self, config):
+                return MyAllocator(config.num_pages, config.page_size)
+
+    The search runs once per class, at the first test; each test says what became of its invariant.
+    """
+
+    capabilities: ClassVar[AllocatorCapabilities | Iterable[str]] = ()
+    expected_failures: ClassVar[Mapping[str, str]] = {}
+    budget: ClassVar[str | int | Budget] = QUICK // 4
+    seed: ClassVar[int] = 1
+    suite: ClassVar[Suite] = ALLOCATOR
+    _report: ClassVar[Report | None] = None
+
+    def make(self, config: AllocatorConfig) -> Allocator:
+        raise NotImplementedError(f"{type(self).__name__} does not say how its allocator is made")
+
+    def report(self) -> Report:
+        """The report of this class, made at the first call."""
+        cls = type(self)
+        if "_report" not in vars(cls) or cls._report is None:
+            cls._report = check(
+                self.suite,
+                self.make,
+                capabilities=self.capabilities,
+                expected_failures=self.expected_failures,
+                budget=self.budget,
+                seed=self.seed,
+                subject=f"{cls.__module__}:{cls.__qualname__}",
+                every_failure=True,
+            )
+        return cls._report
+
+    def check_invariant(self, id: str) -> None:
+        """Raises AssertionError if it is broken, unittest.SkipTest (a skip for pytest too) if it is not checked or expected to fail."""
+        report = self.report()
+        if id in report.skipped:
+            raise unittest.SkipTest(f"{id}: {report.skipped[id]}")
+        for failure in report.expected:
+            if failure.id == id:
+                raise unittest.SkipTest(f"{id} is expected to fail: {failure.expected}")
+        for failure in report.failures:
+            if failure.id == id:
+                raise AssertionError("\n" + failure.text())
+        assert id not in report.held, f"{id} was expected to fail and held"
+        assert report.evaluations[id], f"{id} was never evaluated"
+
+    def test_behaves(self) -> None:
+        """No call raises, hangs, or answers in another form than the contract says; nothing that is enabled never happened."""
+        report = self.report()
+        broken = [failure.text() for failure in report.failures if failure.id in MISBEHAVIOURS]
+        assert not broken, "\n" + "\n".join(broken)
+        assert not report.vacuous, report.vacuous
+
+
+def _test_of(id: str) -> Callable[[AllocatorConformance], None]:
+    def test(self: AllocatorConformance) -> None:
+        self.check_invariant(id)
+
+    test.__name__ = f"test_{id.lower().replace('-', '_')}"
+    test.__qualname__ = f"AllocatorConformance.{test.__name__}"
+    test.__doc__ = invariant(id).sentence
+    return test
+
+
+for _item in of_contract("allocator"):
+    setattr(AllocatorConformance, f"test_{_item.id.lower().replace('-', '_')}", _test_of(_item.id))

@@ -1,0 +1,382 @@
+"""ALLOC-01 … ALLOC-16: what is true of every KV allocator and request table, after every operation.
+
+A checker gets a `Moment`: the operation, what the allocator answered, all that can be observed before and after, and the model's
+recount. It looks at these alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..contracts import AllocatorCapabilities, AllocatorConfig
+from ..models import AllocatorModel
+from ..operations import Alloc, FreeStray, FreeTwice, Grow, Open
+from .registry import Finding, Outcome, checks
+
+
+class Observation(NamedTuple):
+    """All that an allocator shows; None where it declares no such capability. Equal if and only if nothing has changed."""
+
+    num_free: int
+    free_pages: tuple[int, ...] | None
+    cached_pages: tuple[int, ...] | None
+    num_deferred: int | None
+    references: tuple[int, ...] | None
+    rows: tuple[tuple[str, tuple[int, ...]], ...] | None
+
+
+@dataclass(slots=True)
+class Moment:
+    """One operation and what came of it. `held` and `waiting` are recounts: page -> number of references."""
+
+    config: AllocatorConfig
+    capabilities: AllocatorCapabilities
+    model: AllocatorModel
+    operation: object = "make"
+    drained: bool = False
+    asked: int | None = None  # slots that an allocation asked for
+    answer: tuple[int, ...] | None = None  # slots that it got
+    refusal: str | None = None
+    allowed: bool | None = None  # what can_allocate said just before
+    must_succeed: bool = False
+    must_refuse: bool = False
+    twice: int | None = None  # the page that a free named twice
+    stale: tuple | None = None  # (whose, slot, found, expected) of a slot that does not hold what its owner wrote
+    not_cacheable: tuple[int, ...] = ()
+    before: Observation = field(default_factory=lambda: Observation(0, None, None, None, None, None))
+    after: Observation = field(default_factory=lambda: Observation(0, None, None, None, None, None))
+    held_before: dict[int, int] = field(default_factory=dict)
+    waiting_before: dict[int, int] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
+    waiting: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def first_page(self) -> int:
+        return 1 if self.capabilities.padding_page else 0
+
+    def pages_of_answer(self) -> list[int]:
+        return [slot // self.config.page_size for slot in self.answer]
+
+
+CONTRACT = "allocator"
+
+
+@checks("ALLOC-01", CONTRACT, general=True)
+def pages_are_conserved(m: Moment) -> Outcome:
+    size, after = m.config.page_size, m.after
+    deferred = m.waiting.keys() - m.held.keys() if m.waiting else ()
+    taken = len(m.held) + len(deferred) + len(m.model.cached)
+    if after.num_free + taken * size != m.config.num_pages * size:
+        return Finding(
+            f"{after.num_free} slots free, {len(m.held)} pages held, {len(m.model.cached)} cached, "
+            f"{len(deferred)} deferred, of {m.config.num_pages} pages of {size}",
+            f"{(m.config.num_pages - taken) * size} slots free",
+            "a page that nobody has and that is not free is lost, one that is counted twice will have two owners",
+        )
+    if after.num_deferred is not None and after.num_deferred != sum(m.waiting.values()):
+        return Finding(
+            f"num_deferred() is {after.num_deferred}",
+            f"{sum(m.waiting.values())}: pages {sorted(m.waiting)}",
+            "what waits for a step is neither free nor held, and must be counted once",
+        )
+    return True
+
+
+@checks("ALLOC-02", CONTRACT, "inspection")
+def free_list_has_no_duplicate(m: Moment) -> Outcome:
+    free, size = m.after.free_pages, m.config.page_size
+    if len(set(free)) != len(free):
+        twice = next(page for page in free if free.count(page) > 1)
+        return Finding(
+            f"page {twice} stands {free.count(twice)} times in the free list {list(free)}",
+            "once",
+            "it will be handed out to two holders",
+        )
+    if len(free) * size != m.after.num_free:
+        return Finding(
+            f"num_free() is {m.after.num_free}, the free list has {len(free)} pages of {size}",
+            f"num_free() is {len(free) * size}",
+            "the counter and the list have come apart",
+        )
+    return True
+
+
+@checks("ALLOC-03", CONTRACT)
+def nothing_free_is_referenced(m: Moment) -> Outcome:
+    free = m.after.free_pages
+    if free is not None:
+        for page in free:
+            if page in m.held or page in m.waiting:
+                who = "held" if page in m.held else "deferred to a step that still runs"
+                return Finding(
+                    f"page {page} is in the free list, and {who}",
+                    "a free page has no owner",
+                    "the next allocation gives it to somebody else",
+                )
+        return True
+    if m.answer is None:
+        return None
+    for page in m.pages_of_answer():
+        if page in m.waiting_before:
+            return Finding(
+                f"page {page} is handed out while a step in flight may still touch it",
+                f"pages {sorted(m.waiting_before)} wait",
+                "the step would write into the new owner's KV",
+            )
+    return True
+
+
+@checks("ALLOC-04", CONTRACT, "sharing")
+def references_are_the_holders(m: Moment) -> Outcome:
+    first, held, waiting = m.first_page, m.held, m.waiting
+    for page, count in enumerate(m.after.references, first):
+        should = held.get(page, 0) + (waiting.get(page, 0) if waiting else 0)
+        if count != should:
+            return Finding(
+                f"references({page}) is {count}",
+                f"{should}, by recounting the holders",
+                "a page with too few references is freed under a holder, one with too many never comes back",
+            )
+    return True
+
+
+@checks("ALLOC-05", CONTRACT, "inspection")
+def what_nobody_holds_is_free_or_cached(m: Moment) -> Outcome:
+    free, cached = m.after.free_pages, m.model.cached
+    if m.not_cacheable:
+        return Finding(
+            f"page {m.not_cacheable[0]} is cached",
+            "only retired pages without a holder are",
+            "an evictable page may be taken at any moment",
+        )
+    for page in range(m.first_page, m.first_page + m.config.num_pages):
+        owned = page in m.held or page in m.waiting
+        if (page in free or page in cached) == owned or (page in free and page in cached):
+            places = [
+                name
+                for name, where in (("free", free), ("cached", cached), ("held", m.held), ("deferred", m.waiting))
+                if page in where
+            ]
+            return Finding(
+                f"page {page} is {' and '.join(places) or 'neither free, cached, held nor deferred'}",
+                "one of them",
+                "every page is in exactly one state",
+            )
+    return True
+
+
+@checks("ALLOC-06", CONTRACT)
+def writable_pages_have_one_owner(m: Moment) -> Outcome:
+    if m.answer is not None:
+        for page in m.pages_of_answer():
+            if page in m.held_before:
+                return Finding(
+                    f"page {page} is handed out, and somebody else holds it",
+                    f"none of {sorted(m.held_before)}",
+                    "two owners write to the same slots",
+                )
+    if m.stale is not None:
+        whose, slot, found, expected = m.stale
+        return Finding(
+            f"slot {slot} of {whose} holds {found}",
+            f"{expected}",
+            "somebody else has written there, or the slot is another one than before",
+        )
+    if m.after.rows is not None and sum(m.held.values()) != len(m.held) and not m.capabilities.sharing:
+        page = next(page for page, count in m.held.items() if count > 1)
+        return Finding(f"page {page} is in {m.held[page]} tables", "one", "two owners write to the same slots")
+    return True
+
+
+@checks("ALLOC-07", CONTRACT, "table")
+def rows_are_in_bounds(m: Moment) -> Outcome:
+    if not m.after.rows:
+        return None
+    size, width = m.config.page_size, m.config.row_width
+    for request, slots in m.after.rows:
+        committed = m.model.rows[request].committed
+        if not committed <= len(slots) <= width or len(slots) % size:
+            return Finding(
+                f"{request} has {committed} tokens committed and {len(slots)} slots allocated",
+                f"committed <= allocated <= {width}, in pages of {size}",
+                "a row that is too short writes past its slots, one that is too wide into the next row",
+            )
+    return True
+
+
+@checks("ALLOC-08", CONTRACT)
+def as_many_pages_as_needed(m: Moment) -> Outcome:
+    size = m.config.page_size
+    if m.answer is not None and len(m.answer) != m.asked:
+        return Finding(
+            f"asked for {m.asked} slots, got {len(m.answer)}: {list(m.answer)}",
+            f"{max(m.asked, 0)} slots",
+            "the caller counts on what it asked for",
+        )
+    if m.after.rows:
+        for request, slots in m.after.rows:
+            wanted = m.model.rows[request].wanted
+            if len(slots) != -(-wanted // size) * size:
+                return Finding(
+                    f"{request} needs room for {wanted} tokens and has {len(slots)} slots",
+                    f"{-(-wanted // size)} pages of {size}",
+                    "one page too few at a page's edge is a write out of bounds, one too many is lost room",
+                )
+        return True
+    return None if m.answer is None else True
+
+
+@checks("ALLOC-09", CONTRACT, on=(Alloc, Grow, Open))
+def a_refusal_changes_nothing(m: Moment) -> Outcome:
+    if m.refusal is None:
+        return None
+    return _unchanged(m, "the caller goes on as if it had never asked")
+
+
+@checks("ALLOC-10", CONTRACT, on=(FreeStray, FreeTwice))
+def only_what_is_held_can_be_freed(m: Moment) -> Outcome:
+    if isinstance(m.operation, FreeStray):
+        if m.refusal is None:
+            return Finding(
+                f"free of pages {list(m.operation.pages)} was accepted",
+                "a typed error: not all of them are held",
+                "a page freed twice is handed out twice",
+            )
+        return _unchanged(m, "a refused free gives nothing back")
+    if isinstance(m.operation, FreeTwice):
+        if m.refusal is not None:
+            return _unchanged(m, "a refused free gives nothing back")
+        still = m.held.get(m.twice, 0) + m.waiting.get(m.twice, 0)
+        dropped = m.after.references is not None and m.after.references[m.twice - m.first_page] != still
+        if dropped or m.after.num_free - m.before.num_free > m.config.page_size:
+            return Finding(
+                f"a list that names page {m.twice} twice dropped two references",
+                "one, or a refusal",
+                "the page is freed under its other holder, or freed twice",
+            )
+        return True
+    return None
+
+
+@checks("ALLOC-11", CONTRACT, on=(Alloc,))
+def ids_are_good(m: Moment) -> Outcome:
+    if m.answer is None:
+        return None
+    size, first = m.config.page_size, m.first_page
+    low, high = first * size, (first + m.config.num_pages) * size
+    for slot in m.answer:
+        if not low <= slot < high:
+            return Finding(f"slot {slot} was handed out", f"ids in {low} … {high - 1}", "it lies outside the pool")
+    if len(set(m.answer)) != len(m.answer):
+        twice = next(slot for slot in m.answer if m.answer.count(slot) > 1)
+        return Finding(f"slot {twice} stands twice in {list(m.answer)}", "distinct ids", "two tokens in one slot")
+    if size > 1:
+        for at in range(0, len(m.answer) - size + 1, size):
+            page = m.answer[at : at + size]
+            if page[0] % size or page != tuple(range(page[0], page[0] + size)):
+                return Finding(
+                    f"slots {list(page)} are no page",
+                    f"{size} neighbours from a multiple of {size}",
+                    "kernels address whole pages",
+                )
+    return True
+
+
+@checks("ALLOC-12", CONTRACT, "padding_page")
+def padding_stays_out(m: Moment) -> Outcome:
+    seen = m.answer is not None and any(0 <= slot < m.config.page_size for slot in m.answer)
+    for where in (m.after.free_pages, m.after.cached_pages):
+        seen = seen or (where is not None and 0 in where)
+    if seen or 0 in m.held:
+        return Finding(
+            "page 0 is in circulation", "the padding page belongs to nobody", "the lanes of a padded batch write there"
+        )
+    return True
+
+
+@checks("ALLOC-13", CONTRACT)
+def same_history_same_ids(m: tuple[list, list]) -> Outcome:
+    """`m`: the answers of two runs of the same operations."""
+    first, second = m
+    for number, (one, other) in enumerate(zip(first, second, strict=False), 1):
+        if one != other:
+            return Finding(
+                f"operation {number} gave {one} in one run and {other} in the next",
+                "the same",
+                "a run that cannot be repeated cannot be examined, and two ranks come apart",
+            )
+    return True
+
+
+@checks("ALLOC-14", CONTRACT, on=(Alloc, Grow))
+def what_is_promised_is_kept(m: Moment) -> Outcome:
+    if m.allowed is None:
+        return None
+    if m.allowed and m.refusal is not None:
+        return Finding(
+            f"can_allocate({m.asked}) was true, then it was refused: {m.refusal}",
+            "it succeeds",
+            "the scheduler has planned with it",
+        )
+    if m.must_succeed and m.refusal is not None:
+        return Finding(
+            f"{m.asked} slots were refused ({m.refusal}) with {m.before.num_free} free",
+            "they are handed out",
+            "an allocator that refuses what it has wastes memory",
+        )
+    if m.must_succeed and not m.allowed:
+        return Finding(
+            f"can_allocate({m.asked}) was false with {m.before.num_free} slots free",
+            "true",
+            "a request waits for ever for room that is there",
+        )
+    return True
+
+
+@checks("ALLOC-15", CONTRACT)
+def all_comes_back(m: Moment) -> Outcome:
+    if not m.drained:
+        return None
+    left = {
+        "deferred": m.after.num_deferred,
+        "cached": len(m.after.cached_pages or ()),
+        "rows": len(m.after.rows or ()),
+    }
+    left = {name: count for name, count in left.items() if count}
+    total = m.config.num_pages * m.config.page_size
+    if m.after.num_free != total or left:
+        return Finding(
+            f"drained and flushed: {m.after.num_free} of {total} slots free, left over: {left or 'nothing'}",
+            "all free, nothing left",
+            "what does not come back is lost until the next restart",
+        )
+    return True
+
+
+@checks("ALLOC-16", CONTRACT, on=(Alloc, Grow))
+def edges_of_the_pool(m: Moment) -> Outcome:
+    if m.asked == 0 and isinstance(m.operation, Alloc):
+        if m.answer != ():
+            was = f"got {list(m.answer)}" if m.answer is not None else f"was refused: {m.refusal}"
+            return Finding(f"alloc(0) {was}", "[]", "a step that needs nothing is not an error")
+        return True
+    if m.must_refuse and m.refusal is None:
+        return Finding(
+            f"{m.asked} slots were granted",
+            f"a refusal: the pool has {m.config.num_pages * m.config.page_size}, "
+            f"{m.before.num_free} of them free, in pages of {m.config.page_size}",
+            "there is no such room",
+        )
+    return True if m.must_refuse else None
+
+
+def _unchanged(m: Moment, why: str) -> Outcome:
+    if m.after == m.before:
+        return True
+    name = next(name for name in Observation._fields if getattr(m.after, name) != getattr(m.before, name))
+    return Finding(
+        f"refused ({m.refusal}), but {name} went from {getattr(m.before, name)} to {getattr(m.after, name)}",
+        "nothing has changed",
+        why,
+    )

@@ -1,0 +1,111 @@
+"""The registry: every invariant of the catalogue, and the checker of those that have one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ..operations import Operation
+from .catalogue import CATALOGUE
+
+
+class Finding(NamedTuple):
+    """What a checker found wrong: what was, what should have been, why that matters."""
+
+    was: str
+    should: str
+    why: str
+
+
+Outcome = Finding | bool | None
+"""A checker's answer: None where it does not apply, True where it holds, a Finding where it does not."""
+
+Checker = Callable[[Any], Outcome]
+
+WHEN = {
+    "E": "after every operation",
+    "S": "at each scheduler step",
+    "T": "when a request ends",
+    "I": "idle, drained",
+    "R": "over a whole run",
+    "M": "two runs compared",
+}
+
+# The reference executor and its driver check these in every cell of the matrix (`python -m foretoken.properties.matrix`).
+BY_THE_MATRIX = {
+    *("ALLOC-06", "ALLOC-07", "ALLOC-12", "ALLOC-15", "RELAY-03", "RELAY-05", "RELAY-06", "RADIX-10"),
+    *("ACCEPT-03", "ACCEPT-06", "ACCEPT-08", "ACCEPT-10", "ACCEPT-16", "STEPS-01", "STEPS-10"),
+    *("ENGINE-01", "ENGINE-02", "ENGINE-04", "ENGINE-05", "ENGINE-11", "ENGINE-13", "SIM-12"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """One statement. `contract` and `needs` (capabilities, all of them) say for which components `check` is run.
+
+    `on` are the operations that it has something to say about; () is all of them.
+
+    A `general` one is upset by almost any defect: where a more telling one is broken as well, that one names the failure.
+    """
+
+    id: str
+    sentence: str
+    group: str
+    when: str
+    contract: str = ""
+    needs: tuple[str, ...] = ()
+    check: Checker | None = None
+    on: tuple[type[Operation], ...] = ()
+    general: bool = False
+
+    @property
+    def how(self) -> str:
+        """How it is checked, or that it is not."""
+        ways = []
+        if self.check is not None:
+            with_what = f" with {', '.join(self.needs)}" if self.needs else ""
+            ways.append(f"contract {self.contract}{with_what}, {self.when_in_words}")
+        if self.id in BY_THE_MATRIX:
+            ways.append("in every cell of the matrix")
+        return "; ".join(ways) or "not yet checked"
+
+    @property
+    def when_in_words(self) -> str:
+        return " and ".join(WHEN[letter] for letter in self.when.split(","))
+
+    def missing(self, capabilities: object) -> tuple[str, ...]:
+        """The capabilities that it needs and that are not declared."""
+        return tuple(name for name in self.needs if not getattr(capabilities, name))
+
+
+_REGISTRY: dict[str, Invariant] = {
+    id: Invariant(id, sentence, group, when) for group, members in CATALOGUE.items() for id, sentence, when in members
+}
+
+
+def checks(
+    id: str, contract: str, *needs: str, on: tuple[type[Operation], ...] = (), general: bool = False
+) -> Callable[[Checker], Checker]:
+    """Decorator: the one checker of invariant `id`, for components of `contract` that declare all of `needs`."""
+
+    def register(check: Checker) -> Checker:
+        assert _REGISTRY[id].check is None, f"{id} has a checker already"
+        _REGISTRY[id] = replace(_REGISTRY[id], contract=contract, needs=needs, check=check, on=on, general=general)
+        return check
+
+    return register
+
+
+def all_invariants() -> tuple[Invariant, ...]:
+    """Every invariant in the order of the catalogue."""
+    return tuple(_REGISTRY.values())
+
+
+def invariant(id: str) -> Invariant:
+    return _REGISTRY[id]
+
+
+def of_contract(contract: str) -> tuple[Invariant, ...]:
+    """The invariants that are checked for a contract, in the order of the catalogue."""
+    return tuple(item for item in _REGISTRY.values() if item.contract == contract)

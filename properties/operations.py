@@ -1,0 +1,286 @@
+"""Operations as data: what a driver does to a component. Frozen, tagged, JSON both ways.
+
+An operation names what it acts on ("holder a", "request r1"), so that its meaning survives when others are taken out of the sequence.
+Where it makes no sense, because its holder has nothing, it is left out, and is no error. Amounts are what a caller would say:
+they may be too large, negative or odd, on purpose.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, ClassVar
+
+from ..core.errors import ConfigError, Problem, nearest
+
+
+class Operation:
+    """Base of all operations. `tag` is its name in JSON and in reports."""
+
+    __slots__ = ()
+    tag: ClassVar[str]
+
+    def __str__(self) -> str:
+        values = (getattr(self, field.name) for field in fields(self))
+        return " ".join([self.tag, *(str(list(v)) if isinstance(v, tuple) else str(v) for v in values)])
+
+
+# -- allocator --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc(Operation):
+    """`holder` takes `num_slots` more slots."""
+
+    tag = "alloc"
+    holder: str
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free(Operation):
+    """`holder` gives back its last `num_pages` pages, or all that it has."""
+
+    tag = "free"
+    holder: str
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreeStray(Operation):
+    """Somebody frees pages of which at least one is not held. Must be refused."""
+
+    tag = "free-stray"
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeTwice(Operation):
+    """`holder` gives back its last page, and names it twice in one call: one reference less, or a refusal."""
+
+    tag = "free-twice"
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fork(Operation):
+    """`new` becomes one more holder of the first `num_pages` pages of `holder`."""
+
+    tag = "fork"
+    holder: str
+    new: str
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retire(Operation):
+    """`holder` gives back its last `num_pages` pages, whose content may be kept."""
+
+    tag = "retire"
+    holder: str
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse(Operation):
+    """`holder` takes the `num_pages` cached pages with the lowest ids."""
+
+    tag = "reuse"
+    holder: str
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evict(Operation):
+    """Free `num_pages` cached pages, or all that are cached."""
+
+    tag = "evict"
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch(Operation):
+    """A step begins, which may touch all that is held."""
+
+    tag = "launch"
+
+
+@dataclass(frozen=True, slots=True)
+class Complete(Operation):
+    """The oldest step has been processed."""
+
+    tag = "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class FreeAfter(Operation):
+    """`holder` gives back all that it has while the newest step may still touch it."""
+
+    tag = "free-after"
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Operation):
+    tag = "snapshot"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restore(Operation):
+    tag = "restore"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open(Operation):
+    """A request gets a row."""
+
+    tag = "open"
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grow(Operation):
+    """Room for `num_tokens` tokens past what is committed."""
+
+    tag = "grow"
+    request: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Operation):
+    """`num_tokens` more tokens of a request are final, or as many as fit."""
+
+    tag = "commit"
+    request: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trim(Operation):
+    """Only `num_tokens` past what is committed are still needed."""
+
+    tag = "trim"
+    request: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close(Operation):
+    """The request leaves; its row may be in use by the newest step, if there is one."""
+
+    tag = "close"
+    request: str
+
+
+OPERATIONS: dict[str, tuple[type[Operation], ...]] = {
+    "allocator": (
+        *(Alloc, Free, FreeStray, FreeTwice, Fork, Retire, Reuse, Evict, Launch, Complete, FreeAfter),
+        *(Snapshot, Restore, Open, Grow, Commit, Trim, Close),
+    ),
+}
+"""Contract -> its operations."""
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def encode(operation: Operation) -> dict[str, Any]:
+    """A JSON object: `{"op": tag, field: value, …}`."""
+    return {"op": operation.tag, **{field.name: _plain(getattr(operation, field.name)) for field in fields(operation)}}
+
+
+def decode(contract: str, data: object, source: str, key: str) -> Operation:
+    """The operation that `encode` wrote; raises ConfigError with `source` and `key` for anything else."""
+    kinds = {kind.tag: kind for kind in OPERATIONS[contract]}
+    if not isinstance(data, dict) or not isinstance(data.get("op"), str):
+        raise ConfigError(source, [Problem(key, 'expected an object with the key "op"')])
+    kind = kinds.get(data["op"])
+    if kind is None:
+        hint = nearest(data["op"], kinds)
+        raise ConfigError(source, [Problem(f"{key}.op", f"{contract} has no operation {data['op']!r}{hint}")])
+    return decode_fields(kind, {name: value for name, value in data.items() if name != "op"}, source, key)
+
+
+def decode_fields(kind: type, data: dict[str, Any], source: str, key: str) -> Any:
+    """A dataclass of integers, strings, booleans and tuples of integers, from a JSON object with exactly its fields."""
+    wanted = field_types(kind)
+    problems = [Problem(f"{key}.{name}", f"unknown{nearest(name, wanted)}") for name in data if name not in wanted]
+    values = {}
+    for name, expected in wanted.items():
+        if name not in data:
+            problems.append(Problem(f"{key}.{name}", "missing"))
+        elif not _is(data[name], expected):
+            said = "a list of integers" if expected is tuple else f"of type {expected.__name__}"
+            problems.append(Problem(f"{key}.{name}", f"{data[name]!r} is not {said}"))
+        else:
+            values[name] = tuple(data[name]) if expected is tuple else data[name]
+    if problems:
+        raise ConfigError(source, problems)
+    return kind(**values)
+
+
+@cache
+def field_types(kind: type) -> dict[str, type]:
+    """Field -> int, str, bool or tuple."""
+    hints = typing.get_type_hints(kind)
+    found = {}
+    for field in fields(kind):
+        hint = hints[field.name]
+        found[field.name] = typing.get_origin(hint) or hint
+        assert found[field.name] in (int, str, bool, tuple), f"{kind.__name__}.{field.name}: {hint}"
+    return found
+
+
+def _is(value: object, expected: type) -> bool:
+    if expected is tuple:
+        return isinstance(value, list) and all(type(item) is int for item in value)
+    return type(value) is expected
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+# -- simpler ones, for shrinking --------------------------------------------------------------------------------------
+
+
+def simpler(operation: Operation, neighbours: Sequence[Operation]) -> Iterator[Operation]:
+    """Operations like this one, but simpler, the simplest first: smaller numbers, shorter lists, names used before."""
+    names = [
+        getattr(n, field.name) for n in neighbours for field in fields(n) if field_types(type(n))[field.name] is str
+    ]
+    for field in fields(operation):
+        value = getattr(operation, field.name)
+        for candidate in _simpler_values(value, names):
+            yield replace(operation, **{field.name: candidate})
+
+
+def _simpler_values(value: object, names: Sequence[str]) -> Iterator[object]:
+    match value:
+        case bool():
+            if value:
+                yield False
+        case int():
+            yield from _smaller(value)
+        case str():
+            yield from sorted({name for name in names if (len(name), name) < (len(value), value)})
+        case tuple():
+            for at in range(len(value)):
+                yield value[:at] + value[at + 1 :]
+            for at, item in enumerate(value):
+                for smaller in _smaller(item):
+                    yield (*value[:at], smaller, *value[at + 1 :])
+        case types.NoneType():
+            pass
+
+
+def _smaller(value: int) -> Iterator[int]:
+    if value < 0:
+        yield -value
+    yield from sorted({n for n in (0, 1, value // 2, value - 1) if 0 <= n < value})

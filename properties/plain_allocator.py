@@ -1,0 +1,175 @@
+"""An allocator with every capability of the contract, as plain as can be: the suite's own positive control.
+
+It keeps one dictionary of references and one list of free pages, and does everything page by page. It is what the mutants are made
+from where no allocator of ours has the capability, and a model for an adapter.
+"""
+
+from __future__ import annotations
+
+from ..core.errors import InvalidFree, KVPoolExhausted
+from .contracts import AllocatorCapabilities, AllocatorConfig
+
+EVERYTHING = AllocatorCapabilities(
+    paged=True,
+    padding_page=True,
+    inspection=True,
+    snapshots=True,
+    sharing=True,
+    eviction=True,
+    deferred_free=True,
+    table=True,
+    deferred_close=True,
+)
+
+
+class PlainAllocator:
+    """`config` as in the contract. Everything is O(pages)."""
+
+    def __init__(self, config: AllocatorConfig) -> None:
+        self.page_size = config.page_size
+        self.num_pages = config.num_pages
+        self.free_list = list(range(config.num_pages, 0, -1))
+        self.count = dict.fromkeys(range(1, config.num_pages + 1), 0)
+        self.cache: list[int] = []  # oldest first
+        self.fenced: list[tuple[int, list[int], bool]] = []  # (step, pages, whether a row goes with them)
+        self.rows: dict[str, list[int]] = {}  # request -> pages
+        self.num_rows = config.num_rows
+        self.row_width = config.row_width
+
+    # -- pages and slots ----------------------------------------------------------------------------------------------
+
+    def slots(self, pages: list[int]) -> list[int]:
+        return [page * self.page_size + offset for page in pages for offset in range(self.page_size)]
+
+    def pages(self, slots: list[int]) -> list[int]:
+        """The pages of slots, each once, in order."""
+        return list(dict.fromkeys(slot // self.page_size for slot in slots))
+
+    def take(self, num_pages: int) -> list[int]:
+        """So many free pages, evicting the oldest cached ones if need be."""
+        if num_pages > len(self.free_list) + len(self.cache):
+            raise KVPoolExhausted(f"{num_pages} pages asked for, {len(self.free_list)} free, {len(self.cache)} cached")
+        self.evict(num_pages - len(self.free_list))
+        pages = [self.free_list.pop() for _ in range(num_pages)]
+        for page in pages:
+            self.count[page] = 1
+        return pages
+
+    def drop(self, pages: list[int], keep: bool = False) -> None:
+        """One reference less of each page; the last one frees it, or leaves it in the cache."""
+        for page in pages:
+            self.count[page] -= 1
+            if self.count[page] == 0:
+                (self.cache if keep else self.free_list).append(page)
+
+    # -- the contract -------------------------------------------------------------------------------------------------
+
+    def alloc(self, num_slots: int) -> list[int]:
+        if num_slots < 0 or num_slots % self.page_size:
+            raise ValueError(f"{num_slots} slots are not whole pages of {self.page_size}")
+        return self.slots(self.take(num_slots // self.page_size))
+
+    def can_allocate(self, num_slots: int) -> bool:
+        available = (len(self.free_list) + len(self.cache)) * self.page_size
+        return 0 <= num_slots <= available and num_slots % self.page_size == 0
+
+    def num_free(self) -> int:
+        return len(self.free_list) * self.page_size
+
+    def free(self, slots: list[int]) -> None:
+        pages = self.pages(slots)
+        for page in pages:
+            if not self.count.get(page):
+                raise InvalidFree(f"page {page} is not held")
+        self.drop(pages)
+
+    def free_pages(self) -> list[int]:
+        return list(self.free_list)
+
+    def snapshot(self) -> dict:
+        return {
+            "free_list": self.free_list[:],
+            "count": dict(self.count),
+            "cache": self.cache[:],
+            "fenced": [(step, pages[:], with_row) for step, pages, with_row in self.fenced],
+            "rows": {request: pages[:] for request, pages in self.rows.items()},
+        }
+
+    def restore(self, snapshot: dict) -> None:
+        self.free_list = snapshot["free_list"][:]
+        self.count = dict(snapshot["count"])
+        self.cache = snapshot["cache"][:]
+        self.fenced = [(step, pages[:], with_row) for step, pages, with_row in snapshot["fenced"]]
+        self.rows = {request: pages[:] for request, pages in snapshot["rows"].items()}
+
+    def share(self, slots: list[int]) -> None:
+        for page in self.pages(slots):
+            self.count[page] += 1
+
+    def references(self, page: int) -> int:
+        return self.count[page]
+
+    def retire(self, slots: list[int]) -> None:
+        self.drop(self.pages(slots), keep=True)
+
+    def reuse(self, slots: list[int]) -> None:
+        for page in self.pages(slots):
+            self.cache.remove(page)
+            self.count[page] = 1
+
+    def evict(self, num_pages: int) -> None:
+        while num_pages > 0 and self.cache:
+            self.free_list.append(self.cache.pop(0))
+            num_pages -= 1
+
+    def cached_pages(self) -> list[int]:
+        return list(self.cache)
+
+    def free_after(self, slots: list[int], step: int) -> None:
+        self.fenced.append((step, self.pages(slots), False))
+
+    def complete(self, step: int) -> None:
+        due = [pages for fence, pages, _ in self.fenced if fence <= step]
+        self.fenced = [item for item in self.fenced if item[0] > step]
+        for pages in due:
+            self.drop(pages)
+
+    def num_deferred(self) -> int:
+        return sum(len(pages) for _, pages, _ in self.fenced)
+
+    def open(self, request: str) -> bool:
+        if len(self.rows) + sum(with_row for _, _, with_row in self.fenced) >= self.num_rows:
+            return False
+        self.rows[request] = []
+        return True
+
+    def grow(self, request: str, num_tokens: int) -> bool:
+        row = self.rows[request]
+        missing = -(-num_tokens // self.page_size) - len(row)
+        if num_tokens > self.row_width or missing > len(self.free_list) + len(self.cache):
+            return False
+        if missing > 0:
+            row += self.take(missing)
+        return True
+
+    def trim(self, request: str, num_tokens: int) -> None:
+        keep = -(-num_tokens // self.page_size)
+        self.drop(self.rows[request][keep:])
+        del self.rows[request][keep:]
+
+    def close(self, request: str, step: int | None = None) -> None:
+        pages = self.rows.pop(request)
+        if step is None:
+            self.drop(pages)
+        else:
+            self.fenced.append((step, pages, True))
+
+    def slots_of(self, request: str) -> list[int]:
+        return self.slots(self.rows[request])
+
+
+def make(config: AllocatorConfig) -> PlainAllocator:
+    return PlainAllocator(config)
+
+
+make.capabilities = EVERYTHING

@@ -1,0 +1,153 @@
+"""What a check found, for people and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .cases import Case
+from .contracts import SUITE_VERSION
+from .invariants import Finding, invariant
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One broken invariant (or misbehaviour), with the shortest history that was found to break it."""
+
+    id: str
+    sentence: str
+    finding: Finding
+    also: tuple[str, ...]
+    case: Case
+    operations_before: int
+    history: tuple[str, ...]
+    ends_in: str
+    expected: str = ""  # the reason, for a failure that was announced
+
+    def text(self, replay: str = "") -> str:
+        case = self.case
+        sizes = ", ".join(f"{name} {value}" for name, value in asdict(case.config).items())
+        shrunk = f"{self.operations_before} operations, {len(case.operations)} after shrinking"
+        lines = [
+            f"{self.id}  {self.sentence}",
+            f"  seed {case.seed}, run {case.run}: {shrunk}",
+            f"  {case.subject}: {sizes}",
+            *(f"  {number:>3}. {line}" for number, line in enumerate(self.history, 1)),
+            f"  at     {self.ends_in}",
+            f"  was    {self.finding.was}",
+            f"  should {self.finding.should}",
+            f"  why    {self.finding.why}",
+        ]
+        if self.also:
+            lines.append(f"  also broken at the same point: {', '.join(self.also)}")
+        if self.expected:
+            lines.append(f"  expected: {self.expected}")
+        if replay:
+            lines.append(f"  replay {replay}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "invariant": self.id,
+            "sentence": self.sentence,
+            "was": self.finding.was,
+            "should": self.finding.should,
+            "why": self.finding.why,
+            "also": list(self.also),
+            "at": self.ends_in,
+            "operations_before_shrinking": self.operations_before,
+            "history": list(self.history),
+            "expected": self.expected,
+            "case": self.case.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole of one check. `ok` if nothing failed that was not announced, nothing announced held, and nothing was vacuous."""
+
+    contract: str
+    subject: str
+    capabilities: tuple[str, ...]
+    seed: int
+    num_runs: int
+    num_operations: int
+    seconds: float
+    evaluations: dict[str, int]  # of every enabled invariant
+    executed: dict[str, int]  # of every enabled operation
+    skipped: dict[str, str]  # invariant -> why it is not checked
+    failures: tuple[Failure, ...]
+    expected: tuple[Failure, ...]  # failures that were announced
+    held: tuple[str, ...]  # announced as failing, but holding
+    vacuous: tuple[str, ...]  # enabled, but never evaluated or never happened
+
+    @property
+    def ok(self) -> bool:
+        return not (self.failures or self.held or self.vacuous)
+
+    def text(self) -> str:
+        rate = self.num_operations / self.seconds if self.seconds else 0.0
+        lines = [
+            f"{self.contract}: {self.subject} (seed {self.seed}, suite {SUITE_VERSION})",
+            f"capabilities: {', '.join(self.capabilities) or 'none'}",
+            f"{self.num_operations:,} operations in {self.num_runs:,} runs, {self.seconds:.1f} s ({rate:,.0f} per second)",
+        ]
+        for failure in (*self.failures, *self.expected):
+            lines += ["", failure.text(f"foretoken check --replay {self.case_name(failure)}")]
+        if self.failures or self.expected:
+            lines.append("")
+        lines += [
+            f"{id}: expected to fail, but it held in {self.evaluations.get(id, 0):,} evaluations" for id in self.held
+        ]
+        lines += [f"vacuous: {what}" for what in self.vacuous]
+        broken = [failure.id for failure in self.failures]
+        held = [id for id, count in self.evaluations.items() if count and id not in broken]
+        lines.append(f"held: {', '.join(held) or 'none'}")
+        lines += [f"skipped: {id} ({why})" for id, why in self.skipped.items()]
+        lines.append("FAILED: " + "; ".join(self.reasons()) if not self.ok else "ok")
+        return "\n".join(lines)
+
+    def reasons(self) -> list[str]:
+        """Why it is not ok, in a few words each."""
+        reasons = [f"{failure.id} is broken" for failure in self.failures]
+        reasons += [f"{id} was expected to fail and held" for id in self.held]
+        if self.vacuous:
+            reasons.append(f"{len(self.vacuous)} things were enabled and never happened")
+        return reasons
+
+    def case_name(self, failure: Failure) -> str:
+        """The name under which the command line stores a failure's case."""
+        return f"{self.contract}-{failure.id}.case.json"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "suite": SUITE_VERSION,
+            "ok": self.ok,
+            "contract": self.contract,
+            "subject": self.subject,
+            "capabilities": list(self.capabilities),
+            "seed": self.seed,
+            "runs": self.num_runs,
+            "operations": self.num_operations,
+            "seconds": round(self.seconds, 3),
+            "invariants": {
+                id: {"sentence": invariant(id).sentence, "evaluations": count} for id, count in self.evaluations.items()
+            },
+            "executed": self.executed,
+            "skipped": self.skipped,
+            "failures": [failure.to_json() for failure in self.failures],
+            "expected_failures": [failure.to_json() for failure in self.expected],
+            "held_but_expected_to_fail": list(self.held),
+            "vacuous": list(self.vacuous),
+        }
+
+
+class PropertiesBroken(AssertionError):
+    """A check has failed; `report` says how."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report)
+        self.report = report
+
+    def __str__(self) -> str:
+        return "\n" + self.report.text()

@@ -1,0 +1,106 @@
+"""From a long failing run to a short one that fails in the same way.
+
+First whole stretches of operations are left out (delta debugging: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing
+input", IEEE TSE 28(2), 2002), then single ones, then the arguments and the configuration get simpler, as long as something still
+does. Every attempt is a run of its own on a fresh subject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .contracts import MISBEHAVIOURS
+from .invariants import Invariant, invariant
+from .operations import Operation, simpler
+from .suites import Suite
+from .swarm import Found
+from .trial import Violation
+
+MAX_ATTEMPTS = 4000
+MAX_HANGING_ATTEMPTS = 60
+HANG_LIMIT_S = 0.2
+
+
+class Shrinker:
+    """Shrinks one failure; `operations` and `config` are the best so far."""
+
+    def __init__(
+        self,
+        suite: Suite,
+        make: Callable[[Any], Any],
+        capabilities: Any,
+        invariants: Sequence[Invariant],
+        found: Found,
+    ) -> None:
+        self.suite = suite
+        self.make = make
+        self.capabilities = capabilities
+        self.id = found.violation.id
+        # What else is checked would only stop a run before the failure that is wanted.
+        wanted = [item for item in invariants if item.id == self.id]
+        self.invariants = wanted if self.id not in MISBEHAVIOURS else list(invariants)
+        self.twice = self.id not in MISBEHAVIOURS and invariant(self.id).when == "R"
+        self.config = found.config
+        self.operations = list(found.operations)
+        self.attempts_left = MAX_HANGING_ATTEMPTS if self.id == "HANGS" else MAX_ATTEMPTS
+
+    def shrink(self) -> None:
+        """Make it as small as it gets within a bounded number of attempts."""
+        if self._violation(self.config, self.operations) is None:
+            return
+        self._leave_out()
+        while self.attempts_left > 0 and (self._simplify_config() | self._simplify_arguments()):
+            self._leave_out()
+
+    def _violation(self, config: Any, operations: Sequence[Operation]) -> Violation | None:
+        """The wanted failure of an attempt, None if it passes or fails in another way."""
+        self.attempts_left -= 1
+        limit = {"limit_s": HANG_LIMIT_S} if self.id == "HANGS" else {}
+        try:
+            self.suite.execute(
+                self.make, config, self.capabilities, self.invariants, operations, twice=self.twice, **limit
+            )
+        except Violation as violation:
+            return violation if any(broken.id == self.id for broken in violation.broken) else None
+        return None
+
+    def _keeps(self, config: Any, operations: list[Operation]) -> bool:
+        """Take an attempt over if it still fails."""
+        if self.attempts_left <= 0 or self._violation(config, operations) is None:
+            return False
+        self.config, self.operations = config, operations
+        return True
+
+    def _leave_out(self) -> None:
+        """Remove stretches of operations, halves first, then ever shorter ones, down to single ones."""
+        length = max(len(self.operations) // 2, 1)
+        while length >= 1:
+            at = 0
+            removed = False
+            while at < len(self.operations):
+                if self._keeps(self.config, self.operations[:at] + self.operations[at + length :]):
+                    removed = True
+                else:
+                    at += length
+            if length == 1 and not removed:
+                return
+            length = max(length // 2, 1) if not (length == 1 and removed) else 1
+
+    def _simplify_arguments(self) -> bool:
+        changed = False
+        at = 0
+        while at < len(self.operations):
+            for candidate in simpler(self.operations[at], self.operations[:at]):
+                if self._keeps(self.config, [*self.operations[:at], candidate, *self.operations[at + 1 :]]):
+                    changed = True
+                    break
+            else:
+                at += 1
+        return changed
+
+    def _simplify_config(self) -> bool:
+        changed = False
+        while any(self._keeps(config, self.operations) for config in self.suite.simpler_configs(self.config)):
+            changed = True
+        return changed

@@ -1,0 +1,129 @@
+"""The seeded swarm: many short runs, each with a configuration of its own and some kinds of operations left out at random.
+
+A run is a function of (seed, number of the run): what fails once fails again. Leaving kinds out matters as much as drawing them: a
+sequence with no frees at all, or with nothing but one kind, reaches states that an even mix does not.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.draws import Purpose, hash64
+from ..core.errors import ConfigError, Problem
+from .invariants import Invariant
+from .operations import Operation
+from .suites import Suite
+from .trial import Violation
+
+OPERATIONS_PER_RUN = 200
+REPEAT_EVERY = 16  # every so many runs the same operations run twice, for what must hold over runs
+_KEPT_DRAWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long to go on: a number of operations, or seconds of wall time. Only the first gives the same runs everywhere."""
+
+    operations: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def of(cls, text: str | int | Budget) -> Budget:
+        """From 200000, "200000", "60s" or "2m". Raises ConfigError for anything else."""
+        if isinstance(text, Budget):
+            return text
+        match = re.fullmatch(r"(\d[\d_,]*|\d+\.\d+)(s|m)?", str(text).strip())
+        amount = float(match[1].replace(",", "").replace("_", "")) if match else 0.0
+        if amount <= 0 or (match[2] is None and amount != int(amount)):
+            what = f"expected a number of operations (200000) or a time (60s, 2m), got {text!r}"
+            raise ConfigError("budget", [Problem("", what)])
+        if match[2] is None:
+            return cls(operations=int(amount))
+        return cls(seconds=amount * (60 if match[2] == "m" else 1))
+
+    def is_spent(self, operations: int, seconds: float) -> bool:
+        if self.operations is not None:
+            return operations >= self.operations
+        return seconds >= self.seconds
+
+    def __str__(self) -> str:
+        return f"{self.operations:,} operations" if self.operations is not None else f"{self.seconds:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A failing run, as it was drawn."""
+
+    seed: int
+    run: int
+    config: Any
+    operations: tuple[Operation, ...]
+    violation: Violation
+
+
+class Swarm:
+    """Random runs of one subject. `search` goes on from where the last one stopped, so that it can be called again after a failure."""
+
+    def __init__(self, suite: Suite, make: Callable[[Any], Any], capabilities: Any, seed: int) -> None:
+        self.suite = suite
+        self.make = make
+        self.capabilities = capabilities
+        self.seed = seed
+        self.num_runs = 0
+        self.num_operations = 0
+        self.seconds = 0.0
+        self.evaluations: dict[str, int] = {}
+        self.executed: dict[type[Operation], int] = {}
+        self._draws: dict[Any, Any] = {}
+
+    def search(
+        self,
+        invariants: Sequence[Invariant],
+        budget: Budget,
+        without: Sequence[type[Operation]] = (),
+        progress: Callable[[Swarm], None] | None = None,
+    ) -> Found | None:
+        """Runs until the budget is spent (None), or until one fails."""
+        before_s = self.seconds
+        begin = time.perf_counter()
+        while not budget.is_spent(self.num_operations, self.seconds):
+            run = self.num_runs
+            self.num_runs += 1
+            config, operations = self.drawn(run, without)
+            try:
+                trial = self.suite.execute(
+                    self.make,
+                    config,
+                    self.capabilities,
+                    invariants,
+                    operations,
+                    twice=run % REPEAT_EVERY == 0,
+                )
+            except Violation as violation:
+                return Found(self.seed, run, config, tuple(operations), violation)
+            finally:
+                self.seconds = before_s + time.perf_counter() - begin
+            self.num_operations += trial.num_operations
+            for item, count in zip(trial.invariants, trial.evaluations, strict=True):
+                self.evaluations[item.id] = self.evaluations.get(item.id, 0) + count
+            for kind, count in trial.executed.items():
+                self.executed[kind] = self.executed.get(kind, 0) + count
+            if progress is not None:
+                progress(self)
+        return None
+
+    def drawn(self, run: int, without: Sequence[type[Operation]] = ()) -> tuple[Any, list[Operation]]:
+        """The configuration and the operations of a run."""
+        bits = int(hash64(self.seed, Purpose.SWARM, run, 0))
+        config = self.suite.draw_config(bits & 0xFFFFFFFF, self.capabilities)
+        features = self.suite.draw_features(bits >> 32, self.capabilities)
+        draws = self._draws.get(config)
+        if draws is None:
+            if len(self._draws) >= _KEPT_DRAWS:
+                self._draws.clear()
+            draws = self._draws[config] = self.suite.draws(config, self.capabilities)
+        return config, draws.draw(self.seed, run, OPERATIONS_PER_RUN, features, without)
