@@ -15,7 +15,7 @@ from torch import nn
 
 from ..core.algorithm import Drafter, SpecAlgorithm
 from ..core.errors import ConfigError, Problem, nearest
-from .checkpoint import HEADS, random_head, random_weights
+from .checkpoint import HEADS, over_positions, random_head, random_weights
 from .models.config import LLAMA, QWEN2, QWEN3, QWEN3_MOE, ModelConfig, read_json
 from .models.decoder import Decoder
 from .models.eagle import DraftHead
@@ -163,6 +163,7 @@ def random_draft(config: ModelConfig | HeadConfig, target: Decoder, seed: int) -
         draft: Decoder | DraftHead = random_head(config, target, seed)
         output = target.output_embedding if draft.lm_head_weight is None else draft.lm_head_weight
     else:
+        config = over_positions(config, target.config.max_position_embeddings)
         draft = random_weights(config, target.ops, target.device, target.dtype, seed)
         output = draft.output_embedding
     with torch.no_grad():

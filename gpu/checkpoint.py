@@ -32,10 +32,17 @@ MAX_NAMED = 8  # of a long list of tensors
 
 
 def load_target(
-    directory: str | Path, ops: Ops, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    directory: str | Path,
+    ops: Ops,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    min_positions: int = 0,
 ) -> Decoder:
-    """The model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError, CheckpointError."""
-    config = ModelConfig.from_directory(directory)
+    """The model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError, CheckpointError.
+
+    `min_positions` are those of the target that a draft is loaded for; see `over_positions`.
+    """
+    config = over_positions(ModelConfig.from_directory(directory), min_positions)
     stored = {
         name: tensor
         for name, tensor in list_tensors(directory).items()
@@ -60,11 +67,18 @@ def load_draft(
             sizes = f"the target has {target.vocab_size} tokens, the draft {config.vocab_size}"
             problem = Problem("vocab_size", f"the vocabularies must match: {sizes}")
             raise ConfigError(str(Path(directory) / "config.json"), [problem])
-        return load_target(directory, target.ops, target.device, dtype or target.dtype)
+        return load_target(
+            directory, target.ops, target.device, dtype or target.dtype, target.config.max_position_embeddings
+        )
     if algorithm not in HEADS:
         known = ", ".join((STANDALONE, *HEADS))
         raise ForetokenError(f"{algorithm} has no draft checkpoint; those that have: {known}")
     return _load_head(Path(directory), algorithm, target)
+
+
+def over_positions(draft: ModelConfig, min_positions: int) -> ModelConfig:
+    """A draft runs wherever its target does. Past the context that it was trained for it drafts worse, which costs speed alone."""
+    return replace(draft, max_position_embeddings=max(draft.max_position_embeddings, min_positions))
 
 
 def required_bytes(config: ModelConfig, dtype: torch.dtype) -> dict[str, int]:

@@ -48,7 +48,9 @@ class Chunks:
             "positions": torch.from_numpy(np.minimum(positions, max_position)),
         }
         on_device = {name: value.to(device, non_blocking=True) for name, value in on_device.items()}
-        cells = torch.from_numpy(np.repeat(part.rows.astype(np.int64), lens) * table.shape[1] + positions)
+        # What nobody keeps may reach past the row's end.
+        columns = np.minimum(positions, table.shape[1] - 1)
+        cells = torch.from_numpy(np.repeat(part.rows.astype(np.int64), lens) * table.shape[1] + columns)
         slots = table.view(-1)[cells.to(device, non_blocking=True)].long()
         if extra:
             kept = torch.from_numpy(offsets < np.repeat(part.lens, lens))

@@ -33,7 +33,7 @@ class TorchStorage:
 
     def scatter(self, buffer: Tensor, rows: np.ndarray, values: Tensor, sources: np.ndarray | None) -> None:
         if sources is not None:
-            values = values[torch.from_numpy(sources).to(self._device)]
+            values = values[torch.from_numpy(sources).to(self._device, non_blocking=True)]
         self._ops.relay_scatter_(buffer, self._rows(rows), values.to(buffer.dtype))
 
     def poison(self, buffer: Tensor, rows: np.ndarray) -> None:

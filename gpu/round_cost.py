@@ -6,6 +6,7 @@ median counts. It is measured once, when a session opens, and stands in the log'
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from ..core.prompt import Prompt
 from ..core.request import Request
 from ..observe.engine_description import EngineDescription
 from .build import DraftModel, build_executor
+from .graphs import RoundStates
 from .models.decoder import Decoder
 from .ops import Ops
 
@@ -28,14 +30,22 @@ WARM_UP_ROUNDS = 2
 TIMED_ROUNDS = 7
 SHORT_PROMPT = 16
 LONG_PROMPT = 512  # at most; a short context has to do with less
-MakeExecutor = Callable[[Engine], Executor]
+MakeExecutor = Callable[[Engine, RoundStates | None], Executor]
+"""An executor for the engine, with the graphs of its largest batch if it is given states (then they are the controller's host)."""
 
 
 def measure_cost_table(
     description: EngineDescription, target: Decoder, draft: DraftModel | None, ops: Ops
 ) -> CostTable:
-    """The cost table for the candidates of `description`."""
-    return cost_table(description, lambda engine: build_executor(engine, target, draft, ops))
+    """The cost table for the candidates of `description`; rounds are captured where the session's will be."""
+
+    def make_executor(engine: Engine, states: RoundStates | None) -> Executor:
+        if target.device.type == "cuda":
+            gc.collect()  # executors are in cycles with their engines' controllers, and their pools are large
+        sizes = None if states is None else (engine.config.max_running,)
+        return build_executor(engine, target, draft, ops, states=states, graph_sizes=sizes, graph_sampling=False)
+
+    return cost_table(description, make_executor)
 
 
 def cost_table(
@@ -93,7 +103,13 @@ def _round_ns(
 ) -> int:
     """The median time of one round, from plan to commit."""
     config = replace(
-        description.config, overlap=False, mode_reason="timing", block_rounds=1, prefix_cache=False, watermark=0.0
+        description.config,
+        overlap=False,
+        mode_reason="timing",
+        block_rounds=1,
+        max_running=batch_size,
+        prefix_cache=False,
+        watermark=0.0,
     )
     alone = replace(
         description,
@@ -106,8 +122,9 @@ def _round_ns(
         cost_table=None,
         decodes_text=False,
     )
-    engine = alone.make_engine()
-    executor = make_executor(engine)
+    states = None if description.graph_sizes is None else RoundStates()
+    engine = alone.make_engine(host=states)
+    executor = make_executor(engine, states)
     prompt = Prompt.of_tokens(np.zeros(prompt_len, dtype=np.int64))
     for number in range(batch_size):
         engine.submit(Request(f"timing {number}", prompt, _rounds_reach(description)), 0)

@@ -275,7 +275,7 @@ def _load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | Non
     if options.draft is None:
         return load_target(options.model, ops, plan.device, plan.dtype), None
     if algorithm.drafter is Drafter.MODEL:  # it shares nothing with the target
-        draft = load_target(options.draft, ops, plan.device, plan.dtype)
+        draft = load_target(options.draft, ops, plan.device, plan.dtype, plan.target.max_position_embeddings)
         return load_target(options.model, ops, plan.device, plan.dtype), draft
     load_draft(options.draft, algorithm.name, Decoder(plan.target, ops, "meta", plan.dtype))
     target = load_target(options.model, ops, plan.device, plan.dtype)

@@ -283,6 +283,9 @@ def _dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
 
     from .models.config import DTYPES
 
+    if device != "cpu" and (name == "float64" or (name == AUTO and target.dtype is torch.float64)):
+        message = "float64 is for a CPU: the GPU's kernels sum in float32; choose float32 or bfloat16"
+        raise ConfigError(ARGUMENTS, [Problem("dtype", message)])
     if name == AUTO:
         # CPUs emulate the 16-bit formats, several times slower than they compute in 32 bits.
         return target.dtype if device != "cpu" or target.dtype.itemsize >= 4 else torch.float32

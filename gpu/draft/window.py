@@ -30,6 +30,9 @@ def window_slots(batch: RoundBatch, columns: int) -> Tensor:
     """Slots of `columns` positions from each row's length on, int64 [bs, columns]."""
     places = batch.lengths[:, None] + numbers(columns, batch.rows.device)
     width = batch.table.shape[1]
+    if columns > batch.num_draft_tokens + 1:
+        # Heads beyond the round's steps guess past what a row has reserved; at the end of the context that is past the table.
+        places = places.clamp(max=width - 1)
     return batch.table.view(-1)[batch.rows[:, None] * width + places].long()
 
 

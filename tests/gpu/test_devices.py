@@ -48,3 +48,10 @@ except ConfigError as error:
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert run.stdout.splitlines() == ["2", "device: device: cuda needs Triton, which is not installed"], run.stderr
+
+
+def test_a_numbered_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch):
+    chosen = []
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    assert isinstance(ops_for("cuda:1"), TritonOps) and isinstance(ops_for("cuda"), TritonOps)
+    assert chosen == ["cuda:1"]

@@ -9,7 +9,11 @@ from foretoken.core.engine import Engine
 from foretoken.core.errors import ConfigError, ForetokenError, InvariantViolation
 from foretoken.core.prompt import Prompt
 from foretoken.core.request import Request, SamplingParams
-from foretoken.gpu import session_plan
+from foretoken.gpu import round_cost, session_plan
+from foretoken.gpu.build import build_executor
+from foretoken.gpu.checkpoint import load_target, random_head, save_draft
+from foretoken.gpu.devices import ops_for
+from foretoken.gpu.models.head_config import HeadConfig
 from foretoken.gpu.prompts import RequestDefaults, make_requests, read_prompts
 from foretoken.gpu.round_cost import batch_sizes, cost_table
 from foretoken.gpu.session import DecodeSession, SessionOptions, check_lengths, check_vocabulary
@@ -248,6 +252,37 @@ def test_on_a_cpu_16_bits_become_32(models):
     assert str(plan_session(options_for(models, dtype="bfloat16")).dtype) == "torch.bfloat16"
 
 
+def test_a_gpu_does_not_compute_in_64_bits(models, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="float64 is for a CPU"):
+        plan_session(options_for(models, device="cuda"))
+
+
+def test_a_draft_of_a_shorter_context_drafts_beyond_it(models, tmp_path):
+    write_target(tmp_path / "short", dataclasses.replace(SHAPE, num_layers=1, max_position_embeddings=16))
+    requests = [Request("a", Prompt.of_tokens([5, 6, 7]), 40)]
+    plain = DecodeSession.open(options_for(models)).run(requests)
+    session = DecodeSession.open(dataclasses.replace(options_for(models), draft=tmp_path / "short"))
+    assert session.run(requests) == plain
+    assert len(plain["a"].tokens) == 40 > 16
+
+
+@pytest.mark.parametrize("prompt_len", [3, 29])
+def test_heads_beyond_the_steps_may_guess_past_the_end_of_the_context(models, tmp_path, prompt_len):
+    """Eight heads, one step: the catch-up's window is longer than what the last row of the table has left."""
+    head_config = HeadConfig(
+        "MULTI_LAYER_EAGLE", dataclasses.replace(SHAPE, num_layers=1), SHAPE.hidden_size, VOCAB_SIZE, (), num_heads=8
+    )
+    target = load_target(models["target"], ops_for("cpu"))
+    save_draft(random_head(head_config, target, seed=4), tmp_path / "heads")
+    requests = [Request("a", Prompt.of_tokens(list(range(3, 3 + prompt_len))), 400)]
+    options = options_for(models, context_len=32, max_running=1)
+    plain = DecodeSession.open(options).run(requests)["a"]
+    drafted = DecodeSession.open(dataclasses.replace(options, draft=tmp_path / "heads", steps=1)).run(requests)["a"]
+    assert drafted.finish == "length" and drafted.tokens
+    assert drafted.tokens == plain.tokens[: len(drafted.tokens)]
+
+
 BAD = {
     "no model": ({"model": "nowhere"}, "nowhere: no such directory"),
     "no draft": ({"draft": "nowhere"}, "nowhere: no such directory"),
@@ -333,12 +368,30 @@ def test_the_cost_table_is_the_time_of_rounds(models):
     )
     plan = plan_session(options)
     draft = HashDraft(HashLanguageModel(seed=1, vocab_size=24))
-    table = cost_table(plan.description, lambda engine: Timed.for_engine(engine, draft), lambda: now[0])
+    table = cost_table(plan.description, lambda engine, _: Timed.for_engine(engine, draft), lambda: now[0])
     assert table.steps == (0, 2) and table.batch_sizes == batch_sizes(plan.description) == (1, 2, 4, 5)
     for steps, row, token_ps in zip(table.steps, table.round_ns, table.kv_token_ps, strict=True):
         for size, time_ns in zip(table.batch_sizes, row, strict=True):
             assert abs(time_ns - (100 + 10 * size + 7 * steps + size * 30)) <= size * 16
         assert 900 <= token_ps <= 1100
+
+
+def test_where_rounds_are_captured_the_measured_ones_are_too(models, monkeypatch):
+    captured = []
+
+    def build(engine, *models, states, **options):
+        executor = build_executor(engine, *models, states=states, **options)
+        captured.append(None if states is None else [(r.steps, r.batch_size, r.sampled) for r in states.reports])
+        return executor
+
+    monkeypatch.setattr(round_cost, "build_executor", build)
+    options = {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "goodput", "max_running": 2}
+    DecodeSession.open(options_for(models, "standalone", graphs=False, **options))
+    assert captured and not any(captured)
+    captured.clear()
+    DecodeSession.open(options_for(models, "standalone", graphs=True, **options))
+    assert all(len(graphs) == 1 for graphs in captured)
+    assert {graphs[0] for graphs in captured} == {(s, size, False) for s in (0, 2) for size in (1, 2)}
 
 
 def test_an_engine_that_stands_still_is_an_error_and_not_a_hang(models, monkeypatch):
