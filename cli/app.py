@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .bench import bench
+from .check import check
 from .generate import generate
 from .replay import replay
 from .schema import schema
@@ -32,6 +33,7 @@ app.command()(bench)
 app.command()(replay)
 app.command()(schema)
 app.command()(tiny)
+app.command()(check)
 
 
 def _print_version(asked: bool) -> None:

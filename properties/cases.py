@@ -26,13 +26,17 @@ _KEYS = {
     "seed": int,
     "run": int,
     "invariant": str,
+    "drain": bool,
     "operations": list,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`subject` is an import string `module:make`, or a name if it has none; `invariant` what the case breaks."""
+    """`subject` is an import string `module:make`, or a name if it has none; `invariant` what the case breaks.
+
+    With `drain`, everything is given back after the operations, and that is where it breaks.
+    """
 
     contract: str
     subject: str
@@ -41,6 +45,7 @@ class Case:
     seed: int
     run: int
     invariant: str
+    drain: bool
     operations: tuple[Operation, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -53,6 +58,7 @@ class Case:
             "seed": self.seed,
             "run": self.run,
             "invariant": self.invariant,
+            "drain": self.drain,
             "operations": [encode(operation) for operation in self.operations],
         }
 
@@ -83,7 +89,9 @@ class Case:
 
 def _run(suite: Suite, make, case: Case, capabilities, invariants, watch) -> Violation | None:
     try:
-        suite.execute(make, case.config, capabilities, invariants, case.operations, twice=True, watch=watch)
+        suite.execute(
+            make, case.config, capabilities, invariants, case.operations, drain=case.drain, twice=True, watch=watch
+        )
     except Violation as violation:
         return violation
     return None
@@ -140,6 +148,7 @@ def parse_case(data: object, source: str) -> Case:
         seed=data["seed"],
         run=data["run"],
         invariant=data["invariant"],
+        drain=data["drain"],
         operations=tuple(
             decode(suite.name, operation, source, f"operations[{number}]")
             for number, operation in enumerate(data["operations"])

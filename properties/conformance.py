@@ -156,6 +156,7 @@ def explain(
         seed=found.seed,
         run=found.run,
         invariant=id,
+        drain=shrinker.drain,
         operations=tuple(shrinker.operations),
     )
     history: list[str] = []
@@ -179,7 +180,7 @@ def explain(
         finding=broken.finding,
         also=tuple(item.id for item in found.violation.broken[1:]),
         case=case,
-        operations_before=len(found.operations),
+        operations_before=max(len(found.operations), len(shrinker.operations)),
         history=tuple(history[: len(case.operations)]),
         ends_in=ends_in,
         expected=(announced or {}).get(id, ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -85,7 +86,8 @@ class Report:
     def ok(self) -> bool:
         return not (self.failures or self.held or self.vacuous)
 
-    def text(self) -> str:
+    def text(self, replay: Mapping[str, str] | None = None) -> str:
+        """For people. `replay`: invariant -> the command that runs its case again."""
         rate = self.num_operations / self.seconds if self.seconds else 0.0
         lines = [
             f"{self.contract}: {self.subject} (seed {self.seed}, suite {SUITE_VERSION})",
@@ -93,7 +95,7 @@ class Report:
             f"{self.num_operations:,} operations in {self.num_runs:,} runs, {self.seconds:.1f} s ({rate:,.0f} per second)",
         ]
         for failure in (*self.failures, *self.expected):
-            lines += ["", failure.text(f"foretoken check --replay {self.case_name(failure)}")]
+            lines += ["", failure.text((replay or {}).get(failure.id, ""))]
         if self.failures or self.expected:
             lines.append("")
         lines += [

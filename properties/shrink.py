@@ -23,7 +23,7 @@ HANG_LIMIT_S = 0.2
 
 
 class Shrinker:
-    """Shrinks one failure; `operations` and `config` are the best so far."""
+    """Shrinks one failure; `operations` and `config` are the best so far, `drain` says whether draining them is part of it."""
 
     def __init__(
         self,
@@ -43,12 +43,18 @@ class Shrinker:
         self.twice = self.id not in MISBEHAVIOURS and invariant(self.id).when == "R"
         self.config = found.config
         self.operations = list(found.operations)
+        self.drain = True
+        self._trace = list(found.violation.trial.trace) if found.violation.trial is not None else []
         self.attempts_left = MAX_HANGING_ATTEMPTS if self.id == "HANGS" else MAX_ATTEMPTS
 
     def shrink(self) -> None:
         """Make it as small as it gets within a bounded number of attempts."""
         if self._violation(self.config, self.operations) is None:
             return
+        # Draining is many operations that nobody wrote down. What can be had without it reads better.
+        self.drain = False
+        if not self._keeps(self.config, self._trace):
+            self.drain = True
         self._leave_out()
         while self.attempts_left > 0 and (self._simplify_config() | self._simplify_arguments()):
             self._leave_out()
@@ -59,7 +65,14 @@ class Shrinker:
         limit = {"limit_s": HANG_LIMIT_S} if self.id == "HANGS" else {}
         try:
             self.suite.execute(
-                self.make, config, self.capabilities, self.invariants, operations, twice=self.twice, **limit
+                self.make,
+                config,
+                self.capabilities,
+                self.invariants,
+                operations,
+                drain=self.drain,
+                twice=self.twice,
+                **limit,
             )
         except Violation as violation:
             return violation if any(broken.id == self.id for broken in violation.broken) else None

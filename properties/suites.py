@@ -66,18 +66,20 @@ class Suite:
         invariants: Sequence[Invariant],
         operations: Sequence[Operation],
         *,
+        drain: bool = True,
         twice: bool = False,
         limit_s: float = RUN_LIMIT_S,
         watch: Callable[[Operation, Trial], None] | None = None,
     ) -> Trial:
-        """Run the operations on a fresh subject, then drain it. Raises Violation, also if the subject raises or hangs.
+        """Run the operations on a fresh subject, then drain it. Raises Violation, also if the subject raises or hangs; its `trial`
+        says how far that came.
 
         With `twice`, a second subject goes through the same, and must answer the same. `watch` is called after each operation.
         """
-        first = self._execute_once(make, config, capabilities, invariants, operations, limit_s, watch)
+        first = self._execute_once(make, config, capabilities, invariants, operations, drain, limit_s, watch)
         over_runs = [item for item in invariants if item.when == "R"]
         if twice and over_runs:
-            second = self._execute_once(make, config, capabilities, invariants, operations, limit_s, None)
+            second = self._execute_once(make, config, capabilities, invariants, operations, drain, limit_s, None)
             for item in over_runs:
                 outcome = item.check((first.transcript, second.transcript))
                 first.evaluations[first.invariants.index(item)] += 1
@@ -85,7 +87,7 @@ class Suite:
                     raise Violation("the same operations again", [Broken(item.id, outcome)])
         return first
 
-    def _execute_once(self, make, config, capabilities, invariants, operations, limit_s, watch) -> Trial:
+    def _execute_once(self, make, config, capabilities, invariants, operations, drain, limit_s, watch) -> Trial:
         trial = None
         try:
             with alarm(limit_s):
@@ -94,11 +96,17 @@ class Suite:
                 for operation in operations:
                     if apply(operation) and watch is not None:
                         watch(operation, trial)
-                trial.drain()
+                if drain:
+                    trial.drain()
         except Hanging:
             at = trial.operation if trial is not None else "make"
             finding = Finding(f"{at} did not return within {limit_s:g} s", "an answer", MISBEHAVIOURS["HANGS"])
-            raise Violation(at, [Broken("HANGS", finding)]) from None
+            violation = Violation(at, [Broken("HANGS", finding)])
+            violation.trial = trial
+            raise violation from None
+        except Violation as violation:
+            violation.trial = trial
+            raise
         return trial
 
 

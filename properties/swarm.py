@@ -17,7 +17,7 @@ from ..core.errors import ConfigError, Problem
 from .invariants import Invariant
 from .operations import Operation
 from .suites import Suite
-from .trial import Violation
+from .trial import Trial, Violation
 
 OPERATIONS_PER_RUN = 200
 REPEAT_EVERY = 16  # every so many runs the same operations run twice, for what must hold over runs
@@ -49,6 +49,12 @@ class Budget:
         if self.operations is not None:
             return operations >= self.operations
         return seconds >= self.seconds
+
+    def divided(self, parts: int) -> Budget:
+        """An equal share."""
+        if self.operations is not None:
+            return Budget(operations=max(self.operations // parts, 1))
+        return Budget(seconds=self.seconds / parts)
 
     def __str__(self) -> str:
         return f"{self.operations:,} operations" if self.operations is not None else f"{self.seconds:g} s"
@@ -104,17 +110,22 @@ class Swarm:
                     twice=run % REPEAT_EVERY == 0,
                 )
             except Violation as violation:
+                if violation.trial is not None:
+                    self._count(violation.trial)
                 return Found(self.seed, run, config, tuple(operations), violation)
             finally:
                 self.seconds = before_s + time.perf_counter() - begin
-            self.num_operations += trial.num_operations
-            for item, count in zip(trial.invariants, trial.evaluations, strict=True):
-                self.evaluations[item.id] = self.evaluations.get(item.id, 0) + count
-            for kind, count in trial.executed.items():
-                self.executed[kind] = self.executed.get(kind, 0) + count
+            self._count(trial)
             if progress is not None:
                 progress(self)
         return None
+
+    def _count(self, trial: Trial) -> None:
+        self.num_operations += trial.num_operations
+        for item, count in zip(trial.invariants, trial.evaluations, strict=True):
+            self.evaluations[item.id] = self.evaluations.get(item.id, 0) + count
+        for kind, count in trial.executed.items():
+            self.executed[kind] = self.executed.get(kind, 0) + count
 
     def drawn(self, run: int, without: Sequence[type[Operation]] = ()) -> tuple[Any, list[Operation]]:
         """The configuration and the operations of a run."""

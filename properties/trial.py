@@ -34,6 +34,7 @@ class Violation(Exception):
         super().__init__(operation, broken)
         self.operation = operation
         self.broken = tuple(broken)
+        self.trial: Trial | None = None  # how far it came
 
     @property
     def id(self) -> str:
@@ -64,6 +65,7 @@ class Trial:
         self.evaluations = [0] * len(self.invariants)
         self.num_operations = 0
         self.executed: dict[type[Operation], int] = {}
+        self.trace: list[Operation] = []  # what was carried out, draining included, to the one that failed
         self.transcript: list[object] = []
         self.operation: Operation | str = "make"
         self.moment: Any = None
@@ -72,7 +74,9 @@ class Trial:
         """Carry out one operation and check everything. Raises Violation; returns False if the operation was left out."""
         self.operation = operation
         kind = type(operation)
+        self.trace.append(operation)
         if not self.actions[kind](self, operation):
+            self.trace.pop()
             return False
         self.num_operations += 1
         self.executed[kind] = self.executed.get(kind, 0) + 1

@@ -42,6 +42,8 @@ class Moment:
     must_succeed: bool = False
     must_refuse: bool = False
     twice: int | None = None  # the page that a free named twice
+    row_granted: bool | None = None  # whether a request got a row
+    row_was_free: bool = False  # and whether there was one
     stale: tuple | None = None  # (whose, slot, found, expected) of a slot that does not hold what its owner wrote
     not_cacheable: tuple[int, ...] = ()
     before: Observation = field(default_factory=lambda: Observation(0, None, None, None, None, None))
@@ -80,6 +82,8 @@ def pages_are_conserved(m: Moment) -> Outcome:
             f"{sum(m.waiting.values())}: pages {sorted(m.waiting)}",
             "what waits for a step is neither free nor held, and must be counted once",
         )
+    if m.row_was_free and m.row_granted is False:
+        return Finding("no row for a request", "one of the free rows", "a row that nobody has and nobody gets is lost")
     return True
 
 
@@ -105,6 +109,12 @@ def free_list_has_no_duplicate(m: Moment) -> Outcome:
 @checks("ALLOC-03", CONTRACT)
 def nothing_free_is_referenced(m: Moment) -> Outcome:
     free = m.after.free_pages
+    if m.row_granted and not m.row_was_free:
+        return Finding(
+            "a row is handed out while all are taken or in use by a step in flight",
+            "a refusal",
+            "two requests would share the row",
+        )
     if free is not None:
         for page in free:
             if page in m.held or page in m.waiting:

@@ -1,0 +1,219 @@
+"""`foretoken check`: search for a history that breaks a component, and shrink it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..properties.report import Report
+
+EXIT_BROKEN = 1
+DEFAULT_BUDGET = "60s"
+
+
+def check(
+    contract: Annotated[
+        str | None, typer.Argument(help="Which contract: allocator. All that there are if not given.")
+    ] = None,
+    subject: Annotated[
+        str | None,
+        typer.Argument(help="What to check, as module:make; `make(config)` returns a fresh one. Ours if not given."),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="A number of operations, or a time: 200000, 60s, 2m. Shared by all that is checked.")
+    ] = DEFAULT_BUDGET,
+    seed: Annotated[int, typer.Option(help="The same seed and number of operations run the same.")] = 1,
+    capability: Annotated[
+        list[str] | None,
+        typer.Option(help="Declare a capability (again for more). Otherwise make.capabilities is read."),
+    ] = None,
+    expect: Annotated[
+        list[str] | None, typer.Option(help="ID=REASON: an invariant that is known to be broken; an error if it holds.")
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="Print every invariant and how it is checked.")] = False,
+    mutants: Annotated[bool, typer.Option("--mutants", help="Check that every planted defect is caught.")] = False,
+    replay: Annotated[Path | None, typer.Option(help="Run a stored case again.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file, too.")] = None,
+    cases: Annotated[Path, typer.Option(help="Where the cases of failures are written.")] = Path("runs/cases"),
+) -> None:
+    """Check a component against its invariants.
+
+    Random operations run on the component and on a plain model of it; after each
+    one everything is recounted. What breaks an invariant is shrunk to a few
+    operations and stored as a case. Exit code 0: all hold; 1: one does not;
+    2: bad input.
+
+        foretoken check
+        foretoken check allocator my.package:make --budget 60s
+        foretoken check --replay runs/cases/allocator-ALLOC-10.case.json
+    """
+    if show_list:
+        _print_invariants(contract)
+    elif replay is not None:
+        _replay(replay, subject)
+    elif mutants:
+        _check_mutants(contract, budget, json_file)
+    else:
+        _check(contract, subject, budget, seed, capability, expect, json_file, cases)
+
+
+def _check(contract, subject, budget, seed, capability, expect, json_file, cases) -> None:
+    from ..properties.adapters import SUBJECTS
+    from ..properties.conformance import check as check_one
+    from ..properties.importing import load_make
+    from ..properties.suites import SUITES, suite_of
+    from ..properties.swarm import Budget
+
+    suites = [suite_of(contract)] if contract is not None else list(SUITES.values())
+    if (capability or expect) and subject is None:
+        _bad("--capability and --expect", "are for a component of your own: name it as module:make")
+    expected = _expected(expect)
+    chosen = [
+        (suite, name) for suite in suites for name in ([subject] if subject is not None else SUBJECTS[suite.name])
+    ]
+    share = Budget.of(budget).divided(len(chosen))
+    reports = []
+    for suite, name in chosen:
+        with _Progress(name) as progress:
+            report = check_one(
+                suite,
+                load_make(name),
+                capabilities=capability or None,
+                expected_failures=expected,
+                budget=share,
+                seed=seed,
+                subject=name,
+                progress=progress,
+            )
+        reports.append(report)
+        _print(report, cases)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps([report.to_json() for report in reports], indent=2) + "\n", encoding="utf-8")
+    if not all(report.ok for report in reports):
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def _print(report: Report, cases: Path) -> None:
+    paths = {}
+    for failure in (*report.failures, *report.expected):
+        path = cases / report.case_name(failure)
+        failure.case.save(path)
+        paths[failure.id] = path
+    typer.echo(report.text({id: f"foretoken check --replay {path}" for id, path in paths.items()}))
+    typer.echo()
+
+
+def _expected(items: list[str] | None) -> dict[str, str]:
+    expected = {}
+    for item in items or ():
+        id, separator, reason = item.partition("=")
+        if not separator or not reason.strip():
+            _bad("--expect", f"{item!r}: expected ID=REASON, for example ALLOC-10='frees are not checked'")
+        expected[id.strip()] = reason.strip()
+    return expected
+
+
+def _bad(option: str, what: str) -> None:
+    from ..core.errors import ConfigError, Problem
+
+    raise ConfigError(option, [Problem("", what)])
+
+
+def _replay(path: Path, subject: str | None) -> None:
+    from ..properties.cases import load_case
+    from ..properties.importing import load_make
+
+    case = load_case(path)
+    make = load_make(subject or case.subject)
+    lines: list[str] = []
+    violation = case.replay(make, lambda operation, trial: lines.append(f"{operation}  {trial.describe()}"))
+    typer.echo(f"{path}: {case.contract} {subject or case.subject}, {len(case.operations)} operations, {case.config}")
+    if violation is None:
+        typer.echo(f"{case.invariant} holds: the case does not fail (any more).")
+        return
+    for number, line in enumerate(lines, 1):
+        typer.echo(f"  {number:>3}. {line}")
+    for broken in violation.broken:
+        typer.echo(f"{broken.id}  {broken.sentence}")
+        typer.echo(f"  at     {violation.operation}")
+        typer.echo(f"  was    {broken.finding.was}")
+        typer.echo(f"  should {broken.finding.should}")
+        typer.echo(f"  why    {broken.finding.why}")
+    raise typer.Exit(EXIT_BROKEN)
+
+
+def _print_invariants(contract: str | None) -> None:
+    from ..properties.invariants import all_invariants
+    from ..properties.suites import suite_of
+
+    chosen = all_invariants()
+    if contract is not None:
+        suite = suite_of(contract)
+        chosen = [item for item in chosen if item.contract == suite.name]
+    group = ""
+    for item in chosen:
+        if item.group != group:
+            group = item.group
+            typer.echo(f"\n{group}")
+        typer.echo(f"  {item.id:<11} {item.sentence}")
+        typer.echo(f"  {'':<11} [{item.how}]")
+    checked = sum(item.check is not None for item in chosen)
+    elsewhere = sum(item.check is None and item.how != "not yet checked" for item in chosen)
+    typer.echo(
+        f"\n{len(chosen)} invariants: {checked} checked for a contract, {elsewhere} in the matrix alone, "
+        f"{len(chosen) - checked - elsewhere} not yet."
+    )
+
+
+def _check_mutants(contract: str | None, budget: str, json_file: Path | None) -> None:
+    from ..properties.mutants import kill_all
+    from ..properties.suites import SUITES, suite_of
+
+    names = [suite_of(contract).name] if contract is not None else list(SUITES)
+    matrix: dict[str, Any] = {}
+    survivors = 0
+    for name in names:
+        kills = kill_all(name, None if budget == DEFAULT_BUDGET else budget)
+        for kill in kills:
+            typer.echo(kill.line())
+        survivors += sum(not kill.is_killed for kill in kills)
+        matrix[name] = [kill.to_json() for kill in kills]
+        caught = sorted({id for kill in kills if kill.is_killed for id in kill.mutant.caught_by})
+        typer.echo(
+            f"{name}: {len(kills) - survivors} of {len(kills)} mutants killed; invariants with a mutant: {', '.join(caught)}"
+        )
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(matrix, indent=2) + "\n", encoding="utf-8")
+    if survivors:
+        raise typer.Exit(EXIT_BROKEN)
+
+
+class _Progress:
+    """How far a check is, on a terminal's standard error; silent elsewhere."""
+
+    EVERY_S = 0.5
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._shown_s = 0.0
+        self._terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._terminal and self._shown_s:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def __call__(self, swarm: Any) -> None:
+        if self._terminal and swarm.seconds - self._shown_s >= self.EVERY_S:
+            self._shown_s = swarm.seconds
+            line = f"{self._name}: {swarm.num_operations:,} operations, {swarm.seconds:.0f} s"
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,67 @@
+"""Finding the component that somebody names: an import string, or the name of an adapter that an installed package offers."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ConfigError, Problem, nearest
+
+ENTRY_POINTS = "foretoken.adapters"
+"""The entry-point group in which other packages offer components under a name of their own."""
+
+
+def load_make(text: str) -> Callable[[Any], Any]:
+    """The callable behind `module:make`, or behind a name of the entry-point group. Modules of the current directory are found, too.
+
+    `make.capabilities` is taken from the module's CAPABILITIES if it has none of its own. Raises ConfigError with what is wrong.
+    """
+    module_name, separator, path = text.partition(":")
+    if not separator:
+        return _load_entry_point(text)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        what = f"the module {module_name!r} cannot be imported ({type(error).__name__}: {error})"
+        raise ConfigError(text, [Problem("", what)]) from error
+    found: Any = module
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise ConfigError(text, [Problem("", f"{module_name} has no {path!r}{nearest(name, vars(module))}")])
+        found = getattr(found, name)
+    if not callable(found):
+        raise ConfigError(
+            text, [Problem("", f"{path} is {type(found).__name__}, expected a callable that takes a config")]
+        )
+    if not hasattr(found, "capabilities") and hasattr(module, "CAPABILITIES"):
+        return _Declared(found, module.CAPABILITIES)
+    return found
+
+
+def _load_entry_point(name: str) -> Callable[[Any], Any]:
+    known = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in known:
+        what = f"expected module:make, or the name of an adapter{nearest(name, known)}; installed: {', '.join(known) or 'none'}"
+        raise ConfigError(name, [Problem("", what)])
+    try:
+        return known[name].load()
+    except Exception as error:
+        raise ConfigError(name, [Problem("", f"cannot be loaded ({type(error).__name__}: {error})")]) from error
+
+
+class _Declared:
+    """A `make` with the capabilities that its module declares."""
+
+    def __init__(self, make: Callable[[Any], Any], capabilities: Any) -> None:
+        self._make = make
+        self.capabilities = capabilities
+
+    def __call__(self, config: Any) -> Any:
+        return self._make(config)

@@ -1,0 +1,105 @@
+"""Planted defects, and whether the suite finds them. An invariant that no defect can break proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .allocator_mutants import ALLOCATOR_MUTANTS, of_kv_store
+from .conformance import explain
+from .invariants import of_contract
+from .report import Failure
+from .suites import SUITES
+from .swarm import Budget, Swarm
+
+QUICK = 60_000
+"""Operations within which every mutant must be found; nearly all are within a few hundred."""
+
+MAX_SHRUNK = 20
+"""Operations that a shrunk history may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A component with one defect. `caught_by`: at least one of these must be among what is broken when it is found."""
+
+    name: str
+    defect: str
+    contract: str
+    make: Callable[[Any], Any]
+    caught_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What became of a mutant: `broken` are the invariants broken at the first failure, none if it survived."""
+
+    mutant: Mutant
+    broken: tuple[str, ...]
+    num_operations: int
+    failure: Failure | None
+
+    @property
+    def is_killed(self) -> bool:
+        """Found, for the reason for which it must be, and shrunk far enough to be read."""
+        found = any(id in self.broken for id in self.mutant.caught_by)
+        return found and len(self.failure.case.operations) <= MAX_SHRUNK
+
+    def line(self) -> str:
+        if self.failure is None:
+            return f"{self.mutant.name:<26} SURVIVED {self.num_operations:,} operations: {self.mutant.defect}"
+        verdict = "killed" if self.is_killed else "NOT KILLED AS IT SHOULD"
+        what = f"{', '.join(self.broken)} after {self.num_operations:,} operations, shrunk to {len(self.failure.case.operations)}"
+        return f"{self.mutant.name:<26} {verdict} by {what}: {self.mutant.defect}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "mutant": self.mutant.name,
+            "defect": self.mutant.defect,
+            "expected": list(self.mutant.caught_by),
+            "killed": self.is_killed,
+            "broken": list(self.broken),
+            "operations": self.num_operations,
+            "case": self.failure.case.to_json() if self.failure is not None else None,
+        }
+
+
+def mutants_of(contract: str) -> tuple[Mutant, ...]:
+    """The shipped mutants of a contract."""
+    return tuple(mutant for mutant in _ALL if mutant.contract == contract)
+
+
+def kill(mutant: Mutant, budget: str | int | Budget = QUICK, seed: int = 1) -> Kill:
+    """Search for the mutant's defect and shrink what is found."""
+    suite = SUITES[mutant.contract]
+    capabilities = suite.capabilities.of(mutant.make.capabilities)
+    invariants = suite.invariants(capabilities)
+    swarm = Swarm(suite, mutant.make, capabilities, seed)
+    found = swarm.search(invariants, Budget.of(budget))
+    if found is None:
+        return Kill(mutant, (), swarm.num_operations, None)
+    failure = explain(suite, mutant.make, capabilities, invariants, found, f"mutant {mutant.name}")
+    return Kill(mutant, tuple(item.id for item in found.violation.broken), swarm.num_operations, failure)
+
+
+def kill_all(contract: str, budget: str | int | Budget | None = None, seed: int = 1) -> list[Kill]:
+    """The kill matrix of a contract."""
+    return [kill(mutant, QUICK if budget is None else budget, seed) for mutant in mutants_of(contract)]
+
+
+def invariants_without_mutant(contract: str) -> tuple[str, ...]:
+    """Invariants of a contract that no mutant is expected to break; there should be none."""
+    covered = {id for mutant in mutants_of(contract) for id in mutant.caught_by}
+    return tuple(item.id for item in of_contract(contract) if item.id not in covered)
+
+
+def _allocator_mutants() -> tuple[Mutant, ...]:
+    made = []
+    for kind, how, caught_by in ALLOCATOR_MUTANTS:
+        make = of_kv_store(adapter=kind) if how is None else how(kind)
+        made.append(Mutant(kind.__name__, kind.__doc__, "allocator", make, caught_by))
+    return tuple(made)
+
+
+_ALL = _allocator_mutants()
