@@ -34,7 +34,7 @@ class AllocatorTrial(Trial):
         self.capabilities = capabilities
         self.model = AllocatorModel(config.page_size)
         self.memory = ShadowMemory()
-        self.saved: dict[str, tuple[object, AllocatorModel]] = {}
+        self.saved: dict[str, tuple[object, AllocatorModel, Observation]] = {}
         self.moment = Moment(config, capabilities, self.model)
         first = 1 if capabilities.padding_page else 0
         self._all_pages = range(first, first + config.num_pages)
@@ -293,15 +293,15 @@ class AllocatorTrial(Trial):
         return self._end()
 
     def _snapshot(self, op: ops.Snapshot) -> bool:
-        self._begin(op)
-        self.saved[op.name] = (self.must(self.subject.snapshot), self.model.copy())
+        m = self._begin(op)
+        self.saved[op.name] = (self.must(self.subject.snapshot), self.model.copy(), m.before)
         return self._end()
 
     def _restore(self, op: ops.Restore) -> bool:
         if op.name not in self.saved:
             return False
         m = self._begin(op)
-        snapshot, model = self.saved[op.name]
+        snapshot, model, _ = self.saved[op.name]
         self._carries_out(self.subject.restore, snapshot)
         # Owners stay numbered onwards: the memory is not rolled back, so those who come now must not write what others wrote.
         owners = self.model._owners

@@ -90,6 +90,7 @@ def check(
     subject = subject or name_of(make)
     invariants = list(suite.invariants(capabilities))
     swarm = Swarm(suite, make, capabilities, seed)
+    suite.warm_up(make, swarm.drawn(0)[0])
     failures: dict[str, Failure] = {}
     without: tuple[type[Operation], ...] = ()
     while (found := swarm.search(invariants, budget, without, progress)) is not None:

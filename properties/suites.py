@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from .trial import Broken, Trial, Violation
 
 RUN_LIMIT_S = 3.0
 """How long one run of a few hundred operations may take before it counts as hanging; a good one takes milliseconds."""
+
+WARM_UP_LIMIT_S = 60.0
 
 
 class Draws(Protocol):
@@ -57,6 +60,11 @@ class Suite:
         features = ("", "hostile", *capabilities.declared)
         kinds = [kind for feature in features for kind, _ in self.weights.get(feature, ())]
         return tuple(dict.fromkeys(kinds))
+
+    def warm_up(self, make: Callable[[Any], Any], config: Any) -> None:
+        """Make a subject once, and forget it: what loads libraries does so now, and not within the limit of a run."""
+        with suppress(Exception, Hanging), alarm(WARM_UP_LIMIT_S):
+            make(config)
 
     def execute(
         self,

@@ -69,6 +69,7 @@ class Trial:
         self.transcript: list[object] = []
         self.operation: Operation | str = "make"
         self.moment: Any = None
+        self.failed = False
 
     def apply(self, operation: Operation) -> bool:
         """Carry out one operation and check everything. Raises Violation; returns False if the operation was left out."""
@@ -104,7 +105,8 @@ class Trial:
                 broken = broken or []
                 broken.append(Broken(self.invariants[number].id, outcome))
         if broken:
-            broken.sort(key=lambda item: invariant(item.id).general)
+            self.failed = True
+            broken.sort(key=lambda item: invariant(item.id).telling, reverse=True)
             raise Violation(self.operation, broken)
 
     def drain(self) -> None:
@@ -146,6 +148,7 @@ class Trial:
 
     def misbehaviour(self, id: str, was: str, should: str) -> Violation:
         """What to raise when the component does something that no invariant is about."""
+        self.failed = True
         return Violation(self.operation, [Broken(id, Finding(was, should, MISBEHAVIOURS[id]))])
 
     def integer(self, answer: object, what: str) -> int:

@@ -46,7 +46,7 @@ class Invariant:
 
     `on` are the operations that it has something to say about; () is all of them.
 
-    A `general` one is upset by almost any defect: where a more telling one is broken as well, that one names the failure.
+    A `general` one is upset by almost any defect.
     """
 
     id: str
@@ -69,6 +69,11 @@ class Invariant:
         if self.id in BY_THE_MATRIX:
             ways.append("in every cell of the matrix")
         return "; ".join(ways) or "not yet checked"
+
+    @property
+    def telling(self) -> int:
+        """Of several that are broken at once, the one that says most names the failure: first what is about the operation itself."""
+        return 0 if self.general else 1 if not self.on else 2
 
     @property
     def when_in_words(self) -> str:

@@ -1,0 +1,68 @@
+"""The pytest plugin: a marker for property checks, a seed on the command line, and a line per implementation at the end.
+
+Active where the package is installed (entry point `pytest11`), or with `-p foretoken.properties.plugin`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .conformance import AllocatorConformance
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("foretoken", "foretoken property checks")
+    group.addoption("--foretoken-seed", type=int, help="seed of conformance classes, instead of their own")
+    group.addoption("--foretoken-budget", help="budget of conformance classes: a number of operations, or a time (60s)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "foretoken(contract): a conformance check of a contract")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Conformance classes get the marker, and the seed and budget of the command line."""
+    for item in items:
+        cls = _conformance_class(item)
+        if cls is None:
+            continue
+        item.add_marker(pytest.mark.foretoken(cls.suite.name))
+        seed, budget = config.getoption("--foretoken-seed"), config.getoption("--foretoken-budget")
+        if seed is not None:
+            cls.seed = seed
+        if budget is not None:
+            cls.budget = budget
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> object:
+    """Note which implementation ran with which seed; with several workers the note travels as a property of the report."""
+    report = yield
+    cls = _conformance_class(item)
+    done = vars(cls).get("_report") if cls is not None else None
+    if report.when == "call" and done is not None:
+        line = f"{done.contract} {done.subject}: seed {done.seed}, {done.num_operations:,} operations, "
+        line += "all hold" if done.ok else "; ".join(done.reasons())
+        report.user_properties.append(("foretoken", line))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: object) -> None:
+    lines: dict[str, None] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            lines.update((value, None) for name, value in getattr(report, "user_properties", ()) if name == "foretoken")
+    if lines:
+        terminalreporter.section("foretoken")
+        for line in sorted(lines):
+            terminalreporter.line(line)
+
+
+def _conformance_class(item: pytest.Item) -> type[AllocatorConformance] | None:
+    from .conformance import AllocatorConformance
+
+    cls = getattr(item, "cls", None)
+    return cls if cls is not None and issubclass(cls, AllocatorConformance) else None
