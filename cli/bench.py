@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .generate_options import Device, Overlap, Threads
+
 if TYPE_CHECKING:
     from ..gpu.bench import ArmResult, Machine
     from ..gpu.bench_plan import BenchOptions, BenchPlan
@@ -95,13 +97,6 @@ OutputTokens = Annotated[
     int, _option("--output-tokens", CELLS, "Tokens of an output; ends of text are ignored.", show_default=True)
 ]
 Repeat = Annotated[int, _option("--repeat", CELLS, "Turns of each cell; medians count.", show_default=True)]
-Device = Annotated[
-    str, _option("--device", ENGINE, "cpu, cuda, cuda:1. auto: a GPU if there is one.", show_default=True)
-]
-Overlap = Annotated[
-    bool | None,
-    _option("--overlap/--synchronous", ENGINE, "Plan a step while the one before runs; the default on a GPU."),
-]
 Graphs = Annotated[
     bool | None,
     _option("--graphs/--no-graphs", ENGINE, "Whole rounds as CUDA graphs; the default on a GPU."),
@@ -120,7 +115,8 @@ def bench(
     model: Model = None, random_weights: RandomWeights = None, draft: Draft = None, dtype: Dtype = "auto",
     algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None,
     acceptance: Acceptance = None, batch_sizes: BatchSizes = "1,8,32", context_lengths: ContextLengths = "128,1024",
-    output_tokens: OutputTokens = 128, repeat: Repeat = 3, device: Device = "auto", overlap: Overlap = None,
+    output_tokens: OutputTokens = 128, repeat: Repeat = 3, device: Device = "auto", threads: Threads = None,
+    overlap: Overlap = None,
     graphs: Graphs = None, page_size: PageSize = 1, seed: Seed = 0, json_file: Json = None, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
@@ -155,7 +151,7 @@ def bench(
         model=model, random_weights=random_weights, draft=draft, algorithm=algorithm, steps=steps, topk=topk,
         num_draft_tokens=num_draft_tokens, batch_sizes=batch_sizes, context_lengths=context_lengths,
         output_tokens=output_tokens, acceptance=acceptance, overlap=overlap, graphs=graphs, device=device,
-        dtype=dtype, page_size=page_size, repeat=repeat, seed=seed,
+        dtype=dtype, threads=threads, page_size=page_size, repeat=repeat, seed=seed,
     )  # fmt: skip
     plan = plan_bench(options)
     record = JsonRecord(json_file)

@@ -43,6 +43,7 @@ from .generate_options import (
     Steps,
     Stop,
     Temperature,
+    Threads,
     TopK,
     Topk,
     TopP,
@@ -85,7 +86,7 @@ def generate(
     prompt: PromptText = None, prompts: PromptFile = None, chat: Chat = False, max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0, top_p: TopP = 1.0, top_k: TopK = 0, seed: Seed = 0, stop: Stop = None,
     ignore_eos: IgnoreEos = False, logprobs: Logprobs = False, as_json: Json = False, stats: Stats = False,
-    out: Out = None, device: Device = "auto", dtype: Dtype = "auto", overlap: Overlap = None,
+    out: Out = None, device: Device = "auto", threads: Threads = None, dtype: Dtype = "auto", overlap: Overlap = None,
     page_size: PageSize = 1, max_running: MaxRunning = 32, context_len: ContextLen = None,
     kv_tokens: KvTokens = None, debug: Debug = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -113,7 +114,7 @@ def generate(
     options = SessionOptions(
         model=model, draft=draft, algorithm=algorithm, steps=steps, topk=topk, num_draft_tokens=num_draft_tokens,
         adaptive=adaptive, policy=policy, overlap=overlap, page_size=page_size, context_len=context_len,
-        max_running=max_running, kv_tokens=kv_tokens, dtype=dtype, device=device, seed=seed, debug=debug,
+        max_running=max_running, kv_tokens=kv_tokens, dtype=dtype, device=device, threads=threads, seed=seed, debug=debug,
     )  # fmt: skip
     defaults = RequestDefaults(
         max_tokens, temperature, top_p, top_k, stop=tuple(stop or ()), logprobs=logprobs, ignore_eos=ignore_eos

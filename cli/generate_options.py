@@ -123,6 +123,10 @@ IgnoreEos = Annotated[bool, _option("--ignore-eos", SAMPLING, "Go on past the en
 Device = Annotated[
     str, _option("--device", ENGINE, "cpu, cuda, cuda:1. auto: a GPU if there is one.", show_default=True)
 ]
+Threads = Annotated[
+    int | None,
+    _option("--threads", ENGINE, "Threads on a CPU; one for small models, else all cores, if nothing is said.", min=1),
+]
 Overlap = Annotated[
     bool | None,
     _option("--overlap/--synchronous", ENGINE, "Plan a step while the one before runs; the default on a GPU."),

@@ -23,7 +23,7 @@ from .bench_shapes import random_draft, random_target
 from .build import DraftModel
 from .checkpoint import load_draft, load_target
 from .copy_bandwidth import copy_bandwidth
-from .devices import ops_for
+from .devices import ops_for, set_threads
 from .graphs import CaptureReport
 from .models.decoder import Decoder
 from .ops import Ops
@@ -78,6 +78,7 @@ class Bench:
         self.plan = plan
         self._on_progress = on_progress
         self._ops: Ops = ops_for(plan.device)
+        set_threads(plan.device, plan.options.threads, plan.target, plan.weight_bytes)
         self._tokenizer: Tokenizer | None = None
         options = plan.options
         if options.model is not None and (Path(options.model) / "tokenizer.json").is_file():

@@ -66,6 +66,7 @@ class BenchOptions:
     graphs: bool | None = None
     device: str = AUTO
     dtype: str = AUTO
+    threads: int | None = None
     page_size: int = 1
     repeat: int = 3
     seed: int = 0

@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 
 from ..core.errors import ConfigError, Problem
+from .models.config import ModelConfig
 from .ops import Ops
 
 DEVICES = ("cpu", "cuda")
+ONE_CORE_LAYER_BYTES = 4 << 20
+"""Layers of fewer bytes than this are done by one core before two have agreed on who does what."""
 
 
 def ops_for(device: str) -> Ops:
@@ -32,3 +35,13 @@ def ops_for(device: str) -> Ops:
     from .triton_ops import TritonOps
 
     return TritonOps()
+
+
+def set_threads(device: str, threads: int | None, target: ModelConfig, weight_bytes: int) -> None:
+    """How many threads torch computes with on a CPU, in the whole process; None: one for small models, else torch's own choice."""
+    if device.partition(":")[0] != "cpu":
+        return
+    if threads is None and weight_bytes // target.num_layers < ONE_CORE_LAYER_BYTES:
+        threads = 1
+    if threads is not None:
+        torch.set_num_threads(threads)

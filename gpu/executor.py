@@ -27,7 +27,7 @@ from ..core.step import DecodeStep, Join, PrefillResult, PrefillStep, Step, Step
 from .chunks import Chunks
 from .clock import EventClock, HostClock
 from .draft.port import Draft, RoundBatch
-from .graphs import CapturedRound, RoundStates, graph_for, padded_shape
+from .graphs import CapturedRound, RoundKind, RoundStates, graph_for, padded_shape
 from .models.decoder import Decoder
 from .ops import Ops
 from .outputs import USER_OUTPUTS, at_places, node_outputs
@@ -208,15 +208,14 @@ class TorchExecutor:
                 places = chunks.last_places()
                 at_end = at_places(forward, places)
                 logits = self.target.logits(at_end.hidden)
-                positions = chunks.prefix_lens[torch.from_numpy(last).to(self.device)]
-                positions = positions + torch.from_numpy(part.lens[last] - 1).to(self.device)
+                positions = torch.from_numpy(part.starts[last] + part.lens[last] - 1).to(self.device, non_blocking=True)
                 sampled = first_tokens(self._ops, logits, self._rows.sampling(part.rows[last]), positions)
                 found = node_outputs(at_end, logits, sampled, wanted)
                 outputs = {name: value for name, value in found.items() if value is not None}
             relay = self.draft.prefill(chunks, captured, sampled.clamp(min=0))
             if len(last):
                 rows, epochs = part.rows[last], part.epochs[last]
-                lengths = torch.from_numpy(part.starts[last] + part.lens[last]).to(self.device)
+                lengths = torch.from_numpy(part.starts[last] + part.lens[last]).to(self.device, non_blocking=True)
                 self._publish(rows, epochs, lengths, {"bonus_tokens": sampled.clamp(min=0), **relay})
                 self._simulated_lengths[rows] = part.starts[last] + part.lens[last]
         self.counters.prefilled += chunks.num_tokens
@@ -262,7 +261,7 @@ class TorchExecutor:
             sampling = self._rows.sampling(part.rows)
         forced = self._forced_runs(part)
         wanted = self._rows.wanted(part.rows)
-        captured = None if wanted else graph_for(running.graphs, len(part.rows), sampling is not None)
+        captured = None if wanted else graph_for(running.graphs, len(part.rows), RoundKind.of(sampling))
         if captured is not None:
             with self.clock.phase("graph"):
                 result = captured.run(batch, relayed, sampling, forced)
@@ -321,14 +320,14 @@ class TorchExecutor:
         self.future_map.publish(rows, epochs, lengths)
         self.future_map.stash(rows, epochs, relay)
 
-    def capture(self, steps: int, num_draft_tokens: int, batch_size: int, sampled: bool) -> CapturedRound:
+    def capture(self, steps: int, num_draft_tokens: int, batch_size: int, kind: RoundKind) -> CapturedRound:
         """The graph of one (steps, batch size); see `RoundStates`."""
         shape = padded_shape(self._rows.table, batch_size, steps, self._topk, num_draft_tokens, self._max_position)
         width = self.algorithm.accept_width(steps, num_draft_tokens)
         fields = self.future_map.fields
         forced = self._acceptance is not None
         with torch.no_grad():
-            return CapturedRound(self._round, shape, fields, width, sampled, forced, self._rows.seed, self._memory_pool)
+            return CapturedRound(self._round, shape, fields, width, kind, forced, self._rows.seed, self._memory_pool)
 
     # -- reading back ---------------------------------------------------------------------------------------------
 
@@ -343,6 +342,11 @@ class TorchExecutor:
             for i in np.flatnonzero(~was_over).tolist():
                 self.draft.observe(int(part.rows[i]), np.maximum(emitted[i, : accept_lens[i]], 0))
         running.decoded.add(accept_lens, stops, emitted, outputs, ended)
+        if ended.any():
+            # A step that was begun before this was known ends with its first round, as one that begins later does.
+            for behind in self._queue:
+                if behind is not running and behind.started and behind.step.decode is not None:
+                    behind.limit = 1
         running.round_ends_ns.append(time.perf_counter_ns())
         counters = self.counters
         counters.rounds += 1

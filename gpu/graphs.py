@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 import torch
@@ -24,6 +25,20 @@ from .round import DecodeRound, NoClock, RoundResult, SamplingInputs
 WARM_UP_RUNS = 2  # kernels are compiled and libraries initialised before anything is captured
 
 
+class RoundKind(Enum):
+    """How a captured round turns logits into tokens. A filtered one sorts the vocabulary at every node, so it is one of its own."""
+
+    GREEDY = "greedy"
+    SAMPLED = "sampled"
+    FILTERED = "filtered"  # some row has top-p or top-k
+
+    @classmethod
+    def of(cls, sampling: SamplingInputs | None) -> RoundKind:
+        if sampling is None:
+            return cls.GREEDY
+        return cls.FILTERED if sampling.filtered else cls.SAMPLED
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
     """What one graph cost."""
@@ -31,13 +46,13 @@ class CaptureReport:
     steps: int
     num_draft_tokens: int
     batch_size: int
-    sampled: bool
+    kind: RoundKind
     seconds: float
     num_bytes: int
 
 
 class CapturedRound:
-    """One graph: `size` rows of one shape. `sampled` and `forced` say which inputs beside the relayed values it has."""
+    """One graph: `size` rows of one shape. `kind` and `forced` say which inputs beside the relayed values it has."""
 
     def __init__(
         self,
@@ -45,7 +60,7 @@ class CapturedRound:
         shape: RoundBatch,
         fields: tuple[RelayField, ...],
         width: int,
-        sampled: bool,
+        kind: RoundKind,
         forced: bool,
         seed: int,
         memory_pool: object | None,
@@ -58,9 +73,11 @@ class CapturedRound:
             for field in fields
         }
         self._sampling = None
-        if sampled:
+        if kind is not RoundKind.GREEDY:
             reals = torch.zeros(size, dtype=torch.float64, device=device)
-            self._sampling = SamplingInputs(reals, reals + 1.0, zeros.clone(), zeros.clone(), True, seed)
+            self._sampling = SamplingInputs(
+                reals, reals + 1.0, zeros.clone(), zeros.clone(), kind is RoundKind.FILTERED, seed
+            )
         self._runs = zeros.clone() if forced else None
         batch = replace(shape, rows=self._rows, lengths=self._lengths, roots=self._relayed["bonus_tokens"])
 
@@ -128,28 +145,28 @@ class RoundStates:
 
     def __init__(self) -> None:
         self.reports: list[CaptureReport] = []
-        self._capture: Callable[[int, int, int, bool], CapturedRound] | None = None
-        self._sampled = False
+        self._capture: Callable[[int, int, int, RoundKind], CapturedRound] | None = None
+        self._kinds: tuple[RoundKind, ...] = (RoundKind.GREEDY,)
         self._live: dict[str, object] = {"graphs": {}}
 
-    def bind(self, capture: Callable[[int, int, int, bool], CapturedRound], sampled: bool) -> None:
-        """`capture(steps, num_draft_tokens, batch_size, sampled)`; `sampled` asks for graphs of sampling batches too."""
+    def bind(self, capture: Callable[[int, int, int, RoundKind], CapturedRound], sampled: bool) -> None:
+        """`capture(steps, num_draft_tokens, batch_size, kind)`; `sampled` asks for graphs of sampling batches too."""
         self._capture = capture
-        self._sampled = sampled
+        self._kinds = tuple(RoundKind) if sampled else (RoundKind.GREEDY,)
 
     # -- RuntimeHost ----------------------------------------------------------------------------------------------
 
     def build_runtime_state(
         self, steps: int, num_draft_tokens: int, cuda_graph_bs: tuple[int, ...] | None
     ) -> Mapping[str, object]:
-        graphs: dict[tuple[int, bool], CapturedRound] = {}
+        graphs: dict[tuple[int, RoundKind], CapturedRound] = {}
         # The greatest first: later ones fit into the memory that it took.
         for size in sorted(cuda_graph_bs or (), reverse=True):
-            for sampled in (False, True) if self._sampled else (False,):
+            for kind in self._kinds:
                 begin, before = time.perf_counter(), _reserved_bytes()
-                graphs[size, sampled] = self._capture(steps, num_draft_tokens, size, sampled)
+                graphs[size, kind] = self._capture(steps, num_draft_tokens, size, kind)
                 seconds = time.perf_counter() - begin
-                report = CaptureReport(steps, num_draft_tokens, size, sampled, seconds, _reserved_bytes() - before)
+                report = CaptureReport(steps, num_draft_tokens, size, kind, seconds, _reserved_bytes() - before)
                 self.reports.append(report)
         return {"graphs": graphs}
 
@@ -162,16 +179,18 @@ class RoundStates:
     # -- for the executor -----------------------------------------------------------------------------------------
 
     @property
-    def graphs(self) -> Mapping[tuple[int, bool], CapturedRound]:
-        """Those of the live state, by (batch size, sampled)."""
+    def graphs(self) -> Mapping[tuple[int, RoundKind], CapturedRound]:
+        """Those of the live state, by (batch size, kind)."""
         return self._live["graphs"]
 
 
-def graph_for(graphs: Mapping[tuple[int, bool], CapturedRound], batch_size: int, sampled: bool) -> CapturedRound | None:
+def graph_for(
+    graphs: Mapping[tuple[int, RoundKind], CapturedRound], batch_size: int, kind: RoundKind
+) -> CapturedRound | None:
     """The smallest graph that the batch fits into, None if there is none."""
-    sizes = sorted(size for size, has_sampling in graphs if has_sampling == sampled)
+    sizes = sorted(size for size, captured in graphs if captured is kind)
     index = bisect_left(sizes, batch_size)
-    return graphs[sizes[index], sampled] if index < len(sizes) else None
+    return graphs[sizes[index], kind] if index < len(sizes) else None
 
 
 def padded_shape(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.step import PrefillResult, RoundRecord, Step, StepResult
-from .graphs import CapturedRound
+from .graphs import CapturedRound, RoundKind
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Running:
 
     step: Step
     limit: int  # rounds after which it returns
-    graphs: Mapping[tuple[int, bool], CapturedRound]  # of the runtime state that was live when it was planned
+    graphs: Mapping[tuple[int, RoundKind], CapturedRound]  # of the runtime state that was live when it was planned
     started: bool = False
     pending: PendingRound | None = None
     prefill_tokens: PendingRound | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from ..core.events import EventSink
 from ..core.executor import Executor
 from ..core.request import FinishReason, Request
 from .loop import DecodeLoop, Deliveries, Delta, all_of
-from .session_plan import SessionOptions, SessionPlan, plan_session
+from .session_plan import NotEnoughMemory, SessionOptions, SessionPlan, plan_session
 from .text import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ class SessionStats:
     verified_rows: int  # verify rounds, counted per request
     drafted: int
     correct_drafts: int
-    phase_seconds: Mapping[str, float]  # prefill, draft, verify, relay: of the device; host: plan, launch, commit
+    phase_seconds: Mapping[
+        str, float
+    ]  # prefill, draft, verify (or graph: both, captured), relay; host: plan, launch, commit
 
     @property
     def accept_length(self) -> float | None:
@@ -140,34 +143,36 @@ class DecodeSession:
         A `plan` and a `tokenizer` that were made before are used. Raises ConfigError and other ForetokenErrors.
         """
         from .build import build_executor
-        from .devices import ops_for
+        from .devices import ops_for, set_threads
         from .graphs import RoundStates
 
         plan = plan or plan_session(options)
         tokenizer = tokenizer or Tokenizer.load(options.model)
         check_vocabulary(tokenizer, plan)
         ops = ops_for(plan.device)
-        target, draft = _load_models(plan, ops)
-        description = plan.description
-        if description.policy == "goodput" and description.cost_table is None:
-            from .round_cost import measure_cost_table
+        set_threads(plan.device, options.threads, plan.target, plan.weight_bytes)
+        with named_memory_errors(plan):
+            target, draft = _load_models(plan, ops)
+            description = plan.description
+            if description.policy == "goodput" and description.cost_table is None:
+                from .round_cost import measure_cost_table
 
-            description = replace(description, cost_table=measure_cost_table(description, target, draft, ops))
-            plan = replace(plan, description=description)
-        deliveries = Deliveries()
-        events = all_of([deliveries, *make_sinks(description)])
-        states = RoundStates()
-        engine = description.make_engine(events, tokenizer, states)
-        executor = build_executor(
-            engine,
-            target,
-            draft,
-            ops,
-            states=states,
-            graph_sizes=description.graph_sizes,
-            seed=options.seed,
-            debug=options.debug,
-        )
+                description = replace(description, cost_table=measure_cost_table(description, target, draft, ops))
+                plan = replace(plan, description=description)
+            deliveries = Deliveries()
+            events = all_of([deliveries, *make_sinks(description)])
+            states = RoundStates()
+            engine = description.make_engine(events, tokenizer, states)
+            executor = build_executor(
+                engine,
+                target,
+                draft,
+                ops,
+                states=states,
+                graph_sizes=description.graph_sizes,
+                seed=options.seed,
+                debug=options.debug,
+            )
         return cls(
             engine, executor, deliveries, tokenizer, plan=plan, phase_seconds=lambda: dict(executor.clock.seconds)
         )
@@ -280,6 +285,21 @@ def _load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | Non
     load_draft(options.draft, algorithm.name, Decoder(plan.target, ops, "meta", plan.dtype))
     target = load_target(options.model, ops, plan.device, plan.dtype)
     return target, load_draft(options.draft, algorithm.name, target)
+
+
+@contextmanager
+def named_memory_errors(plan: SessionPlan) -> Iterator[None]:
+    """What the plan could not count (graphs, activations, logits) may still not fit: then NotEnoughMemory says what it did count."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        gib = 1 << 30
+        raise NotEnoughMemory(
+            f"not enough memory on {plan.device}: beside {plan.weight_bytes / gib:.2f} GiB of weights and {plan.kv_bytes / gib:.2f} GiB "
+            "of KV there is no room for activations and graphs; fewer --max-running or --kv-tokens need less"
+        ) from error
 
 
 def join_deltas(deltas: Sequence[TextDelta]) -> Output:

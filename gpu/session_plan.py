@@ -58,6 +58,9 @@ class SessionOptions:
     memory_fraction: float = 0.85  # of the device's free memory, weights included
     dtype: str = AUTO  # the checkpoint's; on a CPU at least float32
     device: str = AUTO
+    threads: int | None = (
+        None  # of torch on a CPU, in the whole process; default: 1 for small models, else torch's choice
+    )
     seed: int = 0
     block_rounds: int | None = None  # rounds per plan; default: 8 on a CPU, 1 on a GPU, where overlap hides the host
     graphs: bool | None = None  # capture rounds as CUDA graphs; default: on a GPU, unless debugging

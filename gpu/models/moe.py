@@ -45,7 +45,8 @@ class ExpertMlp(nn.Module):
         n, top_k = experts.shape
         if 3 * n * top_k <= self.moe.num_experts:
             out = self._gathered(x, weights, experts)
-        elif x.is_cuda and n <= MAX_TOKENS_ALL_EXPERTS:
+        elif x.is_cuda and (n <= MAX_TOKENS_ALL_EXPERTS or torch.cuda.is_current_stream_capturing()):
+            # A grouped product may look at the groups' ends on the host, which no graph can hold.
             out = self._all_experts(x, weights, experts)
         else:
             out = self._sorted(x, weights, experts)

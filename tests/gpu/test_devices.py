@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from foretoken.core.errors import ConfigError
-from foretoken.gpu.devices import ops_for
+from foretoken.gpu.devices import ONE_CORE_LAYER_BYTES, ops_for, set_threads
+from foretoken.gpu.models.config import LLAMA, ModelConfig
 from foretoken.gpu.ops import Ops
 from foretoken.gpu.torch_ops import TorchOps
 from foretoken.gpu.triton_ops import TritonOps
@@ -55,3 +57,20 @@ def test_a_numbered_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("torch.cuda.set_device", chosen.append)
     assert isinstance(ops_for("cuda:1"), TritonOps) and isinstance(ops_for("cuda"), TritonOps)
     assert chosen == ["cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "layer_bytes", "expected"),
+    [
+        ("cpu", None, ONE_CORE_LAYER_BYTES - 1, [1]),
+        ("cpu", None, ONE_CORE_LAYER_BYTES, []),
+        ("cpu", 3, 1, [3]),
+        ("cuda:0", 3, 1, []),
+    ],
+)
+def test_small_models_get_one_thread_unless_told_otherwise(device, asked, layer_bytes, expected, monkeypatch):
+    told = []
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    config = ModelConfig(LLAMA, 32, 16, 16, 2, 2, 1, 8)
+    set_threads(device, asked, config, 2 * layer_bytes)
+    assert told == expected

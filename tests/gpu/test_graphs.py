@@ -16,7 +16,7 @@ from foretoken.core.registry import get_algorithm
 from foretoken.core.request import Request, SamplingParams
 from foretoken.gpu import executor as executor_module
 from foretoken.gpu.build import build_executor
-from foretoken.gpu.graphs import RoundStates, graph_for
+from foretoken.gpu.graphs import RoundKind, RoundStates, graph_for
 from foretoken.gpu.session import DecodeSession
 from foretoken.gpu.session_plan import SessionOptions
 from foretoken.properties.driver import Dice
@@ -31,8 +31,8 @@ ALGORITHMS = ("NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGR
 def test_padded_captured_rounds_and_eager_launching_change_no_token(algorithm, eager, monkeypatch):
     used = []
 
-    def counting(graphs, batch_size, sampled):
-        found = graph_for(graphs, batch_size, sampled)
+    def counting(graphs, batch_size, kind):
+        found = graph_for(graphs, batch_size, kind)
         used.append(found is not None)
         return found
 
@@ -95,7 +95,7 @@ def test_only_reachable_graphs_are_captured_and_each_is_reported():
 def test_sampled_rounds_draw_the_same_tokens_with_and_without_graphs(sampling):
     with_graphs, states, _ = serve("EAGLE3", graph_sizes=(4,), table=TABLE, requests=prompts(4, **sampling))
     without, _, _ = serve("EAGLE3", graph_sizes=None, table=TABLE, requests=prompts(4, **sampling))
-    assert states.reports
+    assert {report.kind for report in states.reports} == set(RoundKind)
     assert with_graphs == without
 
 
@@ -118,6 +118,8 @@ def test_a_session_captures_the_sizes_that_its_batches_can_have(nano_pair):
         tokens = session.tokenizer.encode("import os\n")
         requests = [Request(f"r{i}", Prompt.of_tokens(tokens[: 2 + i]), 12) for i in range(3)]
         texts.append({name: output.text for name, output in session.run(requests).items()})
-        sizes.append([report.batch_size for report in session.executor.states.reports if not report.sampled])
+        sizes.append(
+            [report.batch_size for report in session.executor.states.reports if report.kind is RoundKind.GREEDY]
+        )
     assert texts[0] == texts[1]
     assert sizes == [[], [3, 2, 1]]

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from foretoken.core.engine import Engine
 from foretoken.core.errors import ConfigError, ForetokenError, InvariantViolation
 from foretoken.core.prompt import Prompt
@@ -381,7 +382,7 @@ def test_where_rounds_are_captured_the_measured_ones_are_too(models, monkeypatch
 
     def build(engine, *models, states, **options):
         executor = build_executor(engine, *models, states=states, **options)
-        captured.append(None if states is None else [(r.steps, r.batch_size, r.sampled) for r in states.reports])
+        captured.append(None if states is None else [(r.steps, r.batch_size, r.kind.value) for r in states.reports])
         return executor
 
     monkeypatch.setattr(round_cost, "build_executor", build)
@@ -391,7 +392,7 @@ def test_where_rounds_are_captured_the_measured_ones_are_too(models, monkeypatch
     captured.clear()
     DecodeSession.open(options_for(models, "standalone", graphs=True, **options))
     assert all(len(graphs) == 1 for graphs in captured)
-    assert {graphs[0] for graphs in captured} == {(s, size, False) for s in (0, 2) for size in (1, 2)}
+    assert {graphs[0] for graphs in captured} == {(s, size, "greedy") for s in (0, 2) for size in (1, 2)}
 
 
 def test_an_engine_that_stands_still_is_an_error_and_not_a_hang(models, monkeypatch):
@@ -399,3 +400,12 @@ def test_an_engine_that_stands_still_is_an_error_and_not_a_hang(models, monkeypa
     monkeypatch.setattr(Engine, "plan", lambda self, now_ns: None)
     with pytest.raises(InvariantViolation, match="ENGINE-11"):
         session.run(requests_of(models))
+
+
+def test_memory_that_the_plan_did_not_count_is_named(models, monkeypatch):
+    def build(*models, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("foretoken.gpu.build.build_executor", build)
+    with pytest.raises(NotEnoughMemory, match=r"weights and .* of KV there is no room for activations"):
+        DecodeSession.open(options_for(models))
