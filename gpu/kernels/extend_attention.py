@@ -232,13 +232,14 @@ STRIDES = (
 )
 
 
-def _aot_case(new_len: int, capability: int) -> AotCase:
-    size = computing_tiles(new_len * 4, 128, torch.bfloat16, capability)
+def _aot_case(new_len: int, capability: int, wide: bool = False) -> AotCase:
+    dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
+    size = computing_tiles(new_len * 4, 128, dtype, capability)
     return AotCase(
-        f"extend_attention 32/8 heads of 128, {new_len} tokens",
+        f"extend_attention 32/8 heads of 128, {new_len} tokens{', float32' if wide else ''}",
         extend_attention_kernel,
         {
-            **dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out"), "*bf16"),
+            **dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out"), pointer),
             "table": "*i32",
             **dict.fromkeys(("rows", "prefix_lens", "starts"), "*i64"),
             **dict.fromkeys((*STRIDES, "table_stride"), "i32"),
@@ -247,9 +248,10 @@ def _aot_case(new_len: int, capability: int) -> AotCase:
         {"GROUP": 4, "HEAD_DIM": 128, **size.constants()},
         divisible_by_16=STRIDES,
         **size.options(),
-        tensor_cores=True,
+        tensor_cores=not wide,
         capabilities=(capability,),
     )
 
 
 AOT_CASES = [_aot_case(new_len, capability) for new_len in (4, 2048) for capability in (8, 9, 10)]
+AOT_CASES += [_aot_case(2048, capability, wide=True) for capability in (8, 9, 10)]

@@ -69,7 +69,7 @@ def _block(num_rows: int, d: int, dtype: torch.dtype, max_block_m: int) -> tuple
     wide = dtype.itemsize > 2
     block_d = max(16, next_power_of_2(d))
     block_m = min(max_block_m, max(16, next_power_of_2(num_rows)))
-    return block_m, 32 if wide or block_d > 128 else 64, block_d, "ieee" if wide else "tf32"
+    return block_m, 16 if wide else 32 if block_d > 128 else 64, block_d, "ieee" if wide else "tf32"
 
 
 def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) -> Tiles:
@@ -78,18 +78,20 @@ def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) ->
     The pipeline has five stages because a key's address is itself loaded, from the table: with five, two blocks of keys are on their way
     at any time; with three or four, one, and its latency shows.
     """
-    # Before Hopper a 64-row tile does not fit the registers.
-    block_m, *rest = _block(num_rows, d, dtype, max_block_m=64 if capability >= HOPPER else 32)
-    num_warps = 8 if block_m == 64 and d > 128 else 4
-    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=5)
+    # Before Hopper a 64-row tile does not fit the registers; in float32, where no tensor core serves, 16 rows are what fits.
+    wide = dtype.itemsize > 2
+    block_m, *rest = _block(num_rows, d, dtype, max_block_m=16 if wide else 64 if capability >= HOPPER else 32)
+    num_warps = 8 if wide or (block_m == 64 and d > 128) else 4
+    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 5)
 
 
 def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) -> Tiles:
     """Blocks for prefill, which is bound by arithmetic: a tall tile reads the keys less often."""
-    tall = capability >= HOPPER and d <= 128
-    block_m, *rest = _block(num_rows, d, dtype, max_block_m=128 if tall else 64)
-    num_warps = 8 if block_m == 128 or (block_m == 64 and not tall) else 4
-    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=3)
+    wide = dtype.itemsize > 2
+    tall = capability >= HOPPER and d <= 128 and not wide
+    block_m, *rest = _block(num_rows, d, dtype, max_block_m=128 if tall else 32 if wide else 64)
+    num_warps = 8 if wide or block_m == 128 or (block_m == 64 and not tall) else 4
+    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 3)
 
 
 def choose_splits(num_programs: int, max_len: int, processors: int) -> int:

@@ -206,23 +206,24 @@ STRIDES = (
 )
 
 
-def _aot_case(num_nodes: int, splits: int, capability: int) -> AotCase:
-    size = reading_tiles(num_nodes * 4, 128, torch.bfloat16, capability)
+def _aot_case(num_nodes: int, splits: int, capability: int, wide: bool = False) -> AotCase:
+    dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
+    size = reading_tiles(num_nodes * 4, 128, dtype, capability)
     return AotCase(
-        f"verify_attention 32/8 heads of 128, {num_nodes} nodes, {splits} parts",
+        f"verify_attention 32/8 heads of 128, {num_nodes} nodes, {splits} parts{', float32' if wide else ''}",
         verify_attention_kernel,
         {
-            **dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out"), "*bf16"),
+            **dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out"), pointer),
             "table": "*i32",
             **dict.fromkeys(("rows", "prefix_lens", "ancestor_bits"), "*i64"),
-            **dict.fromkeys(("partial", "lse"), "*fp32" if splits > 1 else "*bf16"),
+            **dict.fromkeys(("partial", "lse"), "*fp32" if splits > 1 else pointer),
             **dict.fromkeys((*STRIDES, "table_stride", "num_nodes"), "i32"),
             "scale_log2": "fp32",
         },
         {"GROUP": 4, "HEAD_DIM": 128, **size.constants(), "NEW_BLOCK": max(16, num_nodes), "SPLITS": splits},
         divisible_by_16=STRIDES,
         **size.options(),
-        tensor_cores=True,
+        tensor_cores=not wide,
         capabilities=(capability,),
     )
 
@@ -232,3 +233,4 @@ AOT_CASES = [
     for num_nodes, splits in ((4, 32), (16, 1), (64, 32))
     for capability in (8, 9, 10)
 ]
+AOT_CASES += [_aot_case(16, 32, capability, wide=True) for capability in (8, 9, 10)]
