@@ -6,6 +6,7 @@ import pytest
 import torch
 from foretoken.gpu.kernels.decode_attention import decode_attention_triton
 from foretoken.gpu.kernels.extend_attention import extend_attention_triton
+from foretoken.gpu.kernels.flash import device_of, reading_tiles
 from foretoken.gpu.kernels.forward import TorchForward, TritonForward
 from foretoken.gpu.kernels.verify_attention import verify_attention_triton
 from forward_cases import (
@@ -174,7 +175,9 @@ def test_verify(prefix_lens: list[int], nd: int, splits: int):
         bits = random_tree_bits(nd, bs, nd, padding=True)
         q, k, v = strided(batch.q), strided(batch.k), strided(batch.v)
         expected = dense_verify(batch, bits)
-        blocks = -(-nd * heads // kv_heads // 64)
+        packed = nd * heads // kv_heads
+        size = reading_tiles(packed, q.shape[2], dtype, device_of(q.device).capability)
+        blocks = -(-packed // size.block_m)
         own = owned(batch, lambda x, y, z, rows=batch.rows, blocks=blocks: int(rows[x // blocks]))
         with checked_memory(
             read_only=[q, k, v, bits, batch.table, batch.prefix_lens], ownership=own, shuffle=4
@@ -199,7 +202,7 @@ def test_verify(prefix_lens: list[int], nd: int, splits: int):
 
 
 def test_verify_of_a_full_tile_of_64_nodes_with_8_heads_each():
-    """512 packed rows: eight blocks of 64, whose masks use all 64 bits, the sign bit too."""
+    """512 packed rows in several blocks, whose masks use all 64 bits, the sign bit too."""
     batch = make_batch(0, [37], [64], heads=8, kv_heads=1, dtype=torch.float32)
     bits = random_tree_bits(11, 1, 64)
     assert (bits < 0).any()
