@@ -131,17 +131,16 @@ def _replay(path: Path, subject: str | None) -> None:
 
     case = load_case(path)
     make = load_make(subject or case.subject)
-    lines: list[str] = []
-    violation = case.replay(make, lambda operation, trial: lines.append(f"{operation}  {trial.describe()}"))
+    violation, history, ends_in = case.tell(make)
     typer.echo(f"{path}: {case.contract} {subject or case.subject}, {len(case.operations)} operations, {case.config}")
+    for number, line in enumerate(history, 1):
+        typer.echo(f"  {number:>3}. {line}")
     if violation is None:
         typer.echo(f"{case.invariant} holds: the case does not fail (any more).")
         return
-    for number, line in enumerate(lines, 1):
-        typer.echo(f"  {number:>3}. {line}")
     for broken in violation.broken:
         typer.echo(f"{broken.id}  {broken.sentence}")
-        typer.echo(f"  at     {violation.operation}")
+        typer.echo(f"  at     {ends_in}")
         typer.echo(f"  was    {broken.finding.was}")
         typer.echo(f"  should {broken.finding.should}")
         typer.echo(f"  why    {broken.finding.why}")
@@ -182,11 +181,12 @@ def _check_mutants(contract: str | None, budget: str, json_file: Path | None) ->
         kills = kill_all(name, None if budget == DEFAULT_BUDGET else budget)
         for kill in kills:
             typer.echo(kill.line())
-        survivors += sum(not kill.is_killed for kill in kills)
+        alive = sum(not kill.is_killed for kill in kills)
+        survivors += alive
         matrix[name] = [kill.to_json() for kill in kills]
         caught = sorted({id for kill in kills if kill.is_killed for id in kill.mutant.caught_by})
         typer.echo(
-            f"{name}: {len(kills) - survivors} of {len(kills)} mutants killed; invariants with a mutant: {', '.join(caught)}"
+            f"{name}: {len(kills) - alive} of {len(kills)} mutants killed; invariants with a mutant: {', '.join(caught)}"
         )
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)

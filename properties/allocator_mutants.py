@@ -323,7 +323,8 @@ class KeepsOneCached(PlainAllocator):
     """A flush leaves the youngest page in the cache."""
 
     def evict(self, num_pages):
-        super().evict(num_pages if num_pages <= len(self.cache) else len(self.cache) - 1)
+        is_flush = num_pages >= self.num_pages > len(self.cache)
+        super().evict(len(self.cache) - 1 if is_flush else num_pages)
 
 
 class ForgetsOneFence(PlainAllocator):

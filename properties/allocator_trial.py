@@ -35,9 +35,9 @@ class AllocatorTrial(Trial):
         self.model = AllocatorModel(config.page_size)
         self.memory = ShadowMemory()
         self.saved: dict[str, tuple[object, AllocatorModel, Observation]] = {}
-        self.moment = Moment(config, capabilities, self.model)
         first = 1 if capabilities.padding_page else 0
         self._all_pages = range(first, first + config.num_pages)
+        self.moment = Moment(config, capabilities, self.model, frozenset(self._all_pages))
         self._observe()
         self.check()
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.errors import ConfigError, Problem
 from .contracts import MISBEHAVIOURS, SUITE_VERSION
@@ -29,6 +29,14 @@ _KEYS = {
     "drain": bool,
     "operations": list,
 }
+
+
+class Story(NamedTuple):
+    """What a case does: what breaks (None if nothing does), the operations with their answers, and where it ends."""
+
+    violation: Violation | None
+    history: tuple[str, ...]
+    ends_in: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +78,29 @@ class Case:
         lines += ['  "operations": [', ",\n".join(f"    {json.dumps(operation)}" for operation in operations), "  ]"]
         path.write_text("\n".join(["{", *lines, "}"]) + "\n", encoding="utf-8")
 
+    def tell(self, make: Callable[[Any], Any]) -> Story:
+        """Run the case again and write down what happens."""
+        history: list[str] = []
+
+        def note(operation: Operation, trial: Trial) -> None:
+            history.append(f"{operation}  {trial.describe()}")
+
+        violation = self.replay(make, note)
+        history = history[: len(self.operations)]
+        if violation is None:
+            return Story(None, tuple(history), "")
+        # What fails is not noted any more: it is the last operation, or comes behind all of them.
+        if len(history) < len(self.operations):
+            history.append(str(violation.operation))
+            return Story(violation, tuple(history), f"operation {len(history)}")
+        if violation.operation == "make":
+            return Story(violation, tuple(history), "the start")
+        return Story(violation, tuple(history), f"the end, when all is given back: {violation.operation}")
+
     def replay(
         self, make: Callable[[Any], Any], watch: Callable[[Operation, Trial], None] | None = None
     ) -> Violation | None:
-        """Run the operations on a fresh subject: what breaks, or None."""
+        """Run the operations on a fresh subject: what breaks, or None. `watch` is called after each operation that held."""
         suite = suite_of(self.contract)
         capabilities = suite.capabilities.of(self.capabilities)
         invariants = suite.invariants(capabilities)

@@ -23,7 +23,6 @@ from .report import Failure, PropertiesBroken, Report
 from .shrink import Shrinker
 from .suites import ALLOCATOR, Suite
 from .swarm import Budget, Found, Swarm
-from .trial import Trial
 
 QUICK = 200_000
 """The quick budget of a contract, in operations."""
@@ -160,21 +159,9 @@ def explain(
         drain=shrinker.drain,
         operations=tuple(shrinker.operations),
     )
-    history: list[str] = []
-
-    def note(operation: Operation, trial: Trial) -> None:
-        history.append(f"{operation}  {trial.describe()}")
-
-    violation = case.replay(make, note) or found.violation
+    story = case.tell(make)
+    violation = story.violation or found.violation
     broken = next((item for item in violation.broken if item.id == id), found.violation.broken[0])
-    # What fails is not noted any more: it is the last operation, or stands behind all of them.
-    if len(history) < len(case.operations):
-        history.append(str(violation.operation))
-        ends_in = f"operation {len(history)}"
-    else:
-        ends_in = (
-            "the start" if violation.operation == "make" else f"the end, when all is given back: {violation.operation}"
-        )
     return Failure(
         id=id,
         sentence=broken.sentence,
@@ -182,8 +169,8 @@ def explain(
         also=tuple(item.id for item in found.violation.broken[1:]),
         case=case,
         operations_before=max(len(found.operations), len(shrinker.operations)),
-        history=tuple(history[: len(case.operations)]),
-        ends_in=ends_in,
+        history=story.history,
+        ends_in=story.ends_in or str(violation.operation),
         expected=(announced or {}).get(id, ""),
     )
 

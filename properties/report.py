@@ -102,7 +102,7 @@ class Report:
             f"{id}: expected to fail, but it held in {self.evaluations.get(id, 0):,} evaluations" for id in self.held
         ]
         lines += [f"vacuous: {what}" for what in self.vacuous]
-        broken = [failure.id for failure in self.failures]
+        broken = [id for failure in (*self.failures, *self.expected) for id in (failure.id, *failure.also)]
         held = [id for id, count in self.evaluations.items() if count and id not in broken]
         lines.append(f"held: {', '.join(held) or 'none'}")
         lines += [f"skipped: {id} ({why})" for id, why in self.skipped.items()]

@@ -18,8 +18,8 @@ from .swarm import Found
 from .trial import Violation
 
 MAX_ATTEMPTS = 4000
-MAX_HANGING_ATTEMPTS = 60
-HANG_LIMIT_S = 0.2
+MAX_HANGING_ATTEMPTS = 40
+HANG_LIMIT_S = 0.1
 
 
 class Shrinker:

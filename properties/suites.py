@@ -17,7 +17,7 @@ from .invariants import Finding, Invariant, of_contract
 from .operations import Operation
 from .trial import Broken, Trial, Violation
 
-RUN_LIMIT_S = 3.0
+RUN_LIMIT_S = 2.0
 """How long one run of a few hundred operations may take before it counts as hanging; a good one takes milliseconds."""
 
 WARM_UP_LIMIT_S = 60.0
@@ -76,7 +76,7 @@ class Suite:
         *,
         drain: bool = True,
         twice: bool = False,
-        limit_s: float = RUN_LIMIT_S,
+        limit_s: float | None = None,
         watch: Callable[[Operation, Trial], None] | None = None,
     ) -> Trial:
         """Run the operations on a fresh subject, then drain it. Raises Violation, also if the subject raises or hangs; its `trial`
@@ -84,6 +84,7 @@ class Suite:
 
         With `twice`, a second subject goes through the same, and must answer the same. `watch` is called after each operation.
         """
+        limit_s = RUN_LIMIT_S if limit_s is None else limit_s
         first = self._execute_once(make, config, capabilities, invariants, operations, drain, limit_s, watch)
         over_runs = [item for item in invariants if item.when == "R"]
         if twice and over_runs:

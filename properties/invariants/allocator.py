@@ -33,6 +33,7 @@ class Moment:
     config: AllocatorConfig
     capabilities: AllocatorCapabilities
     model: AllocatorModel
+    all_pages: frozenset[int] = frozenset()
     operation: object = "make"
     drained: bool = False
     asked: int | None = None  # slots that an allocation asked for
@@ -116,6 +117,8 @@ def nothing_free_is_referenced(m: Moment) -> Outcome:
             "two requests would share the row",
         )
     if free is not None:
+        if m.held.keys().isdisjoint(free) and (not m.waiting or m.waiting.keys().isdisjoint(free)):
+            return True
         for page in free:
             if page in m.held or page in m.waiting:
                 who = "held" if page in m.held else "deferred to a step that still runs"
@@ -160,7 +163,10 @@ def what_nobody_holds_is_free_or_cached(m: Moment) -> Outcome:
             "only retired pages without a holder are",
             "an evictable page may be taken at any moment",
         )
-    for page in range(m.first_page, m.first_page + m.config.num_pages):
+    owned = m.held.keys() | m.waiting.keys() if m.waiting else m.held.keys()
+    if len(free) + len(owned) + len(cached) == m.config.num_pages and m.all_pages == {*free, *owned, *cached}:
+        return True
+    for page in sorted(m.all_pages):
         owned = page in m.held or page in m.waiting
         if (page in free or page in cached) == owned or (page in free and page in cached):
             places = [
@@ -173,6 +179,11 @@ def what_nobody_holds_is_free_or_cached(m: Moment) -> Outcome:
                 "one of them",
                 "every page is in exactly one state",
             )
+    foreign = sorted({*free, *cached} - m.all_pages)
+    if foreign:
+        return Finding(
+            f"page {foreign[0]} is free or cached", f"pages {sorted(m.all_pages)}", "it lies outside the pool"
+        )
     return True
 
 
@@ -295,10 +306,9 @@ def ids_are_good(m: Moment) -> Outcome:
 
 @checks("ALLOC-12", CONTRACT, "padding_page")
 def padding_stays_out(m: Moment) -> Outcome:
-    seen = m.answer is not None and any(0 <= slot < m.config.page_size for slot in m.answer)
-    for where in (m.after.free_pages, m.after.cached_pages):
-        seen = seen or (where is not None and 0 in where)
-    if seen or 0 in m.held:
+    size, free, cached = m.config.page_size, m.after.free_pages, m.after.cached_pages
+    seen = bool(m.answer) and min(m.answer) < size and any(0 <= slot < size for slot in m.answer)
+    if seen or 0 in m.held or (free and 0 in free) or (cached and 0 in cached):
         return Finding(
             "page 0 is in circulation", "the padding page belongs to nobody", "the lanes of a padded batch write there"
         )

@@ -1,0 +1,115 @@
+"""`foretoken check`: what it prints, what it leaves behind, how it ends."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from foretoken.properties import mutants
+from foretoken.properties.adapters import kv_allocator
+
+BAD = Path(__file__).parents[1] / "properties" / "bad_allocators.py"
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    """A directory with somebody's module, as the current one."""
+    (tmp_path / "theirs.py").write_text(BAD.read_text(encoding="utf-8") + "\nCAPABILITIES = ()\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("theirs", None)
+
+
+def test_ours(command, theirs):
+    outcome = command("check", "--budget", "15000", "--json", "out/report.json")
+    assert outcome.code == 0, outcome.out
+    assert outcome.out.count("\nok\n") == 3 and "kv_allocator:make" in outcome.out
+    reports = json.loads((theirs / "out" / "report.json").read_text())
+    assert [report["ok"] for report in reports] == [True] * 3
+    assert all(report["operations"] >= 5_000 and report["seed"] == 1 for report in reports)
+    assert reports[0]["invariants"]["ALLOC-01"]["evaluations"] > 5_000
+    assert not (theirs / "runs").exists()
+
+
+def test_a_good_one(command, theirs):
+    outcome = command("check", "allocator", "theirs:make", "--budget", "5000", "--seed", "4")
+    assert (
+        outcome.code == 0 and "theirs:make (seed 4" in outcome.out and "skipped: ALLOC-07 (needs table)" in outcome.out
+    )
+
+
+def test_a_bad_one_and_its_case(command, theirs):
+    outcome = command("check", "allocator", "theirs:make_bad", "--budget", "5000", "--json", "report.json")
+    assert outcome.code == 1
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("  replay ")]
+    words = line.split()
+    assert words[1:4] == ["foretoken", "check", "--replay"]
+    (failure,) = json.loads(Path("report.json").read_text())[0]["failures"]
+    assert json.loads(Path(words[4]).read_text()) == failure["case"]
+    for part in (failure["invariant"], failure["sentence"], failure["was"], failure["should"], failure["why"]):
+        assert part in outcome.out
+
+    again = command(*words[2:])
+    assert again.code == 1
+    assert failure["was"] in again.out and failure["sentence"] in again.out and "-1\n" in again.out
+
+    module = Path("theirs.py")
+    module.write_text(module.read_text().replace("return NegativeSlice(config)", "return ListAllocator(config)"))
+    sys.modules.pop("theirs")
+    mended = command(*words[2:])
+    assert mended.code == 0 and "holds" in mended.out
+
+
+def test_expected_failures_on_the_command_line(command, theirs):
+    outcome = command("check", "allocator", "theirs:Exact", "--budget", "20000", "--expect", "ALLOC-14=known")
+    assert outcome.code == 0 and "expected: known" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("allocater",), ["did you mean 'allocator'"]),
+        (("engine",), ["engine has no suite yet"]),
+        (("allocator", "theirs"), ["module:make"]),
+        (("allocator", "nowhere:make"), ["nowhere", "cannot be imported"]),
+        (("allocator", "theirs:mak"), ["'mak'", "did you mean 'make'"]),
+        (("allocator", "theirs:__doc__"), ["expected a callable"]),
+        (("allocator", "theirs:make", "--budget", "soon"), ["60s"]),
+        (("allocator", "theirs:make", "--capability", "pagd"), ["did you mean 'paged'"]),
+        (("allocator", "theirs:make", "--expect", "ALLOC-01"), ["ID=REASON"]),
+        (("allocator", "--capability", "paged"), ["module:make"]),
+        (("--replay", "none.json"), ["none.json", "cannot be read"]),
+    ],
+)
+def test_bad_input_is_one_message(command, theirs, arguments, words):
+    outcome = command("check", *arguments)
+    assert outcome.code == 2 and not outcome.out
+    assert outcome.err.startswith("foretoken: ") and "Traceback" not in outcome.err
+    assert all(word in outcome.err for word in words), outcome.err
+
+
+def test_the_list(command):
+    outcome = command("check", "--list")
+    lines = outcome.out.splitlines()
+    assert outcome.code == 0 and "112 invariants: 16 checked for a contract" in lines[-1]
+    assert sum("[not yet checked]" in line for line in lines) > 50
+    at = next(number for number, line in enumerate(lines) if line.strip().startswith("ALLOC-04"))
+    assert "ref(page) == number of holders" in lines[at] and "with sharing, after every operation" in lines[at + 1]
+    assert "16 invariants" in command("check", "allocator", "--list").out
+
+
+def test_the_kill_matrix(command, theirs, monkeypatch):
+    few = mutants.mutants_of("allocator")[:3]
+    monkeypatch.setattr(mutants, "mutants_of", lambda contract: few)
+    outcome = command("check", "--mutants", "--json", "kills.json")
+    assert outcome.code == 0 and "3 of 3 mutants killed" in outcome.out
+    kills = json.loads((theirs / "kills.json").read_text())["allocator"]
+    assert [kill["mutant"] for kill in kills] == [mutant.name for mutant in few] and kills[0]["case"]["operations"]
+
+    harmless = dataclasses.replace(few[0], name="Harmless", make=kv_allocator.make)
+    monkeypatch.setattr(mutants, "mutants_of", lambda contract: (*few, harmless))
+    outcome = command("check", "allocator", "--mutants", "--budget", "2000")
+    assert outcome.code == 1 and "3 of 4 mutants killed" in outcome.out
+    assert [line.split()[0] for line in outcome.out.splitlines() if "SURVIVED" in line] == ["Harmless"]

@@ -1,0 +1,81 @@
+"""Components that raise, hang, answer nonsense or lie are reported as that, with the operation."""
+
+import threading
+
+import bad_allocators as bad
+import pytest
+from foretoken.properties.alarm import Hanging, alarm, can_interrupt
+from foretoken.properties.conformance import check
+from foretoken.properties.suites import ALLOCATOR
+
+
+def failure_of(make, **options):
+    report = check(ALLOCATOR, make, budget=20_000, **options)
+    assert not report.ok
+    (failure,) = report.failures
+    return failure
+
+
+@pytest.mark.parametrize(
+    ("make", "capabilities", "id", "words"),
+    [
+        (bad.Raises, (), "RAISES", "free raised KeyError"),
+        (bad.AnswersWithText, (), "TYPE", "str '2'"),
+        (bad.AnswersWithFloats, (), "TYPE", "0.0"),
+        (bad.AnswersWithColumns, (), "TYPE", "[[0]]"),
+        (bad.CountsInTruth, (), "TYPE", "num_free() is bool True"),
+        (bad.Unfinished, ("inspection",), "CAPABILITY", "free_pages is not implemented"),
+        (bad.ListAllocator, ("inspection", "sharing"), "CAPABILITY", "free_pages (inspection), share (sharing)"),
+        (bad.CannotBeMade, (), "RAISES", "no such thing"),
+        (bad.OneAtATime, ("sharing",), "ALLOC-04", "references(0) is 1"),
+    ],
+)
+def test_it_is_reported_as_what_it_is(make, capabilities, id, words):
+    failure = failure_of(make, capabilities=capabilities)
+    assert failure.id == id
+    assert words in failure.finding.was
+    assert len(failure.case.operations) <= 3
+
+
+@pytest.mark.parametrize("make", [bad.Hangs, bad.SwallowsEverything])
+def test_what_hangs_is_stopped_and_shrunk(make, monkeypatch):
+    monkeypatch.setattr("foretoken.properties.suites.RUN_LIMIT_S", 0.4)
+    monkeypatch.setattr("foretoken.properties.shrink.HANG_LIMIT_S", 0.04)
+    failure = failure_of(make)
+    assert failure.id == "HANGS" and "did not return" in failure.finding.was
+    assert len(failure.case.operations) <= 4
+    assert failure.case.operations[-1].tag == "free", "the operation that hangs is the last"
+
+
+def test_a_refusal_is_no_accident():
+    """AssertionError, ValueError, RuntimeError, None and False say no; the suite takes them all."""
+
+    class Asserts(bad.ListAllocator):
+        def free(self, slots):
+            assert self.held.issuperset(slots), slots
+            super().free(slots)
+
+        def alloc(self, n):
+            if n > len(self.pages):
+                raise MemoryError
+            return super().alloc(n)
+
+    assert check(ALLOCATOR, Asserts, budget=5_000).ok
+
+
+def test_the_alarm_rings_once_and_is_gone():
+    with pytest.raises(Hanging), alarm(0.05):
+        while True:
+            pass
+    with alarm(5.0):
+        pass
+    done = []
+
+    def elsewhere():
+        with alarm(0.01):
+            done.append(can_interrupt())
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert done == [False] and can_interrupt()

@@ -1,0 +1,69 @@
+"""The pytest plugin, the base class and the entry points, in a process of their own."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import bad_allocators
+import pytest
+
+TESTS = """
+from bad_allocators import Exact, ListAllocator
+from foretoken.properties.conformance import AllocatorConformance, check_allocator
+
+class TestGood(AllocatorConformance):
+    def make(self, config):
+        return ListAllocator(config)
+
+class TestBad(AllocatorConformance):
+    def make(self, config):
+        return Exact(config)
+
+def test_in_one_call():
+    check_allocator(ListAllocator, budget=2000)
+"""
+
+
+@pytest.fixture
+def run_pytest(tmp_path):
+    (tmp_path / "bad_allocators.py").write_text(Path(bad_allocators.__file__).read_text(encoding="utf-8"))
+    (tmp_path / "test_theirs.py").write_text(TESTS)
+
+    def run(*arguments):
+        plugin = (
+            []
+            if any(point.name == "foretoken" for point in entry_points(group="pytest11"))
+            else ["-p", "foretoken.properties.plugin"]
+        )
+        line = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            *plugin,
+            "--strict-markers",
+            *arguments,
+        ]
+        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+
+    return run
+
+
+def test_the_plugin_says_what_ran(run_pytest):
+    done = run_pytest("-rs", "--foretoken-seed", "7", "--foretoken-budget", "4000")
+    assert done.returncode == 1
+    assert "1 failed" in done.stdout and "ALLOC-14" in done.stdout
+    assert "needs sharing" in done.stdout
+    section = done.stdout.partition("= foretoken =")[2]
+    assert "allocator test_theirs:TestGood: seed 7, 4," in section and "all hold" in section
+    assert "allocator test_theirs:TestBad: seed 7" in section and "ALLOC-14 is broken" in section
+
+
+def test_conformance_tests_are_marked(run_pytest):
+    done = run_pytest("-m", "foretoken", "--collect-only", "-q")
+    assert "TestGood::test_alloc_16" in done.stdout and "TestGood::test_behaves" in done.stdout
+    assert "test_in_one_call" not in done.stdout

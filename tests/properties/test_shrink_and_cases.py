@@ -1,0 +1,236 @@
+"""From a long failure to a short case, to a file, and back."""
+
+import json
+from pathlib import Path
+
+import pytest
+from bad_allocators import Exact, ListAllocator
+from foretoken.core.errors import ConfigError
+from foretoken.properties import operations as ops
+from foretoken.properties.adapters import kv_allocator
+from foretoken.properties.canary import ShadowMemory, contents
+from foretoken.properties.cases import load_case, parse_case
+from foretoken.properties.conformance import check
+from foretoken.properties.contracts import SUITE_VERSION, AllocatorConfig
+from foretoken.properties.importing import load_make
+from foretoken.properties.models import AllocatorModel
+from foretoken.properties.mutants import kill, mutants_of
+from foretoken.properties.operations import OPERATIONS, decode, encode, simpler
+from foretoken.properties.suites import ALLOCATOR
+from foretoken.properties.trial import Violation
+
+CASES = sorted((Path(__file__).parents[1] / "cases").glob("*.json"))
+
+
+class FailsAtTheThird(ListAllocator):
+    """A free after at least three allocations of one page each loses a page: nothing shorter shows it."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.ones = 0
+
+    def alloc(self, n):
+        self.ones += n == 1
+        return super().alloc(n)
+
+    def free(self, slots):
+        super().free(slots)
+        if self.ones >= 3:
+            self.pages.pop()
+
+
+def test_a_failure_is_shrunk_to_what_it_needs():
+    report = check(ALLOCATOR, FailsAtTheThird, budget=20_000)
+    (failure,) = report.failures
+    assert failure.operations_before > 50
+    operations = failure.case.operations
+    assert [operation.tag for operation in operations] == ["alloc", "alloc", "alloc", "free"]
+    assert all(operation.num_slots == 1 for operation in operations[:3])
+    assert len(failure.history) == 4 and failure.ends_in == "operation 4"
+
+
+def test_what_is_left_cannot_be_shortened():
+    report = check(ALLOCATOR, FailsAtTheThird, budget=20_000)
+    case = report.failures[0].case
+    invariants = ALLOCATOR.invariants(ALLOCATOR.capabilities())
+    for at in range(len(case.operations)):
+        shorter = case.operations[:at] + case.operations[at + 1 :]
+        ALLOCATOR.execute(FailsAtTheThird, case.config, ALLOCATOR.capabilities(), invariants, shorter, drain=False)
+
+
+def test_a_failure_that_only_draining_shows_says_so():
+    mutant = next(mutant for mutant in mutants_of("allocator") if mutant.name == "KeepsOneCached")
+    failure = kill(mutant).failure
+    assert failure.id == "ALLOC-15" and failure.case.drain
+    assert "the end, when all is given back" in failure.text() and len(failure.history) == len(failure.case.operations)
+    others = [m for m in mutants_of("allocator") if m.name in ("LosesTheLastPage", "SharesWithoutCounting")]
+    assert not any(kill(mutant).failure.case.drain for mutant in others), "draining is left out where it is not needed"
+
+
+def test_equal_failures_have_equal_cases():
+    cases = [check(ALLOCATOR, Exact, budget=20_000).failures[0].case.to_json() for _ in range(2)]
+    assert json.dumps(cases[0]) == json.dumps(cases[1])
+
+
+# -- operations as data -------------------------------------------------------------------------------------------------
+
+EXAMPLES = [
+    ops.Alloc("a", -3), ops.Free("b", 2), ops.FreeStray((0, 7)), ops.FreeTwice("a"), ops.Fork("a", "b", 1),
+    ops.Retire("a", 1), ops.Reuse("b", 2), ops.Evict(3), ops.Launch(), ops.Complete(), ops.FreeAfter("a"),
+    ops.Snapshot("s"), ops.Restore("s"), ops.Open("r1"), ops.Grow("r1", 17), ops.Commit("r1", 4), ops.Trim("r1", 0),
+    ops.Close("r1"),
+]  # fmt: skip
+
+
+def test_every_operation_survives_json():
+    assert {type(example) for example in EXAMPLES} == set(OPERATIONS["allocator"])
+    for operation in EXAMPLES:
+        data = json.loads(json.dumps(encode(operation)))
+        assert decode("allocator", data, "test", "operations[0]") == operation
+        assert str(operation).startswith(operation.tag)
+        with pytest.raises((AttributeError, TypeError)):
+            operation.tag = "x"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([], 'the key "op"'),
+        ({"op": "aloc", "holder": "a", "num_slots": 1}, "did you mean 'alloc'"),
+        ({"op": "alloc", "holder": "a"}, "num_slots: missing"),
+        ({"op": "alloc", "holder": "a", "num_slots": True}, "True is not of type int"),
+        ({"op": "alloc", "holder": "a", "num_slots": 1, "n": 1}, "n: unknown"),
+        ({"op": "free-stray", "pages": [1, "2"]}, "a list of integers"),
+    ],
+)
+def test_damaged_operations_are_refused_with_their_place(data, words):
+    with pytest.raises(ConfigError, match=r"case.json: operations\[4\]") as caught:
+        decode("allocator", data, "case.json", "operations[4]")
+    assert words in str(caught.value)
+
+
+def test_simpler_operations_are_simpler_and_end():
+    def weight(operation):
+        return sum(abs(v) * 2 + (v < 0) for v in [getattr(operation, "num_slots", 0)])
+
+    operation, seen = ops.Alloc("c", -9), 0
+    while (candidate := next(iter(simpler(operation, [ops.Alloc("a", 1)])), None)) is not None:
+        assert weight(candidate) < weight(operation) or candidate.holder < operation.holder
+        operation, seen = candidate, seen + 1
+        assert seen < 50
+    assert operation == ops.Alloc("a", 0)
+    assert ops.FreeStray((3,)) in set(simpler(ops.FreeStray((3, 5)), []))
+
+
+# -- files --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def case_file(tmp_path):
+    path = tmp_path / "deep" / "case.json"
+    check(ALLOCATOR, Exact, budget=20_000, subject="bad_allocators:Exact").failures[0].case.save(path)
+    return path
+
+
+def test_a_case_comes_back_from_its_file(case_file):
+    case = load_case(case_file)
+    assert case.to_json() == json.loads(case_file.read_text()) and case.to_json()["suite"] == SUITE_VERSION
+    violation = case.replay(load_make(case.subject))
+    assert violation.id == case.invariant == "ALLOC-14"
+    assert case.replay(ListAllocator) is None, "a mended allocator passes it"
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text[: len(text) // 2], "damaged: not JSON"),
+        (lambda text: "[1, 2]", "this is no case"),
+        (lambda text: text.replace(SUITE_VERSION, "1999.1"), "made with suite '1999.1'"),
+        (lambda text: text.replace('"config"', '"confg"'), "config: missing"),
+        (lambda text: text.replace('"seed": 1', '"seed": "1"'), "seed: '1' is not of type int"),
+        (lambda text: text.replace("ALLOC-14", "ALLOC-99"), "'ALLOC-99' is none"),
+        (lambda text: text.replace('"contract": "allocator"', '"contract": "relay"'), "no suite yet"),
+        (lambda text: text.replace('"page_size": 1', '"page_size": 0'), "impossible"),
+        (lambda text: text.replace('"op": "alloc"', '"op": "allok"'), "operations[0].op"),
+        (lambda text: text.replace('"capabilities": []', '"capabilities": ["x"]'), "no such capability"),
+        (lambda text: text + " " * 1_000_001, "expected at most"),
+    ],
+)
+def test_a_damaged_case_says_so(case_file, damage, words):
+    text = damage(case_file.read_text())
+    assert text != case_file.read_text()
+    case_file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_case(case_file)
+    assert words in str(caught.value) and str(case_file) in str(caught.value)
+
+
+def test_a_case_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_case(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="no case"):
+        parse_case(None, "nothing")
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_stored_cases_pass(path):
+    """Histories that once broke something, or a mutant of it, hold for what is there now."""
+    case = load_case(path)
+    violation = case.replay(load_make(case.subject))
+    assert violation is None, str(violation)
+
+
+def test_there_are_stored_cases():
+    assert len(CASES) >= 3
+
+
+# -- the model and the shadow memory --------------------------------------------------------------------------------------
+
+
+def test_the_shadow_memory_tells_owners_positions_and_prefixes_apart():
+    memory = ShadowMemory()
+    first, second = contents(1, 0, 4), contents(2, 0, 4)
+    memory.write([4, 5, 6, 7], first)
+    assert memory.read([4, 5, 6, 7]) == first and memory.first_wrong([4, 5], first[:2]) is None
+    memory.write([6], second[2:3])
+    assert memory.first_wrong([4, 5, 6, 7], first) == (6, second[2], first[2])
+    assert memory.first_wrong([8], first[:1]) == (8, None, first[0])
+    assert len({*first, *second, *contents(1, 4, 8)}) == 12
+    assert [cell.position for cell in contents(1, 2, 5)] == [2, 3, 4]
+
+
+def test_the_model_recounts():
+    model = AllocatorModel(page_size=2)
+    a, b = model.holder("a"), model.holder("b")
+    a.pages, a.slots, a.cells = [1, 2], [2, 3, 4, 5], contents(a.owner, 0, 4)
+    b.pages = [2]
+    assert (
+        model.held() == {1: 1, 2: 2}
+        and model.slots_of([1, 3]) == [2, 3, 6, 7]
+        and model.pages_of([2, 3, 6, 7]) == [1, 3]
+    )
+    copy = model.copy()
+    gone = a.cut(1, 2)
+    assert (gone.pages, gone.slots, a.pages, a.slots, len(a.cells)) == ([2], [4, 5], [1], [2, 3], 2)
+    model.deferred.append((1, gone, False))
+    model.launched = 1
+    assert model.waiting() == {2: 1} and model.held() == {1: 1, 2: 1} and copy.held() == {1: 1, 2: 2}
+    model.complete()
+    assert model.waiting() == {}
+
+
+def test_a_trial_leaves_out_what_makes_no_sense():
+    config = AllocatorConfig(2)
+    capabilities = kv_allocator.make.capabilities
+    senseless = [ops.Free("a", 1), ops.Restore("s"), ops.FreeTwice("a"), ops.Complete()]
+    trial = ALLOCATOR.execute(
+        kv_allocator.make, config, capabilities, ALLOCATOR.invariants(capabilities), senseless, drain=False
+    )
+    assert trial.num_operations == 0 and trial.trace == []
+
+
+def test_a_violation_names_itself():
+    invariants = ALLOCATOR.invariants(ALLOCATOR.capabilities())
+    with pytest.raises(Violation, match=r"ALLOC-14 at alloc a 2: .*expected: ") as caught:
+        ALLOCATOR.execute(Exact, AllocatorConfig(2), ALLOCATOR.capabilities(), invariants, [ops.Alloc("a", 2)])
+    assert caught.value.trial.trace == [ops.Alloc("a", 2)]
