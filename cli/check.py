@@ -93,8 +93,7 @@ def _check(contract, subject, budget, seed, capability, expect, json_file, cases
         reports.append(report)
         _print(report, cases)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps([report.to_json() for report in reports], indent=2) + "\n", encoding="utf-8")
+        _write(json_file, [report.to_json() for report in reports])
     if not all(report.ok for report in reports):
         raise typer.Exit(EXIT_BROKEN)
 
@@ -103,7 +102,10 @@ def _print(report: Report, cases: Path) -> None:
     paths = {}
     for failure in (*report.failures, *report.expected):
         path = cases / report.case_name(failure)
-        failure.case.save(path)
+        try:
+            failure.case.save(path)
+        except OSError as error:
+            _bad(str(path), f"the case cannot be written: {error.strerror}")
         paths[failure.id] = path
     typer.echo(report.text({id: f"foretoken check --replay {path}" for id, path in paths.items()}))
     typer.echo()
@@ -123,6 +125,14 @@ def _bad(option: str, what: str) -> None:
     from ..core.errors import ConfigError, Problem
 
     raise ConfigError(option, [Problem("", what)])
+
+
+def _write(path: Path, value: Any) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        _bad(str(path), f"cannot be written: {error.strerror}")
 
 
 def _replay(path: Path, subject: str | None) -> None:
@@ -189,8 +199,7 @@ def _check_mutants(contract: str | None, budget: str, json_file: Path | None) ->
             f"{name}: {len(kills) - alive} of {len(kills)} mutants killed; invariants with a mutant: {', '.join(caught)}"
         )
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(matrix, indent=2) + "\n", encoding="utf-8")
+        _write(json_file, matrix)
     if survivors:
         raise typer.Exit(EXIT_BROKEN)
 

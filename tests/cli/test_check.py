@@ -81,6 +81,7 @@ def test_expected_failures_on_the_command_line(command, theirs):
         (("allocator", "theirs:make", "--expect", "ALLOC-01"), ["ID=REASON"]),
         (("allocator", "--capability", "paged"), ["module:make"]),
         (("--replay", "none.json"), ["none.json", "cannot be read"]),
+        (("allocator", "theirs:CannotBeMade", "--cases", "theirs.py/x"), ["theirs.py", "cannot be written"]),
     ],
 )
 def test_bad_input_is_one_message(command, theirs, arguments, words):
@@ -88,6 +89,11 @@ def test_bad_input_is_one_message(command, theirs, arguments, words):
     assert outcome.code == 2 and not outcome.out
     assert outcome.err.startswith("foretoken: ") and "Traceback" not in outcome.err
     assert all(word in outcome.err for word in words), outcome.err
+
+
+def test_a_report_that_cannot_be_written(command, theirs):
+    outcome = command("check", "allocator", "theirs:make", "--budget", "5000", "--json", ".")
+    assert outcome.code == 2 and "cannot be written" in outcome.err and "\nok\n" in outcome.out
 
 
 def test_the_list(command):
