@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from cached_attention import CachedAttention
 from foretoken.gpu.checkpoint import load_draft, random_head, random_weights, save_draft
+from foretoken.gpu.models import projection
 from foretoken.gpu.models.config import LLAMA, ModelConfig
 from foretoken.gpu.models.decoder import Capture, Decoder
 from foretoken.gpu.models.dense import DenseAttention, rotate
@@ -197,7 +198,8 @@ def test_a_tied_target_lends_its_embeddings_as_lm_head():
 
 @pytest.mark.parametrize("algorithm", [EAGLE, EAGLE3, MULTI_LAYER_EAGLE])
 @torch.no_grad()
-def test_packed_heads_draft_the_same(algorithm: str):
+def test_packed_heads_draft_the_same(algorithm: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
     narrow = random_weights(MODEL, TorchOps(), "cpu", torch.float32)
     aux_layers = (1, 2, 4) if algorithm == EAGLE3 else ()
     head = filled(random_head(HeadConfig(algorithm, LAYER, 32, 50, aux_layers), narrow))
