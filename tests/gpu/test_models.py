@@ -282,21 +282,24 @@ def test_packed_weights_change_the_speed_only(dtype: torch.dtype, monkeypatch: p
     config = ModelConfig(
         QWEN3_MOE, 70, 48, 80, 3, 4, 2, 16, qkv_bias=True, moe=MoeConfig(4, 2, 24, mlp_only_layers=(0,))
     )
-    plain, packed = (random_weights(config, TorchOps(), "cpu", dtype, seed=4) for _ in range(2))
-    pack_projections(plain)
-    assert all(p._packed is None for m in plain.modules() for p in getattr(m, "projections", ())), "too small to gain"
+    plain, small, packed = (random_weights(config, TorchOps(), "cpu", dtype, seed=4) for _ in range(3))
+    pack_projections(small)
     monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
     pack_projections(packed)
-    kept = [p._packed is not None for module in packed.modules() for p in getattr(module, "projections", ())]
-    assert len(kept) == 3 * 2 + 2 + 1, "attention twice a layer, the one dense MLP, the LM head"
-    assert all(kept) if dtype is not torch.float64 else not any(kept)
+    for model in small, packed:
+        owned = [p for module in model.modules() for p in getattr(module, "projections", ())]
+        assert len(owned) == 3 * 2 + 2 + 1, "attention twice a layer, the one dense MLP, the LM head"
+        blocked, transposed = dtype is not torch.float64 and model is packed, dtype is torch.float32 and model is small
+        assert all((p._packed is not None, p._transposed is not None) == (blocked, transposed) for p in owned)
+    tolerance = {} if dtype is not torch.bfloat16 else {"rtol": 0.05, "atol": 0.05}
     for n in (1, 2, 3, 5, 40):
         tokens = tokens_of(n) % 70
-        expected, out = (model(tokens, DenseAttention([n])).hidden for model in (plain, packed))
-        tolerance = {} if dtype is not torch.bfloat16 else {"rtol": 0.05, "atol": 0.05}
-        torch.testing.assert_close(out, expected, **tolerance)
-        torch.testing.assert_close(packed.logits(out), plain.logits(expected), **tolerance)
-    # One row, as in plain decoding, goes the unpacked way to the same bits.
+        expected = plain(tokens, DenseAttention([n])).hidden
+        for model in small, packed:
+            out = model(tokens, DenseAttention([n])).hidden
+            torch.testing.assert_close(out, expected, **tolerance)
+            torch.testing.assert_close(model.logits(out), plain.logits(expected), **tolerance)
+    # One row, as in plain decoding, goes past the blocked layout to the same bits.
     one = tokens_of(1) % 70
     assert torch.equal(*(model(one, DenseAttention([1])).hidden for model in (plain, packed)))
 
