@@ -26,7 +26,7 @@ from ..tree import DeviceTree
 from .beam import Beam, first_level, next_level, tree_of
 from .network import DraftNetwork
 from .port import Accepted, Relayed, RoundBatch, root_only
-from .window import at_column, window_attention
+from .window import at_column, window_attention, window_slots
 
 
 class BranchDraft:
@@ -91,12 +91,14 @@ class BranchDraft:
         return self._tree(batch, ids, probabilities, hidden)
 
     def _chain(self, batch: RoundBatch, first: Tensor, hidden: Tensor | None) -> DeviceTree:
+        if batch.steps == 1:
+            return self._ops.build_chain(batch.roots, first, batch.lengths, batch.max_position)
         drafts = [first]
-        branches = _Branches(self._ops, self._pool, batch, self._page_size, self._network.shifted)
+        branch = _SingleBranch(self._ops, self._pool, batch, self._network.shifted)
         for step in range(1, batch.steps):
-            hidden, logits_hidden = self._step(branches, step, drafts[-1], hidden)
-            drafts.append(self._network.candidates(logits_hidden, 1)[0])
-        tokens = torch.cat(drafts, dim=1) if len(drafts) > 1 else first
+            hidden, logits_hidden = self._step(branch, step, drafts[-1], hidden)
+            drafts.append(self._network.best(logits_hidden))
+        tokens = torch.cat(drafts, dim=1)
         return self._ops.build_chain(batch.roots, tokens, batch.lengths, batch.max_position)
 
     def _tree(self, batch: RoundBatch, ids: Tensor, probabilities: Tensor, hidden: Tensor | None) -> DeviceTree:
@@ -117,7 +119,7 @@ class BranchDraft:
         return tree_of(self._ops, batch, levels)
 
     def _step(
-        self, branches: _Branches, step: int, tokens: Tensor, hidden: Tensor | None
+        self, branches: _Branches | _SingleBranch, step: int, tokens: Tensor, hidden: Tensor | None
     ) -> tuple[Tensor | None, Tensor]:
         """One pass over the beam's nodes [bs, k]; gives hidden states for the next pass and for logits, [bs · k, H]."""
         with_root = step == 1 and not self._network.shifted
@@ -153,8 +155,41 @@ class BranchDraft:
         return relayed
 
 
+class _SingleBranch:
+    """Where a chain keeps its KV: in the places behind its row's prefix, cell 0 at the row's length."""
+
+    def __init__(self, ops: Ops, pool: KVPool, batch: RoundBatch, shifted: bool) -> None:
+        self._ops = ops
+        self._pool = pool
+        self._batch = batch
+        self._first_cell = 1 if shifted else 0  # the step whose draft token stands in cell 0
+        places = batch.lengths[:, None] + numbers(batch.steps, batch.rows.device)
+        self._slots = window_slots(batch, batch.steps)
+        self._lens = places + 1
+        self._positions = places.clamp_(max=batch.max_position)
+
+    def at_step(self, step: int, tokens: Tensor, with_root: bool) -> tuple[Tensor, BranchAttention]:
+        """The pass's tokens [m] and its attention: m = bs, or twice that with the root before each row's first draft."""
+        batch = self._batch
+        cell, rows, count = step - self._first_cell, batch.rows, 1
+        if with_root:
+            tokens, rows, count = torch.cat((batch.roots[:, None], tokens), 1), rows.repeat_interleave(2), 2
+        lens, positions, slots = (
+            x.narrow(1, cell + 1 - count, count).reshape(-1) for x in (self._lens, self._positions, self._slots)
+        )
+        attention = BranchAttention(
+            ops=self._ops,
+            pool=self._pool,
+            table=batch.table,
+            view=KVView(rows, lens, lens, lens, batch.max_len + cell + 1),
+            positions=positions,
+            slots=slots,
+        )
+        return tokens.reshape(-1), attention
+
+
 class _Branches:
-    """Where the branches of one round keep their KV: laid out once, written step by step."""
+    """Where the branches of a round's trees keep their KV: laid out once, written step by step."""
 
     def __init__(self, ops: Ops, pool: KVPool, batch: RoundBatch, page_size: int, shifted: bool) -> None:
         self._ops = ops
@@ -163,17 +198,13 @@ class _Branches:
         self._first_cell = 1 if shifted else 0  # the step whose beam node stands in cell 0
         topk, steps, lengths = batch.topk, batch.steps, batch.lengths
         self._row_cells = batch.rows[:, None] * batch.table.shape[1]
-        if topk == 1:
-            self._starts = lengths[:, None]
-            self._bases = self._tails = None
-        else:
-            in_page = lengths % page_size
-            pages = (in_page + (steps + page_size - 1)).div(page_size, rounding_mode="floor")
-            branches = numbers(topk, lengths.device)
-            self._starts = lengths[:, None] + (pages * page_size)[:, None] * branches
-            self._bases = (lengths - in_page)[:, None].expand(-1, topk)
-            self._tails = self._starts - in_page[:, None]
-        if page_size > 1 and topk > 1 and steps > 1:
+        in_page = lengths % page_size
+        pages = (in_page + (steps + page_size - 1)).div(page_size, rounding_mode="floor")
+        branches = numbers(topk, lengths.device)
+        self._starts = lengths[:, None] + (pages * page_size)[:, None] * branches
+        self._bases = (lengths - in_page)[:, None].expand(-1, topk)
+        self._tails = self._starts - in_page[:, None]
+        if page_size > 1 and steps > 1:
             ops.duplicate_tails_(pool.keys, pool.values, batch.table, batch.rows, lengths, page_size, topk, steps)
 
     def at_step(self, step: int, tokens: Tensor, with_root: bool) -> tuple[Tensor, BranchAttention]:
@@ -188,11 +219,9 @@ class _Branches:
         lens = torch.stack([self._batch.lengths + (c + 1) for c in cells], dim=1)
         lens = lens[:, None, :].expand(bs, topk, len(cells)).reshape(-1)
         per_row = topk * len(cells)
-        rows = self._batch.rows.repeat_interleave(per_row) if per_row > 1 else self._batch.rows
-        bases = tails = lens
-        if self._bases is not None:
-            bases = self._bases.repeat_interleave(len(cells), dim=1).reshape(-1)
-            tails = self._tails.repeat_interleave(len(cells), dim=1).reshape(-1)
+        rows = self._batch.rows.repeat_interleave(per_row)
+        bases = self._bases.repeat_interleave(len(cells), dim=1).reshape(-1)
+        tails = self._tails.repeat_interleave(len(cells), dim=1).reshape(-1)
         attention = BranchAttention(
             ops=self._ops,
             pool=self._pool,

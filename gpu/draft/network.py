@@ -9,7 +9,7 @@ from torch import Tensor
 from ..models.attention import Attention
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
-from .port import top_candidates
+from .port import best_candidate, top_candidates
 
 
 class DraftNetwork(Protocol):
@@ -26,6 +26,9 @@ class DraftNetwork(Protocol):
 
     def candidates(self, logits_hidden: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """The best `topk` tokens after each of m states, as the target's ids int64 [m, k], and probabilities float32."""
+
+    def best(self, logits_hidden: Tensor) -> Tensor:
+        """The best token alone, int64 [m, 1]: a chain asks for no probability."""
 
 
 class LanguageModelNetwork:
@@ -48,6 +51,9 @@ class LanguageModelNetwork:
     def candidates(self, logits_hidden: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         return top_candidates(self._model.logits(logits_hidden), topk)
 
+    def best(self, logits_hidden: Tensor) -> Tensor:
+        return best_candidate(self._model.logits(logits_hidden))
+
 
 class HeadNetwork:
     """EAGLE and EAGLE-3: position j runs on (hidden state j, token j + 1)."""
@@ -69,3 +75,6 @@ class HeadNetwork:
     def candidates(self, logits_hidden: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         ids, probabilities = top_candidates(self._head.logits(logits_hidden), topk)
         return self._head.to_target_ids(ids), probabilities
+
+    def best(self, logits_hidden: Tensor) -> Tensor:
+        return self._head.to_target_ids(best_candidate(self._head.logits(logits_hidden)))
