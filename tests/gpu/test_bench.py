@@ -169,7 +169,7 @@ def test_every_kind_of_draft_is_timed(small, changes):
         full = 2 * result.accept_length / result.round_ms * 1e3
         assert 0.8 * full < result.tokens_per_s < 1.001 * full
         assert sum(result.shares.values()) == pytest.approx(1.0, abs=0.02)
-        assert result.shares["verify"] > 0.1 and result.shares["host"] > 0
+        assert result.shares["verify"] > 0 and result.shares["host"] > 0
         assert result.idle_share is None and result.equal_outputs is None and not result.captures
         assert result.floor_share > 0
     if plan.acceptance_name == "chat":
