@@ -6,7 +6,8 @@ A plugin overrides the same methods (see `registry.py`); nothing else in the cor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
@@ -15,6 +16,7 @@ import numpy as np
 from .errors import ForetokenError, Problem
 from .future_map import FutureMap, RelayField
 from .hidden import CaptureHiddenMode, ForwardPhase, capture_mode
+from .proposer import Proposer
 
 
 class Drafter(Enum):
@@ -24,7 +26,11 @@ class Drafter(Enum):
     MODEL = "model"  # a small language model with a KV cache of its own
     HEAD = "head"  # one draft layer on the target's hidden states, run once per step
     HEADS = "heads"  # one head per step
-    LOOKUP = "lookup"  # text that was seen before; no device work
+    LOOKUP = "lookup"  # a proposer on the host, from the text so far (`make_proposer`); no device work
+
+
+BONUS_TOKENS = RelayField("bonus_tokens", (), "int64")
+"""The relay field that every algorithm has: the last accepted token, root of the next tree."""
 
 
 class DraftKV(Enum):
@@ -56,7 +62,7 @@ class HandoffBatch:
     """Requests that arrive at a decode worker with their prompt's KV, one row each; may be empty.
 
     probabilities float32 [bs, n], token_ids int64 [bs, n]: the first draft step's top-k, or None. hidden_states: one entry per row,
-    float [H] or None.
+    float [H] or None. relayed: the values of every other relay field that the algorithm declares, [bs, *shape_suffix] by name.
     """
 
     rows: np.ndarray  # int32 [bs]
@@ -67,6 +73,7 @@ class HandoffBatch:
     token_ids: np.ndarray | None
     hidden_states: tuple[np.ndarray | None, ...]
     hidden_size: int = 0
+    relayed: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +87,24 @@ class DraftInput:
     hidden_states: np.ndarray | None  # float32 [n, H], None unless the algorithm needs them
     capture: CaptureHiddenMode
     failures: tuple[tuple[int, MissingHiddenState], ...] = ()  # (row, error): those requests fail, the others go on
+    relayed: Mapping[str, np.ndarray] = field(
+        default_factory=dict
+    )  # the algorithm's own relay fields, [n, *shape_suffix]
 
 
 class SpecAlgorithm:
-    """Base of all algorithms; its defaults describe plain decoding. Instances carry no state: one may serve many engines."""
+    """Base of all algorithms; its defaults describe plain decoding. Instances carry no state: one may serve many engines.
+
+    `draft_form` is the form of the draft's checkpoint, named after the built-in algorithm that it is of ("" without one).
+    `usual_acceptance` is the preset that stands for its acceptance where a simulation is told of no other, and `draft_time_share` what
+    proposing on the host takes in a simulated round, as a share of the verify pass.
+    """
 
     name: str = "NONE"
     drafter: Drafter = Drafter.NONE
+    draft_form: str = ""
+    usual_acceptance: str = "chat"
+    draft_time_share: float = 0.0
     draft_kv: DraftKV = DraftKV.NONE
     needs_hidden_states: bool = False
     supports_overlap: bool = True
@@ -113,8 +131,15 @@ class SpecAlgorithm:
         return steps * topk if self.draft_kv is not DraftKV.NONE else 0
 
     def relay_fields(self, shape: AlgorithmShape) -> tuple[RelayField, ...]:
-        """What a step stashes for the next one, beside the length: the bonus token, and what the draft starts from."""
-        return (RelayField("bonus_tokens", (), "int64"),)
+        """What a step stashes for the next one, beside the length: the bonus token first, and what the draft starts from.
+
+        Fields of its own are for algorithms with a proposer, which gives their values (`Proposer.first_relay`, `Proposal.next_relay`).
+        """
+        return (BONUS_TOKENS,)
+
+    def make_proposer(self, shape: AlgorithmShape) -> Proposer | None:
+        """A fresh proposer for one executor; exactly the algorithms whose drafter is LOOKUP have one. `shape` has the target's vocabulary."""
+        return None
 
     def problems(self, shape: AlgorithmShape) -> list[Problem]:
         """What in `shape` this algorithm cannot run, with the reason; an empty list if nothing."""
@@ -128,11 +153,12 @@ class SpecAlgorithm:
         """Rebuild the draft input on a decode worker; `last_tokens` int64 [bs] are the prompts' first output tokens.
 
         With a `future_map` (overlap mode) lengths are published and the input is stashed, before the first resolve. The default
-        needs no draft input: it returns None and stashes the bonus token alone.
+        needs no draft input: it returns None and stashes the bonus token, with the algorithm's own fields as they were sent.
         """
         if future_map is not None and len(batch.rows):
             future_map.publish(batch.rows, batch.epochs, batch.seq_lens)
-            future_map.stash(batch.rows, batch.epochs, {"bonus_tokens": last_tokens.astype(np.int64)})
+            values = {BONUS_TOKENS.name: np.asarray(last_tokens, np.int64), **batch.relayed}
+            future_map.stash(batch.rows, batch.epochs, values)
         return None
 
 

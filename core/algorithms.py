@@ -8,6 +8,7 @@ from .algorithm import AlgorithmShape, Drafter, DraftInput, DraftKV, HandoffBatc
 from .errors import Problem
 from .future_map import FutureMap, RelayField
 from .hidden import ForwardPhase
+from .ngram import NgramProposer
 
 
 class TopKDrafting(SpecAlgorithm):
@@ -76,6 +77,7 @@ class Standalone(TopKDrafting):
 
     name = "STANDALONE"
     drafter = Drafter.MODEL
+    draft_form = "STANDALONE"
     draft_kv = DraftKV.UNSHIFTED
 
     def problems(self, shape: AlgorithmShape) -> list[Problem]:
@@ -93,6 +95,7 @@ class Eagle(TopKDrafting):
 
     name = "EAGLE"
     drafter = Drafter.HEAD
+    draft_form = "EAGLE"
     draft_kv = DraftKV.SHIFTED
     needs_hidden_states = True
 
@@ -101,6 +104,7 @@ class Eagle3(Eagle):
     """EAGLE-3: the head fuses hidden states of three target layers (Li et al., arXiv 2503.01840)."""
 
     name = "EAGLE3"
+    draft_form = "EAGLE3"
 
 
 class MultiLayerEagle(Eagle):
@@ -108,6 +112,7 @@ class MultiLayerEagle(Eagle):
 
     name = "MULTI_LAYER_EAGLE"
     drafter = Drafter.HEADS
+    draft_form = "MULTI_LAYER_EAGLE"
 
     def num_relayed_candidates(self, shape: AlgorithmShape) -> int:
         return shape.topk * max(shape.steps, 1)
@@ -121,16 +126,27 @@ class MultiLayerEagle(Eagle):
         return problems
 
 
-class Ngram(SpecAlgorithm):
+class LookupDrafting(SpecAlgorithm):
+    """Algorithms that propose on the host, from the text so far. A subclass makes its proposer."""
+
+    drafter = Drafter.LOOKUP
+    supports_trees = True
+    usual_acceptance = "ngram-code"
+    # arXiv 2601.11580: n-gram drafting takes 0.6 % of the verify time.
+    draft_time_share = 0.006
+
+    def accept_width(self, steps: int, num_draft_tokens: int) -> int:
+        """A proposed tree has no depth limit but its size."""
+        return num_draft_tokens
+
+
+class Ngram(LookupDrafting):
     """Look-up drafting: continuations of earlier occurrences of the last tokens (Saxena, prompt look-up decoding)."""
 
     name = "NGRAM"
-    drafter = Drafter.LOOKUP
-    supports_trees = True
 
-    def accept_width(self, steps: int, num_draft_tokens: int) -> int:
-        """A look-up tree has no depth limit but its size."""
-        return num_draft_tokens
+    def make_proposer(self, shape: AlgorithmShape) -> NgramProposer:
+        return NgramProposer()
 
 
 BUILT_IN = (SpecAlgorithm, Standalone, Eagle, Eagle3, MultiLayerEagle, Ngram)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .errors import ConfigError, Problem
+from .proposer import Proposal, ProposalRequest
 
 MAX_EXAMINED_PER_BRANCH = 32
 """Occurrences that are looked at for each branch: in repetitive text thousands of them continue alike."""
@@ -91,6 +92,28 @@ class NgramIndex:
         buffer = self._buffer if size == self._buffer.size else np.empty(size, np.int32)
         buffer[: kept.size] = kept.copy()
         self._buffer, self._start, self._end = buffer, 0, kept.size
+
+
+class NgramProposer:
+    """The proposer of NGRAM: each row's history, looked up once a round."""
+
+    def __init__(self) -> None:
+        self._histories: dict[int, NgramIndex] = {}
+
+    def open_row(self, row: int) -> None:
+        self._histories[row] = NgramIndex()
+
+    def observe(self, row: int, tokens: np.ndarray) -> None:
+        self._histories[row].append(tokens)
+
+    def first_relay(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        return {}
+
+    def propose(self, request: ProposalRequest) -> Proposal:
+        nodes = request.num_draft_tokens
+        branches = max(1, min(request.topk, nodes - 1))
+        histories = [self._histories[row] for row in request.rows.tolist()]
+        return Proposal.of_paths([history.draft(nodes, num_branches=branches).paths for history in histories], nodes)
 
 
 def _occurrences(history: np.ndarray, min_match: int, max_match: int) -> tuple[np.ndarray, np.ndarray]:

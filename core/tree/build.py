@@ -222,29 +222,61 @@ def build_lookup_tree(
 
     `paths[row]` are token sequences that follow the root. Any depth below nd is possible, so width = nd.
     """
-    batch_size = len(paths)
-    assert roots.shape == (batch_size,), "one list of paths per row"
-    check_tree_shape(1, MAX_TREE_NODES, num_draft_tokens)
-    tokens = np.zeros((batch_size, num_draft_tokens), np.int32)
-    tokens[:, 0] = roots
-    parents = np.full((batch_size, num_draft_tokens), -1, np.int32)
-    depths = np.zeros((batch_size, num_draft_tokens), np.int64)
-    num_nodes = np.ones(batch_size, np.int32)
+    tokens, parents = trie_of_paths(paths, num_draft_tokens)
+    return build_proposed_tree(roots, tokens, parents, seq_lens, max_position)
+
+
+def trie_of_paths(
+    paths: Sequence[Sequence[Sequence[int] | np.ndarray]], num_draft_tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens int64 and parents int32 [bs, nd − 1] of the nodes below each root, as `build_proposed_tree` takes them."""
+    tokens = np.zeros((len(paths), num_draft_tokens - 1), np.int64)
+    parents = np.full((len(paths), num_draft_tokens - 1), -1, np.int32)
     for row, row_paths in enumerate(paths):
         children: dict[tuple[int, int], int] = {}
         for path in row_paths:
             node = 0
-            for depth, token in enumerate(path, start=1):
+            for token in path:
                 child = children.get((node, int(token)))
                 if child is None:
                     child = len(children) + 1
                     if child == num_draft_tokens:
                         break
                     children[node, int(token)] = child
-                    tokens[row, child], parents[row, child], depths[row, child] = token, node, depth
+                    tokens[row, child - 1], parents[row, child - 1] = token, node
                 node = child
-        num_nodes[row] = len(children) + 1
-    return _assemble(tokens, parents, depths, seq_lens, num_nodes, num_draft_tokens, max_position)
+    return tokens, parents
+
+
+def build_proposed_tree(
+    roots: np.ndarray,
+    draft_tokens: np.ndarray,
+    draft_parents: np.ndarray,
+    seq_lens: np.ndarray,
+    max_position: int | None = None,
+) -> VerifyTree:
+    """Trees as somebody drew them: node j + 1 is `draft_tokens` int [bs, nd − 1] below node `draft_parents`, 0 the root, −1 nothing.
+
+    A parent is a node before its children; what hangs below nothing is nothing. Any depth below nd is possible, so width = nd.
+    """
+    batch_size, nodes = draft_tokens.shape[0], draft_tokens.shape[1] + 1
+    assert roots.shape == (batch_size,), "one tree per root"
+    check_tree_shape(1, MAX_TREE_NODES, nodes)
+    parents = np.full((batch_size, nodes), -1, np.int32)
+    depths = np.zeros((batch_size, nodes), np.int64)
+    present = np.zeros((batch_size, nodes), bool)
+    present[:, 0] = True
+    rows = np.arange(batch_size)
+    for node in range(1, nodes):
+        parent = draft_parents[:, node - 1]
+        present[:, node] = (parent >= 0) & present[rows, parent]
+        parents[:, node] = np.where(present[:, node], parent, -1)
+        depths[:, node] = np.where(present[:, node], depths[rows, parent] + 1, 0)
+    tokens = np.empty((batch_size, nodes), np.int32)
+    tokens[:, 0] = roots
+    tokens[:, 1:] = np.where(present[:, 1:], draft_tokens, 0)
+    num_nodes = np.count_nonzero(present, axis=1).astype(np.int32)
+    return _assemble(tokens, parents, depths, seq_lens, num_nodes, nodes, max_position)
 
 
 def _clean_scores(probabilities: np.ndarray) -> np.ndarray:
