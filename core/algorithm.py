@@ -138,7 +138,7 @@ class SpecAlgorithm:
         return (BONUS_TOKENS,)
 
     def make_proposer(self, shape: AlgorithmShape) -> Proposer | None:
-        """A fresh proposer for one executor; exactly the algorithms whose drafter is LOOKUP have one. `shape` has the target's vocabulary."""
+        """A fresh proposer for one executor; exactly those whose drafter is LOOKUP have one. `shape` has the target's vocabulary."""
         return None
 
     def problems(self, shape: AlgorithmShape) -> list[Problem]:

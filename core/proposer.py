@@ -1,6 +1,6 @@
 """Drafts from the host: the port that an algorithm without a model proposes through, and the check of what it proposes.
 
-    open_row ─► observe (prompt, chunk by chunk) ─► first_relay ─► observe (first token) ─► propose ─► observe (what was accepted) ─► propose …
+    open_row ─► observe (the prompt) ─► first_relay ─► observe (its first token) ─► propose ─► observe (what was emitted) ─► propose …
 
 A proposal is a function of the row's text and of what was relayed: an executor may open a row again and show it its whole text at once,
 after a retraction or on another worker. Acceptance is known on the device first, so a proposer says for every node of its tree what the

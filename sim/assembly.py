@@ -23,7 +23,7 @@ from ..core.registry import get_algorithm
 from ..core.routing import Routing, choose_mode
 from ..core.tree.build import MAX_TREE_NODES, tree_capacity
 from .cost.calibration import load_calibration
-from .cost.draft import DraftShape, eagle3_head, eagle_head, multi_layer_eagle, ngram, standalone
+from .cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from .cost.hardware import GPU, lookup_gpu
 from .cost.hf_config import from_hf_config
 from .cost.host import HostCost, host_preset
@@ -248,9 +248,11 @@ def _draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShap
         case Drafter.HEADS:
             return multi_layer_eagle(target, scenario.speculation.heads or max(max_steps, 1))
         case Drafter.LOOKUP:
-            return ngram()
+            return host_draft(algorithm.name, algorithm.draft_time_share)
         case Drafter.HEAD:
-            return eagle_head(target) if algorithm.name == "EAGLE" else eagle3_head(target, scenario.model.draft_vocab)
+            return (
+                eagle_head(target) if algorithm.draft_form == EAGLE else eagle3_head(target, scenario.model.draft_vocab)
+            )
 
 
 def _graph_sizes(scenario: Scenario) -> tuple[int, ...] | None:
@@ -363,7 +365,7 @@ def _acceptance(scenario: Scenario, algorithm: SpecAlgorithm) -> AcceptanceProce
 
 
 def _preset_name(scenario: Scenario, algorithm: SpecAlgorithm) -> str:
-    return scenario.acceptance.preset or ("ngram-code" if algorithm.drafter is Drafter.LOOKUP else "chat")
+    return scenario.acceptance.preset or algorithm.usual_acceptance
 
 
 def _acceptance_source(scenario: Scenario, algorithm: SpecAlgorithm) -> str:

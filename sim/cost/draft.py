@@ -1,4 +1,4 @@
-"""The shape of a draft: a small language model, an EAGLE-type head, or none (look-up drafting).
+"""The shape of a draft: a small language model, an EAGLE-type head, or none (drafts from the host).
 
 A head is one decoder layer of the target's width that reads the target's hidden states. The number of its own weights
 matters twice: they take memory away from the KV pool, and each drafting pass streams them once.
@@ -15,7 +15,6 @@ STANDALONE = "STANDALONE"
 EAGLE = "EAGLE"
 EAGLE3 = "EAGLE3"
 MULTI_LAYER_EAGLE = "MULTI_LAYER_EAGLE"
-NGRAM = "NGRAM"
 
 
 class DraftMismatch(ForetokenError):
@@ -24,13 +23,14 @@ class DraftMismatch(ForetokenError):
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """What drafts. `body` is the stack of layers that one pass runs (None for look-up drafting).
+    """What drafts. `body` is the stack of layers that one pass runs (None for drafts from the host).
 
     `fusion_inputs`: how many hidden-size vectors the fully connected layer in front of the head joins (0: there is
     none). `fusion_every_pass`: EAGLE joins the embedding and the last hidden state in every pass; EAGLE-3 joins three
     of the target's hidden states, which only exist for tokens that the target has seen, so only in the catch-up pass.
     `qkv_inputs`: width of the attention's input in hidden sizes (EAGLE-3: 2, the embedding beside the feature).
-    `heads`: separately trained heads, one per step (multi-layer EAGLE); else 1.
+    `heads`: separately trained heads, one per step (multi-layer EAGLE); else 1. `verify_share`: what proposing on the host takes, as a
+    share of the verify pass.
     """
 
     name: str
@@ -42,11 +42,17 @@ class DraftShape:
     heads: int = 1
     shares_embedding: bool = True
     shares_lm_head: bool = True
+    verify_share: float = 0.0
 
     def __post_init__(self) -> None:
-        assert (self.body is None) == (self.algorithm == NGRAM), self.name
+        assert self.on_host or not self.verify_share, self.name
         assert self.heads >= 1, self.name
         assert self.qkv_inputs in (1, 2), self.name
+
+    @property
+    def on_host(self) -> bool:
+        """There is no model: drafts are proposed from the text so far, in trees of any depth."""
+        return self.body is None
 
     @property
     def parameters(self) -> int:
@@ -137,6 +143,6 @@ def standalone(draft: ModelShape, target: ModelShape) -> DraftShape:
     return DraftShape(draft.name, STANDALONE, draft, shares_embedding=False, shares_lm_head=False)
 
 
-def ngram() -> DraftShape:
-    """Look-up drafting: no weights, no KV; its time is a small part of the verify time."""
-    return DraftShape("ngram", NGRAM, None)
+def host_draft(algorithm: str, verify_share: float) -> DraftShape:
+    """Drafts from the host: no weights, no KV; the round waits for them a small part of the verify time."""
+    return DraftShape(algorithm.lower(), algorithm, None, verify_share=verify_share)

@@ -37,7 +37,7 @@ import numpy as np
 
 from .calibration import Calibration
 from .curve import Curve, Pass
-from .draft import MULTI_LAYER_EAGLE, NGRAM, DraftShape
+from .draft import MULTI_LAYER_EAGLE, DraftShape
 from .efficiency import Efficiency, default_efficiency
 from .forward import ForwardCost, Line
 from .hardware import GPU
@@ -45,13 +45,10 @@ from .launch import DEFAULT_GRAPH_SIZES, FULL_GRAPH, LaunchCost, padded_size
 from .model import ModelShape
 from .work import DecodeWork, InvalidRound, check_round
 
-# arXiv 2601.11580: n-gram drafting takes 0.6 % of the verify time.
-NGRAM_FRACTION = 0.006
-
 GREEDY = "greedy"
 STOCHASTIC = "stochastic"
 
-__all__ = ["GREEDY", "NGRAM_FRACTION", "STOCHASTIC", "DecodeWork", "InvalidRound", "RoundCost"]
+__all__ = ["GREEDY", "STOCHASTIC", "DecodeWork", "InvalidRound", "RoundCost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +179,7 @@ class RoundCost:
         return [
             *self._draft_passes(batch_size, rows, steps, topk, eager=padded is None),
             verify,
-            *self._ngram_pass(verify, steps),
+            *self._host_pass(verify, steps),
             self._after_verify(rows, steps, topk, nodes),
             *self._catch_up(batch_size, rows, steps, eager=padded is None),
         ]
@@ -234,13 +231,13 @@ class RoundCost:
             parts["kv_move"] = Line(self.efficiency.stream_ns(self.gpu, moved) + self.efficiency.small_kernel_ns)
         return Pass(parts)
 
-    def _ngram_pass(self, verify: Pass, steps: int) -> list[Pass]:
-        if not steps or self.draft is None or self.draft.algorithm != NGRAM:
+    def _host_pass(self, verify: Pass, steps: int) -> list[Pass]:
+        """Proposing on the host: the round waits for it, so its time adds to the device's."""
+        fraction = self.draft.verify_share if self.draft is not None else 0.0
+        if not steps or not fraction:
             return []
         share = {
-            name: Line(
-                NGRAM_FRACTION * line.base_ns, NGRAM_FRACTION * line.slope_ns, NGRAM_FRACTION * line.window_slope_ns
-            )
+            name: Line(fraction * line.base_ns, fraction * line.slope_ns, fraction * line.window_slope_ns)
             for name, line in verify.parts.items()
         }
         total = Line(*(sum(getattr(line, item) for line in share.values()) for item in Line.__slots__))
@@ -359,7 +356,7 @@ class RoundCost:
         first_tokens = self._first_samplings.get(len(chunks))
         if first_tokens is None:
             first_tokens = self._first_samplings[len(chunks)] = Pass({"sampling": Line(self._sampling_ns(len(chunks)))})
-        passes = [*rider.drafting, verify, *self._ngram_pass(verify, steps), *rider.after_verify, first_tokens]
+        passes = [*rider.drafting, verify, *self._host_pass(verify, steps), *rider.after_verify, first_tokens]
         if self._draft is not None and self.draft is not None:
             logit_rows = len(chunks) + (batch_size if rider.caught_up_tokens else 0)
             line = rider.catch_up_attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...core.errors import ForetokenError
-from .draft import MULTI_LAYER_EAGLE, NGRAM, DraftShape
+from .draft import MULTI_LAYER_EAGLE, DraftShape
 
 
 class InvalidRound(ForetokenError):
@@ -35,7 +35,7 @@ def check_round(draft: DraftShape | None, batch_size: int, steps: int, topk: int
         return
     if draft is None:
         raise InvalidRound(f"{shape}: drafting needs a draft; this engine has none")
-    if draft.algorithm == NGRAM:
+    if draft.on_host:
         return
     if topk == 1 and num_draft_tokens != steps + 1:
         raise InvalidRound(f"{shape}: a chain of {steps} steps verifies {steps + 1} tokens")

@@ -5,8 +5,8 @@ from foretoken.sim.cost.draft import (
     DraftMismatch,
     eagle3_head,
     eagle_head,
+    host_draft,
     multi_layer_eagle,
-    ngram,
     standalone,
 )
 from foretoken.sim.cost.model import UnknownModel, known_models, lookup_model
@@ -81,7 +81,7 @@ def test_draft_kv_per_token():
     assert eagle3_head(target).kv_bytes_per_token == one_layer
     assert multi_layer_eagle(target, 3).kv_bytes_per_token == 3 * one_layer
     assert standalone(lookup_model("llama-3.2-1b"), target).kv_bytes_per_token == 2 * 16 * 8 * 64 * 2
-    assert (ngram().kv_bytes_per_token, ngram().weight_bytes) == (0, 0)
+    assert (host_draft("NGRAM", 0.006).kv_bytes_per_token, host_draft("NGRAM", 0.006).weight_bytes) == (0, 0)
 
 
 def test_the_head_of_a_sparse_model_is_dense():

@@ -10,7 +10,7 @@ import pytest
 from foretoken.core.errors import ConfigError
 from foretoken.sim.cost.calibration import VLLM_H100_LLAMA_8B
 from foretoken.sim.cost.curve import Curve, Line, Pass, TimeOverflow
-from foretoken.sim.cost.draft import eagle3_head, eagle_head, multi_layer_eagle, ngram, standalone
+from foretoken.sim.cost.draft import eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from foretoken.sim.cost.forward import ForwardCost, UnsupportedParallelism
 from foretoken.sim.cost.hardware import lookup_gpu
 from foretoken.sim.cost.launch import PIECEWISE, UnknownPreset, launch_preset, padded_size
@@ -32,7 +32,7 @@ COSTS = {
     "eager": RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), graph_sizes=None),
     "standalone": RoundCost(LLAMA, H100, draft=standalone(SMALL, LLAMA)),
     "multi": RoundCost(LLAMA, H100, draft=multi_layer_eagle(LLAMA, 4)),
-    "ngram": RoundCost(LLAMA, H100, draft=ngram()),
+    "ngram": RoundCost(LLAMA, H100, draft=host_draft("NGRAM", 0.006)),
     "windowed": RoundCost(WINDOWED, H100, draft=eagle_head(LLAMA)),
     "sparse": RoundCost(SPARSE, H100, draft=eagle_head(SPARSE)),
     "tp4": RoundCost(LLAMA_70B, H100, tp=4, draft=eagle3_head(LLAMA_70B)),
