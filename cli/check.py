@@ -63,19 +63,16 @@ def check(
 
 
 def _check(contract, subject, budget, seed, capability, expect, json_file, cases) -> None:
-    from ..properties.adapters import SUBJECTS
     from ..properties.conformance import check as check_one
     from ..properties.importing import load_make
-    from ..properties.suites import SUITES, suite_of
+    from ..properties.suites import contracts, suite_of
     from ..properties.swarm import Budget
 
-    suites = [suite_of(contract)] if contract is not None else list(SUITES.values())
+    suites = [suite_of(name) for name in ([contract] if contract is not None else contracts())]
     if (capability or expect) and subject is None:
         _bad("--capability and --expect", "are for a component of your own: name it as module:make")
     expected = _expected(expect)
-    chosen = [
-        (suite, name) for suite in suites for name in ([subject] if subject is not None else SUBJECTS[suite.name])
-    ]
+    chosen = [(suite, name) for suite in suites for name in ([subject] if subject is not None else suite.subjects)]
     share = Budget.of(budget).divided(len(chosen))
     reports = []
     for suite, name in chosen:
@@ -182,9 +179,9 @@ def _print_invariants(contract: str | None) -> None:
 
 def _check_mutants(contract: str | None, budget: str, json_file: Path | None) -> None:
     from ..properties.mutants import kill_all
-    from ..properties.suites import SUITES, suite_of
+    from ..properties.suites import contracts
 
-    names = [suite_of(contract).name] if contract is not None else list(SUITES)
+    names = [contract] if contract is not None else contracts()
     matrix: dict[str, Any] = {}
     survivors = 0
     for name in names:

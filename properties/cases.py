@@ -177,7 +177,7 @@ def parse_case(data: object, source: str) -> Case:
         invariant=data["invariant"],
         drain=data["drain"],
         operations=tuple(
-            decode(suite.name, operation, source, f"operations[{number}]")
+            decode(suite.operations, operation, source, f"operations[{number}]")
             for number, operation in enumerate(data["operations"])
         ),
     )

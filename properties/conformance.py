@@ -5,7 +5,7 @@
     def test_my_allocator():
         check_allocator(lambda config: MyAllocator(config.num_pages), budget="10s", seed=1)
 
-The import needs neither pytest nor hypothesis.
+There is a `check_…` and a `…Conformance` for every contract. The import needs neither pytest nor hypothesis.
 """
 
 from __future__ import annotations
@@ -16,48 +16,13 @@ from typing import Any, ClassVar
 
 from ..core.errors import ConfigError, Problem, nearest
 from .cases import Case
-from .contracts import MISBEHAVIOURS, SUITE_VERSION, Allocator, AllocatorCapabilities, AllocatorConfig, MakeAllocator
+from .contracts import MISBEHAVIOURS, SUITE_VERSION, Capabilities
 from .invariants import Invariant, invariant, of_contract
 from .operations import Operation
 from .report import Failure, PropertiesBroken, Report
 from .shrink import Shrinker
-from .suites import ALLOCATOR, Suite
+from .suites import Suite, suite_of
 from .swarm import Budget, Found, Swarm
-
-QUICK = 200_000
-"""The quick budget of a contract, in operations."""
-
-
-def check_allocator(
-    make: MakeAllocator,
-    *,
-    capabilities: AllocatorCapabilities | Iterable[str] | None = None,
-    expected_failures: Mapping[str, str] | None = None,
-    budget: str | int | Budget = QUICK,
-    seed: int = 1,
-    spec: str = SUITE_VERSION,
-) -> Report:
-    """Check an allocator against every invariant that its capabilities enable.
-
-    `make(config)` returns a fresh one. `capabilities` are names or an `AllocatorCapabilities`; if not given, `make.capabilities`, and
-    none if there are none. `expected_failures` maps an invariant's id to the reason why it is known to fail: that is reported, but no
-    error, and an error if it holds. `budget` is a number of operations or a time ("60s"). `spec` is the version of the suite that
-    the test was written for; another one is refused.
-
-    Raises `PropertiesBroken` (an AssertionError, with the report) if anything fails, and `ConfigError` for impossible arguments.
-    """
-    report = check(
-        ALLOCATOR,
-        make,
-        capabilities=capabilities,
-        expected_failures=expected_failures,
-        budget=budget,
-        seed=seed,
-        spec=spec,
-    )
-    if not report.ok:
-        raise PropertiesBroken(report)
-    return report
 
 
 def check(
@@ -66,14 +31,20 @@ def check(
     *,
     capabilities: Any = None,
     expected_failures: Mapping[str, str] | None = None,
-    budget: str | int | Budget = QUICK,
+    budget: str | int | Budget | None = None,
     seed: int = 1,
     spec: str = SUITE_VERSION,
     subject: str = "",
     every_failure: bool = False,
     progress: Callable[[Swarm], None] | None = None,
 ) -> Report:
-    """What `check_allocator` does, for any contract, without raising for a broken invariant.
+    """Check a component, and report; nothing is raised for a broken invariant.
+
+    `make(config)` returns a fresh component. `capabilities` are names, or what the contract's package declares them with; if not given,
+    `make.capabilities`, and none if there are none. `expected_failures` maps an invariant's id to the reason why it is known to fail:
+    that is reported, but no error, and an error if it holds. `budget` is a number of operations or a time ("60s"), the contract's
+    quick one if not given. `spec` is the version of the suite that the test was written for; another one is refused. Raises
+    ConfigError for impossible arguments.
 
     With `every_failure` the search goes on after a failure, without the invariant that failed; else the first one ends it.
     """
@@ -85,7 +56,7 @@ def check(
     problems = [Problem(id, f"no invariant of {suite.name}{nearest(id, known)}") for id in announced if id not in known]
     if problems:
         raise ConfigError("expected_failures", problems)
-    budget = Budget.of(budget)
+    budget = Budget.of(suite.quick if budget is None else budget)
     subject = subject or name_of(make)
     invariants = list(suite.invariants(capabilities))
     swarm = Swarm(suite, make, capabilities, seed)
@@ -107,7 +78,7 @@ def _report(
 ) -> Report:
     enabled = suite.invariants(capabilities)
     counts = {item.id: swarm.evaluations.get(item.id, 0) for item in enabled}
-    executed = {kind.tag: swarm.executed.get(kind, 0) for kind in suite.operations(capabilities)}
+    executed = {kind.tag: swarm.executed.get(kind, 0) for kind in suite.enabled(capabilities)}
     unexpected = tuple(failure for failure in failures.values() if not failure.expected)
     vacuous = []
     if not failures:
@@ -186,8 +157,8 @@ def name_of(make: Callable[[Any], Any]) -> str:
     return f"{module}:{name}" if module else name
 
 
-class AllocatorConformance:
-    """Base class of a test: one test method per invariant. A subclass says how its allocator is made.
+class Conformance:
+    """Base of the base classes of tests. A subclass says how its component is made.
 
         class TestMine(AllocatorConformance):
             capabilities = ("paged", "inspection")
@@ -195,25 +166,33 @@ class AllocatorConformance:
             def make(self, config):
                 return MyAllocator(config.num_pages, config.page_size)
 
-    The search runs once per class, at the first test; each test says what became of its invariant.
+    There is a test method for every invariant of the contract. The search runs once per class, at the first test; each test says what
+    became of its invariant.
     """
 
-    capabilities: ClassVar[AllocatorCapabilities | Iterable[str]] = ()
+    contract: ClassVar[str]
+    capabilities: ClassVar[Capabilities | Iterable[str]] = ()
     expected_failures: ClassVar[Mapping[str, str]] = {}
-    budget: ClassVar[str | int | Budget] = QUICK // 4
+    budget: ClassVar[str | int | Budget | None] = None
     seed: ClassVar[int] = 1
-    suite: ClassVar[Suite] = ALLOCATOR
     _report: ClassVar[Report | None] = None
 
-    def make(self, config: AllocatorConfig) -> Allocator:
-        raise NotImplementedError(f"{type(self).__name__} does not say how its allocator is made")
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "contract" in vars(cls):
+            for item in of_contract(cls.contract):
+                test = _test_of(item.id, cls.__qualname__)
+                setattr(cls, test.__name__, test)
+
+    def make(self, config: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} does not say how its component is made")
 
     def report(self) -> Report:
         """The report of this class, made at the first call."""
         cls = type(self)
         if "_report" not in vars(cls) or cls._report is None:
             cls._report = check(
-                self.suite,
+                suite_of(self.contract),
                 self.make,
                 capabilities=self.capabilities,
                 expected_failures=self.expected_failures,
@@ -246,15 +225,89 @@ class AllocatorConformance:
         assert not report.vacuous, report.vacuous
 
 
-def _test_of(id: str) -> Callable[[AllocatorConformance], None]:
-    def test(self: AllocatorConformance) -> None:
+def _test_of(id: str, owner: str) -> Callable[[Conformance], None]:
+    def test(self: Conformance) -> None:
         self.check_invariant(id)
 
     test.__name__ = f"test_{id.lower().replace('-', '_')}"
-    test.__qualname__ = f"AllocatorConformance.{test.__name__}"
+    test.__qualname__ = f"{owner}.{test.__name__}"
     test.__doc__ = invariant(id).sentence
     return test
 
 
-for _item in of_contract("allocator"):
-    setattr(AllocatorConformance, f"test_{_item.id.lower().replace('-', '_')}", _test_of(_item.id))
+class AllocatorConformance(Conformance):
+    contract = "allocator"
+
+
+class PrefixCacheConformance(Conformance):
+    contract = "prefix-cache"
+
+
+class RelayConformance(Conformance):
+    contract = "relay"
+
+
+class AcceptConformance(Conformance):
+    contract = "accept"
+
+
+class StepControllerConformance(Conformance):
+    contract = "step-controller"
+
+
+class EngineConformance(Conformance):
+    contract = "engine"
+
+
+class ExecutorConformance(Conformance):
+    contract = "executor"
+
+
+class TransportConformance(Conformance):
+    contract = "transport"
+
+
+class SimulatorConformance(Conformance):
+    contract = "simulator"
+
+
+def _checker(contract: str) -> Callable[..., Report]:
+    def check_one(
+        make: Callable[[Any], Any],
+        *,
+        capabilities: Capabilities | Iterable[str] | None = None,
+        expected_failures: Mapping[str, str] | None = None,
+        budget: str | int | Budget | None = None,
+        seed: int = 1,
+        spec: str = SUITE_VERSION,
+    ) -> Report:
+        report = check(
+            suite_of(contract),
+            make,
+            capabilities=capabilities,
+            expected_failures=expected_failures,
+            budget=budget,
+            seed=seed,
+            spec=spec,
+        )
+        if not report.ok:
+            raise PropertiesBroken(report)
+        return report
+
+    check_one.__name__ = check_one.__qualname__ = f"check_{contract.replace('-', '_')}"
+    check_one.__doc__ = f"""Check a component of the contract {contract} against every invariant that its capabilities enable.
+
+    The arguments are those of `check`. Raises `PropertiesBroken` (an AssertionError, with the report) if anything fails.
+    """
+    return check_one
+
+
+check_allocator = _checker("allocator")
+check_prefix_cache = _checker("prefix-cache")
+check_relay = _checker("relay")
+check_accept = _checker("accept")
+check_step_controller = _checker("step-controller")
+check_engine = _checker("engine")
+check_executor = _checker("executor")
+check_transport = _checker("transport")
+check_simulator = _checker("simulator")

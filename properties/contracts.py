@@ -1,17 +1,19 @@
-"""The contracts: what a component must offer so that its invariants can be checked, and what else it may declare.
+"""What all contracts share: versions, how a component may refuse, what it may get wrong, how capabilities are declared.
+
+A contract is a package: `allocator/` and its like. There, `contract.py` says what a component must offer (a Protocol), `operations.py`
+what is done to it, `vocabulary.py` with which values, `model.py` what is true, `trial.py` how both are driven, `mutants.py` which planted
+defects must be found; `suite.py` puts them together. The checkers stand in `invariants/`, a file per group of the catalogue.
 
 Methods are synchronous, take integers and lists, and return integers and sequences of integers (lists, tuples, NumPy arrays, or anything
 with `tolist`). What a component can do beyond the minimum is declared, never guessed: an absent capability is skipped with its reason, a
-declared one that is not there is reported.
-
-So far: the allocator. The import needs neither pytest nor hypothesis nor torch.
+declared one that is not there is reported. The import needs neither pytest nor hypothesis nor torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import ClassVar, Self
 
 from ..core.errors import ConfigError, ForetokenError, Problem, nearest
 
@@ -23,158 +25,39 @@ REFUSALS: tuple[type[Exception], ...] = (ForetokenError, ValueError, RuntimeErro
 
 
 @dataclass(frozen=True, slots=True)
-class AllocatorConfig:
-    """What `make(config)` builds. Sizes are small on purpose: a defect shows at the edges.
+class Capabilities:
+    """Base of what a component declares: a dataclass of flags, each of which adds methods, operations that call them, and invariants."""
 
-    `num_pages` can be handed out, a padding page comes on top; `page_size` slots each (1 unless `paged`). `num_rows` rows of
-    `row_width` slots, a multiple of the page size, for those with a request table (else both 0).
-    """
-
-    num_pages: int
-    page_size: int = 1
-    num_rows: int = 0
-    row_width: int = 0
-
-    def __post_init__(self) -> None:
-        assert self.num_pages >= 0 and self.page_size >= 1 and self.num_rows >= 0
-        assert self.row_width % self.page_size == 0
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorCapabilities:
-    """What an allocator declares. Each flag adds methods of `Allocator`, operations that call them, and invariants."""
-
-    paged: bool = False
-    """Pages of more than one slot; `alloc` and `free` still speak of slots, in whole pages."""
-    padding_page: bool = False
-    """Page 0 belongs to nobody: ids begin at 1. Without it they begin at 0."""
-    inspection: bool = False
-    """`free_pages()`"""
-    snapshots: bool = False
-    """`snapshot()` and `restore(snapshot)`"""
-    sharing: bool = False
-    """`share(slots)` and `references(page)`"""
-    eviction: bool = False
-    """`retire(slots)`, `reuse(slots)`, `evict(num_pages)` and `cached_pages()`"""
-    deferred_free: bool = False
-    """`free_after(slots, step)`, `complete(step)` and `num_deferred()`"""
-    table: bool = False
-    """`open`, `grow`, `trim`, `close` and `slots_of`: rows of slots, one per request"""
-    deferred_close: bool = False
-    """`close(request, step)` waits for `complete(step)`, as does `num_deferred()`; needs `table`"""
+    FOUNDATIONS: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """Capability -> those that it makes no sense without."""
 
     @property
     def declared(self) -> tuple[str, ...]:
         return tuple(field.name for field in fields(self) if getattr(self, field.name))
 
     @classmethod
-    def of(cls, names: Iterable[str] | AllocatorCapabilities, source: str = "capabilities") -> AllocatorCapabilities:
+    def of(cls, names: Iterable[str] | Self, source: str = "capabilities") -> Self:
         """From a list of names. Raises ConfigError for an unknown one, and for one whose foundation is missing."""
-        if isinstance(names, AllocatorCapabilities):
+        if isinstance(names, cls):
             return names
         known = [field.name for field in fields(cls)]
-        names = list(names)
+        names = [*names.declared] if isinstance(names, Capabilities) else [str(name) for name in names]
+        there_are = f"there are {', '.join(known)}" if known else "this contract has none"
         problems = [
-            Problem(str(name), f"no such capability{nearest(str(name), known)}; there are {', '.join(known)}")
+            Problem(name, f"no such capability{nearest(name, known)}; {there_are}")
             for name in names
             if name not in known
         ]
-        if "deferred_close" in names and "table" not in names:
-            problems.append(Problem("deferred_close", "needs the capability table as well"))
+        problems += [
+            Problem(name, f"needs the capability {foundation} as well")
+            for name in names
+            for foundation in cls.FOUNDATIONS.get(name, ())
+            if foundation not in names
+        ]
         if problems:
             raise ConfigError(source, problems)
         return cls(**dict.fromkeys(names, True))
 
-
-class Allocator(Protocol):
-    """A KV allocator. A slot is one token's place, a page is `page_size` neighbouring slots: slot = page · page_size + offset.
-
-    To refuse is to return None (where something is returned) or False, or to raise one of `REFUSALS`; nothing may have changed then.
-    """
-
-    def alloc(self, num_slots: int) -> Sequence[int] | None:
-        """`num_slots` slots (a multiple of the page size) in whole pages; ascending and together inside a page."""
-
-    def free(self, slots: Sequence[int]) -> None:
-        """Give back whole pages, or with `sharing` one reference of each."""
-
-    def can_allocate(self, num_slots: int) -> bool:
-        """Whether `alloc(num_slots)` would succeed now."""
-
-    def num_free(self) -> int:
-        """Slots on the free list; what could be evicted is not among them."""
-
-    # inspection
-    def free_pages(self) -> Sequence[int]:
-        """The pages of the free list, in its own order."""
-
-    # snapshots
-    def snapshot(self) -> object:
-        """The state as a value."""
-
-    def restore(self, snapshot: object) -> None:
-        """Return to it."""
-
-    # sharing
-    def share(self, slots: Sequence[int]) -> None:
-        """One more holder of each of these pages, which are held, full and read-only from now on."""
-
-    def references(self, page: int) -> int:
-        """How many holders the page has."""
-
-    # eviction
-    def retire(self, slots: Sequence[int]) -> None:
-        """`free`, but a page that has lost its last holder may be kept for reuse, until its room is needed."""
-
-    def reuse(self, slots: Sequence[int]) -> None:
-        """Cached pages get a holder again."""
-
-    def evict(self, num_pages: int) -> object:
-        """Free at least `min(num_pages, cached)` cached pages; what it returns is not looked at."""
-
-    def cached_pages(self) -> Sequence[int]:
-        """Pages that have no holder but are not free: `alloc` evicts them when the free ones do not suffice."""
-
-    # deferred_free, deferred_close
-    def free_after(self, slots: Sequence[int], step: int) -> None:
-        """Give back pages that step `step`, still running, may touch."""
-
-    def complete(self, step: int) -> None:
-        """All steps up to `step` have been processed."""
-
-    def num_deferred(self) -> int:
-        """Pages that wait for a step."""
-
-    # table
-    def open(self, request: str) -> bool:
-        """A row for a request."""
-
-    def grow(self, request: str, num_tokens: int) -> bool:
-        """Room for `num_tokens` tokens in all; never less than before."""
-
-    def trim(self, request: str, num_tokens: int) -> None:
-        """Give back the pages that lie wholly past `num_tokens` tokens."""
-
-    def close(self, request: str, step: int | None = None) -> None:
-        """The request leaves; with `deferred_close`, its pages and its row wait for `step` if it is given."""
-
-    def slots_of(self, request: str) -> Sequence[int]:
-        """The allocated slots of a row, in the order of positions."""
-
-
-MakeAllocator = Callable[[AllocatorConfig], Allocator]
-
-METHODS: dict[str, tuple[str, ...]] = {
-    "": ("alloc", "free", "can_allocate", "num_free"),
-    "inspection": ("free_pages",),
-    "snapshots": ("snapshot", "restore"),
-    "sharing": ("share", "references"),
-    "eviction": ("retire", "reuse", "evict", "cached_pages"),
-    "deferred_free": ("free_after", "complete", "num_deferred"),
-    "table": ("open", "grow", "trim", "close", "slots_of"),
-    "deferred_close": ("complete", "num_deferred"),
-}
-"""Capability -> the methods of an allocator that it promises; "" is what every allocator has."""
 
 # What a component can get wrong without breaking an invariant: ids of their own, reported in the same way.
 MISBEHAVIOURS: dict[str, str] = {

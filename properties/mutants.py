@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .allocator_mutants import ALLOCATOR_MUTANTS, of_kv_store
 from .conformance import explain
 from .invariants import of_contract
 from .report import Failure
-from .suites import SUITES
+from .suites import PACKAGES, suite_of
 from .swarm import Budget, Swarm
-
-QUICK = 60_000
-"""Operations within which every mutant must be found; nearly all are within a few hundred."""
 
 MAX_SHRUNK = 20
 """Operations that a shrunk history may have."""
@@ -67,16 +64,17 @@ class Kill:
 
 def mutants_of(contract: str) -> tuple[Mutant, ...]:
     """The shipped mutants of a contract."""
-    return tuple(mutant for mutant in _ALL if mutant.contract == contract)
+    suite_of(contract)
+    return importlib.import_module(f".{PACKAGES[contract]}.mutants", __package__).MUTANTS
 
 
-def kill(mutant: Mutant, budget: str | int | Budget = QUICK, seed: int = 1) -> Kill:
-    """Search for the mutant's defect and shrink what is found."""
-    suite = SUITES[mutant.contract]
+def kill(mutant: Mutant, budget: str | int | Budget | None = None, seed: int = 1) -> Kill:
+    """Search for the mutant's defect, within the quick budget of its contract, and shrink what is found."""
+    suite = suite_of(mutant.contract)
     capabilities = suite.capabilities.of(mutant.make.capabilities)
     invariants = suite.invariants(capabilities)
     swarm = Swarm(suite, mutant.make, capabilities, seed)
-    found = swarm.search(invariants, Budget.of(budget))
+    found = swarm.search(invariants, Budget.of(suite.quick if budget is None else budget))
     if found is None:
         return Kill(mutant, (), swarm.num_operations, None)
     failure = explain(suite, mutant.make, capabilities, invariants, found, f"mutant {mutant.name}")
@@ -85,21 +83,10 @@ def kill(mutant: Mutant, budget: str | int | Budget = QUICK, seed: int = 1) -> K
 
 def kill_all(contract: str, budget: str | int | Budget | None = None, seed: int = 1) -> list[Kill]:
     """The kill matrix of a contract."""
-    return [kill(mutant, QUICK if budget is None else budget, seed) for mutant in mutants_of(contract)]
+    return [kill(mutant, budget, seed) for mutant in mutants_of(contract)]
 
 
 def invariants_without_mutant(contract: str) -> tuple[str, ...]:
     """Invariants of a contract that no mutant is expected to break; there should be none."""
     covered = {id for mutant in mutants_of(contract) for id in mutant.caught_by}
     return tuple(item.id for item in of_contract(contract) if item.id not in covered)
-
-
-def _allocator_mutants() -> tuple[Mutant, ...]:
-    made = []
-    for kind, how, caught_by in ALLOCATOR_MUTANTS:
-        make = of_kv_store(adapter=kind) if how is None else how(kind)
-        made.append(Mutant(kind.__name__, kind.__doc__, "allocator", make, caught_by))
-    return tuple(made)
-
-
-_ALL = _allocator_mutants()

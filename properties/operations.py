@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -28,165 +28,6 @@ class Operation:
         return " ".join([self.tag, *(str(list(v)) if isinstance(v, tuple) else str(v) for v in values)])
 
 
-# -- allocator --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Alloc(Operation):
-    """`holder` takes `num_slots` more slots."""
-
-    tag = "alloc"
-    holder: str
-    num_slots: int
-
-
-@dataclass(frozen=True, slots=True)
-class Free(Operation):
-    """`holder` gives back its last `num_pages` pages, or all that it has."""
-
-    tag = "free"
-    holder: str
-    num_pages: int
-
-
-@dataclass(frozen=True, slots=True)
-class FreeStray(Operation):
-    """Somebody frees pages of which at least one is not held. Must be refused."""
-
-    tag = "free-stray"
-    pages: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FreeTwice(Operation):
-    """`holder` gives back its last page, and names it twice in one call: one reference less, or a refusal."""
-
-    tag = "free-twice"
-    holder: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fork(Operation):
-    """`new` becomes one more holder of the first `num_pages` pages of `holder`."""
-
-    tag = "fork"
-    holder: str
-    new: str
-    num_pages: int
-
-
-@dataclass(frozen=True, slots=True)
-class Retire(Operation):
-    """`holder` gives back its last `num_pages` pages, whose content may be kept."""
-
-    tag = "retire"
-    holder: str
-    num_pages: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reuse(Operation):
-    """`holder` takes the `num_pages` cached pages with the lowest ids."""
-
-    tag = "reuse"
-    holder: str
-    num_pages: int
-
-
-@dataclass(frozen=True, slots=True)
-class Evict(Operation):
-    """Free `num_pages` cached pages, or all that are cached."""
-
-    tag = "evict"
-    num_pages: int
-
-
-@dataclass(frozen=True, slots=True)
-class Launch(Operation):
-    """A step begins, which may touch all that is held."""
-
-    tag = "launch"
-
-
-@dataclass(frozen=True, slots=True)
-class Complete(Operation):
-    """The oldest step has been processed."""
-
-    tag = "complete"
-
-
-@dataclass(frozen=True, slots=True)
-class FreeAfter(Operation):
-    """`holder` gives back all that it has while the newest step may still touch it."""
-
-    tag = "free-after"
-    holder: str
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot(Operation):
-    tag = "snapshot"
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Restore(Operation):
-    tag = "restore"
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Open(Operation):
-    """A request gets a row."""
-
-    tag = "open"
-    request: str
-
-
-@dataclass(frozen=True, slots=True)
-class Grow(Operation):
-    """Room for `num_tokens` tokens past what is committed."""
-
-    tag = "grow"
-    request: str
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit(Operation):
-    """`num_tokens` more tokens of a request are final, or as many as fit."""
-
-    tag = "commit"
-    request: str
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trim(Operation):
-    """Only `num_tokens` past what is committed are still needed."""
-
-    tag = "trim"
-    request: str
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Close(Operation):
-    """The request leaves; its row may be in use by the newest step, if there is one."""
-
-    tag = "close"
-    request: str
-
-
-OPERATIONS: dict[str, tuple[type[Operation], ...]] = {
-    "allocator": (
-        *(Alloc, Free, FreeStray, FreeTwice, Fork, Retire, Reuse, Evict, Launch, Complete, FreeAfter),
-        *(Snapshot, Restore, Open, Grow, Commit, Trim, Close),
-    ),
-}
-"""Contract -> its operations."""
-
-
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
@@ -195,15 +36,15 @@ def encode(operation: Operation) -> dict[str, Any]:
     return {"op": operation.tag, **{field.name: _plain(getattr(operation, field.name)) for field in fields(operation)}}
 
 
-def decode(contract: str, data: object, source: str, key: str) -> Operation:
-    """The operation that `encode` wrote; raises ConfigError with `source` and `key` for anything else."""
-    kinds = {kind.tag: kind for kind in OPERATIONS[contract]}
+def decode(operations: Iterable[type[Operation]], data: object, source: str, key: str) -> Operation:
+    """The operation, one of these kinds, that `encode` wrote; raises ConfigError with `source` and `key` for anything else."""
+    kinds = {kind.tag: kind for kind in operations}
     if not isinstance(data, dict) or not isinstance(data.get("op"), str):
         raise ConfigError(source, [Problem(key, 'expected an object with the key "op"')])
     kind = kinds.get(data["op"])
     if kind is None:
         hint = nearest(data["op"], kinds)
-        raise ConfigError(source, [Problem(f"{key}.op", f"{contract} has no operation {data['op']!r}{hint}")])
+        raise ConfigError(source, [Problem(f"{key}.op", f"this contract has no operation {data['op']!r}{hint}")])
     return decode_fields(kind, {name: value for name, value in data.items() if name != "op"}, source, key)
 
 

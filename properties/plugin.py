@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .conformance import AllocatorConformance
+    from .conformance import Conformance
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         cls = _conformance_class(item)
         if cls is None:
             continue
-        item.add_marker(pytest.mark.foretoken(cls.suite.name))
+        item.add_marker(pytest.mark.foretoken(cls.contract))
         seed, budget = config.getoption("--foretoken-seed"), config.getoption("--foretoken-budget")
         if seed is not None:
             cls.seed = seed
@@ -61,8 +61,8 @@ def pytest_terminal_summary(terminalreporter: object) -> None:
             terminalreporter.line(line)
 
 
-def _conformance_class(item: pytest.Item) -> type[AllocatorConformance] | None:
-    from .conformance import AllocatorConformance
+def _conformance_class(item: pytest.Item) -> type[Conformance] | None:
+    from .conformance import Conformance
 
     cls = getattr(item, "cls", None)
-    return cls if cls is not None and issubclass(cls, AllocatorConformance) else None
+    return cls if cls is not None and issubclass(cls, Conformance) else None

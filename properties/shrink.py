@@ -40,7 +40,7 @@ class Shrinker:
         # What else is checked would only stop a run before the failure that is wanted.
         wanted = [item for item in invariants if item.id == self.id]
         self.invariants = wanted if self.id not in MISBEHAVIOURS else list(invariants)
-        self.twice = self.id not in MISBEHAVIOURS and invariant(self.id).when == "R"
+        self.twice = self.id not in MISBEHAVIOURS and bool(invariant(self.id).twin)
         self.config = found.config
         self.operations = list(found.operations)
         self.drain = True

@@ -1,70 +1,108 @@
-"""One suite per contract: what the drivers need to know of it. The next contract adds its own here."""
+"""One suite per contract: all that the drivers need to know of it. A contract's own stands in `suite.py` of its package."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
 
 from ..core.errors import ConfigError, Problem, nearest
-from . import operations as ops
 from .alarm import Hanging, alarm
-from .allocator_draws import WEIGHTS, AllocatorDraws, draw_config, draw_features
-from .allocator_trial import AllocatorTrial
-from .contracts import MISBEHAVIOURS, AllocatorCapabilities, AllocatorConfig
+from .contracts import MISBEHAVIOURS, Capabilities
 from .invariants import Finding, Invariant, of_contract
 from .operations import Operation
 from .trial import Broken, Trial, Violation
+from .vocabulary import Vocabulary
 
 RUN_LIMIT_S = 2.0
 """How long one run of a few hundred operations may take before it counts as hanging; a good one takes milliseconds."""
 
 WARM_UP_LIMIT_S = 60.0
 
+PACKAGES: dict[str, str] = {
+    "allocator": "allocator",
+    "prefix-cache": "prefix_cache",
+    "relay": "relay",
+    "accept": "accept",
+    "step-controller": "step_controller",
+    "engine": "engine",
+    "executor": "executor",
+    "transport": "transport",
+    "simulator": "simulator",
+}
+"""Contract -> its package."""
 
-class Draws(Protocol):
-    """The operations of one configuration."""
 
-    def draw(
-        self, seed: int, run: int, count: int, features: Sequence[str], without: Sequence[type] = ()
-    ) -> list[Operation]: ...
+def _the_same(kind: str, config: Any) -> Any:
+    return config
+
+
+def _nothing_simpler(config: Any) -> Iterator[Any]:
+    return iter(())
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
     """Everything about a contract that a driver needs.
 
-    `start(make, config, capabilities, invariants)` makes a subject and its trial; `draw_config` and `draw_features` turn 64 random bits
-    into a configuration and into the kinds of operations of a run; `probes` names, for an invariant that a subject is known
-    to break, the operations that do nothing but probe it.
+    trial(subject, config, capabilities, invariants)   a component under test; the first checks run at once
+    draw_config(bits, capabilities)                    a configuration from 32 random bits; 0 is the simplest
+    vocabulary(config, capabilities)                   the letters of its operations; which features and kinds there are depends on the
+                                                       capabilities alone
+    simpler_configs(config)                            configurations like this one, but simpler
+    small_scope(capabilities, max_pages, max_page_size) the smallest configurations, each with a few letters; None if a contract has none
+    twin_config(kind, config)                          for an invariant over two runs: the other one's configuration, None if there is none
+    probes                                             for an invariant that a subject is known to break, the operations that do nothing
+                                                       but probe it
+    subjects                                           ours, as import strings
+    quick                                              operations that are enough to find every planted defect
+    run_length, limit_s                                operations of one run, and how long it may take
     """
 
     name: str
     config: type
-    capabilities: type
-    start: Callable[[Callable[[Any], Any], Any, Any, Iterable[Invariant]], Trial]
+    capabilities: type[Capabilities]
+    operations: tuple[type[Operation], ...]
+    trial: Callable[[Any, Any, Any, Iterable[Invariant]], Trial]
     draw_config: Callable[[int, Any], Any]
-    draw_features: Callable[[int, Any], tuple[str, ...]]
-    draws: Callable[[Any, Any], Draws]
-    weights: dict[str, tuple[tuple[type[Operation], int], ...]]
-    simpler_configs: Callable[[Any], Iterator[Any]]
-    probes: dict[str, tuple[type[Operation], ...]]
+    vocabulary: Callable[[Any, Any], Vocabulary]
+    subjects: tuple[str, ...]
+    quick: int
+    simpler_configs: Callable[[Any], Iterator[Any]] = _nothing_simpler
+    small_scope: Callable[[Any, int, int], Iterable[tuple[Any, list[Operation]]]] | None = None
+    twin_config: Callable[[str, Any], Any] = _the_same
+    probes: dict[str, tuple[type[Operation], ...]] = field(default_factory=dict)
+    run_length: int = 200
+    limit_s: float | None = None
 
     def invariants(self, capabilities: Any) -> tuple[Invariant, ...]:
         """Those that are checked for a subject of these capabilities."""
         return tuple(item for item in of_contract(self.name) if not item.missing(capabilities))
 
-    def operations(self, capabilities: Any) -> tuple[type[Operation], ...]:
+    def enabled(self, capabilities: Any) -> tuple[type[Operation], ...]:
         """The operations that are tried on such a subject."""
-        features = ("", "hostile", *capabilities.declared)
-        kinds = [kind for feature in features for kind, _ in self.weights.get(feature, ())]
-        return tuple(dict.fromkeys(kinds))
+        spoken = self.vocabulary(self.draw_config(0, capabilities), capabilities)
+        return tuple(dict.fromkeys(letter.kind for letters in spoken.values() for letter in letters))
 
     def warm_up(self, make: Callable[[Any], Any], config: Any) -> None:
         """Make a subject once, and forget it: what loads libraries does so now, and not within the limit of a run."""
         with suppress(Exception, Hanging), alarm(WARM_UP_LIMIT_S):
             make(config)
+
+    def start(
+        self, make: Callable[[Any], Any], config: Any, capabilities: Any, invariants: Iterable[Invariant]
+    ) -> Trial:
+        """A fresh subject and its trial. Raises Violation."""
+        try:
+            subject = make(config)
+        except Exception as error:
+            was = f"make({config}) raised {type(error).__name__}: {error}"
+            finding = Finding(was, f"a component for the contract {self.name}", MISBEHAVIOURS["RAISES"])
+            raise Violation("make", [Broken("RAISES", finding)]) from error
+        return self.trial(subject, config, capabilities, invariants)
 
     def execute(
         self,
@@ -82,18 +120,23 @@ class Suite:
         """Run the operations on a fresh subject, then drain it. Raises Violation, also if the subject raises or hangs; its `trial`
         says how far that came.
 
-        With `twice`, a second subject goes through the same, and must answer the same. `watch` is called after each operation.
+        With `twice`, twins of the subject go through the same, for the invariants that compare two runs. `watch` is called after each
+        operation.
         """
-        limit_s = RUN_LIMIT_S if limit_s is None else limit_s
+        limit_s = limit_s or self.limit_s or RUN_LIMIT_S
         first = self._execute_once(make, config, capabilities, invariants, operations, drain, limit_s, watch)
-        over_runs = [item for item in invariants if item.when == "R"]
-        if twice and over_runs:
-            second = self._execute_once(make, config, capabilities, invariants, operations, drain, limit_s, None)
-            for item in over_runs:
-                outcome = item.check((first.transcript, second.transcript))
-                first.evaluations[first.invariants.index(item)] += 1
-                if isinstance(outcome, Finding):
-                    raise Violation("the same operations again", [Broken(item.id, outcome)])
+        twins: dict[Any, Trial] = {}
+        for item in invariants if twice else ():
+            other = self.twin_config(item.twin, config) if item.twin else None
+            if other is None:
+                continue
+            if other not in twins:
+                arguments = (invariants, operations, drain, limit_s, None)
+                twins[other] = self._execute_once(make, other, capabilities, *arguments)
+            outcome = item.check((first, twins[other]))
+            first.evaluations[first.invariants.index(item)] += outcome is not None
+            if isinstance(outcome, Finding):
+                raise Violation(f"the same operations {item.twin}", [Broken(item.id, outcome)])
         return first
 
     def _execute_once(self, make, config, capabilities, invariants, operations, drain, limit_s, watch) -> Trial:
@@ -119,58 +162,15 @@ class Suite:
         return trial
 
 
-# -- allocator --------------------------------------------------------------------------------------------------------
-
-
-def _start_allocator(make, config, capabilities, invariants) -> AllocatorTrial:
-    try:
-        subject = make(config)
-    except Exception as error:
-        finding = Finding(
-            f"make({config}) raised {type(error).__name__}: {error}", "an allocator", MISBEHAVIOURS["RAISES"]
-        )
-        raise Violation("make", [Broken("RAISES", finding)]) from error
-    return AllocatorTrial(subject, config, capabilities, invariants)
-
-
-def _simpler_allocators(config: AllocatorConfig) -> Iterator[AllocatorConfig]:
-    for size in sorted({1, 2, config.page_size // 2, config.page_size - 1}):
-        if 1 <= size < config.page_size:
-            yield replace(config, page_size=size, row_width=config.row_width // config.page_size * size)
-    for pages in sorted({1, 2, config.num_pages - 1}):
-        if 1 <= pages < config.num_pages:
-            yield replace(config, num_pages=pages)
-    if config.num_rows > 1:
-        yield replace(config, num_rows=config.num_rows - 1)
-    if config.row_width > config.page_size:
-        yield replace(config, row_width=config.row_width - config.page_size)
-
-
-ALLOCATOR = Suite(
-    name="allocator",
-    config=AllocatorConfig,
-    capabilities=AllocatorCapabilities,
-    start=_start_allocator,
-    draw_config=draw_config,
-    draw_features=draw_features,
-    draws=AllocatorDraws,
-    weights=WEIGHTS,
-    simpler_configs=_simpler_allocators,
-    probes={"ALLOC-10": (ops.FreeStray, ops.FreeTwice)},
-)
-
-SUITES: dict[str, Suite] = {suite.name: suite for suite in (ALLOCATOR,)}
-
-PLANNED = ("prefix-cache", "relay", "accept", "step-controller", "engine", "executor", "transport")
-"""Contracts of the catalogue that have no suite yet."""
+def contracts() -> tuple[str, ...]:
+    """The contracts that have a suite."""
+    return tuple(name for name, package in PACKAGES.items() if find_spec(f".{package}", __package__) is not None)
 
 
 def suite_of(contract: str, source: str = "contract") -> Suite:
-    """The suite of a contract; raises ConfigError for one that is not there, and says so for one that is not there yet."""
-    if contract in SUITES:
-        return SUITES[contract]
-    if contract in PLANNED:
-        what = f"the contract {contract} has no suite yet; there is {', '.join(SUITES)}"
-    else:
-        what = f"there is no contract {contract!r}{nearest(contract, SUITES)}; there is {', '.join(SUITES)}"
-    raise ConfigError(source, [Problem("", what)])
+    """The suite of a contract; raises ConfigError for one that is not there."""
+    known = contracts()
+    if contract not in known:
+        what = f"there is no contract {contract!r}{nearest(contract, known)}; there is {', '.join(known)}"
+        raise ConfigError(source, [Problem("", what)])
+    return importlib.import_module(f".{PACKAGES[contract]}.suite", __package__).SUITE

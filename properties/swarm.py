@@ -18,10 +18,10 @@ from .invariants import Invariant
 from .operations import Operation
 from .suites import Suite
 from .trial import Trial, Violation
+from .vocabulary import Vocabulary, draw, kept_features
 
-OPERATIONS_PER_RUN = 200
 REPEAT_EVERY = 16  # every so many runs the same operations run twice, for what must hold over runs
-_KEPT_DRAWS = 512
+_KEPT_VOCABULARIES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Swarm:
         self.seconds = 0.0
         self.evaluations: dict[str, int] = {}
         self.executed: dict[type[Operation], int] = {}
-        self._draws: dict[Any, Any] = {}
+        self._vocabularies: dict[Any, Vocabulary] = {}
 
     def search(
         self,
@@ -131,10 +131,10 @@ class Swarm:
         """The configuration and the operations of a run."""
         bits = int(hash64(self.seed, Purpose.SWARM, run, 0))
         config = self.suite.draw_config(bits & 0xFFFFFFFF, self.capabilities)
-        features = self.suite.draw_features(bits >> 32, self.capabilities)
-        draws = self._draws.get(config)
-        if draws is None:
-            if len(self._draws) >= _KEPT_DRAWS:
-                self._draws.clear()
-            draws = self._draws[config] = self.suite.draws(config, self.capabilities)
-        return config, draws.draw(self.seed, run, OPERATIONS_PER_RUN, features, without)
+        vocabulary = self._vocabularies.get(config)
+        if vocabulary is None:
+            if len(self._vocabularies) >= _KEPT_VOCABULARIES:
+                self._vocabularies.clear()
+            vocabulary = self._vocabularies[config] = self.suite.vocabulary(config, self.capabilities)
+        features = kept_features(vocabulary, bits >> 32)
+        return config, draw(vocabulary, self.seed, run, self.suite.run_length, features, without)

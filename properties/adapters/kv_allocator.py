@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...core.kv.allocator import AllocatorSnapshot, KVAllocator
-from ..contracts import AllocatorCapabilities, AllocatorConfig
+from ..allocator.contract import AllocatorCapabilities, AllocatorConfig
 
 
 class KVAllocatorAdapter:

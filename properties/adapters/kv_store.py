@@ -7,7 +7,7 @@ import numpy as np
 from ...core.kv.request_table import RequestTableFull
 from ...core.kv.sizing import ceil_to_page
 from ...core.kv.store import Departure, KVStore
-from ..contracts import AllocatorCapabilities, AllocatorConfig
+from ..allocator.contract import AllocatorCapabilities, AllocatorConfig
 from .kv_allocator import KVAllocatorAdapter
 
 

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Sequence
 
 from ...core.errors import ForetokenError
-from ..contracts import AllocatorCapabilities, AllocatorConfig
+from ..allocator.contract import AllocatorCapabilities, AllocatorConfig
 
 _MODULE = "transformers.generation.continuous_batching.cache_allocators"
 

@@ -1,65 +1,18 @@
 """ALLOC-01 … ALLOC-16: what is true of every KV allocator and request table, after every operation.
 
-A checker gets a `Moment`: the operation, what the allocator answered, all that can be observed before and after, and the model's
-recount. It looks at these alone.
+A checker gets a `Moment` (`allocator/moment.py`) and looks at it alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from ..contracts import AllocatorCapabilities, AllocatorConfig
-from ..models import AllocatorModel
-from ..operations import Alloc, FreeStray, FreeTwice, Grow, Open
+from ..allocator.moment import Moment
+from ..allocator.operations import Alloc, FreeStray, FreeTwice, Grow, Open
 from .registry import Finding, Outcome, checks
 
-
-class Observation(NamedTuple):
-    """All that an allocator shows; None where it declares no such capability. Equal if and only if nothing has changed."""
-
-    num_free: int
-    free_pages: tuple[int, ...] | None
-    cached_pages: tuple[int, ...] | None
-    num_deferred: int | None
-    references: tuple[int, ...] | None
-    rows: tuple[tuple[str, tuple[int, ...]], ...] | None
-
-
-@dataclass(slots=True)
-class Moment:
-    """One operation and what came of it. `held` and `waiting` are recounts: page -> number of references."""
-
-    config: AllocatorConfig
-    capabilities: AllocatorCapabilities
-    model: AllocatorModel
-    all_pages: frozenset[int] = frozenset()
-    operation: object = "make"
-    drained: bool = False
-    asked: int | None = None  # slots that an allocation asked for
-    answer: tuple[int, ...] | None = None  # slots that it got
-    refusal: str | None = None
-    allowed: bool | None = None  # what can_allocate said just before
-    must_succeed: bool = False
-    must_refuse: bool = False
-    twice: int | None = None  # the page that a free named twice
-    row_granted: bool | None = None  # whether a request got a row
-    row_was_free: bool = False  # and whether there was one
-    stale: tuple | None = None  # (whose, slot, found, expected) of a slot that does not hold what its owner wrote
-    not_cacheable: tuple[int, ...] = ()
-    before: Observation = field(default_factory=lambda: Observation(0, None, None, None, None, None))
-    after: Observation = field(default_factory=lambda: Observation(0, None, None, None, None, None))
-    held_before: dict[int, int] = field(default_factory=dict)
-    waiting_before: dict[int, int] = field(default_factory=dict)
-    held: dict[int, int] = field(default_factory=dict)
-    waiting: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def first_page(self) -> int:
-        return 1 if self.capabilities.padding_page else 0
-
-    def pages_of_answer(self) -> list[int]:
-        return [slot // self.config.page_size for slot in self.answer]
+if TYPE_CHECKING:
+    from ..trial import Trial
 
 
 CONTRACT = "allocator"
@@ -315,11 +268,10 @@ def padding_stays_out(m: Moment) -> Outcome:
     return True
 
 
-@checks("ALLOC-13", CONTRACT)
-def same_history_same_ids(m: tuple[list, list]) -> Outcome:
-    """`m`: the answers of two runs of the same operations."""
-    first, second = m
-    for number, (one, other) in enumerate(zip(first, second, strict=False), 1):
+@checks("ALLOC-13", CONTRACT, twin="again")
+def same_history_same_ids(runs: tuple[Trial, Trial]) -> Outcome:
+    first, second = runs
+    for number, (one, other) in enumerate(zip(first.transcript, second.transcript, strict=False), 1):
         if one != other:
             return Finding(
                 f"operation {number} gave {one} in one run and {other} in the next",
@@ -394,7 +346,7 @@ def edges_of_the_pool(m: Moment) -> Outcome:
 def _unchanged(m: Moment, why: str) -> Outcome:
     if m.after == m.before:
         return True
-    name = next(name for name in Observation._fields if getattr(m.after, name) != getattr(m.before, name))
+    name = next(name for name in m.after._fields if getattr(m.after, name) != getattr(m.before, name))
     return Finding(
         f"refused ({m.refusal}), but {name} went from {getattr(m.before, name)} to {getattr(m.after, name)}",
         "nothing has changed",

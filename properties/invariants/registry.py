@@ -47,7 +47,8 @@ class Invariant:
 
     `on` are the operations that it has something to say about; () is all of them.
 
-    A `general` one is upset by almost any defect.
+    A `general` one is upset by almost any defect. With `twin`, it is about two runs of the same operations: `check` gets both trials,
+    and the suite's `twin_config(twin, config)` says how the second one was configured.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Invariant:
     check: Checker | None = None
     on: tuple[type[Operation], ...] = ()
     general: bool = False
+    twin: str = ""
 
     @property
     def how(self) -> str:
@@ -91,13 +93,20 @@ _REGISTRY: dict[str, Invariant] = {
 
 
 def checks(
-    id: str, contract: str, *needs: str, on: tuple[type[Operation], ...] = (), general: bool = False
+    id: str,
+    contract: str,
+    *needs: str,
+    on: tuple[type[Operation], ...] = (),
+    general: bool = False,
+    twin: str = "",
 ) -> Callable[[Checker], Checker]:
     """Decorator: the one checker of invariant `id`, for components of `contract` that declare all of `needs`."""
 
     def register(check: Checker) -> Checker:
         assert _REGISTRY[id].check is None, f"{id} has a checker already"
-        _REGISTRY[id] = replace(_REGISTRY[id], contract=contract, needs=needs, check=check, on=on, general=general)
+        _REGISTRY[id] = replace(
+            _REGISTRY[id], contract=contract, needs=needs, check=check, on=on, general=general, twin=twin
+        )
         return check
 
     return register

@@ -71,7 +71,7 @@ def test_expected_failures_on_the_command_line(command, theirs):
     ("arguments", "words"),
     [
         (("allocater",), ["did you mean 'allocator'"]),
-        (("engine",), ["engine has no suite yet"]),
+        (("scheduler",), ["there is no contract", "allocator"]),
         (("allocator", "theirs"), ["module:make"]),
         (("allocator", "nowhere:make"), ["nowhere", "cannot be imported"]),
         (("allocator", "theirs:mak"), ["'mak'", "did you mean 'make'"]),

@@ -10,21 +10,23 @@ from unittest import SkipTest
 import pytest
 from bad_allocators import Exact, ListAllocator, NegativeSlice
 from foretoken.core.errors import ConfigError
-from foretoken.properties import driver, plain_allocator
-from foretoken.properties.adapters import SUBJECTS, kv_allocator, kv_store
+from foretoken.properties import driver
+from foretoken.properties.adapters import kv_allocator, kv_store
+from foretoken.properties.allocator import plain
+from foretoken.properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
+from foretoken.properties.allocator.suite import SUITE as ALLOCATOR
 from foretoken.properties.conformance import AllocatorConformance, check, check_allocator
-from foretoken.properties.contracts import AllocatorCapabilities, AllocatorConfig
 from foretoken.properties.importing import load_make
 from foretoken.properties.invariants import Invariant, all_invariants, of_contract
 from foretoken.properties.invariants.registry import BY_THE_MATRIX
 from foretoken.properties.report import PropertiesBroken
-from foretoken.properties.suites import ALLOCATOR, SUITES, suite_of
+from foretoken.properties.suites import PACKAGES, contracts, suite_of
 from foretoken.properties.swarm import Budget, Swarm
 
 OPERATIONS = 40_000
 
 
-@pytest.mark.parametrize("name", SUBJECTS["allocator"])
+@pytest.mark.parametrize("name", ALLOCATOR.subjects)
 def test_ours_hold(name, record_property):
     begin = time.process_time()
     report = check(ALLOCATOR, load_make(name), budget=OPERATIONS)
@@ -67,7 +69,7 @@ def test_hash_seeds_change_nothing():
         "import json\n"
         "from foretoken.properties.adapters import kv_store\n"
         "from foretoken.properties.conformance import check\n"
-        "from foretoken.properties.suites import ALLOCATOR\n"
+        "from foretoken.properties.allocator.suite import SUITE as ALLOCATOR\n"
         "report = check(ALLOCATOR, kv_store.make, budget=3000).to_json()\n"
         "report.pop('seconds')\n"
         "print(json.dumps(report))\n"
@@ -83,7 +85,7 @@ def test_hash_seeds_change_nothing():
 
 def test_a_run_that_proves_nothing_fails():
     """Thirty operations evaluate no run's-end invariant twice and never reach most operations."""
-    report = check(ALLOCATOR, plain_allocator.make, budget=30)
+    report = check(ALLOCATOR, plain.make, budget=30)
     assert not report.ok and any("never" in what for what in report.vacuous)
     assert "vacuous: the operation" in report.text()
 
@@ -122,16 +124,14 @@ def test_impossible_arguments_are_refused(arguments, words):
 def test_budgets():
     assert Budget.of("2m") == Budget(seconds=120) and Budget.of("0.5s") == Budget(seconds=0.5)
     assert Budget.of("200_000") == Budget.of(200_000) == Budget(operations=200_000)
-    begin = time.perf_counter()
     report = check(ALLOCATOR, kv_allocator.make, budget="0.3s")
-    assert report.seconds >= 0.3 and time.perf_counter() - begin < 5
+    assert report.seconds >= 0.3 and report.num_operations > 0
 
 
-def test_unknown_contracts_and_those_that_are_not_there_yet():
+def test_unknown_contracts():
     with pytest.raises(ConfigError, match="did you mean 'allocator'"):
         suite_of("alocator")
-    with pytest.raises(ConfigError, match="relay has no suite yet"):
-        suite_of("relay")
+    assert "allocator" in contracts() and set(contracts()) <= set(PACKAGES)
 
 
 def test_the_import_needs_no_test_library():
@@ -174,13 +174,12 @@ def test_how_an_invariant_is_checked_is_said_honestly():
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     assert set(re.findall(r'InvariantViolation\(\s*"([A-Z]+-\d+)"', text)) == BY_THE_MATRIX
     unchecked = [item for item in all_invariants() if item.check is None and item.id not in BY_THE_MATRIX]
-    assert unchecked and all(item.how == "not yet checked" for item in unchecked)
+    assert all(item.how == "not yet checked" for item in unchecked)
 
 
 def test_every_invariant_of_the_contract_has_a_checker():
     assert [item.id for item in of_contract("allocator")] == [f"ALLOC-{number:02}" for number in range(1, 17)]
     assert all(isinstance(item, Invariant) and callable(item.check) for item in of_contract("allocator"))
-    assert set(SUITES) == {"allocator"}
 
 
 # -- draws ------------------------------------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
+from foretoken.properties.allocator.suite import SUITE as ALLOCATOR
 from foretoken.properties.conformance import check
 from foretoken.properties.mutants import mutants_of
-from foretoken.properties.suites import ALLOCATOR
 
 TEXT = (Path(__file__).parents[2] / "docs" / "properties.md").read_text(encoding="utf-8")
 

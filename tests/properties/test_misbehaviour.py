@@ -5,8 +5,8 @@ import threading
 import bad_allocators as bad
 import pytest
 from foretoken.properties.alarm import Hanging, alarm, can_interrupt
+from foretoken.properties.allocator.suite import SUITE as ALLOCATOR
 from foretoken.properties.conformance import check
-from foretoken.properties.suites import ALLOCATOR
 
 
 def failure_of(make, **options):

@@ -2,13 +2,14 @@
 
 import pytest
 from foretoken.properties.adapters import kv_allocator, kv_store
-from foretoken.properties.contracts import AllocatorConfig
-from foretoken.properties.exhaustive import Scope, alphabet, explore_allocator
-from foretoken.properties.machines import allocator_machine
+from foretoken.properties.allocator.contract import AllocatorConfig
+from foretoken.properties.allocator.plain import EVERYTHING, PlainAllocator
+from foretoken.properties.allocator.suite import SUITE as ALLOCATOR
+from foretoken.properties.allocator.vocabulary import alphabet
+from foretoken.properties.exhaustive import Scope, explore
+from foretoken.properties.machines import machine
 from foretoken.properties.mutants import mutants_of
-from foretoken.properties.plain_allocator import EVERYTHING, PlainAllocator
-from foretoken.properties.strategies import allocator_histories
-from foretoken.properties.suites import ALLOCATOR
+from foretoken.properties.strategies import histories
 from foretoken.properties.trial import Violation
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -28,7 +29,7 @@ QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), databas
 )
 def test_nothing_breaks_within_the_scope(make, scope, states):
     capabilities = getattr(make, "capabilities", EVERYTHING)
-    coverage = explore_allocator(make, capabilities, scope)
+    coverage = explore("allocator", make, capabilities, scope)
     assert coverage.failure is None and coverage.complete, coverage.failure and coverage.failure.text()
     assert coverage.num_states > states and coverage.num_operations > 10 * coverage.num_states
 
@@ -36,7 +37,7 @@ def test_nothing_breaks_within_the_scope(make, scope, states):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [kv_allocator.make, kv_store.make])
 def test_nothing_breaks_within_the_whole_scope(make):
-    coverage = explore_allocator(make)
+    coverage = explore("allocator", make)
     assert coverage.failure is None and coverage.num_configs == 6
 
 
@@ -44,7 +45,7 @@ def test_nothing_breaks_within_the_whole_scope(make):
     "name", ["TakesWhatThereIs", "FreesBeforeItLooks", "ServesThePadding", "SharesWithoutCounting"]
 )
 def test_what_is_broken_breaks_at_once_and_shortly(name):
-    coverage = explore_allocator(MUTANTS[name].make, scope=Scope(2, 2, 3))
+    coverage = explore("allocator", MUTANTS[name].make, scope=Scope(2, 2, 3))
     assert (not coverage.complete and coverage.failure.id in MUTANTS[name].caught_by) or name == "ServesThePadding"
     assert coverage.failure is not None and len(coverage.failure.case.operations) <= 3
 
@@ -53,28 +54,28 @@ def test_equal_states_are_followed_once():
     """Without pruning, sequences of four letters would be as many as letters to the power of four."""
     config = AllocatorConfig(2, 1)
     letters = len(alphabet(config, kv_allocator.make.capabilities))
-    coverage = explore_allocator(kv_allocator.make, scope=Scope(2, 1, 4))
+    coverage = explore("allocator", kv_allocator.make, scope=Scope(2, 1, 4))
     assert coverage.num_states < letters**4 / 50
 
 
-class TestHypothesisOnOurs(allocator_machine(kv_store.make).TestCase):
+class TestHypothesisOnOurs(machine("allocator", kv_store.make).TestCase):
     settings = settings(QUIET, max_examples=25, stateful_step_count=25)
 
 
-class TestHypothesisOnThePlainOne(allocator_machine(PlainAllocator, EVERYTHING).TestCase):
+class TestHypothesisOnThePlainOne(machine("allocator", PlainAllocator, EVERYTHING).TestCase):
     settings = settings(QUIET, max_examples=25, stateful_step_count=25)
 
 
 @pytest.mark.parametrize("name", ["LosesTheLastPage", "FreesAnything"])
 def test_hypothesis_finds_defects_too(name):
-    machine = allocator_machine(MUTANTS[name].make)
+    broken = machine("allocator", MUTANTS[name].make)
     found = settings(QUIET, max_examples=400, stateful_step_count=20, phases=[Phase.generate])
     with pytest.raises(Violation) as caught:
-        run_state_machine_as_test(machine, settings=found)
+        run_state_machine_as_test(broken, settings=found)
     assert {broken.id for broken in caught.value.broken} & set(MUTANTS[name].caught_by)
 
 
-@given(allocator_histories(kv_allocator.make.capabilities))
+@given(histories("allocator", kv_allocator.make.capabilities))
 @settings(QUIET, max_examples=40)
 def test_histories_as_values(history):
     config, operations = history

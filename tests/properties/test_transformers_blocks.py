@@ -17,7 +17,7 @@ def test_it_holds_but_for_what_it_does_not_promise(record_property):
 
 def test_without_it_the_adapter_says_what_is_missing(monkeypatch):
     from foretoken.properties.adapters import transformers_blocks as blocks
-    from foretoken.properties.contracts import AllocatorConfig
+    from foretoken.properties.allocator.contract import AllocatorConfig
 
     monkeypatch.setattr(blocks, "MISSING", "No module named 'torch'")
     with pytest.raises(blocks.TransformersMissing, match="torch"):

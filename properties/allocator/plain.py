@@ -6,8 +6,8 @@ from where no allocator of ours has the capability, and a model for an adapter.
 
 from __future__ import annotations
 
-from ..core.errors import InvalidFree, KVPoolExhausted
-from .contracts import AllocatorCapabilities, AllocatorConfig
+from ...core.errors import InvalidFree, KVPoolExhausted
+from .contract import AllocatorCapabilities, AllocatorConfig
 
 EVERYTHING = AllocatorCapabilities(
     paged=True,

@@ -6,15 +6,16 @@ from collections import deque
 
 import numpy as np
 
-from ..core.errors import InvalidFree, KVPoolExhausted
-from ..core.kv.allocator import KVAllocator
-from ..core.kv.store import KVStore
-from .adapters.kv_allocator import KVAllocatorAdapter
-from .adapters.kv_allocator import make as make_allocator
-from .adapters.kv_store import KVStoreAdapter
-from .adapters.kv_store import make as make_store
-from .contracts import AllocatorCapabilities, AllocatorConfig
-from .plain_allocator import EVERYTHING, PlainAllocator
+from ...core.errors import InvalidFree, KVPoolExhausted
+from ...core.kv.allocator import KVAllocator
+from ...core.kv.store import KVStore
+from ..adapters.kv_allocator import KVAllocatorAdapter
+from ..adapters.kv_allocator import make as make_allocator
+from ..adapters.kv_store import KVStoreAdapter
+from ..adapters.kv_store import make as make_store
+from ..mutants import Mutant
+from .contract import AllocatorCapabilities, AllocatorConfig
+from .plain import EVERYTHING, PlainAllocator
 
 # -- of core.kv.allocator ---------------------------------------------------------------------------------------------
 
@@ -402,7 +403,7 @@ def of_plain_unseen(kind: type[PlainAllocator]):
     return of_plain(kind, _BLIND)
 
 
-ALLOCATOR_MUTANTS = (
+_DEFECTS = (
     (LosesTheLastPage, of_kv_allocator, ("ALLOC-01",)),
     (HandsOutTheSamePageAgain, of_kv_allocator, ("ALLOC-03", "ALLOC-06")),
     (TakesWhatThereIs, of_kv_allocator, ("ALLOC-09",)),
@@ -414,7 +415,7 @@ ALLOCATOR_MUTANTS = (
     (RefusesNothing, of_kv_allocator, ("ALLOC-16",)),
     (RoundsUp, of_kv_allocator, ("ALLOC-08", "ALLOC-16")),
     (RunsFromOneState, of_kv_allocator, ("ALLOC-13",)),
-    (RestoresTheCounterAlone, of_kv_allocator, ("ALLOC-03", "ALLOC-05")),
+    (RestoresTheCounterAlone, of_kv_allocator, ("ALLOC-03", "ALLOC-05", "RAISES")),
     (SpeaksOfPages, of_kv_allocator, ("ALLOC-11",)),
     (FreesUnderAStep, of_kv_store, ("ALLOC-03",)),
     (ForgetsADeparture, of_kv_store, ("ALLOC-01", "ALLOC-05")),
@@ -439,3 +440,8 @@ ALLOCATOR_MUTANTS = (
     (SortsTheRow, of_plain, ("ALLOC-06",)),
 )
 """(class, how it is made: None for an adapter of the store, the invariants of which one must catch it)."""
+
+MUTANTS = tuple(
+    Mutant(kind.__name__, kind.__doc__, "allocator", of_kv_store(adapter=kind) if how is None else how(kind), caught_by)
+    for kind, how, caught_by in _DEFECTS
+)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from ..canary import ShadowMemory, contents
+from ..invariants.registry import Invariant
+from ..trial import Refused, Trial, check_methods
 from . import operations as ops
-from .canary import ShadowMemory, contents
-from .contracts import METHODS, Allocator, AllocatorCapabilities, AllocatorConfig
-from .invariants.allocator import Moment, Observation
-from .invariants.registry import Invariant
-from .models import AllocatorModel, Holder
-from .trial import Refused, Trial, check_methods
+from .contract import METHODS, Allocator, AllocatorCapabilities, AllocatorConfig
+from .model import AllocatorModel, Holder
+from .moment import Moment, Observation
 
 MAX_IN_FLIGHT = 3
 _NOBODY: dict[int, int] = {}
@@ -426,6 +426,13 @@ class AllocatorTrial(Trial):
         self._observe()
         self.check()
         m.drained = False
+
+    def state(self) -> object:
+        """All that decides what can happen next: what the model knows and what the subject shows. Without `inspection`, that is too
+        little for equal states to have equal futures; then only sequences with the same answers are taken for equal."""
+        hidden = () if self.capabilities.inspection else tuple(map(str, self.transcript))
+        saved = tuple((name, model.known(), shown) for name, (_, model, shown) in sorted(self.saved.items()))
+        return self.model.known(), self.moment.after, saved, hidden
 
     def describe(self) -> str:
         m = self.moment

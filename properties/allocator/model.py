@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .canary import Cell
+from ..canary import Cell
 
 
 class Holder:
@@ -113,3 +113,13 @@ class AllocatorModel:
         twin.deferred = [(step, holder.copy(), with_row) for step, holder, with_row in self.deferred]
         twin.launched, twin.completed, twin._owners = self.launched, self.completed, self._owners
         return twin
+
+    def known(self) -> object:
+        """The state as a value; steps count from the last one that was completed."""
+        return (
+            tuple((name, tuple(holder.pages)) for name, holder in sorted(self.holders.items())),
+            tuple((name, tuple(row.pages), row.committed, row.wanted) for name, row in sorted(self.rows.items())),
+            tuple(self.cached),
+            tuple((step - self.completed, tuple(holder.pages), with_row) for step, holder, with_row in self.deferred),
+            self.launched - self.completed,
+        )

@@ -1,0 +1,1 @@
+"""The allocator: KV allocators, block managers, request tables."""
