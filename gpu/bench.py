@@ -108,7 +108,7 @@ class Bench:
         target = load_target(options.model, self._ops, plan.device, plan.dtype)
         if options.draft is None:
             return target, None
-        return target, load_draft(options.draft, plan.algorithm.name, target)
+        return target, load_draft(options.draft, plan.algorithm.draft_form, target)
 
     def _cell(self, cell: CellPlan, where: str) -> tuple[ArmResult, ...]:
         what = f"{where} (batch {cell.batch_size}, context {cell.context_len})"

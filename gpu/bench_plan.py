@@ -274,7 +274,7 @@ def _acceptance(options: BenchOptions, algorithm: SpecAlgorithm) -> tuple[Accept
     if text is None:
         if options.model is not None:
             return None, "measured"
-        text = "ngram-code" if algorithm.drafter is Drafter.LOOKUP else "chat"
+        text = algorithm.usual_acceptance
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:

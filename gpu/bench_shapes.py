@@ -114,10 +114,10 @@ def draft_shape(
         raise ConfigError("<arguments>", [Problem("draft", message)])
     if algorithm.drafter not in (Drafter.HEAD, Drafter.HEADS):
         return None
-    if algorithm.name not in HEADS:
+    if algorithm.draft_form not in HEADS:
         message = f"{algorithm.name} has no draft of a known form; known are {', '.join(HEADS)}"
         raise ConfigError("<arguments>", [Problem("algorithm", message)])
-    return _head(target, algorithm.name, max(max_steps, 1))
+    return _head(target, algorithm.draft_form, max(max_steps, 1))
 
 
 def _small_model(target: ModelConfig) -> ModelConfig:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.acceptance import AcceptanceProcess
-from ..core.algorithm import AlgorithmShape, Drafter, DraftKV
+from ..core.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from ..core.engine import Engine
 from ..core.errors import ConfigError, Problem
+from ..core.proposer import HostDrafts
 from .debug import CheckedOps
 from .draft.branches import BranchDraft
 from .draft.heads import HeadsDraft, carried_size
-from .draft.lookup import LookupDraft
 from .draft.network import HeadNetwork, LanguageModelNetwork
 from .draft.port import Draft, NoDraft
+from .draft.proposed import ProposedDraft
 from .executor import TorchExecutor
 from .graphs import RoundStates
 from .models.decoder import Decoder
@@ -59,12 +60,13 @@ def build_executor(
     draft_pool = None
     if algorithm.draft_kv is not DraftKV.NONE:
         draft_pool = pool_for(required(draft_model, algorithm.name), num_slots, target)
-    draft = _draft(algorithm.drafter, algorithm.name, draft_model, ops, draft_pool, engine)
     shape = AlgorithmShape(
         steps=draft_model.num_layers if algorithm.drafter is Drafter.HEADS else engine.sizes.max_steps,
         topk=topk,
         hidden_size=relayed_hidden_size(algorithm.drafter, draft_model),
+        target_vocab_size=target.vocab_size,
     )
+    draft = _draft(algorithm, draft_model, ops, draft_pool, engine, shape)
     executor = TorchExecutor(
         engine,
         target,
@@ -81,7 +83,7 @@ def build_executor(
     )
     if states is not None:
         states.bind(executor.capture, sampled=graph_sampling)
-        # A look-up draft works on the host, which no graph can hold.
+        # Some drafts work on the host, which no graph can hold.
         engine.controller.init_states(None if draft.on_host else graph_sizes)
     return executor
 
@@ -104,13 +106,19 @@ def relayed_hidden_size(drafter: Drafter, draft_model: DraftModel | None) -> int
 
 
 def _draft(
-    drafter: Drafter, name: str, model: DraftModel | None, ops: Ops, pool: KVPool | None, engine: Engine
+    algorithm: SpecAlgorithm,
+    model: DraftModel | None,
+    ops: Ops,
+    pool: KVPool | None,
+    engine: Engine,
+    shape: AlgorithmShape,
 ) -> Draft:
+    drafter, name = algorithm.drafter, algorithm.name
     topk, page_size = engine.controller.topk, engine.config.page_size
     if drafter is Drafter.NONE:
         return NoDraft(ops)
     if drafter is Drafter.LOOKUP:
-        return LookupDraft(ops)
+        return ProposedDraft(ops, HostDrafts(algorithm, shape))
     if drafter is Drafter.HEADS:
         _expect(isinstance(model, MultiLayerEagle), name, "one head per step")
         return HeadsDraft(ops, model, pool, topk, engine.config.max_running)

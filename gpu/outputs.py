@@ -17,6 +17,8 @@ USER_OUTPUTS = ("logprobs", "top_logprobs", "top_logprob_ids", "hidden_states", 
 NUM_TOP_LOGPROBS = 5
 DRAFT_HIDDEN = "draft_hidden_states"
 """The entry that the draft's catch-up reads; never shown to users."""
+NEXT_RELAY = "next_relay."
+"""Entries with this prefix are what the next round starts from behind each node; never shown to users."""
 
 
 def node_outputs(

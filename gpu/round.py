@@ -21,7 +21,7 @@ from .draft.window import window_slots
 from .kernels.constants import numbers
 from .models.decoder import Capture, Decoder, DecoderOutput
 from .ops import Ops
-from .outputs import DRAFT_HIDDEN, node_outputs
+from .outputs import DRAFT_HIDDEN, NEXT_RELAY, node_outputs
 from .paged import WindowAttention
 from .pools import KVPool
 from .sampling import sample, target_probs
@@ -103,7 +103,8 @@ class DecodeRound:
         with clock.phase("draft"):
             captured = outputs.pop(DRAFT_HIDDEN, None)
             longest = longest or int(verified.accept_lens.max())
-            accepted = Accepted(emitted, verified.accept_lens, captured, longest)
+            next_relay = self._of_last_accepted(outputs, verified)
+            accepted = Accepted(emitted, verified.accept_lens, captured, longest, next_relay)
             relay = self._draft.catch_up(batch, accepted, relayed)
         return RoundResult(
             accept_lens=verified.accept_lens,
@@ -161,6 +162,7 @@ class DecodeRound:
         """Every per-node output as [bs, nd, …] with the accepted path in front; the target's KV likewise."""
         entries = node_outputs(forward, logits, verified.predict, wanted)
         entries[DRAFT_HIDDEN] = draft_hidden(self._draft, forward)
+        entries |= {NEXT_RELAY + name: values.flatten(0, 1) for name, values in tree.next_relay.items()}
         outputs = NodeOutputs(entries)
         if batch.topk > 1 or self._draft.on_host:
             # On a chain the accepted path stands in front already.
@@ -170,6 +172,16 @@ class DecodeRound:
             outputs = outputs.map(lambda values: self._ops.compact(values, verified.accept_index, tree.num_nodes))
         shape = (tree.batch_size, tree.num_nodes)
         return {name: outputs[name].unflatten(0, shape) for name in outputs if outputs[name] is not None}
+
+    @staticmethod
+    def _of_last_accepted(outputs: dict[str, Tensor], verified: DeviceVerified) -> Relayed:
+        """Takes the relay's entries out of compacted outputs: the values of the last accepted node, [bs, …]."""
+        names = [name for name in outputs if name.startswith(NEXT_RELAY)]
+        if not names:
+            return {}
+        last = verified.accept_lens.long() - 1
+        rows = numbers(len(last), last.device)
+        return {name.removeprefix(NEXT_RELAY): outputs.pop(name)[rows, last] for name in names}
 
 
 def capture_for(draft: Draft, wanted: frozenset[str]) -> Capture:

@@ -282,9 +282,9 @@ def _load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | Non
     if algorithm.drafter is Drafter.MODEL:  # it shares nothing with the target
         draft = load_target(options.draft, ops, plan.device, plan.dtype, plan.target.max_position_embeddings)
         return load_target(options.model, ops, plan.device, plan.dtype), draft
-    load_draft(options.draft, algorithm.name, Decoder(plan.target, ops, "meta", plan.dtype))
+    load_draft(options.draft, algorithm.draft_form, Decoder(plan.target, ops, "meta", plan.dtype))
     target = load_target(options.model, ops, plan.device, plan.dtype)
-    return target, load_draft(options.draft, algorithm.name, target)
+    return target, load_draft(options.draft, algorithm.draft_form, target)
 
 
 @contextmanager

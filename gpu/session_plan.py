@@ -207,7 +207,7 @@ def _draft_config(
             raise ConfigError(ARGUMENTS, [Problem("draft", message)])
         return None
     if algorithm.drafter is not Drafter.MODEL:
-        return HeadConfig.from_directory(options.draft, algorithm.name, target)
+        return HeadConfig.from_directory(options.draft, algorithm.draft_form, target)
     return ModelConfig.from_directory(options.draft)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -19,6 +20,8 @@ class DeviceTree:
     next_sibling: Tensor  # int32 [bs, nd]; −1 if none
     ancestor_bits: Tensor  # int64 [bs, nd]; bit j: node j is the node itself or one of its ancestors
     width: int  # nodes on the longest possible path, root included: the columns of accept_index
+    # [bs, nd, …] by relay field: what the next round starts from if that node is the last accepted (drafts from the host).
+    next_relay: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def batch_size(self) -> int:

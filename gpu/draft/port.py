@@ -8,7 +8,7 @@ catch_up  draft KV of every accepted position, one pass       → what this roun
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -47,6 +47,9 @@ class Accepted:
     accept_lens: Tensor  # int32 [bs]
     captured: Tensor | None  # [bs, nd, C]: target hidden states, entry j belongs to the j-th accepted node
     longest: int  # host's bound of accept_lens
+    next_relay: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # [bs, …]: the tree's, of each row's last accepted node
 
 
 class Draft(Protocol):

@@ -1,0 +1,73 @@
+"""Drafts from the host: what an algorithm's proposer says of each row's prompt and output, as trees on the device. NGRAM is one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.proposer import HostDrafts
+from ...core.tree.build import build_proposed_tree
+from ..chunks import Chunks
+from ..ops import Ops
+from ..tree import DeviceTree
+from .port import Accepted, Relayed, RoundBatch, root_only
+
+
+class ProposedDraft:
+    """Works on the host, so a round begins when the tokens of the one before it are known there."""
+
+    aux_layers: tuple[int, ...] = ()
+    wants_hidden = False
+    on_host = True
+
+    def __init__(self, ops: Ops, drafts: HostDrafts) -> None:
+        self._ops = ops
+        self._drafts = drafts
+
+    def open_row(self, row: int, cached: np.ndarray) -> None:
+        self._drafts.open_row(row)
+        self._drafts.observe(row, cached)
+
+    def observe(self, row: int, tokens: np.ndarray) -> None:
+        self._drafts.observe(row, tokens)
+
+    def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
+        if not len(chunks.last):
+            return {}
+        return _on_device(self._drafts.first_relay(chunks.part.rows[chunks.last]), sampled.device)
+
+    def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
+        if batch.num_draft_tokens == 1 and not self._drafts.own_fields:
+            return root_only(self._ops, batch)
+        own = {f.name: relayed[f.name].cpu().numpy() for f in self._drafts.own_fields}
+        proposal = self._drafts.propose(batch.row_numbers, batch.steps, batch.topk, batch.num_draft_tokens, own)
+        # Depths are all that the host can know of positions: lengths may be on their way on the device.
+        unknown = np.zeros(len(batch.row_numbers), np.int64)
+        tree = build_proposed_tree(self._drafts.roots(batch.row_numbers), proposal.tokens, proposal.parents, unknown)
+        columns = _on_device(
+            {
+                "tokens": tree.tokens.reshape(tree.parents.shape).astype(np.int64),
+                "parents": tree.parents,
+                "depths": tree.positions.reshape(tree.parents.shape),
+                "next_token": tree.retrieve_next_token,
+                "next_sibling": tree.retrieve_next_sibling,
+                "ancestor_bits": tree.ancestor_bits.view(np.int64),
+            },
+            batch.rows.device,
+        )
+        positions = (batch.lengths[:, None] + columns["depths"]).clamp(max=batch.max_position)
+        next_relay = _on_device(proposal.next_relay, batch.rows.device)
+        return DeviceTree(positions=positions, width=tree.width, next_relay=next_relay, **columns)
+
+    def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
+        return dict(accepted.next_relay)
+
+
+def _on_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> Relayed:
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+        for name, array in arrays.items()
+    }
