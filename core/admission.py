@@ -40,6 +40,8 @@ class Admission:
         self.store = store
         self.queue = WaitingQueue(config.ageing_bound)
         self.in_progress: RequestRecord | None = None
+        self.row_limit: int | None = None  # rows that may be held at once, beside the table's own number of them
+        self.reserve = sizes.reserve  # slots beside its context that a request must find; none where nothing is decoded
         self._watermark = int(config.watermark * store.allocator.num_total_slots)
         self._blocked: tuple[RequestRecord, int] | None = None  # (head, store.revision) of the last refusal
 
@@ -83,32 +85,47 @@ class Admission:
     def needs(self, record: RequestRecord, num_cached: int) -> int:
         """Slots that a request takes on entering: its context beyond the cached prefix, and one reserve."""
         context = record.prompt_len + record.emitted_before
-        return ceil_to_page(context + self.sizes.reserve, self.config.page_size) - num_cached
+        return ceil_to_page(context + self.reserve, self.config.page_size) - num_cached
+
+    def headroom(self, num_running: int) -> int:
+        """Slots that a newcomer leaves free for so many running requests to grow into."""
+        if not num_running:
+            return 0
+        return self._watermark + ceil_to_page(self.reserve, self.config.page_size) * num_running
 
     def _admit(self, num_running: int) -> RequestRecord | None:
         """Let the head of the queue in, or note that it is blocked."""
         record = self.queue.head
-        if not self.store.table.num_free_rows:
+        if not self.has_row:
             self._blocked = (record, self.store.revision)
             return None
         prefix = self._prefix_of(record)
-        headroom = 0
-        if num_running:
-            headroom = self._watermark + ceil_to_page(self.sizes.reserve, self.config.page_size) * num_running
+        headroom = self.headroom(num_running)
         available = self.store.available_slots
         if prefix is not None and prefix.length:
             # Locking the prefix takes it out of what the cache could give up.
             self.store.cache.lock(prefix.node)
             available = self.store.available_slots
         fits = self.needs(record, prefix.length if prefix else 0) + headroom <= available
-        if fits:
+        denied = fits and self.store.denies()
+        if fits and not denied:
             self._enter(record, prefix)
         if prefix is not None and prefix.length:
             self.store.cache.unlock(prefix.node)
+        if denied:
+            return None  # the next attempt may succeed, with nothing changed
         if not fits:
             self._blocked = (record, self.store.revision)
             return None
         return record
+
+    @property
+    def has_row(self) -> bool:
+        """Whether a row may be taken."""
+        table = self.store.table
+        if not table.num_free_rows:
+            return False
+        return self.row_limit is None or table.num_rows - table.num_free_rows < self.row_limit
 
     def _prefix_of(self, record: RequestRecord) -> PrefixMatch | None:
         if self.store.cache is None:

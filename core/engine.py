@@ -8,6 +8,8 @@ submit / abort ──► waiting ──admit──► prefill chunks ──► d
                       ▲                     │                 │
                       └───── retract ◄──────┴─────────────────┘
 ```
+
+A step that fails instead of returning is `lose_steps`, and `resume` once the device is quiet; see `recovery.py` for what follows.
 """
 
 from __future__ import annotations
@@ -21,14 +23,28 @@ import numpy as np
 from .adaptive import AdaptiveController, fixed_controller
 from .admission import Admission, Chunk, prefill_step
 from .algorithm import NO_SPECULATION, SpecAlgorithm
-from .engine_config import EngineConfig, EngineSizes
+from .arrival import Arrival, arrivals_of
+from .engine_config import EngineConfig, EngineRole, EngineSizes
 from .errors import InvariantViolation
-from .events import Aborted, Committed, EngineStarted, EventSink, Planned, Submitted
+from .events import (
+    Aborted,
+    AllocationsDenied,
+    Committed,
+    EngineStarted,
+    Event,
+    EventSink,
+    Planned,
+    Resumed,
+    RetractionAsked,
+    StepsLost,
+    Submitted,
+)
 from .finish import TextDecoder, finish_reason
 from .kv.radix import RadixCache
 from .kv.store import Departure, KVStore
 from .output import OutputLog
 from .precedence import giving_way, least_entitled
+from .recovery import Recovery, StepFailure
 from .request import (
     FinishedRequest,
     FinishReason,
@@ -39,6 +55,7 @@ from .request import (
 )
 from .rounds import DecodeRounds, LaunchedRounds, SettledRounds
 from .step import DecodeResult, DecodeStep, Join, Step, StepResult
+from .transferring import Transferring
 
 
 class SubmitOutcome(NamedTuple):
@@ -56,11 +73,20 @@ class AbortOutcome(NamedTuple):
     replan: bool
 
 
+class LossOutcome(NamedTuple):
+    """What a failed step brought to an end (the victim, if there is one, and who was leaving in it), and which steps are lost."""
+
+    finished: tuple[FinishedRequest, ...]
+    step_ids: tuple[int, ...]
+
+
 class CommitOutcome(NamedTuple):
-    """What a committed step brought to an end, and which requests got their first token since they entered."""
+    """What a committed step brought to an end, which requests got their first token since they entered, and, on a prefill worker,
+    which prompts are computed and wait for their transfer."""
 
     finished: tuple[FinishedRequest, ...]
     first_tokens: tuple[str, ...]
+    computed: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -87,10 +113,11 @@ _ENDINGS = {
     FinishReason.LENGTH: RequestEvent.FINISH,
     FinishReason.ABORT: RequestEvent.ABORT,
     FinishReason.ERROR: RequestEvent.FAIL,
+    FinishReason.TRANSFERRED: RequestEvent.TRANSFER,
 }
 
 
-class Engine:
+class Engine(Transferring):
     """One replica's scheduler. See the module's description, and `run_until_idle` for the loop around it."""
 
     def __init__(
@@ -120,9 +147,16 @@ class Engine:
         self._num_arrived = 0
         self._live: dict[str, RequestRecord] = {}
         self._by_row: dict[int, RequestRecord] = {}
+        self._transferring: dict[int, RequestRecord] = {}  # by row: KV is on its way to or from another worker
+        self._arrived: list[tuple[RequestRecord, Arrival]] = []  # have joined, and the executor is yet to hear of it
+        self._take_role(config.role)
         self._launched: deque[Launched] = deque()
         self._holding = False  # since a retraction; until a decode round of a live row is committed
         self._retracted: list[str] = []
+        self._asked_back: list[str] = []  # requests that somebody outside wants retracted
+        self._recovery = Recovery(config.chunk_size, config.max_running)
+        self._awaits_quiet = False  # steps are lost, and the device may still be at them
+        self.restarts = 0  # how often the worker was started anew
         self._leaving: dict[int, Leaving] = {}  # by row: who left in the last round of the block that is being run
         self._block_slack = self._slots_of_a_plan()
         self._events = events
@@ -145,8 +179,34 @@ class Engine:
         return len(self._by_row) + len(self._leaving)
 
     @property
+    def num_transferring(self) -> int:
+        """Requests whose KV is on its way between workers; they hold a row, but do not run."""
+        return len(self._transferring)
+
+    @property
     def is_idle(self) -> bool:
-        return not self._live and not self._launched
+        return not self._live and not self._launched and not self._awaits_quiet and not self.store.num_held_rows
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether steps are kept small because one has failed lately."""
+        return not self._recovery.is_normal
+
+    def describe_in_flight(self) -> str:
+        """The uncommitted steps in words, for whoever reports that one does not come back."""
+        described = []
+        for launched in self._launched:
+            step = launched.step
+            parts = []
+            if step.prefill is not None:
+                parts.append(f"{int(step.prefill.lens.sum())} prefill tokens")
+            if step.decode is not None:
+                d = step.decode
+                parts.append(f"{len(d.rows)} rows × {d.num_draft_tokens} tokens × {d.max_rounds} rounds")
+            requests = [record.request.request_id for record in self._records_of(launched)]
+            shown = ", ".join(requests[:4]) + (f" and {len(requests) - 4} more" if len(requests) > 4 else "")
+            described.append(f"step {step.step_id} ({', '.join(parts)}; requests {shown or 'gone'})")
+        return "; ".join(described) or "nothing"
 
     # -- submit, abort --------------------------------------------------------------------------------------------
 
@@ -186,10 +246,10 @@ class Engine:
         """Why a request can never run here, or not now; empty if it may wait."""
         if request.request_id in self._live:
             return "duplicate id: a live request has it"
+        if self.role is EngineRole.DECODE:
+            return "this engine only decodes: requests come to it by handoff"
         if self._max_tokens(request) < 1:
-            limit = request.prompt.length + self.sizes.max_tokens(
-                self.config, request.prompt.length, request.max_tokens
-            )
+            limit = request.prompt.length + self._max_tokens(request)
             return f"too long: a prompt of {request.prompt.length} tokens and 1 of output, at most {limit} fit"
         if self.config.max_queue is not None and len(self.admission.queue) >= self.config.max_queue:
             return f"queue full: {self.config.max_queue} requests wait"
@@ -198,7 +258,7 @@ class Engine:
         return ""
 
     def _max_tokens(self, request: Request) -> int:
-        return self.sizes.max_tokens(self.config, request.prompt.length, request.max_tokens)
+        return self.sizes.max_tokens(self.config, request.prompt.length, request.max_tokens, self.role)
 
     def _could_enter(self, record: RequestRecord) -> bool:
         """Whether a plan could let this newcomer in before any commit; in doubt yes. Memory is not asked: a block distorts it."""
@@ -209,10 +269,27 @@ class Engine:
     # -- plan -----------------------------------------------------------------------------------------------------
 
     def plan(self, now_ns: int) -> Step | None:
-        """The next step, or None: enough steps are uncommitted, there is nothing to do, or slots are awaited."""
-        if len(self._launched) >= self.pipeline_depth:
+        """The next step, or None: enough steps are uncommitted, there is nothing to do, or slots or a quiet device are awaited."""
+        if self._awaits_quiet or len(self._launched) >= self.pipeline_depth:
             return None
-        if self.config.preempt and len(self.admission.queue):
+        self.store.num_denied = 0
+        while True:
+            before = self.store.num_denied
+            chunks, joins, rounds = self._decide()
+            if chunks or rounds is not None or self._launched or self.store.num_denied == before:
+                break
+            # Denied, and nothing in flight would make the driver ask again. Every attempt uses a denial up, so this ends.
+        if rounds is None and not chunks:
+            if self._retracted or self.store.num_denied:
+                self._emit_planned(now_ns, None)
+            return None
+        return self._launch(chunks, joins, rounds, now_ns)
+
+    def _decide(self) -> tuple[list[Chunk], list[Join], LaunchedRounds | None]:
+        """What the next step computes: prefill chunks, the requests that enter with them, decode rounds."""
+        if self._asked_back:
+            self._retract_asked()
+        if self.config.preempt and len(self.admission.queue) and self._recovery.is_normal:
             self._preempt()  # before anything is reserved for a row that gives way
         chunks: list[Chunk] = []
         joins: list[Join] = []
@@ -223,17 +300,17 @@ class Engine:
             rounds = self._plan_rounds()
             if self.config.mixed and not self._awaits_slots(rounds):
                 chunks, joins = self._plan_prefill(self._verify_tokens(rounds))
-        if rounds is None and not chunks:
-            if self._retracted and self._events is not None:
-                self._emit_planned(now_ns, None)
-            return None
-        return self._launch(chunks, joins, rounds, now_ns)
+        return chunks, joins, rounds
 
     def _launch(self, chunks: list[Chunk], joins: list[Join], rounds: LaunchedRounds | None, now_ns: int) -> Step:
         for join in joins:
             record = self._live[join.request.request_id]
             self._by_row[record.row] = record
             self.output.open(record)  # makes the context, of which the chunks are cut
+        arrived = self._arrived
+        if arrived:
+            arriving, arrived = self._take_arrived()
+            joins = arriving + joins
         self.last_step_id += 1
         step = Step(
             self.last_step_id,
@@ -242,13 +319,13 @@ class Engine:
             self.store.take_writes(),
             prefill_step(chunks, self.config.track_tokens) if chunks else None,
             rounds.step if rounds is not None else None,
+            arrivals_of(arrived) if arrived else None,
         )
         self._launched.append(Launched(step, chunks, rounds, self.rounds.departures))
         for chunk in chunks:
-            if chunk.is_last:
+            if chunk.is_last and self.role is not EngineRole.PREFILL:
                 self._begin_decoding(chunk.record)
-        if self._events is not None:
-            self._emit_planned(now_ns, step)
+        self._emit_planned(now_ns, step)
         return step
 
     def _begin_decoding(self, record: RequestRecord) -> None:
@@ -260,7 +337,7 @@ class Engine:
     def _plan_prefill(self, verify_tokens: int) -> tuple[list[Chunk], list[Join]]:
         if self.admission.in_progress is None and not len(self.admission.queue):
             return [], []
-        budget = self.config.chunk_size
+        budget = self._recovery.prefill_budget
         if self.config.max_step_tokens is not None:
             budget = min(budget, self.config.max_step_tokens - verify_tokens)
         if self._holding and not self._hold_matters():
@@ -280,7 +357,10 @@ class Engine:
                 return rounds
             if self.store.has_fenced or self._leaving:
                 return None
-            self._retract(least_entitled(self._by_row.values()))
+            running = self._by_row.values()
+            # A request alone fits the pool, but an attempt that was denied does not ask what fits.
+            alone = len(running) == 1 and self.store.num_denied > 0
+            self._retract(next(iter(running)) if alone else least_entitled(running))
         return None
 
     def _awaits_slots(self, rounds: LaunchedRounds | None) -> bool:
@@ -293,6 +373,8 @@ class Engine:
     def _max_rounds(self) -> int:
         """How many rounds need no decision: the certificate, but for slots and for the controller's next choice."""
         if self.config.block_rounds == 1 or self.rounds.single_round_rows or self._holding:
+            return 1
+        if self._asked_back or not self._recovery.is_normal:
             return 1
         if self.admission.in_progress is not None:
             return 1
@@ -320,9 +402,14 @@ class Engine:
             + int(config.watermark * self.store.allocator.num_total_slots)
         )
 
+    def _tell(self, event: Event) -> None:
+        if self._events is not None:
+            self._events(event)
+
     def _emit_planned(self, now_ns: int, step: Step | None) -> None:
-        held = self.store.allocator.num_held_slots
-        self._events(Planned(now_ns, step, tuple(self._retracted), len(self.admission.queue), held))
+        if self._events is not None:
+            held = self.store.allocator.num_held_slots
+            self._events(Planned(now_ns, step, tuple(self._retracted), len(self.admission.queue), held))
         self._retracted.clear()
 
     # -- retraction -----------------------------------------------------------------------------------------------
@@ -336,6 +423,36 @@ class Engine:
         self.admission.queue.push(record)
         self._holding = True
         self._retracted.append(record.request.request_id)
+
+    def request_retraction(self, request_id: str, now_ns: int) -> bool:
+        """Have a running request give its memory back and begin again from what it has delivered; the next plan that can does it.
+
+        Returns whether that plan should come soon (stop the running block). Nothing happens to a request that has no row.
+        """
+        if self._events is not None:
+            self._events(RetractionAsked(now_ns, request_id))
+        record = self._live.get(request_id)
+        if record is None or self._by_row.get(record.row) is not record:
+            return False
+        self._asked_back.append(request_id)
+        return True
+
+    def _retract_asked(self) -> None:
+        asked, self._asked_back = self._asked_back, []
+        for request_id in asked:
+            record = self._live.get(request_id)
+            if record is None or self._by_row.get(record.row) is not record:
+                continue
+            if self._in_running_block(record):
+                self._asked_back.append(request_id)  # what its rounds deliver is known when the block is committed
+            else:
+                self._retract(record)
+
+    def deny_allocations(self, count: int, now_ns: int) -> None:
+        """The next `count` attempts to allocate find nothing, as if somebody else had taken the memory for a moment."""
+        self.store.deny(count)
+        if self._events is not None:
+            self._events(AllocationsDenied(now_ns, count))
 
     def _preempt(self) -> None:
         """Retract strictly lower priorities, the least entitled first, if that lets the head of the queue in."""
@@ -358,7 +475,9 @@ class Engine:
                 return
 
     def _lower_than_head(self) -> list[RequestRecord]:
-        return giving_way(self.admission.queue.head, self._by_row.values(), self.config.ageing_bound)
+        # What a transfer holds would not come back.
+        running = [record for record in self._by_row.values() if not self.store.is_held_row(record.row)]
+        return giving_way(self.admission.queue.head, running, self.config.ageing_bound)
 
     def _hold_matters(self) -> bool:
         """The hold ends by itself when no decode round can come: then nothing else would ever end it."""
@@ -376,6 +495,7 @@ class Engine:
         self._last_committed = result.step_id
         finished: list[FinishedRequest] = []
         first_tokens: list[str] = []
+        computed: list[str] = []
         kept = None
         for row, message in result.failures:
             record = self._by_row.get(row)
@@ -386,18 +506,25 @@ class Engine:
             else:
                 finished.append(self._end(record, FinishReason.ERROR, message))
         if launched.chunks:
-            self._commit_prefill(launched, result, finished, first_tokens)
+            self._commit_prefill(launched, result, finished, first_tokens, computed)
         if launched.rounds is not None:
             kept = self._commit_rounds(launched, result, finished)
         self.store.pass_fence(result.step_id)
+        if not self._recovery.is_normal and self._recovery.succeeded():
+            self._apply_limits()
         if self._events is not None:
             # An abort has an event of its own, at its own time.
             ended = tuple(end for end in finished if end.reason is not FinishReason.ABORT)
             self._events(Committed(now_ns, launched.step, result, tuple(first_tokens), kept, ended))
-        return CommitOutcome(tuple(finished), tuple(first_tokens))
+        return CommitOutcome(tuple(finished), tuple(first_tokens), tuple(computed))
 
     def _commit_prefill(
-        self, launched: Launched, result: StepResult, finished: list[FinishedRequest], first_tokens: list[str]
+        self,
+        launched: Launched,
+        result: StepResult,
+        finished: list[FinishedRequest],
+        first_tokens: list[str],
+        computed: list[str],
     ) -> None:
         prefill = launched.step.prefill
         for i, chunk in enumerate(launched.chunks):
@@ -415,8 +542,11 @@ class Engine:
             first_tokens.append(record.request.request_id)
             stopped = result.prefill.stopped is not None and bool(result.prefill.stopped[i])
             stopped = self.output.first_token(record, result.prefill, i) or stopped
-            if stopped or self.rounds.end_len[record.row] == record.prefill_len:
+            if stopped or record.emitted_before + 1 == record.max_tokens:
                 finished.append(self._end(record, finish_reason(stopped)))
+            elif self.role is EngineRole.PREFILL:
+                self._hand_over(record)
+                computed.append(record.request.request_id)
 
     def _commit_rounds(self, launched: Launched, result: StepResult, finished: list[FinishedRequest]) -> np.ndarray:
         rounds, decode = launched.rounds, result.decode
@@ -499,6 +629,86 @@ class Engine:
         del self._by_row[record.row]
         self._leaving[record.row] = Leaving(record, reason, message)
 
+    # -- lost steps ---------------------------------------------------------------------------------------------------
+
+    def lose_steps(self, failure: StepFailure, now_ns: int) -> LossOutcome:
+        """The oldest uncommitted step has failed: it and those launched behind it deliver nothing. Raises InvariantViolation RELAY-07
+        for any other step.
+
+        Their requests wait again, with what was delivered before; their slots stay behind a fence, and nothing is planned, until
+        `resume`. See `recovery.py` for what is tried next and for the one request that may fail.
+        """
+        if not self._launched or self._launched[0].step.step_id != failure.step_id:
+            oldest = self._launched[0].step.step_id if self._launched else None
+            raise InvariantViolation("RELAY-07", f"{failure}, but the oldest uncommitted step is {oldest}")
+        failed = self._launched[0]
+        in_failed = self._records_of(failed)
+        suspects = [record for record in in_failed if record.prefill_committed == record.num_cached] or in_failed
+        victim = in_failed[0] if in_failed and self._blames(failed, len(in_failed), len(suspects)) else None
+        finished = [self._end(left.record, left.reason, left.message) for left in self._leaving.values()]
+        self._leaving.clear()
+        for launched in self._launched:
+            for record in self._records_of(launched):
+                if record is victim:
+                    finished.append(self._end(record, FinishReason.ERROR, f"{failure}; it ran alone"))
+                else:
+                    self._retract(record)
+        step_ids = tuple(launched.step.step_id for launched in self._launched)
+        self._launched.clear()
+        self._awaits_quiet = True
+        self._apply_limits()
+        if self.admission.row_limit is not None:
+            while len(self._by_row) > self.admission.row_limit:
+                self._retract(least_entitled(self._by_row.values()))
+            if len(suspects) < len(in_failed):
+                self.admission.queue.try_first(suspects)
+        if self._events is not None:
+            ended = tuple(end for end in finished if end.reason is not FinishReason.ABORT)
+            self._events(StepsLost(now_ns, failure, step_ids, tuple(self._retracted), ended))
+        self._retracted.clear()
+        return LossOutcome(tuple(finished), step_ids)
+
+    def resume(self, now_ns: int, *, restarted: bool = False) -> None:
+        """No lost step can touch anything any more: what is behind the fence comes back, and plans are made again.
+
+        `restarted`: the worker is a new one. All KV is gone, the prefix cache is empty, whoever runs begins again from what was delivered.
+        That may also happen between steps; with steps in flight they have to be lost first (InvariantViolation RELAY-01).
+        """
+        if self._launched:
+            raise InvariantViolation("RELAY-01", f"resumed with {self.describe_in_flight()} in flight")
+        self._awaits_quiet = False
+        self._last_committed = self.last_step_id
+        self.store.pass_fence(self.last_step_id)
+        if restarted:
+            for record in list(self._by_row.values()):
+                self._retract(record)
+            self.store.forget()
+            self.restarts += 1
+        if self._events is not None:
+            self._events(Resumed(now_ns, restarted, tuple(self._retracted)))
+        self._retracted.clear()
+
+    def _records_of(self, launched: Launched) -> list[RequestRecord]:
+        """The requests that still have the rows with which `launched` was planned, in the order of its rows."""
+        step = launched.step
+        parts = [part for part in (step.prefill, step.decode) if part is not None]
+        rows = [pair for part in parts for pair in zip(part.rows.tolist(), part.epochs.tolist(), strict=True)]
+        records = (self._by_row.get(row) for row, epoch in dict.fromkeys(rows) if self.store.table.epochs[row] == epoch)
+        return [record for record in records if record is not None]
+
+    def _blames(self, failed: Launched, num_rows: int, num_suspects: int) -> bool:
+        """Note the failure; whether the only request of the step is to blame."""
+        step = failed.step
+        can_draft_less = step.decode is not None and step.decode.steps > self.controller.fewest_steps(
+            len(step.decode.rows)
+        )
+        return self._recovery.failed(num_rows, num_suspects, step.prefill is not None, can_draft_less)
+
+    def _apply_limits(self) -> None:
+        self.controller.draft_fewest(self._recovery.fewer_steps)
+        self.admission.row_limit = self._recovery.row_limit
+        self.store.revision += 1
+
     # -- endings --------------------------------------------------------------------------------------------------
 
     def _end(self, record: RequestRecord, reason: FinishReason, message: str = "") -> FinishedRequest:
@@ -523,6 +733,7 @@ class Engine:
         self.admission.forget(record)
         self.output.close(record, self.rounds.kv_len)
         self._by_row.pop(row, None)
+        self._forget_transfer(record)
         departure = Departure(self._fence_of(row), row, context, num_valid, record.request.namespace)
         self.store.close_row(departure, self._last_committed)
 
@@ -543,9 +754,15 @@ class Engine:
         self.store.check()
         states = [record.state for record in self._live.values()]
         waiting = sum(state is RequestState.WAITING for state in states)
-        if waiting != len(self.admission.queue) or waiting + self.num_running != len(states):
-            raise InvariantViolation("ENGINE-01", f"{waiting} waiting + {self.num_running} with a row != {len(states)}")
-        for row, record in self._by_row.items():
+        transferring = sum(state is RequestState.TRANSFERRING for state in states)
+        if waiting != len(self.admission.queue) or transferring != len(self._transferring):
+            raise InvariantViolation(
+                "ENGINE-01", f"{waiting} waiting and {transferring} transferring are not counted so"
+            )
+        if waiting + self.num_running + transferring != len(states):
+            running = f"{self.num_running} running + {transferring} transferring"
+            raise InvariantViolation("ENGINE-01", f"{waiting} waiting + {running} != {len(states)}")
+        for row, record in [*self._by_row.items(), *self._transferring.items()]:
             if record.row != row or self.store.table.epochs[row] != record.epoch:
                 raise InvariantViolation("RELAY-03", f"row {row} belongs to {record.request.request_id!r} no longer")
         launched_rows = [launched.rounds.step for launched in self._launched if launched.rounds is not None]

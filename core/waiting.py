@@ -1,7 +1,8 @@
 """The waiting queue: first come, first served within a priority, and a bound on how often anyone is overtaken.
 
 A greater priority goes first. A request that has been overtaken `ageing_bound` times by later arrivals goes before all others.
-A retracted request returns to its place by arrival, as a rule the front of its class.
+A retracted request returns to its place by arrival, as a rule the front of its class. Whoever is to be tried first, after a step
+that failed, goes before everybody.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class WaitingQueue:
         self._classes: dict[int, deque[RequestRecord]] = {}
         self._priorities: list[int] = []  # of the classes that are not empty, greatest first
         self._size = 0
+        self._first: list[RequestRecord] = []  # to be tried before all others, in this order
 
     def __len__(self) -> int:
         return self._size
@@ -27,6 +29,8 @@ class WaitingQueue:
         """Who enters next; None if nobody waits."""
         if not self._size:
             return None
+        if self._first:
+            return self._first[0]
         if len(self._priorities) > 1:
             fronts = [self._classes[priority][0] for priority in self._priorities]
             aged = [record for record in fronts if record.overtaken >= self._ageing_bound]
@@ -46,6 +50,10 @@ class WaitingQueue:
             waiting.insert(older, record)
         self._size += 1
 
+    def try_first(self, records: list[RequestRecord]) -> None:
+        """These waiting requests go before all others, in this order, until they have entered once."""
+        self._first = [*records, *(record for record in self._first if record not in records)]
+
     def pop(self) -> RequestRecord:
         """Take the head; those it overtakes remember it."""
         record = self.head
@@ -62,6 +70,8 @@ class WaitingQueue:
         priority = record.request.priority
         waiting = self._classes[priority]
         waiting.remove(record)
+        if self._first and record in self._first:
+            self._first.remove(record)
         self._size -= 1
         if not waiting:
             self._priorities.remove(priority)

@@ -7,6 +7,10 @@
      "decode":[rows] or "=","S":3,"k":1,"nd":4,"rounds":8,"retracted":[id],"waiting":0,"held":512,"released":[[row,epoch]],"writes":crc}
     {"t":"commit","r":0,"ns":…,"step":7,"rounds":2,"lens":"4231…","stops":[[round,column,index]],"ended":[column],"end":"request_ended",
      "stopped":[chunk],"failures":[[row,message]],"at":[first end, gap, …],"finished":[[id,reason,tokens]]}
+    {"t":"lost","r":0,"ns":…,"step":7,"cause":"hung","message":"…","steps":[7,8],"retracted":[id],"finished":[[id,reason,tokens]]}
+    {"t":"resume","r":0,"ns":…,"restarted":true,"retracted":[id]}
+    {"t":"retract","r":0,"ns":…,"id":"a"}
+    {"t":"deny","r":0,"ns":…,"count":2}
 
 `decode` is "=" where the rows are those of the engine's previous decode step. `writes` is the CRC-32 of what the step writes into the
 request table. `lens` has one character per round and row, 0-9a-zA-Z for 0 … 61, or is one number if all are equal, or a flat list if one
@@ -18,7 +22,7 @@ executors that have some. Times are integer nanoseconds and keys have one order,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from json.encoder import encode_basestring_ascii as _quote
@@ -28,9 +32,21 @@ from zlib import crc32
 import numpy as np
 
 from ..core.errors import ForetokenError
-from ..core.events import Aborted, Committed, EngineStarted, Event, Planned, Submitted
+from ..core.events import (
+    Aborted,
+    AllocationsDenied,
+    Committed,
+    EngineStarted,
+    Event,
+    Planned,
+    Resumed,
+    RetractionAsked,
+    StepsLost,
+    Submitted,
+)
 from ..core.prompt import Prompt
-from ..core.request import GREEDY, FinishReason, Request, SamplingParams
+from ..core.recovery import FailureCause, StepFailure
+from ..core.request import GREEDY, FinishedRequest, FinishReason, Request, SamplingParams
 from ..core.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
 from ..core.table_writes import TableWrites
 
@@ -59,13 +75,18 @@ class LineEncoder:
         self.replica = replica
         self._decode_rows: np.ndarray | None = None
         self._text_rows: dict[str, int] = {}  # requests with stop strings -> row
-        self._heads = {kind: f'{{"t":"{kind}","r":{replica},"ns":' for kind in ("submit", "abort", "plan", "commit")}
+        kinds = ("submit", "abort", "plan", "commit", "lost", "resume", "retract", "deny")
+        self._heads = {kind: f'{{"t":"{kind}","r":{replica},"ns":' for kind in kinds}
         self._encoders: dict[type, Callable[[Any], str]] = {
             EngineStarted: self._engine,
             Submitted: self._submit,
             Aborted: self._abort,
             Planned: self._plan,
             Committed: self._commit,
+            StepsLost: self._lost,
+            Resumed: self._resume,
+            RetractionAsked: self._retract,
+            AllocationsDenied: self._deny,
         }
 
     def encode(self, event: Event) -> str:
@@ -154,11 +175,32 @@ class LineEncoder:
             parts.append(f'"failures":[{",".join(failures)}]')
         parts.append(f'"at":{_encode_times(result.round_end_ns)}')
         if event.finished:
-            finished = [
-                f"[{_quote(f.request_id)},{_quote(f.reason.name.lower())},{f.num_output}]" for f in event.finished
-            ]
-            parts.append(f'"finished":[{",".join(finished)}]')
+            parts.append(_encode_finished(event.finished))
         return ",".join(parts) + "}"
+
+    def _lost(self, event: StepsLost) -> str:
+        for finished in event.finished:
+            self._text_rows.pop(finished.request_id, None)
+        failure = event.failure
+        parts = [
+            f'{self._heads["lost"]}{event.now_ns},"step":{failure.step_id},"cause":{_quote(failure.cause.value)},'
+            f'"message":{_quote(failure.message)},"steps":{_dumps(event.step_ids)}'
+        ]
+        if event.retracted:
+            parts.append(f'"retracted":{_dumps(event.retracted)}')
+        if event.finished:
+            parts.append(_encode_finished(event.finished))
+        return ",".join(parts) + "}"
+
+    def _resume(self, event: Resumed) -> str:
+        retracted = f',"retracted":{_dumps(event.retracted)}' if event.retracted else ""
+        return f'{self._heads["resume"]}{event.now_ns},"restarted":{_dumps(event.restarted)}{retracted}}}'
+
+    def _retract(self, event: RetractionAsked) -> str:
+        return f'{self._heads["retract"]}{event.now_ns},"id":{_quote(event.request_id)}}}'
+
+    def _deny(self, event: AllocationsDenied) -> str:
+        return f'{self._heads["deny"]}{event.now_ns},"count":{event.count}}}'
 
     def _with_text_stops(self, event: Committed) -> StepResult:
         """The result with the stops that the engine found in the text, as if the executor had found them in the tokens."""
@@ -188,6 +230,11 @@ def writes_checksum(writes: TableWrites) -> int:
     checksum = crc32(np.ascontiguousarray(writes.rows))
     checksum = crc32(np.ascontiguousarray(writes.columns), checksum)
     return crc32(np.ascontiguousarray(writes.slots), checksum)
+
+
+def _encode_finished(ended: Iterable[FinishedRequest]) -> str:
+    finished = [f"[{_quote(f.request_id)},{_quote(f.reason.name.lower())},{f.num_output}]" for f in ended]
+    return f'"finished":[{",".join(finished)}]'
 
 
 def _encode_decode(decode: DecodeResult) -> str:
@@ -269,6 +316,14 @@ def decode_result(record: Mapping[str, Any], step: Step) -> StepResult:
     if len(times) != expected:
         raise MalformedRecord(f"{len(times)} end times, expected {expected}, one for each round")
     return StepResult(step.step_id, prefill, decode, times, failures)
+
+
+def decode_failure(record: Mapping[str, Any]) -> StepFailure:
+    """The failure of a `lost` record; MalformedRecord for a cause that there is not."""
+    try:
+        return StepFailure(record["step"], FailureCause(record["cause"]), record["message"])
+    except ValueError as error:
+        raise MalformedRecord(f"a failure that cannot be read: {error}") from error
 
 
 def _decode_prefill(record: Mapping[str, Any], step: Step) -> PrefillResult | None:

@@ -27,6 +27,10 @@ _REQUIRED: dict[str, tuple[tuple[str, type | tuple[type, ...]], ...]] = {
     "abort": (("r", int), ("ns", int), ("id", str)),
     "plan": (("r", int), ("ns", int), ("step", (int, type(None))), ("waiting", int), ("held", int)),
     "commit": (("r", int), ("ns", int), ("step", int), ("at", (int, list))),
+    "lost": (("r", int), ("ns", int), ("step", int), ("cause", str), ("message", str), ("steps", list)),
+    "resume": (("r", int), ("ns", int), ("restarted", bool)),
+    "retract": (("r", int), ("ns", int), ("id", str)),
+    "deny": (("r", int), ("ns", int), ("count", int)),
     "end": (("complete", bool),),
 }
 

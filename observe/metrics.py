@@ -20,7 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from ..core.events import Aborted, Committed, EngineStarted, Event, Planned, Submitted
+from ..core.events import (
+    Aborted,
+    AllocationsDenied,
+    Committed,
+    EngineStarted,
+    Event,
+    Planned,
+    Resumed,
+    RetractionAsked,
+    StepsLost,
+    Submitted,
+)
 from ..core.request import FinishReason
 from .columns import GrowingColumn, OpenRequests
 from .histogram import LogHistogram
@@ -48,6 +59,8 @@ TOTALS = (
     "committed_steps",
     "prefill_tokens",
     "switches",
+    "lost_steps",
+    "restarts",
 )
 _FLUSH_ENTRIES = 1 << 14  # rows × rounds
 _FLUSH_EVENTS = 1 << 11
@@ -112,6 +125,10 @@ class RunMetrics:
             Aborted: self._aborted,
             Planned: self._planned,
             Committed: self._committed,
+            StepsLost: self._lost,
+            Resumed: self._resumed,
+            RetractionAsked: _decides_nothing,
+            AllocationsDenied: _decides_nothing,
         }
 
         def take(event: Event) -> None:
@@ -154,12 +171,7 @@ class RunMetrics:
             state.leaving.append((slot, event.now_ns))
 
     def _planned(self, state: ReplicaMetrics, event: Planned) -> None:
-        for request_id in event.retracted:
-            slot = state.slots[request_id]
-            del state.rows[slot]
-            self.open.retractions[slot] += 1
-            self.totals["retractions"] += 1
-            self._running -= 1
+        self._retracted(state, event.retracted)
         if event.step is not None:
             for join in event.step.joins:
                 self._joined(state, join, event.now_ns)
@@ -169,6 +181,14 @@ class RunMetrics:
         self._held += held - state.held
         state.held = held
         state.max_held = max(state.max_held, held)
+
+    def _retracted(self, state: ReplicaMetrics, request_ids: tuple[str, ...]) -> None:
+        for request_id in request_ids:
+            slot = state.slots[request_id]
+            del state.rows[slot]
+            self.open.retractions[slot] += 1
+            self.totals["retractions"] += 1
+            self._running -= 1
 
     def _joined(self, state: ReplicaMetrics, join: Any, now_ns: int) -> None:
         request = join.request
@@ -226,6 +246,24 @@ class RunMetrics:
             self._running -= 1
             failed = finished.reason is FinishReason.ERROR
             self._closing.append((slot, finished.reason, event.now_ns if failed else -1, finished.num_output))
+
+    def _lost(self, state: ReplicaMetrics, event: StepsLost) -> None:
+        for _ in event.step_ids:
+            state.planned.popleft()
+        self.totals["lost_steps"] += len(event.step_ids)
+        self._settle_leaving(state)
+        self._retracted(state, event.retracted)
+        self._wait(state, state.waiting + len(event.retracted))
+        for finished in event.finished:
+            slot = state.slots.pop(finished.request_id)
+            del state.rows[slot]
+            self._running -= 1
+            self._closing.append((slot, finished.reason, event.now_ns, finished.num_output))
+
+    def _resumed(self, state: ReplicaMetrics, event: Resumed) -> None:
+        self.totals["restarts"] += event.restarted
+        self._retracted(state, event.retracted)
+        self._wait(state, state.waiting + len(event.retracted))
 
     def _settle_leaving(self, state: ReplicaMetrics) -> None:
         """Close the requests that were aborted since the last commit. The rounds of a running block that ended before still count
@@ -390,6 +428,10 @@ class RunMetrics:
         files, self._files = self._files, None
         for file in files or ():
             file.close()
+
+
+def _decides_nothing(state: ReplicaMetrics, event: Event) -> None:
+    """What comes of it shows in later plans."""
 
 
 def _added(counts: np.ndarray, more: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ForetokenError
-from ..core.events import Aborted, Committed, Event, Planned, Submitted
+from ..core.events import Aborted, Committed, Event, Planned, Resumed, StepsLost, Submitted
 from ..core.step import Step
 
 MAX_EVENTS = 1_000_000
@@ -182,6 +182,14 @@ class _ReplicaTrack:
         elif kind is Aborted:
             # Whether it waited is known with the next plan, which says how many do.
             self._running.discard(event.request_id)
+        elif kind is StepsLost:
+            self._running.difference_update(event.retracted, (finished.request_id for finished in event.finished))
+            self._waiting += len(event.retracted)
+            for _ in event.step_ids if self._infer_device else ():
+                self._plan_times.popleft()
+        elif kind is Resumed:
+            self._running.difference_update(event.retracted)
+            self._waiting += len(event.retracted)
         else:
             return
         self._count("running", event.now_ns, len(self._running))

@@ -1,7 +1,7 @@
 """Replay: feed a log to fresh engines and see whether they decide the same, decision for decision.
 
-Submits, aborts and results come from the log, in its order; plans come from the engine. Nothing of the executor that wrote the log is
-needed, so a log from a GPU replays on a laptop. `plan` calls that came to nothing are not logged and not repeated.
+Submits, aborts, results and what went wrong come from the log, in its order; plans come from the engine. Nothing of the executor that
+wrote the log is needed, so a log from a GPU replays on a laptop. `plan` calls that came to nothing are not logged and not repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..core.engine import Engine
 from ..core.errors import ForetokenError, InvariantViolation
 from ..core.events import Event, EventSink
 from ..core.step import Step
-from .encoding import LineEncoder, decision, decode_request, decode_result
+from .encoding import LineEncoder, decision, decode_failure, decode_request, decode_result
 from .log import LogError, Record, read_log
 
 EngineFactory = Callable[[Mapping[str, Any], int, EventSink], Engine]
@@ -89,6 +89,15 @@ class _Replica:
             if not self._steps:
                 raise _Diverged(None, f"the log commits step {data['step']}, but no step is in flight")
             self.engine.commit(decode_result(data, self._steps.popleft()), data["ns"])
+        elif record.kind == "lost":
+            self._steps.clear()
+            self.engine.lose_steps(decode_failure(data), data["ns"])
+        elif record.kind == "resume":
+            self.engine.resume(data["ns"], restarted=data["restarted"])
+        elif record.kind == "retract":
+            self.engine.request_retraction(data["id"], data["ns"])
+        elif record.kind == "deny":
+            self.engine.deny_allocations(data["count"], data["ns"])
         self._compare(record)
 
     def _compare(self, record: Record) -> None:

@@ -142,6 +142,8 @@ def _speculation(metrics: RunMetrics) -> dict[str, Any]:
         "decode_rounds": totals["decode_rounds"],
         "committed_steps": totals["committed_steps"],
         "switches": totals["switches"],
+        "lost_steps": totals["lost_steps"],
+        "restarts": totals["restarts"],
     }
     for steps, rounds in enumerate(metrics.rounds_at_steps.tolist()):
         if rounds:

@@ -78,6 +78,7 @@ class AdaptiveController:
         self._activations = 0
         self._counters = AdaptiveCounters(self._shape.max_num_draft_tokens)
         self._depth_limited = depth_limited
+        self._fewest_only = False
 
     # --- what there is to choose from ---
 
@@ -108,6 +109,10 @@ class AdaptiveController:
     def num_draft_tokens_for(self, steps: int, bs: int) -> int:
         """Nodes of the verify tree of a round: steps + 1 for chains, the range's own for trees, 1 for 0 steps."""
         return self._shape.num_draft_tokens(steps, bs)
+
+    def fewest_steps(self, bs: int) -> int:
+        """The smallest candidate that a round of `bs` rows may draft."""
+        return self._shape.fewest_steps(bs)
 
     def cuda_graph_bs_for_step(self, step: int) -> tuple[int, ...] | None:
         """The captured sizes that can reach `step`; None when graphs are off."""
@@ -148,12 +153,21 @@ class AdaptiveController:
 
     # --- every round ---
 
+    def draft_fewest(self, fewest_only: bool) -> None:
+        """From the next activation on: the smallest candidate of each batch size whatever the policy says, or the policy again.
+
+        What the policy knows stays as it is: feedback of other steps than its own is counted nowhere.
+        """
+        self._fewest_only = fewest_only
+
     def activate_step_by_batch(self, bs: int, kv_tokens: int = 0) -> int:
         """The steps of the round about to be launched with `bs` rows reading `kv_tokens` KV tokens in all.
 
         Swaps the host's runtime state if the choice has changed. Raises `MissingRuntimeState`.
         """
         steps = self.policy.steps_for(bs, kv_tokens)
+        if self._fewest_only:
+            steps = min(steps, self._shape.fewest_steps(bs))
         if self._host is not None:
             self._activate(steps, self._shape.num_draft_tokens(steps, bs))
         elif steps != self._active_steps:

@@ -88,6 +88,10 @@ class DraftShape:
             return steps + 1
         return self._nodes[self._router.range_index(batch_size)]
 
+    def fewest_steps(self, batch_size: int) -> int:
+        """The smallest candidate of the batch size's range."""
+        return self._config.slots[self._router.range_index(batch_size)].candidate_steps[0]
+
     def max_correct_drafts(self, steps: int, batch_size: int) -> int:
         """The longest run that a round can accept."""
         return steps if self.depth_limited else self.num_draft_tokens(steps, batch_size) - 1

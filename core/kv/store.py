@@ -6,6 +6,9 @@ row   [0, shared) the cache's, locked · [shared, allocated) this row's own · [
 
 A request that leaves while a launched step may still touch its row is *fenced*: row, slots and locks stay as they are until that
 step is committed. The slots that a request's prefix gives up because the cache had them already are fenced too.
+
+A row may be *held* for a transfer between workers: whoever leaves it, it stays as it is until the hold is released. And it may be
+*silent*: reserved for KV that is still to arrive, so that the executor is told of it only when its request joins.
 """
 
 from __future__ import annotations
@@ -48,11 +51,15 @@ class KVStore:
         self.row_width = row_width
         self.allocated = np.zeros(num_rows + 1, dtype=np.int64)
         self.revision = 0
+        self.num_denied = 0  # attempts to allocate that were denied since the caller last set this to 0
+        self._denials = 0
         self._ones = np.ones(num_rows + 1, dtype=np.int64)
         self._shared = [0] * (num_rows + 1)
         self._locked: list[RadixNode | None] = [None] * (num_rows + 1)
         self._departures: deque[Departure] = deque()
         self._fenced_slots: deque[tuple[int, np.ndarray]] = deque()
+        self._held: dict[int, Departure | None] = {}  # row -> how its request left, None while it is there
+        self._silent = [False] * (num_rows + 1)
         self._writes: list[WrittenRanges] = []
         self._released: list[tuple[int, int]] = []
 
@@ -66,6 +73,11 @@ class KVStore:
     def has_fenced(self) -> bool:
         """Whether some row or slot comes back when steps in flight are committed."""
         return bool(self._departures or self._fenced_slots)
+
+    @property
+    def num_held_rows(self) -> int:
+        """Rows that a transfer needs, whether or not their request is still there."""
+        return len(self._held)
 
     @property
     def num_request_slots(self) -> int:
@@ -84,9 +96,10 @@ class KVStore:
         self.cache.queries += num_tokens
         self.cache.hits += num_cached
 
-    def open_row(self, prefix: PrefixMatch | None) -> int:
+    def open_row(self, prefix: PrefixMatch | None, silent: bool = False) -> int:
         """Give a row to a request; the slots of its cached prefix are written and locked."""
         row = self.table.acquire()
+        self._silent[row] = silent
         if prefix is not None and prefix.length:
             self.cache.lock(prefix.node)
             self._locked[row] = prefix.node
@@ -94,6 +107,43 @@ class KVStore:
             self.allocated[row] = prefix.length
             self._write(row, 0, prefix.slots)
         return row
+
+    def reserve_row(self, tokens: np.ndarray | None, namespace: str, num_slots: int) -> int | None:
+        """A silent row with `num_slots` slots (page aligned), the cached prefix of `tokens` among them; None, and nothing changed, if
+        so many are not to be had. A cached prefix is asked for room as if it were not cached: then locking it cannot make the rest
+        not fit."""
+        if self._denials or not self.table.num_free_rows or num_slots > self.available_slots:
+            return None
+        prefix = None if self.cache is None or tokens is None else self.match(tokens, namespace)
+        row = self.open_row(prefix, silent=True)
+        fits = self.grow_row(row, num_slots)
+        assert fits, "what was found to fit does not"
+        return row
+
+    def announce_row(self, row: int) -> None:
+        """The executor is told of a silent row, and of all its slots, with the next step."""
+        self._silent[row] = False
+        slots = self.table.gather(row, 0, int(self.allocated[row]))
+        self._writes.append(WrittenRanges(row, 0, slots.size, slots))
+
+    def num_adopted(self, row: int) -> int:
+        """Positions at the front of a row whose slots the prefix cache owns."""
+        return self._shared[row]
+
+    def hold_row(self, row: int) -> None:
+        """Keep row, slots and locks as they are until `release_hold`, also if the request leaves."""
+        assert self.table.is_held(row), f"row {row} belongs to nobody"
+        assert row not in self._held, f"row {row} is held already"
+        self._held[row] = None
+
+    def release_hold(self, row: int, last_committed: int) -> None:
+        """No transfer touches `row` any more; if its request has left, its slots are given back."""
+        departure = self._held.pop(row)
+        if departure is not None:
+            self.close_row(departure, last_committed)
+
+    def is_held_row(self, row: int) -> bool:
+        return row in self._held
 
     def grow(self, rows: np.ndarray, targets: np.ndarray) -> bool:
         """Extend the rows, intp [n], to `targets` int64 [n] slots (page aligned), or change nothing and say False.
@@ -125,8 +175,32 @@ class KVStore:
         self.allocated[row] = target
         return True
 
+    def deny(self, count: int) -> None:
+        """The next `count` attempts to allocate find nothing, as if the pool were exhausted, and change nothing."""
+        self._denials += count
+
+    def denies(self) -> bool:
+        """Whether an attempt that is made now finds nothing, though there may be something; counts as that attempt."""
+        if not self._denials:
+            return False
+        self._denials -= 1
+        self.num_denied += 1
+        return True
+
+    def forget(self) -> None:
+        """The KV is gone, with the worker that held it: nothing of it is a prefix of anything. No row is held any more."""
+        if self.cache is not None and self.cache.evictable_slots:
+            self.allocator.free(self.cache.evict(self.cache.evictable_slots))
+        self._writes.clear()
+        self._released.clear()
+        self.revision += 1
+        if self.num_request_slots or (self.cache is not None and self.cache.protected_slots):
+            raise InvariantViolation("ALLOC-15", f"{self.num_request_slots} slots are held of KV that is gone")
+
     def _make_room(self, num_slots: int) -> bool:
         """Whether so many slots are free, after the cache has given up what is missing, if it can."""
+        if self.denies():
+            return False
         missing = num_slots - self.allocator.num_free_slots
         if missing <= 0:
             return True
@@ -166,8 +240,10 @@ class KVStore:
         self.revision += 1
 
     def close_row(self, departure: Departure, last_committed: int) -> None:
-        """A request leaves its row: now, or once the departure's fence is committed."""
-        if departure.fence <= last_committed:
+        """A request leaves its row: now, or once the departure's fence is committed and no transfer holds it."""
+        if departure.row in self._held:
+            self._held[departure.row] = departure
+        elif departure.fence <= last_committed:
             self._release(departure)
         else:
             self._departures.append(departure)
@@ -196,7 +272,9 @@ class KVStore:
             self.cache.unlock(self._locked[row])
             self._locked[row] = None
         self.allocator.free(own)
-        self._released.append((row, int(self.table.epochs[row])))
+        if not self._silent[row]:
+            self._released.append((row, int(self.table.epochs[row])))
+        self._silent[row] = False
         self.allocated[row] = 0
         self._shared[row] = 0
         self.table.release(row)
@@ -232,6 +310,8 @@ class KVStore:
             allocated = int(self.allocated[row])
             if allocated % self.page_size or not 0 <= self._shared[row] <= allocated <= self.row_width:
                 raise InvariantViolation("ALLOC-07", f"row {row}: {self._shared[row]} shared, {allocated} allocated")
+            if row in self._held and not self.table.is_held(row):
+                raise InvariantViolation("HANDOFF-02", f"row {row} was given away while a transfer holds it")
             if allocated and not self.table.is_held(row):
                 raise InvariantViolation("ALLOC-15", f"row {row} is free but has {allocated} slots")
         if self.cache is not None:
@@ -251,4 +331,5 @@ class KVStore:
 
     def _write(self, row: int, start: int, slots: np.ndarray) -> None:
         self.table.write_row(row, start, slots)
-        self._writes.append(WrittenRanges(row, start, slots.size, slots))
+        if not self._silent[row]:
+            self._writes.append(WrittenRanges(row, start, slots.size, slots))
