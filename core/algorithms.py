@@ -44,7 +44,8 @@ class TopKDrafting(SpecAlgorithm):
         bonus_tokens = np.asarray(last_tokens, np.int64)[served]
         if future_map is not None and len(rows):
             future_map.publish(rows, batch.epochs[served], batch.seq_lens[served])
-            values = {"bonus_tokens": bonus_tokens, "topk_probabilities": probabilities, "topk_ids": token_ids}
+            values = {name: value[served] for name, value in batch.relayed.items()}
+            values |= {"bonus_tokens": bonus_tokens, "topk_probabilities": probabilities, "topk_ids": token_ids}
             if hidden_states is not None:
                 values["hidden_states"] = hidden_states
             future_map.stash(rows, batch.epochs[served], values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Any
 
 from .adaptive import AdaptiveController
@@ -15,6 +16,14 @@ from .kv.sizing import (
     request_table_width,
     reserve_per_decode,
 )
+
+
+class EngineRole(StrEnum):
+    """What an engine does with a request: all of it, its prompt alone, or all but its prompt."""
+
+    BOTH = "both"
+    PREFILL = "prefill"  # computes prompts; their KV and first tokens go to a decode worker
+    DECODE = "decode"  # requests arrive with their prompt's KV; only what is retracted is computed again here
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,12 @@ class EngineConfig:
     track_tokens: bool = (
         False  # the executor delivers tokens: keep them for the output, retraction and the prefix cache
     )
+    role: EngineRole = EngineRole.BOTH  # at the start; an empty engine may change it
+
+    def __post_init__(self) -> None:
+        # A configuration that was read from a file has the name; one that means nothing is left for `problems`.
+        if not isinstance(self.role, EngineRole) and self.role in list(EngineRole):
+            object.__setattr__(self, "role", EngineRole(self.role))
 
     def problems(self) -> list[Problem]:
         """All that is wrong with the values taken by themselves."""
@@ -58,12 +73,15 @@ class EngineConfig:
                 problems.append(Problem(key, f"must be at least {minimum}, got {getattr(self, key)}"))
         if self.max_queue is not None and self.max_queue < 1:
             problems.append(Problem("max_queue", f"must be at least 1 (or absent: no bound), got {self.max_queue}"))
+        if not isinstance(self.role, EngineRole):
+            problems.append(Problem("role", f"{self.role!r} is none of {', '.join(EngineRole)}"))
         if not (0.0 <= self.watermark < 1.0):
             problems.append(Problem("watermark", f"must be in [0, 1), got {self.watermark}"))
         return problems
 
     def to_json(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"role": str(self.role)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +140,11 @@ class EngineSizes:
         row_width = request_table_width(config.context_len, reserve, config.page_size)
         return cls(max_steps, max_nd, alloc_len, reserve, row_width, total_limit)
 
-    def max_tokens(self, config: EngineConfig, prompt_len: int, asked: int) -> int:
+    def max_tokens(self, config: EngineConfig, prompt_len: int, asked: int, role: EngineRole = EngineRole.BOTH) -> int:
         """The output length that context and pool allow a request alone, at most `asked`; below 1 it can never run."""
         pool = config.num_pages * config.page_size
+        if role is EngineRole.PREFILL:
+            # Output takes no slots here; whether it fits is for the decode worker to say.
+            return min(asked, self.total_limit - prompt_len) if prompt_len <= pool else pool - prompt_len
         fits_pool = pool - ceil_to_page(self.reserve, config.page_size) - (config.page_size - 1) - prompt_len
         return min(asked, self.total_limit - prompt_len, fits_pool)

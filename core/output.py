@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from .arrival import Arrival
 from .engine_config import EngineConfig, EngineSizes
 from .finish import TextDecoder, first_stop_string
 from .request import RequestRecord, RequestState
@@ -53,6 +54,15 @@ class OutputLog:
         before = self._tokens[record.row, record.prompt_len : record.prefill_len]
         return first_stop_string(self._decoder, before, run, record.request.stop_strings) >= 0
 
+    def arrive(self, record: RequestRecord, arrival: Arrival) -> None:
+        """A request joins with the first token that another worker sampled for it."""
+        if not self.tracks_tokens:
+            return
+        if arrival.first_token is not None:
+            self._tokens[record.row, record.prefill_len] = arrival.first_token
+        for name in record.request.outputs:
+            record.outputs.setdefault(name, []).append(arrival.outputs[name])
+
     def stop_string_cut(
         self, record: RequestRecord, decode: DecodeResult, i: int, kept: int, kv_before: int
     ) -> int | None:
@@ -89,7 +99,10 @@ class OutputLog:
 
     def num_delivered(self, record: RequestRecord, kv_len: np.ndarray) -> int:
         """Output tokens so far, over all admissions of the request."""
-        if record.state is RequestState.DECODE and record.prefill_committed == record.prefill_len:
+        if (
+            record.state in (RequestState.DECODE, RequestState.TRANSFERRING)
+            and record.prefill_committed == record.prefill_len
+        ):
             return int(kv_len[record.row]) - record.prompt_len + 1
         return record.emitted_before
 

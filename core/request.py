@@ -4,6 +4,10 @@ Theory of operation. A request is WAITING until the engine admits it to a row; t
 the last chunk is *launched* it joins the decode batch (DECODE). Under memory pressure it is retracted: all that it holds is
 released and it is WAITING again, with what it has emitted so far as part of its prompt. FINISHED, ABORTED, FAILED and REFUSED absorb.
 
+Where prefill and decode are two engines, a request is TRANSFERRING on both while its KV is on its way: on the prefill side from the
+commit of its last chunk until the other side has it all (TRANSFERRED, which absorbs), on the decode side from the reservation of its
+slots until it joins the batch.
+
 Every event passes through `advance`: first the table accepts or refuses, then the effects happen. A refused event changes nothing.
 """
 
@@ -23,6 +27,8 @@ class RequestState(Enum):
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
+    TRANSFERRING = "transferring"
+    TRANSFERRED = "transferred"
     FINISHED = "finished"
     ABORTED = "aborted"
     FAILED = "failed"
@@ -34,6 +40,10 @@ class RequestEvent(Enum):
     REFUSE = "refuse"  # can never fit, or the queue is full
     ADMIT = "admit"  # given a row
     PREFILLED = "prefilled"  # the last chunk of the prompt is launched
+    HAND_OVER = "hand_over"  # prefill side: the prompt is computed, its KV is to be sent
+    TRANSFER = "transfer"  # prefill side: the decode side has it all
+    RESERVE = "reserve"  # decode side: given a row for KV that is still to arrive
+    JOIN = "join"  # decode side: the KV has arrived and is verified
     RETRACT = "retract"  # gives everything back, waits again
     FINISH = "finish"  # stop or length
     ABORT = "abort"  # the client is gone
@@ -42,10 +52,19 @@ class RequestEvent(Enum):
 
 S, E = RequestState, RequestEvent
 TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
-    S.NEW: {E.QUEUE: S.WAITING, E.REFUSE: S.REFUSED},
+    S.NEW: {E.QUEUE: S.WAITING, E.REFUSE: S.REFUSED, E.RESERVE: S.TRANSFERRING},
     S.WAITING: {E.ADMIT: S.PREFILL, E.ABORT: S.ABORTED},
-    S.PREFILL: {E.PREFILLED: S.DECODE, E.RETRACT: S.WAITING, E.ABORT: S.ABORTED, E.FAIL: S.FAILED},
+    S.PREFILL: {
+        E.PREFILLED: S.DECODE,
+        E.HAND_OVER: S.TRANSFERRING,
+        E.FINISH: S.FINISHED,
+        E.RETRACT: S.WAITING,
+        E.ABORT: S.ABORTED,
+        E.FAIL: S.FAILED,
+    },
     S.DECODE: {E.FINISH: S.FINISHED, E.RETRACT: S.WAITING, E.ABORT: S.ABORTED, E.FAIL: S.FAILED},
+    S.TRANSFERRING: {E.TRANSFER: S.TRANSFERRED, E.JOIN: S.DECODE, E.ABORT: S.ABORTED, E.FAIL: S.FAILED},
+    S.TRANSFERRED: {},
     S.FINISHED: {},
     S.ABORTED: {},
     S.FAILED: {},
@@ -61,6 +80,7 @@ class FinishReason(IntEnum):
     LENGTH = 2
     ABORT = 3
     ERROR = 4
+    TRANSFERRED = 5  # on a prefill worker: a decode worker has the request now
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from enum import Enum
 
 import numpy as np
 
+from .algorithm import HandoffBatch
 from .request import Request
 from .table_writes import TableWrites
 
@@ -36,7 +37,17 @@ class Join:
     num_cached: int  # KV tokens taken over from the prefix cache
     cached_tokens: (
         np.ndarray | None
-    )  # int64 [num_cached]: what they are; None where the executor does not ask for tokens
+    )  # int64 [num_cached]: what they are (of an arrival: all num_received); None where the executor does not ask for tokens
+    num_received: int = 0  # KV length that a prefill worker has computed and sent: the row decodes without a prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The rows of a step's joins that need no prefill, for executors with tokens: their KV was received, and their first relay cell
+    comes from `algorithm.build_disagg_draft_input(batch, first_tokens, future_map)`, before anything of the step is resolved."""
+
+    batch: HandoffBatch
+    first_tokens: np.ndarray  # int64 [n]: what the prefill worker sampled; delivered already
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,7 @@ class Step:
     table_writes: TableWrites
     prefill: PrefillStep | None
     decode: DecodeStep | None
+    arrivals: Arrivals | None = None
 
     @property
     def max_rounds(self) -> int:

@@ -38,6 +38,7 @@ def test_the_table_is_complete_and_every_state_leads_to_an_end():
     assert TRANSITIONS.keys() == set(RequestState)
     assert set(TERMINAL_STATES) == {
         RequestState.FINISHED,
+        RequestState.TRANSFERRED,
         RequestState.ABORTED,
         RequestState.FAILED,
         RequestState.REFUSED,
@@ -50,7 +51,12 @@ def test_the_table_is_complete_and_every_state_leads_to_an_end():
 
 def test_only_a_waiting_or_running_request_can_be_aborted():
     abortable = {state for state in RequestState if RequestEvent.ABORT in TRANSITIONS[state]}
-    assert abortable == {RequestState.WAITING, RequestState.PREFILL, RequestState.DECODE}
+    assert abortable == {
+        RequestState.WAITING,
+        RequestState.PREFILL,
+        RequestState.DECODE,
+        RequestState.TRANSFERRING,
+    }
     assert all(record_in(state).is_terminal == (state in TERMINAL_STATES) for state in RequestState)
 
 
