@@ -4,6 +4,7 @@ A *cell* is one choice in every dimension. `pairwise_cells` covers every legal p
 one. `run_cell` serves a small workload in that configuration under disturbances, and compares every output with the oracle.
 
     python -m foretoken.properties.matrix --cells 5000 --seed 1
+    python -m foretoken.properties.matrix --cells 200 --algorithm MY_PLUGIN
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from ..core.acceptance import GaussianAcceptance
 from ..core.adaptive import AdaptiveController, CostTable, build_controller, fixed_controller
 from ..core.adaptive.controller import RuntimeHost
-from ..core.algorithm import SpecAlgorithm
+from ..core.algorithm import Drafter, SpecAlgorithm
 from ..core.algorithms import Standalone
 from ..core.engine import Engine
 from ..core.engine_config import EngineConfig, EngineSizes
@@ -175,11 +176,14 @@ def algorithm_of(cell: Cell) -> SpecAlgorithm:
     return OutsideDraft() if cell.algorithm == "PLUGIN" else get_algorithm(cell.algorithm)
 
 
+def _drafts_on_host(cell: Cell) -> bool:
+    return algorithm_of(cell).drafter is Drafter.LOOKUP
+
+
 def controller_of(cell: Cell, host: RuntimeHost | None = None) -> AdaptiveController:
     """The step policy of a cell: candidates up to `steps`, zero among them, trees as large as the smallest one fills."""
     steps, topk = cell.steps, cell.topk
-    depth_limited = cell.algorithm != "NGRAM"
-    shape: dict = {"depth_limited": depth_limited, "host": host}
+    shape: dict = {"depth_limited": not _drafts_on_host(cell), "host": host}
     if cell.policy == "fixed":
         if topk > 1 and steps:
             shape |= {"topk": topk, "num_draft_tokens": _tree_size(cell, steps)}
@@ -296,7 +300,7 @@ def build_cell(cell: Cell, events=None) -> tuple[Engine, ReferenceExecutor, Hash
     algorithm, controller = algorithm_of(cell), controller_of(cell)
     config = config_of(cell, algorithm, controller)
     engine = Engine(config, algorithm, controller, events=events, text_decoder=LetterDecoder())
-    regularity = 0.8 if cell.algorithm == "NGRAM" else 0.0
+    regularity = 0.8 if _drafts_on_host(cell) else 0.0  # else nothing that was said before would come again
     model = HashLanguageModel(seed=cell.seed, vocab_size=VOCAB_SIZE, regularity=regularity)
     acceptance = GaussianAcceptance((0.8,) * 8, seed=cell.seed) if cell.drafts == "simulated" else None
     fail_at = {"r1": cell.seed % 7, "r4": 0} if cell.faults == "target" else None
@@ -371,16 +375,17 @@ def run_cells(cells, report=print, run=run_cell) -> tuple[list[Failure], list]:
     return failures, reports
 
 
-def random_cells(count: int, seed: int):
+def random_cells(count: int, seed: int, fixed: dict | None = None):
     dice = Dice(seed)
     for number in range(count):
-        yield random_cell(dice, seed * 1_000_000 + number)
+        yield random_cell(dice, seed * 1_000_000 + number, fixed)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Serve random cells of the matrix against the plain greedy loop.")
     parser.add_argument("--cells", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--algorithm", help="random cells of this one alone, which may be a plugin's")
     parser.add_argument("--pairwise", action="store_true", help="run the pairwise cover instead of random cells")
     parser.add_argument("--blocks", action="store_true", help="compare blocks of rounds with single rounds instead")
     parser.add_argument("--cell", help="run one cell, as a failure prints it")
@@ -392,7 +397,8 @@ def main(arguments: list[str] | None = None) -> int:
     elif options.pairwise:
         cells = pairwise_cells()
     else:
-        cells = random_cells(options.cells, options.seed)
+        fixed = {"algorithm": get_algorithm(options.algorithm).name} if options.algorithm else None
+        cells = random_cells(options.cells, options.seed, fixed)
     if options.blocks:
         failures, blocks = run_cells(cells, run=run_cell_in_blocks)
         print(f"{len(blocks)} cells equal, {len(failures)} differ: {sum(blocks)} blocks", end=" ")

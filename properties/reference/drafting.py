@@ -1,4 +1,4 @@
-"""The reference drafts: chains and trees from a hash draft over shadow KV, and look-up over the tokens that the KV holds.
+"""The reference drafts: chains and trees from a hash draft over shadow KV, and proposals from the tokens that the KV holds.
 
 Where draft KV is written (positions of the row, S steps, branch starts as in `draft_branch_layout`):
 
@@ -10,19 +10,20 @@ The leaves of the last level are never run. When a beam node's parent sits in an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...core.algorithm import Drafter, DraftKV, SpecAlgorithm
+from ...core.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from ...core.errors import InvariantViolation
 from ...core.kv.moves import KVMovePlan, draft_branch_layout
-from ...core.ngram import NgramIndex
+from ...core.proposer import HostDrafts
 from ...core.tree.build import (
     Beam,
     VerifyTree,
     build_chain,
     build_lookup_tree,
+    build_proposed_tree,
     build_tree,
     expand_topk,
     first_candidates,
@@ -47,8 +48,17 @@ class DraftRequest:
     num_draft_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """The verify trees of a round."""
+
+    tree: VerifyTree
+    # [bs, nd, …] by relay field: what the next round starts from if that node is the last accepted (drafts from the host).
+    next_relay: dict[str, np.ndarray] = field(default_factory=dict)
+
+
 class ReferenceDrafter:
-    """Drafts for one algorithm. `max_steps` is the greatest candidate: how many heads' candidates are relayed."""
+    """Drafts for one algorithm; the steps of `shape` are the greatest candidate: how many heads' candidates are relayed."""
 
     def __init__(
         self,
@@ -56,17 +66,17 @@ class ReferenceDrafter:
         draft: HashDraft,
         kv: ShadowKV,
         page_size: int,
-        max_steps: int,
-        topk: int,
+        shape: AlgorithmShape,
         max_position: int,
     ) -> None:
         self.algorithm = algorithm
         self.draft = draft
         self.kv = kv
         self.page_size = page_size
-        self.max_steps = max_steps
-        self.topk = topk
+        self.max_steps = shape.steps
+        self.topk = shape.topk
         self.max_position = max_position
+        self.host = HostDrafts(algorithm, shape) if algorithm.drafter is Drafter.LOOKUP else None
 
     # -- what a round starts from ---------------------------------------------------------------------------------
 
@@ -85,16 +95,15 @@ class ReferenceDrafter:
             hashes, tokens = extend_hash(hashes, found[:, 0]), found[:, 0]
         return np.concatenate(ids, axis=1), np.concatenate(probabilities, axis=1)
 
-    def tree(self, request: DraftRequest) -> VerifyTree:
+    def tree(self, request: DraftRequest) -> Drafted:
         """The verify tree of one round."""
-        bs = len(request.rows)
-        if self.algorithm.drafter is not Drafter.LOOKUP:
-            self._check_relay(request)
+        if self.host is not None:
+            return self._host_tree(request, self.host)
+        self._check_relay(request)
         if request.steps == 0 or not self.algorithm.is_speculative:
-            return build_chain(request.roots, np.zeros((bs, 0), np.int32), request.lengths, self.max_position)
-        if self.algorithm.drafter is Drafter.LOOKUP:
-            return self._lookup_tree(request)
-        return self._model_tree(request)
+            none = np.zeros((len(request.rows), 0), np.int32)
+            return Drafted(build_chain(request.roots, none, request.lengths, self.max_position))
+        return Drafted(self._model_tree(request))
 
     def _check_relay(self, request: DraftRequest) -> None:
         if "topk_ids" not in request.relayed:
@@ -105,21 +114,34 @@ class ReferenceDrafter:
             row = request.rows[wrong.any(axis=1).argmax()]
             raise InvariantViolation("RELAY-02", f"row {row} got draft candidates that do not follow its prefix")
 
-    # -- look-up --------------------------------------------------------------------------------------------------
+    # -- from the host --------------------------------------------------------------------------------------------
 
-    def _lookup_tree(self, request: DraftRequest) -> VerifyTree:
+    def first_relay(self, row: int, prefix: PrefixRead) -> dict[str, np.ndarray]:
+        """What a proposer's first round after this prompt starts from, [1, …] by relay field."""
+        if self.host is None:
+            return {}
+        self._show(self.host, row, prefix.tokens)
+        return self.host.first_relay(np.array([row]))
+
+    def _host_tree(self, request: DraftRequest, host: HostDrafts) -> Drafted:
+        """Every round shows the proposer the text that the KV holds, as if the row were new: what it kept must not matter."""
         nodes = request.num_draft_tokens
+        for row, prefix, root in zip(request.rows.tolist(), request.prefixes, request.roots.tolist(), strict=True):
+            self._show(host, row, np.append(prefix.tokens, root))
         if request.runs is not None:
+            # The drafts are somebody else's, so what the proposer starts from is always the beginning.
             paths = [[path] for path in self._simulated_paths(request)]
-        else:
-            paths = []
-            for prefix, root in zip(request.prefixes, request.roots, strict=True):
-                index = NgramIndex()
-                index.append(prefix.tokens)
-                index.append([int(root)])
-                branches = max(1, min(request.topk, nodes - 1))
-                paths.append(list(index.draft(nodes, num_branches=branches).paths))
-        return build_lookup_tree(request.roots, paths, request.lengths, nodes, self.max_position)
+            tree = build_lookup_tree(request.roots, paths, request.lengths, nodes, self.max_position)
+            first = host.first_relay(request.rows)
+            return Drafted(tree, {name: np.stack([values] * nodes, axis=1) for name, values in first.items()})
+        proposal = host.propose(request.rows, request.steps, request.topk, nodes, request.relayed)
+        tree = build_proposed_tree(request.roots, proposal.tokens, proposal.parents, request.lengths, self.max_position)
+        return Drafted(tree, dict(proposal.next_relay))
+
+    @staticmethod
+    def _show(host: HostDrafts, row: int, text: np.ndarray) -> None:
+        host.open_row(row)
+        host.observe(row, text)
 
     def _simulated_paths(self, request: DraftRequest) -> np.ndarray:
         hashes, tokens = request.root_hashes, request.roots

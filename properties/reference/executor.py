@@ -29,7 +29,7 @@ from ...core.step import DecodeStep, Join, PrefillResult, PrefillStep, RoundReco
 from ...core.tree.build import VerifyTree
 from ...core.tree.finalize import Finalized, finalize
 from ...core.tree.outputs import NodeOutputs
-from .drafting import DraftRequest, ReferenceDrafter
+from .drafting import Drafted, DraftRequest, ReferenceDrafter
 from .language_model import (
     HIDDEN_SIZE,
     HashDraft,
@@ -43,6 +43,10 @@ from .language_model import (
 )
 from .sampling import SamplingRule, TargetSampler
 from .shadow import PrefixRead, ShadowKV, stay_of
+
+# Per-node outputs that the next round starts from; users do not see them.
+DRAFT_HIDDEN = "draft_hidden_states"
+NEXT_RELAY = "next_relay."  # and the field's name
 
 ROUND_NS = 1000
 """What a round is said to take: the reference has no clock, but its results are stamped."""
@@ -99,9 +103,9 @@ class ReferenceExecutor:
         self.fail_at = dict(fail_at or {})
         num_slots = (num_pages + 1) * page_size
         self.kv = ShadowKV(num_rows, row_width, num_slots, algorithm.draft_kv.value)
-        shape = AlgorithmShape(max_steps, topk, HIDDEN_SIZE)
+        shape = AlgorithmShape(max_steps, topk, HIDDEN_SIZE, target_vocab_size=draft.target.vocab_size)
         self.future_map = FutureMap(num_rows, algorithm.relay_fields(shape), debug_poison=True)
-        self.drafter = ReferenceDrafter(algorithm, draft, self.kv, page_size, max_steps, topk, context_len - 1)
+        self.drafter = ReferenceDrafter(algorithm, draft, self.kv, page_size, shape, context_len - 1)
         self.sampler = TargetSampler(sampling_rule)
         self.max_position = context_len - 1
         self.num_rounds = 0
@@ -299,7 +303,9 @@ class ReferenceExecutor:
             state.remaining -= 1
             state.ended = state.ended or bool(stopped[i]) or state.remaining == 0
             hidden = self._draft_hidden(prefix.hashes[-1:])
-            self._relay(part.rows[i : i + 1], part.epochs[i : i + 1], prefix.hashes[-1:], np.array([token]), hidden)
+            one = slice(i, i + 1)
+            own = self.drafter.first_relay(row, prefix)
+            self._relay(part.rows[one], part.epochs[one], prefix.hashes[-1:], np.array([token]), hidden, own)
         return PrefillResult(tokens, stopped if stopped.any() else None, _by_name(outputs))
 
     def _chunk_forward(self, row: int, start: int, chunk: np.ndarray) -> PrefixRead:
@@ -360,7 +366,8 @@ class ReferenceExecutor:
         lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
         self._check_lengths(part, running.decoded.rounds, lengths)
         request = self._draft_request(part, lengths, relayed)
-        tree = self.drafter.tree(request)
+        drafted = self.drafter.tree(request)
+        tree = drafted.tree
         self._check_tree(part, tree)
         windows = np.stack(
             [
@@ -369,7 +376,7 @@ class ReferenceExecutor:
             ]
         )
         hashes = self._verify_forward(request, tree, windows)
-        final, accept_lens, failed = self._verify(states, request, tree, hashes, windows)
+        final, accept_lens, failed = self._verify(states, request, drafted, hashes, windows)
         self._catch_up(request, final, accept_lens, tree.num_draft_tokens)
         for i in np.flatnonzero(failed & ~was_over).tolist():
             self._fail(states[i], int(part.rows[i]), running)
@@ -446,9 +453,10 @@ class ReferenceExecutor:
         return hashes
 
     def _verify(
-        self, states: list[RowState], request: DraftRequest, tree: VerifyTree, hashes: np.ndarray, windows: np.ndarray
+        self, states: list[RowState], request: DraftRequest, drafted: Drafted, hashes: np.ndarray, windows: np.ndarray
     ) -> tuple[Finalized, np.ndarray, np.ndarray]:
         """Target forward, acceptance and compaction: what stands in the windows afterwards is the accepted path."""
+        tree = drafted.tree
         logits = self.model.logits(hashes.ravel(), tree.tokens)
         depths = self.kv.target.positions[windows] - request.lengths[:, None]
         self._inject_failures(states, request, depths, logits)
@@ -457,7 +465,10 @@ class ReferenceExecutor:
             [state.request.sampling for state in states], keys, request.lengths, tree, depths, logits
         )
         outputs = node_outputs(hashes.ravel(), logits, verified.predict)
-        outputs["draft_hidden_states"] = self._draft_hidden(hashes.ravel())
+        outputs[DRAFT_HIDDEN] = self._draft_hidden(hashes.ravel())
+        outputs |= {
+            NEXT_RELAY + name: values.reshape(-1, *values.shape[2:]) for name, values in drafted.next_relay.items()
+        }
         final = finalize(verified, windows, NodeOutputs(outputs))
         final.moves.check(self.kv.target.num_slots, windows)
         self.kv.target.move(final.moves)
@@ -484,11 +495,17 @@ class ReferenceExecutor:
                 bonus = int(final.bonus_tokens[i])
                 self._write_draft(row, length, prefix.tokens[length:], prefix.hashes[length:], bonus)
                 self.kv.read_draft(row, prefix, bonus)
-        hidden = final.outputs["draft_hidden_states"]
+        last_nodes = np.arange(len(accept_lens)) * nodes + accept_lens - 1
+        hidden = final.outputs[DRAFT_HIDDEN]
         if hidden is not None:
-            hidden = hidden[np.arange(len(accept_lens)) * nodes + accept_lens - 1]
+            hidden = hidden[last_nodes]
+        own = {
+            name.removeprefix(NEXT_RELAY): final.outputs[name][last_nodes]
+            for name in final.outputs
+            if name.startswith(NEXT_RELAY)
+        }
         epochs = self.kv.stays[request.rows] & 0xFFFFFFFF
-        self._relay(request.rows, epochs, last_hashes, final.bonus_tokens.astype(np.int64), hidden)
+        self._relay(request.rows, epochs, last_hashes, final.bonus_tokens.astype(np.int64), hidden, own)
 
     def _relay(
         self,
@@ -497,11 +514,12 @@ class ReferenceExecutor:
         last_hashes: np.ndarray,
         tokens: np.ndarray,
         hidden: np.ndarray | None,
+        own: dict[str, np.ndarray],
     ) -> None:
-        """Publish the lengths and stash what the next round drafts from."""
+        """Publish the lengths and stash what the next round drafts from; `own` are the fields of a proposer."""
         lengths = self.kv.kv_lens[rows]
         self.future_map.publish(rows, epochs, lengths)
-        values: dict[str, np.ndarray | None] = {"bonus_tokens": tokens}
+        values: dict[str, np.ndarray | None] = {"bonus_tokens": tokens, **own}
         names = [f.name for f in self.future_map.fields]
         if "topk_ids" in names:
             runs = self._simulated_runs(rows, lengths)
@@ -547,7 +565,7 @@ def _as_columns(outputs: NodeOutputs, shape: tuple[int, int]) -> dict[str, np.nd
     columns = {}
     for name in outputs:
         array = outputs[name]
-        if name == "draft_hidden_states" or array is None:
+        if name == DRAFT_HIDDEN or name.startswith(NEXT_RELAY) or array is None:
             continue
         nodes = array.shape[0] // bs
         by_row = array.reshape(bs, nodes, *array.shape[1:])
