@@ -25,6 +25,7 @@ from ..core.algorithm import Drafter, SpecAlgorithm
 from ..core.algorithms import Standalone
 from ..core.engine import Engine
 from ..core.engine_config import EngineConfig, EngineSizes
+from ..core.errors import ConfigError
 from ..core.prompt import Prompt
 from ..core.registry import get_algorithm
 from ..core.request import Request
@@ -397,7 +398,10 @@ def main(arguments: list[str] | None = None) -> int:
     elif options.pairwise:
         cells = pairwise_cells()
     else:
-        fixed = {"algorithm": get_algorithm(options.algorithm).name} if options.algorithm else None
+        try:
+            fixed = {"algorithm": get_algorithm(options.algorithm).name} if options.algorithm else None
+        except ConfigError as error:
+            parser.error(str(error))
         cells = random_cells(options.cells, options.seed, fixed)
     if options.blocks:
         failures, blocks = run_cells(cells, run=run_cell_in_blocks)

@@ -96,6 +96,7 @@ def test_an_entry_point_is_loaded_when_it_is_asked_for(forget, monkeypatch):
 
     class Entry:
         name = "afar"
+        value = "far.away:FromAfar"
 
         def load(self):
             return FromAfar
