@@ -1,0 +1,89 @@
+"""The algorithm: drafts from each request's suffix automaton, as deep or wide as the last rounds have earned.
+
+It relays one field of its own, `trust`: what share of drafts passed lately. The device knows first how far a row's drafts were accepted,
+so the proposer says for every node what the trust is if that node is the last one accepted, and the next round is told.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from foretoken.core.algorithm import AlgorithmShape, DraftInput, HandoffBatch
+from foretoken.core.algorithms import LookupDrafting
+from foretoken.core.future_map import FutureMap, RelayField
+from foretoken.core.hidden import ForwardPhase
+from foretoken.core.proposer import Proposal, ProposalRequest
+
+from .automaton import DraftTree, SuffixAutomaton
+
+TRUST = RelayField("trust", (), "float32")
+FIRST_TRUST = 0.7
+LEAST_TRUST, MOST_TRUST = 0.1, 0.98
+FORGETTING = 0.3  # weight of the newest round in the moving average
+
+
+class SuffixAutomatonDrafting(LookupDrafting):
+    """Look-up drafting whose trees follow what was accepted. The registry gives it the name of its entry point."""
+
+    draft_time_share = 0.01  # some microseconds of Python per draft, beside a verify pass of milliseconds
+
+    def relay_fields(self, shape: AlgorithmShape) -> tuple[RelayField, ...]:
+        return (*super().relay_fields(shape), TRUST)
+
+    def make_proposer(self, shape: AlgorithmShape) -> SuffixProposer:
+        return SuffixProposer()
+
+    def build_disagg_draft_input(
+        self, batch: HandoffBatch, last_tokens: np.ndarray, future_map: FutureMap | None
+    ) -> DraftInput:
+        """The trust that the prefill side sent; a request that comes without it, or with a broken one, begins at the beginning."""
+        sent = np.asarray(batch.relayed.get(TRUST.name, np.full(len(batch.rows), FIRST_TRUST)), np.float32)
+        trust = np.where(np.isfinite(sent), sent, np.float32(FIRST_TRUST)).clip(LEAST_TRUST, MOST_TRUST)
+        bonus_tokens = np.asarray(last_tokens, np.int64)
+        if future_map is not None and len(batch.rows):
+            future_map.publish(batch.rows, batch.epochs, batch.seq_lens)
+            future_map.stash(batch.rows, batch.epochs, {"bonus_tokens": bonus_tokens, TRUST.name: trust})
+        capture = self.capture_hidden_mode(ForwardPhase.DRAFT)
+        return DraftInput(batch.rows, bonus_tokens, None, None, None, capture, relayed={TRUST.name: trust})
+
+
+class SuffixProposer:
+    """One automaton per row."""
+
+    def __init__(self) -> None:
+        self._automata: dict[int, SuffixAutomaton] = {}
+
+    def open_row(self, row: int) -> None:
+        self._automata[row] = SuffixAutomaton()
+
+    def observe(self, row: int, tokens: np.ndarray) -> None:
+        self._automata[row].extend(tokens.tolist())
+
+    def first_relay(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        return {TRUST.name: np.full(len(rows), FIRST_TRUST, np.float32)}
+
+    def propose(self, request: ProposalRequest) -> Proposal:
+        num_rows, nodes = len(request.rows), request.num_draft_tokens
+        tokens = np.zeros((num_rows, nodes - 1), np.int64)
+        parents = np.full((num_rows, nodes - 1), -1, np.int32)
+        next_trust = np.empty((num_rows, nodes), np.float32)
+        for i, (row, trust) in enumerate(zip(request.rows.tolist(), request.relayed[TRUST.name].tolist(), strict=True)):
+            tree = self._automata[row].draft(nodes - 1, request.topk, trust)
+            tokens[i, : len(tree.tokens)] = tree.tokens
+            parents[i, : len(tree.parents)] = tree.parents
+            next_trust[i] = trust
+            next_trust[i, : len(tree.is_leaf)] = trust_after(trust, tree)
+        return Proposal(tokens, parents, {TRUST.name: next_trust})
+
+
+def trust_after(trust: float, tree: DraftTree) -> np.ndarray:
+    """The trust after a round that accepted up to each node, float32 [nodes].
+
+    Behind an inner node of depth d the target chose none of what was drafted: d of d + 1 drafts passed. Behind a leaf all passed, and where
+    nothing was drafted there is nothing to learn.
+    """
+    depths = np.array([0, *tree.depths])
+    passed = np.where(tree.is_leaf, 1.0, depths / (depths + 1))
+    after = ((1 - FORGETTING) * trust + FORGETTING * passed).clip(LEAST_TRUST, MOST_TRUST)
+    if not tree.tokens:
+        after[0] = trust
+    return after.astype(np.float32)
