@@ -188,6 +188,16 @@ class Engine(Transferring):
         return not self._live and not self._launched and not self._awaits_quiet and not self.store.num_held_rows
 
     @property
+    def running_ids(self) -> list[str]:
+        """Requests that hold a row and go on, in the order in which they took it."""
+        return [record.request.request_id for record in self._by_row.values()]
+
+    def state_of(self, request_id: str) -> RequestState | None:
+        """The state of a live request; None if there is none of that id."""
+        record = self._live.get(request_id)
+        return None if record is None else record.state
+
+    @property
     def is_degraded(self) -> bool:
         """Whether steps are kept small because one has failed lately."""
         return not self._recovery.is_normal

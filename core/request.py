@@ -98,8 +98,8 @@ class SamplingParams:
             raise InvalidRequest(f"temperature must be a finite number >= 0, got {self.temperature}")
         if not (0.0 < self.top_p <= 1.0):
             raise InvalidRequest(f"top_p must be in (0, 1], got {self.top_p}")
-        if self.top_k < 0:
-            raise InvalidRequest(f"top_k must be >= 0 (0 is off), got {self.top_k}")
+        if not isinstance(self.top_k, int | np.integer) or self.top_k < 0:
+            raise InvalidRequest(f"top_k must be an integer >= 0 (0 is off), got {self.top_k}")
 
     @property
     def is_greedy(self) -> bool:
@@ -130,6 +130,14 @@ class Request:
     def __post_init__(self) -> None:
         if self.prompt.length < 1:
             raise InvalidRequest(f"request {self.request_id!r}: the prompt is empty; at least 1 token is needed")
+        if not isinstance(self.max_tokens, int | np.integer):
+            raise InvalidRequest(
+                f"request {self.request_id!r}: max_tokens must be an integer >= 1, got {self.max_tokens!r}"
+            )
+        if not isinstance(self.priority, int | np.integer):
+            raise InvalidRequest(
+                f"request {self.request_id!r}: priority must be an integer (0 is usual), got {self.priority!r}"
+            )
         if self.max_tokens < 1:
             raise InvalidRequest(f"request {self.request_id!r}: max_tokens must be >= 1, got {self.max_tokens}")
         if any(not text for text in self.stop_strings):

@@ -12,8 +12,9 @@ import simpy
 from ..core.acceptance import AcceptanceProcess, GaussianAcceptance
 from ..core.acceptance_drift import DayCurve
 from ..core.draws import request_key
-from ..core.errors import ForetokenError
+from ..core.errors import ForetokenError, InvariantViolation
 from ..core.events import Event, EventSink
+from ..core.faults import FaultPlan
 from ..core.request import FinishedRequest, Request
 from .actors.client import Patience, closed_loop_client
 from .actors.device import Device, Truth
@@ -22,6 +23,9 @@ from .actors.link import Link
 from .actors.router import Router
 from .actors.source import open_loop_source
 from .assembly import Assembly, assemble
+from .faults.device import FaultyDevice
+from .faults.link import FaultyLink
+from .faults.service import FaultReport, FaultyService
 from .load import make_workload, scan_workload
 from .scenario import Scenario
 from .workload.arrival import Arrival
@@ -54,6 +58,7 @@ class RunReport:
     device_busy_ns: tuple[int, ...]  # per replica
     refusals: dict[str, int]  # reason -> requests
     num_skipped_rows: int  # of the trace: rows without prompt or output, which cannot be replayed
+    faults: FaultReport | None = None  # of a run with a fault plan
 
 
 class Simulation:
@@ -69,8 +74,12 @@ class Simulation:
         *,
         sinks: Callable[[int], Sequence[EventSink]] | None = None,
         spans: SpanSink | None = None,
+        faults: FaultPlan | None = None,
     ) -> None:
-        """Raises a ForetokenError for whatever cannot run: configuration, memory, an unreadable or broken trace."""
+        """`faults`: what is to go wrong; see `RunReport.faults` for what became of it.
+
+        Raises a ForetokenError for whatever cannot run: configuration, memory, an unreadable or broken trace.
+        """
         self.scenario = scenario
         self.assembly: Assembly = assemble(scenario)
         self.workload = make_workload(scenario)
@@ -84,14 +93,16 @@ class Simulation:
         self._has_listeners = scenario.workload.concurrency is not None or scenario.clients != type(scenario.clients)()
         day = scenario.acceptance.day_amplitude
         self._day = DayCurve(day) if day else None
+        self.faults: FaultyService | None = None
+        if faults is not None:
+            self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.engine_config.context_len)
         self._max_tokens = scenario.workload.max_tokens or self.assembly.engine_config.context_len
         self.replicas = [
             self._make_replica(replica, sinks(replica) if sinks else (), spans)
             for replica in range(scenario.hardware.replicas)
         ]
-        table = scenario.router
-        links = [Link(self.env, round(table.latency_us * 1000), table.bandwidth_gbps * 1e9 / 8) for _ in self.replicas]
-        self.router = Router(table.policy, self.replicas, links, scenario.seed)
+        links = [self._make_link(replica) for replica in range(len(self.replicas))]
+        self.router = Router(scenario.router.policy, self.replicas, links, scenario.seed)
 
     def run(self, on_progress: Callable[[Progress], None] | None = None) -> RunReport:
         """Simulate to the end of the workload. Ctrl-C ends the run early, and the report says so."""
@@ -101,10 +112,15 @@ class Simulation:
             self._step_through(on_progress)
         except KeyboardInterrupt:
             complete = False
+        except InvariantViolation as violation:
+            if self.faults is None:
+                raise
+            self.faults.broken_by(violation)
+            complete = False
         if complete and not self._num_submitted:
             skipped = f"; {self.num_skipped_rows} rows have no prompt or no output" if self.num_skipped_rows else ""
             raise NothingFits(f"the workload has no requests: nothing arrives between its start and its end{skipped}")
-        if complete and sum(self.refusals.values()) == self._num_submitted:
+        if complete and self.faults is None and sum(self.refusals.values()) == self._num_submitted:
             reason, count = max(self.refusals.items(), key=lambda item: item[1])
             raise NothingFits(f"none of the {self._num_submitted} requests can be served; {count} of them: {reason}")
         return RunReport(
@@ -116,16 +132,20 @@ class Simulation:
             tuple(replica.device.busy_ns for replica in self.replicas),
             dict(self.refusals),
             self.num_skipped_rows,
+            self.faults.finish(complete) if self.faults is not None else None,
         )
 
     def _start_workload(self) -> None:
         env, clients = self.env, self.scenario.clients
         patience = Patience(self.scenario.seed, clients.deadline_s, clients.cancel_share, clients.cancel_mean_s)
         concurrency = self.scenario.workload.concurrency
-        if concurrency is None:
-            env.process(open_loop_source(env, self.workload, self._send, self.router.cancel, patience))
-            return
         arrivals = iter(self.workload)
+        if self.faults is not None:
+            arrivals = self.faults.arrivals(arrivals)
+            self.faults.start()
+        if concurrency is None:
+            env.process(open_loop_source(env, arrivals, self._send, self.router.cancel, patience))
+            return
         for _ in range(concurrency):
             env.process(closed_loop_client(env, arrivals, self._send, self.router.cancel, patience))
 
@@ -148,10 +168,23 @@ class Simulation:
         return Progress(self.env.now, self._num_submitted, self._num_ended, rounds, self.num_expected)
 
     def _make_replica(self, replica: int, sinks: Sequence[EventSink], spans: SpanSink | None) -> EngineActor:
-        engine = self.assembly.make_engine(_fan_out(sinks))
         config = self.assembly.engine_config
-        device = Device(self.assembly.cost, config.max_running, self.assembly.acceptance, self._tree_process)
-        return EngineActor(self.env, replica, engine, device, self.assembly.host, self._ended, spans)
+        parts = (self.assembly.cost, config.max_running, self.assembly.acceptance, self._tree_process)
+        if self.faults is not None:
+            witness = self.faults.witness(replica, config.max_queue, config.max_running)
+            engine = self.assembly.make_engine(_fan_out([*sinks, witness]))
+            return self.faults.make_replica(
+                replica, engine, FaultyDevice(*parts), self.assembly.host, self._ended, spans
+            )
+        engine = self.assembly.make_engine(_fan_out(sinks))
+        return EngineActor(self.env, replica, engine, Device(*parts), self.assembly.host, self._ended, spans)
+
+    def _make_link(self, replica: int) -> Link:
+        table = self.scenario.router
+        latency_ns, bytes_per_s = round(table.latency_us * 1000), table.bandwidth_gbps * 1e9 / 8
+        if self.faults is None:
+            return Link(self.env, latency_ns, bytes_per_s)
+        return FaultyLink(self.env, latency_ns, bytes_per_s, replica, self.faults.ledger, self._given_up)
 
     def _tree_process(self, topk: int, steps: int, num_draft_tokens: int) -> AcceptanceProcess:
         """Acceptance along the deepest accepted path of a tree; pinned and recorded processes hold as they are."""
@@ -161,8 +194,14 @@ class Simulation:
         return process.for_tree(topk, steps, num_draft_tokens, self.scenario.acceptance.rank_ratio)
 
     def _send(self, arrival: Arrival) -> tuple[str, simpy.Event | None]:
-        """A client's request sets off for its replica."""
-        request_id = f"r{arrival.row}"
+        """A client's request sets off for its replica; in a burst, with others like it."""
+        copies = 1 if self.faults is None else self.faults.clients.copies(arrival, self.env.now)
+        sent = self._send_one(arrival, f"r{arrival.row}")
+        for copy in range(1, copies):
+            self._send_one(arrival, f"r{arrival.row}.{copy}")
+        return sent
+
+    def _send_one(self, arrival: Arrival, request_id: str) -> tuple[str, simpy.Event | None]:
         request = Request(request_id, arrival.prompt, self._max_tokens, arrival.priority)
         shift = self._day.shift(self.env.now) if self._day is not None else 0.0
         truth = Truth(arrival.output_len, request_key(request_id), shift)
@@ -172,7 +211,14 @@ class Simulation:
         ended = None
         if self._has_listeners:
             ended = self._waiting_clients[request_id] = self.env.event()
-        self.router.submit(request, truth)
+        if self.faults is None:
+            self.router.submit(request, truth)
+            return request_id, ended
+        clients, now_ns = self.faults.clients, self.env.now
+        request = clients.shape(arrival, request, truth, now_ns)
+        self.faults.sent(request_id)
+        replica = self.router.submit(request, truth)
+        clients.after(arrival, request, replica, now_ns)
         return request_id, ended
 
     def _foresee(self, first: int) -> None:
@@ -185,6 +231,8 @@ class Simulation:
 
     def _ended(self, replica: int, finished: FinishedRequest) -> None:
         """A replica is done with a request, or has refused it."""
+        if self.faults is not None:
+            self.faults.ended(finished.request_id)
         self._num_ended += 1
         self.router.ended(replica, finished.request_id)
         if finished.message:
@@ -192,6 +240,13 @@ class Simulation:
         ended = self._waiting_clients.pop(finished.request_id, None)
         if ended is not None:
             ended.succeed()
+
+    def _given_up(self, deliver: Callable[..., None], *arguments) -> None:
+        """Every attempt to deliver a message was lost: a request ends, unless a copy has arrived; of a cancel nothing comes."""
+        request = arguments[0]
+        if isinstance(request, Request) and self.faults.is_waiting_for(request.request_id):
+            replica = next(actor for actor in self.replicas if actor.receive == deliver)
+            self._ended(replica.replica, self.faults.unreachable(request.request_id))
 
 
 def _fan_out(sinks: Sequence[EventSink]) -> EventSink | None:

@@ -1,0 +1,93 @@
+"""Clients that leave, ask for what cannot be, use an id twice, or come ten at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...core.prompt import Prompt
+from ...core.request import Request, SamplingParams
+from ..actors.clock import call_at
+from ..actors.device import Truth
+from ..workload.arrival import Arrival
+from .ledger import Ledger
+
+if TYPE_CHECKING:
+    from .service import FaultyService
+
+HUGE = 1 << 40
+NAN = float("nan")
+
+BAD_REQUESTS: tuple[Callable[[str, int], Request], ...] = (
+    lambda name, limit: Request(name, Prompt.of_length(0), 5),
+    lambda name, limit: Request(name, Prompt.of_length(limit), 5),
+    lambda name, limit: Request(name, Prompt.of_length(limit + 10**6), 5),
+    lambda name, limit: Request(name, Prompt.of_length(-1), 5),
+    lambda name, limit: Request(name, Prompt.of_length(5), 0),
+    lambda name, limit: Request(name, Prompt.of_length(5), -7),
+    lambda name, limit: Request(name, Prompt.of_length(5), NAN),
+    lambda name, limit: Request(name, Prompt.of_length(5), 1.5),
+    lambda name, limit: Request(name, Prompt.of_length(5), 5, sampling=SamplingParams(temperature=NAN)),
+    lambda name, limit: Request(name, Prompt.of_length(5), 5, sampling=SamplingParams(temperature=-1.0)),
+    lambda name, limit: Request(name, Prompt.of_length(5), 5, sampling=SamplingParams(top_p=NAN)),
+    lambda name, limit: Request(name, Prompt.of_length(5), 5, sampling=SamplingParams(top_k=-2)),
+    lambda name, limit: Request(name, Prompt.of_length(5), 5, sampling=SamplingParams(top_k=NAN)),
+    lambda name, limit: Request(name, Prompt.of_length(5), 5, priority=NAN),
+)
+"""(id, a prompt length that no context holds) -> a request that must be refused, where it is made or at the door."""
+
+
+class FaultyClients:
+    """Shapes requests before they are sent, and sends what should not be sent beside them."""
+
+    def __init__(self, service: FaultyService, ledger: Ledger) -> None:
+        self._service = service
+        self._ledger = ledger
+        self._kinds: dict[int, tuple[str, ...]] = {}
+
+    def copies(self, arrival: Arrival, now_ns: int) -> int:
+        """How many requests come for this arrival: one, or a burst."""
+        kinds = self._ledger.kinds_at("request", 0, arrival.row, now_ns)
+        self._kinds = {arrival.row: kinds}
+        if "load.burst" not in kinds:
+            return 1
+        self._ledger.note("load.burst", now_ns)
+        return self._ledger.plan.load.burst.factor
+
+    def shape(self, arrival: Arrival, request: Request, truth: Truth, now_ns: int) -> Request:
+        """The request as this client asks it."""
+        kinds, ledger = self._kinds[arrival.row], self._ledger
+        if "device.poison" in kinds:
+            self._service.poison(request.request_id)
+        if "client.stop_edge" in kinds:
+            ledger.note("client.stop_edge", now_ns)
+            past = int(3 * ledger.draws.amount("client.stop_edge", 0, arrival.row)) - 1
+            return replace(request, max_tokens=max(1, truth.output_len - past))
+        if "client.token_limits" in kinds:
+            ledger.note("client.token_limits", now_ns)
+            huge = ledger.draws.amount("client.token_limits", 0, arrival.row) < 0.5
+            return replace(request, max_tokens=HUGE if huge else 1)
+        return request
+
+    def after(self, arrival: Arrival, request: Request, replica: int, now_ns: int) -> None:
+        """What this client does after it has sent its request."""
+        ledger, service = self._ledger, self._service
+        for kind in self._kinds[arrival.row]:
+            share = ledger.draws.amount(kind, 0, arrival.row, 1)
+            name = request.request_id
+            at = service.replicas[replica]
+            if kind == "client.cancels":
+                wait_ns = int(-math.log1p(-share) * ledger.plan.client.cancels.mean_s * 1e9)
+                call_at(service.env, now_ns + wait_ns, at.leave, name, kind)
+                call_at(service.env, now_ns + 2 * wait_ns, at.cancel, name)
+            elif kind == "client.gone":
+                notice_ns = round(ledger.plan.client.gone.notice_s * 1e9)
+                call_at(service.env, now_ns + notice_ns, at.leave, name, kind)
+            elif kind == "client.duplicate_id":
+                again = Request(name, Prompt.of_length(3), 4)
+                call_at(service.env, now_ns + int(share * 3e9), at.try_duplicate, again)
+            elif kind == "client.bad_request":
+                make = BAD_REQUESTS[int(share * len(BAD_REQUESTS))]
+                at.try_bad(lambda name=name, make=make: make(f"{name}!", service.context_len))

@@ -1,0 +1,260 @@
+"""What is promised whatever goes wrong, checked while a service runs and when it has ended.
+
+A `Witness` sees every event of one engine and keeps its own books: what each request has been delivered, in which row, since when.
+They share nothing with the engine's books.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.engine import Engine
+from ...core.errors import InvariantViolation
+from ...core.events import Aborted, Committed, Event, Planned, Resumed, StepsLost, Submitted
+from ...core.recovery import FailureCause
+from ...core.request import FinishedRequest, FinishReason
+from ...core.step import Step
+
+PROMISES = {
+    "nothing_seen": "no token of a lost step is delivered",
+    "stream_intact": "delivered tokens are never repeated or lost: a request goes on from what it has, and its usage is that",
+    "fenced": "slots of a lost step are nobody's until the device is quiet, and come back then",
+    "victim_alone": "a request fails only after a step that it had to itself",
+    "watchdog_speaks": "a step that does not come back is reported with what was in flight",
+    "one_end": "each request reaches exactly one end",
+    "no_later_token": "nothing is delivered after a cancel",
+    "refused_at_the_door": "bad requests and live ids are refused, with the number that was expected",
+    "counts_once": "a message that comes twice counts once",
+    "first_end_wins": "a request ends at its stop or its limit, whichever comes first, and for that reason",
+    "steps_valid": "draft steps are candidates; feedback that cannot be is refused and changes nothing",
+    "last_good_config": "after half a table the last good one is in force",
+    "bounded_queue": "the queue never exceeds its bound, but for those who come back",
+    "time_forward": "no time stamp goes back, no duration is negative",
+    "books_agree": "after each fault a recount from scratch finds nothing wrong",
+    "recovered": "after the last fault everything ends within the bound",
+    "drained": "in the end every slot is free again",
+}
+
+OF_KIND = {
+    "device.raises": ("nothing_seen", "fenced", "stream_intact", "victim_alone"),
+    "device.out_of_memory": ("nothing_seen", "fenced", "stream_intact", "victim_alone"),
+    "device.hangs": ("nothing_seen", "fenced", "stream_intact", "victim_alone", "watchdog_speaks"),
+    "device.slow": ("recovered",),
+    "device.restarts": ("nothing_seen", "fenced", "stream_intact", "victim_alone"),
+    "device.poison": ("victim_alone", "one_end"),
+    "link.late": ("one_end", "no_later_token"),
+    "link.duplicated": ("counts_once", "one_end"),
+    "link.lost": ("one_end",),
+    "client.cancels": ("no_later_token", "one_end", "drained"),
+    "client.gone": ("no_later_token", "one_end", "drained"),
+    "client.duplicate_id": ("refused_at_the_door", "one_end"),
+    "client.bad_request": ("refused_at_the_door",),
+    "client.token_limits": ("first_end_wins",),
+    "client.stop_edge": ("first_end_wins",),
+    "draft.right": ("first_end_wins", "steps_valid"),
+    "draft.wrong": ("first_end_wins", "steps_valid"),
+    "draft.nan": ("steps_valid",),
+    "pool.denied": ("books_agree", "stream_intact"),
+    "pool.retraction": ("books_agree", "stream_intact"),
+    "load.burst": ("bounded_queue", "one_end"),
+    "clock.jump": ("time_forward",),
+    "clock.freeze": ("time_forward",),
+    "config.half_written": ("last_good_config",),
+    "service.shutdown": ("drained", "one_end"),
+}
+
+MAX_BROKEN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A promise that was not kept."""
+
+    promise: str
+    message: str
+    now_ns: int
+
+    def __str__(self) -> str:
+        return f"{self.promise} at {self.now_ns / 1e9:.6f} s: {self.message} (promised: {PROMISES[self.promise]})"
+
+
+class Promises:
+    """Counts evaluations and keeps the first broken ones."""
+
+    def __init__(self) -> None:
+        self.checked: dict[str, int] = dict.fromkeys(PROMISES, 0)
+        self.broken: list[Broken] = []
+
+    def check(self, promise: str, kept: bool, now_ns: int, message: str = "") -> None:
+        self.checked[promise] += 1
+        if not kept and len(self.broken) < MAX_BROKEN:
+            self.broken.append(Broken(promise, message, now_ns))
+
+    def recount(self, promise: str, engine: Engine, now_ns: int) -> None:
+        """The engine's own recount from scratch."""
+        self.checked[promise] += 1
+        try:
+            engine.check()
+        except InvariantViolation as violation:
+            self.check(promise, False, now_ns, str(violation))
+
+
+class Witness:
+    """The books of one replica; `take` is an event sink of its engine."""
+
+    def __init__(self, promises: Promises, max_queue: int | None, max_rows: int) -> None:
+        self.promises = promises
+        self.expected_output: dict[str, int] = {}  # id -> tokens until its own stop
+        self._queue_limit = None if max_queue is None else max_queue + max_rows
+        self._limit: dict[str, int] = {}  # id -> its cap, as its join says
+        self._live: dict[str, int] = {}  # id -> arrival
+        self._leaving: dict[str, int] = {}  # cancelled and not yet reported: id -> when
+        self._row_of: dict[str, int] = {}
+        self._delivered: dict[str, int] = {}  # of those without a row
+        self._by_row = np.zeros(max_rows + 1, dtype=np.int64)
+        self._in_flight: dict[int, Step] = {}
+        self._lost_through = 0
+        self._may_fail: set[str] = set()  # ended by a failed step that they had to themselves; only asked
+        self._last_ns = 0
+        self._round_end_ns = 0
+        self._num_waiting = 0
+        self._handlers = {
+            Submitted: self._submitted,
+            Aborted: self._aborted,
+            Planned: self._planned,
+            Committed: self._committed,
+            StepsLost: self._lost,
+            Resumed: self._resumed,
+        }
+
+    def take(self, event: Event) -> None:
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            self._forward(event.now_ns, event.now_ns)
+            handler(event)
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        return tuple(self._live)
+
+    def _forward(self, from_ns: int, to_ns: int) -> None:
+        self.promises.check("time_forward", from_ns >= self._last_ns, to_ns, f"{from_ns} ns after {self._last_ns} ns")
+        self._last_ns = max(self._last_ns, to_ns)
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def _submitted(self, event: Submitted) -> None:
+        if event.refusal:
+            return
+        self._live[event.request.request_id] = event.now_ns
+        self._num_waiting += 1
+        if self._queue_limit is not None:
+            fits = self._num_waiting <= self._queue_limit
+            self.promises.check("bounded_queue", fits, event.now_ns, f"{self._num_waiting} wait")
+
+    def _aborted(self, event: Aborted) -> None:
+        if self._live.pop(event.request_id, None) is not None:
+            self._leaving[event.request_id] = event.now_ns
+
+    def _planned(self, event: Planned) -> None:
+        self._leave(event.retracted)
+        self._num_waiting = event.num_waiting
+        step, promises = event.step, self.promises
+        if step is None:
+            return
+        self._in_flight[step.step_id] = step
+        for join in step.joins:
+            name = join.request.request_id
+            promises.check("no_later_token", name in self._live, event.now_ns, f"{name} enters and is not live")
+            had = self._delivered.pop(name, 0)
+            goes_on = join.num_emitted == had
+            promises.check(
+                "stream_intact", goes_on, event.now_ns, f"{name} goes on from {join.num_emitted}, has had {had}"
+            )
+            self._row_of[name] = join.row
+            self._by_row[join.row] = had
+            self._limit[name] = join.max_tokens
+
+    def _committed(self, event: Committed) -> None:
+        step, result, promises = event.step, event.result, self.promises
+        unseen = step.step_id > self._lost_through
+        promises.check("nothing_seen", unseen, event.now_ns, f"step {step.step_id} is lost, and is committed")
+        self._in_flight.pop(step.step_id, None)
+        ends = result.round_end_ns
+        ordered = ends[0] >= self._round_end_ns and ends[-1] <= event.now_ns and bool((ends[1:] >= ends[:-1]).all())
+        promises.check("time_forward", ordered, event.now_ns, f"rounds of step {step.step_id} end at {ends.tolist()}")
+        self._round_end_ns = int(ends[-1])
+        for name in event.first_tokens:
+            promises.check("no_later_token", name in self._live, event.now_ns, f"{name} has a token and is not live")
+            arrival_ns = self._live.get(name, 0)
+            promises.check("time_forward", ends[0] >= arrival_ns, event.now_ns, f"{name}: a token before its arrival")
+            self._by_row[self._row_of[name]] += 1
+        if event.kept is not None:
+            rows = step.decode.rows
+            if self._leaving:
+                self._check_leaving(event)
+            self._by_row[rows] += np.add.reduce(event.kept, axis=0)
+
+    def _check_leaving(self, event: Committed) -> None:
+        """Whoever has left gets what rounds delivered that had ended by then, and nothing of the others."""
+        for name, left_ns in self._leaving.items():
+            row = self._row_of.get(name)
+            column = np.flatnonzero(event.step.decode.rows == row) if row is not None else ()
+            if len(column):
+                later = event.result.round_end_ns > left_ns
+                tokens = int(event.kept[later, column[0]].sum())
+                self.promises.check("no_later_token", not tokens, event.now_ns, f"{name}: {tokens} tokens too late")
+
+    def _lost(self, event: StepsLost) -> None:
+        promises, failure = self.promises, event.failure
+        failed = self._in_flight.get(failure.step_id)
+        in_step = self._requests_of(failed) if failed is not None else []
+        for finished in event.finished:
+            alone = in_step == [finished.request_id]
+            promises.check("victim_alone", alone, event.now_ns, f"{finished.request_id} fails among {in_step}")
+            self._may_fail.add(finished.request_id)
+            self._live.pop(finished.request_id, None)
+        if failure.cause is FailureCause.HUNG:
+            speaks = f"step {failure.step_id} (" in failure.message
+            promises.check("watchdog_speaks", speaks, event.now_ns, f"said of it: {failure.message!r}")
+        self._lost_through = max(event.step_ids)
+        for step_id in event.step_ids:
+            self._in_flight.pop(step_id, None)
+        self._leave(event.retracted)
+
+    def _resumed(self, event: Resumed) -> None:
+        self._leave(event.retracted)
+
+    def _requests_of(self, step: Step) -> list[str]:
+        parts = [part for part in (step.prefill, step.decode) if part is not None]
+        rows = {row for part in parts for row in part.rows.tolist()}
+        return [name for name, row in self._row_of.items() if row in rows and name in self._live]
+
+    def _leave(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            self._delivered[name] = int(self._by_row[self._row_of.pop(name)])
+        self._num_waiting += len(names)
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def reported(self, finished: FinishedRequest, now_ns: int) -> None:
+        """A request that had been let in is over."""
+        name, reason, promises = finished.request_id, finished.reason, self.promises
+        row = self._row_of.pop(name, None)
+        had = self._delivered.pop(name, 0) if row is None else int(self._by_row[row])
+        same = finished.num_output == had
+        promises.check("stream_intact", same, now_ns, f"{name} is charged {finished.num_output} tokens, has had {had}")
+        self._live.pop(name, None)
+        self._leaving.pop(name, None)
+        limit = self._limit.pop(name, None)
+        until_stop = self.expected_output.pop(name)
+        if reason is FinishReason.ERROR:
+            promises.check("victim_alone", name in self._may_fail, now_ns, f"{name} fails: {finished.message}")
+        elif reason is not FinishReason.ABORT:
+            right = FinishReason.STOP if until_stop <= limit else FinishReason.LENGTH
+            as_due = reason is right and had == min(until_stop, limit)
+            promises.check(
+                "first_end_wins", as_due, now_ns, f"{name} ends by {reason.name} after {had}; due {until_stop}, {limit}"
+            )

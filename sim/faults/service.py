@@ -1,0 +1,170 @@
+"""A service under a fault plan: its parts, what ends it early, and the report of what was injected and what was kept."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from ...core.errors import InvariantViolation
+from ...core.events import EventSink
+from ...core.faults import KINDS, FaultPlan
+from ...core.request import FinishedRequest, FinishReason
+from ..workload.arrival import Arrival
+from .clients import FaultyClients
+from .ledger import Ledger
+from .promises import OF_KIND, Broken, Promises, Witness
+from .replica import FaultyReplica
+
+
+@dataclass(frozen=True, slots=True)
+class FaultReport:
+    """What was injected, how often; which promises were checked, how often; and which were broken."""
+
+    plan: FaultPlan
+    injected: dict[str, int]  # of the enabled kinds
+    checked: dict[str, int]  # by promise
+    cancelled_in: dict[str, int]  # by state of the request
+    broken: tuple[Broken, ...]
+
+    @property
+    def kept(self) -> bool:
+        return not self.broken
+
+    @property
+    def never_fired(self) -> tuple[str, ...]:
+        """Enabled kinds that never happened: of them nothing was shown."""
+        return tuple(kind for kind, count in self.injected.items() if not count)
+
+    def checked_of(self, kind: str) -> int:
+        """How often the promises of a kind were checked."""
+        return sum(self.checked[promise] for promise in OF_KIND[kind])
+
+    def to_json(self) -> dict[str, Any]:
+        """For summary.json."""
+        return {
+            "faults_injected": self.injected,
+            "faults_never_fired": list(self.never_fired),
+            "promises_checked": {kind: self.checked_of(kind) for kind in self.injected},
+            "promises_broken": [str(broken) for broken in self.broken],
+        }
+
+
+class FaultyService:
+    """What the replicas, links and clients of one run share."""
+
+    def __init__(self, env: simpy.Environment, plan: FaultPlan, seed: int, context_len: int) -> None:
+        self.env = env
+        self.plan = plan
+        self.context_len = context_len
+        self.ledger = Ledger(plan, seed)
+        self.promises = Promises()
+        self.clients = FaultyClients(self, self.ledger)
+        self.replicas: list[FaultyReplica] = []
+        self._witnesses: dict[int, Witness] = {}
+        self._sent: dict[str, int] = {}  # id -> how often it has ended
+        self._last_end_ns = 0
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def witness(self, replica: int, max_queue: int | None, max_rows: int) -> EventSink:
+        """The event sink that keeps the books of a replica."""
+        self._witnesses[replica] = Witness(self.promises, max_queue, max_rows)
+        return self._witnesses[replica].take
+
+    def make_replica(self, replica: int, *arguments) -> FaultyReplica:
+        made = FaultyReplica(
+            self.env,
+            replica,
+            *arguments,
+            ledger=self.ledger,
+            promises=self.promises,
+            witness=self._witnesses[replica],
+        )
+        self.replicas.append(made)
+        return made
+
+    def arrivals(self, workload: Iterable[Arrival]) -> Iterator[Arrival]:
+        """The workload; faults end with its last arrival."""
+        yield from workload
+        self.ledger.end()
+
+    def start(self) -> None:
+        """What happens to the run as a whole."""
+        if self.ledger.draws.at("run", 0, 0):
+            self.env.process(self._shut_down())
+
+    def _shut_down(self) -> Generator[simpy.Event, None, None]:
+        kind, draws = "service.shutdown", self.ledger.draws
+        at_s = draws.amount(kind, 0, 0) * self.plan.service.shutdown.within_s
+        yield self.env.timeout(round(at_s * 1e9))
+        self.ledger.note(kind, self.env.now)
+        give_up = draws.amount(kind, 0, 0, 1) < 0.5
+        for replica in self.replicas:
+            replica.shut_down(give_up)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def poison(self, request_id: str) -> None:
+        for replica in self.replicas:
+            replica.device.poisoned.add(request_id)
+
+    def sent(self, request_id: str) -> None:
+        self._sent[request_id] = 0
+
+    def ended(self, request_id: str) -> None:
+        """A client hears that its request is over."""
+        self._sent[request_id] += 1
+        once = self._sent[request_id] == 1
+        self.promises.check("one_end", once, self.env.now, f"{request_id} has ended {self._sent[request_id]} times")
+        self._last_end_ns = self.env.now
+
+    def is_waiting_for(self, request_id: str) -> bool:
+        return self._sent[request_id] == 0
+
+    @staticmethod
+    def unreachable(request_id: str) -> FinishedRequest:
+        return FinishedRequest(
+            request_id, FinishReason.ERROR, 0, message="unreachable: every attempt to send it was lost"
+        )
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def broken_by(self, violation: InvariantViolation) -> None:
+        """The engine contradicted itself."""
+        self.promises.check("books_agree", False, self.env.now, str(violation))
+
+    def finish(self, complete: bool) -> FaultReport:
+        """Look at what is left, if the run came to its end."""
+        if complete and not self.promises.broken:
+            self._check_drained()
+        ledger = self.ledger
+        assert set(KINDS) == set(OF_KIND), "a kind of fault without a promise"
+        return FaultReport(
+            self.plan,
+            dict(ledger.injected),
+            dict(self.promises.checked),
+            dict(ledger.cancelled_in),
+            tuple(self.promises.broken),
+        )
+
+    def _check_drained(self) -> None:
+        promises, now_ns = self.promises, self.env.now
+        for name, times in self._sent.items():
+            promises.check("one_end", times == 1, now_ns, f"{name} has ended {times} times")
+        took_ns = self._last_end_ns - self.ledger.last_ns
+        in_time = took_ns <= self.plan.recovery_s * 1e9
+        promises.check(
+            "recovered", in_time, now_ns, f"the last request ended {took_ns / 1e9:.1f} s after the last fault"
+        )
+        for actor in self.replicas:
+            engine = actor.engine
+            idle = engine.is_idle and not actor.device.truths
+            promises.check("drained", idle, now_ns, f"replica {actor.replica} is not idle")
+            promises.recount("books_agree", engine, now_ns)
+            if idle and not promises.broken:
+                engine.store.forget()
+                held = engine.store.allocator.num_held_slots
+                promises.check("drained", held == 0, now_ns, f"replica {actor.replica} holds {held} slots in the end")
