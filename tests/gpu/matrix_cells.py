@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from foretoken.core.algorithm import Drafter
 from foretoken.core.engine import Engine
 from foretoken.core.events import Committed
 from foretoken.core.request import FinishReason, Request
@@ -103,11 +104,11 @@ def small_head(seed: int, algorithm: str, num_heads: int = 7) -> DraftHead:
 
 def draft_of(cell: Cell) -> Decoder | DraftHead | None:
     """A draft for the cell's algorithm; for a language model `agreement` 0 is a stranger and 1 the target itself."""
-    seed = cell.seed % 3
-    if cell.algorithm in ("NONE", "NGRAM"):
+    seed, algorithm = cell.seed % 3, algorithm_of(cell)
+    if algorithm.drafter in (Drafter.NONE, Drafter.LOOKUP):
         return None
-    if cell.algorithm in (EAGLE, EAGLE3, MULTI_LAYER_EAGLE):
-        return small_head(seed, cell.algorithm)
+    if algorithm.drafter is not Drafter.MODEL:
+        return small_head(seed, algorithm.draft_form)
     if cell.agreement == 0.0:
         return small_model(9, hidden_size=8, head_dim=2, num_layers=1)
     return noisy_copy(seed, 0.0 if cell.agreement == 1.0 else 0.05)

@@ -1,0 +1,107 @@
+"""Plugins on the reference executor: told the truth, rejected where they talk nonsense, named where they fail."""
+
+from __future__ import annotations
+
+import pytest
+from foretoken.core.algorithms import Eagle3, MultiLayerEagle, Standalone
+from foretoken.core.proposer import PluginError
+from foretoken.core.registry import algorithm_names, register_algorithm, unregister_algorithm
+from foretoken.properties.matrix import Cell, CellReport, random_cells, run_cell, run_cell_in_blocks, run_cells, summary
+from witness import Witness, WitnessProposer
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    before = set(algorithm_names())
+    yield
+    for name in set(algorithm_names()) - before:
+        unregister_algorithm(name)
+
+
+def plugin(base, **changes):
+    """A class of this test's own, registered as PLUGGED."""
+    return register_algorithm("PLUGGED")(type("Plugged", (base,), changes))
+
+
+def test_every_round_starts_from_what_its_last_accepted_node_said(record_property):
+    plugin(Witness)
+    Witness.rounds_witnessed = 0
+    # With simulated acceptance the drafts are not the proposer's own, so there is no truth to tell.
+    fixed = {"algorithm": "PLUGGED", "drafts": "model"}
+    failures, reports = run_cells(list(random_cells(120, 7, fixed)))
+    assert not failures, "\n".join(f"{f.error}\n    {f.cell}" for f in failures)
+    record_property("note", f"witness on the reference executor: {summary(failures, reports)}")
+    for count in ("blocks", "correct_drafts", "retractions", "disturbances"):
+        assert sum(getattr(report, count) for report in reports) > 20, count
+    assert Witness.rounds_witnessed > 1000
+
+
+def test_blocks_and_simulated_acceptance():
+    plugin(Witness)
+    blocks = sum(
+        run_cell_in_blocks(cell)
+        for cell in random_cells(8, 3, {"algorithm": "PLUGGED", "drafts": "model", "block_rounds": 8, "topk": 1})
+    )
+    assert blocks > 0
+    plain = type("Silent", (Witness,), {"make_proposer": lambda self, shape: Silent()})
+    register_algorithm("SILENT")(plain)
+    failures, reports = run_cells(list(random_cells(20, 5, {"algorithm": "SILENT", "drafts": "simulated"})))
+    assert not failures, failures[0].error
+    assert sum(report.correct_drafts for report in reports) > 100
+
+
+class Silent(WitnessProposer):
+    """Proposes nothing, and relays that."""
+
+    def propose(self, request):
+        raise AssertionError("with simulated acceptance nobody asks")
+
+
+CELLS = [
+    Cell(
+        algorithm="PLUGGED",
+        mode="overlap",
+        steps=3,
+        policy="ema",
+        block_rounds=3,
+        disturbance="all",
+        pool="tight",
+        seed=3,
+    ),
+    Cell(algorithm="PLUGGED", mode="overlap", page_size=4, topk=3, steps=3, chunk_size=8, seed=4),
+    Cell(algorithm="PLUGGED", steps=2, prefixes="shared", stops="tokens", seed=5),
+]
+
+
+def serve_all() -> list[CellReport]:
+    return [run_cell(cell) for cell in CELLS]
+
+
+@pytest.mark.parametrize("base", [Standalone, Eagle3, MultiLayerEagle])
+def test_a_plugin_takes_a_drafter_that_is_there_by_saying_so(base):
+    plugin(base)
+    assert sum(report.correct_drafts for report in serve_all()) > 10
+
+
+def test_a_proposer_that_raises_ends_the_run_with_its_name():
+    class Fragile(WitnessProposer):
+        def propose(self, request):
+            if max(map(len, self.texts.values())) > 20:
+                raise IndexError("too long for me")
+            return super().propose(request)
+
+    plugin(Witness, make_proposer=lambda self, shape: Fragile())
+    with pytest.raises(PluginError, match="algorithm PLUGGED: propose raised IndexError: too long for me"):
+        serve_all()
+
+
+def test_the_witness_notices_a_value_of_another_node():
+    class Liar(WitnessProposer):
+        def propose(self, request):
+            proposal = super().propose(request)
+            proposal.next_relay["text_len"][:, 1:] += 1
+            return proposal
+
+    plugin(Witness, make_proposer=lambda self, shape: Liar())
+    with pytest.raises(PluginError, match="NotTheTruth"):
+        serve_all()
