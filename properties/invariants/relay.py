@@ -1,0 +1,65 @@
+"""RELAY-02 and RELAY-03: what is true of every relay, whatever runs around it. The others are about the engine that uses it.
+
+A checker gets a `Moment` (`relay/moment.py`) and looks at it alone.
+"""
+
+from __future__ import annotations
+
+from ..relay.moment import Moment
+from .registry import Finding, Outcome, checks
+
+CONTRACT = "relay"
+
+
+@checks("RELAY-02", CONTRACT)
+def written_then_read_once(m: Moment) -> Outcome:
+    if m.trace and m.refusal is None:
+        why = "what was consumed, or never written, is read, or an unread value is lost"
+        return Finding(f"{m.call} was accepted: {m.trace}", "a refusal", why)
+    if m.refusal is not None and not (m.trace or m.foreign or m.optional):
+        return Finding(
+            f"{m.call} was refused: {m.refusal}",
+            "it is carried out: the cells are as it needs them, and the request's own",
+            "the next step cannot go on",
+        )
+    if m.undeclared:
+        return Finding(
+            f"{m.call} brought a field {m.undeclared!r}",
+            f"None or nothing: the algorithm relays {list(m.config.fields) or 'lengths alone'}",
+            "nobody wrote it, so it is read without having been written",
+        )
+    if m.padding:
+        return Finding(f"a padding lane read {m.padding}", "zeros", "the padding row belongs to nobody")
+    if m.wrong is not None and not _is_of_another(m):
+        return Finding(
+            f"{m.wrong.where} is {m.wrong.found}",
+            f"{m.wrong.expected}, as last written",
+            "a step would go on from a value of another row, or of another step",
+        )
+    if m.num_unread is not None and m.num_unread != m.should_be_unread:
+        return Finding(
+            f"num_unread() is {m.num_unread}" + (" after a refusal" if m.refusal is not None else ""),
+            f"{m.should_be_unread}, by recounting the cells",
+            "a cell is empty or not, and a call that fails changes none",
+        )
+    return True
+
+
+@checks("RELAY-03", CONTRACT, "generations")
+def never_a_value_of_another_generation(m: Moment) -> Outcome:
+    if m.foreign:
+        if m.refusal is None:
+            why = "a row changes hands, and its cell may be another request's"
+            return Finding(f"{m.call} was accepted: {m.foreign}", "a refusal", why)
+        return True
+    if m.wrong is not None and _is_of_another(m):
+        return Finding(
+            f"{m.wrong.where} is {m.wrong.found}, written by generation {m.wrong.of}",
+            f"{m.wrong.expected}, written by generation {m.wrong.generation}",
+            "it is another request's value",
+        )
+    return None if m.answer is None else True
+
+
+def _is_of_another(m: Moment) -> bool:
+    return m.capabilities.generations and m.wrong.of is not None and m.wrong.of != m.wrong.generation

@@ -1,0 +1,24 @@
+"""The suite of the relay contract."""
+
+from ..suites import Suite
+from . import operations as ops
+from .contract import RelayCapabilities, RelayConfig
+from .trial import RelayTrial
+from .vocabulary import draw_config, simpler_configs, vocabulary
+
+SUITE = Suite(
+    name="relay",
+    config=RelayConfig,
+    capabilities=RelayCapabilities,
+    operations=ops.OPERATIONS,
+    trial=RelayTrial,
+    draw_config=draw_config,
+    vocabulary=vocabulary,
+    subjects=(
+        "foretoken.properties.adapters.future_map:make",
+        "foretoken.properties.adapters.future_map:make_poisoned",
+    ),
+    quick=40_000,
+    simpler_configs=simpler_configs,
+    probes={"RELAY-03": (ops.ReadAs, ops.HalfAs, ops.Inherit, ops.Stray)},
+)
