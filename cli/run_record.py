@@ -12,6 +12,7 @@ from ..core.errors import ForetokenError
 
 if TYPE_CHECKING:
     from ..core.events import EventSink
+    from ..core.faults import FaultPlan
     from ..observe.log import EventLog
     from ..observe.metrics import RunMetrics
     from ..observe.perfetto import PerfettoTrace
@@ -25,7 +26,8 @@ EVENTS = "events.jsonl"
 TIMELINE = "trace.json"
 REQUESTS = "requests.parquet"
 ROUNDS = "rounds.parquet"
-FILES = (SUMMARY, SCENARIO, REQUESTS, ROUNDS, EVENTS, TIMELINE)
+FAULTS = "faults.toml"
+FILES = (SUMMARY, SCENARIO, REQUESTS, ROUNDS, EVENTS, TIMELINE, FAULTS)
 
 
 class RunDirectoryError(ForetokenError):
@@ -110,6 +112,11 @@ class RunRecord:
 
             self._write(SCENARIO, scenario_text(self.scenario, origins, derived))
 
+    def write_faults(self, plan: FaultPlan) -> None:
+        """Keep the fault plan, drawn or given; it can be given again."""
+        if self.directory is not None:
+            self._write(FAULTS, plan.to_toml())
+
     def finish(self, report: RunReport) -> dict[str, Any]:
         """Close all files and write the summary, which is returned."""
         from ..observe.summary import SLO
@@ -120,6 +127,8 @@ class RunRecord:
         summary = self._metrics.summary(report.duration_ns, slo, incomplete=not report.complete)
         summary = {"name": self.scenario.name, "seed": self.scenario.seed, **summary}
         summary["skipped_rows"] = report.num_skipped_rows
+        if report.faults is not None:
+            summary |= report.faults.to_json()
         summary |= {f"timeline_{key}": value for key, value in self._metrics.timeline().items()}
         self._close(complete=report.complete)
         if self.directory is not None:

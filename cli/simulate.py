@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from ..core.faults import FaultPlan
+    from ..sim.run import RunReport
     from ..sim.scenario import Scenario
 
 EXIT_INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + the signal's number, as shells have it
@@ -47,6 +49,15 @@ NoEvents = Annotated[bool, typer.Option("--no-events", help="Leave out events.js
 NoPerfetto = Annotated[
     bool, typer.Option("--no-perfetto", help="Leave out trace.json, the timeline for ui.perfetto.dev.")
 ]
+Faults = Annotated[
+    str | None,
+    typer.Option(
+        "--faults",
+        metavar="PLAN.toml|swarm",
+        show_default=False,
+        help="Let things go wrong: a fault plan, or `swarm` for one drawn from the seed. Exit code 1: a promise was broken.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 
 
@@ -59,6 +70,7 @@ def simulate(
     explain: Explain = False,
     no_events: NoEvents = False,
     no_perfetto: NoPerfetto = False,
+    faults: Faults = None,
     quiet: Quiet = False,
 ) -> None:
     """Simulate a deployment: throughput, latency, acceptance and memory of a scenario.
@@ -70,11 +82,13 @@ def simulate(
         foretoken simulate --trace requests.csv --out runs/trace
         foretoken simulate --explain > scenario.toml
         foretoken simulate scenario.toml --seed 7
+        foretoken simulate --faults swarm --seed 7
 
     With --out, DIR holds summary.json, scenario.toml, requests.parquet,
     rounds.parquet, events.jsonl and trace.json. Ctrl-C ends a run early: what
     it had is kept and marked incomplete, and the exit code is 130. Bad input
-    is one message and exit code 2.
+    is one message and exit code 2. With --faults exit code 1 means that a
+    promise was broken; the message has the seed and the command that repeats it.
     """
     from ..sim.scenario_file import load_scenario
 
@@ -92,9 +106,19 @@ def simulate(
             derived = derived_rows(assemble(resolved))
         typer.echo(scenario_text(resolved, origins, derived), nl=False)
         return
+    plan = None
+    if faults is not None:
+        from ..core.faults import load_fault_plan
+
+        plan = load_fault_plan(faults, resolved.seed)
     with _termination_is_interruption() as received, _errors_at(origins):
-        complete = _run(resolved, origins, out, not no_events, not no_perfetto, quiet)
-    if not complete:
+        report = _run(resolved, origins, out, not no_events, not no_perfetto, quiet, plan)
+    if report.faults is not None and not report.faults.kept:
+        from .faults_report import EXIT_BROKEN, tell_broken
+
+        tell_broken(report.faults, resolved.seed)
+        raise typer.Exit(EXIT_BROKEN)
+    if not report.complete:
         raise typer.Exit(EXIT_INTERRUPTED[received[-1] if received else signal.SIGINT])
 
 
@@ -108,9 +132,15 @@ def _given_by_options(trace: Path | None, seed: int | None) -> list[str]:
 
 
 def _run(
-    scenario: Scenario, origins: dict[str, str], out: Path | None, events: bool, perfetto: bool, quiet: bool
-) -> bool:
-    """Simulate, keep the files, print the report; whether the run came to its end."""
+    scenario: Scenario,
+    origins: dict[str, str],
+    out: Path | None,
+    events: bool,
+    perfetto: bool,
+    quiet: bool,
+    faults: FaultPlan | None,
+) -> RunReport:
+    """Simulate, keep the files, print the report."""
     from ..sim.run import Simulation
     from .derived import derived_rows
     from .progress import progress_display
@@ -118,20 +148,26 @@ def _run(
 
     record = RunRecord(scenario, out, events=events, perfetto=perfetto)
     with record:
-        simulation = Simulation(scenario, sinks=record.sinks, spans=record.spans)
+        simulation = Simulation(scenario, sinks=record.sinks, spans=record.spans, faults=faults)
         record.write_scenario(origins, derived_rows(simulation.assembly))
+        if faults is not None:
+            record.write_faults(faults)
         with progress_display(quiet) as progress:
             report = simulation.run(progress)
         summary = record.finish(report)
     record.print_report(summary)
+    if report.faults is not None:
+        from .faults_report import print_faults
+
+        print_faults(report.faults)
     if report.num_skipped_rows:
         print(
             f"foretoken: {report.num_skipped_rows} rows of the trace have no prompt or no output and were left out",
             file=sys.stderr,
         )
-    if not report.complete:
+    if not report.complete and (report.faults is None or report.faults.kept):
         print("foretoken: interrupted; the numbers cover what had happened by then", file=sys.stderr)
-    return report.complete
+    return report
 
 
 @contextmanager
