@@ -1,0 +1,129 @@
+"""The contract of a prefix cache: match, insert, lock, evict, and, where declared, namespaces, an order, its nodes, a request table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from ..contracts import Capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheConfig:
+    """What `make(config)` builds. Sizes are small on purpose: a defect shows at the edges.
+
+    `num_pages` pages of `page_size` slots can be in use at once; their slots are `page_size … (num_pages + 1) · page_size − 1`, page 0
+    belongs to nobody. `bigram`: the key of a position is its token and the next one, so n tokens have n − 1 keys. `policy`: what is
+    evicted first, "lru", "fifo" or "lfu". `hash_values`: how many different values the cache's hash may take, 0 if as many as it likes.
+    """
+
+    num_pages: int
+    page_size: int = 1
+    bigram: bool = False
+    policy: str = "lru"
+    hash_values: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.num_pages >= 1 and self.page_size >= 1 and self.hash_values >= 0
+        assert self.policy in ("lru", "fifo", "lfu")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheCapabilities(Capabilities):
+    """What a prefix cache declares. Each flag adds configurations, methods of `PrefixCache`, operations that call them, and invariants."""
+
+    paged: bool = False
+    """Pages of more than one slot: only whole pages are cached."""
+    bigrams: bool = False
+    """`config.bigram` is followed."""
+    namespaces: bool = False
+    """Namespaces other than "" are kept apart."""
+    lru: bool = False
+    """What was matched or inserted longest ago is evicted first."""
+    policies: bool = False
+    """`config.policy` is followed: "fifo" evicts what was inserted first, "lfu" what was matched least often, then longest ago."""
+    collisions: bool = False
+    """The cache hashes; `config.hash_values` makes hashes collide."""
+    peek: bool = False
+    """`peek(tokens, namespace)`"""
+    inspection: bool = False
+    """`nodes()`"""
+    table: bool = False
+    """`admit`, `slots_of`, `publish`, `leave`, `complete` and `free_slots`: requests that start from the cache, and a pool"""
+
+    FOUNDATIONS: ClassVar = {"policies": ("lru",), "table": ("inspection",)}
+
+
+class PrefixCache(Protocol):
+    """Which KV is there already. A slot is one token's place, a page is `page_size` neighbouring slots from a multiple of it.
+
+    A handle stands for a path from the root, that of a match or an insertion; it may be any object. To refuse is to return False (or
+    None), or to raise one of `REFUSALS`; nothing may have changed then.
+    """
+
+    def match(self, tokens: Sequence[int], namespace: str) -> tuple[object, Sequence[int]]:
+        """A handle of the longest cached prefix, in whole pages, and its slots."""
+
+    def insert(
+        self, tokens: Sequence[int], slots: Sequence[int], namespace: str
+    ) -> tuple[object, Sequence[int], Sequence[int]]:
+        """Position i of `tokens` is computed, in `slots[i]`; there are at most as many slots as keys.
+
+        Whole pages are cached: what was there keeps its slots, the rest of the caller's slots become the cache's, those past the last
+        whole page remain the caller's. Returns a handle of the path, the slots of all its positions, and the caller's slots of
+        positions that were cached in other ones, which are the caller's to free.
+        """
+
+    def lock(self, handle: object) -> object:
+        """Protect the handle's whole path from eviction, once more. Refuses a handle of which a page has been evicted."""
+
+    def unlock(self, handle: object) -> object:
+        """Take one `lock` of this handle back. Refuses where there is none."""
+
+    def evict(self, num_slots: int) -> Sequence[int]:
+        """Free at least `min(num_slots, num_evictable())` slots, leaves first: which ones."""
+
+    def num_evictable(self) -> int:
+        """Cached slots that no lock covers."""
+
+    def num_protected(self) -> int:
+        """Cached slots that a lock covers."""
+
+    # peek
+    def peek(self, tokens: Sequence[int], namespace: str) -> int:
+        """The length that `match` would find; changes nothing, the order of eviction included."""
+
+    # inspection
+    def nodes(self) -> Sequence[tuple[int, int, int, Sequence[int], Sequence[int]]]:
+        """(id, id of the parent, locks, slots, ids of the children) of every node, the root first; the root's parent is −1."""
+
+    # table
+    def admit(self, request: str, tokens: Sequence[int], namespace: str) -> int:
+        """A request starts: how many of its positions are cached, all but the last token's at most. It gets slots for all its keys, for
+        which the cache may have to evict; the cached ones are locked. Refuses what does not fit."""
+
+    def slots_of(self, request: str) -> Sequence[int]:
+        """The slots of a running request's positions, in whole pages."""
+
+    def publish(self, request: str, num_tokens: int) -> None:
+        """The first `num_tokens` positions of a running request are computed, and cached from now on, locked by it."""
+
+    def leave(self, request: str, num_tokens: int) -> None:
+        """A request ends, of which the first `num_tokens` positions are computed and verified: these are cached, the others
+        free. If all that is in the cache already, that is no use of it."""
+
+    def complete(self) -> None:
+        """The step in flight has been processed: what was given up while it ran is free."""
+
+    def free_slots(self) -> Sequence[int]:
+        """The slots that `admit` may hand out."""
+
+
+METHODS: dict[str, tuple[str, ...]] = {
+    "": ("match", "insert", "lock", "unlock", "evict", "num_evictable", "num_protected"),
+    "peek": ("peek",),
+    "inspection": ("nodes",),
+    "table": ("admit", "slots_of", "publish", "leave", "complete", "free_slots"),
+}
+"""Capability -> the methods of a prefix cache that it promises; "" is what every prefix cache has."""
