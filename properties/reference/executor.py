@@ -25,7 +25,7 @@ from ...core.finish import first_stop_token
 from ...core.future_map import FutureMap
 from ...core.hidden import check_hidden
 from ...core.request import Request
-from ...core.step import DecodeStep, Join, PrefillResult, PrefillStep, RoundRecord, Step, StepResult
+from ...core.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, RoundRecord, Step, StepResult
 from ...core.tree.build import VerifyTree
 from ...core.tree.finalize import Finalized, finalize
 from ...core.tree.outputs import NodeOutputs
@@ -242,6 +242,8 @@ class ReferenceExecutor:
             self._join(join)
         writes = step.table_writes
         self.kv.write_table(writes.rows, writes.columns, writes.slots)
+        if step.arrivals is not None:
+            self._arrive(step.arrivals)
         running = Running(step, step.max_rounds)
         if step.step_id <= self._stop_through or self._has_ended_row(step):
             running.limit = 1
@@ -264,6 +266,19 @@ class ReferenceExecutor:
         key = request.sampling.seed or request_key(request.request_id)
         self._rows[join.row] = RowState(join.epoch, request, key, join.max_tokens - join.num_emitted)
         self.kv.open_row(join.row, join.epoch, namespace_salt(request.namespace), join.num_cached)
+
+    def _arrive(self, arrivals: Arrivals) -> None:
+        """Rows whose KV another worker has computed: every cell is read once, then their first relay cells are filled without a pass."""
+        batch, last_tokens = arrivals.batch, arrivals.first_tokens
+        for row, length, token in zip(batch.rows.tolist(), batch.seq_lens.tolist(), last_tokens.tolist(), strict=True):
+            self.kv.kv_lens[row] = length
+            prefix = self.kv.read_target(row, length)
+            if self.kv.draft is not None:
+                self.kv.read_draft(row, prefix, token)
+        draft = self.algorithm.build_disagg_draft_input(batch, last_tokens, self.future_map)
+        if draft is not None:
+            check_hidden(draft.hidden_states, self.algorithm.needs_hidden_states, "handoff")
+            assert not draft.failures, "a request that cannot be served has joined"
 
     def _is_over(self, running: Running) -> bool:
         if running.step.decode is None:
@@ -344,7 +359,7 @@ class ReferenceExecutor:
         if self.fail_at.get(state.request.request_id) == len(prefix.tokens) - state.request.prompt.length:
             logits[:] = np.nan
         token = self.sampler.sample([state.request.sampling], [state.key], np.array([len(prefix.tokens) - 1]), logits)
-        return int(token[0]), node_outputs(prefix.hashes[-1:], logits, token)
+        return int(token[0]), node_outputs(prefix.hashes[-1:], logits, token, state.request.outputs)
 
     def _draft_hidden(self, hashes: np.ndarray) -> np.ndarray | None:
         hidden = hidden_of(hashes) if self.algorithm.needs_hidden_states else None
@@ -464,7 +479,8 @@ class ReferenceExecutor:
         verified = self.sampler.verify(
             [state.request.sampling for state in states], keys, request.lengths, tree, depths, logits
         )
-        outputs = node_outputs(hashes.ravel(), logits, verified.predict)
+        wanted = {name for state in states for name in state.request.outputs}
+        outputs = node_outputs(hashes.ravel(), logits, verified.predict, wanted)
         outputs[DRAFT_HIDDEN] = self._draft_hidden(hashes.ravel())
         outputs |= {
             NEXT_RELAY + name: values.reshape(-1, *values.shape[2:]) for name, values in drafted.next_relay.items()
@@ -576,13 +592,13 @@ def _as_columns(outputs: NodeOutputs, shape: tuple[int, int]) -> dict[str, np.nd
 
 
 def _by_name(outputs: list[dict[str, np.ndarray] | None]) -> dict[str, np.ndarray] | None:
-    """Per-chunk outputs [1, …] joined to [n, …] per name; zeros for chunks that emitted nothing."""
-    found = next((entry for entry in outputs if entry is not None), None)
-    if found is None:
+    """Per-chunk outputs [1, …] joined to [n, …] per name; zeros for chunks that have none of it."""
+    found = {name: array for entry in outputs if entry is not None for name, array in entry.items()}
+    if not found:
         return None
     return {
-        name: np.concatenate([np.zeros_like(found[name]) if entry is None else entry[name] for entry in outputs])
-        for name in found
+        name: np.concatenate([np.zeros_like(array) if entry is None else entry.get(name, np.zeros_like(array)) for entry in outputs])
+        for name, array in found.items()
     }
 
 

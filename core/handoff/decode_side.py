@@ -1,0 +1,414 @@
+"""The decode side of a handoff: slots are reserved, pages are verified as they arrive, and the request joins without a forward pass.
+
+A transfer holds its row in the engine from the reservation until the request joins, or until both sides agree that nothing of it is
+sent any more (or time says so). Of a transfer that is over a *trace* is kept for a while: it answers what arrives late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..algorithm import AlgorithmShape
+from ..engine import AbortOutcome, Engine
+from .actions import TransferOutcome, WritePage
+from .life import DECODE_TRANSITIONS, ENDED, ENDING_EVENTS, TransferEvent, TransferState
+from .messages import (
+    Accept,
+    Ack,
+    Cancel,
+    CancelAck,
+    Manifest,
+    Message,
+    Nack,
+    Offer,
+    Page,
+    PageFormat,
+    PageSeal,
+    Reject,
+    Renew,
+    TransferKey,
+)
+from .records import Incoming, Trace
+from .side import HandoffSide
+from .timing import Deadlines, HandoffTiming
+
+
+class DecodeSide(HandoffSide):
+    """See the module's description. Drivers call `receive` and `peer_lost` when something has happened, `committed` after every
+    `Engine.commit`, and `tick` when `next_deadline_ns` is due; then they carry out `take_actions` before the engine's next plan, and
+    pass on `take_finished` and `take_outcomes`. `take_replan` says whether the running block of rounds should be stopped.
+
+    Until a request has joined its fate is the prefill side's to tell: `take_finished` has only such as had joined, and were called
+    over by the prefill side later.
+    """
+
+    def __init__(
+        self, engine: Engine, page_format: PageFormat, epoch: int, timing: HandoffTiming | None = None
+    ) -> None:
+        super().__init__(engine, page_format, timing)
+        self.epoch = epoch
+        self._shape = AlgorithmShape(engine.sizes.max_steps, engine.controller.topk, page_format.hidden_size)
+        self._transfers: dict[tuple[str, str], Incoming] = {}  # by (peer, request)
+        self._queue: deque[Incoming] = deque()
+        self._generations: dict[str, int] = {}  # the newest that was heard of, by peer
+        self._traces: dict[tuple[str, str], Trace] = {}
+        self._trace_ends = Deadlines()
+        self._joined_by: dict[str, tuple[str, str]] = {}  # request -> the trace of the transfer with which it came
+        self._replan = False
+
+    # -- what a driver may ask ----------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is on its way; traces of what was may be left."""
+        return not self._transfers
+
+    def _timers(self) -> tuple[Deadlines, ...]:
+        return self._deadlines, self._renewals, self._trace_ends
+
+    def take_replan(self) -> bool:
+        replan, self._replan = self._replan, False
+        return replan
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
+        """Give a request up, wherever it is. It ends at once; reserved slots are free when the prefill side sends nothing more."""
+        outcome = self.engine.abort(request_id, now_ns)
+        self._replan = self._replan or outcome.replan
+        for transfer in [t for t in self._transfers.values() if t.request_id == request_id]:
+            self._give_up(transfer, TransferState.CANCELLED, "aborted", now_ns)
+        return outcome
+
+    def committed(self, now_ns: int) -> None:
+        """A step was committed: there may be room for who waits."""
+        self._reserve_waiting(now_ns)
+
+    def receive(self, peer: str, message: Message, now_ns: int, measured: PageSeal | None = None) -> None:
+        """Take a message from the prefill worker `peer`. What is late, double or senseless changes nothing.
+
+        `measured`, for a `Page` whose bytes went another way: the seal of what has really arrived.
+        """
+        if isinstance(message, Offer):
+            understood = self._offered(peer, message, now_ns)
+        elif isinstance(message, Cancel):
+            understood = self._cancelled(peer, message, now_ns)
+        else:
+            transfer = self._transfers.get((peer, message.key.request_id))
+            if transfer is None or transfer.key != message.key:
+                understood = self._late(peer, message)
+            elif isinstance(message, Page):
+                understood = self._page(transfer, message, measured, now_ns)
+            elif isinstance(message, Manifest):
+                understood = self._manifest(transfer, message, now_ns)
+            elif isinstance(message, Renew):
+                understood = self._renewed(transfer, message, now_ns)
+            elif isinstance(message, CancelAck):
+                understood = self._cancel_answered(transfer, now_ns)
+            else:
+                understood = False
+        self.counts.ignored += not understood
+        self._reserve_waiting(now_ns)
+
+    def peer_lost(self, peer: str, now_ns: int) -> None:
+        """The prefill worker is gone: what is on its way from there fails; its slots are free when a fence has passed."""
+        for transfer in [t for t in self._transfers.values() if t.peer == peer]:
+            self._lose(transfer, f"prefill worker {peer!r} is gone", now_ns)
+
+    def worker_lost(self, epoch: int, now_ns: int) -> None:
+        """This worker begins anew: its KV is gone, and what still arrives for the old epoch is not looked at."""
+        for transfer in list(self._transfers.values()):
+            if transfer.state is not TransferState.QUEUED:
+                if transfer.state is TransferState.RECEIVING:
+                    self._fail_request(transfer, "the decode worker was restarted", now_ns)
+                    self._say(transfer.peer, Cancel(transfer.key, True, transfer.message))
+                self._finish(transfer, transfer.end, now_ns)
+        self.epoch = epoch
+
+    def tick(self, now_ns: int) -> None:
+        """Act on what has been waited for long enough."""
+        while (transfer := self._renewals.pop_due(now_ns)) is not None:
+            self._say(transfer.peer, Renew(transfer.key, self.epoch))
+            self._renew_queued(transfer, now_ns)
+        while (transfer := self._deadlines.pop_due(now_ns)) is not None:
+            if transfer.state is TransferState.FENCED:
+                self._finish(transfer, transfer.end, now_ns)
+            elif transfer.state is TransferState.CANCELLING:
+                self._fence(transfer, now_ns)
+            else:
+                self._fail_request(transfer, "nothing arrived in time", now_ns)
+                self._give_up(transfer, TransferState.FAILED, transfer.message, now_ns)
+        while (name := self._trace_ends.pop_due(now_ns)) is not None:
+            del self._traces[name]
+            if self._joined_by.get(name[1]) == name:
+                del self._joined_by[name[1]]
+        self._reserve_waiting(now_ns)
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _offered(self, peer: str, offer: Offer, now_ns: int) -> bool:
+        key, name = offer.key, (peer, offer.key.request_id)
+        newest = self._generations.get(peer, key.generation)
+        if key.generation < newest:
+            return False
+        if key.generation > newest:
+            for transfer in [t for t in self._transfers.values() if t.peer == peer]:
+                self._lose(transfer, f"prefill worker {peer!r} was restarted", now_ns)
+        self._generations[peer] = key.generation
+        trace = self._traces.get(name)
+        if trace is not None and trace.key.generation == key.generation:
+            if key.attempt <= trace.key.attempt:
+                return False
+            if trace.joined and offer.first_attempt <= trace.key.attempt:
+                # Its ack was lost. The request is here, and there is one of it.
+                self._remember(name, Trace(key, True), now_ns)
+                self._say(peer, Ack(key, self.epoch))
+                return True
+        transfer = self._transfers.get(name)
+        if transfer is not None:
+            return self._offered_again(transfer, offer, now_ns)
+        refusal = self._refusal(offer)
+        if refusal:
+            self._say(peer, Reject(key, self.epoch, refusal))
+            return True
+        transfer = Incoming(offer, peer)
+        self.counts.started += 1
+        self._transfers[name] = transfer
+        self._queue.append(transfer)  # holds nothing, so it needs no deadline; the prefill side may cancel it
+        self._reserve_waiting(now_ns)
+        if transfer.state is TransferState.QUEUED and self._transfers.get(name) is transfer:
+            self._say(peer, Renew(key, self.epoch))
+            self._renew_queued(transfer, now_ns)
+        return True
+
+    def _refusal(self, offer: Offer) -> str:
+        if offer.page_format != self.page_format:
+            return f"pages of {offer.page_format}, expected {self.page_format}"
+        if offer.algorithm != self.engine.algorithm.name:
+            return f"drafts for {offer.algorithm}, expected {self.engine.algorithm.name}"
+        return ""
+
+    def _offered_again(self, transfer: Incoming, offer: Offer, now_ns: int) -> bool:
+        """A retry. The reserved slots stay; what the earlier attempt brought counts no more."""
+        if offer.key.attempt <= transfer.key.attempt or transfer.state not in (
+            TransferState.QUEUED,
+            TransferState.RECEIVING,
+        ):
+            return False
+        if offer.request != transfer.offer.request:
+            self._lose(transfer, "another request of this id was offered", now_ns)
+            return False
+        self._move(transfer, TransferEvent.RETRY)
+        self.counts.retries += 1
+        transfer.offer = offer
+        transfer.received, transfer.manifest, transfer.is_refused = {}, None, False
+        if transfer.state is TransferState.RECEIVING:
+            self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
+            self._say(transfer.peer, Accept(offer.key, self.epoch, transfer.first_page, self.timing.hold_ns))
+        else:
+            self._say(transfer.peer, Renew(offer.key, self.epoch))
+        return True
+
+    def _page(self, transfer: Incoming, page: Page, measured: PageSeal | None, now_ns: int) -> bool:
+        if transfer.state is not TransferState.RECEIVING or transfer.is_refused or page.epoch != self.epoch:
+            return False
+        if page.index in transfer.received:
+            return False
+        if not transfer.first_page <= page.index < self._num_pages(transfer):
+            return self._refuse(transfer, f"page {page.index} is none of this prompt", now_ns)
+        found = measured if measured is not None else PageSeal.of(page.target, page.draft)
+        if not found.fits(self.page_format) or found != page.seal:
+            return self._refuse(transfer, f"page {page.index}: arrived as {found}, sent as {page.seal}", now_ns)
+        transfer.received[page.index] = found
+        page_size = self.page_format.page_size
+        slots = self.engine.store.table.gather(transfer.row, page.index * page_size, (page.index + 1) * page_size)
+        self._actions.append(WritePage(page, transfer.row, transfer.epoch, slots))
+        self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
+        self._complete(transfer, now_ns)
+        return True
+
+    def _manifest(self, transfer: Incoming, manifest: Manifest, now_ns: int) -> bool:
+        if transfer.state is not TransferState.RECEIVING or transfer.is_refused or manifest.epoch != self.epoch:
+            return False
+        if transfer.manifest is not None:
+            return False
+        if (manifest.first_page, len(manifest.seals)) != (
+            transfer.first_page,
+            self._num_pages(transfer) - transfer.first_page,
+        ):
+            return self._refuse(transfer, f"a manifest of {len(manifest.seals)} pages", now_ns)
+        transfer.manifest = manifest
+        self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
+        self._complete(transfer, now_ns)
+        return True
+
+    def _complete(self, transfer: Incoming, now_ns: int) -> None:
+        """If everything is here and is what was sent, the request joins; nothing of it was used before."""
+        manifest = transfer.manifest
+        if manifest is None or len(transfer.received) < len(manifest.seals):
+            return
+        for index, seal in enumerate(manifest.seals, manifest.first_page):
+            if transfer.received[index] != seal:
+                self._refuse(transfer, f"page {index} is not the one of the manifest", now_ns)
+                return
+        arrival = manifest.arrival
+        if arrival.draft is not None and (problem := arrival.draft.problem(self.engine.algorithm, self._shape)):
+            self._fail_request(transfer, problem, now_ns)
+            self._give_up(transfer, TransferState.FAILED, problem, now_ns)
+            return
+        outcome = self.engine.join(transfer.request_id, arrival, now_ns)
+        self._replan = self._replan or outcome.replan
+        if outcome.finished is not None:
+            self._give_up(transfer, TransferState.FAILED, outcome.finished.message, now_ns)
+            return
+        self._joined_by[transfer.request_id] = (transfer.peer, transfer.request_id)
+        self._say(transfer.peer, Ack(transfer.key, self.epoch))
+        self._finish(transfer, TransferState.COMPLETED, now_ns)
+
+    def _refuse(self, transfer: Incoming, why: str, now_ns: int) -> bool:
+        """What arrived is wrong: say so and wait for another attempt, as long as the hold lasts."""
+        transfer.is_refused = True
+        transfer.message = why
+        self._say(transfer.peer, Nack(transfer.key, self.epoch, why))
+        return True
+
+    def _renewed(self, transfer: Incoming, message: Renew, now_ns: int) -> bool:
+        if transfer.state is not TransferState.RECEIVING or message.epoch != self.epoch:
+            return False
+        self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
+        return True
+
+    def _cancelled(self, peer: str, message: Cancel, now_ns: int) -> bool:
+        """Whatever is known of it here, nothing of it is written any more."""
+        key, name = message.key, (peer, message.key.request_id)
+        self._say(peer, CancelAck(key))
+        transfer = self._transfers.get(name)
+        if transfer is not None and not _is_newer(transfer.key, key):
+            if transfer.state in (TransferState.QUEUED, TransferState.RECEIVING):
+                end = TransferState.FAILED if message.failed else TransferState.CANCELLED
+                self._end_request(transfer, end, f"given up by the prefill worker: {message.reason}", now_ns)
+            self._finish(transfer, transfer.end, now_ns)
+            return True
+        trace = self._traces.get(name)
+        if transfer is not None or (trace is not None and _is_newer(trace.key, key)):
+            return False
+        if trace is not None and trace.joined and trace.key.generation == key.generation:
+            self._abort_joined(name, now_ns)
+        # It may have overtaken its offer.
+        self._remember(name, Trace(key, False), now_ns)
+        return True
+
+    def _abort_joined(self, name: tuple[str, str], now_ns: int) -> None:
+        """The prefill side has called the request over while it runs here: nobody may get it twice."""
+        if self._joined_by.get(name[1]) == name:
+            self._abort_engine_request(name[1], now_ns)
+            self._replan = True
+
+    def _cancel_answered(self, transfer: Incoming, now_ns: int) -> bool:
+        if transfer.state not in (TransferState.CANCELLING, TransferState.FENCED):
+            return False
+        self._finish(transfer, transfer.end, now_ns)
+        return True
+
+    def _late(self, peer: str, message: Message) -> bool:
+        """News of a transfer that is over, or of an attempt that counts no more. A manifest of a joined request wants its ack again."""
+        trace = self._traces.get((peer, message.key.request_id))
+        if isinstance(message, Manifest) and trace is not None and trace.joined and trace.key == message.key:
+            self._say(peer, Ack(message.key, self.epoch))
+        return False
+
+    # -- moves --------------------------------------------------------------------------------------------------------
+
+    def _reserve_waiting(self, now_ns: int) -> None:
+        """Slots for those who wait, first come first served."""
+        while self._queue:
+            transfer = self._queue[0]
+            outcome = self.engine.reserve(transfer.offer.request, now_ns)
+            if outcome.refusal:
+                self._say(transfer.peer, Reject(transfer.key, self.epoch, outcome.refusal))
+                transfer.message = outcome.refusal
+                self._finish(transfer, TransferState.FAILED, now_ns)
+                continue
+            if not outcome.row:
+                return
+            self._queue.popleft()
+            self._move(transfer, TransferEvent.RESERVE)
+            self._renewals.clear(transfer)
+            transfer.row, transfer.epoch = outcome.row, outcome.epoch
+            transfer.first_page = outcome.num_cached // self.page_format.page_size
+            self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
+            accept = Accept(transfer.key, self.epoch, transfer.first_page, self.timing.hold_ns)
+            self._say(transfer.peer, accept)
+
+    def _renew_queued(self, transfer: Incoming, now_ns: int) -> None:
+        """While there is no room the prefill side is told so, and its patience is ours: a hold ends when nobody offers it again."""
+        self._renewals.set(transfer, now_ns + max(1, transfer.offer.lease_ns // 3))
+
+    def _give_up(self, transfer: Incoming, end: TransferState, why: str, now_ns: int) -> None:
+        transfer.end, transfer.message = end, why
+        if transfer.state not in (TransferState.QUEUED, TransferState.RECEIVING):
+            return
+        self._say(transfer.peer, Cancel(transfer.key, end is TransferState.FAILED, why))
+        if transfer.state is TransferState.QUEUED:
+            self._finish(transfer, end, now_ns)
+            return
+        self._move(transfer, TransferEvent.GIVE_UP)
+        self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
+
+    def _lose(self, transfer: Incoming, why: str, now_ns: int) -> None:
+        """Nobody is there to be asked: the request fails, its slots are fenced by time alone."""
+        if transfer.state is TransferState.QUEUED:
+            transfer.message = why
+            self._finish(transfer, TransferState.FAILED, now_ns)
+        elif transfer.state is TransferState.RECEIVING:
+            self._fail_request(transfer, why, now_ns)
+            self._fence(transfer, now_ns)
+        elif transfer.state is TransferState.CANCELLING:
+            self._fence(transfer, now_ns)
+
+    def _fail_request(self, transfer: Incoming, why: str, now_ns: int) -> None:
+        self._end_request(transfer, TransferState.FAILED, why, now_ns)
+
+    def _end_request(self, transfer: Incoming, end: TransferState, why: str, now_ns: int) -> None:
+        transfer.end, transfer.message = end, why
+        if transfer.state is not TransferState.RECEIVING:
+            return
+        if end is TransferState.FAILED:
+            self.engine.end_transfer(transfer.request_id, now_ns, why)
+        else:
+            self.engine.abort(transfer.request_id, now_ns)
+
+    def _fence(self, transfer: Incoming, now_ns: int) -> None:
+        self._move(transfer, TransferEvent.FENCE)
+        self._deadlines.set(transfer, now_ns + self.timing.fence_ns)
+
+    def _finish(self, transfer: Incoming, end: TransferState, now_ns: int) -> None:
+        transfer.state = DECODE_TRANSITIONS[transfer.state][ENDING_EVENTS[end]]
+        assert transfer.state in ENDED
+        name = (transfer.peer, transfer.request_id)
+        del self._transfers[name]
+        if transfer in self._queue:
+            self._queue.remove(transfer)
+        self._deadlines.clear(transfer)
+        self._renewals.clear(transfer)
+        if transfer.row:
+            self.engine.release_hold(transfer.row, now_ns)
+        self.counts.end(end)
+        self._outcomes.append(TransferOutcome(transfer.request_id, end, transfer.message))
+        self._remember(name, Trace(transfer.key, end is TransferState.COMPLETED), now_ns)
+
+    def _remember(self, name: tuple[str, str], trace: Trace, now_ns: int) -> None:
+        """For as long as the other side may still say something of it."""
+        self._traces[name] = trace
+        timing = self.timing
+        self._trace_ends.set(name, now_ns + timing.max_attempts * (timing.lease_ns + timing.hold_ns) + timing.fence_ns)
+
+    def _move(self, transfer: Incoming, event: TransferEvent) -> None:
+        transfer.state = DECODE_TRANSITIONS[transfer.state][event]
+
+    def _num_pages(self, transfer: Incoming) -> int:
+        return self.page_format.num_pages(transfer.offer.request.prompt.length)
+
+
+def _is_newer(key: TransferKey, other: TransferKey) -> bool:
+    return (key.generation, key.attempt) > (other.generation, other.attempt)

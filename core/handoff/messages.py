@@ -1,0 +1,162 @@
+"""What a prefill worker and a decode worker say to each other.
+
+```
+prefill                                    decode
+   │ Offer ──────────────────────────────────► │   reserves slots for the whole prompt (Renew while there is no room)
+   │ ◄────────────────────────────────── Accept │   or Reject
+   │ Page, Page, … ──────────────────────────► │   as chunks of the prompt are computed; each is verified on arrival
+   │ Manifest ───────────────────────────────► │   first token, draft input, the seal of every page
+   │ ◄───────────────────────────────────── Ack │   all verified: the request has joined the batch (or Nack: try again)
+   │ Cancel ◄──────────────────────────────► Cancel, answered by CancelAck: no page of it is sent or written any more
+```
+
+Every message carries the key of one attempt: (request id, attempt, generation). `generation` is the prefill worker's incarnation,
+`attempt` counts all attempts of that incarnation, so a key never comes back. `epoch` is the decode worker's incarnation. All of them are
+integers of any size: nothing is cut to 32 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+from zlib import crc32
+
+from ..arrival import Arrival
+from ..request import Request
+
+
+class TransferKey(NamedTuple):
+    """Names one attempt of one transfer, for ever."""
+
+    request_id: str
+    attempt: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageFormat:
+    """What a page of KV is; both sides must mean the same. `layout` names dtype, heads, layers: whatever makes bytes comparable."""
+
+    page_size: int  # tokens
+    target_bytes: int  # of one page in the target pool, all layers
+    draft_bytes: int = 0  # of one page in the draft pool; 0: there is none
+    hidden_size: int = 0  # of the hidden state that a draft starts from; 0: none is sent
+    layout: str = ""
+
+    def num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PageSeal:
+    """Size and CRC-32 of a page's bytes, in both pools. A link that carries no bytes (a simulated one) gives checksums of its own."""
+
+    target_bytes: int
+    target_checksum: int
+    draft_bytes: int = 0
+    draft_checksum: int = 0
+
+    @classmethod
+    def of(cls, target: bytes, draft: bytes = b"") -> PageSeal:
+        return cls(len(target), crc32(target), len(draft), crc32(draft) if draft else 0)
+
+    def fits(self, page_format: PageFormat) -> bool:
+        return (self.target_bytes, self.draft_bytes) == (page_format.target_bytes, page_format.draft_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Prefill: this request's KV is going to be sent. A retry offers it again under a new key."""
+
+    key: TransferKey
+    first_attempt: int  # of this transfer; a retry has a greater one in its key
+    request: Request
+    algorithm: str
+    page_format: PageFormat
+    lease_ns: int  # how long the prefill side waits for the next notice
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Decode: slots are reserved. Pages before `first_page` are in the prefix cache already and need not be sent."""
+
+    key: TransferKey
+    epoch: int
+    first_page: int
+    hold_ns: int  # how long the slots wait for the next page
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Decode: the request can never run here."""
+
+    key: TransferKey
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Prefill: page `index` of the prompt, in both pools. Where the link carries no bytes, `target` and `draft` are empty."""
+
+    key: TransferKey
+    epoch: int
+    index: int
+    seal: PageSeal
+    target: bytes = b""
+    draft: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Prefill: everything has been sent. `seals` of pages first_page, first_page + 1, …: what must have arrived."""
+
+    key: TransferKey
+    epoch: int
+    first_page: int
+    seals: tuple[PageSeal, ...]
+    arrival: Arrival  # the first token, what the draft starts from, what the user asked to see of that token
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Decode: every page is verified and the request has joined; the prefill side may forget it."""
+
+    key: TransferKey
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """Decode: what arrived in this attempt is not what was sent."""
+
+    key: TransferKey
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Either side: still at it (waiting for room, or computing); do not give up."""
+
+    key: TransferKey
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Either side: give this transfer up. `failed`: because of an error, else because nobody wants it any more."""
+
+    key: TransferKey
+    failed: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAck:
+    """Either side: no page of this attempt is sent or written here any more."""
+
+    key: TransferKey
+
+
+Message = Offer | Accept | Reject | Page | Manifest | Ack | Nack | Renew | Cancel | CancelAck

@@ -1,0 +1,394 @@
+"""The prefill side of a handoff: prompts are computed, their KV is held and sent until the decode side says that it has it.
+
+Every transfer holds the row of its request in the engine (`Engine.hold`), from its offer on. The row is released by an ack, by the
+answer to a cancel, or when a lease and a fence have passed without one; never while the driver still reads a page of it. The request
+itself ends as soon as its fate is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..arrival import DraftPayload
+from ..engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
+from ..hidden import check_hidden
+from ..request import Request
+from ..transferring import PromptProgress
+from .actions import SendPages, TransferOutcome
+from .life import ENDED, ENDING_EVENTS, PREFILL_TRANSITIONS, TransferEvent, TransferState
+from .messages import (
+    Accept,
+    Ack,
+    Cancel,
+    CancelAck,
+    Manifest,
+    Message,
+    Nack,
+    Offer,
+    PageFormat,
+    PageSeal,
+    Reject,
+    Renew,
+    TransferKey,
+)
+from .records import Outgoing
+from .side import HandoffSide
+from .timing import HandoffTiming
+
+
+class PrefillSide(HandoffSide):
+    """See the module's description. Drivers: submit and abort here instead of at the engine, and call
+
+    * `committed` after every `Engine.commit`, with the draft input of each prompt that it computed;
+    * `receive`, `page_sent`, `peer_lost` when something has happened, and `tick` when `next_deadline_ns` is due;
+    * then carry out `take_actions`, and pass on `take_finished` and `take_outcomes`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        page_format: PageFormat,
+        generation: int,
+        timing: HandoffTiming | None = None,
+    ) -> None:
+        super().__init__(engine, page_format, timing)
+        self.generation = generation
+        self._num_attempts = 0
+        self._peers: dict[str, str] = {}  # request -> decode worker, for requests without a transfer yet
+        self._transfers: dict[TransferKey, Outgoing] = {}
+        self._readers: dict[TransferKey, Outgoing] = {}  # by every attempt of which pages may still be read
+        self._current: dict[str, Outgoing] = {}  # request -> its transfer, while both are wanted
+        self._payloads: dict[str, DraftPayload | None] = {}  # of computed prompts
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._transfers and not self._peers
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, peer: str, now_ns: int) -> SubmitOutcome:
+        """Queue a request whose KV is to go to the decode worker `peer`."""
+        outcome = self.engine.submit(request, now_ns)
+        if not outcome.refusal:
+            self._peers[request.request_id] = peer
+        return outcome
+
+    def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
+        """Give a request up. It ends at once; its pages are free when the decode side has said that it has none to come."""
+        outcome = self.engine.abort(request_id, now_ns)
+        self._drop(request_id, TransferState.CANCELLED, "aborted", now_ns)
+        return outcome
+
+    def committed(self, outcome: CommitOutcome, now_ns: int, payloads: dict[str, DraftPayload] | None = None) -> None:
+        """A step was committed. `payloads` are the draft inputs of `outcome.computed`; None where the executor has no tokens."""
+        for finished in outcome.finished:
+            self._drop(finished.request_id, TransferState.CANCELLED, "ended on the prefill side", now_ns)
+        for request_id in outcome.computed:
+            payload = None if payloads is None else payloads[request_id]
+            if payload is not None:
+                where = f"the handoff of {request_id!r}"
+                if payload.hidden_states is not None or not self.engine.algorithm.needs_hidden_states:
+                    check_hidden(payload.hidden_states, self.engine.algorithm.needs_hidden_states, where)
+            self._payloads[request_id] = payload
+        for progress in self.engine.prompts():
+            transfer = self._current.get(progress.request.request_id)
+            if transfer is not None and transfer.row != progress.row:
+                # It was retracted and begins again elsewhere; what is held for the old row is of no use.
+                self._give_up(transfer, TransferState.CANCELLED, "retracted", now_ns)
+                self._peers[progress.request.request_id] = transfer.peer
+                transfer = None
+            if transfer is None and progress.num_computed:
+                self._offer(progress, now_ns)
+            elif transfer is not None and transfer.state is TransferState.SENDING:
+                self._send_pages(transfer, progress, now_ns)
+
+    def worker_lost(self, generation: int, now_ns: int) -> None:
+        """This worker begins anew: its KV is gone, so nothing of it is read any more and nobody needs to wait."""
+        for transfer in list(self._transfers.values()):
+            transfer.num_reading = 0
+            if transfer.state not in (TransferState.CANCELLING, TransferState.FENCED):
+                self._fail_request(transfer, "the prefill worker was restarted", now_ns)
+                self._say(transfer.peer, Cancel(transfer.key, True, transfer.message))
+            self._finish(transfer, transfer.end, now_ns)
+        self.generation = generation
+
+    # -- news ---------------------------------------------------------------------------------------------------------
+
+    def receive(self, peer: str, message: Message, now_ns: int) -> None:
+        """Take a message from the decode worker `peer`. What is late, double or senseless changes nothing."""
+        transfer = self._transfers.get(message.key)
+        if transfer is None or transfer.peer != peer:
+            self.counts.ignored += 1
+            if isinstance(message, Cancel):
+                self._say(peer, CancelAck(message.key))
+            elif isinstance(message, Accept) and message.key not in self._transfers:
+                # It holds slots for something that is over here.
+                self._say(peer, Cancel(message.key, False, "no such transfer"))
+            return
+        handler = _HANDLERS.get(type(message))
+        if handler is None or not handler(self, transfer, message, now_ns):
+            self.counts.ignored += 1
+
+    def page_sent(self, key: TransferKey, index: int, seal: PageSeal, now_ns: int) -> None:
+        """The bytes of a page are read out and with the link, so that its slots could be written again."""
+        transfer = self._readers.get(key)
+        if transfer is None or not transfer.num_reading:
+            self.counts.ignored += 1
+            return
+        transfer.num_reading -= 1
+        if transfer.state is TransferState.FENCED and transfer.awaits_readers and not transfer.num_reading:
+            self._finish(transfer, transfer.end, now_ns)
+        elif transfer.state is TransferState.SENDING and key == transfer.key:
+            transfer.seals[index] = seal
+            self._send_manifest(transfer, now_ns)
+
+    def peer_lost(self, peer: str, now_ns: int) -> None:
+        """The decode worker is gone: its requests here fail now, their pages are free when a fence has passed."""
+        for transfer in [t for t in self._transfers.values() if t.peer == peer]:
+            if transfer.state is TransferState.FENCED:
+                continue
+            if transfer.state is not TransferState.CANCELLING:
+                self._fail_request(transfer, f"decode worker {peer!r} is gone", now_ns)
+            self._fence(transfer, now_ns)
+        for request_id in [name for name, wanted in self._peers.items() if wanted == peer]:
+            del self._peers[request_id]
+            self._fail_engine_request(request_id, f"decode worker {peer!r} is gone", now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Act on what has been waited for long enough."""
+        while (transfer := self._renewals.pop_due(now_ns)) is not None:
+            if transfer.state in (TransferState.SENDING, TransferState.OFFERED) and transfer.peer_epoch is not None:
+                self._say(transfer.peer, Renew(transfer.key, transfer.peer_epoch))
+                self._renewals.set(transfer, now_ns + transfer.renewal_ns)
+        while (transfer := self._deadlines.pop_due(now_ns)) is not None:
+            if transfer.state is TransferState.FENCED:
+                self._finish(transfer, transfer.end, now_ns)
+            elif transfer.state is TransferState.CANCELLING:
+                # Said once more: the other side may have the request running, if all our messages were lost.
+                failed = transfer.end is TransferState.FAILED
+                self._say(transfer.peer, Cancel(transfer.key, failed, transfer.message))
+                self._fence(transfer, now_ns)
+            elif not self._is_computed(transfer) and transfer.state is TransferState.SENDING:
+                # Nothing is owed to us: we are the ones who compute.
+                self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
+            else:
+                self._retry(transfer, "no answer in time", now_ns)
+
+    def _accepted(self, transfer: Outgoing, message: Accept, now_ns: int) -> bool:
+        if not self._move(transfer, TransferEvent.ACCEPT):
+            return False
+        num_pages = self.page_format.num_pages(transfer.request.prompt.length)
+        transfer.peer_epoch = message.epoch
+        transfer.first_page = transfer.next_page = min(max(message.first_page, 0), num_pages)
+        transfer.renewal_ns = max(1, message.hold_ns // 3)
+        self._renewals.set(transfer, now_ns + transfer.renewal_ns)
+        self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
+        progress = self.engine.progress_of(transfer.request.request_id)
+        if progress is not None:
+            self._send_pages(transfer, progress, now_ns)
+        return True
+
+    def _renewed(self, transfer: Outgoing, message: Renew, now_ns: int) -> bool:
+        if transfer.state is not TransferState.OFFERED:
+            return False
+        self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
+        return True
+
+    def _rejected(self, transfer: Outgoing, message: Reject, now_ns: int) -> bool:
+        if transfer.state is not TransferState.OFFERED:
+            return False
+        self._fail_request(transfer, f"refused by the decode worker: {message.reason}", now_ns)
+        self._settle(transfer, now_ns)
+        return True
+
+    def _acknowledged(self, transfer: Outgoing, message: Ack, now_ns: int) -> bool:
+        # In OFFERED it answers a retry: an earlier attempt had arrived, its ack had not.
+        answers = transfer.state is TransferState.SENT and message.epoch == transfer.peer_epoch
+        if not answers and not (transfer.state is TransferState.OFFERED and transfer.attempts > 1):
+            return False
+        if not self._is_computed(transfer):
+            return False
+        self._forget_request(transfer)
+        transfer.end = TransferState.COMPLETED
+        finished = self.engine.end_transfer(transfer.request.request_id, now_ns)
+        if finished is not None:
+            self._finished.append(finished)
+        self._settle(transfer, now_ns)
+        return True
+
+    def _not_acknowledged(self, transfer: Outgoing, message: Nack, now_ns: int) -> bool:
+        if transfer.state not in (TransferState.SENDING, TransferState.SENT):
+            return False
+        if message.epoch != transfer.peer_epoch:
+            return False
+        self._retry(transfer, f"the decode worker did not accept it: {message.reason}", now_ns)
+        return True
+
+    def _cancelled(self, transfer: Outgoing, message: Cancel, now_ns: int) -> bool:
+        self._say(transfer.peer, CancelAck(message.key))
+        if transfer.state is TransferState.FENCED:
+            return False
+        if transfer.state is not TransferState.CANCELLING:
+            if message.failed:
+                self._fail_request(transfer, f"given up by the decode worker: {message.reason}", now_ns)
+            else:
+                self._forget_request(transfer)
+                transfer.end, transfer.message = TransferState.CANCELLED, message.reason
+                self._abort_engine_request(transfer.request.request_id, now_ns)
+        self._settle(transfer, now_ns)
+        return True
+
+    def _cancel_answered(self, transfer: Outgoing, message: CancelAck, now_ns: int) -> bool:
+        if transfer.state not in (TransferState.CANCELLING, TransferState.FENCED) or transfer.awaits_readers:
+            return False
+        self._settle(transfer, now_ns)
+        return True
+
+    # -- moves --------------------------------------------------------------------------------------------------------
+
+    def _offer(self, progress: PromptProgress, now_ns: int) -> None:
+        request_id = progress.request.request_id
+        peer = self._peers.pop(request_id, None)
+        if peer is None:
+            return
+        row = self.engine.hold(request_id, now_ns)
+        key = self._new_key(request_id)
+        transfer = Outgoing(progress.request, peer, row, key, key.attempt)
+        self.counts.started += 1
+        self._transfers[transfer.key] = self._current[request_id] = transfer
+        self._send_offer(transfer, now_ns)
+
+    def _send_offer(self, transfer: Outgoing, now_ns: int) -> None:
+        name = self.engine.algorithm.name
+        lease_ns = self.timing.lease_ns
+        offer = Offer(transfer.key, transfer.first_attempt, transfer.request, name, self.page_format, lease_ns)
+        self._say(transfer.peer, offer)
+        self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
+
+    def _send_pages(self, transfer: Outgoing, progress: PromptProgress, now_ns: int) -> None:
+        """Ask for the pages that are final by now; the last page, as a rule not full, goes when the prompt is complete."""
+        page_size = self.page_format.page_size
+        ready = progress.num_computed // page_size
+        if progress.is_complete:
+            ready = self.page_format.num_pages(progress.num_computed)
+        if ready > transfer.next_page:
+            indices = tuple(range(transfer.next_page, ready))
+            slots = self.engine.store.table.gather(transfer.row, transfer.next_page * page_size, ready * page_size)
+            transfer.next_page = ready
+            transfer.num_reading += len(indices)
+            self._readers[transfer.key] = transfer
+            self._actions.append(
+                SendPages(transfer.peer, transfer.key, transfer.peer_epoch, indices, slots.reshape(-1, page_size))
+            )
+        self._send_manifest(transfer, now_ns)
+
+    def _send_manifest(self, transfer: Outgoing, now_ns: int) -> None:
+        """Everything is computed and read out: say what must have arrived."""
+        num_pages = self.page_format.num_pages(transfer.request.prompt.length)
+        wanted = range(transfer.first_page, num_pages)
+        if not self._is_computed(transfer) or any(index not in transfer.seals for index in wanted):
+            return
+        request_id = transfer.request.request_id
+        arrival = replace(self.engine.first_token_of(request_id), draft=self._payloads[request_id])
+        seals = tuple(transfer.seals[index] for index in wanted)
+        self._say(transfer.peer, Manifest(transfer.key, transfer.peer_epoch, transfer.first_page, seals, arrival))
+        self._move(transfer, TransferEvent.SENT)
+        self._renewals.clear(transfer)
+        self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
+
+    def _retry(self, transfer: Outgoing, why: str, now_ns: int) -> None:
+        """Offer it again under a new key, or give up if that was the last attempt."""
+        if transfer.attempts >= self.timing.max_attempts:
+            self._fail_request(transfer, why, now_ns)
+            self._give_up(transfer, TransferState.FAILED, transfer.message, now_ns)
+            return
+        self._move(transfer, TransferEvent.RETRY)
+        del self._transfers[transfer.key]
+        transfer.key = self._new_key(transfer.request.request_id)
+        self._transfers[transfer.key] = transfer
+        transfer.attempts += 1
+        transfer.peer_epoch = None
+        transfer.first_page = transfer.next_page = 0
+        transfer.seals = {}
+        self._renewals.clear(transfer)
+        self.counts.retries += 1
+        self._send_offer(transfer, now_ns)
+
+    def _drop(self, request_id: str, end: TransferState, why: str, now_ns: int) -> None:
+        """The request is over on this side; so is its transfer, when the other side has agreed."""
+        self._peers.pop(request_id, None)
+        transfer = self._current.get(request_id)
+        if transfer is not None:
+            self._give_up(transfer, end, why, now_ns)
+
+    def _give_up(self, transfer: Outgoing, end: TransferState, why: str, now_ns: int) -> None:
+        self._forget_request(transfer)
+        transfer.end, transfer.message = end, why
+        self._move(transfer, TransferEvent.GIVE_UP)
+        self._renewals.clear(transfer)
+        self._say(transfer.peer, Cancel(transfer.key, end is TransferState.FAILED, why))
+        self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
+
+    def _fail_request(self, transfer: Outgoing, why: str, now_ns: int) -> None:
+        self._forget_request(transfer)
+        transfer.end, transfer.message = TransferState.FAILED, why
+        self._fail_engine_request(transfer.request.request_id, why, now_ns)
+
+    def _forget_request(self, transfer: Outgoing) -> None:
+        request_id = transfer.request.request_id
+        if self._current.get(request_id) is transfer:
+            del self._current[request_id]
+            self._payloads.pop(request_id, None)
+
+    def _settle(self, transfer: Outgoing, now_ns: int) -> None:
+        """The other side wants no more: the row is free, as soon as nothing of it is being read."""
+        if transfer.num_reading:
+            transfer.awaits_readers = True
+            self._fence(transfer, now_ns)
+        else:
+            self._finish(transfer, transfer.end, now_ns)
+
+    def _fence(self, transfer: Outgoing, now_ns: int) -> None:
+        self._move(transfer, TransferEvent.FENCE)  # refused where it is fenced already: its time begins anew
+        self._renewals.clear(transfer)
+        self._deadlines.set(transfer, now_ns + self.timing.fence_ns)
+
+    def _finish(self, transfer: Outgoing, end: TransferState, now_ns: int) -> None:
+        transfer.state = PREFILL_TRANSITIONS[transfer.state][ENDING_EVENTS[end]]
+        assert transfer.state in ENDED
+        self._forget_request(transfer)
+        del self._transfers[transfer.key]
+        for key in [key for key, reader in self._readers.items() if reader is transfer]:
+            del self._readers[key]
+        self._deadlines.clear(transfer)
+        self._renewals.clear(transfer)
+        self.engine.release_hold(transfer.row, now_ns)
+        self.counts.end(end)
+        self._outcomes.append(TransferOutcome(transfer.request.request_id, end, transfer.message))
+
+    def _move(self, transfer: Outgoing, event: TransferEvent) -> bool:
+        following = PREFILL_TRANSITIONS[transfer.state].get(event)
+        if following is None:
+            return False
+        transfer.state = following
+        return True
+
+    def _is_computed(self, transfer: Outgoing) -> bool:
+        return (
+            transfer.request.request_id in self._payloads and self._current.get(transfer.request.request_id) is transfer
+        )
+
+    def _new_key(self, request_id: str) -> TransferKey:
+        self._num_attempts += 1
+        return TransferKey(request_id, self._num_attempts, self.generation)
+
+
+_HANDLERS = {
+    Accept: PrefillSide._accepted,
+    Renew: PrefillSide._renewed,
+    Reject: PrefillSide._rejected,
+    Ack: PrefillSide._acknowledged,
+    Nack: PrefillSide._not_acknowledged,
+    Cancel: PrefillSide._cancelled,
+    CancelAck: PrefillSide._cancel_answered,
+}

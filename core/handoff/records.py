@@ -1,0 +1,64 @@
+"""What each side keeps of one transfer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..request import Request
+from .life import TransferState
+from .messages import Manifest, Offer, PageSeal, TransferKey
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """Prefill side: one transfer, over all its attempts."""
+
+    request: Request
+    peer: str
+    row: int
+    key: TransferKey  # of the attempt that counts
+    first_attempt: int
+    state: TransferState = TransferState.OFFERED
+    attempts: int = 1
+    peer_epoch: int | None = None  # of the decode worker that accepted
+    first_page: int = 0
+    next_page: int = 0  # pages before it were asked to be sent in this attempt
+    seals: dict[int, PageSeal] = field(default_factory=dict)
+    num_reading: int = 0  # pages that the driver is reading out, in this attempt and in earlier ones
+    awaits_readers: bool = False  # fenced by these alone
+    renewal_ns: int | None = None  # how often to tell the decode side that the prompt is still being computed
+    end: TransferState = TransferState.FAILED  # what giving up will come to
+    message: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Incoming:
+    """Decode side: one transfer, over all its attempts."""
+
+    offer: Offer  # of the newest attempt
+    peer: str
+    state: TransferState = TransferState.QUEUED
+    row: int = 0
+    epoch: int = 0  # of the row
+    first_page: int = 0
+    received: dict[int, PageSeal] = field(default_factory=dict)  # verified pages of the newest attempt
+    manifest: Manifest | None = None
+    is_refused: bool = False  # the newest attempt was answered with a Nack; what else it brings is not looked at
+    end: TransferState = TransferState.FAILED
+    message: str = ""
+
+    @property
+    def key(self) -> TransferKey:
+        return self.offer.key
+
+    @property
+    def request_id(self) -> str:
+        return self.offer.request.request_id
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Decode side: what is remembered of a transfer that is over. `joined`: its request may be running here."""
+
+    key: TransferKey
+    joined: bool

@@ -1,0 +1,77 @@
+"""What both sides of a handoff have in common: counters, deadlines, and what is handed to the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+from ..engine import Engine
+from ..request import FinishedRequest
+from .actions import Send, TransferOutcome
+from .life import TransferCounts
+from .messages import Message, PageFormat
+from .timing import Deadlines, HandoffTiming
+
+
+class HandoffSide:
+    """The driver's view of a side; `PrefillSide` and `DecodeSide` add what happens."""
+
+    _transfers: Sized
+
+    def __init__(self, engine: Engine, page_format: PageFormat, timing: HandoffTiming | None) -> None:
+        assert page_format.page_size == engine.config.page_size, "the pages that travel are the engine's pages"
+        self.engine = engine
+        self.page_format = page_format
+        self.timing = timing if timing is not None else HandoffTiming()
+        self.counts = TransferCounts()
+        self._deadlines = Deadlines()
+        self._renewals = Deadlines()
+        self._actions: list[Any] = []
+        self._finished: list[FinishedRequest] = []
+        self._outcomes: list[TransferOutcome] = []
+
+    @property
+    def num_in_flight(self) -> int:
+        """Transfers that are not over, those that only wait to be released among them."""
+        return len(self._transfers)
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When `tick` has something to do; None: never, as things are."""
+        times = [queue.next_ns for queue in self._timers() if queue.next_ns is not None]
+        return min(times, default=None)
+
+    def _timers(self) -> tuple[Deadlines, ...]:
+        return self._deadlines, self._renewals
+
+    def take_actions(self) -> list[Any]:
+        """What the driver is to do now, in this order; see `actions.py`."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def take_finished(self) -> list[FinishedRequest]:
+        """Requests that ended here other than by `Engine.commit` and `abort`."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def take_outcomes(self) -> list[TransferOutcome]:
+        """Transfers that are over."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def check(self) -> None:
+        """Recount; raises InvariantViolation with the id of what is broken."""
+        self.counts.check(self.num_in_flight)
+
+    def _say(self, peer: str, message: Message) -> None:
+        self._actions.append(Send(peer, message))
+
+    def _fail_engine_request(self, request_id: str, why: str, now_ns: int) -> None:
+        finished = self.engine.end_transfer(request_id, now_ns, why)
+        if finished is not None:
+            self._finished.append(finished)
+
+    def _abort_engine_request(self, request_id: str, now_ns: int) -> None:
+        outcome = self.engine.abort(request_id, now_ns)
+        if outcome.finished is not None:
+            self._finished.append(outcome.finished)

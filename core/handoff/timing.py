@@ -1,0 +1,73 @@
+"""How long each side of a transfer waits, and when it is to be woken."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from ..errors import ConfigError, Problem
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffTiming:
+    """Durations in nanoseconds.
+
+    ```
+    prefill   |── lease ──| retry |── lease ──| cancel |── fence ──| pages free, whoever answers or not
+    decode    |──────────── hold ────────────────────| cancel |── fence ──| slots free
+    ```
+    """
+
+    lease_ns: int = 2 * SECOND_NS  # prefill side: an attempt without news is given up
+    hold_ns: int = (
+        5 * SECOND_NS
+    )  # decode side: reserved slots without news are given up; longer than a lease, or no retry arrives
+    fence_ns: int = SECOND_NS  # after giving up: so long may a message or a copy still be under way
+    max_attempts: int = 2  # one, and one retry
+
+    def __post_init__(self) -> None:
+        problems = [
+            Problem(name, f"must be at least 1, got {getattr(self, name)}")
+            for name in ("lease_ns", "hold_ns", "fence_ns", "max_attempts")
+            if getattr(self, name) < 1
+        ]
+        if not problems and self.hold_ns <= self.lease_ns:
+            problems.append(Problem("hold_ns", f"{self.hold_ns} must be more than lease_ns, which is {self.lease_ns}"))
+        if problems:
+            raise ConfigError("handoff", problems)
+
+
+class Deadlines:
+    """One deadline per owner; setting it again replaces it. Equal times come in the order of setting."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Hashable]] = []
+        self._current: dict[Hashable, tuple[int, int]] = {}
+        self._count = 0
+
+    def set(self, owner: Hashable, at_ns: int) -> None:
+        self._count += 1
+        self._current[owner] = (at_ns, self._count)
+        heapq.heappush(self._heap, (at_ns, self._count, owner))
+
+    def clear(self, owner: Hashable) -> None:
+        self._current.pop(owner, None)
+
+    @property
+    def next_ns(self) -> int | None:
+        """The earliest deadline; None if there is none."""
+        while self._heap and self._current.get(self._heap[0][2]) != self._heap[0][:2]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, now_ns: int) -> Hashable | None:
+        """Whose deadline has passed, the earliest first; it is cleared. None: nobody's."""
+        due = self.next_ns
+        if due is None or due > now_ns:
+            return None
+        owner = heapq.heappop(self._heap)[2]
+        del self._current[owner]
+        return owner

@@ -1,0 +1,307 @@
+"""A prefill and a decode worker over reference executors, joined by a link in memory: every cell of KV is its own canary.
+
+    PrefillWorker ──► Link ──► DecodeWorker          messages may be lost, late, doubled, reordered, cut short or changed by the test
+         ▲              │
+         └──── Link ◄───┘
+
+A page travels as the bytes of its shadow cells (position, token, prefix hash) of both pools. The receiver writes them under its own name;
+a page of another prompt, an old one, or one that is missing is found when the first step of the request reads the whole prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...core.arrival import DraftPayload
+from ...core.engine import AbortOutcome, Engine
+from ...core.handoff import (
+    DecodeSide,
+    HandoffTiming,
+    Message,
+    PageFormat,
+    PageSeal,
+    PrefillSide,
+    Send,
+    SendPages,
+    TransferOutcome,
+    WritePage,
+)
+from ...core.handoff.messages import Page
+from ...core.request import FinishedRequest, FinishReason, Request
+from .executor import ReferenceExecutor
+from .language_model import HIDDEN_SIZE
+from .shadow import ShadowPool, stay_of
+
+_COLUMNS = ("positions", "tokens", "hashes")
+CELL_BYTES = 8 * len(_COLUMNS)
+
+
+def page_format_of(executor: ReferenceExecutor) -> PageFormat:
+    """What a page of this executor's pools is."""
+    page_bytes = executor.page_size * CELL_BYTES
+    return PageFormat(
+        page_size=executor.page_size,
+        target_bytes=page_bytes,
+        draft_bytes=page_bytes if executor.kv.draft is not None else 0,
+        hidden_size=HIDDEN_SIZE if executor.algorithm.needs_hidden_states else 0,
+        layout=f"shadow cells, {executor.kv.draft_kv} draft",
+    )
+
+
+def read_page(pool: ShadowPool | None, slots: np.ndarray) -> bytes:
+    """The cells at `slots` int32 [page_size] as bytes, column after column; nothing where there is no pool."""
+    if pool is None:
+        return b""
+    return b"".join(getattr(pool, name)[slots].tobytes() for name in _COLUMNS)
+
+
+def write_page(pool: ShadowPool | None, slots: np.ndarray, stay: int, content: bytes) -> None:
+    """Put a page's cells where `stay` (see `shadow.stay_of`) will read them."""
+    if pool is None:
+        return
+    size = len(slots) * 8
+    for i, name in enumerate(_COLUMNS):
+        column = getattr(pool, name)
+        column[slots] = np.frombuffer(content[i * size : (i + 1) * size], dtype=column.dtype)
+    pool.stays[slots] = stay
+
+
+@dataclass(slots=True)
+class Link:
+    """Messages on their way in one direction; a test may look at them, reorder, drop or change them."""
+
+    messages: list[Message] = field(default_factory=list)
+
+    def take(self) -> list[Message]:
+        messages, self.messages = self.messages, []
+        return messages
+
+
+class Worker:
+    """An engine, its executor and its side of the handoff. `name` is what the other side calls it."""
+
+    side: PrefillSide | DecodeSide
+
+    def __init__(self, name: str, engine: Engine, executor: ReferenceExecutor, out: Link) -> None:
+        self.name = name
+        self.engine = engine
+        self.executor = executor
+        self.out = out
+        self.finished: dict[str, FinishedRequest] = {}
+        self.outcomes: list[TransferOutcome] = []
+
+    def turn(self, now_ns: int) -> bool:
+        """Plan and launch until None, then commit the oldest step; says whether there was one."""
+        while (step := self.engine.plan(now_ns)) is not None:
+            self.executor.launch(step)
+        committed = bool(self.engine.num_uncommitted)
+        if committed:
+            self._commit(now_ns)
+        self.carry_out()
+        return committed
+
+    def receive(self, peer: str, message: Message, now_ns: int) -> None:
+        self.side.receive(peer, message, now_ns)
+        self.carry_out()
+
+    def tick(self, now_ns: int) -> None:
+        self.side.tick(now_ns)
+        self.carry_out()
+
+    def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
+        outcome = self.side.abort(request_id, now_ns)
+        if outcome.replan:
+            self.executor.request_stop(self.engine.last_step_id)
+        self._keep([] if outcome.finished is None else [outcome.finished])
+        self.carry_out()
+        return outcome
+
+    def carry_out(self) -> None:
+        """Do what the state machine asks for, and keep what it reports."""
+        actions = self.side.take_actions()
+        while actions:
+            for action in actions:
+                self._carry_out(action)
+            actions = self.side.take_actions()
+        self._keep(self.side.take_finished())
+        self.outcomes += self.side.take_outcomes()
+
+    def check(self) -> None:
+        self.engine.check()
+        self.side.check()
+
+    def _commit(self, now_ns: int) -> None:
+        raise NotImplementedError
+
+    def _carry_out(self, action: Send | SendPages | WritePage) -> None:
+        assert isinstance(action, Send)
+        self.out.messages.append(action.message)
+
+    def _keep(self, finished: Iterable[FinishedRequest]) -> None:
+        for end in finished:
+            assert end.request_id not in self.finished, f"{end.request_id!r} ended twice on {self.name}"
+            self.finished[end.request_id] = end
+
+
+class PrefillWorker(Worker):
+    """Computes prompts and sends them to `peer`."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        executor: ReferenceExecutor,
+        out: Link,
+        *,
+        peer: str,
+        generation: int = 1,
+        timing: HandoffTiming | None = None,
+    ) -> None:
+        super().__init__(name, engine, executor, out)
+        self.peer = peer
+        self.now_ns = 0
+        self.side = PrefillSide(engine, page_format_of(executor), generation, timing)
+
+    def submit(self, request: Request, now_ns: int) -> str:
+        """Queue a request; returns why it was refused, or nothing."""
+        return self.side.submit(request, self.peer, now_ns).refusal
+
+    def turn(self, now_ns: int) -> bool:
+        self.now_ns = now_ns
+        return super().turn(now_ns)
+
+    def _commit(self, now_ns: int) -> None:
+        outcome = self.engine.commit(self.executor.collect(), now_ns)
+        payloads = {request_id: self._draft_payload(request_id) for request_id in outcome.computed}
+        self._keep(outcome.finished)
+        self.side.committed(outcome, now_ns, payloads)
+
+    def _draft_payload(self, request_id: str) -> DraftPayload:
+        """The row's first relay cell, which no round here will read."""
+        progress = self.engine.progress_of(request_id)
+        _, values = self.executor.future_map.resolve(np.array([progress.row]), np.array([progress.epoch]))
+        return DraftPayload.of_cell(self.executor.algorithm, values)
+
+    def _carry_out(self, action: Send | SendPages | WritePage) -> None:
+        if not isinstance(action, SendPages):
+            super()._carry_out(action)
+            return
+        kv = self.executor.kv
+        for index, slots in zip(action.indices, action.slots, strict=True):
+            target, draft = read_page(kv.target, slots), read_page(kv.draft, slots)
+            seal = PageSeal.of(target, draft)
+            self.out.messages.append(Page(action.key, action.epoch, index, seal, target, draft))
+            self.side.page_sent(action.key, index, seal, self.now_ns)
+
+
+class DecodeWorker(Worker):
+    """Takes requests from prefill workers and decodes them to their end."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        executor: ReferenceExecutor,
+        out: Link,
+        *,
+        epoch: int = 1,
+        timing: HandoffTiming | None = None,
+    ) -> None:
+        super().__init__(name, engine, executor, out)
+        self.side = DecodeSide(engine, page_format_of(executor), epoch, timing)
+
+    def carry_out(self) -> None:
+        super().carry_out()
+        if self.side.take_replan():
+            self.executor.request_stop(self.engine.last_step_id)
+
+    def _commit(self, now_ns: int) -> None:
+        outcome = self.engine.commit(self.executor.collect(), now_ns)
+        self._keep(outcome.finished)
+        self.side.committed(now_ns)
+
+    def _carry_out(self, action: Send | SendPages | WritePage) -> None:
+        if not isinstance(action, WritePage):
+            super()._carry_out(action)
+            return
+        kv, stay = self.executor.kv, int(stay_of(action.row, action.epoch))
+        write_page(kv.target, action.slots, stay, action.page.target)
+        write_page(kv.draft, action.slots, stay, action.page.draft)
+
+
+Meddler = Callable[[list[Message]], list[Message]]
+"""What a link does to the messages on it: the list as it is sent -> the list as it arrives."""
+
+
+class HandoffPair:
+    """One prefill and one decode worker. `meddle` may disturb what travels; time goes on by `tick_ns` with every turn."""
+
+    def __init__(
+        self,
+        prefill: tuple[Engine, ReferenceExecutor],
+        decode: tuple[Engine, ReferenceExecutor],
+        *,
+        timing: HandoffTiming | None = None,
+        meddle: Meddler | None = None,
+        tick_ns: int = 1_000_000,
+    ) -> None:
+        self.to_decode, self.to_prefill = Link(), Link()
+        self.prefill = PrefillWorker("prefill", *prefill, self.to_decode, peer="decode", timing=timing)
+        self.decode = DecodeWorker("decode", *decode, self.to_prefill, timing=timing)
+        self.meddle = meddle
+        self.tick_ns = tick_ns
+        self.now_ns = 0
+        self.prefill_alive = self.decode_alive = True
+
+    def turn(self) -> bool:
+        """One step of each worker and one delivery in each direction; says whether anything happened but the time."""
+        self.now_ns += self.tick_ns
+        busy = False
+        if self.prefill_alive:
+            busy = self.prefill.turn(self.now_ns)
+        busy = self._deliver(self.to_decode, self.prefill.name, self.decode, self.decode_alive) or busy
+        if self.decode_alive:
+            busy = self.decode.turn(self.now_ns) or busy
+        busy = self._deliver(self.to_prefill, self.decode.name, self.prefill, self.prefill_alive) or busy
+        for worker, alive in ((self.prefill, self.prefill_alive), (self.decode, self.decode_alive)):
+            if alive:
+                worker.tick(self.now_ns)
+                worker.check()
+        return busy
+
+    def run(self, max_turns: int = 2000) -> dict[str, FinishedRequest]:
+        """Until nothing is left to do on either side, skipping time in which nothing happens. The requests' ends, as users see them:
+        on the prefill side where that is not a transfer, else on the decode side."""
+        for _ in range(max_turns):
+            if self.turn() or self.to_decode.messages or self.to_prefill.messages:
+                continue
+            if self.is_idle:
+                return self.ends()
+            deadlines = [worker.side.next_deadline_ns for worker in self._living()]
+            waiting = [at for at in deadlines if at is not None]
+            assert waiting, "something is left to do, and nothing will ever happen"
+            self.now_ns = max(self.now_ns, min(waiting))
+        raise AssertionError(f"no end after {max_turns} turns")
+
+    @property
+    def is_idle(self) -> bool:
+        return all(worker.engine.is_idle and worker.side.is_idle for worker in self._living())
+
+    def ends(self) -> dict[str, FinishedRequest]:
+        ends = self.prefill.finished
+        here = {name: end for name, end in ends.items() if end.reason is not FinishReason.TRANSFERRED}
+        return self.decode.finished | here
+
+    def _living(self) -> list[Worker]:
+        return [w for w, alive in ((self.prefill, self.prefill_alive), (self.decode, self.decode_alive)) if alive]
+
+    def _deliver(self, link: Link, sender: str, receiver: Worker, alive: bool) -> bool:
+        messages = link.take()
+        if self.meddle is not None:
+            messages = self.meddle(messages)
+        for message in messages if alive else ():
+            receiver.receive(sender, message, self.now_ns)
+        return bool(messages)
