@@ -11,7 +11,7 @@ argmax stands at one of the next ranks, so that a tree finds what a chain misses
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -160,14 +160,17 @@ USER_OUTPUTS = ("logprobs", "hidden_states", "routed_experts", "indexer_topk")
 """Per-node outputs that a request may ask for."""
 
 
-def node_outputs(hashes: np.ndarray, logits: np.ndarray, predict: np.ndarray) -> dict[str, np.ndarray]:
-    """Every user output of n nodes: `hashes` uint64 [n] of their prefixes, logits [n, V], the token int [n] after each."""
-    return {
-        "logprobs": log_probabilities(logits, np.maximum(predict, 0)),
-        "hidden_states": hidden_of(hashes),
-        "routed_experts": routed_experts(hashes),
-        "indexer_topk": indexer_topk(hashes),
+def node_outputs(
+    hashes: np.ndarray, logits: np.ndarray, predict: np.ndarray, wanted: Iterable[str] = USER_OUTPUTS
+) -> dict[str, np.ndarray]:
+    """The wanted user outputs of n nodes: `hashes` uint64 [n] of their prefixes, logits [n, V], the token int [n] after each."""
+    made = {
+        "logprobs": lambda: log_probabilities(logits, np.maximum(predict, 0)),
+        "hidden_states": lambda: hidden_of(hashes),
+        "routed_experts": lambda: routed_experts(hashes),
+        "indexer_topk": lambda: indexer_topk(hashes),
     }
+    return {name: made[name]() for name in USER_OUTPUTS if name in wanted}
 
 
 def expected_outputs(model: HashLanguageModel, request: Request, tokens: np.ndarray) -> dict[str, np.ndarray]:
