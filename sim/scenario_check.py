@@ -49,7 +49,7 @@ def check_names(scenario: Scenario) -> None:
             if name is not None:
                 lookup(name)
         except ConfigError as error:
-            problems += [Problem(key, problem.message) for problem in error.problems]
+            problems += [Problem(key, _with_place(error, problem)) for problem in error.problems]
         except ForetokenError as error:
             problems.append(Problem(key, str(error)))
     unknown = unknown_policy(scenario.engine.eviction_policy)
@@ -57,6 +57,11 @@ def check_names(scenario: Scenario) -> None:
         problems.append(Problem("engine.eviction_policy", unknown.message))
     if problems:
         raise ConfigError(SCENARIO, problems)
+
+
+def _with_place(error: ConfigError, problem: Problem) -> str:
+    """What is wrong with a name itself stands at its key; what is wrong behind it, in a plugin, has a place of its own."""
+    return problem.message if error.source.startswith("<") else f"{error.source}: {problem}"
 
 
 def check_context(scenario: Scenario, target: ModelShape) -> None:

@@ -1,0 +1,131 @@
+"""Packages with an algorithm that somebody else installed: whatever is wrong with one is a message and exit code 2."""
+
+from __future__ import annotations
+
+import pytest
+from foretoken.core.registry import algorithm_names, unregister_algorithm
+from small_checkpoint import write_target
+
+GOOD = """
+import numpy as np
+from foretoken.core.algorithms import LookupDrafting
+from foretoken.core.proposer import Proposal
+
+class Proposer:
+    def open_row(self, row): pass
+    def observe(self, row, tokens): pass
+    def first_relay(self, rows): return {}
+    def propose(self, request):
+        shape = (len(request.rows), request.num_draft_tokens - 1)
+        return Proposal(np.full(shape, TOKEN), np.tile(np.arange(shape[1]), (shape[0], 1)))
+
+TOKEN = 3
+
+class Mine(LookupDrafting):
+    def make_proposer(self, shape): return Proposer()
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """`install(code)`: a distribution whose entry point MINE is the class `Mine` of this code."""
+    number = iter(range(100))
+
+    def write(code: str, name: str = "MINE") -> None:
+        site = tmp_path / f"site{next(number)}"
+        module = f"mine_{site.name}_{tmp_path.name}".replace("-", "_")
+        info = site / f"{module}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[foretoken.algorithms]\n{name} = {module}:Mine\n")
+        (site / f"{module}.py").write_text(code)
+        monkeypatch.syspath_prepend(site)
+
+    before = set(algorithm_names())
+    yield write
+    for name in set(algorithm_names()) - before:
+        unregister_algorithm(name)
+
+
+SIMULATE = ("simulate", "--quiet", "--set", "workload.num_requests=5", "--set", "speculation.algorithm=MINE")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_target(tmp_path_factory.mktemp("models") / "target")
+
+
+def generate(model, *more):
+    line = ("generate", "--model", model, "--algorithm", "mine", "--prompt", "for i in range", "--max-tokens", 12)
+    return (*line, "--dtype", "float64", "--device", "cpu", "--quiet", *more)
+
+
+def test_a_good_one_serves(command, install, model):
+    install(GOOD)
+    assert command(*SIMULATE).code == 0
+    plain = command(*generate(model, "--algorithm", "NONE"))
+    drafted = command(*generate(model))
+    assert drafted.code == 0, drafted.err
+    assert drafted.out == plain.out
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise RuntimeError('not on this machine')", "RuntimeError: not on this machine"),
+        ("import there_is_no_such_module", "there_is_no_such_module"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("Mine = 3", "3 is no class"),
+        ("nothing = 1", "has no attribute 'Mine'"),
+        ("def (", "SyntaxError"),
+        (GOOD.replace("class Mine(LookupDrafting)", "class Mine"), "draft_kv: is missing"),
+        (GOOD.replace("observe(self, row, tokens)", "observe(self, row)"), "Proposer.observe: takes (row)"),
+    ],
+)
+def test_one_that_cannot_be_used_is_refused_with_the_reason(command, install, code, words):
+    install(code)
+    outcome = command(*SIMULATE)
+    assert outcome.code == 2
+    assert words in outcome.err and "speculation.algorithm" in outcome.err
+    assert "Traceback" not in outcome.err and all(line.startswith("foretoken: ") for line in outcome.err.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("return Proposal(", "return ("), "propose gave tuple"),
+        (("- 1)\n", "+ 4)\n"), "propose gave tokens int64[1, 9], expected integers [1, 4]"),
+        (("np.arange(shape[1])", "np.arange(1, shape[1] + 1)"), "the number of an earlier node"),
+        (("return Proposal(", "raise KeyError(request.rows[0]) #"), "propose raised KeyError"),
+        (
+            ("def open_row(self, row): pass", "def open_row(self, row): return 1 / 0"),
+            "open_row raised ZeroDivisionError",
+        ),
+    ],
+)
+def test_one_that_fails_while_it_decodes_ends_the_run_with_its_name(command, install, model, change, words):
+    install(GOOD.replace(*change))
+    outcome = command(*generate(model, "--steps", 4))
+    assert outcome.code == 2
+    assert words in outcome.err and "algorithm MINE" in outcome.err and "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("token", ["-1", "1 << 40", "10 ** 6"])
+def test_drafts_that_are_no_tokens_are_rejected(command, install, model, token):
+    install(GOOD.replace("TOKEN = 3", f"TOKEN = {token}"))
+    plain = command(*generate(model, "--algorithm", "NONE"))
+    drafted = command(*generate(model))
+    assert (drafted.code, drafted.out) == (0, plain.out)
+
+
+def test_two_packages_with_one_name(command, install):
+    install(GOOD)
+    install(GOOD)
+    outcome = command(*SIMULATE)
+    assert outcome.code == 2 and "MINE is offered twice" in outcome.err
+
+
+def test_an_unknown_name_is_answered_with_those_that_are_installed(command, install):
+    install(GOOD, "MY_DRAFTS")
+    outcome = command(*SIMULATE[:-1], "speculation.algorithm=MY_DRAFT")
+    assert outcome.code == 2 and "did you mean 'MY_DRAFTS'" in outcome.err
