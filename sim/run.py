@@ -12,7 +12,7 @@ import simpy
 from ..core.acceptance import AcceptanceProcess, GaussianAcceptance
 from ..core.acceptance_drift import DayCurve
 from ..core.draws import request_key
-from ..core.errors import ForetokenError, InvariantViolation
+from ..core.errors import ForetokenError
 from ..core.events import Event, EventSink
 from ..core.faults import FaultPlan
 from ..core.request import FinishedRequest, Request
@@ -112,10 +112,10 @@ class Simulation:
             self._step_through(on_progress)
         except KeyboardInterrupt:
             complete = False
-        except InvariantViolation as violation:
-            if self.faults is None:
+        except Exception as error:
+            if self.faults is None or isinstance(error, ForetokenError):
                 raise
-            self.faults.broken_by(violation)
+            self.faults.broken_by(error)
             complete = False
         if complete and not self._num_submitted:
             skipped = f"; {self.num_skipped_rows} rows have no prompt or no output" if self.num_skipped_rows else ""

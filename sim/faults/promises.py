@@ -33,6 +33,7 @@ PROMISES = {
     "bounded_queue": "the queue never exceeds its bound, but for those who come back",
     "time_forward": "no time stamp goes back, no duration is negative",
     "books_agree": "after each fault a recount from scratch finds nothing wrong",
+    "no_crash": "nothing raises out of the service",
     "recovered": "after the last fault everything ends within the bound",
     "drained": "in the end every slot is free again",
 }
@@ -110,6 +111,7 @@ class Witness:
         self._queue_limit = None if max_queue is None else max_queue + max_rows
         self._limit: dict[str, int] = {}  # id -> its cap, as its join says
         self._live: dict[str, int] = {}  # id -> arrival
+        self._taken: set[str] = set()  # ids ever let in; only asked
         self._leaving: dict[str, int] = {}  # cancelled and not yet reported: id -> when
         self._row_of: dict[str, int] = {}
         self._delivered: dict[str, int] = {}  # of those without a row
@@ -148,7 +150,10 @@ class Witness:
     def _submitted(self, event: Submitted) -> None:
         if event.refusal:
             return
-        self._live[event.request.request_id] = event.now_ns
+        name = event.request.request_id
+        self.promises.check("counts_once", name not in self._taken, event.now_ns, f"{name} is let in a second time")
+        self._taken.add(name)
+        self._live[name] = event.now_ns
         self._num_waiting += 1
         if self._queue_limit is not None:
             fits = self._num_waiting <= self._queue_limit
@@ -211,9 +216,9 @@ class Witness:
         promises, failure = self.promises, event.failure
         failed = self._in_flight.get(failure.step_id)
         in_step = self._requests_of(failed) if failed is not None else []
+        victims = [finished.request_id for finished in event.finished]
+        promises.check("victim_alone", not victims or victims == in_step, event.now_ns, f"{victims} of {in_step} fail")
         for finished in event.finished:
-            alone = in_step == [finished.request_id]
-            promises.check("victim_alone", alone, event.now_ns, f"{finished.request_id} fails among {in_step}")
             self._may_fail.add(finished.request_id)
             self._live.pop(finished.request_id, None)
         if failure.cause is FailureCause.HUNG:

@@ -81,7 +81,6 @@ class FaultyReplica(EngineActor):
         """A request arrives; a second copy of it counts for nothing, and neither does one whose client left before."""
         name = request.request_id
         if name in self._seen:
-            self.promises.check("counts_once", True, self.env.now)
             return
         self._remember(self._seen, name)
         refusal = ""
@@ -165,7 +164,7 @@ class FaultyReplica(EngineActor):
         self._set_device()
         super()._launch(step)
         for kind in self.ledger.kinds_at("step", self.replica, step.step_id, self.env.now):
-            if kind in _DOOMS:
+            if kind in _DOOMS and kind not in self._at_launch:
                 self._doomed[step.step_id] = _DOOMS[kind]
             if kind in self._at_launch:
                 self.ledger.note(kind, self.env.now)
@@ -207,8 +206,7 @@ class FaultyReplica(EngineActor):
     def _doom_of(self, step: Step) -> Doom | None:
         doom = self._doomed.pop(step.step_id, None)
         if doom is not None:
-            if doom.kind not in self._at_launch:
-                self.ledger.note(doom.kind, self.env.now)
+            self.ledger.note(doom.kind, self.env.now)
             return doom
         if self.env.now < self._memory_until_ns and _num_tokens(step) > self._memory_limit:
             return _DOOMS["device.out_of_memory"]
@@ -299,7 +297,10 @@ class FaultyReplica(EngineActor):
         running = self.engine.running_ids
         if running:
             share = self.ledger.draws.amount("pool.retraction", self.replica, step.step_id)
-            if self.engine.request_retraction(running[int(share * len(running))], self._stamp(self.env.now)):
+            soon = self.engine.request_retraction(running[int(share * len(running))], self._stamp(self.env.now))
+            if (
+                soon and self._flights[-1].launched_ns is not None
+            ):  # else the step is the tail of a block, which goes on
                 self._stop_id = self.engine.last_step_id
 
     def _jump(self, step: Step) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import simpy
 
+from ...core.engine import Engine
 from ...core.errors import InvariantViolation
 from ...core.events import EventSink
 from ...core.faults import KINDS, FaultPlan
@@ -132,9 +134,11 @@ class FaultyService:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def broken_by(self, violation: InvariantViolation) -> None:
-        """The engine contradicted itself."""
-        self.promises.check("books_agree", False, self.env.now, str(violation))
+    def broken_by(self, error: Exception) -> None:
+        """Something came out of the service that should not: the last places that it passed are named."""
+        places = [f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in _frames(error)[-4:]]
+        message = f"{type(error).__name__}: {error}; in {' > '.join(places)}"
+        self.promises.check("no_crash", False, self.env.now, message)
 
     def finish(self, complete: bool) -> FaultReport:
         """Look at what is left, if the run came to its end."""
@@ -165,6 +169,22 @@ class FaultyService:
             promises.check("drained", idle, now_ns, f"replica {actor.replica} is not idle")
             promises.recount("books_agree", engine, now_ns)
             if idle and not promises.broken:
-                engine.store.forget()
-                held = engine.store.allocator.num_held_slots
-                promises.check("drained", held == 0, now_ns, f"replica {actor.replica} holds {held} slots in the end")
+                left = _left_over(engine)
+                promises.check("drained", not left, now_ns, f"replica {actor.replica}: {left}")
+
+
+def _left_over(engine: Engine) -> str:
+    """What is not free after the prefix cache has given everything back; empty if nothing."""
+    try:
+        engine.store.forget()
+    except InvariantViolation as violation:
+        return str(violation)
+    held = engine.store.allocator.num_held_slots
+    return f"{held} slots are held in the end" if held else ""
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where an error was raised first: SimPy hands errors of a process on as the cause of another."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return list(traceback.extract_tb(error.__traceback__))
