@@ -64,7 +64,7 @@ def check(
 
 def _check(contract, subject, budget, seed, capability, expect, json_file, cases) -> None:
     from ..properties.conformance import check as check_one
-    from ..properties.importing import load_make
+    from ..properties.importing import NotInstalled, load_make
     from ..properties.suites import contracts, suite_of
     from ..properties.swarm import Budget
 
@@ -74,12 +74,22 @@ def _check(contract, subject, budget, seed, capability, expect, json_file, cases
     expected = _expected(expect)
     chosen = [(suite, name) for suite in suites for name in ([subject] if subject is not None else suite.subjects)]
     share = Budget.of(budget).divided(len(chosen))
-    reports = []
+    reports, skipped = [], []
     for suite, name in chosen:
+        try:
+            make = load_make(name)
+        except NotInstalled as error:
+            if subject is not None:
+                raise
+            # Ours, for which an optional package is needed.
+            reason = f"needs {error.package}, which is not installed"
+            typer.echo(f"{suite.name}: {name} skipped: {reason}\n")
+            skipped.append({"contract": suite.name, "subject": name, "skipped": reason})
+            continue
         with _Progress(name) as progress:
             report = check_one(
                 suite,
-                load_make(name),
+                make,
                 capabilities=capability or None,
                 expected_failures=expected,
                 budget=share,
@@ -90,7 +100,7 @@ def _check(contract, subject, budget, seed, capability, expect, json_file, cases
         reports.append(report)
         _print(report, cases)
     if json_file is not None:
-        _write(json_file, [report.to_json() for report in reports])
+        _write(json_file, [report.to_json() for report in reports] + skipped)
     if not all(report.ok for report in reports):
         raise typer.Exit(EXIT_BROKEN)
 

@@ -64,5 +64,6 @@ MISBEHAVIOURS: dict[str, str] = {
     "RAISES": "a call ends or is refused as the contract says; it does not raise something else",
     "HANGS": "a call returns in bounded time",
     "TYPE": "an answer has the type and shape that the contract says",
+    "ANSWER": "an answer says what the contract lets it say at that point",
     "CAPABILITY": "what is declared is there",
 }

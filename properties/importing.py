@@ -15,10 +15,19 @@ ENTRY_POINTS = "foretoken.adapters"
 """The entry-point group in which other packages offer components under a name of their own."""
 
 
+class NotInstalled(ConfigError):
+    """A component that needs a package which is not there. `package` is its name."""
+
+    def __init__(self, source: str, package: str) -> None:
+        super().__init__(source, [Problem("", f"needs {package}, which is not installed")])
+        self.package = package
+
+
 def load_make(text: str) -> Callable[[Any], Any]:
     """The callable behind `module:make`, or behind a name of the entry-point group. Modules of the current directory are found, too.
 
-    `make.capabilities` is taken from the module's CAPABILITIES if it has none of its own. Raises ConfigError with what is wrong.
+    `make.capabilities` is taken from the module's CAPABILITIES if it has none of its own. Raises ConfigError with what is wrong,
+    NotInstalled if all that is wrong is a package that is missing.
     """
     module_name, separator, path = text.partition(":")
     if not separator:
@@ -29,6 +38,9 @@ def load_make(text: str) -> Callable[[Any], Any]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
+        missing = _missing_package(error, module_name)
+        if missing:
+            raise NotInstalled(text, missing) from error
         what = f"the module {module_name!r} cannot be imported ({type(error).__name__}: {error})"
         raise ConfigError(text, [Problem("", what)]) from error
     found: Any = module
@@ -43,6 +55,13 @@ def load_make(text: str) -> Callable[[Any], Any]:
     if not hasattr(found, "capabilities") and hasattr(module, "CAPABILITIES"):
         return _Declared(found, module.CAPABILITIES)
     return found
+
+
+def _missing_package(error: Exception, module_name: str) -> str:
+    """The package that an import did not find, empty if it failed for another reason, such as a wrong name of the module itself."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    package = (name or "").partition(".")[0]
+    return "" if package == module_name.partition(".")[0] else package
 
 
 def _load_entry_point(name: str) -> Callable[[Any], Any]:

@@ -59,6 +59,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 ENTRANCES = {
     "cli.app": "the entry point `foretoken`",
     "core.acceptance_fit": "for whoever fits acceptance to a recording of their own",
+    "sim.checked_mutants": "named by an import string, as its twin of gpu is: planted defects for `foretoken check --mutants`",
     "core.adaptive.export": "writes the adaptive table as other engines read it",
 }
 

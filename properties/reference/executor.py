@@ -597,7 +597,9 @@ def _by_name(outputs: list[dict[str, np.ndarray] | None]) -> dict[str, np.ndarra
     if not found:
         return None
     return {
-        name: np.concatenate([np.zeros_like(array) if entry is None else entry.get(name, np.zeros_like(array)) for entry in outputs])
+        name: np.concatenate(
+            [np.zeros_like(array) if entry is None else entry.get(name, np.zeros_like(array)) for entry in outputs]
+        )
         for name, array in found.items()
     }
 

@@ -1,0 +1,1 @@
+"""The contract of an executor: what runs the steps of an engine."""

@@ -1,0 +1,107 @@
+"""Two engines side by side: one is served by the executor, the other is fed what a log would have of it.
+
+The second one never meets the executor. It gets the same requests, and of each result only what `observe.encoding` writes into a log.
+Where it decides otherwise, something has passed the port that is in no record: a step that the executor has written into, for instance.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ...core.engine import CommitOutcome, Engine
+from ...core.errors import ForetokenError
+from ...core.events import Committed, EventSink
+from ...core.request import Request
+from ...core.step import Step, StepResult
+from ...observe.encoding import LineEncoder, decode_result
+
+
+class RecordedCore:
+    """`live` is the engine that the executor serves. `difference` is where the other first went its own way: (served, fed), else None."""
+
+    def __init__(self, make_engine: Callable[[EventSink], Engine]) -> None:
+        self._lines: tuple[list[str], list[str]] = ([], [])
+        self._encoder = LineEncoder(0)  # of results, as the log has them
+        self.live = make_engine(self._writer(0))
+        self.fed = make_engine(self._writer(1))
+        self.difference: tuple[str, str] | None = None
+        self.refusal = ""  # what both engines say of a result that cannot be
+        self.num_events = 0
+        self._fed_steps: list[Step] = []
+
+    def _writer(self, number: int) -> EventSink:
+        encode = LineEncoder(0).encode
+        lines = self._lines[number]
+        return lambda event: lines.append(encode(event))
+
+    def submit(self, request: Request) -> Any:
+        # What a user wants to see of a token decides nothing, and the log of results does not have it.
+        fed = self.fed.submit(replace(request, outputs=()), 0)
+        outcome = self.live.submit(request, 0)
+        if outcome != fed and self.difference is None:
+            self.difference = (str(outcome), str(fed))
+        for lines in self._lines:
+            lines.clear()
+        self.num_events += 1
+        return outcome
+
+    def abort(self, request_id: str) -> Any:
+        self.fed.abort(request_id, 0)
+        outcome = self.live.abort(request_id, 0)
+        self._compare()
+        return outcome
+
+    def retract(self, request_id: str) -> bool:
+        self.fed.request_retraction(request_id, 0)
+        replan = self.live.request_retraction(request_id, 0)
+        self._compare()
+        return replan
+
+    def plan(self) -> Step | None:
+        fed = self._try(lambda: self.fed.plan(0))
+        live = self._try(lambda: self.live.plan(0))
+        if isinstance(live, str) or isinstance(fed, str):
+            self._came_apart(live, fed)
+            return None
+        if fed is not None:
+            self._fed_steps.append(fed)
+        self._compare()
+        return live
+
+    def commit(self, step: Step, result: StepResult) -> CommitOutcome | None:
+        """The outcome; None if the engines cannot go on: then `difference` or `refusal` says why."""
+        line = self._encoder.encode(Committed(0, step, result, (), None, ()))
+        live = self._try(lambda: self.live.commit(result, 0))
+        fed = self._try(lambda: self.fed.commit(decode_result(json.loads(line), self._fed_steps.pop(0)), 0))
+        if isinstance(live, str) or isinstance(fed, str):
+            self._came_apart(live, fed)
+            return None
+        self._compare()
+        return live
+
+    @staticmethod
+    def _try(call: Callable[[], Any]) -> Any:
+        """The answer, or as a text what was raised."""
+        try:
+            return call()
+        except (ForetokenError, AssertionError, LookupError, ValueError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    def _came_apart(self, live: Any, fed: Any) -> None:
+        if isinstance(live, str) and isinstance(fed, str):
+            self.refusal = live
+        else:
+            said = [answer if isinstance(answer, str) else "goes on" for answer in (live, fed)]
+            self.difference = self.difference or (said[0], said[1])
+
+    def _compare(self) -> None:
+        live, fed = self._lines
+        self.num_events += len(live)
+        if live != fed and self.difference is None:
+            unequal = [pair for pair in zip([*live, "nothing"], [*fed, "nothing"], strict=False) if pair[0] != pair[1]]
+            self.difference = unequal[0]
+        live.clear()
+        fed.clear()

@@ -1,0 +1,27 @@
+"""The suite of the executor contract."""
+
+from ..suites import Suite
+from . import operations as ops
+from .contract import ExecutorCapabilities, ExecutorConfig
+from .trial import ExecutorTrial
+from .vocabulary import draw_config, simpler_configs, vocabulary
+
+SUITE = Suite(
+    name="executor",
+    config=ExecutorConfig,
+    capabilities=ExecutorCapabilities,
+    operations=ops.OPERATIONS,
+    trial=ExecutorTrial,
+    draw_config=draw_config,
+    vocabulary=vocabulary,
+    subjects=(
+        "foretoken.properties.adapters.reference_executor:make",
+        "foretoken.sim.checked:make",
+        "foretoken.gpu.checked:make",
+    ),
+    quick=6_000,
+    simpler_configs=simpler_configs,
+    probes={"ACCEPT-17": (ops.Merge,)},
+    run_length=120,
+    limit_s=20.0,
+)
