@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from foretoken.core.adaptive import fixed_controller
 from foretoken.core.algorithms import Eagle3, MultiLayerEagle, Standalone
+from foretoken.core.engine import Engine
+from foretoken.core.engine_config import EngineConfig
+from foretoken.core.prompt import Prompt
 from foretoken.core.proposer import PluginError
-from foretoken.core.registry import algorithm_names, register_algorithm, unregister_algorithm
+from foretoken.core.registry import algorithm_names, get_algorithm, register_algorithm, unregister_algorithm
+from foretoken.core.request import Request
 from foretoken.properties.matrix import Cell, CellReport, random_cells, run_cell, run_cell_in_blocks, run_cells, summary
+from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
+from foretoken.properties.reference.handoff import HandoffPair
 from witness import Witness, WitnessProposer
 
 
@@ -105,3 +112,37 @@ def test_the_witness_notices_a_value_of_another_node():
     plugin(Witness, make_proposer=lambda self, shape: Liar())
     with pytest.raises(PluginError, match="NotTheTruth"):
         serve_all()
+
+
+# -- prefill and decode on different workers --------------------------------------------------------------------------
+
+
+def serve_disaggregated(model, requests, **config):
+    """The ends of requests that one engine prefills and another decodes."""
+
+    def worker(role):
+        algorithm = get_algorithm("PLUGGED")
+        sizes = {"num_pages": 80, "page_size": 4, "context_len": 96, "max_running": 4, "chunk_size": 8}
+        engine = Engine(
+            EngineConfig(**sizes, **config, track_tokens=True, role=role),
+            algorithm,
+            fixed_controller(3, topk=2, num_draft_tokens=6, depth_limited=False),
+        )
+        return engine, ReferenceExecutor.for_engine(engine, HashDraft(model, 0.7))
+
+    pair = HandoffPair(worker("prefill"), worker("decode"))
+    for request in requests:
+        assert not pair.prefill.submit(request, 0)
+    return pair.run()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_own_fields_travel_from_the_prefill_to_the_decode_worker(overlap):
+    plugin(Witness)
+    Witness.rounds_witnessed = 0
+    model = HashLanguageModel(seed=3, vocab_size=24, regularity=0.8)
+    requests = [Request(f"r{i}", Prompt.of_tokens([(i + 5 * j) % 24 for j in range(1 + 6 * i)]), 20) for i in range(6)]
+    ends = serve_disaggregated(model, requests, overlap=overlap, block_rounds=4)
+    for request in requests:
+        assert ends[request.request_id].tokens.tolist() == plain_greedy(model, request, 20).tolist()
+    assert Witness.rounds_witnessed > 30

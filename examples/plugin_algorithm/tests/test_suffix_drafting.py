@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from foretoken.core.adaptive import fixed_controller
 from foretoken.core.algorithm import AlgorithmShape, Drafter, HandoffBatch
+from foretoken.core.engine import Engine
+from foretoken.core.engine_config import EngineConfig
 from foretoken.core.future_map import FutureMap
+from foretoken.core.prompt import Prompt
 from foretoken.core.proposer import HostDrafts, ProposalRequest
 from foretoken.core.registry import get_algorithm
+from foretoken.core.request import Request
 from foretoken.properties.matrix import random_cells, run_cell
+from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
+from foretoken.properties.reference.handoff import HandoffPair
 from foretoken_suffix.automaton import DraftTree
 from foretoken_suffix.drafting import FIRST_TRUST, FORGETTING, MOST_TRUST, SuffixAutomatonDrafting, trust_after
 
@@ -86,6 +93,38 @@ def test_the_reference_executor_serves_plain_greedy_tokens(mode, policy):
 
 
 # -- prefill and decode on different workers ----------------------------------------------------------------------------
+
+
+def worker(role, model, overlap):
+    engine = Engine(
+        EngineConfig(
+            num_pages=80,
+            page_size=4,
+            context_len=96,
+            max_running=4,
+            chunk_size=8,
+            overlap=overlap,
+            track_tokens=True,
+            role=role,
+        ),
+        get_algorithm("SUFFIX_AUTOMATON"),
+        fixed_controller(3, topk=2, num_draft_tokens=6, depth_limited=False),
+    )
+    return engine, ReferenceExecutor.for_engine(engine, HashDraft(model, 0.0))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_one_engine_prefills_and_another_decodes(overlap):
+    model = HashLanguageModel(seed=3, vocab_size=24, regularity=0.8)
+    pair = HandoffPair(worker("prefill", model, overlap), worker("decode", model, overlap))
+    requests = [Request(f"r{i}", Prompt.of_tokens([(i + 5 * j) % 24 for j in range(1 + 6 * i)]), 20) for i in range(6)]
+    for request in requests:
+        assert not pair.prefill.submit(request, 0)
+    ends = pair.run()
+    for request in requests:
+        assert ends[request.request_id].tokens.tolist() == plain_greedy(model, request, 20).tolist()
+    assert pair.decode.executor.num_correct_drafts > 5
+    assert pair.prefill.executor.num_rounds == 0
 
 
 def handoff(**relayed):
