@@ -1,0 +1,1 @@
+"""The contract of tree acceptance: verify trees, what a target accepts of them, and what is moved behind it."""

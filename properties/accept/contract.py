@@ -1,0 +1,175 @@
+"""The contract of acceptance and compaction: drafts become a verify tree, the target accepts a path of it, outputs and KV follow.
+
+A round is launched and finished later. In between, others are launched, and the shape of rounds to come may change: a round keeps its own.
+
+    launch(batch) -> round      drafts to a tree of nd nodes per row, node 0 the root
+    tree(round)                 what the target will score
+    verify_…(round, …)          which nodes are accepted, and what the target says after each
+    compact(round, outputs)     outputs of the j-th accepted node to place j of its row
+    move(round, pools)          KV of the j-th accepted node to slot j of its row's window
+
+Arrays that are handed over are read only and NumPy; answers are flat sequences of integers unless something else is said. bs rows of nd
+nodes: flat node = row · nd + node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from ..contracts import Capabilities
+
+MAX_NODES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptConfig:
+    """What `make(config)` builds: rows of requests that end at `context_len` tokens, of a vocabulary of a few ids.
+
+    KV slots come in pages of `page_size` neighbours. `rank` is the number of one of several equal processes: it must decide nothing.
+    """
+
+    vocab_size: int = 4
+    page_size: int = 1
+    context_len: int = 16
+    num_rows: int = 1
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.vocab_size >= 2 and self.page_size >= 1 and self.context_len >= 4 and 1 <= self.num_rows <= 4
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptCapabilities(Capabilities):
+    """What a component declares. Without any it verifies chains greedily."""
+
+    trees: bool = False
+    """Rounds with topk > 1, or with fewer nodes than their steps could fill."""
+    raw_drafts: bool = False
+    """Candidates may be out of the vocabulary, or repeat a sibling."""
+    proposals: bool = False
+    """`propose(batch)`: trees that somebody drew, with fewer nodes in some rows than in others"""
+    sampling: bool = False
+    """`verify_sampling(…)`"""
+    draft_probabilities: bool = False
+    """`verify_drafted(…)`: chains drawn from known draft distributions"""
+    constraints: bool = False
+    """`constrain(round, table, states)`: a grammar"""
+    target_failures: bool = False
+    """Logits and probabilities may have NaN"""
+    outputs: bool = False
+    """`compact(round, outputs)`"""
+    kv: bool = False
+    """`move(round, pools)`"""
+    plan: bool = False
+    """`moves(round)` says what `move` copies"""
+    in_order: bool = False
+    """The copies of `moves` are made one after the other; without it all are read before the first is written"""
+
+    FOUNDATIONS: ClassVar = {
+        "plan": ("kv",),
+        "in_order": ("plan",),
+        "draft_probabilities": ("sampling",),
+    }
+
+
+class Batch(NamedTuple):
+    """One round to be launched: bs rows, of which the last may be padding (windows of zeros; what becomes of them is not looked at).
+
+    `launch`: n = k + (S − 1)·k² candidates per row in the order of steps, a step's k children of each of the k best before it;
+    `parents` are numbers of candidates, −1 is the root. The best nd − 1 become nodes; a parent is kept with its child.
+    `propose`: n = nd − 1 nodes as drawn, `parents` are numbers of nodes, 0 the root, −1 no node; what hangs below nothing is nothing.
+    """
+
+    roots: np.ndarray  # int64 [bs]; the last emitted token, which has no KV yet
+    seq_lens: np.ndarray  # int64 [bs]; tokens with KV: the position of the root
+    max_position: int  # positions past it are clamped to it
+    windows: np.ndarray  # int64 [bs, nd]; the slot that each node's KV is written to
+    tokens: np.ndarray  # int64 [bs, n]
+    scores: np.ndarray  # float32 [bs, n]; cumulative draft probabilities
+    parents: np.ndarray  # int64 [bs, n]
+
+
+Verdict = Sequence[Sequence[int]]
+"""(accept_index [bs · width], accept_lens [bs], predict [bs · nd], bonus [bs]).
+
+`accept_index` are the flat nodes of the accepted path, the root first, −1 past its end; the width is the round's own, at least the
+length of its longest path. `accept_lens` counts the path's nodes. `predict` is the token that is emitted after each node of the path (−1
+where the target failed; anything off the path), `bonus` the last of them, the root of the next round.
+"""
+
+
+class Accept(Protocol):
+    """Acceptance and compaction."""
+
+    def configure(self, num_steps: int, topk: int, num_nodes: int) -> None:
+        """The shape (S, k, nd) of rounds launched from now on; those in flight keep theirs."""
+
+    def launch(self, batch: Batch) -> object:
+        """Build the trees of a round. What is returned comes back with every later call about it."""
+
+    def tree(self, round: object) -> Sequence[Sequence[int]]:
+        """(tokens, parents, positions), [bs · nd] each. A parent is a smaller node number of the row; −1 for roots and for no node."""
+
+    def verify_greedy(self, round: object, logits: np.ndarray) -> Verdict:
+        """Walk while a child is the target's choice: the lowest id of the greatest logit, float64 [bs · nd, V]."""
+
+    # proposals
+    def propose(self, batch: Batch) -> object:
+        """A round of trees that somebody drew."""
+
+    # sampling
+    def verify_sampling(
+        self, round: object, probs: np.ndarray, accept_coins: np.ndarray, bonus_coins: np.ndarray
+    ) -> Verdict:
+        """Accept and emit as the target would: probs float64 [bs · nd, V], coins float64 [bs, nd] in [0, 1), column d for depth d."""
+
+    # draft_probabilities
+    def verify_drafted(
+        self,
+        round: object,
+        probs: np.ndarray,
+        draft_probs: np.ndarray,
+        accept_coins: np.ndarray,
+        bonus_coins: np.ndarray,
+    ) -> Verdict:
+        """The same for a chain, each node's draft drawn from draft_probs float64 [bs · nd, V] after it. They may be no distribution."""
+
+    # constraints
+    def constrain(self, round: object, table: np.ndarray, states: np.ndarray) -> None:
+        """Before verifying: table int64 [states, V] is the next state after a token, −1 if forbidden; `states` [bs] hold after the root."""
+
+    # outputs
+    def compact(self, round: object, outputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """After verifying: every output [bs · nd, …] with entry row · nd + j that of the j-th accepted node; the rest is undefined."""
+
+    # kv
+    def move(self, round: object, pools: np.ndarray) -> np.ndarray:
+        """After verifying: pools int64 [layers, slots] (writable, a copy) as they are when the moves are done. Slot 0 is a sink."""
+
+    # plan
+    def moves(self, round: object) -> Sequence[Sequence[int]]:
+        """(sources, targets): the slots that `move` reads and writes."""
+
+
+MakeAccept = Callable[[AcceptConfig], Accept]
+
+METHODS: dict[str, tuple[str, ...]] = {
+    "": ("configure", "launch", "tree", "verify_greedy"),
+    "proposals": ("propose",),
+    "sampling": ("verify_sampling",),
+    "draft_probabilities": ("verify_drafted",),
+    "constraints": ("constrain",),
+    "outputs": ("compact",),
+    "kv": ("move",),
+    "plan": ("moves",),
+}
+"""Capability -> the methods that it promises; "" is what every component has."""
+
+
+def capacity(num_steps: int, topk: int) -> int:
+    """Candidates of a round: k + (S − 1)·k², none without steps."""
+    return topk + (num_steps - 1) * topk * topk if num_steps else 0
