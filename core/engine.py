@@ -368,6 +368,8 @@ class Engine(Transferring):
             if self.store.has_fenced or self._leaving:
                 return None
             running = self._by_row.values()
+            if len(running) == 1 and self.store.num_held_rows:
+                return None  # what is missing is reserved for arrivals: they join and may be retracted then, or it comes back
             # A request alone fits the pool, but an attempt that was denied does not ask what fits.
             alone = len(running) == 1 and self.store.num_denied > 0
             self._retract(next(iter(running)) if alone else least_entitled(running))
@@ -552,10 +554,11 @@ class Engine(Transferring):
             first_tokens.append(record.request.request_id)
             stopped = result.prefill.stopped is not None and bool(result.prefill.stopped[i])
             stopped = self.output.first_token(record, result.prefill, i) or stopped
+            if self.role is EngineRole.PREFILL:
+                self._hand_over(record)
             if stopped or record.emitted_before + 1 == record.max_tokens:
                 finished.append(self._end(record, finish_reason(stopped)))
             elif self.role is EngineRole.PREFILL:
-                self._hand_over(record)
                 computed.append(record.request.request_id)
 
     def _commit_rounds(self, launched: Launched, result: StepResult, finished: list[FinishedRequest]) -> np.ndarray:

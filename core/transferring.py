@@ -51,6 +51,7 @@ class PromptProgress(NamedTuple):
     epoch: int
     num_computed: int  # KV positions that are computed and will not move to other slots before the row is released
     is_complete: bool  # the whole prompt, and its first token
+    is_to_transfer: bool  # more than one token was asked for: the rest is decoded elsewhere
 
 
 class Transferring:
@@ -84,7 +85,10 @@ class Transferring:
 
     def _progress_of(self, record: RequestRecord) -> PromptProgress:
         complete = record.state is RequestState.TRANSFERRING and record.prefill_committed == record.prefill_len
-        return PromptProgress(record.request, record.row, record.epoch, record.prefill_committed, complete)
+        is_to_transfer = record.max_tokens > record.emitted_before + 1
+        return PromptProgress(
+            record.request, record.row, record.epoch, record.prefill_committed, complete, is_to_transfer
+        )
 
     def first_token_of(self: Engine, request_id: str) -> Arrival:
         """The first token of a computed prompt, and what its request asked to see of it; without the draft's input."""

@@ -9,6 +9,7 @@
      "stopped":[chunk],"failures":[[row,message]],"at":[first end, gap, …],"finished":[[id,reason,tokens]]}
     {"t":"lost","r":0,"ns":…,"step":7,"cause":"hung","message":"…","steps":[7,8],"retracted":[id],"finished":[[id,reason,tokens]]}
     {"t":"resume","r":0,"ns":…,"restarted":true,"retracted":[id]}
+    {"t":"handoff","r":0,"ns":…,"move":"reserve","id":"a","row":3,"prompt":{…},"max_tokens":64}       moves: see `core/transferring.py`
     {"t":"retract","r":0,"ns":…,"id":"a"}
     {"t":"deny","r":0,"ns":…,"count":2}
 
@@ -38,6 +39,7 @@ from ..core.events import (
     Committed,
     EngineStarted,
     Event,
+    HandoffMoved,
     Planned,
     Resumed,
     RetractionAsked,
@@ -75,7 +77,7 @@ class LineEncoder:
         self.replica = replica
         self._decode_rows: np.ndarray | None = None
         self._text_rows: dict[str, int] = {}  # requests with stop strings -> row
-        kinds = ("submit", "abort", "plan", "commit", "lost", "resume", "retract", "deny")
+        kinds = ("submit", "abort", "plan", "commit", "lost", "resume", "retract", "deny", "handoff")
         self._heads = {kind: f'{{"t":"{kind}","r":{replica},"ns":' for kind in kinds}
         self._encoders: dict[type, Callable[[Any], str]] = {
             EngineStarted: self._engine,
@@ -87,6 +89,7 @@ class LineEncoder:
             Resumed: self._resume,
             RetractionAsked: self._retract,
             AllocationsDenied: self._deny,
+            HandoffMoved: self._handoff,
         }
 
     def encode(self, event: Event) -> str:
@@ -96,25 +99,23 @@ class LineEncoder:
         return _dumps({"t": "engine", "r": self.replica, "config": event.config})
 
     def _submit(self, event: Submitted) -> str:
-        request = event.request
-        parts = [
-            f'{self._heads["submit"]}{event.now_ns},"id":{_quote(request.request_id)},'
-            f'"prompt":{_dumps(request.prompt.to_json())},"max_tokens":{request.max_tokens}'
-        ]
-        if request.priority:
-            parts.append(f'"priority":{request.priority}')
-        if request.namespace:
-            parts.append(f'"namespace":{_quote(request.namespace)}')
-        if request.sampling != GREEDY:
-            sampling = request.sampling
-            fields = [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed]
-            parts.append(f'"sampling":{_dumps(fields)}')
-        for name in ("stop_tokens", "stop_strings", "outputs"):
-            value = getattr(request, name)
-            if value:
-                parts.append(f'"{name}":{_dumps(list(value))}')
+        parts = [f"{self._heads['submit']}{event.now_ns}", *_request_parts(event.request)]
         if event.refusal:
             parts.append(f'"refusal":{_quote(event.refusal)}')
+        return ",".join(parts) + "}"
+
+    def _handoff(self, event: HandoffMoved) -> str:
+        parts = [f'{self._heads["handoff"]}{event.now_ns},"move":"{event.move.value}"']
+        if event.request is not None:
+            parts += _request_parts(event.request)
+        elif event.request_id:
+            parts.append(f'"id":{_quote(event.request_id)}')
+        if event.row:
+            parts.append(f'"row":{event.row}')
+        if event.first_token is not None:
+            parts.append(f'"first":{event.first_token}')
+        if event.detail:
+            parts.append(f'"detail":{_quote(event.detail)}')
         return ",".join(parts) + "}"
 
     def _abort(self, event: Aborted) -> str:
@@ -129,7 +130,8 @@ class LineEncoder:
             parts = [f'{self._heads["plan"]}{event.now_ns},"step":{step.step_id}']
             if step.joins:
                 joins = [
-                    f"[{_quote(j.request.request_id)},{j.row},{j.epoch},{j.num_cached},{j.num_emitted},{j.max_tokens}]"
+                    f"[{_quote(j.request.request_id)},{j.row},{j.epoch},{j.num_cached},{j.num_emitted},{j.max_tokens}"
+                    f"{f',{j.num_received}' if j.num_received else ''}]"
                     for j in step.joins
                 ]
                 parts.append(f'"joins":[{",".join(joins)}]')
@@ -223,6 +225,27 @@ class LineEncoder:
                 stopped[step.prefill.rows == row] = True
                 result = replace(result, prefill=replace(result.prefill, stopped=stopped))
         return result
+
+
+def _request_parts(request: Request) -> list[str]:
+    """A request's fields, those aside that have their default."""
+    parts = [
+        f'"id":{_quote(request.request_id)}',
+        f'"prompt":{_dumps(request.prompt.to_json())},"max_tokens":{request.max_tokens}',
+    ]
+    if request.priority:
+        parts.append(f'"priority":{request.priority}')
+    if request.namespace:
+        parts.append(f'"namespace":{_quote(request.namespace)}')
+    if request.sampling != GREEDY:
+        sampling = request.sampling
+        fields = [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed]
+        parts.append(f'"sampling":{_dumps(fields)}')
+    for name in ("stop_tokens", "stop_strings", "outputs"):
+        value = getattr(request, name)
+        if value:
+            parts.append(f'"{name}":{_dumps(list(value))}')
+    return parts
 
 
 def writes_checksum(writes: TableWrites) -> int:

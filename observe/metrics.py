@@ -26,6 +26,8 @@ from ..core.events import (
     Committed,
     EngineStarted,
     Event,
+    HandoffMove,
+    HandoffMoved,
     Planned,
     Resumed,
     RetractionAsked,
@@ -41,7 +43,7 @@ from .summary import SLO, summarize
 from .timeline import Timeline
 
 REFUSED = 0
-REASONS = ("refused", "stop", "length", "abort", "error")  # by FinishReason; 0 never entered
+REASONS = ("refused", "stop", "length", "abort", "error", "transferred")  # by FinishReason; 0 never entered
 GAUGES = ("running", "waiting", "held", "system")
 TOTALS = (
     "submitted",
@@ -129,6 +131,7 @@ class RunMetrics:
             Resumed: self._resumed,
             RetractionAsked: _decides_nothing,
             AllocationsDenied: _decides_nothing,
+            HandoffMoved: self._handed,
         }
 
         def take(event: Event) -> None:
@@ -163,7 +166,10 @@ class RunMetrics:
         slot = state.slots.pop(event.request_id, None)
         if slot is None:
             return
-        if state.rows.pop(slot, None) is None:
+        if slot in state.awaited:
+            del state.awaited[slot]
+            self._closing.append((slot, FinishReason.ABORT, event.now_ns, -1))
+        elif state.rows.pop(slot, None) is None:
             self._wait(state, state.waiting - 1)
             self._closing.append((slot, FinishReason.ABORT, event.now_ns, -1))
         else:
@@ -264,6 +270,28 @@ class RunMetrics:
         self.totals["restarts"] += event.restarted
         self._retracted(state, event.retracted)
         self._wait(state, state.waiting + len(event.retracted))
+
+    def _handed(self, state: ReplicaMetrics, event: HandoffMoved) -> None:
+        """A move of a handoff: a request reserved here begins, one that is transferred or fails on its way ends."""
+        request = event.request
+        if request is not None:
+            slot = self.open.open(
+                request.request_id, state.number, event.now_ns, request.prompt.length, request.max_tokens
+            )
+            self.totals["submitted"] += 1
+            state.slots[request.request_id] = slot
+            state.awaited[slot] = None
+        elif event.move is HandoffMove.JOIN and event.row:
+            del state.awaited[state.slots[event.request_id]]
+        for finished in event.finished:
+            slot = state.slots.pop(finished.request_id)
+            if state.rows.pop(slot, None) is not None:
+                self._running -= 1
+            elif slot in state.awaited:
+                del state.awaited[slot]
+            else:
+                self._wait(state, state.waiting - 1)
+            self._closing.append((slot, finished.reason, event.now_ns, finished.num_output))
 
     def _settle_leaving(self, state: ReplicaMetrics) -> None:
         """Close the requests that were aborted since the last commit. The rounds of a running block that ended before still count

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ForetokenError
-from ..core.events import Aborted, Committed, Event, Planned, Resumed, StepsLost, Submitted
+from ..core.events import Aborted, Committed, Event, HandoffMoved, Planned, Resumed, StepsLost, Submitted
 from ..core.step import Step
 
 MAX_EVENTS = 1_000_000
@@ -187,6 +187,8 @@ class _ReplicaTrack:
             self._waiting += len(event.retracted)
             for _ in event.step_ids if self._infer_device else ():
                 self._plan_times.popleft()
+        elif kind is HandoffMoved:
+            self._running.difference_update(finished.request_id for finished in event.finished)
         elif kind is Resumed:
             self._running.difference_update(event.retracted)
             self._waiting += len(event.retracted)

@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..core.arrival import Arrival
 from ..core.engine import Engine
+from ..core.engine_config import EngineRole
 from ..core.errors import ForetokenError, InvariantViolation
-from ..core.events import Event, EventSink
+from ..core.events import Event, EventSink, HandoffMove
 from ..core.step import Step
 from .encoding import LineEncoder, decision, decode_failure, decode_request, decode_result
 from .log import LogError, Record, read_log
@@ -98,7 +100,28 @@ class _Replica:
             self.engine.request_retraction(data["id"], data["ns"])
         elif record.kind == "deny":
             self.engine.deny_allocations(data["count"], data["ns"])
+        elif record.kind == "handoff":
+            try:
+                self._follow_handoff(data)
+            except (KeyError, ValueError) as error:
+                raise _Diverged(None, f"the log's handoff move cannot be made: {error!r}") from error
         self._compare(record)
+
+    def _follow_handoff(self, data: Mapping[str, Any]) -> None:
+        """What the two sides of a handoff made of their messages is in the log; the messages are not needed."""
+        move, now_ns, name = HandoffMove(data["move"]), data["ns"], data.get("id", "")
+        if move is HandoffMove.HOLD:
+            self.engine.hold(name, now_ns)
+        elif move is HandoffMove.RELEASE:
+            self.engine.release_hold(data["row"], now_ns)
+        elif move is HandoffMove.END:
+            self.engine.end_transfer(name, now_ns, data.get("detail", ""))
+        elif move is HandoffMove.RESERVE:
+            self.engine.reserve(replace(decode_request(data), outputs=()), now_ns)
+        elif move is HandoffMove.JOIN:
+            self.engine.join(name, Arrival(data.get("first"), failure=data.get("detail", "")), now_ns)
+        else:
+            self.engine.change_role(EngineRole(data["detail"]), now_ns)
 
     def _compare(self, record: Record) -> None:
         text = self._lines.popleft() if self._lines else None
@@ -114,6 +137,8 @@ class _Replica:
         if record.kind == "plan":
             expected, self._previous_rows = _decided(expected, self._previous_rows)
             got, self._previous_rows_got = _decided(got, self._previous_rows_got)
+        elif record.kind == "handoff" and "prompt" in expected:
+            got, expected = ({key: data.get(key) for key in ("move", "id", "row")} for data in (got, expected))
         elif record.kind == "submit":
             got, expected = ({"refusal": data.get("refusal", "")} for data in (got, expected))
         if got != expected:

@@ -16,6 +16,7 @@ class ReplicaMetrics:
         self.config: dict[str, Any] = {}
         self.slots: dict[str, int] = {}  # open requests: id → slot
         self.rows: dict[int, int] = {}  # those with a row: slot → row
+        self.awaited: dict[int, None] = {}  # slots of requests whose KV is still to arrive from a prefill worker
         self.leaving: list[tuple[int, int]] = []  # slot and time of running requests aborted since the last commit
         self.slot_of_row = np.zeros(64, dtype=np.int64)
         self.planned: deque[tuple[int, int]] = deque()  # per uncommitted step: held slots, waiting

@@ -97,7 +97,7 @@ class PrefillSide(HandoffSide):
                 self._give_up(transfer, TransferState.CANCELLED, "retracted", now_ns)
                 self._peers[progress.request.request_id] = transfer.peer
                 transfer = None
-            if transfer is None and progress.num_computed:
+            if transfer is None and progress.num_computed and progress.is_to_transfer:
                 self._offer(progress, now_ns)
             elif transfer is not None and transfer.state is TransferState.SENDING:
                 self._send_pages(transfer, progress, now_ns)

@@ -1,0 +1,121 @@
+"""A handoff in the log: both workers' decisions replay without the link, the other worker, or any message."""
+
+import json
+
+import pytest
+from foretoken.core.adaptive import fixed_controller
+from foretoken.core.draws import Purpose, uniform
+from foretoken.core.engine import Engine
+from foretoken.core.engine_config import EngineConfig, EngineRole
+from foretoken.core.events import HandoffMove, HandoffMoved
+from foretoken.core.handoff import HandoffTiming
+from foretoken.core.handoff.messages import Manifest
+from foretoken.core.prompt import Prompt
+from foretoken.core.registry import get_algorithm
+from foretoken.core.request import Request
+from foretoken.observe.log import EventLog
+from foretoken.observe.metrics import RunMetrics
+from foretoken.observe.perfetto import PerfettoTrace
+from foretoken.observe.replay import replay
+from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+from foretoken.properties.reference.handoff import HandoffPair
+
+MS = 1_000_000
+ROLES = ("prefill", "decode")
+POOLS = {"prefill": 90, "decode": 70}
+
+
+def make_engine(role, events):
+    config = EngineConfig(
+        num_pages=POOLS[role], context_len=96, max_running=4, chunk_size=8, block_rounds=8, track_tokens=True, role=role
+    )
+    return Engine(config, get_algorithm("EAGLE"), fixed_controller(3), events=events)
+
+
+def recorded(tmp_path, seed, sinks=()):
+    """A lossy, cancelling, retracting run of a pair as a log; returns its path and the number of handoff moves by kind."""
+    path = tmp_path / "events.jsonl"
+    moves = []
+    with EventLog(path, {}) as log:
+
+        def sink_of(replica):
+            write = log.sink(replica)
+
+            def take(event):
+                write(event)
+                for sink in sinks:
+                    sink(replica)(event)
+                moves.extend([event] if isinstance(event, HandoffMoved) else [])
+
+            return take
+
+        workers = []
+        for replica, role in enumerate(ROLES):
+            engine = make_engine(role, sink_of(replica))
+            draft = HashDraft(HashLanguageModel(seed=3, vocab_size=24), 0.7)
+            workers.append((engine, ReferenceExecutor.for_engine(engine, draft)))
+        calls = iter(range(10**6))
+
+        def lose(messages):
+            return [m for m in messages if uniform(seed, Purpose.MODEL, next(calls), 0) > 0.08]
+
+        pair = HandoffPair(*workers, timing=HandoffTiming(30 * MS, 70 * MS, 5 * MS), meddle=lose)
+        for i in range(8):
+            prompt = Prompt.of_tokens([(3 * i + 5 * j) % 24 for j in range(5 + 3 * i)])
+            pair.prefill.submit(Request(f"r{i}", prompt, 20, stop_tokens=(7,) if i % 3 == 0 else ()), pair.now_ns)
+            pair.turn()
+            if i == 4:
+                pair.prefill.abort("r3", pair.now_ns)
+            if i == 6:
+                pair.decode.abort("r2", pair.now_ns)
+        pair.run()
+        log.close(True)
+    return path, moves
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_workers_decide_the_same_again(tmp_path, seed):
+    path, moves = recorded(tmp_path, seed)
+    report = replay(path, lambda header, replica, events: make_engine(ROLES[replica], events))
+    assert report.identical and report.complete and report.num_replicas == 2, report.difference
+    kinds = [event.move for event in moves]
+    assert {HandoffMove.HOLD, HandoffMove.RELEASE, HandoffMove.END, HandoffMove.RESERVE, HandoffMove.JOIN} <= set(kinds)
+
+
+@pytest.mark.parametrize("change", ["row", "missing join", "unknown request"])
+def test_another_decision_is_noticed(tmp_path, change):
+    path, _ = recorded(tmp_path, 0)
+    lines = path.read_text().splitlines()
+    place = next(i for i, line in enumerate(lines) if f'"move":"{"reserve" if change == "row" else "join"}"' in line)
+    record = json.loads(lines[place])
+    if change == "row":
+        record["row"] += 1
+    elif change == "unknown request":
+        record["id"] = "nobody"
+    lines[place : place + 1] = [] if change == "missing join" else [json.dumps(record)]
+    path.write_text("\n".join(lines) + "\n")
+    report = replay(path, lambda header, replica, events: make_engine(ROLES[replica], events))
+    assert not report.identical and report.difference.line >= place + 1
+
+
+def test_a_role_that_changes_is_in_the_log(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, {}) as log:
+        make_engine("decode", log.sink(0)).change_role(EngineRole.PREFILL, 5)
+        log.close(True)
+    assert replay(path, lambda header, replica, events: make_engine("decode", events)).identical
+
+
+def test_metrics_and_traces_follow_a_handoff(tmp_path):
+    metrics = RunMetrics()
+    sinks = {replica: metrics.sink(replica) for replica in (0, 1)}
+    trace = PerfettoTrace(tmp_path / "trace.json")
+    spans = {replica: trace.sink(replica) for replica in (0, 1)}
+    _, moves = recorded(tmp_path, 1, [sinks.__getitem__, spans.__getitem__])
+    trace.close()
+    metrics.flush()
+    ended = [event for event in moves if event.move is HandoffMove.END and not event.detail]
+    assert metrics.counts["transferred"] == len(ended) > 0
+    assert sum(metrics.counts.values()) == metrics.totals["submitted"]
+    assert metrics._running == metrics._waiting == 0
+    assert any(isinstance(event.first_token, int) for event in moves), Manifest
