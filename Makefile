@@ -28,6 +28,7 @@ lint: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not gpu'
 
+# Minutes: among others a thousand simulated services under the swarm of faults.
 soak: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'slow and not gpu'
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from foretoken.core.faults import KINDS, FaultPlan
 from foretoken.core.request import TRANSITIONS, RequestState
 from foretoken.sim.cost import round as round_cost
 from foretoken.sim.cost.hardware import known_gpus
@@ -78,10 +79,22 @@ def models() -> str:
     return ", ".join(known_models())
 
 
+def fault_kinds() -> str:
+    """Every kind of fault: what it is counted by, its own keys with their defaults, and what is promised."""
+    plan = FaultPlan()
+    rows = ["| kind | per | what happens | its own keys | promised |", "| --- | --- | --- | --- | --- |"]
+    for name, kind in KINDS.items():
+        values = plan.of(name).model_dump(exclude={"probability"})
+        keys = ", ".join(f"`{key}`" if value is None else f"`{key}` {value:g}" for key, value in values.items())
+        rows.append(f"| `{name}` | {kind.occasion} | {kind.fault} | {keys} | {kind.promise} |")
+    return "\n".join(rows)
+
+
 BLOCKS = {
     "life-of-a-request": life_of_a_request,
     "scenario-keys": scenario_keys,
     "cost-accuracy": cost_accuracy,
+    "fault-kinds": fault_kinds,
     "gpus": gpus,
     "models": models,
 }
