@@ -89,3 +89,11 @@ class LogHistogram:
         bucket = int(np.searchsorted(np.cumsum(self._buckets), rank - self._zeros, side="right"))
         value = 2.0 * np.exp((bucket + 1) * _LOG_GAMMA) / (1.0 + _GAMMA)
         return float(min(max(value, self.minimum), self.maximum))
+
+
+def added_counts(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """Sum of two histograms of different lengths."""
+    if len(more) > len(counts):
+        counts, more = more.astype(np.int64), counts
+    counts[: len(more)] += more
+    return counts

@@ -36,11 +36,11 @@ from ..core.events import (
 )
 from ..core.request import FinishReason
 from .columns import GrowingColumn, OpenRequests
-from .histogram import LogHistogram
+from .histogram import LogHistogram, added_counts
 from .parquet import REQUEST_FIELDS, ROUND_FIELDS, ParquetColumns
 from .replica_metrics import ReplicaMetrics
 from .summary import SLO, summarize
-from .timeline import Timeline
+from .timeline import Timeline, series
 
 REFUSED = 0
 REASONS = ("refused", "stop", "length", "abort", "error", "transferred")  # by FinishReason; 0 never entered
@@ -338,7 +338,7 @@ class RunMetrics:
             tokens, correct = self._flush_emissions(per_round, ends)
         decoding = per_round[:, _STEPS] >= 0
         steps_in_use = per_round[decoding, _STEPS]
-        self.rounds_at_steps = _added(self.rounds_at_steps, np.bincount(steps_in_use))
+        self.rounds_at_steps = added_counts(self.rounds_at_steps, np.bincount(steps_in_use))
         self.totals["decode_rounds"] += len(steps_in_use)
         self.totals["committed_steps"] += len(steps)
         self.totals["prefill_tokens"] += int(steps[:, _PREFILL].sum())
@@ -370,7 +370,7 @@ class RunMetrics:
         self.totals["verified_rows"] += int(verified_per_round.sum())
         self.totals["correct_drafts"] += int(correct_per_round.sum())
         self.totals["proposed_drafts"] += int((verified_per_round * (per_round[:, _ND] - 1)).sum())
-        self.drafts_histogram = _added(self.drafts_histogram, np.bincount(correct[drafted]))
+        self.drafts_histogram = added_counts(self.drafts_histogram, np.bincount(correct[drafted]))
         if len(slots):
             order = np.argsort(slots, kind="stable")
             times = ends[rounds[order]]
@@ -434,19 +434,7 @@ class RunMetrics:
     def timeline(self) -> dict[str, Any]:
         """The run in at most `num_buckets` equal buckets; lists of one number per bucket, None where nothing was measured."""
         self.flush()
-        if self._timeline is None:
-            return {"bucket_s": 0.0, "running": [], "waiting": [], "kv_occupancy": [], "steps": [], "tokens_per_s": []}
-        read = self._timeline.read()
-        capacity = sum(state.capacity for state in self.replicas.values())
-        rounds = zip(read["steps"], read["decode_rounds"], strict=True)
-        return {
-            "bucket_s": read["bucket_ns"] / 1e9,
-            "running": read["running"],
-            "waiting": read["waiting"],
-            "kv_occupancy": [held / capacity if capacity else None for held in read["held"]],
-            "steps": [total / count if count else None for total, count in rounds],
-            "tokens_per_s": [n / width * 1e9 for n, width in zip(read["tokens"], read["widths_ns"], strict=True)],
-        }
+        return series(self._timeline, sum(state.capacity for state in self.replicas.values()))
 
     def close(self) -> None:
         """Work off the rest and end the files. A second call does nothing."""
@@ -460,11 +448,3 @@ class RunMetrics:
 
 def _decides_nothing(state: ReplicaMetrics, event: Event) -> None:
     """What comes of it shows in later plans."""
-
-
-def _added(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """Sum of two histograms of different lengths."""
-    if len(more) > len(counts):
-        counts, more = more.astype(np.int64), counts
-    counts[: len(more)] += more
-    return counts

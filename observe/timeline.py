@@ -72,3 +72,22 @@ class Timeline:
             for rows in (self._integrals, self._sums):
                 rows[:, :half] = rows[:, ::2] + rows[:, 1::2]
                 rows[:, half:] = 0
+
+
+def series(timeline: Timeline | None, capacity: int) -> dict[str, Any]:
+    """What a summary shows of a timeline of running, waiting, held slots, tokens and steps: a list per name, one number per bucket.
+
+    `capacity`: KV slots in all. None: nothing was measured.
+    """
+    if timeline is None:
+        return {"bucket_s": 0.0, "running": [], "waiting": [], "kv_occupancy": [], "steps": [], "tokens_per_s": []}
+    read = timeline.read()
+    rounds = zip(read["steps"], read["decode_rounds"], strict=True)
+    return {
+        "bucket_s": read["bucket_ns"] / 1e9,
+        "running": read["running"],
+        "waiting": read["waiting"],
+        "kv_occupancy": [held / capacity if capacity else None for held in read["held"]],
+        "steps": [total / count if count else None for total, count in rounds],
+        "tokens_per_s": [n / width * 1e9 for n, width in zip(read["tokens"], read["widths_ns"], strict=True)],
+    }
