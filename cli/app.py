@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .audit import audit
 from .bench import bench
 from .check import check
 from .generate import generate
@@ -34,6 +35,7 @@ app.command()(replay)
 app.command()(schema)
 app.command()(tiny)
 app.command()(check)
+app.command()(audit)
 
 
 def _print_version(asked: bool) -> None:

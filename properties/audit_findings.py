@@ -1,0 +1,162 @@
+"""What an audit finds, and how it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .contracts import SUITE_VERSION
+from .invariants import invariant
+
+MAX_FINDINGS = 100
+"""How many are kept; all are counted."""
+
+AUDITED: dict[str, str] = {
+    "ALLOC-01": "a plan says how many slots are held, and the engine how many there are",
+    "ALLOC-06": "a request is given a row",
+    "RELAY-01": "a row is released",
+    "RELAY-03": "a request is given a row",
+    "RELAY-05": "the executor delivers tokens (`tokens`, `first`)",
+    "RELAY-07": "a step is launched, committed or lost",
+    "RADIX-13": "a request starts from the prefix cache",
+    "ACCEPT-02": "a decode step is committed",
+    "ACCEPT-10": "a request ends at a stop",
+    "ACCEPT-11": "a request ends at a stop or at its length",
+    "ACCEPT-12": "a request ends at a stop or at its length",
+    "STEPS-01": "the header says which numbers of steps there are to choose from",
+    "ENGINE-01": "a plan says how many requests wait",
+    "ENGINE-02": "a request changes its state",
+    "ENGINE-03": "a retracted request begins again",
+    "ENGINE-05": "a step is planned, and the engine says its limits",
+    "ENGINE-08": "a request is accepted, and the engine says how long a text may be",
+    "ENGINE-12": "an id is submitted while a live request has it",
+    "ENGINE-13": "a request is aborted",
+    "ENGINE-14": "a prompt is computed in chunks",
+    "ENGINE-16": "a request enters while others of its priority wait",
+    "SIM-02": "anything happens",
+    "SIM-03": "a request ends after its first token",
+    "SIM-12": "a decode step is committed",
+}
+"""Invariant -> when a log has something to say about it."""
+
+
+class Flaw(NamedTuple):
+    """One contradiction: which invariant, at which line of the log, in which engine, what was, what should have been."""
+
+    id: str
+    line: int
+    replica: int
+    was: str
+    should: str
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was evaluated how often, and what did not hold."""
+
+    evaluations: dict[str, int]
+    flaws: list[Flaw]
+    num_flaws: int = 0
+    line: int = 0
+
+    @classmethod
+    def empty(cls) -> Tally:
+        return cls(dict.fromkeys(AUDITED, 0), [])
+
+    def holds(self, id: str, count: int = 1) -> None:
+        self.evaluations[id] += count
+
+    def flaw(self, id: str, replica: int, was: str, should: str) -> None:
+        self.evaluations[id] += 1
+        self.num_flaws += 1
+        if len(self.flaws) < MAX_FINDINGS:
+            self.flaws.append(Flaw(id, self.line, replica, was, should))
+
+    def check(self, id: str, replica: int, holds: bool, was: str, should: str) -> bool:
+        """Note one evaluation; for what is not on the hot path."""
+        if holds:
+            self.evaluations[id] += 1
+        else:
+            self.flaw(id, replica, was, should)
+        return holds
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The whole of one audit. `ok` if nothing contradicts itself."""
+
+    path: str
+    complete: bool  # the log has its last line, and it says that the run was complete
+    num_records: int
+    num_replicas: int
+    num_requests: int
+    num_tokens: int
+    evaluations: dict[str, int]
+    not_audited: dict[str, int]  # kinds of records that an audit does not look into -> how many
+    flaws: tuple[Flaw, ...]
+    num_flaws: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.num_flaws
+
+    def text(self, limit: int = 10) -> str:
+        replicas = f"{self.num_replicas} engine{'s' if self.num_replicas != 1 else ''}"
+        lines = [
+            f"{self.path}: {self.num_records:,} records, {replicas}, {self.num_requests:,} requests, "
+            f"{self.num_tokens:,} tokens delivered"
+        ]
+        for flaw in self.flaws[:limit]:
+            lines += [
+                "",
+                f"{flaw.id}  {invariant(flaw.id).sentence}",
+                f"  at     line {flaw.line}, replica {flaw.replica}",
+                f"  was    {flaw.was}",
+                f"  should {flaw.should}",
+            ]
+        if self.num_flaws:
+            lines.append("")
+        if self.num_flaws > limit:
+            lines.append(f"and {self.num_flaws - limit:,} more, which may follow from the first")
+        broken = {flaw.id for flaw in self.flaws}
+        held = [f"{id} {count:,}" for id, count in self.evaluations.items() if count and id not in broken]
+        lines.append(f"held: {', '.join(held) or 'none'}")
+        lines += [
+            f"not evaluated: {id} (it is where {AUDITED[id]})" for id, count in self.evaluations.items() if not count
+        ]
+        if self.not_audited:
+            kinds = ", ".join(f"{kind} ({count:,})" for kind, count in self.not_audited.items())
+            lines.append(f"not looked into: {kinds}")
+        if not self.complete:
+            lines.append("the run itself did not end as it should: what was still open is not held against it")
+        lines.append(f"FAILED: {self.num_flaws:,} contradictions" if self.num_flaws else "ok")
+        return "\n".join(lines)
+
+    def to_json(self) -> Mapping[str, Any]:
+        return {
+            "suite": SUITE_VERSION,
+            "ok": self.ok,
+            "log": self.path,
+            "complete": self.complete,
+            "records": self.num_records,
+            "replicas": self.num_replicas,
+            "requests": self.num_requests,
+            "tokens": self.num_tokens,
+            "invariants": {
+                id: {"sentence": invariant(id).sentence, "evaluations": count} for id, count in self.evaluations.items()
+            },
+            "not_looked_into": self.not_audited,
+            "num_findings": self.num_flaws,
+            "findings": [
+                {
+                    "invariant": flaw.id,
+                    "sentence": invariant(flaw.id).sentence,
+                    "line": flaw.line,
+                    "replica": flaw.replica,
+                    "was": flaw.was,
+                    "should": flaw.should,
+                }
+                for flaw in self.flaws
+            ],
+        }
