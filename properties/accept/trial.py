@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from . import operations as ops
 from .contract import MAX_NODES, METHODS, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
 from .model import AcceptModel, Round
 from .moment import Answer, Moment
+from .telling import tell
 
 _OUTPUT_SHAPES = {"tokens": (), "logprobs": (2,), "hidden_states": (3,), "routed_experts": (2, 2)}
 
@@ -421,34 +422,8 @@ class AcceptTrial(Trial):
             )
 
     def describe(self) -> str:
-        m = self.moment
-        if m.answer is not None and m.round is not None:
-            return "-> " + ("; ".join(map(self._tell_row, m.live())) or "nothing")
-        if m.round is not None and isinstance(m.operation, ops.LAUNCHES):
-            trees = (
-                f"row {row}: tokens {_short(m.round.tokens[number])} below {_short(m.round.parents[number])}"
-                for number, row in enumerate(m.round.rows)
-            )
-            return "-> " + ("; ".join(trees) or "an idle batch")
-        return "done"
-
-    def _tell_row(self, number: int) -> str:
-        answer, round = self.moment.answer, self.moment.round
-        path = answer.paths[number]
-        text = f"row {round.rows[number]}: path {_short(path)}"
-        if all(0 <= node < round.nodes for node in path):
-            text += f" emits {_short([answer.predict[number * round.nodes + node] for node in path])}"
-        if answer.moves is not None:
-            window = set(round.batch.windows[number].tolist())
-            pairs = [f"{s} to {t}" for s, t in zip(*answer.moves, strict=True) if t in window]
-            text += f", moves {', '.join(pairs[:9])}" if pairs else ", moves nothing"
-        return text
+        return tell(self.moment)
 
 
 def _rows_of(flat: np.ndarray, round: Round) -> list[list]:
     return flat.reshape(round.num_rows, round.nodes).tolist()
-
-
-def _short(numbers: Sequence[int]) -> str:
-    text = ", ".join(map(str, numbers[:10]))
-    return f"[{text}]" if len(numbers) <= 10 else f"[{text}, … {len(numbers)} in all]"

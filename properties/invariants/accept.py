@@ -1,4 +1,4 @@
-"""ACCEPT-01 … of acceptance and compaction: what a verify tree, its verdict and the moves behind it must be.
+"""ACCEPT-01 … of acceptance: what a verify tree and its verdict must be. What is moved behind it stands in `accept_moves.py`.
 
 A checker gets a `Moment` (`accept/moment.py`) and looks at it alone.
 """
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..accept.model import LAYERS
 from ..accept.moment import Moment
 from ..accept.operations import (
     FINISHES,
@@ -171,41 +170,6 @@ def rejected_drafts_do_not_come_back(m: Moment) -> Outcome:
     return True if applied else None
 
 
-@checks("ACCEPT-06", CONTRACT, "kv", on=FINISHES, general=True)
-def slots_hold_their_tokens(m: Moment) -> Outcome:
-    if m.wrong_kv is not None:
-        row, position, layer = m.wrong_kv
-        slot = int(m.model.table[row, position])
-        return Finding(
-            f"slot {slot}, position {position} of row {row}, layer {layer}, holds {_content(m, slot, layer)}",
-            "the KV of that position's token, after all tokens before it",
-            "every later token attends to it",
-        )
-    if not m.answer.compacted or not len(m.live()):
-        return True if len(m.live()) else None
-    return _outputs_follow(m)
-
-
-def _outputs_follow(m: Moment) -> Outcome:
-    answer, nodes = m.answer, m.round.nodes
-    for name, given in answer.given.items():
-        got = answer.compacted[name]
-        if got.shape != given.shape:
-            continue  # ACCEPT-18 says so
-        for number in m.live():
-            if not answer.is_path[number]:
-                continue
-            for lane, node in enumerate(answer.paths[number]):
-                at, source = number * nodes + lane, number * nodes + node
-                if not np.array_equal(got[at], given[source]):
-                    return Finding(
-                        f"{name} of row {m.row_of(number)} at place {lane} is {_output_of(got[at], given, nodes)}",
-                        f"that of node {node}, of the path {answer.paths[number]}",
-                        "a token would be shown with what belongs to another one",
-                    )
-    return True
-
-
 @checks("ACCEPT-07", CONTRACT, on=LAUNCHES)
 def positions_have_no_hole(m: Moment) -> Outcome:
     round = m.round
@@ -317,105 +281,6 @@ def nothing_forbidden_is_accepted(m: Moment) -> Outcome:
     return True
 
 
-@checks("ACCEPT-16", CONTRACT, "kv", on=FINISHES)
-def no_move_out_of_bounds(m: Moment) -> Outcome:
-    answer = m.answer
-    if answer.before is None or not len(m.live()):
-        return None
-    home = {
-        slot: (number, lane) for number in m.live() for lane, slot in enumerate(m.round.batch.windows[number].tolist())
-    }
-    finding = _plan_in_bounds(m, home) if answer.moves is not None else None
-    return finding or _writes_in_bounds(m, home) or _sources_were_read_first(m) or True
-
-
-def _plan_in_bounds(m: Moment, home: dict[int, tuple[int, int]]) -> Finding | None:
-    sources, targets = m.answer.moves
-    written: set[int] = set()
-    for source, target in zip(sources, targets, strict=True):
-        for name, slot in (("source", source), ("target", target)):
-            if not 0 <= slot < m.model.num_slots:
-                return Finding(
-                    f"{name} slot {slot} of a move",
-                    f"a slot of the pool, 0 … {m.model.num_slots - 1}",
-                    "it is memory of somebody else",
-                )
-            if slot and slot not in home:
-                return Finding(
-                    f"{name} slot {slot} of a move, {_place_of(m, slot)}",
-                    f"slots of the round's windows: {_windows(m)}",
-                    "no row of the round owned it when it was launched",
-                )
-        if target and (source == 0 or home[source][0] != home[target][0]):
-            return Finding(
-                f"slot {source} is moved to slot {target} of row {m.row_of(home[target][0])}",
-                "moves inside one row's window",
-                "a request would attend to another one's KV",
-            )
-        if target in written and target:
-            return Finding(f"slot {target} is written twice", "once", "which of the two stays is a matter of chance")
-        if source in written and source and m.capabilities.in_order:
-            return Finding(
-                f"slot {source} is read after it was written, by moves {list(zip(sources, targets, strict=True))} in this order",
-                "every source is read before it is overwritten",
-                "what is moved on is not what stood there",
-            )
-        written.add(target)
-    expected = m.answer.before.copy()
-    expected[:, list(targets)] = m.answer.before[:, list(sources)]
-    differs = (expected != m.answer.after)[:, 1:].any(axis=0)
-    if differs.any():
-        slot = int(differs.argmax()) + 1
-        return Finding(
-            f"after the moves {list(zip(sources, targets, strict=True))[:12]} slot {slot} does not hold what they say",
-            "each target holds what stood in its source before the first move",
-            "a source was overwritten before it was read, or other moves are made than those that are checked",
-        )
-    return None
-
-
-def _writes_in_bounds(m: Moment, home: dict[int, tuple[int, int]]) -> Finding | None:
-    before, after = m.answer.before, m.answer.after
-    for layer, slot in np.argwhere(before != after).tolist():
-        if slot == 0:
-            continue
-        if slot not in home:
-            return Finding(
-                f"slot {slot}, {_place_of(m, slot)}, was written",
-                f"writes to the round's windows: {_windows(m)}",
-                "no row of the round owned it when it was launched",
-            )
-        number = home[slot][0]
-        window = m.round.batch.windows[number]
-        if after[layer, slot] not in before[layer, window]:
-            return Finding(
-                f"slot {slot} of row {m.row_of(number)}, layer {layer}, now holds {_content(m, slot, layer)}",
-                f"what stood in one of its row's slots {_listed(window)}",
-                "a request would attend to KV that is not its own",
-            )
-    return None
-
-
-def _sources_were_read_first(m: Moment) -> Finding | None:
-    """A lane that holds what was moved into its source has read too late."""
-    before, after = m.answer.before, m.answer.after
-    for number in m.live():
-        path, window = m.answer.paths[number], m.round.batch.windows[number]
-        if not m.answer.is_path[number]:
-            continue
-        for lane, node in enumerate(path):
-            if node >= len(path) or path[node] == node:
-                continue  # nothing was moved into its source
-            if (after[:, window[lane]] != before[:, window[node]]).any():
-                return Finding(
-                    f"slot {window[lane]} of row {m.row_of(number)} does not hold what stood in slot {window[node]}, which is "
-                    f"a source and a target on the path {path}",
-                    "every source is read before it is overwritten",
-                    "an accepted token's KV is lost, and its neighbour's is there twice",
-                )
-    return None
-
-
 @checks("ACCEPT-18", CONTRACT, on=FINISHES)
 def buffers_keep_their_own_width(m: Moment) -> Outcome:
     answer, round = m.answer, m.round
@@ -476,45 +341,3 @@ def _row_reads_its_own(m: Moment, number: int) -> Finding | None:
 
 def _masses(probs: np.ndarray) -> str:
     return ", ".join(f"{token}: {probs[token]:.3g}" for token in np.flatnonzero(probs > 0)[:8])
-
-
-def _listed(slots: np.ndarray) -> str:
-    return str(slots.tolist()) if len(slots) <= 12 else f"{slots[:12].tolist()} and {len(slots) - 12} more"
-
-
-def _windows(m: Moment) -> str:
-    return "; ".join(f"row {m.row_of(number)} {_listed(m.round.batch.windows[number])}" for number in m.live())
-
-
-def _place_of(m: Moment, slot: int) -> str:
-    """Whose slot it is."""
-    found = np.argwhere(m.model.table == slot)
-    if not len(found):
-        return "which nobody has"
-    row, position = found[0].tolist()
-    return f"position {position} of row {row}"
-
-
-def _content(m: Moment, slot: int, layer: int) -> str:
-    """Whose KV stands in a slot, in words."""
-    value = int(m.model.pools[layer, slot]) if m.answer.after is None else int(m.answer.after[layer, slot])
-    for row, request in enumerate(m.model.requests):
-        if value - layer in request.codes:
-            return f"the KV of position {request.codes.index(value - layer)} of row {row}"
-    if m.answer.before is not None:
-        for number in range(len(m.round.rows)):
-            window = m.round.batch.windows[number]
-            nodes = np.flatnonzero(m.answer.before[layer, window] == value)
-            if len(nodes):
-                return f"the KV of node {nodes[0]} of row {m.row_of(number)}"
-    if value < 0:
-        return f"what was in slot {-value // LAYERS - 1}, where nobody has written"
-    return "the KV of another request, or of a node that was not accepted"
-
-
-def _output_of(values: np.ndarray, given: np.ndarray, nodes: int) -> str:
-    """Which node's output that is, in words."""
-    for flat, own in enumerate(given):
-        if np.array_equal(values, own):
-            return f"that of node {flat % nodes} of row number {flat // nodes} of the batch"
-    return "that of no node"
