@@ -30,6 +30,7 @@ from ...core.handoff import (
     WritePage,
 )
 from ...core.handoff.messages import Page
+from ...core.handoff.wire import decode, encode
 from ...core.request import FinishedRequest, FinishReason, Request
 from .executor import ReferenceExecutor
 from .language_model import HIDDEN_SIZE
@@ -257,7 +258,8 @@ class HandoffPair:
         self.prefill_alive = self.decode_alive = True
 
     def turn(self) -> bool:
-        """One step of each worker and one delivery in each direction; says whether anything happened but the time."""
+        """One step of each worker and one delivery in each direction, of bytes as between processes; says whether anything happened but
+        the time."""
         self.now_ns += self.tick_ns
         busy = False
         if self.prefill_alive:
@@ -303,5 +305,5 @@ class HandoffPair:
         if self.meddle is not None:
             messages = self.meddle(messages)
         for message in messages if alive else ():
-            receiver.receive(sender, message, self.now_ns)
+            receiver.receive(sender, decode(encode(message)), self.now_ns)
         return bool(messages)

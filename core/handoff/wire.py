@@ -1,0 +1,269 @@
+"""Messages as bytes, and back: a JSON header for everything small, then the arrays and the pages as they are.
+
+    "FTKH" │ version u16 │ header bytes u32 │ body bytes u64 │ CRC-32 of the header u32 │ header │ body
+
+The header names the message and describes each piece of the body (shape, dtype, size, CRC-32). A piece that is damaged, a frame that
+is short or too long, and a header that says something else than a message are a `MalformedMessage`; only the bytes of a `Page` are not
+looked at here, because the decode side answers for them itself. Integers have any size. Nothing is ever executed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from ..arrival import Arrival, DraftPayload
+from ..errors import ForetokenError, InvariantViolation
+from ..prompt import Prompt
+from ..request import Request, SamplingParams
+from .messages import (
+    Accept,
+    Ack,
+    Cancel,
+    CancelAck,
+    Manifest,
+    Message,
+    Nack,
+    Offer,
+    Page,
+    PageFormat,
+    PageSeal,
+    Reject,
+    Renew,
+    TransferKey,
+)
+
+MAGIC = b"FTKH"
+VERSION = 1
+MAX_HEADER_BYTES = 1 << 28  # a prompt of 2**24 tokens is about 2**27 bytes
+_FRAME = struct.Struct("<4sHIQI")
+_KINDS = {kind.__name__: kind for kind in (Offer, Accept, Reject, Page, Manifest, Ack, Nack, Renew, Cancel, CancelAck)}
+_DTYPES = {
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+}
+
+
+class MalformedMessage(ForetokenError):
+    """Bytes that are not a message, or not a whole one."""
+
+
+def encode(message: Message) -> bytes:
+    """The message as one frame."""
+    pieces: list[bytes] = []
+    header = json.dumps(
+        {"message": type(message).__name__, "fields": _plain(message, pieces), "sizes": [len(p) for p in pieces]},
+        separators=(",", ":"),
+        allow_nan=False,
+    ).encode()
+    body = b"".join(pieces)
+    return _FRAME.pack(MAGIC, VERSION, len(header), len(body), crc32(header)) + header + body
+
+
+def decode(frame: bytes | memoryview) -> Message:
+    """The message that `encode` wrote. Raises MalformedMessage for anything else."""
+    frame = memoryview(frame)
+    if len(frame) < _FRAME.size:
+        raise MalformedMessage(f"a frame of {len(frame)} bytes, at least {_FRAME.size} are needed")
+    magic, version, header_bytes, body_bytes, checksum = _FRAME.unpack_from(frame)
+    if magic != MAGIC or version != VERSION:
+        raise MalformedMessage(f"a frame that begins with {magic!r}, version {version}; expected {MAGIC!r}, {VERSION}")
+    if header_bytes > MAX_HEADER_BYTES or len(frame) != _FRAME.size + header_bytes + body_bytes:
+        raise MalformedMessage(f"a frame of {len(frame)} bytes that claims {header_bytes} + {body_bytes}")
+    header = bytes(frame[_FRAME.size : _FRAME.size + header_bytes])
+    if crc32(header) != checksum:
+        raise MalformedMessage("a frame whose header is damaged")
+    try:
+        described = json.loads(header)
+        pieces = _pieces(described["sizes"], frame[_FRAME.size + header_bytes :])
+        return _READERS[described["message"]](described["fields"], pieces)
+    except MalformedMessage:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, ForetokenError, InvariantViolation) as error:
+        raise MalformedMessage(f"a message that cannot be read: {error!r}") from error
+
+
+def _pieces(sizes: list[int], body: memoryview) -> list[bytes]:
+    if any(type(size) is not int or size < 0 for size in sizes) or sum(sizes) != len(body):
+        raise MalformedMessage(f"pieces of {sizes} bytes in a body of {len(body)}")
+    ends = np.cumsum([0, *sizes]).tolist()
+    return [bytes(body[start:end]) for start, end in pairwise(ends)]
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any, pieces: list[bytes]) -> Any:
+    """`value` as JSON; arrays and bytes become pieces of the body."""
+    if isinstance(value, Request):
+        return request_to_json(value)
+    if isinstance(value, PageSeal):
+        return [value.target_bytes, value.target_checksum, value.draft_bytes, value.draft_checksum]
+    if isinstance(value, bytes):
+        pieces.append(value)
+        return {"bytes": len(pieces) - 1}
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        if array.dtype.name not in _DTYPES:
+            raise TypeError(f"an array of {array.dtype} cannot be sent")
+        content = array.tobytes()
+        pieces.append(content)
+        return {"array": len(pieces) - 1, "dtype": array.dtype.name, "shape": list(array.shape), "crc": crc32(content)}
+    if isinstance(value, TransferKey):
+        return list(value)
+    if hasattr(value, "__dataclass_fields__"):
+        return {field.name: _plain(getattr(value, field.name), pieces) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item, pieces) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item, pieces) for item in value]
+    return value
+
+
+def request_to_json(request: Request) -> dict[str, Any]:
+    """A request as a JSON object; `request_from_json` reads it back."""
+    sampling = request.sampling
+    return {
+        "id": request.request_id,
+        "prompt": request.prompt.to_json(),
+        "max_tokens": request.max_tokens,
+        "priority": request.priority,
+        "namespace": request.namespace,
+        "sampling": [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed],
+        "stop_tokens": list(request.stop_tokens),
+        "stop_strings": list(request.stop_strings),
+        "outputs": list(request.outputs),
+    }
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def request_from_json(value: Mapping[str, Any]) -> Request:
+    temperature, top_p, top_k, seed = value["sampling"]
+    return Request(
+        _text(value["id"]),
+        Prompt.from_json(value["prompt"]),
+        _integer(value["max_tokens"]),
+        _integer(value["priority"]),
+        _text(value["namespace"]),
+        SamplingParams(float(temperature), float(top_p), _integer(top_k), _integer(seed)),
+        tuple(map(_integer, value["stop_tokens"])),
+        tuple(map(_text, value["stop_strings"])),
+        tuple(map(_text, value["outputs"])),
+    )
+
+
+def _integer(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no integer")
+    return value
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{value!r} is no string")
+    return value
+
+
+def _key(value: Any) -> TransferKey:
+    request_id, attempt, generation = value
+    return TransferKey(_text(request_id), _integer(attempt), _integer(generation))
+
+
+def _seal(value: Any) -> PageSeal:
+    return PageSeal(*map(_integer, value))
+
+
+def _bytes(value: Any, pieces: list[bytes]) -> bytes:
+    return pieces[_integer(value["bytes"])]
+
+
+def _tree(value: Any, pieces: list[bytes]) -> Any:
+    """JSON with arrays put back in their places."""
+    if isinstance(value, dict) and "array" in value:
+        content = pieces[_integer(value["array"])]
+        if crc32(content) != value["crc"]:
+            raise MalformedMessage("an array is damaged")
+        shape = [_integer(n) for n in value["shape"]]
+        if value["dtype"] not in _DTYPES or any(n < 0 for n in shape):
+            raise MalformedMessage(f"an array of {value['dtype']}{shape}")
+        dtype = np.dtype(value["dtype"])
+        if math.prod(shape) * dtype.itemsize != len(content):
+            raise MalformedMessage(f"{len(content)} bytes are no {dtype}{shape}")
+        return np.frombuffer(content, dtype=dtype).reshape(shape)
+    if isinstance(value, dict):
+        return {name: _tree(item, pieces) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_tree(item, pieces) for item in value]
+    return value
+
+
+def _arrival(value: Any, pieces: list[bytes]) -> Arrival:
+    draft = None
+    if value["draft"] is not None:
+        found = _tree(value["draft"], pieces)
+        draft = DraftPayload(found["values"], found["hidden_states"], bool(found["needs_hidden_states"]))
+    first = value["first_token"]
+    outputs = {name: _number(item) for name, item in _tree(value["outputs"], pieces).items()}
+    return Arrival(None if first is None else _integer(first), draft, outputs, _text(value["failure"]))
+
+
+def _number(value: Any) -> Any:
+    """An output that was a NumPy number is one again."""
+    return value[()] if isinstance(value, np.ndarray) and not value.shape else value
+
+
+def _offer(value: Any, pieces: list[bytes]) -> Offer:
+    page_format = PageFormat(**value["page_format"])
+    request = request_from_json(value["request"])
+    numbers = (_integer(value["first_attempt"]), _integer(value["lease_ns"]))
+    return Offer(_key(value["key"]), numbers[0], request, _text(value["algorithm"]), page_format, numbers[1])
+
+
+def _page(value: Any, pieces: list[bytes]) -> Page:
+    content = (_bytes(value["target"], pieces), _bytes(value["draft"], pieces))
+    return Page(_key(value["key"]), _integer(value["epoch"]), _integer(value["index"]), _seal(value["seal"]), *content)
+
+
+def _manifest(value: Any, pieces: list[bytes]) -> Manifest:
+    return Manifest(
+        _key(value["key"]),
+        _integer(value["epoch"]),
+        _integer(value["first_page"]),
+        tuple(map(_seal, value["seals"])),
+        _arrival(value["arrival"], pieces),
+    )
+
+
+_SCALARS = {"epoch": _integer, "first_page": _integer, "hold_ns": _integer, "reason": _text, "failed": bool}
+
+
+def _small(kind: type) -> Any:
+    def read(value: Any, pieces: list[bytes]) -> Message:
+        names = [field.name for field in fields(kind) if field.name != "key"]
+        return kind(_key(value["key"]), *(_SCALARS[name](value[name]) for name in names))
+
+    return read
+
+
+_READERS = {name: _small(kind) for name, kind in _KINDS.items() if kind not in (Offer, Page, Manifest)}
+_READERS |= {"Offer": _offer, "Page": _page, "Manifest": _manifest}
