@@ -113,6 +113,7 @@ class DeviceFaults(FaultTable):
     slow: Slow = Slow()
     restarts: Restart = Restart()
     poison: Fault = Fault()
+    nan: Fault = Fault()
 
 
 class LinkFaults(FaultTable):
@@ -236,6 +237,13 @@ KINDS: dict[str, Kind] = {
         "nothing of the old epoch is read; requests go on from what was delivered",
     ),
     "device.poison": Kind(6, "request", (0.002, 0.02), "every step with this request raises", "only the victim fails"),
+    "device.nan": Kind(
+        26,
+        "step",
+        (0.001, 0.005),
+        "the target has no numbers for one request",
+        "that request fails with the reason, its neighbours go on",
+    ),
     "link.late": Kind(
         7, "message", (0.01, 0.1), "a message comes late, after others", "no request is lost; early news is kept"
     ),

@@ -22,6 +22,7 @@ PROMISES = {
     "stream_intact": "delivered tokens are never repeated or lost: a request goes on from what it has, and its usage is that",
     "fenced": "slots of a lost step are nobody's until the device is quiet, and come back then",
     "victim_alone": "a request fails only after a step that it had to itself",
+    "fails_for_itself": "a request without numbers fails with that reason, and nobody beside it",
     "watchdog_speaks": "a step that does not come back is reported with what was in flight",
     "one_end": "each request reaches exactly one end",
     "no_later_token": "nothing is delivered after a cancel",
@@ -45,6 +46,7 @@ OF_KIND = {
     "device.slow": ("recovered",),
     "device.restarts": ("nothing_seen", "fenced", "stream_intact", "victim_alone"),
     "device.poison": ("victim_alone", "one_end"),
+    "device.nan": ("fails_for_itself", "one_end", "stream_intact"),
     "link.late": ("one_end", "no_later_token"),
     "link.duplicated": ("counts_once", "one_end"),
     "link.lost": ("one_end",),
@@ -187,6 +189,7 @@ class Witness:
         unseen = step.step_id > self._lost_through
         promises.check("nothing_seen", unseen, event.now_ns, f"step {step.step_id} is lost, and is committed")
         self._in_flight.pop(step.step_id, None)
+        self._check_failures(event)
         ends = result.round_end_ns
         ordered = ends[0] >= self._round_end_ns and ends[-1] <= event.now_ns and bool((ends[1:] >= ends[:-1]).all())
         promises.check("time_forward", ordered, event.now_ns, f"rounds of step {step.step_id} end at {ends.tolist()}")
@@ -201,6 +204,16 @@ class Witness:
             if self._leaving:
                 self._check_leaving(event)
             self._by_row[rows] += np.add.reduce(event.kept, axis=0)
+
+    def _check_failures(self, event: Committed) -> None:
+        """Those fail whose rows the result says have failed."""
+        reasons = dict(event.result.failures)
+        for finished in event.finished:
+            if finished.reason is FinishReason.ERROR:
+                name = finished.request_id
+                due = reasons.get(self._row_of.get(name), "") == finished.message
+                self.promises.check("fails_for_itself", due, event.now_ns, f"{name} fails: {finished.message}")
+                self._may_fail.add(name)
 
     def _check_leaving(self, event: Committed) -> None:
         """Whoever has left gets what rounds delivered that had ended by then, and nothing of the others."""

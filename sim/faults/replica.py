@@ -22,6 +22,7 @@ from .device import FaultyDevice
 from .ledger import Ledger
 from .promises import Promises, Witness
 
+NO_NUMBERS = "the target's logits are not finite"
 DRAIN_NS = 1_000_000  # until a device that has raised is quiet
 MAX_REMEMBERED = 1 << 16  # ids: for messages that come twice, and for cancels that overtake their request
 
@@ -62,9 +63,11 @@ class FaultyReplica(EngineActor):
         self._memory_until_ns = self._slow_until_ns = self._drafts_until_ns = 0
         self._memory_limit = 0
         self._recount_due = False
+        self._nan_rows: dict[int, int] = {}  # step -> the row for which the target has no numbers
         self._at_launch: dict[str, Callable[[Step], None]] = {
             "device.out_of_memory": self._run_short_of_memory,
             "device.slow": self._slow_down,
+            "device.nan": self._lose_numbers,
             "draft.right": self._draft_right,
             "draft.wrong": self._draft_wrong,
             "draft.nan": self._feed_nonsense,
@@ -187,14 +190,16 @@ class FaultyReplica(EngineActor):
         yield from super()._commit_oldest()
 
     def _run_single(self, flight: Flight) -> StepResult:
-        return self._stamped(super()._run_single(flight))
+        return self._as_seen(super()._run_single(flight))
 
     def _run_block(self, flight: Flight) -> Generator[simpy.Event, None, StepResult]:
         result = yield from super()._run_block(flight)
-        return self._stamped(result)
+        return self._as_seen(result)
 
-    def _stamped(self, result: StepResult) -> StepResult:
-        """Rounds end on the clock that stamps everything else."""
+    def _as_seen(self, result: StepResult) -> StepResult:
+        """With the row that has failed, if one has. Rounds end on the clock that stamps everything else."""
+        if self._nan_rows and (row := self._nan_rows.pop(result.step_id, 0)):
+            result = replace(result, failures=((row, NO_NUMBERS),))
         if self.clock.is_true:
             return result
         ends = result.round_end_ns.copy()
@@ -265,6 +270,11 @@ class FaultyReplica(EngineActor):
         )
         self._memory_limit = max(_num_tokens(step) // 2, alone)
         self._memory_until_ns = self._until(self.ledger.plan.device.out_of_memory.lasts_s)
+
+    def _lose_numbers(self, step: Step) -> None:
+        rows = (step.decode if step.decode is not None else step.prefill).rows
+        share = self.ledger.draws.amount("device.nan", self.replica, step.step_id)
+        self._nan_rows[step.step_id] = int(rows[int(share * len(rows))])
 
     def _slow_down(self, step: Step) -> None:
         self._slow_until_ns = self._until(self.ledger.plan.device.slow.lasts_s)

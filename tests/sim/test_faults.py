@@ -30,7 +30,7 @@ BUSY = {
     "engine": {"max_running": 8, "max_queue": 12, "kv_slots": 4000, "chunk_size": 256},
     "speculation": {"algorithm": "EAGLE3", "adaptive": "with-zero"},
     "workload": {
-        "num_requests": 60,
+        "num_requests": 40,
         "rate": 12.0,
         "prompt": {"mean": 120.0, "high": 600},
         "output": {"mean": 50.0, "high": 200},
@@ -90,7 +90,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(tmp_path):
     assert runs[0] == runs[1] != runs[2]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_log_of_a_run_under_faults_replays(tmp_path, seed):
     """What goes wrong is part of the decision log, so a fresh engine decides the same."""
     path = tmp_path / "log.jsonl"
@@ -120,10 +120,10 @@ def test_each_kind_happens_and_is_borne(kind):
     assert all(report.checked[promise] > 0 for promise in OF_KIND[kind])
     summary = metrics.summary()
     assert not summary["incomplete"] and summary["unfinished"] == 0
-    assert (summary["lost_steps"] > 0) == kind.startswith("device.") ^ (kind == "device.slow")
+    assert (summary["lost_steps"] > 0) == (kind.startswith("device.") and kind not in ("device.slow", "device.nan"))
     assert (summary["restarts"] > 0) == (kind in ("device.hangs", "device.restarts"))
-    if kind == "device.poison":
-        assert 0 < summary["failed"] <= 30
+    if kind in ("device.poison", "device.nan"):
+        assert 0 < summary["failed"] <= 25
     if kind in ("device.out_of_memory", "pool.denied", "pool.retraction"):
         assert summary["retractions"] > 0 and summary["failed"] == 0
     if kind.startswith("clock."):
@@ -140,7 +140,7 @@ def test_clients_leave_in_every_state():
 
 
 def test_poison_takes_its_victims_and_nobody_else():
-    simulation, report = serve(BUSY, only("device.poison", 0.1))
+    simulation, report = serve(BUSY, only("device.poison", 0.2))
     assert report.kept
     poisoned = simulation.replicas[0].device.poisoned
     alone = sum(count for message, count in simulation.refusals.items() if "it ran alone" in message)
@@ -209,6 +209,11 @@ def release_without_fence(monkeypatch):
 
 def blame_everybody(monkeypatch):
     monkeypatch.setattr(Recovery, "failed", lambda self, *arguments: True)
+
+
+def give_no_reason(monkeypatch):
+    end = Engine._end
+    monkeypatch.setattr(Engine, "_end", lambda self, record, reason, message="": end(self, record, reason))
 
 
 def say_nothing(monkeypatch):
@@ -295,6 +300,7 @@ BREAKS: list[tuple[str, Callable, FaultPlan]] = [
     ("fenced", release_without_fence, only("device.raises", 0.05)),
     ("fenced", release_what_is_still_written, only("device.restarts", 0.05)),
     ("victim_alone", blame_everybody, only("device.raises", 0.05)),
+    ("fails_for_itself", give_no_reason, only("device.nan", 0.05)),
     ("watchdog_speaks", say_nothing, only("device.hangs", 0.02)),
     ("one_end", tell_no_abort, only("client.cancels", 0.3, mean_s=0.5)),
     ("no_later_token", ignore_cancels, only("client.cancels", 0.3, mean_s=0.5)),
@@ -323,7 +329,7 @@ def test_a_broken_promise_is_reported(monkeypatch, promise, sabotage, plan):
 def test_recovery_that_never_comes_is_reported(monkeypatch):
     """Without the way back up everybody is served one after the other, long after the last fault."""
     plan = fault_plan({"recovery_s": 10.0, "stop_s": 3.0, "device": {"raises": {"probability": 0.06}}})
-    load = {**BUSY["workload"], "rate": 20.0, "output": {"value": 150}}
+    load = {**BUSY["workload"], "num_requests": 60, "rate": 20.0, "output": {"value": 150}}
     scenario = {**BUSY, "engine": {**BUSY["engine"], "max_queue": None}, "workload": load}
     assert serve(scenario, plan)[1].kept
     monkeypatch.setattr(Recovery, "succeeded", lambda self: False)
