@@ -125,7 +125,8 @@ class Accept(Protocol):
     def verify_sampling(
         self, round: object, probs: np.ndarray, accept_coins: np.ndarray, bonus_coins: np.ndarray
     ) -> Verdict:
-        """Accept and emit as the target would: probs float64 [bs · nd, V], coins float64 [bs, nd] in [0, 1), column d for depth d."""
+        """Accept and emit as the target would: probs float64 [bs · nd, V], coins float64 [bs, n] in [0, 1), n > S and >= nd: column d
+        for depth d."""
 
     # draft_probabilities
     def verify_drafted(
@@ -148,7 +149,8 @@ class Accept(Protocol):
 
     # kv
     def move(self, round: object, pools: np.ndarray) -> np.ndarray:
-        """After verifying: pools int64 [layers, slots] (writable, a copy) as they are when the moves are done. Slot 0 is a sink."""
+        """After verifying: pools int64 [m, slots] (a copy that may be written) as they are when the moves are done. m is even: keys of so
+        many layers, then their values. Slot 0 is a sink."""
 
     # plan
     def moves(self, round: object) -> Sequence[Sequence[int]]:

@@ -13,7 +13,7 @@ import numpy as np
 from ...core.draws import Purpose, hash64
 from .contract import MAX_NODES, AcceptConfig, Batch
 
-LAYERS = 2
+LAYERS = 4  # keys and values of two layers
 _MASK = (1 << 62) - 1
 _STEP = 0x9E3779B97F4A7C15
 _PLACE = 0x2545F4914F6CDD1D
@@ -70,6 +70,11 @@ class Round:
     def deepest(self) -> int:
         """Nodes on the longest path of the live rows."""
         return 1 + max((max(depths) for depths in self.depths[: len(self.rows)]), default=0)
+
+    @property
+    def num_coins(self) -> int:
+        """Coins per row: at least one for each depth that any tree of the shape has."""
+        return max(self.nodes, self.shape[0] + 1)
 
     def children(self, row: int, node: int) -> list[int]:
         return [child for child, parent in enumerate(self.parents[row]) if parent == node]

@@ -17,10 +17,11 @@ SUITE = Suite(
     subjects=(
         "foretoken.properties.adapters.tree_accept:make",
         "foretoken.properties.accept.plain:make",
+        "foretoken.gpu.checked_accept:make",
     ),
     quick=6_000,
     simpler_configs=simpler_configs,
     twin_config=twin_config,
     run_length=60,
-    limit_s=20.0,
+    limit_s=10.0,
 )

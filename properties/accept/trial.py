@@ -225,7 +225,7 @@ class AcceptTrial(Trial):
             inputs.with_failures(probs, op.target)
             m.failing = _rows_of(~np.isfinite(probs).all(axis=1), round)
         probs.setflags(write=False)
-        coins = inputs.coins(round.num_rows, round.nodes, op.target)
+        coins = inputs.coins(round.num_rows, round.num_coins, op.target)
         self._finish(round, self.must(self.subject.verify_sampling, round.handle, probs, *coins))
 
     def _sample_drafted(self, op: ops.SampleDrafted) -> bool:
@@ -238,7 +238,7 @@ class AcceptTrial(Trial):
         drafts = inputs.draft_probabilities(*self._tree(round), self.config.vocab_size, op.target, op.broken)
         for array in (probs, drafts):
             array.setflags(write=False)
-        coins = inputs.coins(round.num_rows, round.nodes, op.target)
+        coins = inputs.coins(round.num_rows, round.num_coins, op.target)
         self._finish(round, self.must(self.subject.verify_drafted, round.handle, probs, drafts, *coins))
         return True
 
@@ -361,7 +361,7 @@ class AcceptTrial(Trial):
         probs = inputs.probabilities(*row, self.config.vocab_size, op.target, 2)
         many = np.tile(probs, (inputs.GRID, 1))
         answer = self._understood(
-            round, self.must(self.subject.verify_sampling, round.handle, many, *inputs.grid(shape[2]))
+            round, self.must(self.subject.verify_sampling, round.handle, many, *inputs.grid(round.num_coins))
         )
         if answer is not None:
             m.shares = shares.shares_of_tree(answer, tokens, parents, probs, shape[2])
