@@ -20,6 +20,8 @@ from .ops import KVView, Ops
 class CheckedOps:
     """`ops` behind checks; pools of `num_slots` slots with the sink, a request table of `num_rows` rows behind row 0."""
 
+    layers_on_host = False  # nothing goes past the checks
+
     def __init__(self, ops: Ops, num_slots: int, num_rows: int) -> None:
         self._ops = ops
         self._num_slots = num_slots

@@ -34,6 +34,9 @@ class KVView:
 class Ops(Protocol):
     """Device operations without any host synchronisation. Tensors come back new unless the name says `_`."""
 
+    layers_on_host: bool
+    """Whether the layers of a small model may go past these operations where a CPU's arrays are faster."""
+
     # -- the forward pass -----------------------------------------------------------------------------------------
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .host_keys import HostPass, view_keys, window_keys
 from .ops import KVView, Ops
 from .pools import KVPool
 
@@ -47,6 +48,9 @@ class PrefillAttention:
             scale,
         )
 
+    def host_pass(self) -> None:
+        """Prompts have tokens enough to be torch's."""
+
 
 @dataclass(slots=True)
 class WindowAttention:
@@ -78,6 +82,13 @@ class WindowAttention:
             scale,
         )
 
+    def host_pass(self) -> HostPass | None:
+        pools = self.pool.on_host if self.ops.layers_on_host else None
+        if pools is None:
+            return None
+        keys = window_keys(self.table, self.rows, self.prefix_lens, self.positions, self.slots, self.ancestor_bits)
+        return None if keys is None else HostPass(keys, pools)
+
 
 @dataclass(slots=True)
 class BranchAttention:
@@ -93,3 +104,11 @@ class BranchAttention:
         scale = q.shape[-1] ** -0.5
         q, _ = self.ops.rope_write(q, k, v, cos_sin, self.positions, self.slots, keys, values)
         return self.ops.decode_attention(q, keys, values, self.table, self.view, scale)
+
+    def host_pass(self) -> HostPass | None:
+        pools = self.pool.on_host if self.ops.layers_on_host else None
+        if pools is None:
+            return None
+        view = self.view
+        keys = view_keys(self.table, view.rows, view.bases, view.lens, self.positions, self.slots)
+        return None if keys is None else HostPass(keys, pools)

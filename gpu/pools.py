@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +26,13 @@ class KVPool:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         # Indexing a tensor costs as much as a small kernel, so each layer's view is made once.
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(zip(self.keys, self.values, strict=True))
+
+    @cached_property
+    def on_host(self) -> tuple[tuple[np.ndarray, np.ndarray], ...] | None:
+        """The layers' memory as arrays; None on a GPU, and for dtypes that NumPy lacks."""
+        if self.keys.device.type != "cpu" or self.keys.dtype not in (torch.float32, torch.float64):
+            return None
+        return tuple((keys.numpy(), values.numpy()) for keys, values in self.layers)
 
     @property
     def num_slots(self) -> int:

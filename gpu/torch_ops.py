@@ -8,3 +8,5 @@ from .kernels.forward import TorchForward
 
 class TorchOps(TorchForward, TorchBookkeeping):
     """`Ops` with the kernels' torch twins, in any floating dtype, float64 included."""
+
+    layers_on_host = True

@@ -8,3 +8,5 @@ from .kernels.forward import TritonForward
 
 class TritonOps(TritonForward, TritonBookkeeping):
     """`Ops` with Triton kernels, on CUDA tensors; every method may be captured in a CUDA graph."""
+
+    layers_on_host = False

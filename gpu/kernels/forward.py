@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from operator import is_
-
 import torch
 from torch import Tensor
 
 from ..ops import KVView
 from .decode_attention import decode_attention_torch, decode_attention_triton, decode_keys
 from .extend_attention import extend_attention_torch, extend_attention_triton, extend_keys
-from .key_run import attend_run, run_of, run_of_view
 from .padded import LastValue
 from .rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
 from .rope_write import rope_write_torch, rope_write_triton, rotation_of
@@ -32,10 +29,6 @@ class TorchForward:
         self._decode_keys = LastValue()
         self._verify_keys = LastValue()
         self._extend_keys = LastValue()
-        self._decode_run = LastValue()
-        self._verify_run = LastValue()
-        self._written: tuple[Tensor, ...] = ()  # what rope_write put into which pools, last
-        self._written_slots: Tensor | None = None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm_torch(x, weight, eps)
@@ -58,17 +51,11 @@ class TorchForward:
         v_pool: Tensor,
     ) -> tuple[Tensor, Tensor]:
         rotation = self._rotation.of(rotation_of, (cos_sin, positions), ())
-        q, k = rope_write_torch(q, k, v, rotation, slots, k_pool, v_pool)
-        self._written, self._written_slots = (k, v, k_pool, v_pool), slots
-        return q, k
+        return rope_write_torch(q, k, v, rotation, slots, k_pool, v_pool)
 
     def decode_attention(
         self, q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, view: KVView, scale: float
     ) -> Tensor:
-        group = q.shape[1] // k_pool.shape[1]
-        run = self._decode_run.of(run_of_view, (table, view.rows, view.bases, view.lens), (group, q.dtype))
-        if run is not None:
-            return attend_run(q, k_pool, v_pool, run, scale)
         keys = self._decode_keys.of(
             decode_keys, (table, view.rows, view.bases, view.tails, view.lens), (view.max_len, q.dtype)
         )
@@ -89,12 +76,6 @@ class TorchForward:
         scale: float,
     ) -> Tensor:
         group = q.shape[1] // k.shape[1]
-        if self._written_slots is not None and all(map(is_, (k, v, k_pool, v_pool), self._written)):
-            # The new tokens' KV stands in the pool as well; behind their prefix, all of it can be read where it is.
-            index = (table, rows, prefix_lens, ancestor_bits, self._written_slots)
-            run = self._verify_run.of(run_of, index, (group, q.dtype))
-            if run is not None:
-                return attend_run(q, k_pool, v_pool, run, scale)
         keys = self._verify_keys.of(
             verify_keys, (table, rows, prefix_lens, ancestor_bits), (max_prefix_len, group, q.dtype)
         )

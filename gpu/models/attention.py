@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ..host_keys import HostPass
+
 
 class Attention(Protocol):
     """One forward pass's attention over its batch of n tokens; paged in the executor, dense in training."""
@@ -15,3 +17,6 @@ class Attention(Protocol):
 
         cos_sin float32 [positions, d]: the model's rotary table, d/2 cosines, then d/2 sines.
         """
+
+    def host_pass(self) -> HostPass | None:
+        """The same for layers that run on the host, where this is a pass of one row on a CPU; else None."""

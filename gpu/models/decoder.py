@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..host_keys import HostPass
 from ..ops import Ops
 from .attention import Attention
 from .config import ModelConfig
+from .host_layers import HostLayer, HostRows, array, quiet, rms_norm, runs_on_host
 from .layer import Layer
 from .projection import Projection
 from .rope import cos_sin_table
@@ -63,9 +66,13 @@ class Decoder(nn.Module):
         self._tables = (self.embed_weight, self.norm_weight)
         self.projections = (Projection(self.output_embedding),)
         self._layers = tuple(self.layers)
+        self._host: tuple[HostRows, tuple[HostLayer, ...]] | None = None
 
     def forward(self, tokens: Tensor, attention: Attention, capture: Capture = NO_CAPTURE) -> DecoderOutput:
         """tokens int64 [n]; `attention` knows which sequences they belong to, and where."""
+        host_pass = None if self._host is None else attention.host_pass()
+        if host_pass is not None:
+            return self._forward_on_host(tokens, host_pass, capture)
         embed, norm = self._tables
         ops, eps, cos_sin, aux_layers = self.ops, self.config.rms_norm_eps, self.cos_sin, capture.aux_layers
         out, residual = None, torch.embedding(embed, tokens)
@@ -89,6 +96,24 @@ class Decoder(nn.Module):
             torch.cat(aux, -1) if aux else None,
             torch.stack(chosen, 1).to(torch.int32) if chosen else None,
         )
+
+    @quiet
+    def _forward_on_host(self, tokens: Tensor, host_pass: HostPass, capture: Capture) -> DecoderOutput:
+        rows, layers = self._host
+        residual, rotation = rows.embedded(tokens), rows.rotation(host_pass)
+        states = [residual]
+        for layer in layers:
+            states.append(layer.run(states[-1], host_pass, rotation))
+        aux = [states[i] for i in capture.aux_layers]
+        hidden = rms_norm(states[-1], array(self._tables[1]), self.config.rms_norm_eps)
+        return DecoderOutput(
+            torch.from_numpy(hidden), torch.from_numpy(np.concatenate(aux, axis=1)) if aux else None, None
+        )
+
+    def use_host(self) -> None:
+        """Passes of one row run on the host from now on, if the host can do these layers. For inference, with weights that stay."""
+        if self._host is None and runs_on_host(self._layers):
+            self._host = HostRows(self._tables[0], self.cos_sin), tuple(map(HostLayer, self._layers))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [n] → [n, H]."""

@@ -14,12 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..host_keys import HostPass
 from .attention import Attention
 from .decoder import Decoder, wide
 from .head_config import HeadConfig
+from .host_layers import HostLayer, HostRows, array, quiet, rms_norm, runs_on_host
 from .layer import Layer
 from .projection import Projection
 from .rope import cos_sin_table
@@ -62,6 +65,7 @@ class DraftHead(nn.Module):
         self._output = target.projections[0] if own is None else Projection(own)
         self.projections: tuple[Projection, ...] = () if own is None else (self._output,)
         self._target_ids: Tensor | None = None
+        self._host_rows: HostRows | None = None
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
         """tokens int64 [n], one ahead of the slots; hidden [n, H] from `prepare_hidden` or from the step before."""
@@ -70,6 +74,19 @@ class DraftHead(nn.Module):
     def prepare_hidden(self, captured: Tensor) -> Tensor:
         """What was captured from the target [n, …] → what `forward` takes, [n, H]."""
         return captured
+
+    def use_host(self) -> None:
+        """Passes of one row run on the host from now on, if the host can do these layers. For inference, with weights that stay."""
+        if self._host_rows is None and runs_on_host(self._all_layers()):
+            self._host_rows = HostRows(self._tables[0], self.cos_sin)
+            self._prepare_host()
+
+    def _all_layers(self) -> tuple[Layer, ...]:
+        raise NotImplementedError
+
+    def _prepare_host(self) -> None:
+        """Make what a pass on the host needs beside the tables."""
+        raise NotImplementedError
 
     def logits(self, logits_hidden: Tensor) -> Tensor:
         """[m, H] → [m, draft vocabulary], in float32 at least."""
@@ -148,6 +165,7 @@ class EagleLayers(nn.Module):
         )
         self.projections = (Projection(self.fc_weight, self.fc_bias),)
         self._layers = tuple(self.layers)
+        self._on_host: tuple[HostLayer, ...] = ()
 
     def run(self, embedded: Tensor, hidden: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
         """[n, H] and [n, H] → [n, H], without a final norm: it is meant to be the target's next normed state."""
@@ -162,6 +180,18 @@ class EagleLayers(nn.Module):
         assert out is not None, "a head without layers"
         return out + residual
 
+    def prepare_host(self) -> None:
+        self._on_host = tuple(map(HostLayer, self._layers))
+
+    @quiet
+    def run_on_host(self, rows: HostRows, tokens: Tensor, hidden: Tensor, host_pass: HostPass) -> Tensor:
+        """`run` for the tokens [n] of a pass that the host can do."""
+        rotation = rows.rotation(host_pass)
+        residual = self.projections[0].on_host(np.concatenate((rows.embedded(tokens), hidden.numpy()), axis=1))
+        for layer in self._on_host:
+            residual = layer.run(residual, host_pass, rotation)
+        return torch.from_numpy(residual)
+
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         yield NamedWeight("fc.weight", self.fc_weight.detach())
         if self.fc_bias is not None:
@@ -170,7 +200,29 @@ class EagleLayers(nn.Module):
             yield from (NamedWeight(f"layers.{i}.{weight.name}", weight.view) for weight in layer.checkpoint_weights())
 
 
-class EagleHead(DraftHead):
+class BodiedHead(DraftHead):
+    """Heads whose bodies are `EagleLayers`, one for all steps or one per step."""
+
+    _bodies: tuple[EagleLayers, ...]
+
+    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
+        body = self._bodies[head]
+        host_pass = None if self._host_rows is None else attention.host_pass()
+        if host_pass is not None:
+            out = body.run_on_host(self._host_rows, tokens, hidden, host_pass)
+        else:
+            out = body.run(torch.embedding(self._tables[0], tokens), hidden, attention, self.cos_sin)
+        return HeadOutput(out, out)
+
+    def _all_layers(self) -> tuple[Layer, ...]:
+        return tuple(layer for body in self._bodies for layer in body.layers)
+
+    def _prepare_host(self) -> None:
+        for body in self._bodies:
+            body.prepare_host()
+
+
+class EagleHead(BodiedHead):
     """EAGLE and EAGLE-2 (which differ in the tree, not in the head)."""
 
     def __init__(
@@ -183,19 +235,14 @@ class EagleHead(DraftHead):
     ) -> None:
         super().__init__(config, target, own_embeddings, own_lm_head)
         self.body = EagleLayers(self, 0, config.model.num_layers, fc_bias)
-        self._run = self.body.run
-
-    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
-        embedded = torch.embedding(self._tables[0], tokens)
-        out = self._run(embedded, hidden, attention, self.cos_sin)
-        return HeadOutput(out, out)
+        self._bodies = (self.body,)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         yield from super().checkpoint_weights()
         yield from self.body.checkpoint_weights()
 
 
-class MultiLayerEagle(DraftHead):
+class MultiLayerEagle(BodiedHead):
     """One EAGLE head per step; head s has layer s of the draft pool.
 
     In a checkpoint, `num_nextn_predict_layers` in config.json is the number of heads, and the tensors of head s are those of an EAGLE
@@ -212,7 +259,7 @@ class MultiLayerEagle(DraftHead):
     ) -> None:
         super().__init__(config, target, own_embeddings, own_lm_head)
         self.heads = nn.ModuleList(EagleLayers(self, s, 1, fc_bias) for s in range(config.num_heads))
-        self._runs = tuple(body.run for body in self.heads)
+        self._bodies = tuple(self.heads)
 
     @property
     def num_layers(self) -> int:
@@ -222,11 +269,6 @@ class MultiLayerEagle(DraftHead):
     def num_heads(self) -> int:
         """How many steps it can draft."""
         return self.config.num_heads
-
-    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
-        embedded = torch.embedding(self._tables[0], tokens)
-        out = self._runs[head](embedded, hidden, attention, self.cos_sin)
-        return HeadOutput(out, out)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         yield from super().checkpoint_weights()
@@ -256,12 +298,16 @@ class Eagle3Head(DraftHead):
         self._fuse = Projection(self.fc_weight, self.fc_bias)
         self.projections = (*self.projections, self._fuse)
         self._parts = (self.midlayer, self.midlayer.norms[0], self.hidden_norm, self.norm_weight)
+        self._on_host: HostLayer | None = None
 
     def prepare_hidden(self, captured: Tensor) -> Tensor:
         """The target's hidden states entering `aux_layers`, concatenated, fused to [n, H]."""
         return self._fuse(captured)
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
+        host_pass = None if self._host_rows is None else attention.host_pass()
+        if host_pass is not None:
+            return self._forward_on_host(tokens, hidden, host_pass)
         layer, input_norm, hidden_norm, final_norm = self._parts
         ops, eps = self.ops, layer.eps
         embedded = ops.rms_norm(torch.embedding(self._tables[0], tokens), input_norm, eps)
@@ -271,6 +317,24 @@ class Eagle3Head(DraftHead):
         out, residual, _ = layer.after_attention(out, residual)
         logits_hidden, hidden = ops.add_rms_norm(out, residual, final_norm, eps)
         return HeadOutput(hidden, logits_hidden)
+
+    @quiet
+    def _forward_on_host(self, tokens: Tensor, hidden: Tensor, host_pass: HostPass) -> HeadOutput:
+        rows, eps = self._host_rows, self.midlayer.eps
+        input_norm, hidden_norm, final_norm = map(array, self._parts[1:])
+        state = hidden.numpy()
+        normed = rms_norm(state, hidden_norm, eps)
+        embedded = rms_norm(rows.embedded(tokens), input_norm, eps)
+        inputs = np.concatenate((embedded, normed), axis=1)
+        out = self._on_host.attend(inputs, host_pass, rows.rotation(host_pass))
+        state = self._on_host.after_attention(out, normed if self.config.norm_before_residual else state)
+        return HeadOutput(torch.from_numpy(state), torch.from_numpy(rms_norm(state, final_norm, eps)))
+
+    def _all_layers(self) -> tuple[Layer, ...]:
+        return (self.midlayer,)
+
+    def _prepare_host(self) -> None:
+        self._on_host = HostLayer(self.midlayer)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         yield from super().checkpoint_weights()

@@ -10,6 +10,7 @@ the number of rows.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,13 +23,14 @@ PACKABLE_DTYPES = (torch.float32, torch.bfloat16)
 class Projection:
     """x [n, in] → x · weightᵀ + bias, [n, out]. A plain object: calling an `nn.Module` costs as much as a small product."""
 
-    __slots__ = ("_bias", "_packed", "_transposed", "_weight")
+    __slots__ = ("_bias", "_on_host", "_packed", "_transposed", "_weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = weight
         self._bias = bias
         self._packed: Tensor | None = None
         self._transposed: Tensor | None = None
+        self._on_host: tuple[np.ndarray, np.ndarray | None] | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._transposed is not None:
@@ -37,14 +39,27 @@ class Projection:
             return F.linear(x, self._weight, self._bias)
         return torch.ops.mkldnn._linear_pointwise.default(x, self._packed, self._bias, "none", [], "")
 
+    def on_host(self, x: np.ndarray) -> np.ndarray:
+        """The same for an array, a new one that is the caller's."""
+        if self._on_host is None:
+            return self(torch.from_numpy(x)).detach().numpy()
+        weight, bias = self._on_host
+        out = np.matmul(x, weight)
+        if bias is not None:
+            out += bias
+        return out
+
     def pack(self) -> None:
         """Copy the weight into the layout that suits its size, where there is one for its dtype and device."""
         weight = self._weight.detach()
-        if weight.device.type != "cpu":
+        is_packed = self._packed is not None or self._on_host is not None
+        if is_packed or weight.device.type != "cpu":
             return
         if weight.numel() < MIN_PACKED_ELEMENTS:
-            if weight.dtype == torch.float32:
-                self._transposed = weight.t().contiguous()
+            if weight.dtype in (torch.float32, torch.float64):
+                transposed = weight.t().contiguous()
+                self._on_host = transposed.numpy(), None if self._bias is None else self._bias.detach().numpy()
+                self._transposed = transposed if weight.dtype is torch.float32 else None
         elif weight.dtype in PACKABLE_DTYPES and _has_packed_kernels():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
 

@@ -3,13 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from foretoken.gpu.kernels.key_run import run_of, run_of_view
 from foretoken.gpu.kernels.padded import begin_of, keys_of
 from foretoken.gpu.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
 from foretoken.gpu.kernels.rope_write import _joined, rope_write_torch, rotation_of
 from foretoken.gpu.kernels.verify_attention import verify_attention_torch, verify_keys
-from foretoken.gpu.ops import KVView
-from foretoken.gpu.torch_ops import TorchOps
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -86,99 +83,3 @@ def test_slots_begin():
     assert begin_of(torch.tensor([3], dtype=torch.int32), 1) == 3
     for slots, bs in ([3, 5, 6], 1), ([3, 4, 0], 1), ([5, 4, 3], 1), ([3, 4], 2), ([], 1):
         assert begin_of(torch.tensor(slots, dtype=torch.int32), bs) is None
-
-
-def causal(nodes: int) -> torch.Tensor:
-    return torch.tensor([[(2 << i) - 1 for i in range(nodes)]])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("bits", [[1], [1, 3, 7], [1, 3, 5, 11]])
-@pytest.mark.parametrize("prefix", [0, 5])
-@pytest.mark.parametrize("heads", [2, 6])
-def test_new_tokens_behind_their_prefix_are_read_where_they_are(bits, prefix, heads):
-    """Row 1's slots ascend, row 2's do not; what is written and read is the same."""
-    torch.manual_seed(1)
-    nodes = len(bits)
-    table = torch.zeros((3, 12), dtype=torch.int32)
-    table[1, :9] = torch.arange(3, 12)
-    table[2, :9] = torch.tensor([20, 13, 15, 14, 16, 12, 19, 18, 17])
-    old_k, old_v = torch.randn(2, 9, 2, 8, dtype=torch.float64)
-    q, k, v = (torch.randn(nodes, h, 8, dtype=torch.float64) for h in (heads, 2, 2))
-    cos_sin, lens = torch.rand(30, 8, dtype=torch.float64), torch.tensor([prefix])
-    out = []
-    for row in (1, 2):
-        ops, rows = TorchOps(), torch.tensor([row])
-        k_pool, v_pool = torch.full((2, 21, 2, 8), torch.nan, dtype=torch.float64)
-        slots = table[row, : prefix + nodes].long()
-        k_pool[0] = v_pool[0] = 0.0
-        k_pool[slots[:prefix]], v_pool[slots[:prefix]] = old_k[:prefix], old_v[:prefix]
-        new = slots[prefix:]
-        turned, turned_k = ops.rope_write(q, k, v, cos_sin, torch.arange(nodes), new, k_pool, v_pool)
-        mask = torch.tensor([bits])
-        bound = prefix + 3
-        out.append(ops.verify_attention(turned, turned_k, v, k_pool, v_pool, table, rows, lens, bound, mask, 0.3))
-        run = run_of(table, rows, lens, mask, new, heads // 2, torch.float64)
-        if row == 1 or prefix + nodes == 1:
-            assert (run.begin, run.length) == (3 if row == 1 else 20, prefix + nodes)
-        else:
-            assert run is None
-    torch.testing.assert_close(*out, rtol=1e-13, atol=1e-13)
-
-
-@torch.no_grad()
-def test_only_what_was_written_last_is_read_from_the_pool():
-    """Other keys than the pool's, or another pool, go the long way."""
-    torch.manual_seed(2)
-    table = torch.arange(12, dtype=torch.int32).view(1, 12).repeat(2, 1)
-    rows, lens, bits, new = torch.tensor([1]), torch.tensor([4]), causal(2), torch.tensor([4, 5])
-    q, k, v, other = torch.randn(4, 2, 2, 8, dtype=torch.float64)
-    pools, spare = torch.randn(2, 12, 2, 8, dtype=torch.float64), torch.randn(2, 12, 2, 8, dtype=torch.float64)
-    ops, cos_sin = TorchOps(), torch.rand(30, 8, dtype=torch.float64)
-    q, k = ops.rope_write(q, k, v, cos_sin, torch.tensor([4, 5]), new, *pools)
-
-    def attend(ops, k, v, k_pool, v_pool):
-        return ops.verify_attention(q, k, v, k_pool, v_pool, table, rows, lens, 4, bits, 0.3)
-
-    for given in ((other, v, *pools), (k, other, *pools), (k, v, *spare), (k, v, pools[0], spare[1])):
-        assert torch.equal(attend(ops, *given), attend(TorchOps(), *given))
-    torch.testing.assert_close(attend(ops, k, v, *pools), attend(TorchOps(), k, v, *pools), rtol=1e-13, atol=1e-13)
-
-
-def test_what_is_no_run():
-    table = torch.zeros((3, 12), dtype=torch.int32)
-    table[1] = torch.arange(3, 15)
-    rows, lens = torch.tensor([1]), torch.tensor([5])
-    exact = (1, torch.float64)
-    assert run_of(table, rows, lens, causal(2), torch.tensor([8, 9]), *exact).begin == 3
-    for slots in ([8, 10], [7, 8], [8, 0], [0, 0], [8]):
-        assert run_of(table, rows, lens, causal(2), torch.tensor(slots), *exact) is None
-    # A node that sees nothing, not even itself; two rows; a dtype whose scores would be rounded.
-    for bits in ([[1, 0]], [[0, 2]]):
-        assert run_of(table, rows, lens, torch.tensor(bits), torch.tensor([8, 9]), *exact) is None
-    assert run_of(table, rows, lens, torch.tensor([[0]]), torch.tensor([8]), *exact) is None
-    two = torch.tensor([1, 2])
-    assert run_of(table, two, torch.tensor([5, 5]), causal(1).repeat(2, 1), torch.tensor([8, 9]), *exact) is None
-    assert run_of(table, rows, lens, causal(2), torch.tensor([8, 9]), 1, torch.bfloat16) is None
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("rows", "lens", "is_run"), [
-    ([1], [6], True), ([1, 1], [5, 6], True), ([1, 1, 1], [1, 2, 3], True), ([2], [6], False), ([1, 2], [5, 6], False),
-    ([1, 1], [6, 5], False), ([1, 1], [4, 6], False), ([1, 1], [0, 1], False), ([1], [0], False),
-])  # fmt: skip
-def test_queries_of_one_row_read_its_run(rows, lens, is_run):
-    torch.manual_seed(3)
-    table = torch.zeros((3, 10), dtype=torch.int32)
-    table[1, :6] = torch.arange(4, 10)
-    table[2, :6] = torch.tensor([4, 5, 7, 6, 8, 9])
-    k_pool, v_pool = torch.randn(2, 12, 2, 8, dtype=torch.float64)
-    q = torch.randn(len(rows), 4, 8, dtype=torch.float64)
-    owners, ends = torch.tensor(rows), torch.tensor(lens)
-    assert (run_of_view(table, owners, ends, ends, 2, torch.float64) is not None) == is_run
-    view = KVView(owners, ends, ends, ends, 6)
-    # Bases that are not the same tensor go the long way.
-    long = KVView(owners, ends.clone(), ends, ends, 6)
-    assert run_of_view(table, owners, long.bases, ends, 2, torch.float64) is None
-    found, expected = (TorchOps().decode_attention(q, k_pool, v_pool, table, x, 0.3) for x in (view, long))
-    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)

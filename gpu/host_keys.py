@@ -1,0 +1,97 @@
+"""What a forward pass of a single row reads and writes, for layers that run on the host: arrays instead of tensors, made once per pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+Slots = slice | np.ndarray
+"""Places in a pool: neighbours as a slice, which is read where it lies, others int64 [n]."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostKeys:
+    """n new tokens of one row, behind their prefix.
+
+    `read` are the pool slots of all keys, or with `own` those of the prefix, behind which the new tokens' own keys follow.
+    `sees` bool [n, n]: which new tokens a new token sees; None: all (n is 1). The prefix is seen by everyone.
+    """
+
+    read: Slots
+    own: bool
+    write: Slots
+    positions: np.ndarray
+    sees: np.ndarray | None
+
+
+class HostPass(NamedTuple):
+    """One pass: its keys, and the keys' and values' pools of every layer, [slots, Hk, d] each."""
+
+    keys: HostKeys
+    pools: tuple[tuple[np.ndarray, np.ndarray], ...]
+
+
+def window_keys(
+    table: Tensor, rows: Tensor, prefix_lens: Tensor, positions: Tensor, slots: Tensor, ancestor_bits: Tensor
+) -> HostKeys | None:
+    """Of a window of new tokens behind a row's prefix (`Ops.verify_attention`); None if this is not one row, or a token sees nothing."""
+    if rows.shape[0] != 1:
+        return None
+    new, bits = slots.numpy(), ancestor_bits.numpy()[0]
+    sees = _visible(bits.tobytes())
+    if not sees.any(axis=1).all():
+        return None
+    length = int(prefix_lens)
+    prefix = table.numpy()[int(rows), :length]
+    sees = sees if bits.size > 1 else None
+    begin = int(new[0]) - length
+    if _ascends(new, begin + length) and _ascends(prefix, begin):
+        everything = slice(begin, begin + length + new.size)
+        return HostKeys(everything, False, slice(begin + length, everything.stop), positions.numpy(), sees)
+    return HostKeys(_compact(prefix), True, _compact(new), positions.numpy(), sees)
+
+
+def view_keys(
+    table: Tensor, rows: Tensor, bases: Tensor, lens: Tensor, positions: Tensor, slots: Tensor
+) -> HostKeys | None:
+    """Of queries of one row over a `KVView` without tails, each of which sees one key more than the one before; None for all others."""
+    m = rows.shape[0]
+    if bases is not lens or not 0 < m <= 64:
+        return None
+    owners, ends = rows.numpy(), lens.numpy()
+    if m > 1 and not ((owners == owners[0]).all() and _ascends(ends, int(ends[0]))):
+        return None
+    if ends[0] < 1:
+        return None
+    read = _compact(table.numpy()[owners[0], : int(ends[-1])])
+    sees = None if m == 1 else _visible(_causal(m))
+    return HostKeys(read, False, _compact(slots.numpy()), positions.numpy(), sees)
+
+
+def _compact(slots: np.ndarray) -> Slots:
+    if not slots.size:
+        return slice(0, 0)
+    begin = int(slots[0])
+    return slice(begin, begin + slots.size) if _ascends(slots, begin) else slots
+
+
+def _ascends(slots: np.ndarray, begin: int) -> bool:
+    """Whether slots are begin, begin + 1, …"""
+    return not slots.size or (slots[0] == begin and bool((slots[1:] - slots[:-1] == 1).all()))
+
+
+@lru_cache(maxsize=64)
+def _causal(m: int) -> bytes:
+    return np.array([(2 << i) - 1 for i in range(m)], np.uint64).tobytes()
+
+
+@lru_cache(maxsize=256)
+def _visible(packed: bytes) -> np.ndarray:
+    """Ancestor bits uint64 [n] as bool [n, n]."""
+    bits = np.frombuffer(packed, np.uint64)
+    sees = (bits[:, None] >> np.arange(bits.size, dtype=np.uint64)) & np.uint64(1)
+    return sees.astype(bool)

@@ -1,0 +1,154 @@
+"""The layers of a small dense model for a few tokens of one row, on the host's arrays.
+
+At batch 1 a pass over a small model costs what its calls cost: some forty small operations in every layer. NumPy's take a third to a
+half of the time of torch's, and so do its products of a few rows with a small matrix. The same weights, the same pools, the same
+formulas as `layer.Layer` over `Ops`, which stays the reference and does everything else: prompts, batches, experts, narrow dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..host_keys import HostPass
+from .layer import Layer, Mlp
+
+HOST_DTYPES = (torch.float32, torch.float64)
+
+quiet = np.errstate(over="ignore")
+"""A gate of −1,000 is 0 by way of an infinite exponential; that is meant."""
+
+
+class HostLayer:
+    """One `Layer` with a dense MLP. Arrays are [n, …] for the n new tokens."""
+
+    def __init__(self, layer: Layer) -> None:
+        assert isinstance(layer.mlp, Mlp), "experts are not done on the host"
+        self._qkv, self._output = layer.projections
+        self._gate_up, self._down = layer.mlp.projections
+        self._hq, self._hk = layer.heads[0], layer.heads[1]
+        self._d = layer.head_dim
+        self._scale = layer.head_dim**-0.5
+        self._index = layer.index
+        self._eps = layer.eps
+        self._input_norm = None if layer.norms[0] is None else array(layer.norms[0])
+        self._post_norm = array(layer.norms[1])
+        self._head_norms = None
+        if layer.q_norm is not None:
+            q_norm, k_norm = array(layer.q_norm), array(layer.k_norm)
+            self._head_norms = np.concatenate([np.tile(q_norm, (self._hq, 1)), np.tile(k_norm, (self._hk, 1))])
+
+    def run(self, residual: np.ndarray, host_pass: HostPass, rotation: np.ndarray) -> np.ndarray:
+        """residual [n, H] → the next layer's. `rotation` [n, d]: the rotary table's rows of these tokens."""
+        norm = self._input_norm
+        normed = residual if norm is None else rms_norm(residual, norm, self._eps)
+        return self.after_attention(self.attend(normed, host_pass, rotation), residual)
+
+    def attend(self, x: np.ndarray, host_pass: HostPass, rotation: np.ndarray) -> np.ndarray:
+        """x [n, input size], normed → [n, H], without the residual."""
+        keys = host_pass.keys
+        n, hq, hk, d = x.shape[0], self._hq, self._hk, self._d
+        qkv = self._qkv.on_host(x).reshape(n, -1, d)
+        qk, v = qkv[:, : hq + hk], qkv[:, hq + hk :]
+        if self._head_norms is not None:
+            qk = rms_norm(qk, self._head_norms, self._eps)
+        qk = rotate(qk, rotation)
+        k_pool, v_pool = host_pass.pools[self._index]
+        new_k = qk[:, hq:]
+        k_pool[keys.write], v_pool[keys.write] = new_k, v
+        k, v_all = k_pool[keys.read], v_pool[keys.read]
+        if keys.own:
+            k, v_all = np.concatenate((k, new_k)), np.concatenate((v_all, v))
+        group = hq // hk
+        # The query heads that share a key head, and the tokens, are the rows of one matrix.
+        q = qk[:, :hq].reshape(n, hk, group, d).transpose(1, 0, 2, 3).reshape(hk, n * group, d)
+        q *= self._scale
+        scores = np.matmul(q, k.transpose(1, 2, 0))
+        if keys.sees is not None:
+            scores[:, :, scores.shape[2] - n :] += hidden_from(keys.sees.tobytes(), group, scores.dtype.str)
+        scores -= scores.max(axis=2, keepdims=True)
+        np.exp(scores, out=scores)
+        out = np.matmul(scores, v_all.transpose(1, 0, 2))
+        out /= scores.sum(axis=2, keepdims=True)
+        out = out.reshape(hk, n, group, d).transpose(1, 0, 2, 3).reshape(n, hq * d)
+        return self._output.on_host(out)
+
+    def after_attention(self, out: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        """The layer's second half: the residual [n, H] with everything added."""
+        residual = residual + out
+        gate_up = self._gate_up.on_host(rms_norm(residual, self._post_norm, self._eps))
+        width = gate_up.shape[1] // 2
+        gate, up = gate_up[:, :width], gate_up[:, width:]
+        up *= gate
+        np.negative(gate, out=gate)
+        np.exp(gate, out=gate)
+        gate += 1.0
+        up /= gate
+        residual += self._down.on_host(up)
+        return residual
+
+
+class HostRows:
+    """A model's tables by token and by position, as rows of arrays."""
+
+    def __init__(self, embed_weight: Tensor, cos_sin: Tensor) -> None:
+        self._embed = array(embed_weight)
+        self._cos_sin = array(cos_sin).astype(self._embed.dtype)
+
+    def embedded(self, tokens: Tensor) -> np.ndarray:
+        """int64 [n] → [n, H]."""
+        return self._embed[tokens.numpy()]
+
+    def rotation(self, host_pass: HostPass) -> np.ndarray:
+        """[n, d] of the pass's tokens."""
+        return self._cos_sin[host_pass.keys.positions]
+
+
+def runs_on_host(layers: Sequence[Layer]) -> bool:
+    """Whether the host can do these layers: a CPU's, dense, of a dtype that NumPy has."""
+    return all(
+        layer.output_weight.device.type == "cpu"
+        and layer.output_weight.dtype in HOST_DTYPES
+        and isinstance(layer.mlp, Mlp)
+        for layer in layers
+    )
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """The tensor's memory as an array."""
+    return tensor.detach().numpy()
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """x [n, H] or [n, heads, d] scaled to unit root mean square over its last axis, times weight (arXiv 1910.07467)."""
+    square = np.einsum("...i,...i->...", x, x)
+    square *= 1.0 / x.shape[-1]
+    square += eps
+    normed = x / np.sqrt(square, out=square)[..., None]
+    normed *= weight
+    return normed
+
+
+def rotate(x: np.ndarray, rotation: np.ndarray) -> np.ndarray:
+    """x [n, heads, d], halves rotated against each other by `rotation` [n, d]: d/2 cosines, then d/2 sines (arXiv 2104.09864)."""
+    half = x.shape[2] // 2
+    cos, sin = rotation[:, None, :half], rotation[:, None, half:]
+    first, second = x[..., :half], x[..., half:]
+    out = np.empty(x.shape, x.dtype)
+    np.multiply(first, cos, out=out[..., :half])
+    np.multiply(second, cos, out=out[..., half:])
+    out[..., :half] -= second * sin
+    out[..., half:] += first * sin
+    return out
+
+
+@lru_cache(maxsize=256)
+def hidden_from(sees: bytes, group: int, dtype: str) -> np.ndarray:
+    """[n · group, n]: 0 where a token sees another one, −inf where it does not."""
+    visible = np.frombuffer(sees, bool)
+    n = int(visible.size**0.5)
+    return np.where(visible.reshape(n, n), 0.0, -np.inf).repeat(group, 0).astype(dtype)
