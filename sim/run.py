@@ -113,7 +113,7 @@ class Simulation:
         except KeyboardInterrupt:
             complete = False
         except Exception as error:
-            if self.faults is None or isinstance(error, ForetokenError):
+            if self.faults is None or isinstance(error, ForetokenError | OSError):
                 raise
             self.faults.broken_by(error)
             complete = False

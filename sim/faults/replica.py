@@ -7,10 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import simpy
 
 from ...core.adaptive.slot import InvalidObservation
-from ...core.errors import ConfigError, InvalidRequest
+from ...core.errors import ConfigError, InvalidRequest, InvariantViolation
 from ...core.recovery import FailureCause, StepFailure
 from ...core.request import FinishedRequest, FinishReason, Request
 from ...core.step import Step, StepResult
@@ -241,14 +242,26 @@ class FaultyReplica(EngineActor):
             self._doomed.pop(step_id, None)
         for finished in outcome.finished:
             self._report(finished)
+        self.promises.recount("books_agree", engine, env.now)
         restarted = doom.cause in (FailureCause.HUNG, FailureCause.WORKER_LOST)
         away_s = plan.hangs.restart_s if doom.cause is FailureCause.HUNG else plan.restarts.restart_s
         yield until(env, env.now + (round(away_s * 1e9) if restarted else DRAIN_NS))
         engine.resume(self._stamp(env.now), restarted=restarted)
         self.promises.check("fenced", not engine.store.has_fenced, env.now, "a fence stands with nothing in flight")
+        self._offer_late_result(step)
         self.promises.recount("books_agree", engine, env.now)
         self._device_free_ns = self._cpu_free_ns = env.now
         self.ledger.last_ns = env.now
+
+    def _offer_late_result(self, step: Step) -> None:
+        """The step that was given up comes back after all, from a worker that nobody waits for."""
+        late = StepResult(step.step_id, None, None, np.array([self._stamp(self.env.now)], dtype=np.int64))
+        try:
+            self.engine.commit(late, self._stamp(self.env.now))
+            refused = False
+        except InvariantViolation as violation:
+            refused = violation.invariant == "RELAY-07"
+        self.promises.check("nothing_seen", refused, self.env.now, f"a late result of step {step.step_id} was taken")
 
     def _device_ns(self, flight: Flight) -> int:
         if flight.step.prefill is not None:

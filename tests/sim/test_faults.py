@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from foretoken.core.adaptive import AdaptiveController
-from foretoken.core.engine import AbortOutcome, Engine
+from foretoken.core.engine import AbortOutcome, CommitOutcome, Engine
 from foretoken.core.events import Aborted, Planned, StepsLost
 from foretoken.core.faults import KINDS, FaultPlan, fault_plan, swarm_plan
 from foretoken.core.kv.store import KVStore
@@ -295,7 +295,19 @@ def commit_what_is_lost(monkeypatch):
     monkeypatch.setattr(Engine, "resume", resume)
 
 
+def take_any_result(monkeypatch):
+    commit = Engine.commit
+
+    def believing(self, result, now_ns):
+        if self._launched and self._launched[0].step.step_id == result.step_id:
+            return commit(self, result, now_ns)
+        return CommitOutcome((), ())
+
+    monkeypatch.setattr(Engine, "commit", believing)
+
+
 BREAKS: list[tuple[str, Callable, FaultPlan]] = [
+    ("nothing_seen", take_any_result, only("device.raises", 0.05)),
     ("stream_intact", forget_a_token, only("pool.retraction", 0.1)),
     ("fenced", release_without_fence, only("device.raises", 0.05)),
     ("fenced", release_what_is_still_written, only("device.restarts", 0.05)),
