@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from .errors import ForetokenError
-from .tree.build import trie_of_paths
+from .tree.build import MAX_TREE_NODES, trie_of_paths
 
 if TYPE_CHECKING:
     from .algorithm import AlgorithmShape, SpecAlgorithm
+
+
+_NODE_NUMBERS = np.arange(MAX_TREE_NODES + 1, dtype=np.uint64)
 
 
 class PluginError(ForetokenError):
@@ -113,7 +116,7 @@ class HostDrafts:
     def propose(
         self, rows: np.ndarray, steps: int, topk: int, num_draft_tokens: int, relayed: Mapping[str, np.ndarray]
     ) -> Proposal:
-        """A proposal as `build_proposed_tree` takes it: tokens int64, parents int32, in the vocabulary, no sibling twice."""
+        """A proposal as `build_proposed_tree` takes it: int64, tokens in the vocabulary, no sibling twice."""
         shape = (len(rows), num_draft_tokens - 1)
         if num_draft_tokens == 1 and not self.own_fields:
             return Proposal(np.zeros(shape, np.int64), np.zeros(shape, np.int32))
@@ -124,15 +127,14 @@ class HostDrafts:
             raise self._wrong("propose", f"gave {type(given).__name__}, expected a Proposal")
         tokens = self._integers("propose", "tokens", given.tokens, shape)
         parents = self._integers("propose", "parents", given.parents, shape)
-        if (parents < -1).any() or (parents > np.arange(shape[1])).any():
+        # Seen as unsigned, a negative number is a huge one, so one comparison covers both ends.
+        if ((parents + 1).view(np.uint64) > _NODE_NUMBERS[1:num_draft_tokens]).any():
             raise self._wrong("propose", "parents must be −1, 0 (the root) or the number of an earlier node")
-        drafted = (parents >= 0) & (tokens >= 0) & (tokens < self._vocab_size)
-        drafted &= ~_repeats(tokens, parents)
-        return Proposal(
-            np.where(drafted, tokens, 0),
-            np.where(drafted, parents, -1).astype(np.int32),
-            self._relay_of("propose", given.next_relay, (len(rows), num_draft_tokens)),
-        )
+        relay = self._relay_of("propose", given.next_relay, (len(rows), num_draft_tokens))
+        rejected = (tokens.view(np.uint64) >= self._vocab_size) | _repeats(tokens, parents)
+        if rejected.any():
+            tokens, parents = np.where(rejected, 0, tokens), np.where(rejected, -1, parents)
+        return Proposal(tokens, parents, relay)
 
     # -- what it may not do ---------------------------------------------------------------------------------------
 
@@ -150,7 +152,7 @@ class HostDrafts:
     def _integers(self, method: str, name: str, given: Any, shape: tuple[int, ...]) -> np.ndarray:
         if not isinstance(given, np.ndarray) or given.shape != shape or given.dtype.kind not in "iu":
             raise self._wrong(method, f"gave {name} {_form(given)}, expected integers {list(shape)}")
-        return given.astype(np.int64, copy=False)
+        return np.ascontiguousarray(given, np.int64)
 
     def _relay_of(self, method: str, given: Any, leading: tuple[int, ...]) -> dict[str, np.ndarray]:
         names = [f.name for f in self.own_fields]
@@ -177,9 +179,9 @@ def _form(given: Any) -> str:
 
 
 def _repeats(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
-    """bool [bs, n]: drafts that an earlier sibling has proposed already."""
-    if (np.diff(parents, axis=1) > 0).all():
-        return np.zeros(tokens.shape, bool)  # every node has another parent: a chain
+    """bool [bs, n]: drafts that an earlier sibling has proposed already. [bs, 1] of False where every node has a parent of its own."""
+    if (parents[:, 1:] > parents[:, :-1]).all():
+        return np.zeros((len(tokens), 1), bool)
     same = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])
     earlier = np.tri(tokens.shape[1], k=-1, dtype=bool)
     return (same & earlier).any(axis=2)

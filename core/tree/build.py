@@ -262,21 +262,27 @@ def build_proposed_tree(
     batch_size, nodes = draft_tokens.shape[0], draft_tokens.shape[1] + 1
     assert roots.shape == (batch_size,), "one tree per root"
     check_tree_shape(1, MAX_TREE_NODES, nodes)
-    parents = np.full((batch_size, nodes), -1, np.int32)
-    depths = np.zeros((batch_size, nodes), np.int64)
-    present = np.zeros((batch_size, nodes), bool)
-    present[:, 0] = True
+    node_bits = np.uint64(1) << np.arange(nodes, dtype=np.uint64)
+    # A last column that stays 0 is what parent −1 looks up: below it nothing is but nothing.
+    bits = np.zeros((batch_size, nodes + 1), np.uint64)
+    bits[:, 0] = 1
+    depths = np.zeros((batch_size, nodes + 1), np.int64)
     rows = np.arange(batch_size)
     for node in range(1, nodes):
-        parent = draft_parents[:, node - 1]
-        present[:, node] = (parent >= 0) & present[rows, parent]
-        parents[:, node] = np.where(present[:, node], parent, -1)
-        depths[:, node] = np.where(present[:, node], depths[rows, parent] + 1, 0)
-    tokens = np.empty((batch_size, nodes), np.int32)
+        above = rows, draft_parents[:, node - 1]
+        found = bits[above]
+        bits[:, node] = found | node_bits[node] * (found > 0)
+        depths[:, node] = depths[above] + 1
+    bits, depths = bits[:, :nodes], depths[:, :nodes]
+    present = bits > 0
+    parents = np.full((batch_size, nodes), -1, np.int32)
+    tokens = np.zeros((batch_size, nodes), np.int32)
     tokens[:, 0] = roots
-    tokens[:, 1:] = np.where(present[:, 1:], draft_tokens, 0)
+    np.copyto(parents[:, 1:], draft_parents, where=present[:, 1:])
+    np.copyto(tokens[:, 1:], draft_tokens, where=present[:, 1:], casting="same_kind")
     num_nodes = np.count_nonzero(present, axis=1).astype(np.int32)
-    return _assemble(tokens, parents, depths, seq_lens, num_nodes, nodes, max_position)
+    bits = np.where(present, bits, node_bits)
+    return _assemble(tokens, parents, depths * present, seq_lens, num_nodes, nodes, max_position, bits)
 
 
 def _clean_scores(probabilities: np.ndarray) -> np.ndarray:
@@ -304,8 +310,9 @@ def _assemble(
     num_nodes: np.ndarray,
     width: int,
     max_position: int | None,
+    ancestor_bits: np.ndarray | None = None,
 ) -> VerifyTree:
-    """Derive links and ancestors from the parents of nodes in topological order."""
+    """Derive links and ancestors (unless they are known) from the parents of nodes in topological order."""
     batch_size, nodes = parents.shape
     numbers = np.arange(nodes)
     child_of = parents[:, None, :] == numbers[:, None]  # [row, parent, child]
@@ -320,7 +327,7 @@ def _assemble(
         retrieve_index=np.arange(batch_size * nodes, dtype=np.int32).reshape(batch_size, nodes),
         retrieve_next_token=first_child.astype(np.int32),
         retrieve_next_sibling=next_sibling.astype(np.int32),
-        ancestor_bits=_ancestor_bits(parents, width),
+        ancestor_bits=_ancestor_bits(parents, width) if ancestor_bits is None else ancestor_bits,
         num_nodes=num_nodes,
         width=width,
     )

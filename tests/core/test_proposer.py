@@ -62,7 +62,7 @@ def test_a_good_proposal_is_used_as_it_is():
     given = proposal([[1, 2, 3], [4, 5, 5]], [[0, 1, 1], [0, 1, 0]])
     used = ask(given)
     assert (used.tokens == given.tokens).all() and (used.parents == given.parents).all()
-    assert used.tokens.dtype == np.int64 and used.parents.dtype == np.int32
+    assert used.tokens.dtype == np.int64 and used.parents.dtype == np.int64
 
 
 def test_a_request_says_what_the_round_is():
