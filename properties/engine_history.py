@@ -46,13 +46,12 @@ class EngineHistory(RequestHistory):
     def __init__(
         self, replica: int, config: Mapping[str, Any], candidates: frozenset[int] | None, tally: Tally
     ) -> None:
-        super().__init__(replica, config.get("context_len"), tally)
+        super().__init__(replica, config.get("role", "both"), config.get("context_len"), tally)
         self.candidates = candidates
         overlap = config.get("overlap")
         self.depth = None if overlap is None else 1 + bool(overlap)
         self.chunk_size = config.get("chunk_size")
         self.max_running = config.get("max_running")
-        self.role = config.get("role", "both")
         pages = config.get("num_pages")
         self.num_slots = None if pages is None else pages * config.get("page_size", 1)
         self.wide = _is_wide(config.get("algorithm"))
@@ -69,6 +68,7 @@ class EngineHistory(RequestHistory):
             "commit": self._commit,
             "lost": self._lost,
             "resume": self._resume,
+            "handoff": self._handoff,
             "retract": _nothing_to_check,
             "deny": _nothing_to_check,
         }
@@ -145,48 +145,51 @@ class EngineHistory(RequestHistory):
             self._plan_decode(data, launched)
         self.flight.append(launched)
 
-    def _join(self, request_id: str, row: int, epoch: int, cached: int, emitted: int, max_tokens: int) -> None:
+    def _join(
+        self, request_id: str, row: int, epoch: int, cached: int, emitted: int, max_tokens: int, received: int = 0
+    ) -> None:
+        """A request takes a row with this step; with `received` tokens of KV it decodes at once."""
         life = self.live.get(request_id)
-        received = life is None and self.role == "decode"
-        if life is None or life.row:
-            if not received:
-                state = "is not there" if life is None else f"has row {life.row} already"
-                self._flaw("ENGINE-02", f"{request_id!r} is given row {row}, and {state}", "only a waiting request is")
-            if life is None:
-                # An engine that only decodes learns of a request with its KV; of another one the log has lost the beginning.
-                life = Life(
-                    request_id, self.num_submitted + 1, 0, max(cached, 1), max_tokens, self._last_ns, emitted=emitted
-                )
-                self.num_submitted += 1
-                self.live[request_id] = life
-            else:
-                self.rows.close(life.row)
-        else:
+        if received:
+            was = f"{request_id!r} joins the batch with KV that was received, and has not arrived"
+            self._check("HANDOFF-01", life is not None and life.arrived, was, "all of it is here, and verified, first")
+        elif life is not None and not life.row:
             self.tally.holds("ENGINE-02")
             self.num_waiting -= 1
             self._check_order(life)
+        else:
+            state = "is not there" if life is None else f"has row {life.row} already"
+            self._flaw("ENGINE-02", f"{request_id!r} is given row {row}, and {state}", "only a waiting request is")
+            if life is not None:
+                self.rows.close(life.row)
+        if life is None:
+            # The log has lost its beginning.
+            life = Life(request_id, self.num_submitted + 1, 0, max(received or cached, 1), max_tokens, self._last_ns)
+            life.emitted = emitted
+            self.num_submitted += 1
+            self.live[request_id] = life
         if life.emitted:
             was = f"{request_id!r} begins again with {emitted} tokens, {life.emitted} were delivered"
             self._check("ENGINE-03", emitted == life.emitted, was, "what was delivered stays delivered")
-        fits = max_tokens <= life.max_tokens and (
-            received or self.context_len is None or life.prompt_len + max_tokens <= self.context_len
-        )
+        fits = max_tokens <= life.max_tokens
+        fits = fits and (self.context_len is None or life.prompt_len + max_tokens <= self.context_len)
         was = f"{request_id!r} may have {max_tokens} tokens after a prompt of {life.prompt_len}"
         self._check("ACCEPT-11", fits, was, f"at most {life.max_tokens}, and {self.context_len} with the prompt")
-        self.rows.reach(row)
-        was = f"row {row} is given to {request_id!r}, and {self.rows.owner[row]!r} has it"
-        self._check("ALLOC-06", not self.rows.alive[row], was, "a row has one request")
+        if received:
+            self.rows.reach(row)
+        else:
+            self._take_row(request_id, row)
         was = f"row {row} is given away with epoch {epoch}, after {self.rows.epoch[row]}"
         self._check(
             "RELAY-03", epoch > self.rows.epoch[row], was, "a greater one: what an older owner left is told by it"
         )
         self.rows.open(row, epoch, request_id, emitted, max_tokens, life.first_ns, life.last_ns)
+        self.rows.decoding[row] = bool(received)
         self._aborted_rows.pop(row, None)
         self._out_of_order.discard(request_id)
         life.row, life.computed, life.prefill_len = row, cached, life.prompt_len + emitted
-        if received:
-            self.rows.decoding[row] = True
-        elif cached:
+        life.transferring = False
+        if cached and not received:
             was = f"{request_id!r} starts with {cached} tokens cached of {life.prefill_len}"
             self._check("RADIX-13", cached < life.prefill_len, was, "at least one is left to compute")
 
@@ -355,7 +358,8 @@ class EngineHistory(RequestHistory):
             elif emitted >= self.rows.cap[row]:
                 ends[owner] = ("length", emitted)
             elif self.role == "prefill":
-                self._remove(self.live[owner])  # handed over: the rest of its life is another engine's
+                self.live[owner].transferring = True
+                self.rows.decoding[row] = False
 
     def _deliver_rounds(
         self,
@@ -372,6 +376,7 @@ class EngineHistory(RequestHistory):
         settled = self.rows.settle(rows, launched.epochs, lens, data.get("stops", ()))
         live = settled.live
         self.num_tokens += int(settled.kept.sum())
+        all_lens = lens
         if not live.all():
             lens = lens[:, live]
         if lens.size and (lens.min() < 1 or lens.max() > launched.width):
@@ -388,11 +393,19 @@ class EngineHistory(RequestHistory):
             self.tally.holds("SIM-12")
         self.rows.mark(rows[live], first_end, last_end)
         if "tokens" in data:
-            self._check("RELAY-05", min(data["tokens"], default=0) >= 0, "a token below 0 is delivered", "token ids")
+            self._check_tokens(np.array(data["tokens"], np.int64), all_lens, live, launched.step)
         for column in np.flatnonzero(settled.ended).tolist():
             row = int(rows[column])
             reason = "stop" if settled.stopped[column] else "length"
             ends[self.rows.owner[row]] = (reason, int(self.rows.emitted[row]))
+
+    def _check_tokens(self, tokens: np.ndarray, lens: np.ndarray, live: np.ndarray, step: int) -> None:
+        """`tokens` are those of all runs, round after round and row after row; what departed rows got, nobody is told."""
+        if len(tokens) != lens.sum():
+            raise MalformedRecord(f"{len(tokens)} tokens, expected {lens.sum()}, the sum of lens")
+        delivered = tokens[np.repeat(np.tile(live, len(lens)), lens.ravel())]
+        least = int(delivered.min(initial=0))
+        self._check("RELAY-05", least >= 0, f"token {least} is delivered by step {step}", "a token id")
 
     # -- what goes wrong --------------------------------------------------------------------------------------------------
 

@@ -27,13 +27,16 @@ class Life:
     last_ns: int = -1
     prefill_len: int = 0
     computed: int = 0
+    transferring: bool = False  # its KV is on its way to another engine, or from one
+    arrived: bool = False  # … and is here
 
 
 class RequestHistory:
     """Who is live, who waits, who has which row. `context_len`: what prompt and output may be together, None if nobody says."""
 
-    def __init__(self, replica: int, context_len: int | None, tally: Tally) -> None:
+    def __init__(self, replica: int, role: str, context_len: int | None, tally: Tally) -> None:
         self.replica = replica
+        self.role = role
         self.context_len = context_len
         self.tally = tally
         self.live: dict[str, Life] = {}
@@ -45,6 +48,7 @@ class RequestHistory:
         ] = {}  # priority -> heap of (arrival, id); may have some that are gone
         self._out_of_order: set[str] = set()  # to be tried before their turn, after a step that failed
         self._aborted_rows: dict[int, str] = {}  # row -> whose it was when it was aborted
+        self._held_rows: set[int] = set()  # a transfer may still read or write their slots
         self._last_ns = -1
 
     def _flaw(self, id: str, was: str, should: str) -> None:
@@ -54,13 +58,19 @@ class RequestHistory:
         self.tally.check(id, self.replica, bool(holds), was, should)
 
     def _submit(self, data: Mapping[str, Any]) -> None:
-        request_id, refusal = data["id"], data.get("refusal", "")
+        life = self._accept(data, data.get("refusal", ""))
+        if life is not None:
+            self._queue(life)
+
+    def _accept(self, data: Mapping[str, Any], refusal: str) -> Life | None:
+        """A request at the door: its life, if it is let in."""
+        request_id = data["id"]
         if request_id in self.live:
             self._check(
                 "ENGINE-12", refusal, f"{request_id!r} is accepted while a live request has this id", "a refusal"
             )
         if refusal:
-            return
+            return None
         prompt_len = _prompt_len(data["prompt"])
         if self.context_len is not None and prompt_len + 1 > self.context_len:
             was = f"{request_id!r} with a prompt of {prompt_len} tokens is accepted"
@@ -70,7 +80,7 @@ class RequestHistory:
         self.num_submitted += 1
         life = Life(request_id, self.num_submitted, data.get("priority", 0), prompt_len, data["max_tokens"], data["ns"])
         self.live[request_id] = life
-        self._queue(life)
+        return life
 
     def _queue(self, life: Life) -> None:
         self.num_waiting += 1
@@ -107,6 +117,49 @@ class RequestHistory:
             self.rows.close(row)
             life.row = 0
             self._queue(life)
+
+    def _handoff(self, data: Mapping[str, Any]) -> None:
+        """A move of a transfer between two engines."""
+        move, row = data["move"], data.get("row", 0)
+        if move == "role":
+            idle = not self.live and not self._held_rows
+            self._check("HANDOFF-10", idle, f"the role changes with {len(self.live)} requests live", "an empty engine")
+            self.role = data["detail"]
+        elif move == "reserve":
+            life = self._accept(data, "")
+            self._take_row(life.request_id, row)
+            life.row, life.transferring = row, True
+            self._held_rows.add(row)
+        elif move == "hold":
+            self._held_rows.add(row)
+        elif move == "release":
+            was = f"row {row} is released by a transfer that does not hold it"
+            self._check("HANDOFF-02", row in self._held_rows, was, "a hold for each release")
+            self._held_rows.discard(row)
+        else:
+            self._end_transfer(data)
+
+    def _end_transfer(self, data: Mapping[str, Any]) -> None:
+        """KV has arrived (`join`), or is with another engine (`end`); or the request fails on the way."""
+        move, detail = data["move"], data.get("detail", "")
+        life = self.live.get(data["id"])
+        expected = life is not None and (life.transferring or (move == "end" and detail)) and not life.arrived
+        was = f"{data['id']!r} comes to the end of a transfer ({move}) that it is not in"
+        self._check("HANDOFF-04", expected, was, "one end for each transfer")
+        if life is None:
+            return
+        if move == "join" and not detail:
+            life.arrived = True
+        else:
+            self._remove(life)
+
+    def _take_row(self, request_id: str, row: int) -> None:
+        self.rows.reach(row)
+        was = f"row {row} is given to {request_id!r}, and {self.rows.owner[row]!r} has it"
+        self._check("ALLOC-06", not self.rows.alive[row], was, "a row has one request")
+        if self._held_rows:
+            was = f"row {row} is given to {request_id!r} while a transfer holds it"
+            self._check("HANDOFF-02", row not in self._held_rows, was, "a row that no transfer reads or writes")
 
     def _finish(self, finished: list[list[Any]], expected: dict[str, tuple[str, int]]) -> None:
         """The ends that a record names, against those that its columns imply: id -> (reason, tokens)."""
