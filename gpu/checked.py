@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.algorithm import Drafter
+from ..core.algorithm import Drafter, DraftInput, HandoffBatch
 from ..core.hidden import merge_hidden
 from ..core.registry import get_algorithm
 from ..core.step import Step, StepResult
@@ -71,6 +71,9 @@ class CheckedExecutor:
         batches = [None if rows is None else np.array(rows, np.float32).reshape(-1, HIDDEN) for rows in (first, second)]
         return merge_hidden(*batches)
 
+    def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
+        return self.executor.algorithm.build_disagg_draft_input(batch, last_tokens, None)
+
 
 @cache
 def target_model(vocab_size: int) -> Decoder:
@@ -127,4 +130,4 @@ def make(config: Any) -> CheckedExecutor:
     return CheckedExecutor(config)
 
 
-CAPABILITIES = ("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging")
+CAPABILITIES = ("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff")

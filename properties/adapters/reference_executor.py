@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.algorithm import DraftInput, HandoffBatch
 from ...core.step import Step, StepResult
 from ...core.tree.outputs import NodeOutputs
 from ..executor.contract import ExecutorCapabilities, ExecutorConfig
@@ -50,6 +51,9 @@ class ReferenceAdapter:
         batches = [NodeOutputs({DRAFT_HIDDEN: None if rows is None else _array(rows)}) for rows in (first, second)]
         return batches[0].merge(batches[1])[DRAFT_HIDDEN]
 
+    def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
+        return self.executor.algorithm.build_disagg_draft_input(batch, last_tokens, None)
+
 
 def _array(rows: list[list[float]]) -> np.ndarray:
     return np.array(rows, np.float32).reshape(len(rows), HIDDEN_SIZE)
@@ -60,5 +64,12 @@ def make(config: ExecutorConfig) -> ReferenceAdapter:
 
 
 make.capabilities = ExecutorCapabilities(
-    tokens=True, trees=True, hidden_states=True, relay=True, inspection=True, rounds=True, merging=True
+    tokens=True,
+    trees=True,
+    hidden_states=True,
+    relay=True,
+    inspection=True,
+    rounds=True,
+    merging=True,
+    handoff=True,
 )

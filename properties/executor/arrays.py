@@ -1,12 +1,13 @@
-"""All arrays that an object graph reaches: NumPy's, torch's, or whoever else's, as long as they have a shape and a dtype."""
+"""Arrays that an object graph reaches: NumPy's, torch's, or whoever else's, as long as they have a shape and a dtype."""
 
 from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,19 +23,24 @@ class FoundArray(NamedTuple):
     dtype: str
 
 
-def arrays_under(roots: Mapping[str, object], without: Iterable[object] = ()) -> list[FoundArray]:
-    """Every array that is reached from `roots` (name -> object), objects in `without` aside; closures and slots are looked into, too."""
+def hidden_arrays(
+    roots: Mapping[str, object], hidden_sizes: Collection[int], without: Iterable[object] = ()
+) -> list[FoundArray]:
+    """Every array reached from `roots` (name -> object) that could hold hidden states: of floating point, several axes, the last of them as
+    wide as one. Objects in `without` are not entered; closures and slots are."""
     found: list[FoundArray] = []
     seen: dict[int, object] = {id(item): item for item in without}
     stack: list[tuple[str, Any]] = list(roots.items())
     while stack:
         path, value = stack.pop()
-        if value is None or isinstance(value, _OPAQUE) or id(value) in seen:
+        kind = type(value)
+        if value is None or kind in _NEVER or id(value) in seen or isinstance(value, _OPAQUE):
             continue
         seen[id(value)] = value  # kept, so that no other object gets its id
-        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-        if dtype is not None and isinstance(shape, tuple):
-            found.append(FoundArray(path, tuple(shape), str(dtype)))
+        shape = getattr(value, "shape", None)
+        if isinstance(shape, tuple) and hasattr(value, "dtype"):
+            if len(shape) > 1 and shape[-1] in hidden_sizes and "float" in str(value.dtype):
+                found.append(FoundArray(path, tuple(shape), str(value.dtype)))
         elif isinstance(value, Mapping):
             stack += [(f"{path}[{key!r}]", item) for key, item in value.items()]
         elif isinstance(value, list | tuple | deque):
@@ -46,8 +52,12 @@ def arrays_under(roots: Mapping[str, object], without: Iterable[object] = ()) ->
         elif isinstance(value, types.MethodType):
             stack += [(path, value.__self__), (path, value.__func__)]
         else:
-            stack += [(f"{path}.{name}", item) for name, item in _attributes(value)]
+            stack += [(f"{path}.{name}", getattr(value, name, None)) for name in _slots(kind)]
+            stack += [(f"{path}.{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
     return sorted(found)
+
+
+_NEVER = frozenset((int, str, float, bool, bytes))
 
 
 def _content(cell: types.CellType) -> object:
@@ -57,17 +67,11 @@ def _content(cell: types.CellType) -> object:
         return None
 
 
-def _attributes(value: object) -> list[tuple[str, object]]:
-    names = [field.name for field in fields(value)] if is_dataclass(value) else []
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    """The attributes of a class that are not in the `__dict__` of its objects."""
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
         names += [slots] if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
-    values = dict(getattr(value, "__dict__", {}))
-    values |= {name: getattr(value, name, None) for name in names}
-    return list(values.items())
-
-
-def hidden_arrays(found: Iterable[FoundArray], hidden_sizes: Iterable[int]) -> list[FoundArray]:
-    """Those of them that could hold hidden states: of floating point, with a last axis as wide as one."""
-    sizes = tuple(hidden_sizes)
-    return [array for array in found if len(array.shape) > 1 and array.shape[-1] in sizes and "float" in array.dtype]
+    return tuple(dict.fromkeys(names))

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from ...core.adaptive import AdaptiveController, build_controller, fixed_controller
-from ...core.algorithm import SpecAlgorithm
+from ...core.algorithm import DraftInput, HandoffBatch, SpecAlgorithm
 from ...core.engine import Engine
 from ...core.engine_config import EngineConfig
 from ...core.events import EventSink
@@ -92,13 +94,15 @@ class ExecutorCapabilities(Capabilities):
     relay: bool = False
     """`relay_fields()`"""
     inspection: bool = False
-    """`hidden_sizes()`, `roots()` and `weights()`"""
+    """`hidden_sizes()`, `roots()` and `weights()`: without them nobody can say what it keeps"""
     accounting: bool = False
     """`hidden_bytes()`"""
     rounds: bool = False
     """`advance(rounds)`"""
     merging: bool = False
     """`merge(first, second)`"""
+    handoff: bool = False
+    """`draft_input(batch, last_tokens)`"""
 
 
 class Executor(Protocol):
@@ -139,6 +143,10 @@ class Executor(Protocol):
     def merge(self, first: list[list[float]] | None, second: list[list[float]] | None) -> Any:
         """The draft's hidden states of two batches as those of one: rows of numbers, or None; refused where they do not go together."""
 
+    # handoff
+    def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
+        """What the first round of requests that were handed over drafts from; None where it needs nothing but their last tokens."""
+
 
 MakeExecutor = Callable[[ExecutorConfig], Executor]
 
@@ -149,5 +157,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "accounting": ("hidden_bytes",),
     "rounds": ("advance",),
     "merging": ("merge",),
+    "handoff": ("draft_input",),
 }
 """Capability -> the methods of an executor that it promises; "" is what every executor has."""

@@ -259,7 +259,7 @@ class DeviceModel:
 def column(values: Any, shape: Sequence[int], kinds: str, what: str) -> list:
     """An array of this shape and kind of dtype, as nested lists."""
     dtype = getattr(values, "dtype", None)
-    if getattr(dtype, "kind", "") not in kinds or tuple(values.shape) != tuple(shape):
+    if dtype is None or getattr(dtype, "kind", None) not in tuple(kinds) or tuple(values.shape) != tuple(shape):
         found = f"{dtype} {list(values.shape)}" if dtype is not None else type(values).__name__
         words = {"iu": "integers", "i": "integers", "b": "booleans"}[kinds]
         raise Wrong(f"{what} is {found}", f"a NumPy array of {words}, {list(shape)}", "TYPE")

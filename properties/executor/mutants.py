@@ -103,6 +103,24 @@ class MergesNothingToAnEmptyArray(ReferenceAdapter):
         return np.zeros((0, HIDDEN_SIZE), np.float32) if merged is None else merged
 
 
+class TakesWhatWasSent(ReferenceAdapter):
+    """Hidden states that a prefill worker sends are taken, whatever the draft is."""
+
+    def draft_input(self, batch, last_tokens):
+        answer = super().draft_input(batch, last_tokens)
+        states = [state for state in batch.hidden_states if state is not None]
+        return replace(answer, hidden_states=np.stack(states)) if answer is not None and states else answer
+
+
+class FillsUpWhatWasNotSent(ReferenceAdapter):
+    """A request that comes without a hidden state gets one of zeros."""
+
+    def draft_input(self, batch, last_tokens):
+        zeros = np.zeros(batch.hidden_size, np.float32)
+        states = tuple(zeros if state is None else state for state in batch.hidden_states)
+        return super().draft_input(replace(batch, hidden_states=states), last_tokens)
+
+
 # -- the record -------------------------------------------------------------------------------------------------------
 
 
@@ -116,13 +134,13 @@ class PadsTheStepInPlace(ReferenceExecutor):
         return result
 
 
-class SortsTheStepInPlace(ReferenceExecutor):
-    """What a step computes is sorted by row, in the step's own arrays, once it is done."""
+class ReversesTheStepInPlace(ReferenceExecutor):
+    """A step's rows are turned round where they stand: a kernel runs the last one first."""
 
     def _result(self, running):
         result = super()._result(running)
         if result.decode is not None:
-            running.step.decode.rows.sort()
+            running.step.decode.rows[:] = running.step.decode.rows[::-1].copy()
         return result
 
 
@@ -248,8 +266,10 @@ _DEFECTS = (
     (MergesNoneAsZeros, of_adapter, ("ACCEPT-17",)),
     (MergesWhatThereIs, of_adapter, ("ACCEPT-17",)),
     (MergesNothingToAnEmptyArray, of_adapter, ("ACCEPT-17",)),
+    (TakesWhatWasSent, of_adapter, ("ACCEPT-17",)),
+    (FillsUpWhatWasNotSent, of_adapter, ("ACCEPT-17",)),
     (PadsTheStepInPlace, of_reference, ("SIM-04",)),
-    (SortsTheStepInPlace, of_reference, ("SIM-04",)),
+    (ReversesTheStepInPlace, of_reference, ("SIM-04",)),
     (IgnoresTheCertificate, of_reference, ("ANSWER", "RAISES")),
     (IgnoresStops, of_reference, ("ANSWER",)),
     (RunsPastAnEnd, of_reference, ("ANSWER", "RAISES")),

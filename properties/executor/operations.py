@@ -72,4 +72,12 @@ class Merge(Operation):
     second: int
 
 
-OPERATIONS: tuple[type[Operation], ...] = (Submit, Abort, Retract, Launch, Collect, Stop, Advance, Merge)
+@dataclass(frozen=True, slots=True)
+class Arrive(Operation):
+    """A prefill worker hands over a request for each entry of `sent`: 1 with a hidden state, 0 with None."""
+
+    tag = "arrive"
+    sent: tuple[int, ...]
+
+
+OPERATIONS: tuple[type[Operation], ...] = (Submit, Abort, Retract, Launch, Collect, Stop, Advance, Merge, Arrive)

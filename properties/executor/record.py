@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
+
+import numpy as np
 
 from ...core.engine import CommitOutcome, Engine
 from ...core.errors import ForetokenError
@@ -30,7 +32,7 @@ class RecordedCore:
         self.difference: tuple[str, str] | None = None
         self.refusal = ""  # what both engines say of a result that cannot be
         self.num_events = 0
-        self._fed_steps: list[Step] = []
+        self._in_flight: list[tuple[Step, Step]] = []  # planned by the one, by the other
 
     def _writer(self, number: int) -> EventSink:
         encode = LineEncoder(0).encode
@@ -66,16 +68,28 @@ class RecordedCore:
         if isinstance(live, str) or isinstance(fed, str):
             self._came_apart(live, fed)
             return None
-        if fed is not None:
-            self._fed_steps.append(fed)
         self._compare()
+        if live is not None and fed is not None:
+            self._in_flight.append((live, fed))
+            self.look_at_steps()
         return live
+
+    def look_at_steps(self) -> None:
+        """Steps in flight say the same in both engines. A log names rows that have not changed by "=", so its lines are not enough."""
+        for live, fed in self._in_flight:
+            for part in ("decode", "prefill"):
+                changed = first_unequal(getattr(live, part), getattr(fed, part))
+                if changed and self.difference is None:
+                    name, one, other = changed
+                    where = f"step {live.step_id}, {part}.{name}"
+                    self.difference = (f"{where} is {one}", other)
 
     def commit(self, step: Step, result: StepResult) -> CommitOutcome | None:
         """The outcome; None if the engines cannot go on: then `difference` or `refusal` says why."""
         line = self._encoder.encode(Committed(0, step, result, (), None, ()))
+        _, fed_step = self._in_flight.pop(0)
         live = self._try(lambda: self.live.commit(result, 0))
-        fed = self._try(lambda: self.fed.commit(decode_result(json.loads(line), self._fed_steps.pop(0)), 0))
+        fed = self._try(lambda: self.fed.commit(decode_result(json.loads(line), fed_step), 0))
         if isinstance(live, str) or isinstance(fed, str):
             self._came_apart(live, fed)
             return None
@@ -105,3 +119,14 @@ class RecordedCore:
             self.difference = unequal[0]
         live.clear()
         fed.clear()
+
+
+def first_unequal(one: Any, other: Any) -> tuple[str, str, str] | None:
+    """The first field in which two dataclasses of arrays and numbers differ, with both values; None if none does."""
+    if one is None or other is None:
+        return None if one is other else ("is there", str(one is not None), str(other is not None))
+    for field in fields(one):
+        values = getattr(one, field.name), getattr(other, field.name)
+        if not np.array_equal(*values):
+            return field.name, *(str(np.asarray(value).tolist()) for value in values)
+    return None

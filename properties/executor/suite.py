@@ -21,7 +21,7 @@ SUITE = Suite(
     ),
     quick=6_000,
     simpler_configs=simpler_configs,
-    probes={"ACCEPT-17": (ops.Merge,)},
+    probes={"ACCEPT-17": (ops.Merge, ops.Arrive)},
     run_length=120,
     limit_s=20.0,
 )

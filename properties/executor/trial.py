@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...core.algorithm import DraftInput, HandoffBatch
 from ...core.draws import Purpose, hash64, request_key
 from ...core.engine import CommitOutcome
 from ...core.errors import InvariantViolation
@@ -17,7 +18,7 @@ from ..contracts import REFUSALS
 from ..invariants.registry import Invariant
 from ..trial import Trial, check_methods
 from . import operations as ops
-from .arrays import FoundArray, arrays_under, hidden_arrays
+from .arrays import FoundArray, hidden_arrays
 from .contract import HIDDEN_STATES, METHODS, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
 from .model import DeviceModel, Wrong
 from .moment import Moment
@@ -69,6 +70,7 @@ class ExecutorTrial(Trial):
 
     def _end(self) -> bool:
         m = self.moment
+        self.core.look_at_steps()
         m.difference, m.num_events = self.core.difference, self.core.num_events
         self.transcript.append(self._said)
         return True
@@ -80,9 +82,10 @@ class ExecutorTrial(Trial):
             m.relay = tuple([self._field(f) for f in self.must(subject.relay_fields)])
         if self.capabilities.inspection:
             roots = {type(root).__name__: root for root in self.must(subject.roots)}
-            found = arrays_under(roots, (*self.must(subject.weights), subject))
-            shown = any(self.model.shown(flight) for flight in self.model.in_flight)
-            m.kept = self._unasked(hidden_arrays(found, m.hidden_sizes), shown)
+            found = hidden_arrays(roots, m.hidden_sizes, (*self.must(subject.weights), subject))
+            if found:
+                found = self._unasked(found, any(self.model.shown(flight) for flight in self.model.in_flight))
+            m.kept = found
 
     @staticmethod
     def _unasked(found: list[FoundArray], shown: bool) -> list[FoundArray]:
@@ -152,10 +155,12 @@ class ExecutorTrial(Trial):
             self._said = "nothing to do"
             self._end()
             return self.core.difference is not None or self.core.num_events > before
+        if self.core.difference is not None:
+            return self._end()
         self.model.launch(step)
         self._steps.append(step)
         if self.capabilities.inspection:
-            m.in_step = hidden_arrays(arrays_under({"step": step}), m.hidden_sizes)
+            m.in_step = hidden_arrays({"step": step}, m.hidden_sizes)
         self.must(self.subject.launch, step)
         self._said = f"step {step.step_id}: {_words(step)}"
         self._look()
@@ -181,12 +186,14 @@ class ExecutorTrial(Trial):
         shown = self.model.shown(flight)
         result = self.must(self.subject.collect)
         if self.capabilities.inspection:
-            found = hidden_arrays(arrays_under({"result": result}), m.hidden_sizes)
-            m.in_result = self._unasked(found, shown)
+            m.in_result = self._unasked(hidden_arrays({"result": result}, m.hidden_sizes), shown)
         try:
             self.model.collect(result)
         except Wrong as wrong:
             raise self.misbehaviour(wrong.id, f"step {flight.step_id}: {wrong.was}", wrong.should) from None
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            was = f"step {flight.step_id}: a result that cannot be read ({type(error).__name__}: {error})"
+            raise self.misbehaviour("TYPE", was, "a core.step.StepResult with its parts") from error
         self._still_as_delivered()
         if result.decode is not None:
             lens = result.decode.accept_lens
@@ -238,6 +245,31 @@ class ExecutorTrial(Trial):
         except TypeError:
             raise self.misbehaviour("TYPE", f"merge() is {answer!r:.60}", "rows of numbers, or None") from None
 
+    def _arrive(self, op: ops.Arrive) -> bool:
+        m = self._begin()
+        count, width = len(op.sent), m.hidden_sizes[0] if m.hidden_sizes else 8
+        batch = HandoffBatch(
+            rows=np.arange(1, count + 1, dtype=np.int32),
+            epochs=np.ones(count, np.int64),
+            request_ids=tuple(f"arrival {number}" for number in range(count)),
+            seq_lens=np.full(count, 3, np.int64),
+            probabilities=np.full((count, self.config.topk), 0.5, np.float32),
+            token_ids=np.zeros((count, self.config.topk), np.int64),
+            hidden_states=tuple(np.ones(width, np.float32) if sent else None for sent in op.sent),
+            hidden_size=width,
+        )
+        answer = self.must(self.subject.draft_input, batch, np.zeros(count, np.int64))
+        m.sent, m.served = op.sent, count
+        if answer is not None:
+            if not isinstance(answer, DraftInput):
+                raise self.misbehaviour(
+                    "TYPE", f"draft_input() is {answer!r:.60}", "a core.algorithm.DraftInput, or None"
+                )
+            m.served = len(answer.rows)
+            m.received = None if answer.hidden_states is None else tuple(answer.hidden_states.shape)
+        self._said = f"-> {m.served} of {count} rows, hidden states {list(m.received) if m.received else m.received}"
+        return self._end()
+
     actions: ClassVar = {
         ops.Submit: _submit,
         ops.Abort: _abort,
@@ -247,6 +279,7 @@ class ExecutorTrial(Trial):
         ops.Advance: _advance,
         ops.Collect: _collect,
         ops.Merge: _merge,
+        ops.Arrive: _arrive,
     }
 
     # -- the end ------------------------------------------------------------------------------------------------------

@@ -97,5 +97,6 @@ def vocabulary(config: ExecutorConfig, capabilities: ExecutorCapabilities) -> Vo
         "hostile": (Letter(ops.Abort, 1, REQUESTS), Letter(ops.Retract, 1, REQUESTS), Letter(ops.Stop, 1)),
         "rounds": (Letter(ops.Advance, 3, (1, 1, 2, 3)),),
         "merging": (Letter(ops.Merge, 1, (-1, 0, 1, 3), (-1, 0, 2)),),
+        "handoff": (Letter(ops.Arrive, 1, ((0,), (1,), (), (0, 0), (1, 1), (0, 1), (1, 0, 1))),),
     }
     return {name: found for name, found in letters.items() if name in ("", "hostile", *capabilities.declared)}

@@ -12,10 +12,12 @@ from .registry import Finding, Outcome, checks
 CONTRACT = "executor"
 
 
-@checks("ACCEPT-17", CONTRACT)
+@checks("ACCEPT-17", CONTRACT, "inspection")
 def no_hidden_states_where_none_are_needed(m: Moment) -> Outcome:
     if m.merge is not None:
         return _merged_like_with_like(m)
+    if m.sent is not None:
+        return _received_as_needed(m)
     if m.needs_hidden_states:
         return _relayed_where_needed(m)
     why = f"{m.config.algorithm} needs none: whatever is there takes memory, and will meet a batch that has None"
@@ -46,6 +48,22 @@ def _relayed_where_needed(m: Moment) -> Outcome:
             f"one field {HIDDEN_STATES} with a vector per row",
             f"{m.config.algorithm} drafts from hidden states, and a row without one cannot be in its batch",
         )
+    return True
+
+
+def _received_as_needed(m: Moment) -> Outcome:
+    """Requests that were handed over: a hidden state for each row that is served, or for none."""
+    sent = ", ".join("a hidden state" if has else "None" for has in m.sent) or "nobody"
+    received = "None" if m.received is None else f"an array {list(m.received)}"
+    was = f"{m.config.algorithm} was handed {sent}; the draft input has {received} for {m.served} rows"
+    if not m.needs_hidden_states:
+        if m.received is not None or m.served != len(m.sent):
+            should = f"None for {len(m.sent)} rows, whatever was sent"
+            return Finding(was, should, "a draft that reads no hidden states has no use for somebody else's")
+        return True
+    count = sum(map(bool, m.sent))
+    if m.received is None or m.received[0] != count or m.served != count:
+        return Finding(was, f"{count} rows: those that came with one", "a row without one cannot be in this batch")
     return True
 
 
