@@ -1,0 +1,42 @@
+"""The Triton kernels of trees, verdicts, compaction and moves behind the acceptance contract, in a short swarm."""
+
+from __future__ import annotations
+
+import pytest
+from foretoken.gpu.checked_accept import DeviceAccept
+from foretoken.gpu.checked_accept import make as make_twins
+from foretoken.gpu.triton_ops import TritonOps
+from foretoken.properties.accept.operations import Distribution
+from foretoken.properties.accept.suite import SUITE
+from foretoken.properties.swarm import Budget, Swarm
+from foretoken.properties.trial import Violation
+
+
+def make(config):
+    return DeviceAccept(TritonOps(), "cpu")
+
+
+CAPABILITIES = SUITE.capabilities.of(make_twins.capabilities)
+# Its five hundred rows take long where every program is interpreted.
+SLOW = (Distribution,)
+
+
+def test_the_kernels_hold():
+    swarm = Swarm(SUITE, make, CAPABILITIES, seed=1)
+    found = swarm.search(SUITE.invariants(CAPABILITIES), Budget.of(70), SLOW)
+    assert found is None, str(found.violation)
+    assert all(swarm.evaluations[item.id] for item in SUITE.invariants(CAPABILITIES))
+
+
+def test_a_kernel_that_moves_too_little_is_found():
+    class Short(TritonOps):
+        def move_accepted_(self, k_pools, v_pools, node_slots, accept_index, accept_lens):
+            super().move_accepted_(k_pools, v_pools, node_slots, accept_index, accept_lens - 1)
+
+    def make_short(config):
+        return DeviceAccept(Short(), "cpu")
+
+    swarm = Swarm(SUITE, make_short, CAPABILITIES, seed=1)
+    found = swarm.search(SUITE.invariants(CAPABILITIES), Budget.of(400), SLOW)
+    with pytest.raises(Violation, match="ACCEPT-06"):
+        raise found.violation
