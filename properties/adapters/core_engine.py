@@ -1,0 +1,274 @@
+"""Our engine, `core.engine`, behind the engine contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...core.adaptive import AdaptiveController, load_adaptive_config
+from ...core.adaptive.policy import FixedPolicy
+from ...core.algorithm import NO_SPECULATION, SpecAlgorithm
+from ...core.algorithms import Eagle, Standalone
+from ...core.engine import Engine
+from ...core.engine_config import EngineConfig
+from ...core.errors import InvariantViolation
+from ...core.events import Committed
+from ...core.finish import first_stop_token
+from ...core.prompt import Prompt
+from ...core.request import FinishedRequest, Request, SamplingParams
+from ...core.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
+from ..engine.contract import Answer, EngineCapabilities, Event, ServingConfig, Wish
+
+ALGORITHMS: dict[str, SpecAlgorithm] = {"none": NO_SPECULATION, "draft": Standalone(), "head": Eagle()}
+MARKS = "marks"
+
+
+class ToldPolicy(FixedPolicy):
+    """The steps that somebody else says, out of several candidates."""
+
+    name = "told"
+
+    def __init__(self, candidates: Sequence[int]) -> None:
+        super().__init__(candidates[-1])
+        self.config = load_adaptive_config({"1": {"candidate_steps": list(candidates)}})
+
+    def tell(self, steps: int) -> None:
+        """From now on."""
+        self._steps = steps
+
+
+class CoreEngine:
+    """Requests by name over rows by number; the answers become columns."""
+
+    def __init__(self, config: ServingConfig) -> None:
+        self.policy = ToldPolicy(config.candidates)
+        nodes = config.tree_nodes or None
+        controller = AdaptiveController(self.policy, topk=config.topk, num_draft_tokens=nodes)
+        self.engine = self.build(_engine_config(config), ALGORITHMS[config.algorithm], controller)
+        self.steps: dict[int, tuple[Step, dict[int, str]]] = {}  # in flight, and the one committed last
+        self.requests: dict[int, str] = {}  # row -> request
+        self.stop_tokens: dict[str, tuple[int, ...]] = {}
+        self.newest_interrupted = 0
+        self.committed: Committed | None = None
+
+    def build(self, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> Engine:
+        """The engine itself."""
+        return Engine(config, algorithm, controller, events=self._note)
+
+    def _note(self, event: object) -> None:
+        if isinstance(event, Committed):
+            self.committed = event
+
+    # -- clients ------------------------------------------------------------------------------------------------------
+
+    def submit(self, wish: Wish) -> int:
+        sampling = SamplingParams(temperature=1.0 if wish.seed else 0.0, seed=wish.seed)
+        request = Request(
+            wish.request,
+            Prompt.of_tokens(np.array(wish.prompt, dtype=np.int64)),
+            wish.max_tokens,
+            priority=wish.priority,
+            sampling=sampling,
+            stop_tokens=tuple(wish.stop_tokens),
+            outputs=(MARKS,) if wish.marks else (),
+        )
+        outcome = self.engine.submit(request, 0)
+        if outcome.refusal:
+            raise ValueError(outcome.refusal)
+        self.stop_tokens[wish.request] = request.stop_tokens
+        self._interrupt(outcome.replan)
+        return self.engine._live[wish.request].max_tokens
+
+    def abort(self, request: str) -> list[Event]:
+        outcome = self.engine.abort(request, 0)
+        self._interrupt(outcome.replan)
+        return [] if outcome.finished is None else [_end(outcome.finished)]
+
+    def retract(self, request: str) -> None:
+        self._interrupt(self.engine.request_retraction(request, 0))
+
+    def deny(self, count: int) -> None:
+        self.engine.deny_allocations(count, 0)
+
+    def set_steps(self, steps: int) -> None:
+        self.policy.tell(steps)
+        self._interrupt(True)
+
+    def _interrupt(self, replan: bool) -> None:
+        if replan:
+            self.newest_interrupted = self.engine.last_step_id
+
+    def interrupts(self) -> int:
+        return self.newest_interrupted
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> dict | None:
+        step = self.engine.plan(0)
+        return None if step is None else self.view(step)
+
+    def view(self, step: Step) -> dict:
+        """A step in plain values."""
+        for join in step.joins:
+            self.requests[join.row] = join.request.request_id
+        requests = dict(self.requests)
+        self.steps[step.step_id] = step, requests
+        prefill, decode = [], []
+        if step.prefill is not None:
+            part, at = step.prefill, 0
+            tokens = part.tokens.tolist()
+            columns = (part.rows.tolist(), part.starts.tolist(), part.lens.tolist(), part.tail_tokens.tolist())
+            for row, start, length, tail in zip(*columns, strict=True):
+                prefill.append((requests[row], start, tokens[at : at + length], tail, self.key(row)))
+                at += length
+        if step.decode is not None:
+            lengths = zip(step.decode.rows.tolist(), step.decode.seq_lens.tolist(), strict=True)
+            decode = [(requests[row], length, None, self.key(row)) for row, length in lengths]
+        steps = step.decode.steps if step.decode is not None else 0
+        return {
+            "step": step.step_id,
+            "enters": [join.request.request_id for join in step.joins],
+            "prefill": prefill,
+            "decode": decode,
+            "steps": steps,
+            "rounds": step.max_rounds,
+        }
+
+    def key(self, row: int) -> int:
+        """What an executor draws the tokens of a row from."""
+        return self.engine._live[self.requests[row]].request.sampling.seed
+
+    def commit(self, answer: Answer) -> list[Event]:
+        step, requests = self.steps[answer.step]
+        try:
+            outcome = self.engine.commit(self.result(step, requests, answer), 0)
+        except InvariantViolation as violation:
+            if violation.invariant == "RELAY-07":
+                raise ValueError(str(violation)) from violation  # that is how it refuses
+            raise
+        self.steps = {number: entry for number, entry in self.steps.items() if number >= answer.step}
+        events: list[Event] = []
+        kept = self.committed.kept
+        if step.prefill is not None:
+            first = dict(zip((requests[row] for row in step.prefill.rows.tolist()), answer.first, strict=True))
+            events += [("tokens", request, [first[request]]) for request in self.committed.first_tokens]
+        for number, run in enumerate([] if kept is None else kept.tolist()):
+            for column, count in enumerate(run):
+                if count:
+                    request = requests[int(step.decode.rows[column])]
+                    events.append(("tokens", request, answer.runs[number][column][:count]))
+        return events + [_end(finished) for finished in outcome.finished]
+
+    def result(self, step: Step, requests: dict[int, str], answer: Answer) -> StepResult:
+        """An answer as the engine wants it."""
+        prefill = decode = None
+        stops = [self.stop_tokens[requests[row]] for row in step.prefill.rows.tolist()] if step.prefill else []
+        if stops:
+            stopped = [token in wanted for token, wanted in zip(answer.first, stops, strict=True)]
+            outputs = {MARKS: np.array(answer.first_marks)}
+            prefill = PrefillResult(np.array(answer.first), np.array(stopped) if any(stopped) else None, outputs)
+        if step.decode is not None:
+            decode = self._decode_result(step, requests, answer)
+        parts = [part.rows.tolist() for part in (step.prefill, step.decode) if part is not None]
+        rows = {requests[row]: row for part in parts for row in part}
+        failures = tuple((rows[request], "the device said so") for request in answer.failed)
+        return StepResult(answer.step, prefill, decode, np.zeros(max(len(answer.runs), 1), np.int64), failures)
+
+    def _decode_result(self, step: Step, requests: dict[int, str], answer: Answer) -> DecodeResult:
+        stops = [self.stop_tokens[requests[row]] for row in step.decode.rows.tolist()]
+        width = max(step.decode.steps + 1, 1)
+        tokens = np.full((len(answer.runs), len(stops), width), -1, dtype=np.int64)
+        marks = np.zeros(tokens.shape, dtype=np.int64)
+        lens, stop_index = [], []
+        for number, runs in enumerate(answer.runs):
+            for column, run in enumerate(runs):
+                tokens[number, column, : len(run)] = run
+                if answer.marks and answer.marks[number][column]:
+                    marks[number, column, : len(run)] = answer.marks[number][column]
+            lens.append([len(run) for run in runs])
+            stop_index.append([_first_stop(run, wanted) for run, wanted in zip(runs, stops, strict=True)])
+        stop_index = np.array(stop_index, dtype=np.int32)
+        return DecodeResult(
+            len(answer.runs),
+            np.array(lens, dtype=np.int32),
+            stop_index if (stop_index >= 0).any() else None,
+            np.zeros(len(stops), dtype=bool),
+            BlockEnd.ASKED,
+            tokens,
+            tuple({MARKS: beside} for beside in marks),
+        )
+
+    # -- what it shows ------------------------------------------------------------------------------------------------
+
+    def waiting(self) -> list[str]:
+        return [record.request.request_id for record in self.engine.admission.queue]
+
+    def running(self) -> list[str]:
+        leaving = [leaving.record for leaving in self.engine._leaving.values()]
+        return [record.request.request_id for record in (*self.engine._by_row.values(), *leaving)]
+
+    def slots_of(self, request: str) -> list[int]:
+        store, row = self.engine.store, self.engine._live[request].row
+        return store.table.slots[row, : store.allocated[row]].tolist()
+
+    def free_pages(self) -> list[int]:
+        return self.engine.store.allocator.snapshot().free_pages.tolist()
+
+    def cached_pages(self) -> list[int]:
+        store = self.engine.store
+        return (store.cache.cached_slots()[:: store.page_size] // store.page_size).tolist()
+
+    def counters(self) -> tuple[int, int, int]:
+        metrics = self.engine.controller.metrics()
+        return metrics.verified_rows, metrics.proposed_drafts, int(metrics.correct_drafts)
+
+
+def _first_stop(run: Sequence[int], stop_tokens: tuple[int, ...]) -> int:
+    return first_stop_token(np.array(run), stop_tokens) if stop_tokens else -1
+
+
+def _end(finished: FinishedRequest) -> Event:
+    marks = None if finished.outputs is None else [int(mark) for mark in finished.outputs.get(MARKS, [])]
+    return "end", finished.request_id, finished.reason.name.lower(), finished.tokens.tolist(), marks
+
+
+def _engine_config(config: ServingConfig) -> EngineConfig:
+    return EngineConfig(
+        num_pages=config.num_pages,
+        context_len=config.context_len,
+        page_size=config.page_size,
+        overlap=config.overlap,
+        max_running=config.max_running,
+        max_queue=config.max_queue or None,
+        chunk_size=config.chunk_size,
+        max_step_tokens=config.step_tokens or None,
+        mixed=config.mixed,
+        prefix_cache=config.prefix_cache,
+        block_rounds=config.block_rounds,
+        preempt=config.preempt,
+        ageing_bound=config.ageing,
+        track_tokens=True,
+    )
+
+
+def make(config: ServingConfig) -> CoreEngine:
+    """A fresh `Engine`."""
+    return CoreEngine(config)
+
+
+make.capabilities = EngineCapabilities(
+    overlap=True,
+    blocks=True,
+    chunked_prefill=True,
+    mixed=True,
+    prefix_cache=True,
+    priorities=True,
+    adaptive=True,
+    slots=True,
+    marks=True,
+    failures=True,
+    retraction=True,
+    denial=True,
+    counters=True,
+)

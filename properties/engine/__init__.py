@@ -1,0 +1,1 @@
+"""The engine: schedulers of continuous batching with speculative decoding."""
