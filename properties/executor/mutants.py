@@ -22,6 +22,9 @@ from ..reference import ReferenceExecutor
 from ..reference.language_model import HIDDEN_SIZE, hidden_of
 from .contract import HIDDEN_STATES, ExecutorConfig
 
+CAPABILITIES = make_reference.capabilities
+"""Of the adapters here, each of which can be named on the command line, too."""
+
 # -- hidden states where none are needed ------------------------------------------------------------------------------
 
 
@@ -245,7 +248,7 @@ def of_reference(kind: type[ReferenceExecutor]) -> Callable[[ExecutorConfig], Re
     def make(config: ExecutorConfig) -> ReferenceAdapter:
         return ReferenceAdapter(config, kind)
 
-    make.capabilities = make_reference.capabilities
+    make.capabilities = CAPABILITIES
     return make
 
 
@@ -253,7 +256,7 @@ def of_adapter(kind: type[ReferenceAdapter]) -> Callable[[ExecutorConfig], Refer
     def make(config: ExecutorConfig) -> ReferenceAdapter:
         return kind(config)
 
-    make.capabilities = make_reference.capabilities
+    make.capabilities = CAPABILITIES
     return make
 
 
