@@ -1,4 +1,6 @@
-"""What a log says of the rows of one engine: whose they are, and how many tokens each has delivered, as columns by row number.
+"""What a log says of the rows of one engine: whose they are, how many tokens each has delivered, and which steps in flight touch them.
+
+The first two are columns by row number.
 
 A commit is settled for all its rows at once: a log of a million requests has as many commits as rounds, and each costs the same few
 vector operations.
@@ -6,6 +8,7 @@ vector operations.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -87,3 +90,21 @@ class Rows:
         first = self.first_ns[rows]
         self.first_ns[rows] = np.where(first < 0, first_ns, first)
         self.last_ns[rows] = last_ns
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step in flight. `prefill`: (row, epoch, whether the chunk is the prompt's last)."""
+
+    step: int
+    ns: int
+    prefill: list[tuple[int, int, bool]]
+    rows: np.ndarray | None = None
+    epochs: np.ndarray | None = None
+    width: int = 1
+    max_rounds: int = 1
+
+    def touches(self, row: int, epoch: int) -> bool:
+        if any(chunk[:2] == (row, epoch) for chunk in self.prefill):
+            return True
+        return self.rows is not None and bool(((self.rows == row) & (self.epochs == epoch)).any())

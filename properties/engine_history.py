@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,25 +17,8 @@ from ..core.errors import ForetokenError
 from ..core.registry import get_algorithm
 from ..observe.encoding import MalformedRecord, decode_lens
 from .audit_findings import Tally
+from .audit_rows import Launched
 from .request_history import Life, RequestHistory
-
-
-@dataclass(slots=True)
-class Launched:
-    """A step in flight. `prefill`: (row, epoch, whether the chunk is the prompt's last)."""
-
-    step: int
-    ns: int
-    prefill: list[tuple[int, int, bool]]
-    rows: np.ndarray | None = None
-    epochs: np.ndarray | None = None
-    width: int = 1
-    max_rounds: int = 1
-
-    def touches(self, row: int, epoch: int) -> bool:
-        if any(chunk[:2] == (row, epoch) for chunk in self.prefill):
-            return True
-        return self.rows is not None and bool(((self.rows == row) & (self.epochs == epoch)).any())
 
 
 class EngineHistory(RequestHistory):
@@ -58,6 +40,7 @@ class EngineHistory(RequestHistory):
         self.flight: deque[Launched] = deque()
         self.num_tokens = 0
         self._decode_rows: np.ndarray | None = None
+        self._told_rows: set[int] = set()  # decoded for nobody: said once, until somebody has the row
         self._last_end_ns = -1
         self._last_step = 0
         self._awaits_quiet = False
@@ -186,6 +169,7 @@ class EngineHistory(RequestHistory):
         self.rows.open(row, epoch, request_id, emitted, max_tokens, life.first_ns, life.last_ns)
         self.rows.decoding[row] = bool(received)
         self._aborted_rows.pop(row, None)
+        self._told_rows.discard(row)
         self._out_of_order.discard(request_id)
         life.row, life.computed, life.prefill_len = row, cached, life.prompt_len + emitted
         life.transferring = False
@@ -250,6 +234,9 @@ class EngineHistory(RequestHistory):
             self.tally.holds("ENGINE-02")
         else:
             for row in rows[~self.rows.decoding[rows]].tolist():
+                if row in self._told_rows:
+                    continue
+                self._told_rows.add(row)
                 if (owner := self._owner(row, launched)) is not None:
                     was = f"{owner!r} decodes in step {launched.step}, before its prompt is computed"
                     self._flaw("ENGINE-02", was, "the last chunk first")
@@ -280,9 +267,13 @@ class EngineHistory(RequestHistory):
         if launched is None:
             return
         at = data["at"] if isinstance(data["at"], list) else [data["at"]]
-        expected_times = data["rounds"] if launched.rows is not None else 1
-        if len(at) != expected_times:
-            raise MalformedRecord(f"{len(at)} end times, expected {expected_times}, one for each round")
+        try:
+            lens = self._lens_of(data, launched, len(at))
+        except MalformedRecord as error:
+            # Each record is sound by itself; that they do not belong together is what is found.
+            self._flaw("RELAY-07", f"the result of step {launched.step} is that of another one: {error}", "its own")
+            self._finish(data.get("finished", ()), {})
+            return
         first_end, last_end = at[0], sum(at)
         if max(launched.ns, self._last_end_ns) <= first_end <= last_end <= data["ns"] and min(at) >= 0:
             self.tally.holds("SIM-02")
@@ -294,9 +285,6 @@ class EngineHistory(RequestHistory):
                 f"each after the one before, and after {self._last_end_ns} ns, where the step before ended",
             )
         self._last_end_ns = max(self._last_end_ns, last_end)
-        lens = None
-        if launched.rows is not None:
-            lens = decode_lens(data["lens"], data["rounds"], len(launched.rows))
         ends: dict[str, tuple[str, int]] = {}
         for row, _ in data.get("failures", ()):
             self._fail(row, launched, lens, ends)
@@ -305,6 +293,16 @@ class EngineHistory(RequestHistory):
             self._deliver_rounds(data, launched, lens, first_end, last_end, ends)
         if "finished" in data or ends:
             self._finish(data.get("finished", ()), ends)
+
+    def _lens_of(self, data: Mapping[str, Any], launched: Launched, num_times: int) -> np.ndarray | None:
+        """The accept lengths [rounds, bs] of a result; MalformedRecord if they are not those of this step."""
+        has_rounds = "rounds" in data
+        if has_rounds != (launched.rows is not None):
+            raise MalformedRecord("decode rounds, of a step without any" if has_rounds else "no decode rounds")
+        rounds = data["rounds"] if has_rounds else 1
+        if num_times != rounds:
+            raise MalformedRecord(f"{num_times} end times, expected {rounds}, one for each round")
+        return decode_lens(data["lens"], rounds, len(launched.rows)) if has_rounds else None
 
     def _committed(self, step: int) -> Launched | None:
         """Take the step out of flight; None if the log commits what was not launched, or has been committed."""

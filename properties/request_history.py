@@ -229,6 +229,8 @@ class RequestHistory:
                     was = f"{life.request_id!r} enters before {request_id!r}, which came first"
                     should = "first come, first served among equals"
                     self._check("ENGINE-16", arrival > life.arrival, was, should)
+                    if arrival < life.arrival:
+                        heapq.heappop(heap)  # said once
                 return
             heapq.heappop(heap)
 
