@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+
+PATIENCE = 5
+"""A component that computes is interrupted at its limit; one that waits, or that a busy machine lets wait, at so many times that."""
 
 
 class Hanging(BaseException):
@@ -20,13 +25,21 @@ def can_interrupt() -> bool:
 
 @contextmanager
 def alarm(limit_s: float) -> Iterator[None]:
-    """Raise Hanging in the body once it has taken `limit_s` seconds, and again from time to time if it goes on."""
+    """Raise Hanging in the body once it has taken `limit_s` seconds, and again from time to time if it goes on.
+
+    Of these seconds it must have computed for half, else it gets `PATIENCE` times as many: where many processes share a core, time passes
+    in which nothing of it runs.
+    """
     if not can_interrupt():
         yield
         return
 
+    computed_s, begin_s = time.process_time(), time.monotonic()
+
     def ring(number: int, frame: FrameType | None) -> None:
-        raise Hanging
+        has_computed = time.process_time() - computed_s >= limit_s / 2
+        if has_computed or time.monotonic() - begin_s >= PATIENCE * limit_s:
+            raise Hanging
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s)
