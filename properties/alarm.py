@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-
 PATIENCE = 5
 """A component that computes is interrupted at its limit; one that waits, or that a busy machine lets wait, at so many times that."""
 
