@@ -43,7 +43,7 @@ from .finish import TextDecoder, finish_reason
 from .kv.radix import RadixCache
 from .kv.store import Departure, KVStore
 from .output import OutputLog
-from .precedence import giving_way, least_entitled
+from .precedence import entitlement, giving_way, least_entitled
 from .recovery import Recovery, StepFailure
 from .request import (
     FinishedRequest,
@@ -673,8 +673,8 @@ class Engine(Transferring):
         if self.admission.row_limit is not None:
             while len(self._by_row) > self.admission.row_limit:
                 self._retract(least_entitled(self._by_row.values()))
-            if len(suspects) < len(in_failed):
-                self.admission.queue.try_first(suspects)
+            again = [record for record in suspects if record is not victim]
+            self.admission.queue.try_first(sorted(again, key=entitlement, reverse=True))
         if self._events is not None:
             ended = tuple(end for end in finished if end.reason is not FinishReason.ABORT)
             self._events(StepsLost(now_ns, failure, step_ids, tuple(self._retracted), ended))

@@ -238,6 +238,95 @@ def test_what_is_in_flight_is_said():
     assert said.startswith("step 1 (12 prefill tokens; requests a, b); step 2 (2 rows × 4 tokens × 1 rounds")
 
 
+def test_a_newcomer_that_makes_steps_fail_is_tried_by_itself_and_the_others_once():
+    events = []
+    engine, executor = make(max_running=8, overlap=False, events=events.append)
+    asked = requests(5, max_tokens=60)
+    for request in asked:
+        engine.submit(request, 0)
+    while len(engine.rounds.rows) < 5:
+        turn(engine, executor)
+    engine.submit(ask("bad", prompt_len=9), 0)
+
+    def poisoned(step, engine):
+        there = [record.request.request_id for record in engine._records_of(engine._launched[0])]
+        return RAISED if "bad" in there else None
+
+    driver = FailingDriver(engine, executor, poisoned)
+    driver.run()
+    assert driver.ended["bad"].reason is FinishReason.ERROR
+    back = [name for event in events if type(event) is StepsLost for name in event.retracted]
+    assert all(back.count(request.request_id) <= 1 for request in asked), back
+    assert all(driver.ended[request.request_id].num_output == 60 for request in asked)
+
+
+def test_who_had_left_in_a_block_that_is_lost_has_left():
+    engine, executor = make(overlap=True, block_rounds=8)
+    for name in ("a", "b"):
+        engine.submit(ask(name, max_tokens=40), 0)
+    while not engine._launched or engine._launched[0].step.max_rounds == 1:
+        turn(engine, executor)
+        while (step := engine.plan(0)) is not None:
+            executor.launch(step)
+    assert engine.abort("a", 0).finished is None, "what it got is known when the block is committed"
+    outcome = engine.lose_steps(StepFailure(engine._launched[0].step.step_id, RAISED), 0)
+    assert [(end.request_id, end.reason) for end in outcome.finished] == [("a", FinishReason.ABORT)]
+    engine.resume(0)
+    engine.check()
+    assert engine.running_ids == [] and engine.num_waiting == 1
+
+
+def test_rows_above_the_limit_are_retracted_too():
+    """Prefill runs alone here, so the decoding rows are not in the step that fails; a smaller batch means them as well."""
+    engine, executor = make(max_running=6, overlap=False, mixed=False, chunk_size=64)
+    for request in requests(3, max_tokens=40):
+        engine.submit(request, 0)
+    turn(engine, executor)
+    turn(engine, executor)
+    assert len(engine.running_ids) == 3
+    for name in ("x", "y"):
+        engine.submit(ask(name, prompt_len=7), 0)
+    step = engine.plan(0)
+    assert step.decode is None and len(step.prefill.rows) == 2
+    engine.lose_steps(StepFailure(step.step_id, RAISED), 0)
+    assert engine.running_ids == ["r0"], "one row may be held, and it is the most entitled one's"
+
+
+def test_a_limit_that_is_lifted_lets_the_next_one_in_at_once():
+    engine, executor = make(max_running=4, overlap=False, num_pages=900, context_len=400)
+    for name in ("a", "b"):
+        engine.submit(ask(name, max_tokens=300), 0)
+    lost = 0
+    while lost < 1 or engine.admission.row_limit != 1:
+        step = engine.plan(0)
+        executor.launch(step)
+        engine.lose_steps(StepFailure(step.step_id, RAISED), 0)
+        executor.collect()
+        engine.resume(0)
+        lost += 1
+    for _ in range(GOOD_STEPS + 4):
+        turn(engine, executor)
+    assert engine.running_ids == ["a", "b"]
+
+
+def test_no_blocks_while_steps_are_kept_small():
+    events = []
+    engine, executor = make(overlap=False, block_rounds=8, events=events.append, num_pages=900, context_len=400)
+    engine.submit(ask("a", max_tokens=250), 0)
+    turn(engine, executor)
+    step = engine.plan(0)
+    executor.launch(step)
+    engine.lose_steps(StepFailure(step.step_id, RAISED), 0)
+    executor.collect()
+    engine.resume(0)
+    rounds = {False: [], True: []}
+    while not engine.is_idle:
+        degraded = engine.is_degraded
+        planned, _ = turn(engine, executor)
+        rounds[degraded] += [step.max_rounds for step in planned]
+    assert set(rounds[True]) == {1} and max(rounds[False]) == 8
+
+
 # -- memory that is not to be had -----------------------------------------------------------------------------------------
 
 
