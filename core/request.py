@@ -47,13 +47,13 @@ class RequestEvent(Enum):
     RETRACT = "retract"  # gives everything back, waits again
     FINISH = "finish"  # stop or length
     ABORT = "abort"  # the client is gone
-    FAIL = "fail"  # the executor reported an error for this request alone
+    FAIL = "fail"  # the executor reported an error for this request alone, or the worker that it was to go to is gone
 
 
 S, E = RequestState, RequestEvent
 TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
     S.NEW: {E.QUEUE: S.WAITING, E.REFUSE: S.REFUSED, E.RESERVE: S.TRANSFERRING},
-    S.WAITING: {E.ADMIT: S.PREFILL, E.ABORT: S.ABORTED},
+    S.WAITING: {E.ADMIT: S.PREFILL, E.ABORT: S.ABORTED, E.FAIL: S.FAILED},
     S.PREFILL: {
         E.PREFILLED: S.DECODE,
         E.HAND_OVER: S.TRANSFERRING,

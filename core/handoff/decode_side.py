@@ -283,7 +283,8 @@ class DecodeSide(HandoffSide):
         key, name = message.key, (peer, message.key.request_id)
         self._say(peer, CancelAck(key))
         transfer = self._transfers.get(name)
-        if transfer is not None and not _is_newer(transfer.key, key):
+        same = transfer is not None and transfer.key.generation == key.generation
+        if same and transfer.key.attempt <= key.attempt:
             if transfer.state in (TransferState.QUEUED, TransferState.RECEIVING):
                 end = TransferState.FAILED if message.failed else TransferState.CANCELLED
                 self._end_request(transfer, end, f"given up by the prefill worker: {message.reason}", now_ns)
