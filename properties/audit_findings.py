@@ -17,7 +17,7 @@ AUDITED: dict[str, str] = {
     "ALLOC-06": "a request is given a row",
     "RELAY-01": "a row is released",
     "RELAY-03": "a request is given a row",
-    "RELAY-05": "the executor delivers tokens (`tokens`, `first`)",
+    "RELAY-05": "the executor writes down the tokens",
     "RELAY-07": "a step is launched, committed or lost",
     "RADIX-13": "a request starts from the prefix cache",
     "ACCEPT-02": "a decode step is committed",
@@ -127,14 +127,17 @@ class Audit:
         held = [f"{id} {count:,}" for id, count in self.evaluations.items() if count and id not in broken]
         lines.append(f"held: {', '.join(held) or 'none'}")
         lines += [
-            f"not evaluated: {id} (it is where {AUDITED[id]})" for id, count in self.evaluations.items() if not count
+            f"not evaluated: {id}, since nowhere in the log {AUDITED[id]}"
+            for id, count in self.evaluations.items()
+            if not count
         ]
         if self.not_audited:
             kinds = ", ".join(f"{kind} ({count:,})" for kind, count in self.not_audited.items())
             lines.append(f"not looked into: {kinds}")
         if not self.complete:
             lines.append("the run itself did not end as it should: what was still open is not held against it")
-        lines.append(f"FAILED: {self.num_flaws:,} contradictions" if self.num_flaws else "ok")
+        count = "1 contradiction" if self.num_flaws == 1 else f"{self.num_flaws:,} contradictions"
+        lines.append(f"FAILED: {count}" if self.num_flaws else "ok")
         return "\n".join(lines)
 
     def to_json(self) -> Mapping[str, Any]:
