@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 RUN_DIR := runs/demo
 
-.PHONY: setup demo test soak bench lint format docs clean
+.PHONY: setup demo test soak mutation bench lint format docs clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,11 @@ test: lint
 # Minutes: among others a thousand simulated services under the swarm of faults.
 soak: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'slow and not gpu'
+
+# An hour: small changes to the core's source, to see whether a test notices. What cosmic-ray needs stays out of our own environment.
+mutation: $(STAMP)
+	test -x .venv/mutation/bin/cosmic-ray || { $(BIN)/python -m venv .venv/mutation && .venv/mutation/bin/python -m pip install --quiet cosmic-ray==8.7.0; }
+	$(BIN)/python tests/mutation.py --cosmic-ray .venv/mutation/bin/cosmic-ray
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks -p no:xdist -o python_files='bench_*.py test_*.py' --benchmark-only

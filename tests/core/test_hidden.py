@@ -45,8 +45,10 @@ def test_none_never_merges_with_an_array(array):
 
 @pytest.mark.parametrize("other", [np.zeros((2, 5)), np.zeros((2, 4), np.float32)])
 def test_states_of_different_models_never_merge(other):
-    with pytest.raises(InvariantViolation, match="ACCEPT-17"):
-        merge_hidden(np.zeros((2, 4)), other)
+    own = np.zeros((2, 4))
+    for pair in [(own, other), (other, own)]:
+        with pytest.raises(InvariantViolation, match="ACCEPT-17"):
+            merge_hidden(*pair)
 
 
 def test_presence_is_asserted_both_ways():

@@ -54,6 +54,14 @@ def test_ours_hold(name, budget):
     assert all(count > 400 for count in report.evaluations.values()) and len(report.evaluations) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize(("name", "budget"), [*zip(SUITE.subjects, (40_000, 60_000, 15_000), strict=True)])
+def test_ours_hold_for_long(name, budget, seed):
+    report = check(SUITE, load_make(name), budget=budget, seed=seed, subject=name)
+    assert report.ok, report.text()
+
+
 def test_one_that_shows_nothing_is_checked_for_its_answers():
     report = check_executor(make_simulated, capabilities=(), budget=1_500)
     assert report.skipped == {"ACCEPT-17": "needs inspection"} and report.evaluations["SIM-04"] > 500
