@@ -177,8 +177,9 @@ class EngineTrial(EngineWatch):
             if row.stay != life.stay:
                 continue
             got, reason = expected.get(life.name, ([], ""))
-            # Who left while the block ran gets what came before its last round.
-            for runs in answer.runs[:-1] if life.leaving else answer.runs:
+            # Who left while a block ran, or met an error in it, gets what came before its last round.
+            cut_short = life.leaving or life.name in answer.failed
+            for runs in answer.runs[:-1] if cut_short else answer.runs:
                 if not reason:
                     kept, reason = model.cut(life, len(life.delivered) + len(got), runs[number])
                     got = got + kept
@@ -188,9 +189,7 @@ class EngineTrial(EngineWatch):
                 expected[name] = (got, "abort")
         for name in answer.failed:
             if not model.lives[name].leaving:
-                got = expected.get(name, ([], ""))[0]
-                last = sum(len(answer.runs[-1][n]) for n, row in enumerate(flight.rows) if row.life.name == name)
-                expected[name] = (got[: max(len(got) - last, 0)] if len(answer.runs) > 1 else [], "error")
+                expected[name] = (expected[name][0] if len(answer.runs) > 1 else [], "error")
         return expected
 
     def _commit_again(self, op: ops.CommitAgain) -> bool:
