@@ -16,10 +16,12 @@ BROKEN_DRAFTS = ("", "nan", "inf", "masked")
 _ALMOST_ONE = 1.0 - 2.0**-53
 
 
+@lru_cache(maxsize=512)
 def _bits(seed: int, lane: int, *shape: int) -> np.ndarray:
     """uint64 [shape], as a function of the seed, the lane and the place."""
     count = int(np.prod(shape))
-    return hash64(seed, Purpose.SWARM, 1, np.arange(count), lane).reshape(shape) >> np.uint64(8)
+    found = hash64(seed, Purpose.SWARM, 1, np.arange(count), lane).reshape(shape) >> np.uint64(8)
+    return _frozen(found)[0]
 
 
 def _below(n: int, seed: int, lane: int, *shape: int) -> np.ndarray:
@@ -156,6 +158,20 @@ def coins(num_rows: int, num_nodes: int, seed: int) -> tuple[np.ndarray, np.ndar
         coin[kind == 0], coin[kind == 1] = 0.0, _ALMOST_ONE
         found.append(coin)
     return _frozen(*found)
+
+
+OUTPUT_SHAPES = {"tokens": (), "logprobs": (2,), "hidden_states": (3,), "routed_experts": (2, 2)}
+
+
+@lru_cache(maxsize=512)
+def outputs(num_nodes: int) -> dict[str, np.ndarray]:
+    """int64 [bs · nd, …] per output: no number stands in two nodes, or in two outputs."""
+    found = {}
+    for number, (name, shape) in enumerate(OUTPUT_SHAPES.items()):
+        size = int(np.prod(shape))
+        values = np.arange(1, num_nodes * size + 1).reshape(num_nodes, *shape) * len(OUTPUT_SHAPES) + number
+        (found[name],) = _frozen(values)
+    return found
 
 
 # -- many rows that cover the unit square -----------------------------------------------------------------------------

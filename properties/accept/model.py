@@ -150,10 +150,9 @@ class AcceptModel:
     def first_wrong(self) -> tuple[int, int, int] | None:
         """(row, position, layer) of the first slot that does not hold its position's token; None if all do."""
         for row, request in enumerate(self.requests):
-            expected = np.array(request.codes, np.int64)
-            found = self.pools[:, self.table[row, : len(expected)]]
-            for layer in range(LAYERS):
-                wrong = found[layer] != expected + layer
-                if wrong.any():
-                    return row, int(wrong.argmax()), layer
+            expected = np.array(request.codes, np.int64) + np.arange(LAYERS)[:, None]
+            wrong = self.pools[:, self.table[row, : len(request.codes)]] != expected
+            if wrong.any():
+                layer, position = np.argwhere(wrong)[0].tolist()
+                return row, position, layer
         return None

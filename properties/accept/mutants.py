@@ -63,11 +63,13 @@ _DEFECTS = (
     (plain.TrustsBrokenDrafts, of_plain, ("ACCEPT-05", "ACCEPT-04")),
     (plain.DrawsFromTheTargetAlone, of_plain, ("ACCEPT-04",)),
     (plain.ComparesWithoutTheDraft, of_plain, ("ACCEPT-04",)),
+    (plain.AcceptsAtACoinOfZero, of_plain, ("ACCEPT-04",)),
     (plain.PlansBackwards, of_plain, ("ACCEPT-16",)),
     (plain.MovesDeadLanes, of_plain, ("ACCEPT-16",)),
     (plain.ForgetsTheRowsOffset, of_plain, ("ACCEPT-16",)),
     (plain.MovesWholePages, of_plain, ("ACCEPT-16",)),
     (plain.MovesOneSlotTooMany, of_plain, ("ACCEPT-16",)),
+    (plain.MovesRowsOfTheRoundBefore, of_plain, ("ACCEPT-16",)),
 )
 """(class, how it is made, the invariants of which one must catch it)."""
 

@@ -117,3 +117,30 @@ class MovesOneSlotTooMany(PlainAccept):
     def moves(self, round):
         sources, targets = super().moves(round)
         return [*sources, *sources[-1:]], [*targets, *(target + 1 for target in targets[-1:])]
+
+
+class MovesRowsOfTheRoundBefore(PlainAccept):
+    """A batch is padded to four rows in a buffer of its own; where it has fewer, the windows of an earlier round are left there."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.buffer = []
+
+    def launch(self, batch):
+        round = super().launch(batch)
+        self.buffer[: round.num_rows] = round.windows
+        return round
+
+    def moves(self, round):
+        sources, targets = super().moves(round)
+        stale = [window for window in self.buffer[round.num_rows : 4] if len(window) > 1]
+        return [*sources, *(window[1] for window in stale)], [*targets, *(window[0] for window in stale)]
+
+
+class AcceptsAtACoinOfZero(PlainAccept):
+    """A coin is compared with <= instead of <: a coin of exactly 0 accepts a draft of probability 0."""
+
+    def from_target(self, tokens, children, target, coin, bonus_coin):
+        if coin == 0 and children:
+            return children[0], tokens[children[0]]
+        return super().from_target(tokens, children, target, coin, bonus_coin)

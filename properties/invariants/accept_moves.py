@@ -32,28 +32,32 @@ def slots_hold_their_tokens(m: Moment) -> Outcome:
 
 def _outputs_follow(m: Moment) -> Outcome:
     answer, nodes = m.answer, m.round.nodes
+    lanes = [
+        (number, lane, node)
+        for number in m.live()
+        if answer.is_path[number]
+        for lane, node in enumerate(answer.paths[number])
+    ]
+    numbers, places, sources = np.array(lanes, np.int64).reshape(-1, 3).T
     for name, given in answer.given.items():
         got = answer.compacted[name]
         if got.shape != given.shape:
             continue  # ACCEPT-18 says so
-        for number in m.live():
-            if not answer.is_path[number]:
-                continue
-            for lane, node in enumerate(answer.paths[number]):
-                at, source = number * nodes + lane, number * nodes + node
-                if not np.array_equal(got[at], given[source]):
-                    return Finding(
-                        f"{name} of row {m.row_of(number)} at place {lane} is {_output_of(got[at], given, nodes)}",
-                        f"that of node {node}, of the path {answer.paths[number]}",
-                        "a token would be shown with what belongs to another one",
-                    )
+        wrong = got[numbers * nodes + places] != given[numbers * nodes + sources]
+        if wrong.any():
+            number, lane, node = lanes[int(np.argwhere(wrong)[0, 0])]
+            return Finding(
+                f"{name} of row {m.row_of(number)} at place {lane} is {_output_of(got[number * nodes + lane], given, nodes)}",
+                f"that of node {node}, of the path {answer.paths[number]}",
+                "a token would be shown with what belongs to another one",
+            )
     return True
 
 
 @checks("ACCEPT-16", CONTRACT, "kv", on=FINISHES)
 def no_move_out_of_bounds(m: Moment) -> Outcome:
     answer = m.answer
-    if answer.before is None or not len(m.live()):
+    if answer.before is None or not answer.is_formed:
         return None
     home = {
         slot: (number, lane) for number in m.live() for lane, slot in enumerate(m.round.batch.windows[number].tolist())
@@ -168,7 +172,8 @@ def _path_in_words(m: Moment, number: int) -> str:
 
 
 def _windows(m: Moment) -> str:
-    return "; ".join(f"row {m.row_of(number)} {_listed(m.round.batch.windows[number])}" for number in m.live())
+    shown = (f"row {m.row_of(number)} {_listed(m.round.batch.windows[number])}" for number in m.live())
+    return "; ".join(shown) or "there are none"
 
 
 def _place_of(m: Moment, slot: int) -> str:
