@@ -685,7 +685,8 @@ class Engine(Transferring):
         """No lost step can touch anything any more: what is behind the fence comes back, and plans are made again.
 
         `restarted`: the worker is a new one. All KV is gone, the prefix cache is empty, whoever runs begins again from what was delivered.
-        Rows that are held for a transfer have to be given back before. It may also happen between steps; with steps in flight they have to be lost first (InvariantViolation RELAY-01).
+        Rows that are held for a transfer have to be given back before. It may also happen between steps; with steps in flight they
+        have to be lost first (InvariantViolation RELAY-01).
         """
         if self._launched:
             raise InvariantViolation("RELAY-01", f"resumed with {self.describe_in_flight()} in flight")
