@@ -54,5 +54,5 @@ def make(config: PrefixCacheConfig) -> RadixCacheAdapter:
 
 
 make.capabilities = PrefixCacheCapabilities(
-    paged=True, bigrams=True, namespaces=True, lru=True, policies=True, peek=True, inspection=True
+    paged=True, bigrams=True, wide_ids=True, namespaces=True, lru=True, policies=True, peek=True, inspection=True
 )

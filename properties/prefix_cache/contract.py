@@ -37,6 +37,8 @@ class PrefixCacheCapabilities(Capabilities):
     """Pages of more than one slot: only whole pages are cached."""
     bigrams: bool = False
     """`config.bigram` is followed."""
+    wide_ids: bool = False
+    """Token ids of 2³¹ and more."""
     namespaces: bool = False
     """Namespaces other than "" are kept apart."""
     lru: bool = False
@@ -76,7 +78,8 @@ class PrefixCache(Protocol):
         """
 
     def lock(self, handle: object) -> object:
-        """Protect the handle's whole path from eviction, once more. Refuses a handle of which a page has been evicted."""
+        """Protect the handle's whole path from eviction, once more. Refuses a handle of which a page has been evicted; if all of it
+        has come back into the same slots, it may do either."""
 
     def unlock(self, handle: object) -> object:
         """Take one `lock` of this handle back. Refuses where there is none."""

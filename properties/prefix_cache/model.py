@@ -100,7 +100,13 @@ class PrefixCacheModel:
             self.ever_evicted.add(cached.cell)
 
     def is_stale(self, path: Path) -> bool:
+        """Whether a page of the path has been evicted since."""
         return bool(path) and self.tree.get(path[-1].cell) is not path[-1]
+
+    def is_back(self, path: Path) -> bool:
+        """Whether all of the path is cached, in the same pages; if it was evicted, it has come back by chance."""
+        found = [self.tree.get(cached.cell) for cached in path]
+        return all(now is not None and now.page == then.page for now, then in zip(found, path, strict=True))
 
     def locks(self) -> dict[int, int]:
         """Page -> how many holders protect it, recounted; pages that nobody protects are not in it."""

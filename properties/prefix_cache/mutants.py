@@ -44,6 +44,14 @@ class CutsTokensTo31Bits(RadixCache):
         return super()._keys_of([token & 0x7FFFFFFF for token in tokens])
 
 
+class PacksBigramsInto32Bits(RadixCache):
+    """The two tokens of a bigram have 16 bits each."""
+
+    def _keys_of(self, tokens):
+        keys = super()._keys_of(tokens)
+        return (keys >> 32 & 0xFFFF) << 16 | keys & 0xFFFF if self.key_kind == "bigram" else keys
+
+
 class KeysBigramsByTheFirst(RadixCache):
     """A draft head's KV is filed under its own token alone, though the next one went into it."""
 
@@ -389,6 +397,7 @@ _DEFECTS = (
     (ComparesFirstPages, of_radix, ("RADIX-01",)),
     (MatchesPartsOfPages, of_radix, ("RADIX-01",)),
     (CutsTokensTo31Bits, of_radix, ("RADIX-01",)),
+    (PacksBigramsInto32Bits, of_radix, ("RADIX-01", "RADIX-10")),
     (KeysBigramsByTheFirst, of_radix, ("RADIX-01", "RADIX-10")),
     (LocksTheNodeAlone, of_radix, ("RADIX-02", "RADIX-03")),
     (LocksTheEvicted, of_radix, ("RADIX-03",)),
@@ -413,7 +422,7 @@ _DEFECTS = (
     (AbortsWithoutUnlocking, of_store, ("RADIX-06",)),
     (LocksOncePerPublication, of_store, ("RADIX-06",)),
     (TrustsTheHash, of_plain, ("RADIX-01",)),
-    (HashesWithoutTheParent, of_plain, ("RADIX-01",)),
+    (HashesWithoutTheParent, of_plain, ("RADIX-01", "RADIX-10")),
     (EvictsInnerBlocks, of_plain, ("RADIX-08",)),
     (ReplacesOnDuplicate, of_plain, ("RADIX-01", "RADIX-07")),
     (WaitsForRoom, of_plain, ("HANGS",)),

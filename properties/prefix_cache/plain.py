@@ -15,6 +15,7 @@ from .contract import PrefixCacheCapabilities, PrefixCacheConfig
 EVERYTHING = PrefixCacheCapabilities(
     paged=True,
     bigrams=True,
+    wide_ids=True,
     namespaces=True,
     lru=True,
     policies=True,

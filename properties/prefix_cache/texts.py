@@ -5,15 +5,17 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-LARGE_TOKEN = 2**31 + 1
-"""Folded into 31 bits, it is token 1."""
+LARGE_TOKEN = 2**16 + 1
+HUGE_TOKEN = 2**31 + 1
+"""Cut to 16, or to 31 bits, they are token 1."""
 
-NUM_KINDS = 4
+NUM_KINDS = 5
+HUGE_KIND = 4
 
 
 def page_of(kind: int, page_size: int) -> tuple[int, ...]:
     """The tokens of a kind of page: like kind 0 but for the last token (1), for the first (2), for a token that looks the same when
-    it is cut to 31 bits (3)."""
+    it is cut to 16 bits (3), to 31 bits (4)."""
     ones = (1,) * (page_size - 1)
     match kind % NUM_KINDS:
         case 0:
@@ -22,7 +24,9 @@ def page_of(kind: int, page_size: int) -> tuple[int, ...]:
             return (*ones, 2)
         case 2:
             return (3, *ones)
-    return (*ones, LARGE_TOKEN)
+        case 3:
+            return (*ones, LARGE_TOKEN)
+    return (*ones, HUGE_TOKEN)
 
 
 class Text(NamedTuple):

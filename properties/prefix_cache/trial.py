@@ -110,8 +110,11 @@ class PrefixCacheTrial(ObservedCache):
         match = self.model.matches.get(op.name)
         if match is None:
             return False
+        stale = self.model.is_stale(match.path)
+        if stale and self.model.is_back(match.path):
+            return False  # a lock would be as good as a refusal: the caller's slots hold what it found in them
         m = self._begin(op)
-        m.stale = m.must_refuse = self.model.is_stale(match.path)
+        m.stale = m.must_refuse = stale
         m.locked = match.path
         if m.stale:
             self._refused(self.subject.lock, match.handle)

@@ -10,15 +10,17 @@ from ..operations import Operation
 from ..vocabulary import Letter, Vocabulary
 from . import operations as ops
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
+from .texts import HUGE_KIND
 
 PAGE_SIZES = (1, 1, 2, 2, 3, 4, 8, 16)
 POLICIES = ("lru", "lru", "fifo", "lfu")
 NAMES = ("m", "n", "o")
 REQUESTS = ("r1", "r2", "r3")
 NAMESPACES = ("", "lora-1", "1")
-# Texts of two kinds of pages that branch everywhere; the third and fourth kinds differ from the first by one token only.
+# Texts of two kinds of pages that branch everywhere; the other kinds differ from the first by one token only.
 _SHORT = [(), (0,), (0,), (1,), (2,), (3,)]
 _TEXTS = [*_SHORT, *product((0, 1), repeat=2), (0, 2), (0, 3), *product((0, 1), repeat=3), (0, 0, 0, 0), (0, 1, 0, 1)]
+_HUGE = [(HUGE_KIND,), (0, HUGE_KIND)]
 
 
 def draw_config(bits: int, capabilities: PrefixCacheCapabilities) -> PrefixCacheConfig:
@@ -53,24 +55,25 @@ def vocabulary(config: PrefixCacheConfig, capabilities: PrefixCacheCapabilities)
     size, pages = config.page_size, config.num_pages
     # A bigram's last page needs the token behind it.
     extras = sorted({-1, 0, 1, size - 1}) + [int(config.bigram)] * 3
+    texts = [*_TEXTS, *_HUGE] if capabilities.wide_ids else _TEXTS
     spaces = ("", "", *NAMESPACES) if capabilities.namespaces else ("",)
     edges = sorted({n * size + d for n in (1, 2, 3) for d in (-1, 0, 1)})
     letters = {
         "": (
-            Letter(ops.Match, 8, NAMES, _TEXTS, extras, spaces),
+            Letter(ops.Match, 8, NAMES, texts, extras, spaces),
             Letter(ops.Lock, 5, NAMES),
             Letter(ops.Unlock, 4, NAMES),
             Letter(ops.Evict, 4, (0, -1, 1, 1, size, size, 2 * size, size + 1, pages * size, pages * size + 1)),
-            Letter(ops.Admit, 8, REQUESTS, _TEXTS, extras, spaces),
+            Letter(ops.Admit, 8, REQUESTS, texts, extras, spaces),
             Letter(ops.Share, 4, REQUESTS, edges),
             Letter(ops.Finish, 5, REQUESTS),
             Letter(ops.Abort, 2, REQUESTS),
             # Where the subject has a pool, nobody else's pages come in.
-            *((Letter(ops.Complete, 2),) if capabilities.table else (Letter(ops.Insert, 5, _TEXTS, extras, spaces),)),
+            *((Letter(ops.Complete, 2),) if capabilities.table else (Letter(ops.Insert, 5, texts, extras, spaces),)),
         ),
         "hostile": (Letter(ops.UnlockStray, 2, NAMES),),
-        "peek": (Letter(ops.Peek, 2, _TEXTS, extras, spaces),),
-        "namespaces": (Letter(ops.Compare, 3, _TEXTS, extras, NAMESPACES, NAMESPACES),),
+        "peek": (Letter(ops.Peek, 2, texts, extras, spaces),),
+        "namespaces": (Letter(ops.Compare, 3, texts, extras, NAMESPACES, NAMESPACES),),
     }
     return {name: found for name, found in letters.items() if name in ("", "hostile", *capabilities.declared)}
 

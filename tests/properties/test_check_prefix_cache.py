@@ -20,7 +20,7 @@ from foretoken.properties.prefix_cache.contract import PrefixCacheCapabilities, 
 from foretoken.properties.prefix_cache.model import PrefixCacheModel
 from foretoken.properties.prefix_cache.plain import EVERYTHING, PlainPrefixCache
 from foretoken.properties.prefix_cache.suite import SUITE
-from foretoken.properties.prefix_cache.texts import LARGE_TOKEN, page_of, text_of
+from foretoken.properties.prefix_cache.texts import HUGE_TOKEN, LARGE_TOKEN, page_of, text_of
 from foretoken.properties.report import PropertiesBroken
 from foretoken.properties.swarm import Swarm
 from foretoken.properties.trial import Violation
@@ -110,11 +110,12 @@ def test_every_configuration_that_is_simpler_is_one():
 
 
 def test_kinds_of_pages_differ_where_defects_hide():
-    pages = [page_of(kind, 4) for kind in range(4)]
-    assert len(set(pages)) == 4 and {len(page) for page in pages} == {4}
+    pages = [page_of(kind, 4) for kind in range(5)]
+    assert len(set(pages)) == 5 and {len(page) for page in pages} == {4}
     assert pages[0][:3] == pages[1][:3] and pages[0][1:] == pages[2][1:]
-    assert LARGE_TOKEN & 0x7FFFFFFF == 1 and [token & 0x7FFFFFFF for token in pages[3]] == list(pages[0])
-    assert len({page_of(kind, 1) for kind in range(4)}) == 4
+    assert LARGE_TOKEN & 0xFFFF == 1 and [token & 0xFFFF for token in pages[3]] == list(pages[0])
+    assert HUGE_TOKEN & 0x7FFFFFFF == 1 and [token & 0x7FFFFFFF for token in pages[4]] == list(pages[0])
+    assert len({page_of(kind, 1) for kind in range(5)}) == 5
 
 
 def test_cells_are_equal_where_prefixes_are():
@@ -183,10 +184,10 @@ def test_a_request_that_does_not_fit_leaves_no_lock():
 
 
 @pytest.mark.parametrize("make", [radix_cache.make, plain.make])
-def test_a_stale_handle_is_refused_also_when_its_text_is_back(make):
+def test_a_stale_handle_is_refused_also_when_its_text_is_back_elsewhere(make):
     history = [
-        ops.Insert((0,), 0, ""), ops.Match("m", (0,), 0, ""), ops.Evict(1), ops.Insert((0,), 0, ""), ops.Lock("m"),
-        ops.UnlockStray("m"),
+        ops.Insert((0,), 0, ""), ops.Match("m", (0,), 0, ""), ops.Evict(1), ops.Insert((1,), 0, ""),
+        ops.Insert((0,), 0, ""), ops.Lock("m"), ops.UnlockStray("m"),
     ]  # fmt: skip
     told = []
     capabilities = make.capabilities
@@ -198,7 +199,7 @@ def test_a_stale_handle_is_refused_also_when_its_text_is_back(make):
         history,
         watch=lambda operation, trial: told.append(trial.describe()),
     )
-    assert "refused" in told[4]
+    assert ["refused" in what for what in told] == [False] * 5 + [True, True]
 
 
 class NoPair(PlainPrefixCache):
