@@ -69,6 +69,8 @@ class AdaptiveController:
         self.policy = policy
         self._shape_arguments = (topk, num_draft_tokens, depth_limited)
         self._shape = DraftShape(policy.config, topk, num_draft_tokens, depth_limited)
+        self._first_config = policy.config  # what is built and captured: a later table chooses among that
+        self._first_keys = self._shape.state_keys()
         self._host = host
         self._states: dict[tuple[int, int], dict[str, object]] = {}
         self._active_key: tuple[int, int] | None = None
@@ -117,6 +119,10 @@ class AdaptiveController:
     def cuda_graph_bs_for_step(self, step: int) -> tuple[int, ...] | None:
         """The captured sizes that can reach `step`; None when graphs are off."""
         return RangeRouter(self.policy.config, self._captured_sizes).graph_sizes_of_step(step)
+
+    def _built_graph_sizes(self, steps: int) -> tuple[int, ...]:
+        """The sizes with a graph of these steps, whatever table is in force; empty when graphs are off."""
+        return RangeRouter(self._first_config, self._captured_sizes).graph_sizes_of_step(steps) or ()
 
     # --- runtime states ---
 
@@ -270,11 +276,11 @@ class AdaptiveController:
         problems = [
             Problem("candidate_steps", f"{steps} steps with {nd} draft tokens were not built at start-up")
             for steps, nd in shape.state_keys()
-            if (steps, nd) not in self._shape.state_keys()
+            if (steps, nd) not in self._first_keys
         ]
         for steps in new.candidate_steps if self._captured_sizes else ():
             reachable = set(router.graph_sizes_of_step(steps) or ())
-            missing = sorted(reachable - set(self.cuda_graph_bs_for_step(steps) or ()))
+            missing = sorted(reachable - set(self._built_graph_sizes(steps)))
             if missing:
                 problems.append(Problem("candidate_steps", f"{steps} steps have no captured graph for sizes {missing}"))
         if problems:

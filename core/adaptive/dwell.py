@@ -1,4 +1,4 @@
-"""How often a choice of steps may change: a dwell that doubles at each reversal, under a hard window."""
+"""How often a choice of steps may change: a dwell that doubles at each reversal, up to a bound, under a hard window."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections import deque
 SWITCHES_PER_WINDOW = 10
 WINDOW_ROUNDS = 10_000
 _QUIET_DWELLS = 8
-_MAX_DOUBLINGS = 20
+_LONGEST_DWELL = 2048
 
 
 class SwitchGate:
     """Says when a switch is allowed, from the rounds at which the earlier ones happened.
 
-    Two rules. After a switch the next one waits the dwell, which doubles after each reversal of direction and falls
+    Two rules. After a switch the next one waits the dwell, which doubles after each reversal of direction, up to 2,048
+    rounds (a probe and its way back are two reversals: without a bound, probes would end all probing), and falls
     back to `min_dwell` after eight dwells without a switch. And whatever the input, no window of 10,000 rounds holds
     more than 10 switches, so that no stationary process can make a policy ping-pong.
 
@@ -32,7 +33,7 @@ class SwitchGate:
 
     def dwell(self, now: int) -> int:
         """The dwell in force at round `now`."""
-        current = self._min_dwell << self._doublings
+        current = self._doubled()
         if self._last is not None and now - self._last >= _QUIET_DWELLS * current:
             return self._min_dwell
         return current
@@ -45,8 +46,7 @@ class SwitchGate:
         assert 1 <= switches <= SWITCHES_PER_WINDOW
         if self._min_dwell == 0 or self._last is None:
             return now
-        doublings = 0 if certain else self._doublings
-        earliest = max(now, self._last + (self._min_dwell << doublings))
+        earliest = max(now, self._last + (self._min_dwell if certain else self._doubled()))
         crowding = len(self._recent) + switches - SWITCHES_PER_WINDOW
         if crowding > 0:
             earliest = max(earliest, self._recent[crowding - 1] + WINDOW_ROUNDS)
@@ -57,14 +57,19 @@ class SwitchGate:
         assert old_steps != new_steps
         if self._min_dwell == 0:
             return
-        if self._last is not None and now - self._last >= _QUIET_DWELLS * (self._min_dwell << self._doublings):
+        if self._last is not None and now - self._last >= _QUIET_DWELLS * self._doubled():
             self._doublings = 0
         direction = 1 if new_steps > old_steps else -1
         if self._direction == -direction:
-            self._doublings = min(self._doublings + 1, _MAX_DOUBLINGS)
+            # Once the dwell is at its bound, counting on would change nothing.
+            self._doublings += self._doubled() < _LONGEST_DWELL
         self._direction = direction
         self._last = now
         self._recent.append(now)
+
+    def _doubled(self) -> int:
+        """The dwell with its doublings; one that begins beyond the bound stays as it is."""
+        return max(self._min_dwell, min(self._min_dwell << self._doublings, _LONGEST_DWELL))
 
     def forgive(self) -> None:
         """Forget the past: what it answered to is over."""

@@ -48,6 +48,8 @@ _PROBE_INTERVAL_GROWTH = 4
 _PROBE_INTERVAL_CAP_ROUNDS = 4096
 _AMNESTY_ROUNDS = 1000
 _PROBE_COST = 0.005
+_MAX_PROBE_LOSS_ROUNDS = 32.0
+_LONGEST_PROBE_WAIT_ROUNDS = 10_000
 _MAX_CACHED_BATCH_SIZES = 1 << 14
 
 
@@ -173,7 +175,8 @@ class GoodputPolicy:
         if executed_steps:
             self.estimate.add(counts)
             probe = self._probe
-            if probe is not None and executed_steps > probe.incumbent:
+            # Rounds of other batch sizes are no part of the probe, and its cost is not theirs.
+            if probe is not None and executed_steps > probe.incumbent and self._cell_of.get(batch_size) is probe.cell:
                 probe.rounds += 1
                 probe.rows += rows
         self._round += 1
@@ -312,8 +315,11 @@ class GoodputPolicy:
     def _has_shown_enough(self, probe: _Probe, times: Sequence[int]) -> bool:
         """True once there are rows enough and, within bounds, the probe's steps are clearly better or worse.
 
-        While they are neither, going on costs next to nothing: that is what not clearly worse means.
+        While they are neither, going on costs little: that is what not clearly worse means. Steps that are much dearer may
+        be worse by far before that is certain, so the loss has a bound of its own.
         """
+        if self._lost_rounds(probe, times) > _MAX_PROBE_LOSS_ROUNDS:
+            return True
         if probe.rows < _PROBE_ROWS and probe.rounds < _PROBE_ROUNDS:
             return False
         if probe.rounds >= _MAX_PROBE_ROUNDS:
@@ -368,13 +374,16 @@ class GoodputPolicy:
         interval = self._probe_interval = self._probe_interval if chosen <= probe.incumbent else _PROBE_INTERVAL_ROUNDS
         if chosen <= probe.incumbent:
             self._probe_interval = min(interval * _PROBE_INTERVAL_GROWTH, _PROBE_INTERVAL_CAP_ROUNDS)
-        # The time lost, in rounds of the incumbent, with the doubt to the probe's disadvantage.
-        gain, doubt = self._probe_gain(probe, times)
-        index = cell.candidates.index
-        length = times[index(probe.steps)] / times[index(probe.incumbent)]
-        lost_rounds = max(0.0, doubt - gain) * length * max(probe.rounds, 1)
-        wait = max(interval, math.ceil(lost_rounds / _PROBE_COST))
+        lost_rounds = self._lost_rounds(probe, times, doubtful=True)
+        wait = min(max(interval, math.ceil(lost_rounds / _PROBE_COST)), _LONGEST_PROBE_WAIT_ROUNDS)
         self._next_probe = self._fold_round + wait
+
+    def _lost_rounds(self, probe: _Probe, times: Sequence[int], doubtful: bool = False) -> float:
+        """The time that a probe has lost, in rounds of the incumbent; `doubtful`: with the doubt to its disadvantage."""
+        gain, doubt = self._probe_gain(probe, times)
+        index = probe.cell.candidates.index
+        length = times[index(probe.steps)] / times[index(probe.incumbent)]
+        return max(0.0, doubtful * doubt - gain) * length * probe.rounds
 
     def snapshot(self) -> dict[str, object]:
         probe = self._probe

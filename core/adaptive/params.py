@@ -34,6 +34,7 @@ class AdaptiveSpeculativeParams:
         self._router = RangeRouter(self.config)
         self._slot_of: dict[int, AdaptiveStepSlot] = {}
         self._retired_switches = 0
+        self._built = frozenset(self.config.candidate_steps)
 
     @property
     def candidate_steps(self) -> tuple[int, ...]:
@@ -90,13 +91,13 @@ class AdaptiveSpeculativeParams:
     def reload(self, config: AdaptiveConfig) -> None:
         """Go on with another table. A range whose bound and rule are unchanged keeps its state, the others begin anew.
 
-        Raises `ConfigError` and changes nothing if the new table has candidates that the running one has not: nothing
+        Raises `ConfigError` and changes nothing if the new table has candidates that the first one had not: nothing
         was built for them.
         """
         config = load_adaptive_config(config)
-        unbuilt = sorted(set(config.candidate_steps) - set(self.config.candidate_steps))
+        unbuilt = sorted(set(config.candidate_steps) - self._built)
         if unbuilt:
-            message = f"{unbuilt} were not built at start-up; expected some of {list(self.config.candidate_steps)}"
+            message = f"{unbuilt} were not built at start-up; expected some of {sorted(self._built)}"
             raise ConfigError(config.source, [Problem("candidate_steps", message)])
         kept = dict(zip(self.config.bounds, self._slots, strict=True))
         slots = []

@@ -269,6 +269,16 @@ class TestReload:
             controller.reload(table)
         assert (controller.snapshot(), controller.policy.config) == before
 
+    def test_what_was_left_out_may_come_back(self):
+        """What counts is what was built and captured, not what the last table used of it."""
+        controller = build_controller("ema", RANGES, host=Host())
+        controller.init_states([4, 8])
+        controller.reload({**FAST, "1": {"candidate_steps": [1]}, "8": {"candidate_steps": [0]}})
+        controller.reload(RANGES)
+        assert controller.candidates == (0, 1, 3)
+        with pytest.raises(ConfigError, match=r"3 steps have no captured graph for sizes \[8\]"):
+            controller.reload({**FAST, "1": {"candidate_steps": [1, 3]}})
+
     def test_a_policy_without_a_table_says_so(self):
         with pytest.raises(ConfigError, match="fixed policy has no table"):
             fixed_controller(1).reload(RANGES)

@@ -27,6 +27,7 @@ def round_ns(batch_size: int, steps: int, kv_tokens: int) -> int:
 
 
 COSTS = CostTable.from_function(round_ns, CANDIDATES, (1, 2, 4, 8, 16, 32, 64, 128, 256))
+COSTS_OF_SOME = CostTable.from_function(round_ns, (0, 1, 3, 7), (1, 4, 16, 32))
 
 PROCESSES = {
     "chat": (0.605, 0.596, 0.647, 0.695, 0.729),
@@ -139,6 +140,35 @@ def test_zero_is_not_absorbing_and_probes_are_bounded():
     history = closed_loop(controller, longest_runs("excellent", 8, 6000, seed=2))[1]
     first = next(t for t, steps in enumerate(history) if steps > 0)
     assert first < 4500 and history[-1] == 7
+
+
+def test_a_probe_is_not_charged_with_the_rounds_of_other_batch_sizes():
+    """The probing batch size goes away; others run on with some steps for hundreds of rounds, and lose nothing by it."""
+    controller = build_controller(
+        "goodput", {"1": {"candidate_steps": [0, 7]}, "16": {"candidate_steps": [1, 3]}}, cost_table=COSTS_OF_SOME
+    )
+    policy = controller.policy
+    useless = longest_runs("useless", 4, 700, seed=2)
+    t = 0
+    while policy._probe is None:
+        closed_loop(controller, useless[t : t + 1])
+        t += 1
+    closed_loop(controller, longest_runs("useless", 17, 600, seed=2))
+    assert policy._probe is None or policy._probe.cell.batch_size != 4
+    assert policy._next_probe - policy._round <= 4096
+
+
+def test_no_wait_for_a_probe_is_longer_than_a_window():
+    """Where seven steps take three times as long, a probe of one row is dear, and paid for with tens of thousands of rounds without a bound."""
+    dear = CostTable.from_function(lambda bs, steps, kv: 7_000_000 + 2_000_000 * steps, (0, 7), (1, 4))
+    controller = build_controller("goodput", {"1": {"candidate_steps": [0, 7]}}, cost_table=dear)
+    policy, waits = controller.policy, []
+    for seed in range(3):
+        for run in longest_runs("poor", 1, 3000, seed=seed):
+            steps = controller.activate_step_by_batch(1, 0)
+            controller.on_verify_complete(np.minimum(run, steps), 1, steps)
+            waits.append(policy._next_probe - policy._round)
+    assert policy.num_probes >= 1 and max(waits) <= WINDOW_ROUNDS
 
 
 def test_zero_alone_is_absorbing():
@@ -297,6 +327,16 @@ class TestSwitchGate:
         assert gate.earliest(41) == 80 and gate.earliest(41, certain=True) == 50
         gate.record(40 + 8 * 40, 5, 3)  # quiet for eight dwells: this reversal is the first again
         assert gate.earliest(361) == 360 + 20
+
+    def test_the_dwell_has_a_bound(self):
+        """Every probe that fails is two reversals: doubled for each without end, probing would stop for days."""
+        gate = SwitchGate(64)
+        now = 0
+        for number in range(40):
+            now = gate.earliest(now)
+            gate.record(now, number % 2, (number + 1) % 2)
+        assert gate.earliest(now) - now <= WINDOW_ROUNDS and gate.dwell(now) == 2048
+        assert SwitchGate(5000).dwell(0) == 5000
 
     @settings(max_examples=60, deadline=None)
     @given(st.integers(1, 100), st.lists(st.integers(0, 800), max_size=80), st.randoms(use_true_random=False))
