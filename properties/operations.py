@@ -93,11 +93,16 @@ def _plain(value: object) -> object:
 
 def simpler(operation: Operation, neighbours: Sequence[Operation]) -> Iterator[Operation]:
     """Operations like this one, but simpler, the simplest first: smaller numbers, shorter lists, names used before."""
-    names = [
-        getattr(n, field.name) for n in neighbours for field in fields(n) if field_types(type(n))[field.name] is str
+    used = [
+        (field.name, getattr(n, field.name))
+        for n in neighbours
+        for field in fields(n)
+        if field_types(type(n))[field.name] is str
     ]
     for field in fields(operation):
         value = getattr(operation, field.name)
+        # Nothing is a name for what may have none, say a namespace; nobody else is called that.
+        names = [name for place, name in used if name or place == field.name]
         for candidate in _simpler_values(value, names):
             yield replace(operation, **{field.name: candidate})
 

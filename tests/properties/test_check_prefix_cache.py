@@ -13,7 +13,7 @@ from foretoken.properties.importing import load_make
 from foretoken.properties.invariants import all_invariants, of_contract
 from foretoken.properties.machines import machine
 from foretoken.properties.mutants import kill, mutants_of
-from foretoken.properties.operations import decode, encode
+from foretoken.properties.operations import decode, encode, simpler
 from foretoken.properties.prefix_cache import operations as ops
 from foretoken.properties.prefix_cache import plain
 from foretoken.properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixCacheConfig
@@ -306,3 +306,11 @@ def test_there_is_one_test_per_invariant():
         tests.test_radix_07()
     checked = {item.id for item in all_invariants() if item.contract == "prefix-cache"}
     assert {f"test_{id.lower().replace('-', '_')}" for id in checked} <= set(dir(tests))
+
+
+def test_nobody_is_renamed_to_nothing():
+    """A namespace may be "", a name or a request is called something also after shrinking."""
+    before = [ops.Insert((0,), 0, ""), ops.Match("m", (0,), 0, "")]
+    candidates = list(simpler(ops.Match("n", (0,), 0, "lora-1"), before))
+    assert ops.Match("m", (0,), 0, "lora-1") in candidates and ops.Match("n", (0,), 0, "") in candidates
+    assert not any(candidate.name == "" for candidate in candidates)
