@@ -159,7 +159,7 @@ def test_a_probe_is_not_charged_with_the_rounds_of_other_batch_sizes():
 
 
 def test_no_wait_for_a_probe_is_longer_than_a_window():
-    """Where seven steps take three times as long, a probe of one row is dear, and paid for with tens of thousands of rounds without a bound."""
+    """Where seven steps take three times as long, a probe of one row is dear; without a bound it costs tens of thousands of rounds."""
     dear = CostTable.from_function(lambda bs, steps, kv: 7_000_000 + 2_000_000 * steps, (0, 7), (1, 4))
     controller = build_controller("goodput", {"1": {"candidate_steps": [0, 7]}}, cost_table=dear)
     policy, waits = controller.policy, []

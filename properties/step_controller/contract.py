@@ -1,0 +1,135 @@
+"""The contract of a step controller: given a batch, how many draft steps; told what was accepted, it may change its mind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from ..contracts import Capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class StepsConfig:
+    """What `make(config)` builds.
+
+    `table` is a JSON object: a key of digits is the lower bound of a range of batch sizes, and maps to an entry whose
+    `candidate_steps` are the draft steps to choose from (0: do not speculate); the other keys (`update_interval`, `warmup_batches`,
+    `ema_alpha`, `min_dwell_batches`) hold for all ranges. `captured` are the batch sizes with CUDA graphs: a batch is padded to the next
+    of them, if there is one, and then belongs to the range with the largest bound not above it (the first, below all).
+
+    A round of S steps and b rows that reads k KV tokens takes `base_ns` + S · `draft_ns` + b · (S + 1) · `token_ns` + k · `kv_token_ps`
+    / 1000 nanoseconds, with k = b · `kv_per_row`. The rest is about the world, and nothing for a component to look at: which runtime state
+    fails to be built at first (`fail_at`, from 1 on; 0: none), how much longer than drawn all accepted runs are (`lift`), and what an
+    invariant over two runs varies between them (`varied`: "acceptance" or "cost").
+    """
+
+    table: str
+    captured: tuple[int, ...] = ()
+    base_ns: int = 7_000_000
+    draft_ns: int = 700_000
+    token_ns: int = 21_000
+    kv_token_ps: int = 39_300
+    kv_per_row: int = 500
+    fail_at: int = 0
+    lift: int = 0
+    varied: str = "acceptance"
+
+    def round_time_ns(self, steps: int, batch_size: int, kv_tokens: int) -> int:
+        """The modelled time of one round."""
+        kv_ns = self.kv_token_ps * kv_tokens // 1000
+        return self.base_ns + steps * self.draft_ns + batch_size * (steps + 1) * self.token_ns + kv_ns
+
+
+@dataclass(frozen=True, slots=True)
+class StepsCapabilities(Capabilities):
+    """What a controller declares. Each flag adds methods, operations that call them, and invariants."""
+
+    adaptive: bool = False
+    """It chooses among several candidates. Without it the table has one range with one candidate."""
+    inspection: bool = False
+    """`state()`"""
+    counters: bool = False
+    """`counted()`"""
+    averages: bool = False
+    """`average(batch_size)`: each range keeps a moving average, fed by rounds of its own current steps alone"""
+    goodput: bool = False
+    """It knows the modelled cost, and is held to the throughput of the best fixed steps."""
+    runtime: bool = False
+    """`attach(host, captured)` and `activate(batch_size, kv_tokens)`: a runtime state per step count, swapped at activation"""
+    reload: bool = False
+    """`reload(text)`"""
+
+    FOUNDATIONS: ClassVar = {"averages": ("adaptive",), "goodput": ("adaptive",), "reload": ("adaptive",)}
+
+
+class RuntimeHost(Protocol):
+    """What a controller with `runtime` is given: the owner of the live fields. A runtime state is a mapping of all of them.
+
+    Building may change the live fields and may fail, and so may installing; the controller puts things back.
+    """
+
+    def build_runtime_state(
+        self, steps: int, num_draft_tokens: int, cuda_graph_bs: tuple[int, ...] | None
+    ) -> Mapping[str, object]:
+        """The state for a step count, with steps + 1 draft tokens and graphs for these batch sizes (None: no graphs)."""
+        ...
+
+    def runtime_fields(self) -> Mapping[str, object]:
+        """The live values."""
+        ...
+
+    def install_runtime_fields(self, fields: Mapping[str, object]) -> None:
+        """Make these the live values."""
+        ...
+
+
+class StepController(Protocol):
+    """A step controller. Its choice may depend on the calls so far and on nothing else.
+
+    To refuse is to return False or to raise one of `REFUSALS`; nothing may have changed then.
+    """
+
+    def steps_for(self, batch_size: int, kv_tokens: int) -> int:
+        """The steps for a round of `batch_size` rows that reads `kv_tokens` KV tokens. To ask again changes nothing."""
+
+    def observe(self, correct_drafts: Sequence[float], batch_size: int, executed_steps: int) -> object:
+        """One verify result: the correct drafts (0 … executed_steps) of the rows still alive, from a round launched with `batch_size`
+        rows and `executed_steps`. It may come late, after the choice has changed. Impossible values are refused or left out."""
+
+    # inspection
+    def state(self) -> object:
+        """All that future choices depend on, as plain data: numbers, strings, None, lists and dictionaries of them."""
+
+    # counters
+    def counted(self) -> Sequence[int]:
+        """So far: verify results with at least one row, rows, correct drafts, proposed drafts (steps · rows)."""
+
+    # averages
+    def average(self, batch_size: int) -> float:
+        """The average of the range that a batch size belongs to: `(1 − ema_alpha) · average + ema_alpha · mean` per result."""
+
+    # runtime
+    def attach(self, host: RuntimeHost, captured: Sequence[int] | None) -> object:
+        """Build one state per candidate, each with graphs for exactly those captured sizes (None: no graphs) whose range has it. If a
+        build fails, the error goes on and nothing has changed; `attach` may be called again with the same host."""
+
+    def activate(self, batch_size: int, kv_tokens: int) -> int:
+        """`steps_for`, and the host's live fields are those of these steps; only this swaps them."""
+
+    # reload
+    def reload(self, text: str) -> object:
+        """Go on with another table, whose candidates and ranges are among those of the first one."""
+
+
+MakeController = Callable[[StepsConfig], StepController]
+
+METHODS: dict[str, tuple[str, ...]] = {
+    "": ("steps_for", "observe"),
+    "inspection": ("state",),
+    "counters": ("counted",),
+    "averages": ("average",),
+    "runtime": ("attach", "activate"),
+    "reload": ("reload",),
+}
+"""Capability -> the methods of a controller that it promises; "" is what every controller has."""
