@@ -23,5 +23,5 @@ SUITE = Suite(
     simpler_configs=simpler_configs,
     probes={"ACCEPT-17": (ops.Merge, ops.Arrive)},
     run_length=120,
-    limit_s=20.0,
+    limit_s=60.0,
 )

@@ -7,8 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from foretoken.core.errors import ConfigError
+from foretoken.core.executor import run_until_idle
 from foretoken.core.hidden import merge_hidden
+from foretoken.core.prompt import Prompt
+from foretoken.core.request import Request
 from foretoken.core.step import BlockEnd
+from foretoken.observe.log import EventLog
+from foretoken.observe.replay import replay
 from foretoken.properties.adapters.reference_executor import ReferenceAdapter
 from foretoken.properties.adapters.reference_executor import make as make_reference
 from foretoken.properties.cases import Case
@@ -265,6 +270,24 @@ def test_the_engine_that_is_fed_follows_through_retraction_and_abort():
     trial.drain()
     assert core.difference is None and core.num_events > 30
     assert core.fed.is_idle and core.fed.last_step_id == core.live.last_step_id > 8
+
+
+@pytest.mark.parametrize("name", SUITE.subjects)
+def test_a_log_of_a_run_replays_without_its_executor(tmp_path, name):
+    if ".gpu." in name:
+        pytest.importorskip("torch")
+    make = load_make(name)
+    capabilities = ExecutorCapabilities.of(make.capabilities)
+    config = replace(PLAIN, steps=2, adaptive=True, block_rounds=8, overlap=True, tokens=capabilities.tokens)
+    log = EventLog(tmp_path / "events.jsonl", {})
+    engine = config.make_engine(log.sink(0))
+    for number in range(5):
+        prompt = Prompt.of_tokens(np.arange(3 + number) % config.vocab_size)
+        assert engine.submit(Request(f"r{number}", prompt, 12), 0).refusal == ""
+    num_steps = run_until_idle(engine, make(config), lambda: 0)
+    log.close(True)
+    report = replay(log.path, lambda header, replica, events: config.make_engine(events))
+    assert report.identical and report.complete and report.num_commits == num_steps > 8, report.difference
 
 
 def test_the_first_field_that_differs():
