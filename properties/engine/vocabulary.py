@@ -87,7 +87,15 @@ def draw_config(bits: int, capabilities: EngineCapabilities) -> ServingConfig:
 def simpler_configs(config: ServingConfig) -> Iterator[ServingConfig]:
     """Configurations like this one, but simpler."""
     plainer = {"overlap": False, "mixed": False, "prefix_cache": False, "preempt": False, "block_rounds": 1}
-    plainer |= {"step_tokens": 0, "max_queue": 0, "model": 0, "chunk_size": 64, "max_running": 2, "accept": 0}
+    plainer |= {
+        "step_tokens": 0,
+        "max_queue": 0,
+        "model": 0,
+        "chunk_size": 64,
+        "max_running": 2,
+        "accept": 0,
+        "ageing": 1,
+    }
     for name, value in plainer.items():
         if getattr(config, name) != value and not (name == "max_running" and config.max_running < 2):
             yield replace(config, **{name: value})
