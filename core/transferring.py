@@ -204,6 +204,7 @@ class Transferring:
             if tokens is not None:
                 own = self.store.table.gather(row, 0, record.prefill_len)
                 self.store.share_prefix(row, tokens, record.prefill_len, record.request.namespace, self.last_step_id)
+                self.store.pass_fence(self._last_committed)  # if nothing is in flight, nothing else would
                 foreign = np.flatnonzero(own != self.store.table.gather(row, 0, record.prefill_len))
                 record.num_cached = max(record.num_cached, int(foreign[-1]) + 1 if len(foreign) else 0)
         self.output.arrive(record, arrival)

@@ -40,14 +40,22 @@ class DecodeSide(HandoffSide):
 
     Until a request has joined its fate is the prefill side's to tell: `take_finished` has only such as had joined, and were called
     over by the prefill side later.
+
+    `shape` sizes what the algorithm relays; without one the engine's steps and branches do.
     """
 
     def __init__(
-        self, engine: Engine, page_format: PageFormat, epoch: int, timing: HandoffTiming | None = None
+        self,
+        engine: Engine,
+        page_format: PageFormat,
+        epoch: int,
+        timing: HandoffTiming | None = None,
+        shape: AlgorithmShape | None = None,
     ) -> None:
         super().__init__(engine, page_format, timing)
         self.epoch = epoch
-        self._shape = AlgorithmShape(engine.sizes.max_steps, engine.controller.topk, page_format.hidden_size)
+        sizes, topk = engine.sizes, engine.controller.topk
+        self._shape = shape or AlgorithmShape(sizes.max_steps, topk, page_format.hidden_size)
         self._transfers: dict[tuple[str, str], Incoming] = {}  # by (peer, request)
         self._queue: deque[Incoming] = deque()
         self._generations: dict[str, int] = {}  # the newest that was heard of, by peer
@@ -121,7 +129,7 @@ class DecodeSide(HandoffSide):
             if transfer.state is not TransferState.QUEUED:
                 if transfer.state is TransferState.RECEIVING:
                     self._fail_request(transfer, "the decode worker was restarted", now_ns)
-                    self._say(transfer.peer, Cancel(transfer.key, True, transfer.message))
+                    self._say(transfer.peer, Cancel(transfer.key, transfer.offer.first_attempt, True, transfer.message))
                 self._finish(transfer, transfer.end, now_ns)
         self.epoch = epoch
 
@@ -196,7 +204,9 @@ class DecodeSide(HandoffSide):
         ):
             return False
         if offer.request != transfer.offer.request:
-            self._lose(transfer, "another request of this id was offered", now_ns)
+            # This offer has to come again: first both sides must agree that nothing of the other request is sent any more.
+            self._fail_request(transfer, "another request of this id was offered", now_ns)
+            self._give_up(transfer, TransferState.FAILED, transfer.message, now_ns)
             return False
         self._move(transfer, TransferEvent.RETRY)
         self.counts.retries += 1
@@ -284,7 +294,7 @@ class DecodeSide(HandoffSide):
         self._say(peer, CancelAck(key))
         transfer = self._transfers.get(name)
         same = transfer is not None and transfer.key.generation == key.generation
-        if same and transfer.key.attempt <= key.attempt:
+        if same and message.first_attempt <= transfer.key.attempt <= key.attempt:
             if transfer.state in (TransferState.QUEUED, TransferState.RECEIVING):
                 end = TransferState.FAILED if message.failed else TransferState.CANCELLED
                 self._end_request(transfer, end, f"given up by the prefill worker: {message.reason}", now_ns)
@@ -293,7 +303,8 @@ class DecodeSide(HandoffSide):
         trace = self._traces.get(name)
         if transfer is not None or (trace is not None and _is_newer(trace.key, key)):
             return False
-        if trace is not None and trace.joined and trace.key.generation == key.generation:
+        same = trace is not None and trace.key.generation == key.generation
+        if same and trace.joined and message.first_attempt <= trace.key.attempt:
             self._abort_joined(name, now_ns)
         # It may have overtaken its offer.
         self._remember(name, Trace(key, False), now_ns)
@@ -349,7 +360,7 @@ class DecodeSide(HandoffSide):
         transfer.end, transfer.message = end, why
         if transfer.state not in (TransferState.QUEUED, TransferState.RECEIVING):
             return
-        self._say(transfer.peer, Cancel(transfer.key, end is TransferState.FAILED, why))
+        self._say(transfer.peer, Cancel(transfer.key, transfer.offer.first_attempt, end is TransferState.FAILED, why))
         if transfer.state is TransferState.QUEUED:
             self._finish(transfer, end, now_ns)
             return

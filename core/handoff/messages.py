@@ -148,6 +148,7 @@ class Cancel:
     """Either side: give this transfer up. `failed`: because of an error, else because nobody wants it any more."""
 
     key: TransferKey
+    first_attempt: int  # of this transfer: its earlier attempts are given up as well
     failed: bool
     reason: str
 

@@ -108,7 +108,7 @@ class PrefillSide(HandoffSide):
             transfer.num_reading = 0
             if transfer.state not in (TransferState.CANCELLING, TransferState.FENCED):
                 self._fail_request(transfer, "the prefill worker was restarted", now_ns)
-                self._say(transfer.peer, Cancel(transfer.key, True, transfer.message))
+                self._say(transfer.peer, Cancel(transfer.key, transfer.first_attempt, True, transfer.message))
             self._finish(transfer, transfer.end, now_ns)
         self.generation = generation
 
@@ -123,7 +123,7 @@ class PrefillSide(HandoffSide):
                 self._say(peer, CancelAck(message.key))
             elif isinstance(message, Accept) and message.key not in self._transfers:
                 # It holds slots for something that is over here.
-                self._say(peer, Cancel(message.key, False, "no such transfer"))
+                self._say(peer, Cancel(message.key, message.key.attempt, False, "no such transfer"))
             return
         handler = _HANDLERS.get(type(message))
         if handler is None or not handler(self, transfer, message, now_ns):
@@ -166,7 +166,7 @@ class PrefillSide(HandoffSide):
             elif transfer.state is TransferState.CANCELLING:
                 # Said once more: the other side may have the request running, if all our messages were lost.
                 failed = transfer.end is TransferState.FAILED
-                self._say(transfer.peer, Cancel(transfer.key, failed, transfer.message))
+                self._say(transfer.peer, Cancel(transfer.key, transfer.first_attempt, failed, transfer.message))
                 self._fence(transfer, now_ns)
             elif not self._is_computed(transfer) and transfer.state is TransferState.SENDING:
                 # Nothing is owed to us: we are the ones who compute.
@@ -326,7 +326,7 @@ class PrefillSide(HandoffSide):
         transfer.end, transfer.message = end, why
         self._move(transfer, TransferEvent.GIVE_UP)
         self._renewals.clear(transfer)
-        self._say(transfer.peer, Cancel(transfer.key, end is TransferState.FAILED, why))
+        self._say(transfer.peer, Cancel(transfer.key, transfer.first_attempt, end is TransferState.FAILED, why))
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
 
     def _fail_request(self, transfer: Outgoing, why: str, now_ns: int) -> None:

@@ -254,7 +254,14 @@ def _manifest(value: Any, pieces: list[bytes]) -> Manifest:
     )
 
 
-_SCALARS = {"epoch": _integer, "first_page": _integer, "hold_ns": _integer, "reason": _text, "failed": bool}
+_SCALARS = {
+    "epoch": _integer,
+    "first_attempt": _integer,
+    "first_page": _integer,
+    "hold_ns": _integer,
+    "reason": _text,
+    "failed": bool,
+}
 
 
 def _small(kind: type) -> Any:

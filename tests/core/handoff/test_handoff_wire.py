@@ -58,7 +58,7 @@ MESSAGES = [
     Ack(KEY, 2**70),
     Nack(KEY, 0, "page 3"),
     Renew(KEY, 1),
-    Cancel(KEY, True, "é"),
+    Cancel(KEY, HUGE - 2, True, "é"),
     CancelAck(KEY),
 ]
 
