@@ -4,7 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from foretoken.core.finish import first_stop_string, first_stop_token, settle_runs
+from foretoken.core.finish import finish_reason, first_stop_string, first_stop_token, settle_runs
+from foretoken.core.request import FinishReason
 
 
 def by_hand(accept_len, stop, remaining):
@@ -23,6 +24,7 @@ def test_settling_agrees_with_walking_the_run_by_hand():
     cases = [(a, s, r) for a, s, r in itertools.product(range(1, 6), range(-1, 6), range(1, 7)) if s < a]
     accept, stop, remaining = (np.array(column) for column in zip(*cases, strict=True))
     runs = settle_runs(accept, stop, remaining)
+    assert runs.stopped.dtype == runs.ended.dtype == bool
     for i, case in enumerate(cases):
         assert (runs.kept[i], runs.ended[i], runs.stopped[i]) == by_hand(*case), case
 
@@ -40,6 +42,7 @@ def test_a_stop_exactly_at_the_cap_is_a_stop_and_one_past_it_is_none():
     assert runs.kept.tolist() == [3, 3]
     assert runs.stopped.tolist() == [True, False]
     assert runs.ended.all()
+    assert [finish_reason(bool(stopped)) for stopped in runs.stopped] == [FinishReason.STOP, FinishReason.LENGTH]
 
 
 def test_the_first_of_several_stop_tokens_counts():
@@ -57,6 +60,7 @@ class Letters:
     "before, run, stops, expected",
     [
         ([], [0, 1, 2], ("bc",), 2),
+        ([], [0, 1, 2], ("ab",), 1),
         ([0, 1], [2, 3], ("bc",), 0),  # begins in what was delivered before
         ([0, 1], [3, 3], ("bc",), -1),
         ([0], [1, 2, 3], ("d", "ab"), 0),  # the first to be complete wins, not the first in the list
