@@ -81,7 +81,8 @@ class ExecutorTrial(Trial):
         if self.capabilities.relay:
             m.relay = tuple([self._field(f) for f in self.must(subject.relay_fields)])
         if self.capabilities.inspection:
-            roots = {type(root).__name__: root for root in self.must(subject.roots)}
+            found = enumerate(self.must(subject.roots))
+            roots = {f"{type(root).__name__}{f' {number}' if number else ''}": root for number, root in found}
             found = hidden_arrays(roots, m.hidden_sizes, (*self.must(subject.weights), subject))
             if found:
                 found = self._unasked(found, any(self.model.shown(flight) for flight in self.model.in_flight))
@@ -89,8 +90,9 @@ class ExecutorTrial(Trial):
 
     @staticmethod
     def _unasked(found: list[FoundArray], shown: bool) -> list[FoundArray]:
-        """Without the target's hidden states on their way to a user who asked to see them."""
-        return [array for array in found if not (shown and f"[{HIDDEN_STATES!r}]" in array.path)]
+        """Without the target's hidden states on their way to a user who asked to see them: under that name, among outputs."""
+        end = f"[{HIDDEN_STATES!r}]"
+        return [array for array in found if not (shown and array.path.endswith(end) and "outputs" in array.path)]
 
     def _field(self, item: Any) -> tuple[str, tuple[int, ...]]:
         try:
@@ -174,7 +176,7 @@ class ExecutorTrial(Trial):
         if not isinstance(is_over, bool | np.bool_):
             raise self.misbehaviour("TYPE", f"advance({op.rounds}) is {is_over!r}", "whether the step is over")
         self.model.advance(op.rounds)
-        self._said = f"{'over' if is_over else 'not over'}"
+        self._said = "over" if is_over else "not over"
         self._look()
         return self._end()
 

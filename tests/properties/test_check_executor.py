@@ -200,6 +200,24 @@ def test_hidden_states_that_somebody_asked_to_see_are_no_fault():
     assert "hidden_states" not in results[-1].decode.outputs[0], "nobody asked"
 
 
+def test_what_a_user_asked_to_see_excuses_no_buffer():
+    class Keeps(ReferenceAdapter):
+        def launch(self, step):
+            super().launch(step)
+            self.executor.captured = {"hidden_states": np.zeros((2, 4), np.float32)}
+
+    violation = broken(Keeps, [ops.Submit("a", 7, 12, 0, False, True), ops.Launch()])
+    assert "ReferenceExecutor.captured['hidden_states']" in violation.broken[0].finding.was
+
+
+def test_every_root_is_searched():
+    class Two(ReferenceAdapter):
+        def roots(self):
+            return ([np.zeros((2, 4), np.float32)], [])
+
+    assert "keeps list[0]: float32 [2, 4]" in broken(Two, []).broken[0].finding.was
+
+
 def test_a_draft_hidden_state_hides_behind_no_user():
     class Draft(ReferenceAdapter):
         def collect(self):
