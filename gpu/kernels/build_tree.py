@@ -122,7 +122,8 @@ def ancestor_bits_torch(parents: Tensor, width: int) -> Tensor:
     for _ in range((width - 1).bit_length()):
         bits = bits | bits.gather(1, above)
         above = above.gather(1, above)
-    return bits
+    # Without a climb it is one row seen many times, and kernels read row after row.
+    return bits.contiguous()
 
 
 def build_tree_bytes(batch_size: int, num_candidates: int, nodes: int) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from foretoken.gpu.checked_accept import DeviceAccept
 from foretoken.gpu.checked_accept import make as make_twins
 from foretoken.gpu.triton_ops import TritonOps
 from foretoken.properties.accept.operations import Distribution
 from foretoken.properties.accept.suite import SUITE
+from foretoken.properties.cases import load_case
 from foretoken.properties.swarm import Budget, Swarm
 from foretoken.properties.trial import Violation
 
@@ -26,6 +29,13 @@ def test_the_kernels_hold():
     found = swarm.search(SUITE.invariants(CAPABILITIES), Budget.of(70), SLOW)
     assert found is None, str(found.violation)
     assert all(swarm.evaluations[item.id] for item in SUITE.invariants(CAPABILITIES))
+
+
+def test_a_tree_without_candidates_has_rows_of_its_own():
+    """Its ancestor bits were one row in memory, seen as many; the kernels read past it."""
+    case = load_case(Path(__file__).parents[2] / "cases" / "a-tree-without-candidates-is-its-root.json")
+    violation = case.replay(make)
+    assert violation is None, str(violation)
 
 
 def test_a_kernel_that_moves_too_little_is_found():
