@@ -1,0 +1,156 @@
+"""An engine's roles, and its moves for a handoff, one at a time."""
+
+import numpy as np
+import pytest
+from foretoken.core.adaptive import fixed_controller
+from foretoken.core.arrival import Arrival, DraftPayload
+from foretoken.core.engine import Engine
+from foretoken.core.engine_config import EngineConfig, EngineRole
+from foretoken.core.errors import ConfigError, InvariantViolation
+from foretoken.core.handoff import HandoffTiming
+from foretoken.core.handoff.life import (
+    DECODE_TRANSITIONS,
+    ENDED,
+    PREFILL_TRANSITIONS,
+    TransferCounts,
+    TransferState,
+)
+from foretoken.core.handoff.timing import Deadlines
+from foretoken.core.prompt import Prompt
+from foretoken.core.registry import get_algorithm
+from foretoken.core.request import FinishReason, Request
+
+
+def engine_of(role, algorithm="STANDALONE", **config):
+    defaults = {"num_pages": 60, "context_len": 64, "max_running": 3, "overlap": False, "watermark": 0.0}
+    steps = 0 if algorithm == "NONE" else 2
+    config = EngineConfig(**{**defaults, **config}, track_tokens=True, role=role)
+    return Engine(config, get_algorithm(algorithm), fixed_controller(steps))
+
+
+def ask(name="a", length=8, max_tokens=6, **fields):
+    return Request(name, Prompt.of_tokens(np.arange(length) + 1), max_tokens, **fields)
+
+
+def arrival(algorithm="STANDALONE", hidden=None):
+    values = {"topk_ids": np.array([2**40], np.int64), "topk_probabilities": np.array([0.5], np.float32)}
+    needs = get_algorithm(algorithm).needs_hidden_states
+    return Arrival(77, DraftPayload(values, hidden, needs))
+
+
+def test_a_worker_takes_what_its_role_lets_it_take():
+    assert "only decodes" in engine_of("decode").submit(ask(), 0).refusal
+    assert "only computes prompts" in engine_of("prefill").reserve(ask(), 0).refusal
+    both = engine_of("both")
+    assert not both.submit(ask(), 0).refusal and both.reserve(ask("b"), 0).row == 0  # somebody waits already
+    with pytest.raises(ConfigError, match="none of both, prefill, decode"):
+        engine_of("cook")
+
+
+def test_a_role_changes_when_there_is_nothing_and_never_otherwise():
+    engine = engine_of("decode")
+    engine.change_role(EngineRole.PREFILL, 0)
+    assert not engine.submit(ask(), 0).refusal
+    with pytest.raises(InvariantViolation, match="HANDOFF-10"):
+        engine.change_role(EngineRole.DECODE, 0)
+    engine.abort("a", 0)
+    engine.change_role(EngineRole.DECODE, 0)
+    row = engine.reserve(ask(), 0).row
+    engine.abort("a", 0)
+    with pytest.raises(InvariantViolation, match="HANDOFF-10"):
+        engine.change_role(EngineRole.PREFILL, 0)  # the row is still held
+    engine.release_hold(row, 0)
+    engine.change_role(EngineRole.PREFILL, 0)
+
+
+def test_a_reservation_counts_as_transferring_and_joins_with_the_next_step():
+    engine = engine_of("decode")
+    outcome = engine.reserve(ask(), 0)
+    assert outcome.row and engine.num_transferring == 1 and engine.num_running == 0 and engine.plan(0) is None
+    engine.check()
+    assert engine.join("a", arrival(), 0).replan
+    engine.release_hold(outcome.row, 0)
+    assert engine.num_transferring == 0 and engine.num_running == 1
+    engine.check()
+    step = engine.plan(0)
+    (join,) = step.joins
+    assert (join.row, join.epoch, join.num_emitted, join.num_received) == (outcome.row, outcome.epoch, 1, 8)
+    assert step.prefill is None and step.decode.rows.tolist() == [outcome.row] and step.decode.seq_lens.tolist() == [8]
+    assert step.arrivals.first_tokens.tolist() == [77] and step.arrivals.batch.token_ids.tolist() == [[2**40]]
+    written = step.table_writes.columns[step.table_writes.rows == outcome.row]
+    assert sorted(set(written.tolist())) == list(range(int(engine.store.allocated[outcome.row])))
+
+
+def test_a_prefix_is_cached_when_its_request_joins_and_not_before():
+    engine = engine_of("decode")
+    engine.reserve(ask("a"), 0)
+    assert engine.store.cache.peek(np.arange(8) + 1) == 0
+    engine.join("a", arrival(), 0)
+    assert engine.store.cache.peek(np.arange(8) + 1) == 8
+    assert engine.reserve(ask("b", 9), 0).num_cached == 8
+
+
+def test_a_missing_hidden_state_fails_its_request_and_caches_nothing():
+    engine = engine_of("decode", "EAGLE")
+    row = engine.reserve(ask(), 0).row
+    finished = engine.join("a", arrival("EAGLE"), 0).finished
+    engine.release_hold(row, 0)
+    assert finished.reason is FinishReason.ERROR and "hidden state" in finished.message
+    assert engine.is_idle and engine.store.allocator.num_held_slots == 0
+    engine.check()
+
+
+def test_what_never_fits_is_refused_and_what_does_not_fit_now_waits():
+    engine = engine_of("decode", num_pages=30)
+    assert "too long" in engine.reserve(ask("a", 60), 0).refusal
+    assert "too long" in engine.reserve(ask("a", 8, 1), 0).refusal
+    assert engine.reserve(ask("a", 14), 0).row
+    assert "duplicate" in engine.reserve(ask("a", 14), 0).refusal
+    assert engine.reserve(ask("b", 14), 0) == ("", 0, 0, 0)
+    engine.check()
+
+
+def test_a_prefill_worker_reserves_nothing_for_output():
+    engine = engine_of("prefill", num_pages=8)
+    assert not engine.submit(ask("a", 8), 0).refusal
+    assert engine.plan(0).prefill.lens.tolist() == [8]
+    assert "too long" in engine.submit(ask("b", 9), 0).refusal
+
+
+# -- tables, deadlines, counters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", [PREFILL_TRANSITIONS, DECODE_TRANSITIONS])
+def test_every_transfer_can_end_and_an_end_absorbs(table):
+    assert all(not table[state] for state in ENDED)
+    ends = set(ENDED)
+    while grown := {state for state in table if state not in ends and ends & set(table[state].values())}:
+        ends |= grown
+    assert ends == set(table)
+
+
+def test_deadlines_come_in_order_and_only_the_last_one_set_counts():
+    deadlines = Deadlines()
+    for owner, at in (("a", 5), ("b", 3), ("a", 9), ("c", 3)):
+        deadlines.set(owner, at)
+    deadlines.clear("nobody")
+    assert deadlines.next_ns == 3 and deadlines.pop_due(2) is None
+    assert [deadlines.pop_due(8) for _ in range(3)] == ["b", "c", None]
+    assert deadlines.next_ns == 9
+    deadlines.clear("a")
+    assert deadlines.next_ns is None
+
+
+def test_a_lost_transfer_is_missed_in_the_counters():
+    counts = TransferCounts(started=2)
+    counts.end(TransferState.COMPLETED)
+    counts.check(1)
+    with pytest.raises(InvariantViolation, match="HANDOFF-05"):
+        counts.check(0)
+
+
+def test_timing_that_cannot_work_is_refused():
+    with pytest.raises(ConfigError, match="hold_ns"):
+        HandoffTiming(lease_ns=10, hold_ns=10)
+    with pytest.raises(ConfigError, match="max_attempts"):
+        HandoffTiming(max_attempts=0)
