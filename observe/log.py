@@ -170,7 +170,7 @@ def _parse(path: str | os.PathLike[str], line: int, raw: bytes) -> Record:
     except ValueError as error:
         raise LogError(path, line, f"no JSON: {error}") from error
     kind = data.get("t") if isinstance(data, dict) else None
-    if kind not in _REQUIRED:
+    if not isinstance(kind, str) or kind not in _REQUIRED:
         hint = nearest(kind, _REQUIRED) if isinstance(kind, str) else ""
         raise LogError(path, line, f'"t" is {kind!r}{hint}; expected one of {", ".join(_REQUIRED)}')
     if (kind == "header") != (line == 1):

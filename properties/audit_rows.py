@@ -13,6 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..observe.encoding import MalformedRecord
+
+MAX_ROW = 1 << 20
+"""No engine runs as many requests at once; a damaged number must not cost memory."""
+
 
 class Settled(NamedTuple):
     """What a commit's decode part delivered, as the log's own columns imply it; arrays [bs], entries of departed rows mean nothing."""
@@ -38,7 +43,9 @@ class Rows:
         self.decoding = np.zeros(8, bool)  # the last chunk of its prompt is launched
 
     def reach(self, row: int) -> None:
-        """Make room for `row`."""
+        """Make room for `row`; MalformedRecord for a number that no row has."""
+        if type(row) is not int or not 0 <= row <= MAX_ROW:
+            raise MalformedRecord(f"row {row!r}, expected a number from 0 to {MAX_ROW:,}")
         size = len(self.owner)
         if row < size:
             return

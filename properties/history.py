@@ -57,7 +57,7 @@ def audit_log(
                 not_audited[kind] = not_audited.get(kind, 0) + 1
         except ForetokenError as error:
             raise LogError(path, record.line, str(error)) from error
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise LogError(path, record.line, f"a {kind!r} record that cannot be read: {error!r}") from error
     if complete:
         for engine in engines.values():

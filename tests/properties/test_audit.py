@@ -236,3 +236,35 @@ def test_what_is_kept_does_not_grow_with_the_log(logs):
             most = max(most, len(history.live))
     assert most > 5 and not history.live and not history.flight and history.num_waiting == 0
     assert sum(map(len, history._waiting.values())) <= 60 and not history._out_of_order
+
+
+NONSENSE = [None, True, -1, 0, 10**9, 10**30, 1.5, "", "x", [], [[]], [-1], ["x"], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_stands_in_a_record_is_a_flaw_or_a_damaged_line(logs, tmp_path, seed):
+    """Values of all kinds in the places of others: there is an audit, or an error with its line, and nothing else."""
+    original = records_of(logs("retraction"))[:300]
+    dice = Dice(seed)
+    outcomes = {"audited": 0, "refused": 0}
+    for _ in range(60):
+        records = json.loads(json.dumps(original))
+        for _ in range(1 + dice.below(2)):
+            record = records[1 + dice.below(len(records) - 1)]
+            place = dice.choose(sorted(record))
+            value = record[place]
+            if isinstance(value, list) and value and dice.chance(60):
+                inner = value[dice.below(len(value))]
+                target = inner if isinstance(inner, list) and inner and dice.chance(60) else value
+                target[dice.below(len(target))] = dice.choose(NONSENSE)
+            else:
+                record[place] = dice.choose(NONSENSE)
+        path = tmp_path / "nonsense.jsonl"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        try:
+            audit_log(path, candidates=(3,), allow_truncated=True)
+            outcomes["audited"] += 1
+        except LogError as error:
+            assert error.line >= 1 and "nonsense.jsonl:" in str(error)
+            outcomes["refused"] += 1
+    assert min(outcomes.values()) > 2, outcomes
