@@ -14,7 +14,6 @@ from ...core.engine import Engine
 from ...core.engine_config import EngineConfig
 from ...core.errors import InvariantViolation
 from ...core.events import Committed
-from ...core.finish import first_stop_token
 from ...core.prompt import Prompt
 from ...core.request import FinishedRequest, Request, SamplingParams
 from ...core.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
@@ -225,7 +224,7 @@ class CoreEngine:
 
 
 def _first_stop(run: Sequence[int], stop_tokens: tuple[int, ...]) -> int:
-    return first_stop_token(np.array(run), stop_tokens) if stop_tokens else -1
+    return next((at for at, token in enumerate(run) if token in stop_tokens), -1) if stop_tokens else -1
 
 
 def _end(finished: FinishedRequest) -> Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..invariants.registry import Invariant
-from ..trial import Trial, check_methods
+from ..trial import Trial, Violation, check_methods
 from . import operations as ops
 from .contract import METHODS, Answer, Engine, EngineCapabilities, ServingConfig
 from .device import Device
@@ -58,14 +58,24 @@ class EngineWatch(Trial):
     def _observe(self) -> None:
         """Ask the engine for all that it shows, and recount the pages."""
         subject, has, m = self.subject, self.capabilities, self.moment
-        waiting = names(self, self.must(subject.waiting), "waiting()")
-        running = names(self, self.must(subject.running), "running()")
         slots = free = cached = None
-        if has.slots:
-            slots = {name: self.integers(self.must(subject.slots_of, name), "slots_of()") for name in running}
-            free = self.integers(self.must(subject.free_pages), "free_pages()")
-            if self._has_cache:
-                cached = self.integers(self.must(subject.cached_pages), "cached_pages()")
+        try:
+            method = subject.waiting
+            waiting = names(self, method(), "waiting()")
+            method = subject.running
+            running = names(self, method(), "running()")
+            if has.slots:
+                integers, method = self.integers, subject.slots_of
+                slots = {name: integers(method(name), "slots_of()") for name in running}
+                method = subject.free_pages
+                free = integers(method(), "free_pages()")
+                if self._has_cache:
+                    method = subject.cached_pages
+                    cached = integers(method(), "cached_pages()")
+        except Violation:
+            raise
+        except Exception as error:
+            raise self._accident(method, error) from error
         m.after = Observation(waiting, running, slots, free, cached)
         self._follow_states(waiting)
         if has.slots:

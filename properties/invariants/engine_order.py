@@ -245,7 +245,7 @@ def no_placeholder_is_computed_on(m: Moment) -> Outcome:
     return True
 
 
-@checks("RELAY-07", CONTRACT)
+@checks("RELAY-07", CONTRACT, on=(Plan, CommitAgain, CommitEarly))
 def steps_are_committed_in_order(m: Moment) -> Outcome:
     model = m.model
     if len(model.flights) > m.config.depth:

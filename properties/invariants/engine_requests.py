@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..engine.model import RUNNING, WAITING
 from ..engine.moment import Moment
-from ..engine.operations import Abort, AbortUnknown, Commit, Submit, SubmitAgain, SubmitImpossible
+from ..engine.operations import Abort, AbortUnknown, Commit, Plan, Submit, SubmitAgain, SubmitImpossible
 from .registry import Finding, Outcome, checks
 
 CONTRACT = "engine"
@@ -70,7 +70,7 @@ def a_request_ends_once_and_last(m: Moment) -> Outcome:
     return True
 
 
-@checks("ENGINE-03", CONTRACT)
+@checks("ENGINE-03", CONTRACT, on=(Plan, Commit, Abort))
 def what_was_delivered_stays(m: Moment) -> Outcome:
     why = "a client cannot unread a token"
     for end in m.ends:
@@ -223,7 +223,7 @@ def the_first_stop_ends_the_output(m: Moment) -> Outcome:
     return found
 
 
-@checks("ACCEPT-11", CONTRACT)
+@checks("ACCEPT-11", CONTRACT, on=(Commit,))
 def the_output_is_as_long_as_promised(m: Moment) -> Outcome:
     for name in m.delivered:
         life = m.model.lives.get(name) or m.ended_lives[name]
