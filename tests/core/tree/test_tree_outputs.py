@@ -66,10 +66,21 @@ def test_width_and_nodes_are_different_numbers():
     assert NodeOutputs({"x": np.arange(2)}).compact(np.array([[0, 1, -1, -1]]), 2)["x"].tolist() == [0, 1]
 
 
+def test_outputs_count_their_nodes_and_stay_what_they_are():
+    outputs = NodeOutputs({"none": None, "hidden": np.zeros((6, 4)), "tokens": np.arange(6)})
+    assert outputs.num_nodes == 6 and NodeOutputs({"none": None}).num_nodes is None
+    with pytest.raises(AttributeError):
+        outputs.entries = {}
+    with pytest.raises(TypeError):
+        outputs.entries["hidden"] = None
+
+
 def test_compaction_refuses_foreign_nodes_and_foreign_strides():
     outputs = NodeOutputs({"x": np.arange(8)})
     with pytest.raises(InvariantViolation, match="row 1 accepts"):
         outputs.compact(np.array([[0, 1], [3, -1]]), 4)
+    with pytest.raises(InvariantViolation, match="row 0 accepts"):  # of a later row; and the first wrong one is named
+        outputs.compact(np.array([[0, 5], [3, -1]]), 4)
     with pytest.raises(InvariantViolation, match="ACCEPT-18"):
         outputs.compact(np.array([[0, -1], [3, -1]]), 3)
     with pytest.raises(InvariantViolation, match="longer than its tree"):
