@@ -15,6 +15,7 @@ from ...core.engine_config import EngineConfig
 from ...core.errors import InvariantViolation
 from ...core.events import Committed
 from ...core.prompt import Prompt
+from ...core.recovery import FailureCause, StepFailure
 from ...core.request import FinishedRequest, Request, SamplingParams
 from ...core.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
 from ..engine.contract import Answer, EngineCapabilities, Event, ServingConfig, Wish
@@ -89,6 +90,13 @@ class CoreEngine:
 
     def deny(self, count: int) -> None:
         self.engine.deny_allocations(count, 0)
+
+    def lose(self, step: int) -> list[Event]:
+        outcome = self.engine.lose_steps(StepFailure(step, FailureCause.RAISED), 0)
+        return [_end(finished) for finished in outcome.finished]
+
+    def resume(self) -> None:
+        self.engine.resume(0)
 
     def set_steps(self, steps: int) -> None:
         self.policy.tell(steps)
@@ -269,5 +277,6 @@ make.capabilities = EngineCapabilities(
     failures=True,
     retraction=True,
     denial=True,
+    losses=True,
     counters=True,
 )

@@ -99,6 +99,8 @@ class EngineCapabilities(Capabilities):
     """`retract(request)`: the next plan takes everything from a running request, which waits again."""
     denial: bool = False
     """`deny(count)`: the next attempts to allocate find nothing."""
+    losses: bool = False
+    """`lose(step)` and `resume()`: a step fails as a whole."""
     counters: bool = False
     """`counters()`: what was verified and accepted so far."""
 
@@ -198,6 +200,14 @@ class Engine(Protocol):
     def deny(self, count: int) -> None:
         """The next `count` attempts to allocate find nothing."""
 
+    # losses
+    def lose(self, step: int) -> Sequence[Event]:
+        """The oldest step in flight has failed; neither it nor those behind it will be committed. Their requests wait again, with what was
+        delivered before; at most one ends ("error"). Nothing is planned, and none of their pages are given away, until `resume`."""
+
+    def resume(self) -> None:
+        """The device is quiet. What is planned next may be smaller than asked for: fewer steps, fewer rows, another order."""
+
     # counters
     def counters(self) -> Sequence[int]:
         """(rows verified, drafts proposed, drafts accepted) in all, rows that had left aside."""
@@ -213,6 +223,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "prefix_cache": ("cached_pages",),
     "retraction": ("retract",),
     "denial": ("deny",),
+    "losses": ("lose", "resume"),
     "counters": ("counters",),
 }
 """Capability -> the methods of an engine that it promises; "" is what every engine has."""

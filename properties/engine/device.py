@@ -57,6 +57,18 @@ class Device:
         for page in pages:
             self.cells[page * size : page * size + size] = [NOTHING] * size
 
+    def spoil(self, flight: Flight) -> None:
+        """A step has failed half way: whatever it may write holds nothing."""
+        size = self.config.page_size
+        for part in (*flight.chunks, *flight.rows):
+            slots = flight.slots.get(part.life.name, ())
+            start, stop = part.row.length, len(slots)
+            if isinstance(part, Chunk):
+                start, stop = part.start, part.start + len(part.tokens)
+            for slot in slots[start:stop]:
+                if slot // size in flight.writes:
+                    self.cells[slot] = NOTHING
+
     def _read(self, row: Row, slots: Slots, length: int) -> None:
         """All of the row's text up to `length` must stand where the step says that it is."""
         if not self.has_slots or not row.good:

@@ -144,6 +144,7 @@ class EngineModel:
         self.flights: list[Flight] = []
         self.num_accepted = self.num_refused = self.num_attempts = 0
         self.num_ended = 0
+        self.lost: list[Flight] = []  # steps that failed, and may still be writing
         self.launched = self.committed = 0  # numbers of steps
         self.steps = config.max_steps
         self.last_answer = None

@@ -60,6 +60,7 @@ class Moment:
     retracted: list[Life] = field(default_factory=list)
     was_waiting: list[Life] = field(default_factory=list)
     asked_back: frozenset[str] = frozenset()  # whom `retract` named
+    was_lost: bool = False  # a step has failed: fewer steps may be drafted, and who is suspected goes first
     is_disturbed: bool = False  # allocations were denied, or somebody was asked back: no promise of progress
     overtaken: list[Life] = field(default_factory=list)  # by those who entered
     cached_before: frozenset[int] | None = None  # what the last cells of the cached pages held
@@ -73,6 +74,7 @@ class Moment:
     expected: dict[str, tuple[list[int], str]] = field(default_factory=dict)  # what the answer means, and the reason
     counters: tuple[int, ...] | None = None
     gone: tuple[str, ...] = ()  # requests of the committed step that had left before
+    lost_flights: list[Flight] = field(default_factory=list)  # what has just failed
     # pages
     cells: list[int] = field(default_factory=list)  # the device's pool: which text stands in each slot
     owners: dict[int, str] = field(default_factory=dict)  # page -> the request that has it, "" free, "*" cached

@@ -23,6 +23,7 @@ from .mutants_slots import (
     DrawsByFlight,
     DrawsByHit,
     DrawsByRow,
+    FailsThemAll,
     FindsHalf,
     ForgetsWhatItAllocated,
     FreesUnderAStep,
@@ -37,6 +38,7 @@ from .mutants_slots import (
     ReservesForOneRound,
     StartsOneTooFar,
     StreamsWhatTheDeviceSays,
+    TakesALossForTheEnd,
 )
 from .plain import PlainEngine
 from .plain import make as make_plain
@@ -347,10 +349,12 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(ComputesTheChunkAgain, "ENGINE-14"),
     _mutant(KnowsTheFuture, "ENGINE-15"),
     _mutant(QueuesTheRetractedLast, "ENGINE-16"),
-    _mutant(DrawsByRow, "ENGINE-17"),
+    _mutant(DrawsByRow, "ENGINE-17", "RELAY-09"),
     _mutant(DividesByWhatWasDrafted, "ENGINE-18"),
     _mutant(ExpectsSurvivors, "ENGINE-18"),
     _mutant(FreesUnderAStep, "RELAY-01"),
+    _mutant(TakesALossForTheEnd, "RELAY-01", "ENGINE-11"),
+    _mutant(FailsThemAll, "ENGINE-02"),
     _mutant(ForgetsWhatItAllocated, "RELAY-01", "ENGINE-14"),
     _mutant(StreamsWhatTheDeviceSays, "RELAY-04"),
     _mutant(TakesTheTailFromTheSample, "RELAY-05"),
@@ -362,7 +366,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(RunsAheadTooFar, "RELAY-07"),
     _mutant(LaunchesBlockAfterBlock, "RELAY-08"),
     _mutant(DrawsByFlight, "RELAY-09"),
-    _mutant(StartsOneTooFar, "ACCEPT-03"),
+    _mutant(StartsOneTooFar, "ACCEPT-03", "RADIX-09"),
     _mutant(KeepsItsCopies, "ACCEPT-03", "RELAY-01"),
     _mutant(NeverGivesBack, "ACCEPT-08"),
     _mutant(MasksTheStopByTheCap, "ACCEPT-10"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...core.admission import Admission
+from ...core.engine import Engine, LossOutcome
 from ...core.kv.store import Departure, KVStore
+from ...core.request import FinishReason, RequestState
 from ...core.rounds import DecodeRounds
 from ..adapters.core_engine import CoreEngine
 from .contract import Answer, Event, ServingConfig, Wish
@@ -126,6 +128,30 @@ class FindsHalf(KVStore):
 
     def match(self, tokens, namespace):
         return self.cache.match(tokens, namespace, max_length=len(tokens) // 2, count=False)
+
+
+class TakesALossForTheEnd(Engine):
+    """A step that has failed is taken to be over: its slots are free at once."""
+
+    def lose_steps(self, failure, now_ns):
+        outcome = super().lose_steps(failure, now_ns)
+        self.resume(now_ns)
+        return outcome
+
+
+class FailsThemAll(Engine):
+    """All requests of a step that has failed end with it."""
+
+    def lose_steps(self, failure, now_ns):
+        records = [record for launched in self._launched for record in self._records_of(launched)]
+        outcome = super().lose_steps(failure, now_ns)
+        ended = []
+        for record in dict.fromkeys(records):
+            if record in self.admission.queue:
+                self.admission.queue.remove(record)
+                record.state = RequestState.PREFILL
+                ended.append(self._end(record, FinishReason.ERROR))
+        return LossOutcome((*outcome.finished, *ended), outcome.step_ids)
 
 
 class HandsOverAPlaceholder(PlainEngine):

@@ -124,7 +124,21 @@ class Fail(Operation):
     request: str
 
 
+@dataclass(frozen=True, slots=True)
+class Lose(Operation):
+    """The oldest step fails as a whole, and with it those launched behind it."""
+
+    tag = "lose"
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Operation):
+    """After a loss the device is quiet again."""
+
+    tag = "resume"
+
+
 OPERATIONS: tuple[type[Operation], ...] = (
     *(Submit, SubmitAgain, SubmitImpossible, Abort, AbortUnknown, Plan, Commit, Run, CommitAgain, CommitEarly),
-    *(SetSteps, Retract, Deny, Fail),
+    *(SetSteps, Retract, Deny, Fail, Lose, Resume),
 )

@@ -11,19 +11,21 @@ from .vocabulary import draw_config, simpler_configs, vocabulary
 
 def twin_config(kind: str, config: ServingConfig) -> ServingConfig | None:
     """The other configuration of an invariant over two runs; None if this one has none."""
+    # A twin has none of the optional features, so that whatever they change shows, and against a plain run.
+    bare = {"block_rounds": 1, "prefix_cache": False}
     match kind:
         case "with the other pipeline depth":
             # Two steps in flight reserve twice as much, and one request must fit.
             more = -(-config.round_slots // config.page_size)
-            return replace(config, overlap=not config.overlap, num_pages=config.num_pages + more)
+            return replace(config, **bare, overlap=not config.overlap, num_pages=config.num_pages + more)
         case "without the prefix cache":
-            return replace(config, prefix_cache=False) if config.prefix_cache else None
+            return replace(config, **bare) if config.prefix_cache else None
         case "round by round":
-            return replace(config, block_rounds=1) if config.block_rounds > 1 else None
+            return replace(config, **bare) if config.block_rounds > 1 else None
         case "one at a time, in a large pool":
             slots = max(4 * config.num_slots, config.page_size + 1)
             alone = {"max_running": 1, "page_size": 1, "num_pages": slots, "chunk_size": config.context_len}
-            return replace(config, **alone, step_tokens=0, preempt=False, mixed=False)
+            return replace(config, **bare, **alone, step_tokens=0, preempt=False, mixed=False)
         case "with another model":
             # With a cache, which texts are equal decides what is shared: there the tokens do matter.
             return None if config.prefix_cache else replace(config, model=config.model + 1)

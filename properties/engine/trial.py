@@ -108,7 +108,8 @@ class EngineTrial(EngineWatch):
         m, model = self._begin(op), self.model
         m.asked = True
         m.asked_back = frozenset(self._asked_back)
-        m.is_disturbed = self._was_denied or bool(self._asked_back)
+        m.was_lost = self._was_lost
+        m.is_disturbed = self._was_denied or self._was_lost or bool(self._asked_back)
         m.was_waiting = model.waiting()
         view = self._step(self.subject.plan)
         if view is not None and not isinstance(view, Refused):
@@ -274,6 +275,35 @@ class EngineTrial(EngineWatch):
         life.failing = True
         return self._end()
 
+    def _lose(self, op: ops.Lose) -> bool:
+        model = self.model
+        if not model.flights:
+            return False
+        m = self._begin(op)
+        oldest = model.flights[0]
+        m.lost_flights = model.flights[:]
+        # Its answer may still come, much too late.
+        model.last_answer = Answer(oldest.number, [STOP] * len(oldest.chunks), [[[STOP]] * len(oldest.rows)])
+        for flight in model.flights:
+            self.device.spoil(flight)
+        events = self.must(self.subject.lose, oldest.number)
+        model.lost += model.flights
+        model.flights = []
+        read_events(self, events)
+        self._was_lost = True
+        self._observe()
+        model.decisions.append(("lose", m.after.waiting, m.after.running))
+        return True
+
+    def _resume(self, op: ops.Resume) -> bool:
+        if not self.model.lost:
+            return False
+        self._begin(op)
+        self.must(self.subject.resume)
+        self.model.lost = []
+        self.model.committed = self.model.launched
+        return self._end()
+
     actions: ClassVar = {
         ops.Submit: _submit,
         ops.SubmitAgain: _submit_again,
@@ -289,12 +319,16 @@ class EngineTrial(EngineWatch):
         ops.Retract: _retract,
         ops.Deny: _deny,
         ops.Fail: _fail,
+        ops.Lose: _lose,
+        ops.Resume: _resume,
     }
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Serve everybody to the end, within a bound; then nobody may hold anything."""
+        if self.model.lost:
+            self.apply(ops.Resume())
         lives = list(self.model.lives.values())
         bound = 50 + 10 * sum(len(life.wish.prompt) + life.promise for life in lives)
         self.apply(ops.Run(bound))

@@ -155,6 +155,7 @@ def vocabulary(config: ServingConfig, capabilities: EngineCapabilities) -> Vocab
         "adaptive": (Letter(ops.SetSteps, 4, (0, 1, 2)),),
         "retraction": (Letter(ops.Retract, 3, REQUESTS),),
         "denial": (Letter(ops.Deny, 1, (1, 2)),),
+        "losses": (Letter(ops.Lose, 2), Letter(ops.Resume, 3)),
         "failures": (Letter(ops.Fail, 2, REQUESTS),),
     }
     return {name: found for name, found in letters.items() if name in ("", "hostile", "aborts", *capabilities.declared)}

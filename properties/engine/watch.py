@@ -37,7 +37,7 @@ class EngineWatch(Trial):
         self._all_pages = frozenset(range(1, config.num_pages + 1))
         self._has_cache = capabilities.prefix_cache and config.prefix_cache
         self._asked_back: set[str] = set()
-        self._was_denied = False
+        self._was_denied = self._was_lost = False
         self.moment = Moment(config, capabilities, self.model, self.ahead)
         self._observe()
         self.check()

@@ -19,7 +19,7 @@ def what_a_step_writes_is_nobody_elses(m: Moment) -> Outcome:
             "it comes back when the steps that were in flight are committed",
             "a page that nobody gives back is lost",
         )
-    flights = m.model.flights
+    flights = [*m.model.lost, *m.model.flights]
     if not flights:
         return None
     owners = m.owners

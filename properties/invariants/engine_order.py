@@ -91,6 +91,8 @@ def _may_have_ended(m: Moment, life: Life) -> bool:
 
 @checks("ENGINE-09", CONTRACT, on=(Plan,))
 def nobody_is_overtaken_for_ever(m: Moment) -> Outcome:
+    if m.was_lost:
+        return None  # whoever is suspected of a failure goes first
     for life in m.overtaken:
         if life.overtaken > m.config.ageing:
             return Finding(
@@ -105,7 +107,7 @@ def nobody_is_overtaken_for_ever(m: Moment) -> Outcome:
 def only_the_lower_gives_way(m: Moment) -> Outcome:
     found = None
     entered = {life.name for life, _ in m.admitted}
-    for victim in m.retracted:
+    for victim in () if m.was_lost else m.retracted:
         if victim.name in m.asked_back:
             continue
         found = True
@@ -138,6 +140,12 @@ def every_cycle_brings_somebody_forward(m: Moment) -> Outcome:
             f"{sorted(model.lives)} have not come to an end", "all have", "it goes round without getting forward"
         )
     if m.asked:
+        if m.flight is not None and model.lost:
+            return Finding(
+                f"step {m.flight.number} is launched after a loss",
+                "nothing before the device is quiet",
+                "a lost step may still write",
+            )
         if m.flight is None and not model.flights and model.lives and not m.is_disturbed:
             return Finding(
                 f"nothing is launched or in flight, {sorted(model.lives)} live", "a step", "nothing would ever end that"
@@ -189,7 +197,7 @@ def chunks_follow_each_other(m: Moment) -> Outcome:
 
 @checks("ENGINE-16", CONTRACT, on=(Plan,))
 def equals_enter_in_order(m: Moment) -> Outcome:
-    if not m.admitted:
+    if not m.admitted or m.was_lost:
         return None
     waiting = [life for life in m.was_waiting if life.name in m.after.waiting]
     for entered, _ in m.admitted:
@@ -290,7 +298,7 @@ def steps_change_at_a_launch(m: Moment) -> Outcome:
         return True
     if m.flight is None or not m.flight.rows:
         return None
-    if m.flight.steps != m.model.steps:
+    if m.flight.steps != m.model.steps and not (m.was_lost and m.flight.steps == m.config.candidates[0]):
         return Finding(
             f"step {m.flight.number} drafts {m.flight.steps}", f"{m.model.steps}", "so it was said before its launch"
         )
