@@ -21,6 +21,7 @@ from .generate_options import (
     ContextLen,
     Debug,
     Device,
+    Disaggregate,
     Draft,
     Dtype,
     IgnoreEos,
@@ -71,6 +72,7 @@ class _Asked:
     stats: bool
     out: Path | None
     quiet: bool
+    disaggregate: str | None = None
 
     @property
     def source(self) -> str:
@@ -88,7 +90,7 @@ def generate(
     ignore_eos: IgnoreEos = False, logprobs: Logprobs = False, as_json: Json = False, stats: Stats = False,
     out: Out = None, device: Device = "auto", threads: Threads = None, dtype: Dtype = "auto", overlap: Overlap = None,
     page_size: PageSize = 1, max_running: MaxRunning = 32, context_len: ContextLen = None,
-    kv_tokens: KvTokens = None, debug: Debug = False, quiet: Quiet = False,
+    kv_tokens: KvTokens = None, disaggregate: Disaggregate = None, debug: Debug = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Decode real text from a checkpoint, speculatively if there is a draft.
 
@@ -103,6 +105,8 @@ def generate(
         foretoken generate --model models/target --algorithm NGRAM --steps 7 \\
             --prompts prompts.jsonl --out runs/ngram > outputs.jsonl
         foretoken replay runs/ngram
+        foretoken generate --model models/target --draft models/eagle3 \\
+            --disaggregate prefill=1,decode=1 --prompts prompts.jsonl
 
     Ctrl-C ends all requests with what they have; the exit code is 130. Bad input
     is one message before any weight is read, and exit code 2.
@@ -120,34 +124,33 @@ def generate(
         max_tokens, temperature, top_p, top_k, stop=tuple(stop or ()), logprobs=logprobs, ignore_eos=ignore_eos
     )
     as_json = as_json or logprobs or prompts is not None
-    code = _run(options, defaults, _Asked(prompt, prompts, chat, as_json, stats, out, quiet))
+    code = _run(options, defaults, _Asked(prompt, prompts, chat, as_json, stats, out, quiet, disaggregate))
     if code:
         raise typer.Exit(code)
 
 
 def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> int:
     """Everything that can be wrong first, then the weights, then the decoding. Returns the exit code."""
-    from ..gpu.session import DecodeSession, check_lengths, check_vocabulary
-    from ..gpu.session_plan import plan_session
+    from ..gpu.session import check_lengths, check_vocabulary
     from ..gpu.text import Tokenizer
+    from .generate_session import SessionMaker
     from .generation_display import Display, stats_text
     from .generation_record import GenerationRecord
 
+    maker = SessionMaker(options, asked.disaggregate)
     tokenizer = Tokenizer.load(options.model)
     requests, places = _requests(tokenizer, defaults, asked)
-    plan = plan_session(options, max(request.prompt.length + request.max_tokens for request in requests))
+    plan = maker.plan(max(request.prompt.length + request.max_tokens for request in requests))
     check_vocabulary(tokenizer, plan)
     check_lengths(requests, plan, asked.source, places)
     display = Display([request.request_id for request in requests], as_json=asked.as_json, quiet=asked.quiet)
-    with GenerationRecord(asked.out) as record:
-        session = DecodeSession.open(
-            options, plan=plan, tokenizer=tokenizer, make_sinks=lambda made: record.make_sinks(made, plan)
-        )
+    with GenerationRecord(asked.out) as record, maker.open(plan, tokenizer, record) as session:
         with _broken_pipe_ends_quietly(), _asked_to_stop() as received:
             with closing(session.stream(requests, lambda: bool(received))) as deltas:
                 for delta in deltas:
                     display.add(delta)
             display.close()
+        session.close(complete=not received)
         record.finish(display.outputs, session.stats(), session.plan, complete=not received)
     failed = [output for output in display.outputs if output.finish in ("error", "refused")]
     for output in failed:

@@ -123,6 +123,15 @@ IgnoreEos = Annotated[bool, _option("--ignore-eos", SAMPLING, "Go on past the en
 Device = Annotated[
     str, _option("--device", ENGINE, "cpu, cuda, cuda:1. auto: a GPU if there is one.", show_default=True)
 ]
+Disaggregate = Annotated[
+    str | None,
+    _option(
+        "--disaggregate",
+        ENGINE,
+        "Prefill and decode in processes of their own, so many of each; KV goes from pool to pool. On GPUs each has one of its own.",
+        metavar="prefill=N,decode=M",
+    ),
+]
 Threads = Annotated[
     int | None,
     _option("--threads", ENGINE, "Threads on a CPU; one for small models, else all cores, if nothing is said.", min=1),

@@ -30,6 +30,7 @@ class GenerationRecord:
         self.directory = directory
         self._log: EventLog | None = None
         self._metrics: RunMetrics | None = None
+        self._worker_facts: dict[str, Any] = {}
 
     def __enter__(self) -> GenerationRecord:
         if self.directory is None:
@@ -57,12 +58,31 @@ class GenerationRecord:
         self._metrics = RunMetrics()
         return (self._log.sink(0), self._metrics.sink(0))
 
+    def worker_logs(self, names: Sequence[str]) -> Mapping[str, Path] | None:
+        """Where each of several workers keeps its own log; None where nothing is kept."""
+        if self.directory is None:
+            return None
+        self._worker_facts = {"workers": list(names)}
+        logs = {name: self.directory / name / EVENTS for name in names}
+        try:
+            for stale in self.directory.glob(f"*/{EVENTS}"):
+                stale.unlink()
+            for log in logs.values():
+                log.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(f"{self.directory}: cannot be used for a run: {error.strerror or error}") from None
+        return logs
+
     def finish(self, outputs: Sequence[Output], stats: SessionStats, plan: SessionPlan, complete: bool) -> None:
         """Close the log, write outputs and summary."""
         if self.directory is None:
             return
         shares = {f"share_{name}": share for name, share in stats.shares().items()}
-        summary = {**run_facts(plan), **self._metrics.summary(incomplete=not complete), **shares}
+        if self._metrics is None:
+            metrics = counted(outputs, stats, incomplete=not complete)
+        else:
+            metrics = self._metrics.summary(incomplete=not complete)
+        summary = {**run_facts(plan), **self._worker_facts, **metrics, **shares}
         self._close(complete)
         self._write(OUTPUTS, "".join(output_line(output) + "\n" for output in outputs))
         lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in summary.items()]
@@ -96,6 +116,28 @@ def output_line(output: Output, *, ensure_ascii: bool = False) -> str:
     if output.message:
         value["message"] = output.message
     return json.dumps(value, ensure_ascii=ensure_ascii)
+
+
+def counted(outputs: Sequence[Output], stats: SessionStats, *, incomplete: bool) -> Mapping[str, Any]:
+    """What is known of a run whose engines were elsewhere, under the names that metrics have."""
+    ends = [output.finish for output in outputs]
+    return {
+        "incomplete": incomplete,
+        "submitted": stats.requests,
+        "completed": ends.count("stop") + ends.count("length"),
+        "failed": ends.count("error"),
+        "refused": ends.count("refused"),
+        "aborted": ends.count("aborted"),
+        "duration": stats.seconds,
+        "total_input_tokens": stats.prompt_tokens,
+        "total_output_tokens": stats.output_tokens,
+        "output_throughput": stats.tokens_per_s,
+        "accept_length": stats.accept_length,
+        "verified_rows": stats.verified_rows,
+        "correct_drafts": stats.correct_drafts,
+        "proposed_drafts": stats.drafted,
+        "decode_rounds": stats.rounds,
+    }
 
 
 def run_facts(plan: SessionPlan) -> Mapping[str, Any]:

@@ -86,6 +86,12 @@ def algorithm_names() -> list[str]:
     return [*_RESERVED, *sorted(_plugins)]
 
 
+def is_known_everywhere(name: str) -> bool:
+    """Whether other processes of this installation know `name` too: a built-in algorithm or an entry point, not a mere registration."""
+    key = name.upper()
+    return key in _RESERVED or any(entry.name.upper() == key for entry in _entry_points())
+
+
 def _entry_points() -> Iterable[EntryPoint]:
     return entry_points(group=ENTRY_POINT_GROUP)
 

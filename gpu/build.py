@@ -76,6 +76,7 @@ def build_executor(
         ops,
         relayed=shape,
         device=target.device,
+        draft_pool=draft_pool,
         states=states,
         acceptance=acceptance,
         seed=seed,

@@ -23,7 +23,7 @@ from ..core.engine import Engine
 from ..core.errors import InvariantViolation, nearest
 from ..core.future_map import FutureMap
 from ..core.hidden import check_hidden
-from ..core.step import DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
+from ..core.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
 from .chunks import Chunks
 from .clock import EventClock, HostClock
 from .draft.port import Draft, RoundBatch
@@ -65,6 +65,7 @@ class TorchExecutor:
         *,
         relayed: AlgorithmShape,
         device: torch.device,
+        draft_pool: KVPool | None = None,
         states: RoundStates | None = None,
         acceptance: AcceptanceProcess | None = None,
         seed: int = 0,
@@ -77,7 +78,9 @@ class TorchExecutor:
         self.device = device
         self.target = target
         self.pool = pool
+        self.draft_pool = draft_pool
         self.draft = draft
+        self.relayed = relayed
         self.counters = Counters()
         self.clock = EventClock() if device.type == "cuda" else HostClock()
         self._ops = ops
@@ -173,6 +176,8 @@ class TorchExecutor:
             self._simulated_lengths[join.row] = 0
             self._check_outputs(join, running)
         self._rows.write_table(step.table_writes)
+        if step.arrivals is not None:
+            self._arrive(step, step.arrivals)
         if step.decode is not None:
             self._rows.check_owners(step.decode.rows, step.decode.epochs)
             if step.step_id <= self._stop_through or self._rows.ended[step.decode.rows].any():
@@ -180,6 +185,20 @@ class TorchExecutor:
         running.started = True
         if step.prefill is not None:
             self._enqueue_prefill(running, step.prefill, step)
+
+    def _arrive(self, step: Step, arrivals: Arrivals) -> None:
+        """Rows whose prompts another worker has computed: their KV is in the pools, their first relay cells are filled without a pass."""
+        batch = arrivals.batch
+        texts = {join.row: join.cached_tokens for join in step.joins}
+        for i, row in enumerate(batch.rows.tolist()):
+            self.draft.open_row(row, texts[row])
+            if self.draft.on_host:
+                self.draft.observe(row, arrivals.first_tokens[i : i + 1])
+        draft = self.algorithm.build_disagg_draft_input(batch, arrivals.first_tokens, self.future_map)
+        if draft is not None:
+            check_hidden(draft.hidden_states, self.algorithm.needs_hidden_states, "handoff")
+            assert not draft.failures, "a request that cannot be served has joined"
+        self._simulated_lengths[batch.rows] = batch.seq_lens
 
     # -- prefill --------------------------------------------------------------------------------------------------
 

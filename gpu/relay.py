@@ -31,7 +31,12 @@ class TorchStorage:
     def gather(self, buffer: Tensor, rows: np.ndarray) -> Tensor:
         return self._ops.relay_gather(buffer, self._rows(rows))
 
-    def scatter(self, buffer: Tensor, rows: np.ndarray, values: Tensor, sources: np.ndarray | None) -> None:
+    def scatter(
+        self, buffer: Tensor, rows: np.ndarray, values: Tensor | np.ndarray, sources: np.ndarray | None
+    ) -> None:
+        """What another worker sent comes as an array of the host."""
+        if isinstance(values, np.ndarray):
+            values = torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
         if sources is not None:
             values = values[torch.from_numpy(sources).to(self._device, non_blocking=True)]
         self._ops.relay_scatter_(buffer, self._rows(rows), values.to(buffer.dtype))
@@ -47,8 +52,8 @@ class TorchStorage:
         raw = values.contiguous().view(len(values), -1).view(torch.uint8)
         return (raw == _POISON_BYTE).all(dim=1).cpu().numpy()
 
-    def has_placeholder(self, values: Tensor) -> np.ndarray:
-        return (values.reshape(len(values), -1) < 0).any(dim=1).cpu().numpy()
+    def has_placeholder(self, values: Tensor | np.ndarray) -> np.ndarray:
+        return (torch.as_tensor(values).reshape(len(values), -1) < 0).any(dim=1).cpu().numpy()
 
     def _rows(self, rows: np.ndarray) -> Tensor:
         """The rows on the device; every field of one call has the same ones, so they travel once."""

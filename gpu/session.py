@@ -21,6 +21,7 @@ from .text import StreamDecoder, Tokenizer
 if TYPE_CHECKING:
     from ..observe.engine_description import EngineDescription
     from .build import DraftModel
+    from .executor import TorchExecutor
     from .models.decoder import Decoder
     from .ops import Ops
 
@@ -142,37 +143,13 @@ class DecodeSession:
 
         A `plan` and a `tokenizer` that were made before are used. Raises ConfigError and other ForetokenErrors.
         """
-        from .build import build_executor
-        from .devices import ops_for, set_threads
-        from .graphs import RoundStates
-
         plan = plan or plan_session(options)
         tokenizer = tokenizer or Tokenizer.load(options.model)
         check_vocabulary(tokenizer, plan)
-        ops = ops_for(plan.device)
-        set_threads(plan.device, options.threads, plan.target, plan.weight_bytes)
-        with named_memory_errors(plan):
-            target, draft = _load_models(plan, ops)
-            description = plan.description
-            if description.policy == "goodput" and description.cost_table is None:
-                from .round_cost import measure_cost_table
-
-                description = replace(description, cost_table=measure_cost_table(description, target, draft, ops))
-                plan = replace(plan, description=description)
-            deliveries = Deliveries()
-            events = all_of([deliveries, *make_sinks(description)])
-            states = RoundStates()
-            engine = description.make_engine(events, tokenizer, states)
-            executor = build_executor(
-                engine,
-                target,
-                draft,
-                ops,
-                states=states,
-                graph_sizes=description.graph_sizes,
-                seed=options.seed,
-                debug=options.debug,
-            )
+        deliveries = Deliveries()
+        engine, executor, plan = load_engine(
+            plan, tokenizer, lambda description: [deliveries, *make_sinks(description)]
+        )
         return cls(
             engine, executor, deliveries, tokenizer, plan=plan, phase_seconds=lambda: dict(executor.clock.seconds)
         )
@@ -243,6 +220,9 @@ class DecodeSession:
             phase_seconds={**self._phase_seconds(), "host": times.host_ns / 1e9},
         )
 
+    def close(self, complete: bool = False) -> None:
+        """Nothing of this session outlives its process; others have to be closed."""
+
     def _submit(self, request: Request) -> Iterator[TextDelta]:
         totals = self._totals
         totals.requests += 1
@@ -269,6 +249,39 @@ class DecodeSession:
             finish, message = FINISH[end.reason], end.message
         logprobs = tuple(float(value) for value in delta.outputs.get("logprobs", ()))
         return TextDelta(delta.request_id, text, tuple(delta.tokens.tolist()), logprobs, finish, message)
+
+
+def load_engine(
+    plan: SessionPlan, tokenizer: Tokenizer, make_sinks: Callable[[EngineDescription], Sequence[EventSink]]
+) -> tuple[Engine, TorchExecutor, SessionPlan]:
+    """Load the models of `plan` and make their engine and executor; the plan comes back with what was measured on the way."""
+    from .build import build_executor
+    from .devices import ops_for, set_threads
+    from .graphs import RoundStates
+
+    options, description = plan.options, plan.description
+    ops = ops_for(plan.device)
+    set_threads(plan.device, options.threads, plan.target, plan.weight_bytes)
+    with named_memory_errors(plan):
+        target, draft = _load_models(plan, ops)
+        if description.policy == "goodput" and description.cost_table is None:
+            from .round_cost import measure_cost_table
+
+            description = replace(description, cost_table=measure_cost_table(description, target, draft, ops))
+            plan = replace(plan, description=description)
+        states = RoundStates()
+        engine = description.make_engine(all_of(make_sinks(description)), tokenizer, states)
+        executor = build_executor(
+            engine,
+            target,
+            draft,
+            ops,
+            states=states,
+            graph_sizes=description.graph_sizes,
+            seed=options.seed,
+            debug=options.debug,
+        )
+    return engine, executor, plan
 
 
 def _load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:

@@ -1,0 +1,77 @@
+"""Where `foretoken generate` decodes: in this process, or in workers of its own that are told apart by what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ..core.request import Request
+    from ..gpu.session import SessionPlan, SessionStats, TextDelta
+    from ..gpu.session_plan import SessionOptions
+    from ..gpu.text import Tokenizer
+    from .generation_record import GenerationRecord
+
+
+class Session(Protocol):
+    """What both have."""
+
+    plan: SessionPlan
+
+    def stream(
+        self, requests: Iterable[Request], interrupted: Callable[[], bool] = lambda: False
+    ) -> Iterator[TextDelta]: ...
+
+    def stats(self) -> SessionStats: ...
+
+    def close(self, complete: bool = False) -> None: ...
+
+
+class SessionMaker:
+    """`disaggregate`, as the command line has it, is looked at first: nothing is read before it is known to make sense."""
+
+    def __init__(self, options: SessionOptions, disaggregate: str | None) -> None:
+        self._options = options
+        self._topology = None
+        self._faults = {}
+        if disaggregate is not None:
+            from ..gpu.disaggregation.link_faults import plans_from_environment
+            from ..gpu.disaggregation.topology import Disaggregation
+
+            self._topology = Disaggregation.parse(disaggregate)
+            self._topology.devices(options.device)
+            self._faults = plans_from_environment()
+
+    def plan(self, longest_request: int) -> SessionPlan:
+        if self._topology is None:
+            from ..gpu.session_plan import plan_session
+
+            return plan_session(self._options, longest_request)
+        from ..gpu.disaggregation.planning import plan_disaggregated
+
+        return plan_disaggregated(self._options, self._topology, longest_request)
+
+    @contextmanager
+    def open(self, plan: SessionPlan, tokenizer: Tokenizer, record: GenerationRecord) -> Iterator[Session]:
+        """A session that is closed in the end, its processes with it."""
+        if self._topology is None:
+            from ..gpu.session import DecodeSession
+
+            yield DecodeSession.open(
+                self._options, plan=plan, tokenizer=tokenizer, make_sinks=lambda made: record.make_sinks(made, plan)
+            )
+            return
+        from ..gpu.disaggregation.processes import Workers
+        from ..gpu.disaggregation.session import DisaggregatedSession
+        from .generation_record import run_facts
+
+        places = self._topology.workers()
+        logs = record.worker_logs([place.name for place in places])
+        with (
+            Workers(places, self._topology.devices(self._options.device)) as workers,
+            DisaggregatedSession.open(
+                plan, workers, tokenizer=tokenizer, faults=self._faults, logs=logs, run=run_facts(plan)
+            ) as session,
+        ):
+            yield session

@@ -1,0 +1,162 @@
+"""The link between two workers: parcels over `torch.distributed`, one thread that sends and one that receives per peer.
+
+    header int64 [5] │ messages uint8: length u32, frame of `core.handoff.wire`, … │ pages uint8, page after page
+
+Messages travel on the host (gloo). Pages travel as one tensor: over gloo from host to host, or over NCCL from GPU to GPU where every worker
+has a GPU of its own. Whatever fails on one link, the other links of the process group go on.
+"""
+
+from __future__ import annotations
+
+import queue
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...core.errors import ForetokenError
+from ...core.handoff import Message
+from ...core.handoff.wire import MalformedMessage, decode, encode
+from .link_faults import LinkFaults
+
+_MAGIC = 0x46544B50
+_HEADER_FIELDS = 5
+_LENGTH = struct.Struct("<I")
+MAX_PARCEL_BYTES = 1 << 34
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcel:
+    """Messages that go together, and the pages that its `Page` messages mean, in their order."""
+
+    session: int  # parcels of another session than the receiver's are not looked at
+    messages: tuple[Message, ...]
+    pages: Tensor | None = None  # uint8 [bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkNews:
+    """What a link tells its worker."""
+
+    peer: str
+    parcel: Parcel | None  # None: the link is broken, nothing comes any more
+    num_malformed: int = 0
+    why: str = ""
+
+
+class PeerLink:
+    """The link to the worker `name` of rank `rank`. `tell` is called by the receiving thread."""
+
+    def __init__(
+        self, rank: int, name: str, page_device: torch.device, faults: LinkFaults, tell: Callable[[LinkNews], None]
+    ) -> None:
+        self.name = name
+        self._rank = rank
+        self._page_device = page_device
+        self._faults = faults
+        self._tell = tell
+        self._outgoing: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
+        self._is_broken = False
+        for work in (self._send_all, self._receive_all):
+            # Daemons: they wait in the library for a peer that may never speak again.
+            threading.Thread(target=work, name=f"{work.__name__} {name}", daemon=True).start()
+
+    def send(self, parcel: Parcel) -> None:
+        """Put it behind those on their way; never waits."""
+        if not self._is_broken:
+            self._outgoing.put(parcel)
+
+    def _send_all(self) -> None:
+        try:
+            while True:
+                for parcel, share in self._faults.disturb(self._outgoing.get()):
+                    self._transmit(parcel, share)
+        except RuntimeError as error:
+            self._break(error)
+
+    def _transmit(self, parcel: Parcel, share: float) -> None:
+        content = b"".join(map(_framed, parcel.messages))
+        content = content[: int(len(content) * share)]
+        pages = parcel.pages if parcel.pages is not None else torch.empty(0, dtype=torch.uint8)
+        numbers = (_MAGIC, parcel.session, len(content), len(pages), len(parcel.messages))
+        dist.send(torch.tensor(numbers, dtype=torch.int64), self._rank)
+        if content:
+            dist.send(torch.frombuffer(bytearray(content), dtype=torch.uint8), self._rank)
+        if len(pages):
+            dist.send(pages, self._rank)
+
+    def _receive_all(self) -> None:
+        try:
+            while True:
+                self._tell(self._receive())
+        except (RuntimeError, LinkError) as error:
+            self._break(error)
+
+    def _receive(self) -> LinkNews:
+        header = torch.empty(_HEADER_FIELDS, dtype=torch.int64)
+        dist.recv(header, self._rank)
+        magic, session, content_bytes, page_bytes, num_messages = header.tolist()
+        if magic != _MAGIC or not 0 <= content_bytes <= MAX_PARCEL_BYTES or not 0 <= page_bytes <= MAX_PARCEL_BYTES:
+            raise LinkError(f"a parcel that begins with {header.tolist()}")
+        content = torch.empty(content_bytes, dtype=torch.uint8)
+        if content_bytes:
+            dist.recv(content, self._rank)
+        pages = None
+        if page_bytes:
+            pages = torch.empty(page_bytes, dtype=torch.uint8, device=self._page_device)
+            dist.recv(pages, self._rank)
+            if pages.is_cuda:
+                torch.cuda.current_stream(pages.device).synchronize()
+        messages = _messages_in(content.numpy().tobytes())
+        return LinkNews(self.name, Parcel(session, messages, pages), num_messages - len(messages))
+
+    def _break(self, error: Exception) -> None:
+        was_broken, self._is_broken = self._is_broken, True
+        if not was_broken:
+            self._tell(LinkNews(self.name, None, 0, str(error).splitlines()[0]))
+
+
+class LinkError(ForetokenError):
+    """Bytes on a link that cannot be the begin of a parcel: nothing after them can be understood."""
+
+
+def _framed(message: Message) -> bytes:
+    frame = encode(message)
+    return _LENGTH.pack(len(frame)) + frame
+
+
+def _messages_in(content: bytes) -> tuple[Message, ...]:
+    """The messages up to the first that is damaged or cut off; the state machines know what to do without the others."""
+    messages: list[Message] = []
+    at = 0
+    while at + _LENGTH.size <= len(content):
+        (size,) = _LENGTH.unpack_from(content, at)
+        at += _LENGTH.size
+        try:
+            messages.append(decode(memoryview(content)[at : at + size]))
+        except MalformedMessage:
+            break
+        at += size
+    return tuple(messages)
+
+
+def connect(host: str, port: int, rank: int, world_size: int, backend: str) -> None:
+    """Join the process group whose store the parent holds."""
+    from datetime import timedelta
+
+    # A receive waits for as long as nobody has anything to say. Who is alive the parent watches.
+    for_ever = timedelta(days=365)
+    store = dist.TCPStore(host, port, is_master=False, timeout=for_ever)
+    dist.init_process_group(
+        backend, store=dist.PrefixStore("foretoken", store), rank=rank, world_size=world_size, timeout=for_ever
+    )
+
+
+def links(
+    peers: Sequence[tuple[int, str]], page_device: torch.device, faults: LinkFaults, tell: Callable[[LinkNews], None]
+) -> dict[str, PeerLink]:
+    return {name: PeerLink(rank, name, page_device, faults, tell) for rank, name in peers}

@@ -1,0 +1,109 @@
+"""Pages of KV as rows of bytes, out of the pools and into them.
+
+    row = keys [layers, page, Hk, d] · values, of the target's pool │ the same of the draft's pool, where there is one
+
+A row's checksum is a weighted sum of its 32-bit words, Σ wᵢ · mᵢ modulo 2⁶⁴ with odd mᵢ: whichever word is changed, the sum changes. It is
+the same on every device, and all pages that travel together are summed in a few operations where they lie.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.handoff import PageFormat, PageSeal
+from ..executor import TorchExecutor
+from ..pools import KVPool
+
+_WORD_BYTES = 4
+_WEIGHT_STEP = 0x9E3779B97F4A7C15  # 2⁶⁴ over the golden ratio: neighbours differ in all bits
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class PageTensors:
+    """The pools of one executor, page-wise. `format` is what both sides of a transfer must agree on."""
+
+    def __init__(self, executor: TorchExecutor, page_size: int) -> None:
+        self._pools = [pool for pool in (executor.pool, executor.draft_pool) if pool is not None]
+        self._page_size = page_size
+        sizes = [pool.num_bytes // pool.num_slots * page_size for pool in self._pools]
+        self.format = PageFormat(
+            page_size=page_size,
+            target_bytes=sizes[0],
+            draft_bytes=sizes[1] if len(sizes) > 1 else 0,
+            hidden_size=executor.relayed.hidden_size if executor.algorithm.needs_hidden_states else 0,
+            layout=" | ".join(map(_layout, self._pools)),
+        )
+        self._sizes = sizes
+        self.row_bytes = sum(sizes)
+
+    @property
+    def device(self) -> torch.device:
+        return self._pools[0].keys.device
+
+    def read(self, slots: np.ndarray) -> Tensor:
+        """The pages at `slots` int32 [n, page_size]: uint8 [n, row_bytes], a copy."""
+        n = len(slots)
+        places = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.device)
+        parts = []
+        for pool in self._pools:
+            for cells in (pool.keys, pool.values):
+                found = cells[:, places].unflatten(1, (n, self._page_size)).transpose(0, 1)
+                parts.append(found.reshape(n, -1).view(torch.uint8))
+        return torch.cat(parts, dim=1)
+
+    def write(self, slots: np.ndarray, rows: Tensor) -> None:
+        """Put `rows` uint8 [n, row_bytes] to `slots` int32 [n, page_size]."""
+        n, begin = len(slots), 0
+        places = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.device)
+        rows = rows.to(self.device)
+        for pool, size in zip(self._pools, self._sizes, strict=True):
+            layers, _, heads, dim = pool.keys.shape
+            for cells in (pool.keys, pool.values):
+                part = rows[:, begin : begin + size // 2].contiguous().view(cells.dtype)
+                part = part.view(n, layers, self._page_size, heads, dim).transpose(0, 1)
+                cells.index_copy_(1, places, part.reshape(layers, -1, heads, dim))
+                begin += size // 2
+
+    def seals(self, rows: Tensor) -> list[PageSeal]:
+        """Of each row, what it is: uint8 [n, row_bytes]."""
+        target, draft = self._sizes[0], self.format.draft_bytes
+        sums = [_checksums(rows[:, :target]), _checksums(rows[:, target:]) if draft else [0] * len(rows)]
+        return [PageSeal(target, a, draft, b) for a, b in zip(*sums, strict=True)]
+
+    def seals_of_arrived(self, content: Tensor | None, num_pages: int) -> tuple[Tensor, list[PageSeal]]:
+        """The whole rows in `content` uint8 [bytes], and the seals of `num_pages`; those past a content that is cut off say how much is
+        there."""
+        if content is None:
+            content = torch.empty(0, dtype=torch.uint8)
+        whole = min(num_pages, len(content) // self.row_bytes)
+        rows = content[: whole * self.row_bytes].view(whole, self.row_bytes)
+        seals = self.seals(rows)
+        left = len(content) - whole * self.row_bytes
+        while len(seals) < num_pages:
+            there, left = min(left, self.row_bytes), 0
+            seals.append(PageSeal(min(there, self._sizes[0]), 0, max(0, there - self._sizes[0]), 0))
+        return rows, seals
+
+
+def _layout(pool: KVPool) -> str:
+    layers, _, heads, dim = pool.keys.shape
+    return f"{str(pool.keys.dtype).removeprefix('torch.')} {layers} x {heads} x {dim}"
+
+
+def _checksums(rows: Tensor) -> list[int]:
+    """Per row of bytes [n, size]; the last word is filled up with zeros."""
+    if rows.shape[1] % _WORD_BYTES:
+        rows = torch.nn.functional.pad(rows, (0, -rows.shape[1] % _WORD_BYTES))
+    words = rows.contiguous().view(torch.int32)
+    sums = (words.long() * _weights(words.shape[1], words.device)).sum(dim=1)
+    return [value & _MASK for value in sums.tolist()]
+
+
+@lru_cache(maxsize=8)
+def _weights(count: int, device: torch.device) -> Tensor:
+    weights = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_WEIGHT_STEP) | np.uint64(1)
+    return torch.from_numpy(weights.view(np.int64)).to(device)

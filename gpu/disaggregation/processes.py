@@ -1,0 +1,244 @@
+"""The workers' processes, as the parent sees them: started, spoken to, watched, and ended whatever happens."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from ...core.errors import ForetokenError
+from .control import ControlError, ControlSocket
+from .topology import WorkerPlace, backend_for
+
+HOST = "127.0.0.1"
+MODULE = "foretoken.gpu.disaggregation.worker"
+SILENCE_S = 60.0
+"""A worker that has not even answered a ping for so long is stopped or lost, and is killed."""
+END_S = 10.0
+STDERR_CHARACTERS = 2000
+_LOOPBACK_NAMES = ("lo", "lo0")
+
+
+class WorkerFailed(ForetokenError):
+    """A worker could not start or could not open a session; the message names it and says why."""
+
+
+class WorkerProcess:
+    """One worker. `death` is why it is gone, empty while it lives."""
+
+    def __init__(self, place: WorkerPlace, device: str) -> None:
+        self.place = place
+        self.device = device
+        self.death = ""
+        ours, theirs = socket.socketpair()
+        # What a worker has to say beside its messages is kept for the case that it dies.
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._stderr,
+                env=_environment(),
+            )
+        except OSError as error:
+            ours.close()
+            self._stderr.close()
+            raise WorkerFailed(f"worker {place.name} cannot be started: {error.strerror or error}") from None
+        finally:
+            theirs.close()
+        ours.settimeout(SILENCE_S)
+        self.control = ControlSocket(ours)
+        self.heard_s = self.pinged_s = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Whoever is dead by now is found so when it is listened to."""
+        if not self.death:
+            try:
+                self.control.send(message)
+            except OSError:
+                self.kill()
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def bury(self, why: str = "") -> None:
+        """The process is gone, or goes now; its last words are kept."""
+        self.kill()
+        code = self._process.wait()
+        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        self._stderr.seek(0)
+        words = self._stderr.read().decode("utf-8", "replace")[-STDERR_CHARACTERS:].strip()
+        self.death = why or ended + (f"; it said: {words}" if words and code > 0 else "")
+        self._stderr.close()
+        self.control.close()
+
+    def end(self, deadline_s: float) -> None:
+        """Wait for the process, until `deadline_s` on the monotonic clock; then it is killed."""
+        if self.death:
+            return
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, deadline_s - time.monotonic()))
+        self.bury("ended")
+
+
+class Workers:
+    """Processes that are connected with each other. They serve one session after the other; leaving the context ends them."""
+
+    def __init__(self, places: Sequence[WorkerPlace], devices: Sequence[str]) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_gloo_available():
+            raise ForetokenError("this build of torch has no torch.distributed with gloo, which connects the workers")
+        self.devices = tuple(devices)
+        self.num_sessions = 0
+        self._selector = selectors.DefaultSelector()
+        self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        self.all: dict[str, WorkerProcess] = {}
+        try:
+            for place, device in zip(places, devices, strict=True):
+                worker = WorkerProcess(place, device)
+                self.all[place.name] = worker
+                self._selector.register(worker.control, selectors.EVENT_READ, worker)
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __getitem__(self, name: str) -> WorkerProcess:
+        return self.all[name]
+
+    def living(self) -> list[WorkerProcess]:
+        return [worker for worker in self.all.values() if not worker.death]
+
+    def hear(self, wait_s: float) -> list[tuple[WorkerProcess, dict[str, Any] | None]]:
+        """What workers have said, in the order of the workers; None: it is dead, and says no more. Waits for the first word.
+
+        All that one worker had said before another one spoke is in the answer with it: prefill workers stand first, and tell the parent
+        before they let a decode worker go on.
+        """
+        ready = {key.data.name for key, _ in self._selector.select(wait_s)}
+        heard: list[tuple[WorkerProcess, dict[str, Any] | None]] = []
+        for worker in self.living():
+            if worker.name in ready:
+                heard += self._listen(worker)
+        self._watch(heard)
+        return heard
+
+    def ask_all(self, wanted: str, message: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Tell every living worker, and wait for their answers of the kind `wanted`; what else they say is dropped.
+
+        Raises WorkerFailed if one of them fails or dies.
+        """
+        for worker in self.living():
+            worker.say(message)
+        return self.answers(wanted)
+
+    def answers(self, wanted: str) -> dict[str, dict[str, Any]]:
+        missing = dict.fromkeys(worker.name for worker in self.living())
+        found: dict[str, dict[str, Any]] = {}
+        while missing:
+            for worker, said in self.hear(1.0):
+                if said is None:
+                    raise WorkerFailed(f"worker {worker.name} {worker.death}")
+                if said["say"] == "failed":
+                    raise WorkerFailed(f"worker {worker.name}: {said['message']}")
+                if said["say"] == wanted and worker.name in missing:
+                    del missing[worker.name]
+                    found[worker.name] = said
+        return found
+
+    def close(self) -> None:
+        """End all processes; who does not end by itself is killed."""
+        for worker in self.living():
+            worker.say({"do": "end"})
+        deadline_s = time.monotonic() + END_S
+        for worker in self.all.values():
+            worker.end(deadline_s)
+        self._selector.close()
+        self._store = None
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        backend = backend_for(self.devices)
+        places = [worker.place for worker in self.all.values()]
+        for worker in self.all.values():
+            peers = [[place.rank, place.name] for place in places if place.role is not worker.place.role]
+            worker.say(
+                {
+                    "do": "connect",
+                    "host": HOST,
+                    "port": self._store.port,
+                    "rank": worker.place.rank,
+                    "world_size": len(places),
+                    "backend": backend,
+                    "peers": peers,
+                    "device": worker.device,
+                }
+            )
+        self.answers("connected")
+
+    def _listen(self, worker: WorkerProcess) -> Iterator[tuple[WorkerProcess, dict[str, Any] | None]]:
+        try:
+            messages = worker.control.receive()
+        except (ControlError, OSError) as error:
+            messages, why = None, f"says what is no message: {error}"
+        else:
+            why = ""
+        if messages is None:
+            self._selector.unregister(worker.control)
+            worker.bury(why)
+            yield worker, None
+            return
+        worker.heard_s = time.monotonic()
+        for message in messages:
+            if message["say"] != "pong":
+                yield worker, message
+
+    def _watch(self, heard: list[tuple[WorkerProcess, dict[str, Any] | None]]) -> None:
+        """Ping who has been silent; who stays silent is dead."""
+        now_s = time.monotonic()
+        for worker in self.living():
+            if now_s - worker.heard_s > SILENCE_S:
+                self._selector.unregister(worker.control)
+                worker.bury(f"did not answer for {SILENCE_S:.0f} s")
+                heard.append((worker, None))
+            elif now_s - max(worker.heard_s, worker.pinged_s) > SILENCE_S / 6:
+                worker.pinged_s = now_s
+                worker.say({"do": "ping"})
+
+
+def _environment() -> dict[str, str]:
+    """The workers' environment: they find each other over the loopback interface, unless the user has said otherwise."""
+    names = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in _LOOPBACK_NAMES if name in names), None)
+    environment = dict(os.environ)
+    if loopback is not None:
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            environment.setdefault(variable, loopback)
+    return environment

@@ -1,0 +1,335 @@
+"""A session over workers, with the face of `gpu.session.DecodeSession`: requests in, text out. The parent is client and router.
+
+prefill worker ─ first token ─┐
+decode worker  ─ the others ──┴─► one list of tokens per request, in order ─► text
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...core.engine_config import EngineRole
+from ...core.errors import ForetokenError
+from ...core.handoff import HandoffTiming
+from ...core.handoff.wire import request_to_json
+from ...core.request import FinishReason, Request
+from ...observe.engine_description import EngineDescription
+from ..session import FINISH, REFUSED, Output, SessionStats, TextDelta, check_vocabulary, join_deltas
+from ..session_plan import SessionPlan
+from ..text import StreamDecoder, Tokenizer
+from .processes import WorkerProcess, Workers
+from .router import Placement, Router, Verdict
+from .worker_session import SessionOrder, description_for
+
+SECOND_NS = 1_000_000_000
+TIMING = HandoffTiming(lease_ns=30 * SECOND_NS, hold_ns=75 * SECOND_NS, fence_ns=5 * SECOND_NS)
+"""Between real processes: a worker answers between two rounds, and on a busy machine a round can take seconds."""
+LISTEN_S = 0.1  # so often is asked whether somebody has interrupted
+DRAIN_S = 300.0  # longer than any lease, hold and fence: whatever is held then is held for ever
+
+
+class NotDrained(ForetokenError):
+    """Workers still hold something although every request is over."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What has come of one request."""
+
+    request: Request
+    decoder: StreamDecoder
+    tokens: list[int] = field(default_factory=list)
+    early: dict[int, tuple[list[int], dict[str, list[Any]]]] = field(
+        default_factory=dict
+    )  # by offset: what overtook others
+
+
+class DisaggregatedSession:
+    """See `open`. Not thread-safe. `plan` is the decode workers'."""
+
+    def __init__(self, workers: Workers, plan: SessionPlan, tokenizer: Tokenizer) -> None:
+        self.workers = workers
+        self.plan = plan
+        self.tokenizer = tokenizer
+        self._session = workers.num_sessions
+        by_role = {role: [w.name for w in workers.living() if w.place.role is role] for role in EngineRole}
+        self._router = Router(by_role[EngineRole.PREFILL], by_role[EngineRole.DECODE])
+        self._answers: dict[str, _Answer] = {}
+        self._reports: dict[str, dict[str, Any]] = {}
+        self._seconds = 0.0
+        self._requests = self._prompt_tokens = self._output_tokens = 0
+        self._is_complete = False
+        self._is_open = True
+
+    @classmethod
+    def open(
+        cls,
+        plan: SessionPlan,
+        workers: Workers,
+        *,
+        tokenizer: Tokenizer | None = None,
+        timing: HandoffTiming = TIMING,
+        faults: Mapping[str, Mapping[str, Any]] | None = None,
+        logs: Mapping[str, Path] | None = None,
+        run: Mapping[str, Any] | None = None,
+    ) -> DisaggregatedSession:
+        """Have every worker load the models of `plan` and make its engine (see `planning.plan_disaggregated`).
+
+        `faults` are injected on the links, `logs` are the event logs to write, both by worker. Raises WorkerFailed.
+        """
+        options = plan.options
+        tokenizer = tokenizer or Tokenizer.load(options.model)
+        check_vocabulary(tokenizer, plan)
+        workers.num_sessions += 1
+        for worker in workers.living():
+            order = SessionOrder(
+                session=workers.num_sessions,
+                options=replace(options, device=worker.device),
+                engine=description_for(worker.place.role, plan.description),
+                dtype=str(plan.dtype).removeprefix("torch."),
+                device=worker.device,
+                weight_bytes=plan.weight_bytes,
+                kv_bytes=plan.kv_bytes,
+                timing=timing,
+                log=str(logs[worker.name]) if logs is not None else None,
+                run=run,
+                faults=dict((faults or {}).get(worker.name, {})),
+            )
+            worker.say({"do": "open", "order": order.to_json()})
+        opened = workers.answers("opened")
+        for worker in workers.living():
+            if worker.place.role is EngineRole.DECODE:
+                described = EngineDescription.from_json(opened[worker.name]["engine"], f"the engine of {worker.name}")
+                plan = replace(plan, description=described)
+                break
+        return cls(workers, plan, tokenizer)
+
+    def __enter__(self) -> DisaggregatedSession:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self.close()  # else nobody knows what the workers are at: they end, or the next session begins anew
+
+    # -- serving ------------------------------------------------------------------------------------------------------
+
+    def stream(
+        self, requests: Iterable[Request], interrupted: Callable[[], bool] = lambda: False
+    ) -> Iterator[TextDelta]:
+        """As `DecodeSession.stream`: what each request gets as it comes, and at last why it ended."""
+        begin = time.perf_counter()
+        gave_up = False
+        try:
+            for request in requests:
+                yield from self._submit(request)
+            while self._answers:
+                if not gave_up and interrupted():
+                    gave_up = True
+                    self._abort_all()
+                yield from self._hear(LISTEN_S)
+        except GeneratorExit:
+            self._abort_all()
+            while self._answers:
+                self._hear(LISTEN_S)
+            raise
+        finally:
+            self._seconds += time.perf_counter() - begin
+
+    def run(
+        self,
+        requests: Iterable[Request],
+        on_delta: Callable[[TextDelta], None] | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Output]:
+        """Serve `requests` to their end; what became of each, in the order of `requests`."""
+        requests = tuple(requests)
+        parts: dict[str, list[TextDelta]] = {request.request_id: [] for request in requests}
+        with closing(self.stream(requests, interrupted)) as deltas:
+            for delta in deltas:
+                parts[delta.request_id].append(delta)
+                if on_delta is not None:
+                    on_delta(delta)
+        return {request_id: join_deltas(deltas) for request_id, deltas in parts.items()}
+
+    def abort(self, request_id: str) -> None:
+        """Give a request up, wherever it is; an id that is not live changes nothing."""
+        if request_id in self._router:
+            placement = self._router[request_id]
+            for name in (placement.prefill, placement.decode):
+                self.workers[name].say({"do": "abort", "request_id": request_id})
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    def reports(self, forget_cache: bool = False) -> dict[str, dict[str, Any]]:
+        """What each living worker holds and has done. Requests that are being served go on, what is told of them is kept."""
+        self._reports = {}
+        for worker in self.workers.living():
+            worker.say({"do": "report", "forget_cache": forget_cache})
+        while any(worker.name not in self._reports for worker in self.workers.living()):
+            self._hear(LISTEN_S)
+        return self._reports
+
+    def drain(self) -> dict[str, dict[str, Any]]:
+        """Wait until no worker holds anything for a request, give the prefix caches up, and report. NotDrained after five minutes."""
+        deadline_s = time.monotonic() + DRAIN_S
+        while not all(report["is_idle"] for report in self.reports().values()):
+            if time.monotonic() > deadline_s:
+                raise NotDrained(f"after {DRAIN_S:.0f} s without a request workers still hold: {self._reports}")
+            time.sleep(LISTEN_S)
+        return self.reports(forget_cache=True)
+
+    def stats(self) -> SessionStats:
+        """The numbers since the session was opened, of the workers that live."""
+        reports = self.reports() if self._is_open else self._reports
+        totals = {
+            key: sum(report[key] for report in reports.values())
+            for key in ("rounds", "verified_rows", "drafted", "correct_drafts")
+        }
+        phases = {
+            f"{name} {phase}": seconds
+            for name, report in reports.items()
+            for phase, seconds in report["phase_seconds"].items()
+        }
+        return SessionStats(
+            seconds=self._seconds,
+            requests=self._requests,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+            phase_seconds=phases,
+            **totals,
+        )
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self, complete: bool = False) -> None:
+        """End the session; the workers stay, for another one. `complete`: the logs say that the run came to its end."""
+        if not self._is_open:
+            return
+        self.reports()
+        self._is_open = False
+        self.workers.ask_all("closed", {"do": "close", "complete": complete})
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _submit(self, request: Request) -> Iterator[TextDelta]:
+        self._requests += 1
+        request_id = request.request_id
+        refusal = ""
+        if request_id in self._answers:
+            refusal = "duplicate id: a live request has it"
+        else:
+            placement = self._router.place(request)
+            if placement is None:
+                refusal = "no worker is left"
+        if refusal:
+            yield TextDelta(request_id, "", (), (), REFUSED, refusal)
+            return
+        self._prompt_tokens += request.prompt.length
+        self._answers[request_id] = _Answer(request, StreamDecoder(self.tokenizer, request.stop_strings))
+        self._dispatch(placement)
+
+    def _dispatch(self, placement: Placement) -> None:
+        request = request_to_json(placement.request)
+        self.workers[placement.prefill].say({"do": "submit", "request": request, "peer": placement.decode})
+
+    def _abort_all(self) -> None:
+        for request_id in self._router.request_ids:
+            self.abort(request_id)
+
+    def _hear(self, wait_s: float) -> list[TextDelta]:
+        """What the workers say within `wait_s`, as far as it concerns requests."""
+        deltas: list[TextDelta] = []
+        for worker, said in self.workers.hear(wait_s):
+            if said is None:
+                deltas += self._lost(worker)
+            elif said["say"] == "news":
+                if said["session"] == self._session:
+                    deltas += self._news(worker, said)
+            elif said["say"] == "lost":
+                deltas += self._judged(self._router.let_go(worker.name, said["peer"]))
+            elif said["say"] == "link broken":
+                # One of the two is dead or dying. Should it be alive, it can serve no more.
+                self.workers[said["peer"]].kill()
+            elif said["say"] == "report":
+                self._reports[worker.name] = said["report"]
+        return deltas
+
+    def _lost(self, worker: WorkerProcess) -> list[TextDelta]:
+        asked, verdicts = self._router.lose(worker.name, f"worker {worker.name} {worker.death}")
+        for name in asked:
+            self.workers[name].say({"do": "lose", "peer": worker.name})
+        return self._judged(verdicts)
+
+    def _judged(self, verdicts: Sequence[Verdict]) -> list[TextDelta]:
+        deltas = []
+        for verdict in verdicts:
+            if verdict.placement is not None:
+                self._dispatch(verdict.placement)
+            else:
+                deltas.append(self._end(verdict.request_id, FINISH[FinishReason.ERROR], verdict.failure))
+        return deltas
+
+    def _news(self, worker: WorkerProcess, news: Mapping[str, Any]) -> list[TextDelta]:
+        deltas: list[TextDelta] = []
+        for request_id in news["joined"]:
+            if request_id in self._router:
+                self._router.joined(request_id)
+        for request_id, offset, tokens, outputs in news["tokens"]:
+            if request_id in self._router:
+                deltas += self._tokens(request_id, offset, tokens, outputs)
+        for request_id, reason, num_output, message in news["ended"]:
+            if request_id in self._router:
+                deltas += self._ended(worker, request_id, reason, num_output, message)
+        return deltas
+
+    def _tokens(
+        self, request_id: str, offset: int, tokens: list[int], outputs: dict[str, list[Any]]
+    ) -> list[TextDelta]:
+        """Two workers tell of one request, and a second try tells what was told: what is new goes on, in order."""
+        answer = self._answers[request_id]
+        answer.early[offset] = (tokens, outputs)
+        deltas = []
+        while (begin := min(answer.early, default=len(answer.tokens) + 1)) <= len(answer.tokens):
+            tokens, outputs = answer.early.pop(begin)
+            known = len(answer.tokens) - begin
+            if tokens[:known] != answer.tokens[begin : begin + len(tokens)][:known]:
+                message = f"another try gave {tokens[:known]} where {answer.tokens[begin:]} had been shown"
+                self.abort(request_id)
+                return [*deltas, self._end(request_id, FINISH[FinishReason.ERROR], message)]
+            new = tokens[known:]
+            if not new:
+                continue
+            answer.tokens += new
+            self._output_tokens += len(new)
+            logprobs = tuple(outputs.get("logprobs", ())[known:])
+            deltas.append(TextDelta(request_id, answer.decoder.push(new), tuple(new), logprobs))
+        return deltas
+
+    def _ended(
+        self, worker: WorkerProcess, request_id: str, reason: str, num_output: int, message: str
+    ) -> list[TextDelta]:
+        placement = self._router[request_id]
+        if reason == FinishReason.TRANSFERRED.value:
+            self._router.handed_over(request_id)
+            return []
+        if placement.lost and worker.name != placement.decode:
+            return []  # it lets go because the other one died: what that means is for the router to say
+        if reason == REFUSED:
+            return [self._end(request_id, REFUSED, message)]
+        finished = FinishReason(reason)
+        told = len(self._answers[request_id].tokens)
+        if finished in (FinishReason.STOP, FinishReason.LENGTH) and told != num_output:
+            message = f"worker {worker.name} delivered {num_output} tokens, {told} of them were told"
+            finished = FinishReason.ERROR
+        return [self._end(request_id, FINISH[finished], message)]
+
+    def _end(self, request_id: str, finish: str, message: str) -> TextDelta:
+        if request_id in self._router:
+            self._router.end(request_id)
+        answer = self._answers.pop(request_id)
+        return TextDelta(request_id, answer.decoder.finish(), (), (), finish, message)

@@ -1,0 +1,120 @@
+"""From the parent's order to a worker's engine: the plan was made by the parent, here it is only carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.engine_config import EngineRole
+from ...core.events import EventSink
+from ...core.handoff import HandoffTiming
+from ...core.registry import get_algorithm
+from ...observe.engine_description import EngineDescription
+from ...observe.log import EventLog
+from ..loop import Deliveries
+from ..models.config import ModelConfig
+from ..session import load_engine
+from ..session_plan import SessionOptions, SessionPlan
+from ..text import Tokenizer
+from .link import PeerLink
+from .serving import DecodeServing, News, PrefillServing, Serving
+
+_PATHS = ("model", "draft")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOrder:
+    """All that a worker needs for one session, as JSON."""
+
+    session: (
+        int  # counts the sessions of a set of workers: the generation of prefill workers, the epoch of decode workers
+    )
+    options: SessionOptions
+    engine: EngineDescription  # with the worker's role
+    dtype: str
+    device: str
+    weight_bytes: int
+    kv_bytes: int
+    timing: HandoffTiming
+    log: str | None = None  # events.jsonl, if one is kept
+    run: Mapping[str, Any] | None = None  # what its header says of the run
+    faults: Mapping[str, Any] | None = None  # on the worker's links
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        options = asdict(self.options)
+        for name in _PATHS:
+            options[name] = None if options[name] is None else str(options[name])
+        engine = self.engine
+        if engine.policy == "goodput" and engine.cost_table is None:
+            engine = replace(engine, policy="ema")  # an engine that is complete in itself, until the costs are measured
+        described = {"policy": self.engine.policy, "description": engine.to_json()}
+        return {**plain, "options": options, "engine": described, "timing": asdict(self.timing)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SessionOrder:
+        options = dict(value["options"])
+        for name in _PATHS:
+            options[name] = None if options[name] is None else Path(options[name])
+        engine = EngineDescription.from_json(value["engine"]["description"], "the order of a session")
+        return cls(
+            **{
+                **value,
+                "options": SessionOptions(**options),
+                "engine": replace(engine, policy=value["engine"]["policy"]),
+                "timing": HandoffTiming(**value["timing"]),
+            }
+        )
+
+    @property
+    def role(self) -> EngineRole:
+        return self.engine.config.role
+
+
+def open_serving(
+    order: SessionOrder, links: Mapping[str, PeerLink], news: News
+) -> tuple[Serving, EventLog | None, EngineDescription]:
+    """Load what is ordered; the description comes back with what was measured on the way. Raises ForetokenErrors."""
+    options = order.options
+    plan = SessionPlan(
+        options=options,
+        target=ModelConfig.from_directory(options.model),
+        draft=None,  # only planning looks at it
+        algorithm=get_algorithm(order.engine.algorithm),
+        dtype=getattr(torch, order.dtype),
+        device=order.device,
+        description=order.engine,
+        weight_bytes=order.weight_bytes,
+        kv_bytes=order.kv_bytes,
+    )
+    deliveries = Deliveries()
+    watched: list[Any] = []  # the decode side's sink is there when its engine is
+    log: EventLog | None = None
+
+    def make_sinks(description: EngineDescription) -> list[EventSink]:
+        nonlocal log
+        sinks: list[EventSink] = [deliveries, lambda event: [sink(event) for sink in watched]]
+        if order.log is not None:
+            log = EventLog(Path(order.log), {"engine": description.to_json(), "run": order.run})
+            sinks.append(log.sink(0))
+        return sinks
+
+    engine, executor, plan = load_engine(plan, Tokenizer.load(options.model), make_sinks)
+    role = PrefillServing if order.role is EngineRole.PREFILL else DecodeServing
+    serving = role(order.session, engine, executor, deliveries, links, news, timing=order.timing)
+    if isinstance(serving, DecodeServing):
+        watched.append(serving.watch)
+    return serving, log, plan.description
+
+
+def description_for(role: EngineRole, description: EngineDescription) -> EngineDescription:
+    """The engine of a worker in `role`. Prefill drafts nothing, so it needs neither measured costs nor captured rounds."""
+    config = replace(description.config, role=role)
+    if role is EngineRole.DECODE:
+        return replace(description, config=config)
+    policy = "ema" if description.policy == "goodput" else description.policy
+    return replace(description, config=config, policy=policy, cost_table=None, graph_sizes=None)
