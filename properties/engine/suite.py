@@ -52,6 +52,7 @@ SUITE = Suite(
     simpler_configs=simpler_configs,
     twin_config=twin_config,
     run_length=100,
+    limit_s=10.0,
     probes={
         "ENGINE-08": (ops.SubmitImpossible,),
         "ENGINE-12": (ops.SubmitAgain,),
