@@ -1,0 +1,84 @@
+"""No false alarm on our own components: ten million operations over all contracts, and twenty thousand examples of Hypothesis.
+
+A small share of the examples runs with every test; the rest is `make soak`. What a failure found is in its report: seed, run, operations.
+"""
+
+from __future__ import annotations
+
+import pytest
+from foretoken.properties.conformance import check
+from foretoken.properties.importing import load_make
+from foretoken.properties.machines import machine
+from foretoken.properties.suites import contracts, suite_of
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+MILLION = 1_000_000
+SOAK = {
+    "allocator": (3 * MILLION, 2 * MILLION, MILLION),
+    "prefix-cache": (800_000, 500_000, 200_000),
+    "relay": (1_500_000, 500_000),
+    "accept": (60_000, 40_000, 40_000),
+    "step-controller": (200_000, 100_000, 20_000),
+    "engine": (200_000, 100_000),
+    "executor": (50_000, 80_000, 10_000),
+    "transport": (60_000,),
+    "simulator": (1_000,),
+}
+"""Contract -> operations for each of its subjects, in their order."""
+
+EXAMPLES = {
+    "allocator": 6_000,
+    "prefix-cache": 5_000,
+    "relay": 5_000,
+    "accept": 800,
+    "step-controller": 1_000,
+    "engine": 1_300,
+    "executor": 300,
+    "transport": 600,
+    "simulator": 20,
+}
+"""Contract -> examples of Hypothesis for its first subject, up to 25 operations each."""
+
+SUBJECTS = [
+    pytest.param(contract, subject, operations, id=f"{contract}-{number}")
+    for contract in contracts()
+    for number, (subject, operations) in enumerate(zip(suite_of(contract).subjects, SOAK[contract], strict=True))
+]
+
+
+def test_the_numbers_are_those_that_are_promised():
+    assert sum(map(sum, SOAK.values())) > 10 * MILLION and sum(EXAMPLES.values()) > 20_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2026, 2027])
+@pytest.mark.parametrize(("contract", "subject", "operations"), SUBJECTS)
+def test_the_swarm_finds_nothing(contract, subject, operations, seed, record_property):
+    report = check(suite_of(contract), load_make(subject), budget=operations // 2, seed=seed, subject=subject)
+    record_property("note", f"soak, {subject}, seed {seed}: {report.num_operations:,} operations")
+    assert report.ok, report.text()
+
+
+def hypothesis_on(contract: str, examples: int) -> None:
+    quiet = settings(
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        max_examples=examples,
+        stateful_step_count=25,
+    )
+    subject = suite_of(contract).subjects[0]
+    run_state_machine_as_test(machine(contract, load_make(subject)), settings=quiet)
+
+
+@pytest.mark.parametrize("contract", contracts())
+def test_hypothesis_finds_nothing(contract):
+    hypothesis_on(contract, max(EXAMPLES[contract] // 200, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contract", contracts())
+def test_hypothesis_finds_nothing_in_many_examples(contract):
+    hypothesis_on(contract, EXAMPLES[contract])
