@@ -20,9 +20,11 @@ from foretoken.properties.engine.suite import SUITE, twin_config
 from foretoken.properties.engine.vocabulary import draw_config, simpler_configs
 from foretoken.properties.importing import load_make
 from foretoken.properties.invariants import of_contract
+from foretoken.properties.machines import machine
 from foretoken.properties.report import PropertiesBroken
 from foretoken.properties.swarm import Swarm
 from foretoken.properties.trial import Violation
+from hypothesis import settings
 
 OURS = core_engine.make.capabilities
 SMALL = ServingConfig(
@@ -368,3 +370,7 @@ def test_a_violation_knows_how_far_it_came():
         )
     assert caught.value.id == "ENGINE-16" and caught.value.trial.trace == operations
     assert "step 1: b computes" in caught.value.trial.describe()
+
+
+class TestHypothesisOnOurs(machine("engine", core_engine.make).TestCase):
+    settings = settings(max_examples=15, stateful_step_count=25, deadline=None, derandomize=True, database=None)
