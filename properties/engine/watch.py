@@ -37,6 +37,7 @@ class EngineWatch(Trial):
         self._all_pages = frozenset(range(1, config.num_pages + 1))
         self._has_cache = capabilities.prefix_cache and config.prefix_cache
         self._asked_back: set[str] = set()
+        self._owners: dict[int, str] = {}
         self._was_denied = self._was_lost = False
         self.moment = Moment(config, capabilities, self.model, self.ahead)
         self._observe()
@@ -108,6 +109,10 @@ class EngineWatch(Trial):
     def _follow_pages(self, shown: Observation) -> None:
         """Who has which page. Those that are neither free, nor cached, nor anybody's wait for a step; note one that waits for none."""
         size, model, m = self.config.page_size, self.model, self.moment
+        m.cells = self.device.cells
+        if shown[2:] == m.before[2:] and not model.lingering:
+            m.owners = self._owners
+            return
         owners: dict[int, str] = {}
         for name, slots in shown.slots.items():
             for slot in slots[::size]:
@@ -115,7 +120,7 @@ class EngineWatch(Trial):
         if shown.cached:
             owners.update(dict.fromkeys(shown.cached, "*"))
         owners.update(dict.fromkeys(shown.free, ""))
-        m.owners, m.cells = owners, self.device.cells
+        m.owners = self._owners = owners
         if shown.free != m.before.free:
             self.device.forget(set(shown.free).difference(m.before.free or ()))
         if owners.keys() == self._all_pages:
