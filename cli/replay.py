@@ -51,14 +51,14 @@ class _EngineFactory:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._make_engine: Callable[[EventSink], Engine] | None = None
+        self._make_engine: Callable[[EventSink, int], Engine] | None = None
 
     def __call__(self, header: Mapping[str, Any], replica: int, events: EventSink) -> Engine:
         if self._make_engine is None:
             self._make_engine = self._resolve(header)
-        return self._make_engine(events)
+        return self._make_engine(events, replica)
 
-    def _resolve(self, header: Mapping[str, Any]) -> Callable[[EventSink], Engine]:
+    def _resolve(self, header: Mapping[str, Any]) -> Callable[[EventSink, int], Engine]:
         from ..core.errors import ConfigError, Problem
 
         scenario = header.get("scenario")
@@ -70,6 +70,7 @@ class _EngineFactory:
         if "engine" in header:
             from ..observe.engine_description import EngineDescription
 
-            return EngineDescription.from_json(header["engine"], f"{self._source}: line 1").make_engine
+            described = EngineDescription.from_json(header["engine"], f"{self._source}: line 1")
+            return lambda events, replica: described.make_engine(events)
         what = 'the header has no "scenario" and no "engine": neither a simulation nor a real run wrote this log'
         raise ConfigError(self._source, [Problem("line 1", what)])

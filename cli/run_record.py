@@ -127,6 +127,8 @@ class RunRecord:
         summary = self._metrics.summary(report.duration_ns, slo, incomplete=not report.complete)
         summary = {"name": self.scenario.name, "seed": self.scenario.seed, **summary}
         summary["skipped_rows"] = report.num_skipped_rows
+        if report.disaggregation is not None:
+            summary |= report.disaggregation.to_json(report.duration_ns)
         if report.faults is not None:
             summary |= report.faults.to_json()
         summary |= {f"timeline_{key}": value for key, value in self._metrics.timeline().items()}

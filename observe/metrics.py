@@ -26,7 +26,6 @@ from ..core.events import (
     Committed,
     EngineStarted,
     Event,
-    HandoffMove,
     HandoffMoved,
     Planned,
     Resumed,
@@ -36,13 +35,14 @@ from ..core.events import (
 )
 from ..core.request import FinishReason
 from .columns import GrowingColumn, OpenRequests
+from .handed import HandedRequests
 from .histogram import LogHistogram, added_counts
 from .parquet import REQUEST_FIELDS, ROUND_FIELDS, ParquetColumns
 from .replica_metrics import ReplicaMetrics
+from .request_lives import RequestLives
 from .summary import SLO, summarize
 from .timeline import Timeline, series
 
-REFUSED = 0
 REASONS = ("refused", "stop", "length", "abort", "error", "transferred")  # by FinishReason; 0 never entered
 GAUGES = ("running", "waiting", "held", "system")
 TOTALS = (
@@ -72,7 +72,7 @@ _KEPT_BYTES = 1 << 23  # several flushes
 _REPLICA, _STEP_ID, _ROUNDS, _PREFILL, _ROWS, _STEPS, _ND, _HELD, _WAITING = range(9)
 
 
-class RunMetrics:
+class RunMetrics(RequestLives):
     """Metrics of a run of one or more replicas. With `out_dir` it writes `requests.parquet` and `rounds.parquet` there."""
 
     def __init__(self, out_dir: str | os.PathLike[str] | None = None, *, num_buckets: int = 120) -> None:
@@ -98,6 +98,7 @@ class RunMetrics:
                 ParquetColumns(folder / "requests.parquet", REQUEST_FIELDS),
                 ParquetColumns(folder / "rounds.parquet", ROUND_FIELDS),
             )
+        self.handed = HandedRequests()
         self._samples = array("q")  # (now, *GAUGES) of every event
         # Until a block of this size was freed once, the C library hands what a flush needs back to the system every time, to take it
         # again page by page.
@@ -152,66 +153,6 @@ class RunMetrics:
         state = self.replicas.setdefault(replica, ReplicaMetrics(replica))
         state.busy_ns = (state.busy_ns or 0) + busy_ns
 
-    def _submitted(self, state: ReplicaMetrics, event: Submitted) -> None:
-        request = event.request
-        slot = self.open.open(request.request_id, state.number, event.now_ns, request.prompt.length, request.max_tokens)
-        self.totals["submitted"] += 1
-        if event.refusal:
-            self._closing.append((slot, REFUSED, event.now_ns, 0))
-            return
-        state.slots[request.request_id] = slot
-        self._wait(state, state.waiting + 1)
-
-    def _aborted(self, state: ReplicaMetrics, event: Aborted) -> None:
-        slot = state.slots.pop(event.request_id, None)
-        if slot is None:
-            return
-        if slot in state.awaited:
-            del state.awaited[slot]
-            self._closing.append((slot, FinishReason.ABORT, event.now_ns, -1))
-        elif state.rows.pop(slot, None) is None:
-            self._wait(state, state.waiting - 1)
-            self._closing.append((slot, FinishReason.ABORT, event.now_ns, -1))
-        else:
-            self._running -= 1
-            state.leaving.append((slot, event.now_ns))
-
-    def _planned(self, state: ReplicaMetrics, event: Planned) -> None:
-        self._retracted(state, event.retracted)
-        if event.step is not None:
-            for join in event.step.joins:
-                self._joined(state, join, event.now_ns)
-            state.planned.append((event.num_held_slots, event.num_waiting))
-        self._wait(state, event.num_waiting)
-        held = int(event.num_held_slots)
-        self._held += held - state.held
-        state.held = held
-        state.max_held = max(state.max_held, held)
-
-    def _retracted(self, state: ReplicaMetrics, request_ids: tuple[str, ...]) -> None:
-        for request_id in request_ids:
-            slot = state.slots[request_id]
-            del state.rows[slot]
-            self.open.retractions[slot] += 1
-            self.totals["retractions"] += 1
-            self._running -= 1
-
-    def _joined(self, state: ReplicaMetrics, join: Any, now_ns: int) -> None:
-        request = join.request
-        slot = state.slots[request.request_id]
-        state.enter(slot, join.row)
-        self._running += 1
-        if self.open.first_scheduled_ns[slot] < 0:
-            self.open.first_scheduled_ns[slot] = now_ns
-            self.open.num_cached[slot] = join.num_cached
-        if state.config.get("prefix_cache", True) and request.prompt.content_is_known:
-            self.totals["looked_up_tokens"] += request.prompt.length + join.num_emitted
-            self.totals["cached_tokens"] += join.num_cached
-
-    def _wait(self, state: ReplicaMetrics, waiting: int) -> None:
-        self._waiting += waiting - state.waiting
-        state.waiting = waiting
-
     def _committed(self, state: ReplicaMetrics, event: Committed) -> None:
         step, result = event.step, event.result
         decode, first = step.decode, event.first_tokens
@@ -251,53 +192,7 @@ class RunMetrics:
             del state.rows[slot]
             self._running -= 1
             failed = finished.reason is FinishReason.ERROR
-            self._closing.append((slot, finished.reason, event.now_ns if failed else -1, finished.num_output))
-
-    def _lost(self, state: ReplicaMetrics, event: StepsLost) -> None:
-        for _ in event.step_ids:
-            state.planned.popleft()
-        self.totals["lost_steps"] += len(event.step_ids)
-        self._settle_leaving(state)
-        self._retracted(state, event.retracted)
-        self._wait(state, state.waiting + len(event.retracted))
-        for finished in event.finished:
-            slot = state.slots.pop(finished.request_id)
-            del state.rows[slot]
-            self._running -= 1
-            self._closing.append((slot, finished.reason, event.now_ns, finished.num_output))
-
-    def _resumed(self, state: ReplicaMetrics, event: Resumed) -> None:
-        self.totals["restarts"] += event.restarted
-        self._retracted(state, event.retracted)
-        self._wait(state, state.waiting + len(event.retracted))
-
-    def _handed(self, state: ReplicaMetrics, event: HandoffMoved) -> None:
-        """A move of a handoff: a request reserved here begins, one that is transferred or fails on its way ends."""
-        request = event.request
-        if request is not None:
-            slot = self.open.open(
-                request.request_id, state.number, event.now_ns, request.prompt.length, request.max_tokens
-            )
-            self.totals["submitted"] += 1
-            state.slots[request.request_id] = slot
-            state.awaited[slot] = None
-        elif event.move is HandoffMove.JOIN and event.row:
-            del state.awaited[state.slots[event.request_id]]
-        for finished in event.finished:
-            slot = state.slots.pop(finished.request_id)
-            if state.rows.pop(slot, None) is not None:
-                self._running -= 1
-            elif slot in state.awaited:
-                del state.awaited[slot]
-            else:
-                self._wait(state, state.waiting - 1)
-            self._closing.append((slot, finished.reason, event.now_ns, finished.num_output))
-
-    def _settle_leaving(self, state: ReplicaMetrics) -> None:
-        """Close the requests that were aborted since the last commit. The rounds of a running block that ended before still count
-        for them, and are known only when it is committed."""
-        self._closing.extend((slot, FinishReason.ABORT, now_ns, -1) for slot, now_ns in state.leaving)
-        state.leaving.clear()
+            self._close(state, slot, finished.reason, event.now_ns if failed else -1, finished.num_output)
 
     # -- working the notes off ----------------------------------------------------------------------------------------
 
@@ -398,12 +293,18 @@ class RunMetrics:
         self.open.verify_rounds[owners] += np.add.reduceat(drafted, starts, dtype=np.int64)
 
     def _close_requests(self) -> None:
-        slots, reasons, times, outputs = np.array(self._closing, dtype=np.int64).T
+        closing = self._closing
+        if leftovers := self.handed.take_leftovers([entry[0] for entry in closing]):
+            self.open.close(np.array(leftovers))
+            closing = [entry for entry in closing if entry[0] not in leftovers]
+            if not closing:
+                return
+        slots, reasons, times, outputs = np.array(closing, dtype=np.int64).T
         ids, columns = self.open.close(slots)
         finish = np.where(times >= 0, times, columns["last_token_ns"])
         num_output = np.where(outputs >= 0, outputs, columns["num_output"])
         for name, count in zip(REASONS, np.bincount(reasons, minlength=len(REASONS)).tolist(), strict=True):
-            self.counts[name] += count
+            self.counts[name] += count if name != "transferred" else 0  # counted when it happened
         done = (reasons == FinishReason.STOP) | (reasons == FinishReason.LENGTH)
         arrival = columns["arrival_ns"][done]
         self.ttft_ns.extend(columns["first_token_ns"][done] - arrival)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.acceptance import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
@@ -31,6 +31,7 @@ from .cost.launch import DEFAULT_GRAPH_SIZES, launch_preset
 from .cost.memory import GRAPH_BYTES, MemoryPlan, kv_pool_slots
 from .cost.model import ModelShape, lookup_model
 from .cost.round import RoundCost
+from .disaggregation.pools import Pools, pools_of, timing_of
 from .scenario import Scenario
 from .scenario_check import SCENARIO, check_context, check_names, is_config_file
 
@@ -57,6 +58,7 @@ class Assembly:
     routing: Routing
     engine_config: EngineConfig
     cost_table: CostTable | None
+    pools: Pools
 
     def make_controller(self) -> AdaptiveController:
         """A fresh controller; graph sizes are its routing, as in a real engine."""
@@ -73,8 +75,10 @@ class Assembly:
         controller.init_states(self.cost.graph_sizes)
         return controller
 
-    def make_engine(self, events: EventSink | None) -> Engine:
-        return Engine(self.engine_config, self.algorithm, self.make_controller(), events=events)
+    def make_engine(self, events: EventSink | None, replica: int = 0) -> Engine:
+        """The engine of `replica`, with the role that its number has."""
+        config = replace(self.engine_config, role=self.pools.role_of(replica))
+        return Engine(config, self.algorithm, self.make_controller(), events=events)
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """(name, value, unit, source) of every number behind the run."""
@@ -147,7 +151,9 @@ def assemble(scenario: Scenario) -> Assembly:
         routing,
         config,
         table,
+        pools_of(scenario),
     )
+    timing_of(scenario)
     _check(assembly, max_steps)
     return assembly
 

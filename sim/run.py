@@ -23,6 +23,10 @@ from .actors.link import Link
 from .actors.router import Router
 from .actors.source import open_loop_source
 from .assembly import Assembly, assemble
+from .disaggregation.cluster import Cluster
+from .disaggregation.network import Network
+from .disaggregation.transfers import DisaggregationReport
+from .disaggregation.worker import Worker
 from .faults.device import FaultyDevice
 from .faults.link import FaultyLink
 from .faults.service import FaultReport, FaultyService
@@ -59,6 +63,7 @@ class RunReport:
     refusals: dict[str, int]  # reason -> requests
     num_skipped_rows: int  # of the trace: rows without prompt or output, which cannot be replayed
     faults: FaultReport | None = None  # of a run with a fault plan
+    disaggregation: DisaggregationReport | None = None  # of a run with prefill and decode engines
 
 
 class Simulation:
@@ -88,6 +93,7 @@ class Simulation:
         self.refusals: dict[str, int] = {}
         self._num_submitted = 0
         self._num_ended = 0
+        self._last_sent_ns = 0
         self._foreseen = 0  # requests below this number were announced to the device
         self._waiting_clients: dict[str, simpy.Event] = {}
         self._has_listeners = scenario.workload.concurrency is not None or scenario.clients != type(scenario.clients)()
@@ -97,12 +103,22 @@ class Simulation:
         if faults is not None:
             self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.engine_config.context_len)
         self._max_tokens = scenario.workload.max_tokens or self.assembly.engine_config.context_len
+        pools = self.assembly.pools
+        self.cluster: Cluster | None = None
+        self._on_finished = self._ended
+        if pools.is_disaggregated:
+            self.cluster = Cluster(self.env, self.assembly, self._make_network(), self._ended)
+            self._on_finished = self.cluster.finished
         self.replicas = [
-            self._make_replica(replica, sinks(replica) if sinks else (), spans)
-            for replica in range(scenario.hardware.replicas)
+            self._make_replica(replica, sinks(replica) if sinks else (), spans) for replica in range(pools.num_engines)
         ]
         links = [self._make_link(replica) for replica in range(len(self.replicas))]
-        self.router = Router(scenario.router.policy, self.replicas, links, scenario.seed)
+        self.router: Router | Cluster
+        if self.cluster is not None:
+            self.router = self.cluster
+            self.cluster.start(self.replicas, links)
+        else:
+            self.router = Router(scenario.router.policy, self.replicas, links, scenario.seed)
 
     def run(self, on_progress: Callable[[Progress], None] | None = None) -> RunReport:
         """Simulate to the end of the workload. Ctrl-C ends the run early, and the report says so."""
@@ -125,7 +141,7 @@ class Simulation:
             raise NothingFits(f"none of the {self._num_submitted} requests can be served; {count} of them: {reason}")
         return RunReport(
             complete,
-            self.env.now,
+            self._duration_ns(complete),
             self._num_submitted,
             self._num_ended,
             sum(replica.rounds for replica in self.replicas),
@@ -133,7 +149,14 @@ class Simulation:
             dict(self.refusals),
             self.num_skipped_rows,
             self.faults.finish(complete) if self.faults is not None else None,
+            self.cluster.report() if self.cluster is not None else None,
         )
+
+    def _duration_ns(self, complete: bool) -> int:
+        """To the last event. What engines remember of transfers that are over for a while is none."""
+        if self.cluster is None or not complete:
+            return self.env.now
+        return max(self.cluster.last_end_ns, self._last_sent_ns)
 
     def _start_workload(self) -> None:
         env, clients = self.env, self.scenario.clients
@@ -172,12 +195,18 @@ class Simulation:
         parts = (self.assembly.cost, config.max_running, self.assembly.acceptance, self._tree_process)
         if self.faults is not None:
             witness = self.faults.witness(replica, config.max_queue, config.max_running)
-            engine = self.assembly.make_engine(_fan_out([*sinks, witness]))
+            engine = self.assembly.make_engine(_fan_out([*sinks, witness]), replica)
             return self.faults.make_replica(
-                replica, engine, FaultyDevice(*parts), self.assembly.host, self._ended, spans
+                replica, engine, FaultyDevice(*parts), self.assembly.host, self._on_finished, spans
             )
-        engine = self.assembly.make_engine(_fan_out(sinks))
-        return EngineActor(self.env, replica, engine, Device(*parts), self.assembly.host, self._ended, spans)
+        engine = self.assembly.make_engine(_fan_out(sinks), replica)
+        kind = EngineActor if self.cluster is None else Worker
+        return kind(self.env, replica, engine, Device(*parts), self.assembly.host, self._on_finished, spans)
+
+    def _make_network(self) -> Network:
+        table, devices = self.scenario.disaggregation, self.scenario.hardware.tensor_parallel
+        latency_ns, bytes_per_s = round(table.latency_us * 1000), devices * table.bandwidth_gbps * 1e9 / 8
+        return Network(self.env, self.assembly.pools.num_engines, latency_ns, bytes_per_s)
 
     def _make_link(self, replica: int) -> Link:
         table = self.scenario.router
@@ -206,6 +235,7 @@ class Simulation:
         shift = self._day.shift(self.env.now) if self._day is not None else 0.0
         truth = Truth(arrival.output_len, request_key(request_id), shift)
         self._num_submitted += 1
+        self._last_sent_ns = self.env.now
         if arrival.row >= self._foreseen and len(self.replicas) == 1 and self._day is None:
             self._foresee(arrival.row)
         ended = None
@@ -246,7 +276,7 @@ class Simulation:
         request = arguments[0]
         if isinstance(request, Request) and self.faults.is_waiting_for(request.request_id):
             replica = next(actor for actor in self.replicas if actor.receive == deliver)
-            self._ended(replica.replica, self.faults.unreachable(request.request_id))
+            self._on_finished(replica.replica, self.faults.unreachable(request.request_id))
 
 
 def _fan_out(sinks: Sequence[EventSink]) -> EventSink | None:

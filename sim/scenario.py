@@ -15,6 +15,7 @@ Seconds = Annotated[float, Field(gt=0, le=1e9)]  # thirty years; simulated time 
 Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Policy = Literal["round_robin", "least_loaded", "prefix_aware", "random"]
 
 
 class Table(BaseModel):
@@ -215,11 +216,35 @@ class Clients(Table):
 
 
 class RouterTable(Table):
-    policy: Literal["round_robin", "least_loaded", "prefix_aware", "random"] = Field(
-        "least_loaded", description="replica of a request"
-    )
+    policy: Policy = Field("least_loaded", description="replica of a request")
     latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(50.0, description="from client to replica")
     bandwidth_gbps: Annotated[float, Field(ge=1e-3)] = Field(10.0, description="of that link, gigabits per second")
+
+
+class Disaggregation(Table):
+    prefill: Annotated[int, Field(ge=0)] = Field(
+        0, description="engines that only compute prompts; 0: every engine does all of a request"
+    )
+    decode: Annotated[int, Field(ge=0)] = Field(0, description="engines that only decode")
+    ratio: str | None = Field(
+        None, description="P:D, such as 2:1: divides hardware.replicas so, instead of the two numbers"
+    )
+    prefill_policy: Policy = Field("least_loaded", description="prefill engine of a request")
+    decode_policy: Policy = Field("least_loaded", description="decode engine of a request")
+    latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(10.0, description="from engine to engine")
+    bandwidth_gbps: Annotated[float, Field(ge=1e-3)] = Field(
+        400.0, description="of each device's network port, each way, gigabits per second"
+    )
+    layerwise: bool = Field(
+        True, description="KV leaves layer by layer while the prompt is being computed; else after it"
+    )
+    lease_s: Seconds = Field(
+        2.0, description="a prefill engine waits so long for news of a transfer, then tries once more"
+    )
+    hold_s: Seconds = Field(
+        5.0, description="a decode engine keeps slots for KV that does not come; more than the lease"
+    )
+    fence_s: Seconds = Field(1.0, description="after a transfer was given up: until its slots are used again")
 
 
 class Slo(Table):
@@ -241,4 +266,5 @@ class Scenario(Table):
     workload: Workload = Workload()
     clients: Clients = Clients()
     router: RouterTable = RouterTable()
+    disaggregation: Disaggregation = Disaggregation()
     slo: Slo = Slo()

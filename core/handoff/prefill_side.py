@@ -102,6 +102,17 @@ class PrefillSide(HandoffSide):
             elif transfer is not None and transfer.state is TransferState.SENDING:
                 self._send_pages(transfer, progress, now_ns)
 
+    def launched(self, now_ns: int) -> None:
+        """A step was launched; to call this is up to the driver. Prompts are offered as soon as they have a row, so that slots are there
+        when the first layers are computed; else they are offered when the first chunk is."""
+        for progress in self.engine.prompts():
+            if progress.is_to_transfer and progress.request.request_id not in self._current:
+                self._offer(progress, now_ns)
+
+    def row_of(self, key: TransferKey) -> int:
+        """The row that an attempt reads its pages from."""
+        return self._readers[key].row
+
     def worker_lost(self, generation: int, now_ns: int) -> None:
         """This worker begins anew: its KV is gone, so nothing of it is read any more and nobody needs to wait."""
         for transfer in list(self._transfers.values()):
@@ -286,6 +297,8 @@ class PrefillSide(HandoffSide):
         """Everything is computed and read out: say what must have arrived."""
         num_pages = self.page_format.num_pages(transfer.request.prompt.length)
         wanted = range(transfer.first_page, num_pages)
+        if len(transfer.seals) < len(wanted):
+            return
         if not self._is_computed(transfer) or any(index not in transfer.seals for index in wanted):
             return
         request_id = transfer.request.request_id

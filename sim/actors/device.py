@@ -93,6 +93,8 @@ class Device:
             self._left[row] = left
             self._ends_by_stop[row] = until_stop <= until_cap
             self._position_end[row] = join.num_emitted + left
+            if join.num_received:
+                self._kv_end[row] = join.num_received + left
             self._key[row] = truth.key
             if truth.quality_shift:
                 self._chain.set_shifts(np.array([row]), truth.quality_shift)

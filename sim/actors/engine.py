@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import simpy
 
-from ...core.engine import Engine
+from ...core.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
 from ...core.errors import InvariantViolation
 from ...core.request import FinishedRequest, FinishReason, Request
 from ...core.step import Step, StepResult
@@ -76,6 +76,7 @@ class EngineActor:
         self._flights: deque[Flight] = deque()
         self._cpu_free_ns = 0
         self._device_free_ns = 0
+        self._ran_ns = (0, 0)  # from and to when the device was at the newest step of one round
         self._stop_id = 0  # steps up to here end at their next round boundary
         self._tail_planned_ns = 0
         self._idle: simpy.Event | None = None
@@ -87,7 +88,7 @@ class EngineActor:
     def receive(self, request: Request, truth: Truth) -> None:
         """A request arrives now."""
         self.device.truths[request.request_id] = truth
-        outcome = self.engine.submit(request, self._stamp(self.env.now))
+        outcome = self._submit(request)
         if outcome.refusal:
             del self.device.truths[request.request_id]
             self._on_finished(
@@ -97,10 +98,31 @@ class EngineActor:
 
     def cancel(self, request_id: str) -> None:
         """A client gives up a request now."""
-        outcome = self.engine.abort(request_id, self._stamp(self.env.now))
+        outcome = self._abort(request_id)
         if outcome.finished is not None:
             self._report(outcome.finished)
         self._wake(outcome.replan)
+
+    # -- what an engine that shares its requests with others does otherwise -------------------------------------------
+
+    def _submit(self, request: Request) -> SubmitOutcome:
+        return self.engine.submit(request, self._stamp(self.env.now))
+
+    def _abort(self, request_id: str) -> AbortOutcome:
+        return self.engine.abort(request_id, self._stamp(self.env.now))
+
+    def _planned(self) -> None:
+        """A step was planned and launched."""
+
+    def _committed(self, outcome: CommitOutcome) -> None:
+        """A step was committed; what ended in it is reported."""
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether an engine that runs nothing and plans nothing is all right: something outside will wake it."""
+        return self.engine.is_idle
+
+    # -----------------------------------------------------------------------------------------------------------------
 
     def _wake(self, replan: bool) -> None:
         if self._idle is not None:
@@ -129,17 +151,21 @@ class EngineActor:
             step = engine.plan(self._stamp(env.now))
             if step is not None:
                 self._launch(step)
+                self._planned()
                 if engine.num_uncommitted < engine.pipeline_depth:
                     yield until(env, self._cpu_free_ns)
                     continue
             elif not engine.num_uncommitted:
-                if not engine.is_idle:
-                    raise InvariantViolation("ENGINE-07", "requests wait, nothing runs, and the plan is empty")
-                self._idle = env.event()
-                yield self._idle
-                self._cpu_free_ns = env.now
+                yield from self._wait_for_work()
                 continue
             yield from self._commit_oldest()
+
+    def _wait_for_work(self) -> Generator[simpy.Event, None, None]:
+        if not self._may_wait:
+            raise InvariantViolation("ENGINE-07", "requests wait, nothing runs, and the plan is empty")
+        self._idle = self.env.event()
+        yield self._idle
+        self._cpu_free_ns = self.env.now
 
     def _launch(self, step: Step) -> None:
         """Charge planning and launching, now or, behind a block, as part of it."""
@@ -177,6 +203,7 @@ class EngineActor:
         outcome = self.engine.commit(result, self._stamp(self.env.now))
         for finished in outcome.finished:
             self._report(finished)
+        self._committed(outcome)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -200,6 +227,7 @@ class EngineActor:
             self.rounds += 1
         started_ns = max(self._device_free_ns, flight.launched_ns)
         self._device_free_ns = started_ns + device_ns
+        self._ran_ns = (started_ns, self._device_free_ns)
         batch_size = 0 if step.decode is None else len(step.decode.rows)
         committing_ns = max(self._cpu_free_ns, self._device_free_ns)
         self._cpu_free_ns = committing_ns + self.host.commit_ns(batch_size, tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from ...core.draws import Purpose, uniform
 from ...core.request import Request
@@ -38,25 +39,70 @@ class SentBlocks:
             self._blocks.popitem(last=False)
 
 
+class Balancer:
+    """Chooses one of some engines for a request, and counts what each of them has.
+
+    Policies: `round_robin`; `least_loaded` by outstanding requests; `random`; `prefix_aware`: the engine that was sent the
+    longest prefix of the prompt, unless it is much busier than the least loaded one. `lane` keeps the draws of balancers apart.
+    """
+
+    def __init__(self, policy: str, num_engines: int, seed: int, lane: int = 0) -> None:
+        self.policy = policy
+        self.outstanding = [0] * num_engines
+        self._seed = seed
+        self._lane = lane
+        self._num_routed = 0
+        self._sent = [SentBlocks() for _ in range(num_engines)]
+
+    def assign(self, request: Request, among: Sequence[int]) -> int:
+        """The engine of a request, one of the numbers in `among`; it has one more from now on."""
+        chosen = among[0] if len(among) == 1 else self._choose(request, among)
+        self._num_routed += 1
+        self.outstanding[chosen] += 1
+        return chosen
+
+    def ended(self, engine: int) -> None:
+        self.outstanding[engine] -= 1
+
+    def _choose(self, request: Request, among: Sequence[int]) -> int:
+        if self.policy == "round_robin":
+            return among[self._num_routed % len(among)]
+        if self.policy == "random":
+            coin = float(uniform(self._seed, Purpose.ROUTER, self._num_routed, 0, self._lane))
+            return among[int(coin * len(among))]
+        least = min(among, key=lambda engine: (self.outstanding[engine], engine))
+        if self.policy == "prefix_aware" and request.prompt.hash_ids:
+            least = self._nearest(request.prompt.hash_ids, least, among)
+            self._sent[least].remember(request.prompt.hash_ids)
+        return least
+
+    def _nearest(self, hash_ids: tuple[int, ...], least: int, among: Sequence[int]) -> int:
+        """The engine with the longest known prefix among those that are not too busy; the least loaded if they know equally much."""
+        most = self.outstanding[least] + AFFINITY_EXCESS
+        best, best_match = least, self._sent[least].match(hash_ids)
+        for engine in among:
+            if self.outstanding[engine] <= most and (match := self._sent[engine].match(hash_ids)) > best_match:
+                best, best_match = engine, match
+        return best
+
+
 class Router:
-    """Policies: `round_robin`; `least_loaded` by outstanding requests; `random`; `prefix_aware`: the replica that was sent
-    the longest prefix of the prompt, unless it is much busier than the least loaded one."""
+    """Sends requests to replicas, and cancels after them."""
 
     def __init__(self, policy: str, replicas: list[EngineActor], links: list[Link], seed: int) -> None:
-        self.policy = policy
         self.replicas = replicas
         self.links = links
-        self.outstanding = [0] * len(replicas)
-        self._seed = seed
-        self._num_routed = 0
+        self._balancer = Balancer(policy, len(replicas), seed)
         self._home: dict[str, int] = {}
-        self._sent = [SentBlocks() for _ in replicas]
+
+    @property
+    def outstanding(self) -> list[int]:
+        """Requests that each replica has."""
+        return self._balancer.outstanding
 
     def submit(self, request: Request, truth: Truth) -> int:
         """Send a request to its replica, which is returned."""
-        replica = self._choose(request)
-        self._num_routed += 1
-        self.outstanding[replica] += 1
+        replica = self._balancer.assign(request, range(len(self.replicas)))
         self._home[request.request_id] = replica
         size = request.prompt.length * BYTES_PER_TOKEN
         self.links[replica].send(size, self.replicas[replica].receive, request, truth)
@@ -69,28 +115,5 @@ class Router:
             self.links[replica].send(0, self.replicas[replica].cancel, request_id)
 
     def ended(self, replica: int, request_id: str) -> None:
-        self.outstanding[replica] -= 1
+        self._balancer.ended(replica)
         del self._home[request_id]
-
-    def _choose(self, request: Request) -> int:
-        count = len(self.replicas)
-        if count == 1:
-            return 0
-        if self.policy == "round_robin":
-            return self._num_routed % count
-        if self.policy == "random":
-            return int(uniform(self._seed, Purpose.ROUTER, self._num_routed, 0) * count)
-        least = min(range(count), key=lambda replica: (self.outstanding[replica], replica))
-        if self.policy == "prefix_aware" and request.prompt.hash_ids:
-            least = self._nearest(request.prompt.hash_ids, least)
-            self._sent[least].remember(request.prompt.hash_ids)
-        return least
-
-    def _nearest(self, hash_ids: tuple[int, ...], least: int) -> int:
-        """The replica with the longest known prefix among those that are not too busy; the least loaded if they know equally much."""
-        most = self.outstanding[least] + AFFINITY_EXCESS
-        best, best_match = least, self._sent[least].match(hash_ids)
-        for replica, sent in enumerate(self._sent):
-            if self.outstanding[replica] <= most and (match := sent.match(hash_ids)) > best_match:
-                best, best_match = replica, match
-        return best

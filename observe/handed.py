@@ -1,0 +1,79 @@
+"""Requests that two workers have: one computes the prompt, the other decodes. For the metrics they are one request.
+
+```
+prefill    submit ─── first token ───────── transferred
+decode                     reserve ─── join ─────────────── end        one slot of the open requests, from submit to the last end
+```
+
+The end that counts is the first that is none of a handover; the slot is closed when both workers are done with it, because until then
+rounds may still deliver to it.
+"""
+
+from __future__ import annotations
+
+from ..core.request import FinishReason
+
+Closing = tuple[int, int, int, int]  # slot, reason, time or −1, output or −1
+
+
+class _Shared:
+    __slots__ = ("name", "verdict", "workers")
+
+    def __init__(self, name: str, worker: int) -> None:
+        self.name = name
+        self.workers = [worker]
+        self.verdict: Closing | None = None
+
+
+class HandedRequests:
+    """Who has the requests that prefill workers have offered."""
+
+    def __init__(self) -> None:
+        self._shared: dict[int, _Shared] = {}  # by slot
+        self._slots: dict[str, int] = {}  # offered and not over: id → slot
+        self._leftovers: set[int] = set()  # slots of copies whose request is over; only asked
+
+    def offered(self, name: str, slot: int, worker: int) -> None:
+        """A prefill worker holds the KV of this request for another worker."""
+        if slot not in self._shared:
+            self._shared[slot] = _Shared(name, worker)
+            self._slots[name] = slot
+
+    def reserved(self, name: str, worker: int) -> int | None:
+        """A decode worker has slots for it: the request's slot, or None if no prefill worker has offered it or it is over there."""
+        slot = self._slots.get(name)
+        if slot is not None:
+            self._shared[slot].workers.append(worker)
+        return slot
+
+    def leftover(self, slot: int) -> None:
+        """The request of this copy is over; nothing of it counts."""
+        self._leftovers.add(slot)
+
+    def leaves_early(self, slot: int, worker: int) -> bool:
+        """A decode worker gives a request up before it has joined. Says whether it lives on elsewhere."""
+        shared = self._shared.get(slot)
+        if shared is None or worker not in shared.workers[1:]:
+            return False
+        shared.workers.remove(worker)
+        return bool(shared.workers)
+
+    def ended(self, slot: int, worker: int, closing: Closing) -> Closing | None:
+        """A worker is done with a request: what to close it with if the last one is, else None."""
+        shared = self._shared.get(slot)
+        if shared is None:
+            return closing
+        if worker in shared.workers:
+            shared.workers.remove(worker)
+        if shared.verdict is None and closing[1] != FinishReason.TRANSFERRED:
+            shared.verdict = closing
+        if shared.workers:
+            return None
+        del self._shared[slot], self._slots[shared.name]
+        return shared.verdict or closing
+
+    def take_leftovers(self, slots: list[int]) -> list[int]:
+        """Those of `slots` that count for nothing; they may be given to others."""
+        found = [slot for slot in slots if slot in self._leftovers]
+        self._leftovers.difference_update(found)
+        return found

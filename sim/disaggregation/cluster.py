@@ -1,0 +1,167 @@
+"""Engines of two roles behind one router: who computes a prompt, who decodes it, what they send each other, and when a request is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import simpy
+
+from ...core.engine_config import EngineRole
+from ...core.handoff import Message
+from ...core.handoff.messages import Manifest, Page
+from ...core.request import FinishedRequest, FinishReason, Request
+from ..actors.device import Truth
+from ..actors.link import Link
+from ..actors.router import BYTES_PER_TOKEN, Balancer
+from ..assembly import Assembly
+from .network import Layers, Network
+from .pools import draft_input_bytes, page_format_of, timing_of
+from .transfers import DisaggregationReport, Transfers
+from .worker import HandoffPart
+
+OnFinished = Callable[[int, FinishedRequest], None]
+
+
+class _Route:
+    """Where a request is computed and where it will be decoded."""
+
+    __slots__ = ("decode", "is_computing", "prefill")
+
+    def __init__(self, prefill: int, decode: int) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.is_computing = True
+
+
+class Cluster:
+    """The router of a disaggregated service (see `Router`), and what its engines share.
+
+    Both engines of a request are chosen when it arrives. A request is over for its client at the first end that any of them tells,
+    other than that its prompt has been handed over.
+    """
+
+    def __init__(self, env: simpy.Environment, assembly: Assembly, network: Network, on_finished: OnFinished) -> None:
+        scenario = assembly.scenario
+        table = scenario.disaggregation
+        self.env = env
+        self.network = network
+        self.page_format = page_format_of(assembly)
+        self.timing = timing_of(scenario)
+        self.is_layerwise = table.layerwise
+        self.num_layers = assembly.target.layers
+        self.transfers = Transfers()
+        self.last_end_ns = 0
+        self._draft_input_bytes = draft_input_bytes(assembly)
+        self._on_finished = on_finished
+        num_engines = assembly.pools.num_engines
+        self._prefill = Balancer(table.prefill_policy, num_engines, scenario.seed, 1)
+        self._decode = Balancer(table.decode_policy, num_engines, scenario.seed, 2)
+        self._routes: dict[str, _Route] = {}
+        self.workers: list[HandoffPart] = []
+        self.links: list[Link] = []
+
+    def start(self, workers: list[HandoffPart], links: list[Link]) -> None:
+        """`links` are those from the clients, one per worker."""
+        self.workers = workers
+        self.links = links
+        for worker in workers:
+            worker.join_cluster(self)
+
+    # -- clients ------------------------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> list[int]:
+        """Per engine: requests that it computes, or will decode, or decodes."""
+        return [p + d for p, d in zip(self._prefill.outstanding, self._decode.outstanding, strict=True)]
+
+    def submit(self, request: Request, truth: Truth) -> int:
+        """Send a request to its prefill engine, which is returned."""
+        route = _Route(
+            self._prefill.assign(request, self._with_role(EngineRole.PREFILL)),
+            self._decode.assign(request, self._with_role(EngineRole.DECODE)),
+        )
+        self._routes[request.request_id] = route
+        size = request.prompt.length * BYTES_PER_TOKEN
+        self.links[route.prefill].send(size, self.workers[route.prefill].receive, request, truth)
+        return route.prefill
+
+    def _with_role(self, role: EngineRole) -> list[int]:
+        return [worker.replica for worker in self.workers if worker.engine.role is role]
+
+    def cancel(self, request_id: str) -> None:
+        """Tell the prefill engine that the client is gone, and it the decode engine; nothing if the request has ended."""
+        route = self._routes.get(request_id)
+        if route is not None:
+            self.links[route.prefill].send(0, self.workers[route.prefill].cancel, request_id)
+
+    def ended(self, replica: int, request_id: str) -> None:
+        """The client was told; see `finished` for the rest."""
+
+    def finished(self, replica: int, finished: FinishedRequest) -> None:
+        """An engine is done with a request. The first end counts, and a handover is none."""
+        route = self._routes.get(finished.request_id)
+        if route is None:
+            return
+        if replica == route.prefill and route.is_computing:
+            route.is_computing = False
+            self._prefill.ended(replica)
+        if finished.reason is FinishReason.TRANSFERRED:
+            return
+        del self._routes[finished.request_id]
+        if route.is_computing:
+            self._prefill.ended(route.prefill)
+        self._decode.ended(route.decode)
+        self.last_end_ns = self.env.now
+        self._on_finished(replica, finished)
+
+    # -- engines ------------------------------------------------------------------------------------------------------
+
+    def peer_of(self, request_id: str) -> str:
+        """The decode engine of a request."""
+        return self.workers[self._routes[request_id].decode].name
+
+    def pass_cancel_on(self, source: HandoffPart, request_id: str) -> None:
+        """From the prefill engine of a request to where it is decoded."""
+        route = self._routes.get(request_id)
+        if route is not None:
+            target = self.workers[route.decode]
+            self.network.say(source.replica, target.replica, target.withdraw, request_id)
+
+    def send(self, source: HandoffPart, peer: str, message: Message, truth: Truth | None) -> None:
+        """A message of the handoff; a manifest brings the draft input along, behind the pages."""
+        target = self._named(peer)
+        if type(message) is Manifest:
+            size = self._draft_input_bytes
+            self.network.send(source.replica, target.replica, size, target.hear, source.name, message)
+        else:
+            self.network.say(source.replica, target.replica, target.hear, source.name, message, truth)
+
+    def send_pages(self, source: HandoffPart, peer: str, pages: list[Page], layers: Layers | None) -> tuple[int, int]:
+        """Pages of one action; returns when the first byte left and when the last one does."""
+        target = self._named(peer)
+        page_bytes = self.page_format.target_bytes + self.page_format.draft_bytes
+        size = len(pages) * page_bytes
+        arguments = (target.hear_pages, source.name, pages)
+        return self.network.send(source.replica, target.replica, size, *arguments, layers=layers)
+
+    def _named(self, peer: str) -> HandoffPart:
+        return self.workers[int(peer.removeprefix("engine "))]
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def report(self) -> DisaggregationReport:
+        prefill = [self.workers[i] for i in self._with_role(EngineRole.PREFILL)]
+        decode = [self.workers[i] for i in self._with_role(EngineRole.DECODE)]
+        sides = [worker.side.counts for worker in self.workers]
+        return DisaggregationReport(
+            len(prefill),
+            len(decode),
+            sum(worker.device.busy_ns for worker in prefill),
+            sum(worker.device.busy_ns for worker in decode),
+            tuple(self.network.out_busy_ns),
+            tuple(self.network.in_busy_ns),
+            self.network.num_bytes,
+            sum(worker.side.counts.retries for worker in prefill),
+            sum(counts.ignored for counts in sides),
+            self.transfers.to_json(),
+        )

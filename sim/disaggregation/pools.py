@@ -1,0 +1,109 @@
+"""How many engines compute prompts and how many decode, what a page between them is, and how long they wait for each other."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...core.algorithm import AlgorithmShape
+from ...core.engine_config import EngineRole
+from ...core.errors import ConfigError, Problem
+from ...core.handoff import HandoffTiming, PageFormat
+from ..scenario import Scenario
+
+if TYPE_CHECKING:
+    from ..assembly import Assembly
+
+SOURCE = "<scenario>"  # problems have the full keys of a scenario
+
+
+class Pools(NamedTuple):
+    """Engines by their role at the start: those that compute prompts have the first numbers, those that decode the next."""
+
+    num_prefill: int = 0
+    num_decode: int = 0
+    num_both: int = 1
+
+    @property
+    def num_engines(self) -> int:
+        return self.num_prefill + self.num_decode + self.num_both
+
+    @property
+    def is_disaggregated(self) -> bool:
+        return self.num_prefill > 0
+
+    def role_of(self, engine: int) -> EngineRole:
+        if not self.is_disaggregated:
+            return EngineRole.BOTH
+        return EngineRole.PREFILL if engine < self.num_prefill else EngineRole.DECODE
+
+
+def pools_of(scenario: Scenario) -> Pools:
+    """Raises ConfigError for numbers that contradict each other."""
+    table, replicas = scenario.disaggregation, scenario.hardware.replicas
+    prefill, decode = table.prefill, table.decode
+    if table.ratio is not None:
+        if prefill or decode:
+            raise _error(
+                "ratio", f"{table.ratio!r} contradicts prefill = {prefill}, decode = {decode}: give one of them"
+            )
+        prefill, decode = _divide(table.ratio, replicas)
+    elif not prefill and not decode:
+        return Pools(num_both=replicas)
+    elif not prefill or not decode:
+        missing = "decode" if prefill else "prefill"
+        raise _error(missing, f"0 engines for {missing}: each of the two pools needs at least 1")
+    elif replicas not in (1, prefill + decode):
+        message = f"{replicas} contradicts {prefill} prefill and {decode} decode engines; leave it out"
+        raise ConfigError(SOURCE, [Problem("hardware.replicas", message)])
+    return Pools(prefill, decode, 0)
+
+
+def _divide(ratio: str, replicas: int) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d{0,3}):([1-9]\d{0,3})", ratio, re.ASCII)
+    if match is None:
+        raise _error("ratio", f"{ratio!r} is no P:D; expected two numbers of 1 or more, such as 2:1")
+    parts = int(match[1]), int(match[2])
+    if replicas % sum(parts):
+        raise _error(
+            "ratio",
+            f"{ratio} does not divide {replicas} replicas; hardware.replicas must be a multiple of {sum(parts)}",
+        )
+    share = replicas // sum(parts)
+    return parts[0] * share, parts[1] * share
+
+
+def _error(key: str, message: str) -> ConfigError:
+    return ConfigError(SOURCE, [Problem(f"disaggregation.{key}", message)])
+
+
+def timing_of(scenario: Scenario) -> HandoffTiming:
+    """Raises ConfigError where a hold is not longer than a lease."""
+    table = scenario.disaggregation
+    times = [round(seconds * 1e9) for seconds in (table.lease_s, table.hold_s, table.fence_s)]
+    try:
+        return HandoffTiming(*times)
+    except ConfigError:
+        raise _error("hold_s", f"{table.hold_s:g} must be more than lease_s, which is {table.lease_s:g}") from None
+
+
+def page_format_of(assembly: Assembly) -> PageFormat:
+    """A page in both pools, all layers: the bytes that the cost model counts per token of KV."""
+    size, target, draft = assembly.engine_config.page_size, assembly.target, assembly.draft
+    needs_hidden = assembly.algorithm.needs_hidden_states
+    return PageFormat(
+        page_size=size,
+        target_bytes=size * target.kv_bytes_per_token,
+        draft_bytes=size * draft.kv_bytes_per_token if draft is not None else 0,
+        hidden_size=target.hidden if needs_hidden else 0,
+        layout=f"{target.name}, {target.layers} layers of {target.kv_dtype}",
+    )
+
+
+def draft_input_bytes(assembly: Assembly) -> int:
+    """What goes with the last page: first token, top-k, hidden state, whatever the algorithm relays of a row."""
+    speculation = assembly.scenario.speculation
+    max_steps = assembly.adaptive.candidate_steps[-1]
+    heads = speculation.heads or max(max_steps, 1)
+    shape = AlgorithmShape(max_steps, speculation.topk, assembly.target.hidden, heads)
+    return sum(field.bytes_per_row for field in assembly.algorithm.relay_fields(shape))

@@ -1,0 +1,97 @@
+"""What became of the transfers of a run: how long they took, how much of that anybody had to wait for, and how busy the ports were."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...core.handoff import TransferState
+
+PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
+
+
+class Transfers:
+    """Times of every transfer, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys((TransferState.COMPLETED, TransferState.FAILED, TransferState.CANCELLED), 0)
+        self._started: dict[str, int] = {}
+        self._computed: dict[str, int] = {}
+        self._durations = array("q")
+        self._waits = array("q")
+
+    def started(self, request_id: str, now_ns: int) -> None:
+        """The first byte of a request's KV leaves. A retry does not begin anew: its user waits since the first one."""
+        self._started.setdefault(request_id, now_ns)
+
+    def computed(self, request_id: str, now_ns: int) -> None:
+        """The prompt is computed, its first token known."""
+        self._computed.setdefault(request_id, now_ns)
+
+    def joined(self, request_id: str, now_ns: int) -> None:
+        """All of it has arrived and is verified: the request takes part in the next round of its decode engine."""
+        computed_ns = self._computed.get(request_id)
+        if computed_ns is None:
+            return  # given up by the prefill engine meanwhile
+        # Where the decode engine has every page in its prefix cache, none is sent.
+        self._durations.append(now_ns - self._started.get(request_id, computed_ns))
+        self._waits.append(now_ns - computed_ns)
+
+    def ended(self, request_id: str, state: TransferState) -> None:
+        """The prefill engine holds nothing for it any more."""
+        self.counts[state] += 1
+        self._started.pop(request_id, None)
+        self._computed.pop(request_id, None)
+
+    def to_json(self) -> dict[str, Any]:
+        summary: dict[str, Any] = {f"transfers_{state.value}": count for state, count in self.counts.items()}
+        summary |= _statistics("transfer", self._durations)
+        return summary | _statistics("transfer_wait", self._waits)
+
+
+def _statistics(name: str, values: array) -> dict[str, float | None]:
+    if not values:
+        return {f"{statistic}_{name}_ms": None for statistic in ("mean", *PERCENTILES)}
+    found = np.frombuffer(values, dtype=np.int64)
+    quantiles = np.percentile(found, list(PERCENTILES.values())).tolist()
+    named = dict(zip(("mean", *PERCENTILES), [float(found.mean()), *quantiles], strict=True))
+    return {f"{statistic}_{name}_ms": value * 1e-6 for statistic, value in named.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class DisaggregationReport:
+    """What a run with pools says beside the rest."""
+
+    num_prefill: int
+    num_decode: int
+    prefill_busy_ns: int  # of all devices of the pool
+    decode_busy_ns: int
+    out_busy_ns: tuple[int, ...]  # per engine: its port's way out
+    in_busy_ns: tuple[int, ...]
+    num_bytes: int
+    num_retries: int
+    num_ignored: int  # late, doubled or senseless messages
+    transfers: dict[str, Any]
+
+    def to_json(self, duration_ns: int) -> dict[str, Any]:
+        """For summary.json; shares are of `duration_ns`."""
+
+        def share(busy_ns: float, of: int = 1) -> float | None:
+            return busy_ns / (duration_ns * of) if duration_ns and of else None
+
+        ways = [*self.out_busy_ns, *self.in_busy_ns]
+        return {
+            "prefill_engines": self.num_prefill,
+            "decode_engines": self.num_decode,
+            "prefill_busy_share": share(self.prefill_busy_ns, self.num_prefill),
+            "decode_busy_share": share(self.decode_busy_ns, self.num_decode),
+            "link_busy_share": share(sum(self.out_busy_ns), self.num_prefill),
+            "link_busy_share_max": share(max(ways, default=0)),
+            "transferred_bytes": self.num_bytes,
+            "transfer_retries": self.num_retries,
+            "transfer_messages_ignored": self.num_ignored,
+            **self.transfers,
+        }
