@@ -144,6 +144,8 @@ def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> i
     check_vocabulary(tokenizer, plan)
     check_lengths(requests, plan, asked.source, places)
     display = Display([request.request_id for request in requests], as_json=asked.as_json, quiet=asked.quiet)
+    if asked.disaggregate is not None and not asked.quiet and sys.stderr.isatty():
+        print(f"starting {asked.disaggregate} …", file=sys.stderr)
     with GenerationRecord(asked.out) as record, maker.open(plan, tokenizer, record) as session:
         with _broken_pipe_ends_quietly(), _asked_to_stop() as received:
             with closing(session.stream(requests, lambda: bool(received))) as deltas:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..core.algorithm import Drafter
 from ..core.engine import Engine
+from ..core.engine_config import EngineRole
 from ..core.errors import ConfigError, InvariantViolation, Problem
 from ..core.events import EventSink
 from ..core.executor import Executor
@@ -267,7 +268,9 @@ def load_engine(
         if description.policy == "goodput" and description.cost_table is None:
             from .round_cost import measure_cost_table
 
-            description = replace(description, cost_table=measure_cost_table(description, target, draft, ops))
+            # A decode worker's engine takes no prompts, the one that is measured does.
+            whole = replace(description, config=replace(description.config, role=EngineRole.BOTH))
+            description = replace(description, cost_table=measure_cost_table(whole, target, draft, ops))
             plan = replace(plan, description=description)
         states = RoundStates()
         engine = description.make_engine(all_of(make_sinks(description)), tokenizer, states)

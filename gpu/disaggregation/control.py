@@ -21,21 +21,54 @@ class ControlError(ForetokenError):
 
 
 class ControlSocket:
-    """One end. `send` may be called by several threads, `receive` by one."""
+    """One end. `send` and `send_soon` may be called by several threads, `receive` by one; an end uses one way to send."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._sending = threading.Lock()
+        self._backlog = bytearray()
+        self._has_backlog = threading.Event()
+        self._sender: threading.Thread | None = None
         self._buffer = bytearray()
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Raises OSError if nobody is there to read it."""
-        content = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+        """Waits until the other end takes it; raises OSError if nobody is there."""
         with self._sending:
-            self._socket.sendall(_LENGTH.pack(len(content)) + content)
+            self._socket.sendall(_frame(message))
+
+    def send_soon(self, message: Mapping[str, Any]) -> None:
+        """Never waits: if the other end does not listen for a while (its own reader may have paused), a thread sends the rest."""
+        frame = _frame(message)
+        with self._sending:
+            if not self._backlog:
+                try:
+                    frame = frame[self._socket.send(frame, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    return  # nobody is there; whoever receives here learns it
+            if frame:
+                self._backlog += frame
+                self._has_backlog.set()
+                if self._sender is None:
+                    self._sender = threading.Thread(target=self._send_backlog, name="control backlog", daemon=True)
+                    self._sender.start()
+
+    def _send_backlog(self) -> None:
+        while self._has_backlog.wait():
+            with self._sending:
+                part = bytes(self._backlog[:_READ_BYTES])
+            try:
+                sent = self._socket.send(part)
+            except OSError:
+                return
+            with self._sending:
+                del self._backlog[:sent]
+                if not self._backlog:
+                    self._has_backlog.clear()
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Waits for bytes; the messages that they complete, perhaps none. None: the other end is closed."""
@@ -60,3 +93,8 @@ class ControlSocket:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _frame(message: Mapping[str, Any]) -> bytes:
+    content = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+    return _LENGTH.pack(len(content)) + content

@@ -21,8 +21,10 @@ from .topology import WorkerPlace, backend_for
 HOST = "127.0.0.1"
 MODULE = "foretoken.gpu.disaggregation.worker"
 SILENCE_S = 60.0
-"""A worker that has not even answered a ping for so long is stopped or lost, and is killed."""
+"""A worker that has not answered a ping for so long is stopped or lost, and is killed. It answers while it computes."""
+PING_AFTER_S = 5.0
 END_S = 10.0
+"""So long may a worker take to end by itself."""
 STDERR_CHARACTERS = 2000
 _LOOPBACK_NAMES = ("lo", "lo0")
 
@@ -34,7 +36,7 @@ class WorkerFailed(ForetokenError):
 class WorkerProcess:
     """One worker. `death` is why it is gone, empty while it lives."""
 
-    def __init__(self, place: WorkerPlace, device: str) -> None:
+    def __init__(self, place: WorkerPlace, device: str, silence_s: float) -> None:
         self.place = place
         self.device = device
         self.death = ""
@@ -56,9 +58,10 @@ class WorkerProcess:
             raise WorkerFailed(f"worker {place.name} cannot be started: {error.strerror or error}") from None
         finally:
             theirs.close()
-        ours.settimeout(SILENCE_S)
+        ours.settimeout(silence_s)
         self.control = ControlSocket(ours)
         self.heard_s = self.pinged_s = time.monotonic()
+        self.is_up = False
 
     @property
     def name(self) -> str:
@@ -91,43 +94,41 @@ class WorkerProcess:
         self._stderr.close()
         self.control.close()
 
-    def end(self, deadline_s: float) -> None:
-        """Wait for the process, until `deadline_s` on the monotonic clock; then it is killed."""
-        if self.death:
-            return
+    def wait(self, deadline_s: float) -> None:
+        """Wait for the process to end, until `deadline_s` on the monotonic clock."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline_s - time.monotonic()))
-        self.bury("ended")
 
 
 class Workers:
     """Processes that are connected with each other. They serve one session after the other; leaving the context ends them."""
 
-    def __init__(self, places: Sequence[WorkerPlace], devices: Sequence[str]) -> None:
+    def __init__(self, places: Sequence[WorkerPlace], devices: Sequence[str], silence_s: float = SILENCE_S) -> None:
         import torch.distributed as dist
 
         if not dist.is_available() or not dist.is_gloo_available():
             raise ForetokenError("this build of torch has no torch.distributed with gloo, which connects the workers")
         self.devices = tuple(devices)
+        self._silence_s = silence_s
         self.num_sessions = 0
         self._selector = selectors.DefaultSelector()
         self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         self.all: dict[str, WorkerProcess] = {}
         try:
             for place, device in zip(places, devices, strict=True):
-                worker = WorkerProcess(place, device)
+                worker = WorkerProcess(place, device, silence_s)
                 self.all[place.name] = worker
                 self._selector.register(worker.control, selectors.EVENT_READ, worker)
             self._connect()
         except BaseException:
-            self.close()
+            self.close(at_once=True)
             raise
 
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close(at_once=kind is not None)
 
     def __getitem__(self, name: str) -> WorkerProcess:
         return self.all[name]
@@ -165,6 +166,8 @@ class Workers:
             for worker, said in self.hear(1.0):
                 if said is None:
                     raise WorkerFailed(f"worker {worker.name} {worker.death}")
+                if said["session"] != self.num_sessions:
+                    continue
                 if said["say"] == "failed":
                     raise WorkerFailed(f"worker {worker.name}: {said['message']}")
                 if said["say"] == wanted and worker.name in missing:
@@ -172,15 +175,22 @@ class Workers:
                     found[worker.name] = said
         return found
 
-    def close(self) -> None:
-        """End all processes; who does not end by itself is killed."""
-        for worker in self.living():
-            worker.say({"do": "end"})
-        deadline_s = time.monotonic() + END_S
-        for worker in self.all.values():
-            worker.end(deadline_s)
-        self._selector.close()
-        self._store = None
+    def close(self, at_once: bool = False) -> None:
+        """End all processes; who does not end by itself, or has to go at once, is killed."""
+        try:
+            if not at_once:
+                for worker in self.living():
+                    worker.say({"do": "end"})
+                deadline_s = time.monotonic() + END_S
+                for worker in self.living():
+                    worker.wait(deadline_s)
+        finally:
+            for worker in self.living():
+                worker.kill()
+            for worker in self.living():
+                worker.bury("ended")
+            self._selector.close()
+            self._store = None
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -202,6 +212,8 @@ class Workers:
                 }
             )
         self.answers("connected")
+        for worker in self.all.values():
+            worker.is_up = True
 
     def _listen(self, worker: WorkerProcess) -> Iterator[tuple[WorkerProcess, dict[str, Any] | None]]:
         try:
@@ -221,16 +233,20 @@ class Workers:
                 yield worker, message
 
     def _watch(self, heard: list[tuple[WorkerProcess, dict[str, Any] | None]]) -> None:
-        """Ping who has been silent; who stays silent is dead."""
+        """Ping who has been silent; who stays silent is dead. Time in which nobody listened here is nobody's silence."""
         now_s = time.monotonic()
         for worker in self.living():
-            if now_s - worker.heard_s > SILENCE_S:
+            if worker.pinged_s <= worker.heard_s:
+                if now_s - worker.heard_s > min(PING_AFTER_S, self._silence_s):
+                    worker.pinged_s = now_s
+                    worker.say({"do": "ping"})
+                continue
+            # While libraries are being loaded nothing else runs in a worker.
+            silence_s = self._silence_s if worker.is_up else max(self._silence_s, SILENCE_S)
+            if now_s - worker.pinged_s > silence_s:
                 self._selector.unregister(worker.control)
-                worker.bury(f"did not answer for {SILENCE_S:.0f} s")
+                worker.bury(f"did not answer for {silence_s:.0f} s")
                 heard.append((worker, None))
-            elif now_s - max(worker.heard_s, worker.pinged_s) > SILENCE_S / 6:
-                worker.pinged_s = now_s
-                worker.say({"do": "ping"})
 
 
 def _environment() -> dict[str, str]:

@@ -150,18 +150,16 @@ class Serving:
         due = self.side.next_deadline_ns
         return None if due is None else max(0.0, (due - now_ns()) / 1e9)
 
-    def report(self, forget_cache: bool) -> dict[str, Any]:
-        """What is held, and what was done."""
+    def report(self) -> dict[str, Any]:
+        """What is held, and what was done. Slots that only the prefix cache has can be given up at any time: they are free."""
         store, counts = self.engine.store, self.side.counts
-        if forget_cache:
-            store.forget()
         self.side.check()
         self.engine.check()
         metrics = self.engine.controller.metrics()
         return {
             "total_slots": store.allocator.num_total_slots,
-            "free_slots": store.allocator.num_free_slots,
-            "request_slots": store.num_request_slots,
+            "free_slots": store.available_slots,
+            "cached_slots": store.available_slots - store.allocator.num_free_slots,
             "held_rows": store.num_held_rows,
             "is_idle": self.engine.is_idle and self.side.is_idle,
             "transfers": asdict(counts),

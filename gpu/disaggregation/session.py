@@ -165,23 +165,23 @@ class DisaggregatedSession:
 
     # -- numbers ------------------------------------------------------------------------------------------------------
 
-    def reports(self, forget_cache: bool = False) -> dict[str, dict[str, Any]]:
+    def reports(self) -> dict[str, dict[str, Any]]:
         """What each living worker holds and has done. Requests that are being served go on, what is told of them is kept."""
         self._reports = {}
         for worker in self.workers.living():
-            worker.say({"do": "report", "forget_cache": forget_cache})
+            worker.say({"do": "report"})
         while any(worker.name not in self._reports for worker in self.workers.living()):
             self._hear(LISTEN_S)
         return self._reports
 
     def drain(self) -> dict[str, dict[str, Any]]:
-        """Wait until no worker holds anything for a request, give the prefix caches up, and report. NotDrained after five minutes."""
+        """Wait until no worker holds anything for a request, and report. NotDrained after five minutes."""
         deadline_s = time.monotonic() + DRAIN_S
         while not all(report["is_idle"] for report in self.reports().values()):
             if time.monotonic() > deadline_s:
                 raise NotDrained(f"after {DRAIN_S:.0f} s without a request workers still hold: {self._reports}")
             time.sleep(LISTEN_S)
-        return self.reports(forget_cache=True)
+        return self._reports
 
     def stats(self) -> SessionStats:
         """The numbers since the session was opened, of the workers that live."""
@@ -191,7 +191,7 @@ class DisaggregatedSession:
             for key in ("rounds", "verified_rows", "drafted", "correct_drafts")
         }
         phases = {
-            f"{name} {phase}": seconds
+            f"{name}_{phase}": seconds
             for name, report in reports.items()
             for phase, seconds in report["phase_seconds"].items()
         }
@@ -247,9 +247,10 @@ class DisaggregatedSession:
         for worker, said in self.workers.hear(wait_s):
             if said is None:
                 deltas += self._lost(worker)
+            elif said["session"] != self._session:
+                continue
             elif said["say"] == "news":
-                if said["session"] == self._session:
-                    deltas += self._news(worker, said)
+                deltas += self._news(worker, said)
             elif said["say"] == "lost":
                 deltas += self._judged(self._router.let_go(worker.name, said["peer"]))
             elif said["say"] == "link broken":

@@ -36,10 +36,17 @@ class Worker:
         self._faults = LinkFaults()
         self._serving: Serving | None = None
         self._log: Any = None
+        self._session = 0
         self._is_over = False
 
     def run(self) -> None:
         threading.Thread(target=self._read_control, name="control", daemon=True).start()
+        try:
+            self._serve()
+        finally:
+            self._leave_session(complete=False)
+
+    def _serve(self) -> None:
         worked = False
         while not self._is_over:
             serving = self._serving
@@ -58,7 +65,7 @@ class Worker:
         while (messages := self._control.receive()) is not None:
             for message in messages:
                 if message["do"] == "ping":
-                    self._control.send({"say": "pong"})
+                    self._control.send_soon({"say": "pong"})
                 else:
                     self._inbox.put(message)
         # Nobody is there to serve, and the main thread may be deep in a step.
@@ -76,7 +83,7 @@ class Worker:
     def _take(self, news: dict[str, Any] | LinkNews) -> None:
         if isinstance(news, LinkNews):
             if news.parcel is None:
-                self._control.send({"say": "link broken", "peer": news.peer, "why": news.why})
+                self._answer("link broken", peer=news.peer, why=news.why)
             elif self._serving is not None:
                 self._serving.take(news.peer, news.parcel, news.num_malformed)
             return
@@ -92,20 +99,21 @@ class Worker:
         connect(host, port, rank, world_size, backend)
         page_device = torch.device(device if "nccl" in backend else "cpu")
         self._links = links([(rank, name) for rank, name in peers], page_device, self._faults, self._inbox.put)
-        self._control.send({"say": "connected"})
+        self._answer("connected")
 
     def _open(self, order: dict[str, Any]) -> None:
         """Load the models and make the engine of a session, whatever became of the one before."""
         self._leave_session(complete=False)
         try:
+            self._session = order["session"]
             wanted = SessionOrder.from_json(order)
             self._faults.begin(FaultPlan.from_json(wanted.faults, "the plan of link faults"))
-            news = News(self._control.send, wanted.session)
+            news = News(self._control.send_soon, wanted.session)
             self._serving, self._log, measured = open_serving(wanted, self._links, news)
         except ForetokenError as error:
-            self._control.send({"say": "failed", "message": str(error)})
+            self._answer("failed", message=str(error))
             return
-        self._control.send({"say": "opened", "engine": measured.to_json()})
+        self._answer("opened", engine=measured.to_json())
 
     def _submit(self, request: dict[str, Any], peer: str) -> None:
         assert isinstance(self._serving, PrefillServing), "requests begin on prefill workers"
@@ -119,20 +127,23 @@ class Worker:
         if self._serving is not None:
             self._serving.lose(peer)
         # Everything that was said before is on the socket already.
-        self._control.send({"say": "lost", "peer": peer})
+        self._answer("lost", peer=peer)
 
-    def _report(self, forget_cache: bool) -> None:
-        found = {} if self._serving is None else self._serving.report(forget_cache)
-        self._control.send({"say": "report", "report": found})
+    def _report(self) -> None:
+        found = {} if self._serving is None else self._serving.report()
+        self._answer("report", report=found)
 
     def _close(self, complete: bool) -> None:
         """The session is over; the process stays for the next one."""
         self._leave_session(complete)
-        self._control.send({"say": "closed"})
+        self._answer("closed")
 
     def _end(self) -> None:
-        self._leave_session(complete=False)
         self._is_over = True
+
+    def _answer(self, word: str, **values: Any) -> None:
+        """Say something about the present session; what is said of an earlier one nobody waits for any more."""
+        self._control.send_soon({"say": word, "session": self._session, **values})
 
     def _leave_session(self, complete: bool) -> None:
         if self._log is not None:
