@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,12 +19,22 @@ from ...core.errors import InvariantViolation
 from ...core.events import Committed
 from ...core.prompt import Prompt
 from ...core.recovery import FailureCause, StepFailure
-from ...core.request import FinishedRequest, Request, SamplingParams
+from ...core.request import GREEDY, FinishedRequest, Request, SamplingParams
 from ...core.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
 from ..engine.contract import Answer, EngineCapabilities, Event, ServingConfig, Wish
 
 ALGORITHMS: dict[str, SpecAlgorithm] = {"none": NO_SPECULATION, "draft": Standalone(), "head": Eagle()}
 MARKS = "marks"
+WITH_MARKS = (MARKS,)
+NO_TIMES = np.zeros(0, dtype=np.int64)  # nobody measures here
+
+
+class InFlight(NamedTuple):
+    """A step that was handed out, and whose chunks and rows it has."""
+
+    step: Step
+    chunks: list[str]
+    rows: list[str]
 
 
 class ToldPolicy(FixedPolicy):
@@ -46,7 +59,7 @@ class CoreEngine:
         nodes = config.tree_nodes or None
         controller = AdaptiveController(self.policy, topk=config.topk, num_draft_tokens=nodes)
         self.engine = self.build(_engine_config(config), ALGORITHMS[config.algorithm], controller)
-        self.steps: dict[int, tuple[Step, dict[int, str]]] = {}  # in flight, and the one committed last
+        self.steps: dict[int, InFlight] = {}  # and the one committed last
         self.requests: dict[int, str] = {}  # row -> request
         self.stop_tokens: dict[str, tuple[int, ...]] = {}
         self.newest_interrupted = 0
@@ -63,15 +76,14 @@ class CoreEngine:
     # -- clients ------------------------------------------------------------------------------------------------------
 
     def submit(self, wish: Wish) -> int:
-        sampling = SamplingParams(temperature=1.0 if wish.seed else 0.0, seed=wish.seed)
         request = Request(
             wish.request,
-            Prompt.of_tokens(np.array(wish.prompt, dtype=np.int64)),
+            Prompt.of_tokens(wish.prompt),
             wish.max_tokens,
             priority=wish.priority,
-            sampling=sampling,
+            sampling=_sampling(wish.seed),
             stop_tokens=tuple(wish.stop_tokens),
-            outputs=(MARKS,) if wish.marks else (),
+            outputs=WITH_MARKS if wish.marks else (),
         )
         outcome = self.engine.submit(request, 0)
         if outcome.refusal:
@@ -117,29 +129,33 @@ class CoreEngine:
 
     def view(self, step: Step) -> dict:
         """A step in plain values."""
+        requests, key = self.requests, self.key
+        enters = []
         for join in step.joins:
-            self.requests[join.row] = join.request.request_id
-        requests = dict(self.requests)
-        self.steps[step.step_id] = step, requests
-        prefill, decode = [], []
+            requests[join.row] = join.request.request_id
+            enters.append(join.request.request_id)
+        prefill, decode, steps, rounds = [], [], 0, 1
         if step.prefill is not None:
             part, at = step.prefill, 0
             tokens = part.tokens.tolist()
             columns = (part.rows.tolist(), part.starts.tolist(), part.lens.tolist(), part.tail_tokens.tolist())
             for row, start, length, tail in zip(*columns, strict=True):
-                prefill.append((requests[row], start, tokens[at : at + length], tail, self.key(row)))
+                prefill.append((requests[row], start, tokens[at : at + length], tail, key(row)))
                 at += length
         if step.decode is not None:
-            lengths = zip(step.decode.rows.tolist(), step.decode.seq_lens.tolist(), strict=True)
-            decode = [(requests[row], length, None, self.key(row)) for row, length in lengths]
-        steps = step.decode.steps if step.decode is not None else 0
+            part = step.decode
+            lengths = zip(part.rows.tolist(), part.seq_lens.tolist(), strict=True)
+            decode = [(requests[row], length, None, key(row)) for row, length in lengths]
+            steps, rounds = part.steps, part.max_rounds
+        names = [chunk[0] for chunk in prefill], [row[0] for row in decode]
+        self.steps[step.step_id] = InFlight(step, *names)
         return {
             "step": step.step_id,
-            "enters": [join.request.request_id for join in step.joins],
+            "enters": enters,
             "prefill": prefill,
             "decode": decode,
             "steps": steps,
-            "rounds": step.max_rounds,
+            "rounds": rounds,
         }
 
     def key(self, row: int) -> int:
@@ -147,63 +163,63 @@ class CoreEngine:
         return self.engine._live[self.requests[row]].request.sampling.seed
 
     def commit(self, answer: Answer) -> list[Event]:
-        step, requests = self.steps[answer.step]
+        flight = self.steps[answer.step]
         try:
-            outcome = self.engine.commit(self.result(step, requests, answer), 0)
+            outcome = self.engine.commit(self.result(flight, answer), 0)
         except InvariantViolation as violation:
             if violation.invariant == "RELAY-07":
                 raise ValueError(str(violation)) from violation  # that is how it refuses
             raise
-        self.steps = {number: entry for number, entry in self.steps.items() if number >= answer.step}
+        for number in [number for number in self.steps if number < answer.step]:
+            del self.steps[number]
         events: list[Event] = []
-        kept = self.committed.kept
-        if step.prefill is not None:
-            first = dict(zip((requests[row] for row in step.prefill.rows.tolist()), answer.first, strict=True))
-            events += [("tokens", request, [first[request]]) for request in self.committed.first_tokens]
-        for number, run in enumerate([] if kept is None else kept.tolist()):
-            for column, count in enumerate(run):
-                if count:
-                    request = requests[int(step.decode.rows[column])]
-                    events.append(("tokens", request, answer.runs[number][column][:count]))
-        return events + [_end(finished) for finished in outcome.finished]
+        for request in outcome.first_tokens:
+            events.append(("tokens", request, [answer.first[flight.chunks.index(request)]]))
+        if flight.rows:
+            for runs, counts in zip(answer.runs, self.committed.kept.tolist(), strict=False):
+                for request, run, count in zip(flight.rows, runs, counts, strict=True):
+                    if count:
+                        events.append(("tokens", request, run[:count]))
+        events += map(_end, outcome.finished)
+        return events
 
-    def result(self, step: Step, requests: dict[int, str], answer: Answer) -> StepResult:
+    def result(self, flight: InFlight, answer: Answer) -> StepResult:
         """An answer as the engine wants it."""
-        prefill = decode = None
-        stops = [self.stop_tokens[requests[row]] for row in step.prefill.rows.tolist()] if step.prefill else []
-        if stops:
+        step, prefill, decode, failures = flight.step, None, None, ()
+        if flight.chunks:
+            stops = [self.stop_tokens[request] for request in flight.chunks]
             stopped = [token in wanted for token, wanted in zip(answer.first, stops, strict=True)]
-            outputs = {MARKS: np.array(answer.first_marks)}
+            outputs = {MARKS: np.array(answer.first_marks)} if answer.first_marks else None
             prefill = PrefillResult(np.array(answer.first), np.array(stopped) if any(stopped) else None, outputs)
-        if step.decode is not None:
-            decode = self._decode_result(step, requests, answer)
-        parts = [part.rows.tolist() for part in (step.prefill, step.decode) if part is not None]
-        rows = {requests[row]: row for part in parts for row in part}
-        failures = tuple((rows[request], "the device said so") for request in answer.failed)
-        return StepResult(answer.step, prefill, decode, np.zeros(max(len(answer.runs), 1), np.int64), failures)
+        if flight.rows:
+            decode = self._decode_result(flight, answer)
+        if answer.failed:
+            parts = [part.rows.tolist() for part in (step.prefill, step.decode) if part is not None]
+            rows = dict(zip(flight.chunks + flight.rows, chain(*parts), strict=True))
+            failures = tuple((rows[request], "the device said so") for request in answer.failed)
+        return StepResult(answer.step, prefill, decode, NO_TIMES, failures)
 
-    def _decode_result(self, step: Step, requests: dict[int, str], answer: Answer) -> DecodeResult:
-        stops = [self.stop_tokens[requests[row]] for row in step.decode.rows.tolist()]
-        width = max(step.decode.steps + 1, 1)
-        tokens = np.full((len(answer.runs), len(stops), width), -1, dtype=np.int64)
-        marks = np.zeros(tokens.shape, dtype=np.int64)
-        lens, stop_index = [], []
-        for number, runs in enumerate(answer.runs):
-            for column, run in enumerate(runs):
-                tokens[number, column, : len(run)] = run
-                if answer.marks and answer.marks[number][column]:
-                    marks[number, column, : len(run)] = answer.marks[number][column]
-            lens.append([len(run) for run in runs])
-            stop_index.append([_first_stop(run, wanted) for run, wanted in zip(runs, stops, strict=True)])
-        stop_index = np.array(stop_index, dtype=np.int32)
+    def _decode_result(self, flight: InFlight, answer: Answer) -> DecodeResult:
+        rounds, rows, width = len(answer.runs), len(flight.rows), max(flight.step.decode.steps + 1, 1)
+        columns = list(chain(*answer.runs))  # round after round
+        lens = list(map(len, columns))
+        stops = [self.stop_tokens[request] for request in flight.rows]
+        stop_index = outputs = None
+        if any(stops):
+            stop_index = [_first_stop(run, wanted) for run, wanted in zip(columns, stops * rounds, strict=True)]
+            stop_index = np.array(stop_index, dtype=np.int32).reshape(rounds, rows) if max(stop_index) >= 0 else None
+        beside = list(chain(*answer.marks))
+        if any(beside):
+            marks = np.array([_wide(run, width, 0) for run in beside]).reshape(rounds, rows, width)
+            outputs = tuple([{MARKS: of_round} for of_round in marks])
         return DecodeResult(
-            len(answer.runs),
-            np.array(lens, dtype=np.int32),
-            stop_index if (stop_index >= 0).any() else None,
-            np.zeros(len(stops), dtype=bool),
+            rounds,
+            np.array(lens, dtype=np.int32).reshape(rounds, rows),
+            stop_index,
+            np.zeros(rows, dtype=bool),
             BlockEnd.ASKED,
-            tokens,
-            tuple({MARKS: beside} for beside in marks),
+            np.array([_wide(run, width, -1) for run in columns]).reshape(rounds, rows, width),
+            outputs,
         )
 
     # -- what it shows ------------------------------------------------------------------------------------------------
@@ -224,11 +240,21 @@ class CoreEngine:
 
     def cached_pages(self) -> list[int]:
         store = self.engine.store
-        return (store.cache.cached_slots()[:: store.page_size] // store.page_size).tolist()
+        size = store.page_size
+        return [slot // size for slot in store.cache.cached_slots()[::size].tolist()]
 
     def counters(self) -> tuple[int, int, int]:
         metrics = self.engine.controller.metrics()
         return metrics.verified_rows, metrics.proposed_drafts, int(metrics.correct_drafts)
+
+
+@cache
+def _sampling(seed: int) -> SamplingParams:
+    return SamplingParams(temperature=1.0, seed=seed) if seed else GREEDY
+
+
+def _wide(run: Sequence[int], width: int, filling: int) -> list[int]:
+    return [*run, *[filling] * (width - len(run))]
 
 
 def _first_stop(run: Sequence[int], stop_tokens: tuple[int, ...]) -> int:

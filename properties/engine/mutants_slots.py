@@ -68,12 +68,12 @@ class StreamsWhatTheDeviceSays(CoreEngine):
     """The tokens of a step go to whoever has the name now, also if the request has left its row since the launch."""
 
     def commit(self, answer: Answer) -> list[Event]:
-        step, requests = self.steps[answer.step]
+        flight = self.steps[answer.step]
         events = super().commit(answer)
         told = {event[1] for event in events}
-        for column, row in enumerate([] if step.decode is None else step.decode.rows.tolist()):
-            if requests[row] not in told and requests[row] in self.engine._live:
-                events.append(("tokens", requests[row], answer.runs[0][column]))
+        for column, request in enumerate(flight.rows):
+            if request not in told and request in self.engine._live:
+                events.append(("tokens", request, answer.runs[0][column]))
         return events
 
 
