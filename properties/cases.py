@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.errors import ConfigError, Problem
+from ..core.errors import ConfigError, Problem, nearest
 from .contracts import MISBEHAVIOURS, SUITE_VERSION
-from .invariants import all_invariants
+from .invariants import of_contract
 from .operations import Operation, decode, decode_fields, encode
 from .suites import Suite, suite_of
 from .trial import Trial, Violation
@@ -90,11 +90,11 @@ class Case:
         if violation is None:
             return Story(None, tuple(history), "")
         # What fails is not noted any more: it is the last operation, or comes behind all of them.
+        if violation.operation == "make":
+            return Story(violation, (), "the start")
         if len(history) < len(self.operations):
             history.append(str(violation.operation))
             return Story(violation, tuple(history), f"operation {len(history)}")
-        if violation.operation == "make":
-            return Story(violation, tuple(history), "the start")
         return Story(violation, tuple(history), f"the end, when all is given back: {violation.operation}")
 
     def replay(
@@ -158,10 +158,11 @@ def parse_case(data: object, source: str) -> Case:
         raise ConfigError(
             source, [Problem("operations", f"{len(data['operations'])}, expected at most {MAX_OPERATIONS}")]
         )
-    known = {item.id for item in all_invariants()} | set(MISBEHAVIOURS)
-    if data["invariant"] not in known:
-        raise ConfigError(source, [Problem("invariant", f"{data['invariant']!r} is none of the catalogue's")])
     suite = suite_of(data["contract"], source)
+    known = [item.id for item in of_contract(suite.name)] + list(MISBEHAVIOURS)
+    if data["invariant"] not in known:
+        what = f"{data['invariant']!r} is none of {suite.name}'s{nearest(data['invariant'], known)}"
+        raise ConfigError(source, [Problem("invariant", what)])
     capabilities = suite.capabilities.of(data["capabilities"], source)
     try:
         config = decode_fields(suite.config, data["config"], source, "config")

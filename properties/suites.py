@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError, Problem, nearest
@@ -117,8 +119,8 @@ class Suite:
         limit_s: float | None = None,
         watch: Callable[[Operation, Trial], None] | None = None,
     ) -> Trial:
-        """Run the operations on a fresh subject, then drain it. Raises Violation, also if the subject raises or hangs; its `trial`
-        says how far that came.
+        """Run the operations on a fresh subject, then drain it. Raises Violation, also if the subject raises, hangs or answers
+        nonsense; its `trial` says how far that came.
 
         With `twice`, twins of the subject go through the same, for the invariants that compare two runs. `watch` is called after each
         operation.
@@ -170,7 +172,21 @@ class Suite:
         except Violation as violation:
             violation.trial = trial
             raise
+        except Exception as error:
+            # Each trial looks at the answers that it expects; what it did not foresee ends here, and is no crash of the suite.
+            at = trial.operation if trial is not None else "make"
+            violation = Violation(at, [Broken("TYPE", _unreadable(error))])
+            violation.trial = trial
+            raise violation from error
         return trial
+
+
+def _unreadable(error: Exception) -> Finding:
+    """What an answer was that a trial stumbled over: the error and where, since the answer itself is not at hand any more."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).parent.name}/{Path(place.filename).name}, line {place.lineno}"
+    was = f"an answer could not be read: {type(error).__name__}: {error} ({where}: {place.line})"
+    return Finding(was, "answers of the types and shapes of the contract", MISBEHAVIOURS["TYPE"])
 
 
 def contracts() -> tuple[str, ...]:

@@ -85,6 +85,8 @@ class Swarm:
         self.evaluations: dict[str, int] = {}
         self.executed: dict[type[Operation], int] = {}
         self._vocabularies: dict[Any, Vocabulary] = {}
+        self.enabled = suite.invariants(capabilities)
+        self._kinds = suite.enabled(capabilities)
 
     def search(
         self,
@@ -92,11 +94,12 @@ class Swarm:
         budget: Budget,
         without: Sequence[type[Operation]] = (),
         progress: Callable[[Swarm], None] | None = None,
+        until: Callable[[], bool] = lambda: False,
     ) -> Found | None:
-        """Runs until the budget is spent (None), or until one fails."""
+        """Runs until the budget is spent or `until` says so (None), or until one fails."""
         before_s = self.seconds
         begin = time.perf_counter()
-        while not budget.is_spent(self.num_operations, self.seconds):
+        while not budget.is_spent(self.num_operations, self.seconds) and not until():
             run = self.num_runs
             self.num_runs += 1
             config, operations = self.drawn(run, without)
@@ -119,6 +122,14 @@ class Swarm:
             if progress is not None:
                 progress(self)
         return None
+
+    def vacuous(self) -> tuple[str, ...]:
+        """What the capabilities enable and has not happened so far: invariants never evaluated, operations never carried out."""
+        never = [f"{item.id} was never evaluated" for item in self.enabled if not self.evaluations.get(item.id)]
+        return (
+            *never,
+            *(f"the operation {kind.tag} never happened" for kind in self._kinds if not self.executed.get(kind)),
+        )
 
     def _count(self, trial: Trial) -> None:
         self.num_operations += trial.num_operations

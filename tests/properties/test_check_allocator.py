@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from unittest import SkipTest
 
@@ -126,6 +127,17 @@ def test_budgets():
     assert Budget.of("200_000") == Budget.of(200_000) == Budget(operations=200_000)
     report = check(ALLOCATOR, kv_allocator.make, budget="0.3s")
     assert report.seconds >= 0.3 and report.num_operations > 0
+
+
+def test_a_time_that_is_too_short_is_stretched_until_everything_has_happened():
+    report = check(ALLOCATOR, plain.make, budget="0.000001s")
+    assert report.ok and all(report.evaluations.values()) and all(report.executed.values())
+    assert report.num_operations < ALLOCATOR.quick, "and no longer"
+
+
+def test_what_never_happens_ends_at_the_quick_budget():
+    report = check(replace(ALLOCATOR, quick=300), plain.make, budget="0.000001s")
+    assert report.vacuous and 300 <= report.num_operations < 700
 
 
 def test_unknown_contracts():

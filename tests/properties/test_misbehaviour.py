@@ -23,6 +23,7 @@ def failure_of(make, **options):
         (bad.AnswersWithText, (), "TYPE", "str '2'"),
         (bad.AnswersWithFloats, (), "TYPE", "0.0"),
         (bad.AnswersWithColumns, (), "TYPE", "[[0]]"),
+        (bad.AnswersWithManyTruths, (), "TYPE", "could not be read: ValueError"),
         (bad.CountsInTruth, (), "TYPE", "num_free() is bool True"),
         (bad.Unfinished, ("inspection",), "CAPABILITY", "free_pages is not implemented"),
         (bad.ListAllocator, ("inspection", "sharing"), "CAPABILITY", "free_pages (inspection), share (sharing)"),

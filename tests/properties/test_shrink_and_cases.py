@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bad_allocators import Exact, ListAllocator
+from bad_allocators import CannotBeMade, Exact, ListAllocator
 from foretoken.core.errors import ConfigError
 from foretoken.properties.adapters import kv_allocator
 from foretoken.properties.allocator import operations as ops
@@ -152,6 +152,7 @@ def test_a_case_comes_back_from_its_file(case_file):
         (lambda text: text.replace('"config"', '"confg"'), "config: missing"),
         (lambda text: text.replace('"seed": 1', '"seed": "1"'), "seed: '1' is not of type int"),
         (lambda text: text.replace("ALLOC-14", "ALLOC-99"), "'ALLOC-99' is none"),
+        (lambda text: text.replace("ALLOC-14", "RADIX-01"), "'RADIX-01' is none of allocator's"),
         (lambda text: text.replace('"contract": "allocator"', '"contract": "rely"'), "there is no contract 'rely'"),
         (lambda text: text.replace('"page_size": 1', '"page_size": 0'), "impossible"),
         (lambda text: text.replace('"op": "alloc"', '"op": "allok"'), "operations[0].op"),
@@ -166,6 +167,11 @@ def test_a_damaged_case_says_so(case_file, damage, words):
     with pytest.raises(ConfigError) as caught:
         load_case(case_file)
     assert words in str(caught.value) and str(case_file) in str(caught.value)
+
+
+def test_a_case_whose_subject_cannot_be_made_ends_at_the_start(case_file):
+    story = load_case(case_file).tell(CannotBeMade)
+    assert story.violation.id == "RAISES" and story.ends_in == "the start" and story.history == ()
 
 
 def test_a_case_that_is_not_there(tmp_path):
