@@ -46,7 +46,7 @@ VERSION = 1
 MAX_HEADER_BYTES = 1 << 28  # a prompt of 2**24 tokens is about 2**27 bytes
 _FRAME = struct.Struct("<4sHIQI")
 _KINDS = {kind.__name__: kind for kind in (Offer, Accept, Reject, Page, Manifest, Ack, Nack, Renew, Cancel, CancelAck)}
-SENDABLE_DTYPES = {
+_DTYPES = {
     "bool",
     "int8",
     "int16",
@@ -122,7 +122,7 @@ def _plain(value: Any, pieces: list[bytes]) -> Any:
         return {"bytes": len(pieces) - 1}
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
-        if array.dtype.name not in SENDABLE_DTYPES:
+        if array.dtype.name not in _DTYPES:
             raise TypeError(f"an array of {array.dtype} cannot be sent")
         content = array.tobytes()
         pieces.append(content)
@@ -204,7 +204,7 @@ def _tree(value: Any, pieces: list[bytes]) -> Any:
         if crc32(content) != value["crc"]:
             raise MalformedMessage("an array is damaged")
         shape = [_integer(n) for n in value["shape"]]
-        if value["dtype"] not in SENDABLE_DTYPES or any(n < 0 for n in shape):
+        if value["dtype"] not in _DTYPES or any(n < 0 for n in shape):
             raise MalformedMessage(f"an array of {value['dtype']}{shape}")
         dtype = np.dtype(value["dtype"])
         if math.prod(shape) * dtype.itemsize != len(content):

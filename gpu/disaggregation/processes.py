@@ -36,7 +36,7 @@ class WorkerFailed(ForetokenError):
 class WorkerProcess:
     """One worker. `death` is why it is gone, empty while it lives."""
 
-    def __init__(self, place: WorkerPlace, device: str, silence_s: float) -> None:
+    def __init__(self, place: WorkerPlace, device: str) -> None:
         self.place = place
         self.device = device
         self.death = ""
@@ -58,7 +58,7 @@ class WorkerProcess:
             raise WorkerFailed(f"worker {place.name} cannot be started: {error.strerror or error}") from None
         finally:
             theirs.close()
-        ours.settimeout(silence_s)
+        ours.settimeout(SILENCE_S)
         self.control = ControlSocket(ours)
         self.heard_s = self.pinged_s = time.monotonic()
         self.is_up = False
@@ -103,20 +103,16 @@ class WorkerProcess:
 class Workers:
     """Processes that are connected with each other. They serve one session after the other; leaving the context ends them."""
 
-    def __init__(self, places: Sequence[WorkerPlace], devices: Sequence[str], silence_s: float = SILENCE_S) -> None:
-        import torch.distributed as dist
-
-        if not dist.is_available() or not dist.is_gloo_available():
-            raise ForetokenError("this build of torch has no torch.distributed with gloo, which connects the workers")
+    def __init__(self, places: Sequence[WorkerPlace], devices: Sequence[str]) -> None:
         self.devices = tuple(devices)
-        self._silence_s = silence_s
+        self.silence_s = SILENCE_S
         self.num_sessions = 0
         self._selector = selectors.DefaultSelector()
-        self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        self._store, self._port = _loopback_store()
         self.all: dict[str, WorkerProcess] = {}
         try:
             for place, device in zip(places, devices, strict=True):
-                worker = WorkerProcess(place, device, silence_s)
+                worker = WorkerProcess(place, device)
                 self.all[place.name] = worker
                 self._selector.register(worker.control, selectors.EVENT_READ, worker)
             self._connect()
@@ -203,7 +199,7 @@ class Workers:
                 {
                     "do": "connect",
                     "host": HOST,
-                    "port": self._store.port,
+                    "port": self._port,
                     "rank": worker.place.rank,
                     "world_size": len(places),
                     "backend": backend,
@@ -237,16 +233,34 @@ class Workers:
         now_s = time.monotonic()
         for worker in self.living():
             if worker.pinged_s <= worker.heard_s:
-                if now_s - worker.heard_s > min(PING_AFTER_S, self._silence_s):
+                if now_s - worker.heard_s > min(PING_AFTER_S, self.silence_s):
                     worker.pinged_s = now_s
                     worker.say({"do": "ping"})
                 continue
             # While libraries are being loaded nothing else runs in a worker.
-            silence_s = self._silence_s if worker.is_up else max(self._silence_s, SILENCE_S)
+            silence_s = self.silence_s if worker.is_up else max(self.silence_s, SILENCE_S)
             if now_s - worker.pinged_s > silence_s:
                 self._selector.unregister(worker.control)
                 worker.bury(f"did not answer for {silence_s:.0f} s")
                 heard.append((worker, None))
+
+
+def _loopback_store() -> tuple[Any, int]:
+    """Where the workers find each other: on a free port that only this machine can reach. Returns the store and its port."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise WorkerFailed("this build of torch has no torch.distributed with gloo, which connects the workers")
+    listening = socket.socket()
+    try:
+        listening.bind((HOST, 0))
+        listening.listen()
+    except OSError as error:
+        listening.close()
+        raise WorkerFailed(f"no port of {HOST} can be had for the workers: {error.strerror or error}") from None
+    port = listening.getsockname()[1]
+    store = dist.TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    return store, port
 
 
 def _environment() -> dict[str, str]:

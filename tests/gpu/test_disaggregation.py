@@ -314,19 +314,6 @@ def test_who_dies_takes_only_what_it_had(nano_pair, plain, ask):
             assert check_drained(session).keys() == {"decode1"}
 
 
-def test_a_worker_that_hangs_is_ended(nano_pair, plain, ask):
-    requests = [ask("caught", 40), ask("later", 12)]
-    with (
-        Workers(ONE_TO_ONE.workers(), ONE_TO_ONE.devices("cpu"), silence_s=6.0) as workers,
-        open_session(workers, options_for(nano_pair)) as session,
-    ):
-        check_equal(session.run(requests[1:]), plain(requests[1:]))
-        os.kill(workers["prefill0"].pid, signal.SIGSTOP)
-        (output,) = session.run(requests[:1]).values()
-        assert output.finish == "error" and "prefill0 did not answer for 6 s" in output.message, output
-        check_drained(session)
-
-
 # -- what cannot be opened ------------------------------------------------------------------------------------------------
 
 
@@ -342,3 +329,17 @@ def test_a_worker_that_cannot_open_a_session_says_why_and_takes_the_next_one(wor
 def test_real_processes_are_given_time(nano_pair):
     """A worker answers between two rounds: seconds on a busy machine, which must not look like a fault."""
     assert TIMING.lease_ns >= 30 * SECOND_NS
+
+
+# -- a hang: the last test of these processes -----------------------------------------------------------------------------
+
+
+def test_a_worker_that_hangs_is_ended(workers, nano_pair, plain, ask):
+    workers.silence_s = 6.0
+    requests = [ask("caught", 40), ask("later", 12)]
+    with open_session(workers, options_for(nano_pair)) as session:
+        check_equal(session.run(requests[1:]), plain(requests[1:]))
+        os.kill(workers["prefill0"].pid, signal.SIGSTOP)
+        (output,) = session.run(requests[:1]).values()
+        assert output.finish == "error" and "prefill0 did not answer for 6 s" in output.message, output
+        check_drained(session)
