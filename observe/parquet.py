@@ -91,3 +91,10 @@ class ParquetColumns:
         )
         self._pending.clear()
         self._rows = 0
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The whole table as dictionaries, one per row: for runs whose rows fit in memory."""
+    from pyarrow import parquet
+
+    return parquet.read_table(path).to_pylist()

@@ -60,6 +60,7 @@ ENTRANCES = {
     "cli.app": "the entry point `foretoken`",
     "core.acceptance_fit": "for whoever fits acceptance to a recording of their own",
     "sim.checked_mutants": "named by an import string, as its twin of gpu is: planted defects for `foretoken check --mutants`",
+    "sim.checked_simulator_mutants": "named by an import string, too",
     "core.adaptive.export": "writes the adaptive table as other engines read it",
 }
 

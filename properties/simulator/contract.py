@@ -1,0 +1,110 @@
+"""The contract of a simulator: a whole small service goes in, and out come its history, its requests and its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..contracts import Capabilities
+
+FAULTS = (
+    *("device.slow", "device.raises", "device.restarts", "link.late", "link.lost"),
+    *("client.cancels", "client.token_limits", "client.stop_edge", "pool.denied", "pool.retraction"),
+)
+"""Kinds of faults that a simulator with `faults` knows. The probability is per step (device, pool), message (link) or request (client)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorConfig:
+    """What `make(config)` builds: a simulator of engines with these pages, this many draft steps and this pipeline.
+
+    `steps` is fixed, so that the lengths of a request's verify runs follow from that request alone; 0 is plain decoding.
+    """
+
+    page_size: int = 1
+    steps: int = 0
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.page_size >= 1 and self.steps >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One service and its load. Values may be impossible, on purpose; then it must be refused.
+
+    seed:           of every draw
+    num_requests:   that arrive
+    arrivals:       "poisson", or "even" (the first at time 0)
+    rate_per_ks:    requests in a thousand seconds
+    prompt_lens:    every prompt has one of these lengths, each as likely as the others
+    output_lens:    so many tokens a request would emit if nobody stopped it, likewise
+    pages:          KV pages of each replica
+    max_running:    requests in a replica's batch
+    replicas:       engines behind the router
+    slo_ttft_ms:    with the capability `goodput`: what a good request keeps to; 0: no demand
+    slo_e2el_ms:    likewise
+    faults:         with the capability `faults`: (kind, probability in permille); None: no plan at all
+    """
+
+    seed: int = 1
+    num_requests: int = 1
+    arrivals: str = "even"
+    rate_per_ks: int = 20_000
+    prompt_lens: tuple[int, ...] = (5,)
+    output_lens: tuple[int, ...] = (4,)
+    pages: int = 256
+    max_running: int = 4
+    replicas: int = 1
+    slo_ttft_ms: int = 0
+    slo_e2el_ms: int = 0
+    faults: tuple[tuple[str, int], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorCapabilities(Capabilities):
+    """What a simulator declares. Each flag adds methods or values, operations that use them, and invariants."""
+
+    faults: bool = False
+    """Plans with the kinds of `FAULTS`"""
+    traces: bool = False
+    """`replay(service, arrivals)`"""
+    goodput: bool = False
+    """`request_goodput` and `slo_attainment` in the summary"""
+
+
+class Simulator(Protocol):
+    """A simulator. Runs share nothing; to refuse is to return None or to raise one of `REFUSALS`.
+
+    A run is answered with a mapping:
+
+    events      sequence of strings: the history, one line per event, in the order in which they happened
+    times_ns    sequence of integers: the simulated time of each
+    arrivals    sequence of [time in ns, prompt length, output length], as drawn; the number of a request is its place here
+    requests    sequence of mappings, one per request that reached a replica, those that were turned away at its door included:
+                  number           its place in `arrivals`; −1 for one that a fault has added
+                  reason           "completed", "refused", "aborted" or "failed"
+                  arrival_ns       when it reached its replica
+                  first_token_ns, finish_ns    as the simulator's own metrics have them; None where there is none
+                  max_tokens       what it asked for at most
+                  num_output       tokens that it got
+                  retractions      how often it lost its memory
+                  emissions        sequence of [time in ns, tokens]: what it got, and when
+    summary     mapping: completed, retractions, max_running, duration (s), total_output_tokens, output_throughput and
+                request_throughput (per s), mean_concurrency (requests in the system), and mean_, median_, p90_, p95_ and
+                p99_{ttft,tpot,itl,e2el}_ms of completed requests; None for what is undefined
+    """
+
+    def run(self, service: Service) -> Mapping[str, object] | None:
+        """Simulate the service until its last request has ended."""
+
+    # traces
+    def replay(self, service: Service, arrivals: Sequence[Sequence[int]]) -> Mapping[str, object] | None:
+        """The same with these requests, as an answer's `arrivals` has them, written to a trace and read back."""
+
+
+MakeSimulator = Callable[[SimulatorConfig], Simulator]
+
+METHODS: dict[str, tuple[str, ...]] = {"": ("run",), "traces": ("replay",)}
+"""Capability -> the methods of a simulator that it promises; "" is what every simulator has."""

@@ -1,0 +1,76 @@
+"""One moment of a simulator's trial: the operation, and the answers to the runs that it made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .contract import Service, SimulatorCapabilities, SimulatorConfig
+
+
+class Outcome(NamedTuple):
+    """What became of a request; see `contract.py`. `emissions` are (time in ns, tokens)."""
+
+    number: int
+    reason: str
+    arrival_ns: int
+    first_token_ns: int | None
+    finish_ns: int | None
+    max_tokens: int
+    num_output: int
+    retractions: int
+    emissions: tuple[tuple[int, int], ...]
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """Tokens of each emission."""
+        return tuple(tokens for _, tokens in self.emissions)
+
+
+class Answer(NamedTuple):
+    """What a simulator said of one run, its form already looked at."""
+
+    service: Service
+    events: tuple[str, ...]
+    times_ns: tuple[int, ...]
+    arrivals: tuple[tuple[int, int, int], ...]
+    requests: tuple[Outcome, ...]
+    summary: dict[str, float | None]
+
+    def of_reason(self, reason: str) -> list[Outcome]:
+        return [request for request in self.requests if request.reason == reason]
+
+    @property
+    def duration_s(self) -> float:
+        return self.summary["duration"]
+
+    def __str__(self) -> str:
+        completed = len(self.of_reason("completed"))
+        return f"{completed} of {len(self.requests)} completed, {len(self.events)} events, {self.duration_s:.4g} s"
+
+
+class Queueing(NamedTuple):
+    """A run of one server."""
+
+    services: str
+    tolerance: float
+    answer: Answer
+
+
+@dataclass(slots=True)
+class Moment:
+    """One operation and what came of it. `runs` are the answers of all runs that it made; pairs are (before, with the change)."""
+
+    config: SimulatorConfig
+    capabilities: SimulatorCapabilities
+    operation: object = "make"
+    runs: tuple[Answer, ...] = ()
+    twice: tuple[Answer, Answer] | None = None
+    grown: tuple[Answer, Answer] | None = None  # one more request, or one more kind of fault
+    planned: tuple[Answer, Answer] | None = None  # no plan, and one without probabilities
+    enlarged: tuple[Answer, Answer] | None = None
+    replayed: tuple[Answer, Answer] | None = None
+    queue: Queueing | None = None
+    impossible: str = ""
+    refusal: str | None = None  # of the run that was asked for last
+    is_possible: bool = False  # whether that run has nothing that anybody could refuse
