@@ -182,7 +182,8 @@ def prefill_step(chunks: list[Chunk], with_tokens: bool) -> PrefillStep:
     tokens = None
     tails = [NO_TOKEN] * len(chunks)
     if with_tokens:
-        tokens = np.concatenate([c.record.context[c.start : c.start + c.length] for c in chunks]).astype(np.int64)
+        parts = [c.record.context[c.start : c.start + c.length] for c in chunks]
+        tokens = np.concatenate(parts, dtype=np.int64)
         tails = [NO_TOKEN if c.is_last else int(c.record.context[c.start + c.length]) for c in chunks]
     return PrefillStep(
         rows=np.array([chunk.record.row for chunk in chunks], dtype=np.int32),

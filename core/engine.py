@@ -539,9 +539,10 @@ class Engine(Transferring):
         computed: list[str],
     ) -> None:
         prefill = launched.step.prefill
-        for i, chunk in enumerate(launched.chunks):
+        places = zip(prefill.rows.tolist(), prefill.epochs.tolist(), strict=True)
+        for i, (chunk, place) in enumerate(zip(launched.chunks, places, strict=True)):
             record = chunk.record
-            if record.row != prefill.rows[i] or record.epoch != prefill.epochs[i] or record.is_terminal:
+            if (record.row, record.epoch) != place or record.is_terminal:
                 continue  # retracted or gone since: its slots are behind a fence, its result is dropped
             record.prefill_committed = chunk.start + chunk.length
             if self.store.cache is not None and record.context is not None:

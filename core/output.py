@@ -27,6 +27,7 @@ class OutputLog:
         self._decoder = text_decoder
         shape = (config.max_running + 1, sizes.row_width + 1) if config.track_tokens else (0, 0)
         self._tokens = np.zeros(shape, dtype=np.int32)
+        self._flat = self._tokens.reshape(-1)
 
     @property
     def decodes_text(self) -> bool:
@@ -81,21 +82,22 @@ class OutputLog:
         decode: DecodeResult,
         by_row: Mapping[int, RequestRecord],
     ) -> None:
-        """Keep what the rounds delivered to the live `columns` of the batch; one vectorised write per round."""
-        position = settled.kv_before[columns] + 1
-        wanting = [i for i in columns.tolist() if by_row[int(rows[i])].request.outputs]
-        for number in range(decode.rounds):
-            kept = settled.kept[number, columns]
-            tokens = decode.tokens[number, columns]
-            delivered = np.arange(tokens.shape[1]) < kept[:, None]
-            run, depth = np.nonzero(delivered)
-            self._tokens[rows[columns][run], position[run] + depth] = tokens[delivered]
-            position = position + kept
-            for i in wanting:
-                record = by_row[int(rows[i])]
-                for name in record.request.outputs:
-                    run_outputs = decode.outputs[number][name][i, : settled.kept[number, i]]
-                    record.outputs.setdefault(name, []).extend(run_outputs)
+        """Keep what the rounds delivered to the live `columns` of the batch; one vectorised write for all rounds."""
+        kept, width = settled.kept, decode.tokens.shape[2]
+        start = rows * np.int64(self._tokens.shape[1]) + settled.kv_before + 1
+        start = start[None, :] if decode.rounds == 1 else start + np.cumsum(kept, axis=0) - kept
+        depth = np.arange(width)
+        delivered = depth < kept[:, :, None]  # nothing of rows that have left
+        cells = start[:, :, None] + depth
+        self._flat[cells[delivered]] = decode.tokens[delivered]
+        if decode.outputs is None:
+            return
+        for i in columns.tolist():
+            record = by_row[int(rows[i])]
+            for name in record.request.outputs:
+                output = record.outputs.setdefault(name, [])
+                for number, outputs in enumerate(decode.outputs):
+                    output.extend(outputs[name][i, : kept[number, i]])
 
     def num_delivered(self, record: RequestRecord, kv_len: np.ndarray) -> int:
         """Output tokens so far, over all admissions of the request."""

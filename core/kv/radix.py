@@ -408,11 +408,12 @@ class RadixCache:
 
     def _nodes(self) -> Iterator[RadixNode]:
         """Every node but the root, parents first, in order of insertion."""
-        waiting = list(self._root.children.values())[::-1]
+        waiting = list(reversed(self._root.children.values()))
         while waiting:
             node = waiting.pop()
             yield node
-            waiting.extend(list(node.children.values())[::-1])
+            if node.children:
+                waiting.extend(reversed(node.children.values()))
 
 
 def _joined(nodes: list[RadixNode]) -> Slots:
