@@ -69,10 +69,7 @@ def _load_entry_point(name: str) -> Callable[[Any], Any]:
     if name not in known:
         what = f"expected module:make, or the name of an adapter{nearest(name, known)}; installed: {', '.join(known) or 'none'}"
         raise ConfigError(name, [Problem("", what)])
-    try:
-        return known[name].load()
-    except Exception as error:
-        raise ConfigError(name, [Problem("", f"cannot be loaded ({type(error).__name__}: {error})")]) from error
+    return load_make(f"{known[name].module}:{known[name].attr}")
 
 
 class _Declared:

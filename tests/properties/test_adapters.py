@@ -1,0 +1,47 @@
+"""Names in place of module:make: every component that comes with the suite has one, as other packages may give theirs."""
+
+from importlib.metadata import EntryPoint, entry_points
+
+import pytest
+from foretoken.core.errors import ConfigError
+from foretoken.properties.importing import ENTRY_POINTS, NotInstalled, load_make
+from foretoken.properties.suites import contracts, suite_of
+
+OFFERED = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+SUBJECTS = [(contract, subject) for contract in contracts() for subject in suite_of(contract).subjects]
+
+
+@pytest.mark.parametrize(("contract", "subject"), SUBJECTS, ids=[subject for _, subject in SUBJECTS])
+def test_what_is_checked_has_a_name_that_loads(contract, subject):
+    assert subject in OFFERED.values(), f"{subject} has no name in {ENTRY_POINTS} of the package as it is installed"
+    (name,) = [name for name, value in OFFERED.items() if value == subject]
+    try:
+        make = load_make(name)
+    except NotInstalled as error:
+        pytest.skip(str(error))
+    suite = suite_of(contract)
+    capabilities = suite.capabilities.of(make.capabilities, name)
+    assert make(suite.draw_config(0, capabilities)) is not None
+
+
+def test_there_is_a_name_for_what_is_not_ours():
+    others = set(OFFERED) - {name for name, value in OFFERED.items() if value in dict(map(reversed, SUBJECTS))}
+    assert others == {"transformers-blocks", "transformers-prefixes"}
+    pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    for name in sorted(others):
+        assert load_make(name).capabilities
+
+
+def test_a_name_means_what_its_module_does(monkeypatch, tmp_path):
+    """Also with what the module declares for it, and with the words that a module would fail with."""
+    (tmp_path / "named.py").write_text("CAPABILITIES = ('paged',)\ndef make(config): return config\n")
+    (tmp_path / "needing.py").write_text("import a_package_that_nobody_has\n")
+    offered = [EntryPoint(name, f"{module}:make", ENTRY_POINTS) for name, module in (("a", "named"), ("b", "needing"))]
+    monkeypatch.setattr("foretoken.properties.importing.entry_points", lambda group: offered)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_make("a").capabilities == ("paged",) and load_make("a")(7) == 7
+    with pytest.raises(NotInstalled, match="a_package_that_nobody_has"):
+        load_make("b")
+    with pytest.raises(ConfigError, match="installed: a, b"):
+        load_make("something")
