@@ -253,6 +253,8 @@ def _loopback_store() -> tuple[Any, int]:
         raise WorkerFailed("this build of torch has no torch.distributed with gloo, which connects the workers")
     listening = socket.socket()
     try:
+        # Whatever ends its connections, the port can be had again at once.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((HOST, 0))
         listening.listen()
     except OSError as error:
