@@ -16,6 +16,9 @@ from .invariants.registry import Checker, Finding, Invariant, invariant
 from .operations import Operation
 
 
+_INTEGERS = frozenset({int})
+
+
 class Broken(NamedTuple):
     """One broken invariant (or misbehaviour), with what the checker found."""
 
@@ -86,7 +89,7 @@ class Trial:
 
     def check(self) -> None:
         """Run every checker that the last operation concerns on the moment."""
-        broken = None
+        broken: list[Broken] = []
         moment, evaluations = self.moment, self.evaluations
         kind = type(self.operation)
         checks = self._checks.get(kind)
@@ -98,11 +101,10 @@ class Trial:
             ]
         for number, check in checks:
             outcome = check(moment)
-            if outcome is True:
-                evaluations[number] += 1
-            elif outcome is not None:
-                evaluations[number] += 1
-                broken = broken or []
+            if outcome is None:
+                continue
+            evaluations[number] += 1
+            if outcome is not True:
                 broken.append(Broken(self.invariants[number].id, outcome))
         if broken:
             self.failed = True
@@ -167,11 +169,13 @@ class Trial:
 
     def integers(self, answer: object, what: str) -> tuple[int, ...]:
         """A flat sequence of integers as a tuple of ints: a list, a tuple, an array, anything with `tolist`."""
+        if type(answer) is list and _INTEGERS.issuperset(map(type, answer)):
+            return tuple(answer)
         tolist = getattr(answer, "tolist", None)
         plain = tolist() if tolist is not None else answer
         if isinstance(plain, list | tuple | range):
             plain = tuple(plain)
-            if set(map(type, plain)) <= {int}:
+            if _INTEGERS.issuperset(map(type, plain)):
                 return plain
             if not any(isinstance(item, bool) for item in plain):
                 try:

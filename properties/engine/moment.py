@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .contract import Answer, EngineCapabilities, ServingConfig, Wish
@@ -31,51 +31,65 @@ class End(NamedTuple):
     marks: tuple[int, ...] | None
 
 
-@dataclass(slots=True)
-class Moment:
-    """One operation and what came of it. Lists and dictionaries are made anew for every operation."""
+NO_ANSWERS: Mapping[str, tuple[list[int], str]] = {}
 
-    config: ServingConfig
-    capabilities: EngineCapabilities
-    model: EngineModel
-    ahead: dict[int, int]
-    operation: object = "make"
-    drained: bool = False
-    before: Observation = NOTHING_SHOWN
-    after: Observation = NOTHING_SHOWN
+
+class Moment:
+    """One operation and what came of it. What most operations have nothing to say of stands in the class, and is never written into."""
+
+    drained = False
     refusal: str | None = None
     degenerate: tuple[str, ...] = ()  # which limits of what is legal this operation touches
     # submit
     wish: Wish | None = None
     promise: int | None = None
-    impossible: str = ""
-    must_accept: str = ""
+    impossible = ""
+    must_accept = ""
     # abort
-    abort_events: int = 0
-    second_abort_events: int = 0
+    abort_events = 0
+    second_abort_events = 0
     # plan
-    asked: bool = False
+    asked = False
     flight: Flight | None = None
-    admitted: list[tuple[Life, int]] = field(default_factory=list)  # with the length taken from the cache
-    retracted: list[Life] = field(default_factory=list)
-    was_waiting: list[Life] = field(default_factory=list)
+    was_waiting: Sequence[Life] = ()
+    overtaken: Sequence[Life] = ()  # by those who entered
     asked_back: frozenset[str] = frozenset()  # whom `retract` named
-    was_lost: bool = False  # a step has failed: fewer steps may be drafted, and who is suspected goes first
-    is_disturbed: bool = False  # allocations were denied, or somebody was asked back: no promise of progress
-    overtaken: list[Life] = field(default_factory=list)  # by those who entered
+    was_lost = False  # a step has failed: fewer steps may be drafted, and who is suspected goes first
+    is_disturbed = False  # allocations were denied, or somebody was asked back: no promise of progress
     cached_before: frozenset[int] | None = None  # what the last cells of the cached pages held
     # commit
     committed: Flight | None = None
     answer: Answer | None = None
-    delivered: dict[str, list[int]] = field(default_factory=dict)  # by request, of this operation
-    ends: list[End] = field(default_factory=list)
-    ended_lives: dict[str, Life] = field(default_factory=dict)
     stray: tuple[str, ...] = ()  # events that nobody waits for
-    expected: dict[str, tuple[list[int], str]] = field(default_factory=dict)  # what the answer means, and the reason
+    expected = NO_ANSWERS  # what the answer means, and the reason
     counters: tuple[int, ...] | None = None
     gone: tuple[str, ...] = ()  # requests of the committed step that had left before
-    lost_flights: list[Flight] = field(default_factory=list)  # what has just failed
+    lost_flights: Sequence[Flight] = ()  # what has just failed
     # pages
-    cells: list[int] = field(default_factory=list)  # the device's pool: which text stands in each slot
-    owners: dict[int, str] = field(default_factory=dict)  # page -> the request that has it, "" free, "*" cached
     lost: tuple[int, str, str] | None = None  # (page, whose it was, why it left)
+    is_still = False  # nobody has other pages than before, and the same steps are in flight
+
+    def __init__(
+        self,
+        config: ServingConfig,
+        capabilities: EngineCapabilities,
+        model: EngineModel,
+        ahead: dict[int, int],
+        cells: list[int],
+        operation: object = "make",
+        before: Observation = NOTHING_SHOWN,
+    ) -> None:
+        self.config = config
+        self.capabilities = capabilities
+        self.model = model
+        self.ahead = ahead
+        self.cells = cells  # the device's pool: which text stands in each slot
+        self.operation = operation
+        self.before = before
+        self.after = NOTHING_SHOWN
+        self.admitted: list[tuple[Life, int]] = []  # with the length taken from the cache
+        self.retracted: list[Life] = []
+        self.delivered: dict[str, list[int]] = {}  # by request, of this operation
+        self.ends: list[End] = []
+        self.ended_lives: dict[str, Life] = {}
+        self.owners: dict[int, str] = {}  # page -> the request that has it, "" free, "*" cached

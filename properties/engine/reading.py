@@ -13,13 +13,13 @@ from .rules import extent
 if TYPE_CHECKING:
     from .trial import EngineTrial
 
-_STRINGS = {str}
+_STRINGS = frozenset({str})
 _KEYS = ("step", "enters", "prefill", "decode", "steps", "rounds")
 
 
 def names(trial: EngineTrial, answer: object, what: str) -> tuple[str, ...]:
     """A sequence of requests' names."""
-    if isinstance(answer, list | tuple) and set(map(type, answer)) <= _STRINGS:
+    if isinstance(answer, list | tuple) and _STRINGS.issuperset(map(type, answer)):
         return tuple(answer)
     raise trial.misbehaviour("TYPE", f"{what} is {_shown(answer)}", "a list of names")
 

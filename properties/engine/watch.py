@@ -39,15 +39,17 @@ class EngineWatch(Trial):
         self._asked_back: set[str] = set()
         self._owners: dict[int, str] = {}
         self._was_denied = self._was_lost = False
-        self.moment = Moment(config, capabilities, self.model, self.ahead)
+        self.moment = Moment(config, capabilities, self.model, self.ahead, self.device.cells)
         self._observe()
         self.check()
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
     def _begin(self, operation: ops.Operation) -> Moment:
-        before = self.moment.after
-        m = self.moment = Moment(self.config, self.capabilities, self.model, self.ahead, operation, before=before)
+        last = self.moment
+        m = self.moment = Moment(
+            self.config, self.capabilities, self.model, self.ahead, last.cells, operation, last.after
+        )
         self.operation = operation
         return m
 
@@ -109,10 +111,13 @@ class EngineWatch(Trial):
     def _follow_pages(self, shown: Observation) -> None:
         """Who has which page. Those that are neither free, nor cached, nor anybody's wait for a step; note one that waits for none."""
         size, model, m = self.config.page_size, self.model, self.moment
-        m.cells = self.device.cells
-        if shown[2:] == m.before[2:] and not model.lingering:
-            m.owners = self._owners
-            return
+        before = m.before
+        if shown.slots == before.slots and shown.free == before.free and shown.cached == before.cached:
+            # Plans and commits change what is in flight; else the steps see the same pages as before.
+            m.is_still = shown.running == before.running and not m.asked and m.committed is None
+            if not model.lingering:
+                m.owners = self._owners
+                return
         owners: dict[int, str] = {}
         for name, slots in shown.slots.items():
             for slot in slots[::size]:
@@ -142,6 +147,9 @@ class EngineWatch(Trial):
     @staticmethod
     def _overtake(m: Moment) -> None:
         """Whoever stands first in its class, and is passed by a later one, remembers it."""
+        if not m.admitted:
+            return
+        m.overtaken = []
         waiting = sorted((*m.was_waiting, *m.retracted), key=lambda life: life.number)
         for entered, _ in m.admitted:
             waiting = [life for life in waiting if life is not entered]
