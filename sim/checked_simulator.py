@@ -23,6 +23,7 @@ from .scenario import Scenario
 from .scenario_file import scenario_from_dict
 
 REASONS = {"stop": "completed", "length": "completed", "refused": "refused", "abort": "aborted", "error": "failed"}
+CONTEXT_LEN = 2048
 ARRIVALS = {"poisson": "poisson", "even": "constant"}
 
 
@@ -102,6 +103,7 @@ class CheckedSimulator:
         steps = self.config.steps
         table = {
             "seed": service.seed,
+            "model": {"context_len": CONTEXT_LEN},
             "hardware": {"replicas": service.replicas},
             "speculation": {"algorithm": "EAGLE3" if steps else "NONE", "policy": "fixed", "steps": steps},
             "engine": {

@@ -270,22 +270,24 @@ class ServesOneMore(CheckedSimulator):
 # -- memory, and what cannot be ---------------------------------------------------------------------------------------
 
 
-class CountsPagesInAByte(CheckedSimulator):
-    """The number of pages is kept in eight bits."""
+class KeepsALargePool(CheckedSimulator):
+    """Of a pool above a limit all but a small part is set aside."""
 
     def scenario(self, service, workload):
-        pages = service.pages % 256 or service.pages
-        return super().scenario(replace(service, pages=pages), workload)
+        if service.pages * self.config.page_size > 200:
+            service = replace(service, pages=64 // self.config.page_size)
+        return super().scenario(service, workload)
 
 
-class RetractsByTheClock(CheckedSimulator):
-    """A large pool is looked after by retracting somebody at every other step, needed or not."""
+class RetractsInALargePool(CheckedSimulator):
+    """A large pool is kept tidy by retracting somebody at every other step, needed or not."""
 
     def plan(self, service):
-        plan = super().plan(service)
-        if plan is None and service.pages * self.config.page_size > 128:
+        tokens = service.pages * self.config.page_size
+        is_calm = not any(share for _, share in service.faults or ())
+        if is_calm and tokens > max(128, *service.prompt_lens):
             return super().plan(replace(service, faults=(("pool.retraction", 500),)))
-        return plan
+        return super().plan(service)
 
 
 class ForgetsThePool(CheckedSimulator):
@@ -359,8 +361,8 @@ _DEFECTS = (
     (LeavesOutTheQueue, ("SIM-09",)),
     (ArrivesLikeAClock, ("SIM-09",)),
     (ServesOneMore, ("SIM-09",)),
-    (CountsPagesInAByte, ("SIM-10",)),
-    (RetractsByTheClock, ("SIM-10",)),
+    (KeepsALargePool, ("SIM-10", "SIM-11")),
+    (RetractsInALargePool, ("SIM-10",)),
     (ForgetsThePool, ("SIM-11",)),
     (ClampsWhatCannotBe, ("SIM-11",)),
     (DropsUnknownFaults, ("SIM-11",)),

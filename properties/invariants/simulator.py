@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import ceil, floor
 from statistics import fmean, median
 
+from ..simulator.contract import SimulatorConfig
 from ..simulator.exceptions import excuse
 from ..simulator.moment import Answer, Moment, Outcome, Queueing
 from ..simulator.operations import MorePages, NoProbability, OneMoreFault, OneMoreRequest, Replay, Twice
@@ -403,13 +404,24 @@ def more_pages_are_no_worse(m: Moment) -> Verdict:
     if done[1] < done[0]:
         return Finding(f"with {pages}, {done[1]} requests complete", f"{done[0]} or more", "memory never hurts")
     retracted = [int(answer.summary["retractions"]) for answer in (small, large)]
+    if retracted[1] and _holds_all(large, m.config):
+        return Finding(
+            f"{retracted[1]} retractions in {large.service.pages} pages", "none: all fit at once", "for nothing"
+        )
     if retracted[1] > retracted[0] and not excuse(small, large):
         return Finding(
             f"with {pages}, {retracted[1]} retractions",
-            f"{retracted[0]} or fewer: no more requests are served, and no more at once",
+            "none, as before: no more requests are served, no more at once, and none sooner",
             "memory never hurts who does not use it to do more at a time",
         )
     return True
+
+
+def _holds_all(answer: Answer, config: SimulatorConfig) -> bool:
+    """Whether the pool has room for every request at its longest, with the drafts of two rounds, and a tenth to spare."""
+    margin = 2 * (config.steps + 1) + config.page_size
+    needed = sum(prompt + output + margin for _, prompt, output in answer.arrivals)
+    return answer.service.pages * config.page_size * 9 >= needed * 10
 
 
 @checks("SIM-11", CONTRACT)

@@ -55,7 +55,7 @@ def vocabulary(config: SimulatorConfig, capabilities: SimulatorCapabilities) -> 
         "faults": (
             Letter(ops.Plan, 6, FAULTS, (10, 30, 0, 2)),
             Letter(ops.Calm, 3),
-            Letter(ops.OneMoreFault, 5, QUIET_FAULTS, (20, 5)),
+            Letter(ops.OneMoreFault, 8, QUIET_FAULTS, (20, 5)),
             Letter(ops.NoProbability, 4, FAULTS),
         ),
         "traces": (Letter(ops.Replay, 5),),
