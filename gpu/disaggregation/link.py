@@ -81,7 +81,7 @@ class PeerLink:
     def _transmit(self, parcel: Parcel, share: float) -> None:
         content = b"".join(map(_framed, parcel.messages))
         content = content[: int(len(content) * share)]
-        pages = parcel.pages if parcel.pages is not None else torch.empty(0, dtype=torch.uint8)
+        pages = torch.empty(0, dtype=torch.uint8) if parcel.pages is None else parcel.pages.to(self._page_device)
         numbers = (_MAGIC, parcel.session, len(content), len(pages), len(parcel.messages))
         dist.send(torch.tensor(numbers, dtype=torch.int64), self._rank)
         if content:

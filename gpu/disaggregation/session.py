@@ -27,8 +27,8 @@ from .router import Placement, Router, Verdict
 from .worker_session import SessionOrder, description_for
 
 SECOND_NS = 1_000_000_000
-TIMING = HandoffTiming(lease_ns=30 * SECOND_NS, hold_ns=75 * SECOND_NS, fence_ns=5 * SECOND_NS)
-"""Between real processes: a worker answers between two rounds, and on a busy machine a round can take seconds."""
+TIMING = HandoffTiming(lease_ns=60 * SECOND_NS, hold_ns=180 * SECOND_NS, fence_ns=5 * SECOND_NS)
+"""Between real processes: a worker answers between two rounds or chunks, which may take long; a death is found at once, without them."""
 LISTEN_S = 0.1  # so often is asked whether somebody has interrupted
 DRAIN_S = 300.0  # longer than any lease, hold and fence: whatever is held then is held for ever
 

@@ -12,7 +12,7 @@ from foretoken.core.prompt import Prompt
 from foretoken.core.request import Request, SamplingParams
 from foretoken.gpu.disaggregation.planning import plan_disaggregated
 from foretoken.gpu.disaggregation.processes import WorkerFailed, Workers
-from foretoken.gpu.disaggregation.session import TIMING, DisaggregatedSession
+from foretoken.gpu.disaggregation.session import DisaggregatedSession
 from foretoken.gpu.disaggregation.topology import Disaggregation
 from foretoken.gpu.session import DecodeSession
 from foretoken.gpu.session_plan import SessionOptions
@@ -149,8 +149,14 @@ def test_the_pair_gives_what_one_process_gives(workers, nano_pair, plain, cell, 
         assert decode["prefilled"] == 0 and prefill["verified_rows"] == 0
         assert decode["transfers"] == prefill["transfers"]
         assert decode["transfers"]["completed"] == len(six) and decode["malformed"] == 0
-        drafted = decode["drafted"], decode["correct_drafts"]
-        assert (drafted == (0, 0)) if cell.startswith("NONE") else min(drafted) > 0
+    if "adaptive" in options:
+        return
+    # Draft KV and draft input arrived as they were: every draft has the fate that it has in one process.
+    alone = DecodeSession.open(options_for(nano_pair, draft, **options))
+    alone.run(six)
+    counts = ("verified_rows", "drafted", "correct_drafts")
+    assert [decode[name] for name in counts] == [getattr(alone.stats(), name) for name in counts]
+    assert cell.startswith("NONE") or decode["correct_drafts"] > 0
 
 
 def test_sampled_output_and_what_users_ask_to_see_are_those_of_one_process(workers, nano_pair, plain, ask):
@@ -324,11 +330,6 @@ def test_a_worker_that_cannot_open_a_session_says_why_and_takes_the_next_one(wor
         DisaggregatedSession.open(broken, workers, tokenizer=DecodeSession.open(options_for(nano_pair)).tokenizer)
     with DisaggregatedSession.open(plan, workers) as session:
         check_equal(session.run(six[:2]), plain(six[:2]))
-
-
-def test_real_processes_are_given_time(nano_pair):
-    """A worker answers between two rounds: seconds on a busy machine, which must not look like a fault."""
-    assert TIMING.lease_ns >= 30 * SECOND_NS
 
 
 # -- a hang: the last test of these processes -----------------------------------------------------------------------------
