@@ -5,7 +5,6 @@ from pathlib import Path
 
 from foretoken.properties.allocator.suite import SUITE as ALLOCATOR
 from foretoken.properties.conformance import check
-from foretoken.properties.mutants import mutants_of
 
 TEXT = (Path(__file__).parents[2] / "docs" / "properties.md").read_text(encoding="utf-8")
 
@@ -19,7 +18,3 @@ def test_the_bug_in_twenty_lines():
     (failure,) = report.failures
     replay = "foretoken check --replay runs/cases/allocator-ALLOC-10.case.json"
     assert failure.text(replay) == console.rstrip("\n")
-
-
-def test_the_number_of_mutants():
-    assert f"plants {len(mutants_of('allocator'))} defects" in TEXT

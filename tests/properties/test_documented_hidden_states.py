@@ -48,7 +48,7 @@ def test_every_mutant_is_listed():
 
 def test_the_number_of_mutants_that_the_overview_says():
     pytest.importorskip("torch")
-    overview = Path(__file__).parents[2] / "docs" / "properties.md"
+    overview = Path(__file__).parents[2] / "docs" / "contracts.md"
     assert f"\n{len(mutants_of('executor'))} defects are planted, some in each of the three" in overview.read_text(
         encoding="utf-8"
     )

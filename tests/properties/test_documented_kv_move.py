@@ -35,8 +35,3 @@ def test_the_mutants_are_all_that_break_it():
     assert all(hasattr(of[where], name) for where, name, _ in table)
     breaking = [(mutant.name, mutant.defect) for mutant in MUTANTS.values() if "ACCEPT-16" in mutant.caught_by]
     assert [(name, defect) for _, name, defect in table] == breaking
-
-
-def test_the_number_of_mutants():
-    text = (Path(__file__).parents[2] / "docs" / "properties.md").read_text(encoding="utf-8")
-    assert f"`foretoken check accept --mutants` plants {len(MUTANTS)} defects" in text
