@@ -82,11 +82,12 @@ class LossOutcome(NamedTuple):
 
 class CommitOutcome(NamedTuple):
     """What a committed step brought to an end, which requests got their first token since they entered, and, on a prefill worker,
-    which prompts are computed and wait for their transfer."""
+    which prompts are computed and wait for their transfer. `kept`: tokens delivered by each round of each row of its decode part."""
 
     finished: tuple[FinishedRequest, ...]
     first_tokens: tuple[str, ...]
     computed: tuple[str, ...] = ()
+    kept: np.ndarray | None = None  # int64 [rounds, bs], 0 for rows that had left; None without a decode part
 
 
 @dataclass(slots=True)
@@ -528,7 +529,7 @@ class Engine(Transferring):
             # An abort has an event of its own, at its own time.
             ended = tuple(end for end in finished if end.reason is not FinishReason.ABORT)
             self._events(Committed(now_ns, launched.step, result, tuple(first_tokens), kept, ended))
-        return CommitOutcome(tuple(finished), tuple(first_tokens), tuple(computed))
+        return CommitOutcome(tuple(finished), tuple(first_tokens), tuple(computed), kept)
 
     def _commit_prefill(
         self,

@@ -77,7 +77,8 @@ class Prompt:
             array = array.astype(np.int32)
         if array.dtype.kind not in "iu":
             raise InvalidRequest(f"prompt tokens of type {array.dtype}: expected integers")
-        if array.size and (array.min() < 0 or array.max() > MAX_TOKEN_ID):
+        # As an unsigned number a negative one is too great: one reduction instead of two.
+        if array.size and np.maximum.reduce(array.astype(np.uint64)) > MAX_TOKEN_ID:
             raise InvalidRequest(f"prompt token ids {array.min()} ... {array.max()}: expected 0 ... {MAX_TOKEN_ID}")
         owned = array.astype(np.int32)
         owned.flags.writeable = False

@@ -15,7 +15,6 @@ from .contracts import MISBEHAVIOURS, REFUSALS
 from .invariants.registry import Checker, Finding, Invariant, invariant
 from .operations import Operation
 
-
 _INTEGERS = frozenset({int})
 
 

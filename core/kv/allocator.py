@@ -88,6 +88,11 @@ class KVAllocator:
         """Slots that someone holds."""
         return (self.num_pages - self._num_free_pages) * self.page_size
 
+    @property
+    def free_pages(self) -> Slots:
+        """A copy of the free list, int32 [number of free pages]: the next page to be handed out last."""
+        return self._stack[: self._num_free_pages].copy()
+
     def can_allocate(self, num_slots: int) -> bool:
         """Whether `allocate(num_slots)` would succeed now."""
         return 0 <= num_slots <= self._num_free_pages * self.page_size and num_slots % self.page_size == 0
@@ -146,7 +151,7 @@ class KVAllocator:
 
     def snapshot(self) -> AllocatorSnapshot:
         """The state as a value; later calls do not change it."""
-        return AllocatorSnapshot(self.num_pages, self.page_size, self._stack[: self._num_free_pages].copy())
+        return AllocatorSnapshot(self.num_pages, self.page_size, self.free_pages)
 
     def restore(self, snapshot: AllocatorSnapshot) -> None:
         """Return to the state of `snapshot`: the same pages are free, and will be handed out in the same order."""

@@ -16,7 +16,6 @@ from ...core.algorithms import Eagle, Standalone
 from ...core.engine import Engine
 from ...core.engine_config import EngineConfig
 from ...core.errors import InvariantViolation
-from ...core.events import Committed
 from ...core.prompt import Prompt
 from ...core.recovery import FailureCause, StepFailure
 from ...core.request import GREEDY, FinishedRequest, Request, SamplingParams
@@ -63,15 +62,10 @@ class CoreEngine:
         self.requests: dict[int, str] = {}  # row -> request
         self.stop_tokens: dict[str, tuple[int, ...]] = {}
         self.newest_interrupted = 0
-        self.committed: Committed | None = None
 
     def build(self, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> Engine:
         """The engine itself."""
-        return Engine(config, algorithm, controller, events=self._note)
-
-    def _note(self, event: object) -> None:
-        if isinstance(event, Committed):
-            self.committed = event
+        return Engine(config, algorithm, controller)
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
@@ -175,8 +169,8 @@ class CoreEngine:
         events: list[Event] = []
         for request in outcome.first_tokens:
             events.append(("tokens", request, [answer.first[flight.chunks.index(request)]]))
-        if flight.rows:
-            for runs, counts in zip(answer.runs, self.committed.kept.tolist(), strict=False):
+        if outcome.kept is not None:
+            for runs, counts in zip(answer.runs, outcome.kept.tolist(), strict=True):
                 for request, run, count in zip(flight.rows, runs, counts, strict=True):
                     if count:
                         events.append(("tokens", request, run[:count]))
@@ -228,15 +222,15 @@ class CoreEngine:
         return [record.request.request_id for record in self.engine.admission.queue]
 
     def running(self) -> list[str]:
-        leaving = [leaving.record for leaving in self.engine._leaving.values()]
-        return [record.request.request_id for record in (*self.engine._by_row.values(), *leaving)]
+        leaving = [leaving.record.request.request_id for leaving in self.engine._leaving.values()]
+        return self.engine.running_ids + leaving
 
     def slots_of(self, request: str) -> list[int]:
         store, row = self.engine.store, self.engine._live[request].row
         return store.table.slots[row, : store.allocated[row]].tolist()
 
     def free_pages(self) -> list[int]:
-        return self.engine.store.allocator.snapshot().free_pages.tolist()
+        return self.engine.store.allocator.free_pages.tolist()
 
     def cached_pages(self) -> list[int]:
         store = self.engine.store

@@ -45,11 +45,12 @@ class Life:
             "launched",
             "leaving",
         ),
-        *("marks", "number", "overtaken", "promise", "retractions", "row", "state", "stay", "truth", "wish"),
+        *("marks", "name", "number", "overtaken", "promise", "retractions", "row", "state", "stay", "truth", "wish"),
     )
 
     def __init__(self, wish: Wish, number: int, promise: int, model: int) -> None:
         self.wish = wish
+        self.name = wish.request
         self.number = number
         self.promise = promise
         self.truth = stream_of(wish.prompt, wish.seed, model)
@@ -64,10 +65,6 @@ class Life:
         self.row: Row | None = None
         self.aborted = self.leaving = self.failing = False
         self.retractions = self.overtaken = self.admissions = 0
-
-    @property
-    def name(self) -> str:
-        return self.wish.request
 
     @property
     def is_live(self) -> bool:

@@ -100,12 +100,12 @@ def limits(model: EngineModel, committed: Flight | None) -> tuple[str, ...]:
 
 def decision(m: Moment) -> tuple:
     """What a plan decided, without the tokens, and what everybody then held."""
-    held = () if m.after.slots is None else tuple((name, len(slots)) for name, slots in m.after.slots.items())
+    held = () if m.after.slots is None else [(name, len(slots)) for name, slots in m.after.slots.items()]
     flight = m.flight
     if flight is None:
         return ("plan", None, m.after.waiting, held)
-    chunks = tuple((c.life.name, c.start, len(c.tokens)) for c in flight.chunks)
-    rows = tuple((r.life.name, r.length) for r in flight.rows)
+    chunks = [(c.life.name, c.start, len(c.tokens)) for c in flight.chunks]
+    rows = [(r.life.name, r.length) for r in flight.rows]
     return ("plan", chunks, rows, flight.steps if rows else 0, flight.rounds, m.after.waiting, held)
 
 

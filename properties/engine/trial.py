@@ -107,22 +107,25 @@ class EngineTrial(EngineWatch):
     def _plan(self, op: ops.Plan) -> bool:
         m, model = self._begin(op), self.model
         m.asked = True
-        m.asked_back = frozenset(self._asked_back)
+        if self._asked_back:
+            m.asked_back = frozenset(self._asked_back)
         m.was_lost = self._was_lost
         m.is_disturbed = self._was_denied or self._was_lost or bool(self._asked_back)
         m.was_waiting = model.waiting()
         view = self._step(self.subject.plan)
         if view is not None and not isinstance(view, Refused):
             m.flight = read_step(self, view)
-        if self._has_cache and m.before.cached is not None:
+        if m.admitted and self._has_cache and m.before.cached is not None:
             size, cells = self.config.page_size, self.device.cells
             m.cached_before = frozenset([cells[page * size + size - 1] for page in m.before.cached])
         self._observe()
         if m.flight is not None:
             self._launch(m.flight)
-        self._overtake(m)
-        self._asked_back -= {life.name for life in m.retracted}
-        self._asked_back &= set(m.after.running)
+        if m.admitted:
+            self._overtake(m)
+        if self._asked_back:
+            self._asked_back -= {life.name for life in m.retracted}
+            self._asked_back &= set(m.after.running)
         model.decisions.append(decision(m))
         return True
 
@@ -147,7 +150,7 @@ class EngineTrial(EngineWatch):
         limit = 1 if flight.interrupted else max(1, min(op.rounds, flight.rounds))
         m.committed, m.answer = flight, self.device.execute(flight, model, limit)
         model.last_answer = m.answer
-        m.gone = tuple(part.life.name for part in (*flight.chunks, *flight.rows) if part.stay != part.life.stay)
+        m.gone = tuple([part.life.name for part in (*flight.chunks, *flight.rows) if part.stay != part.life.stay])
         m.expected = self._expected(flight, m.answer)
         events = self._step(self.subject.commit, m.answer)
         if isinstance(events, Refused):
@@ -158,10 +161,10 @@ class EngineTrial(EngineWatch):
         self._settle(flight, m.answer)
         read_events(self, events)
         self._recount_flight()
-        if self.capabilities.counters and (m.ends or m.gone or flight.steps == 0):
+        if self.capabilities.counters and (m.ends or m.gone or (flight.rows and flight.steps == 0)):
             m.counters = self.integers(self.must(self.subject.counters), "counters()")
         self._follow_progress(m, flight)
-        model.decisions.append(("answer", tuple((name, len(got), why) for name, (got, why) in m.expected.items())))
+        model.decisions.append(("answer", [(name, len(got), why) for name, (got, why) in m.expected.items()]))
         self._observe()
         return True
 
@@ -185,9 +188,8 @@ class EngineTrial(EngineWatch):
                     kept, reason = model.cut(life, len(life.delivered) + len(got), runs[number])
                     got = got + kept
             expected[life.name] = (got, reason)
-        for name, (got, _) in list(expected.items()):
-            if model.lives[name].leaving:
-                expected[name] = (got, "abort")
+        for name in [name for name in expected if model.lives[name].leaving]:
+            expected[name] = (expected[name][0], "abort")
         for name in answer.failed:
             if not model.lives[name].leaving:
                 expected[name] = (expected[name][0] if len(answer.runs) > 1 else [], "error")

@@ -120,8 +120,7 @@ class EngineWatch(Trial):
                 return
         owners: dict[int, str] = {}
         for name, slots in shown.slots.items():
-            for slot in slots[::size]:
-                owners[slot // size] = name
+            owners.update(dict.fromkeys(slots if size == 1 else [slot // size for slot in slots[::size]], name))
         if shown.cached:
             owners.update(dict.fromkeys(shown.cached, "*"))
         owners.update(dict.fromkeys(shown.free, ""))
@@ -129,7 +128,7 @@ class EngineWatch(Trial):
         if shown.free != m.before.free:
             self.device.forget(set(shown.free).difference(m.before.free or ()))
         if owners.keys() == self._all_pages:
-            model.lingering.clear()
+            model.lingering = {}
             return
         if not owners.keys() <= self._all_pages:
             foreign = sorted(owners.keys() - self._all_pages)
@@ -147,8 +146,6 @@ class EngineWatch(Trial):
     @staticmethod
     def _overtake(m: Moment) -> None:
         """Whoever stands first in its class, and is passed by a later one, remembers it."""
-        if not m.admitted:
-            return
         m.overtaken = []
         waiting = sorted((*m.was_waiting, *m.retracted), key=lambda life: life.number)
         for entered, _ in m.admitted:

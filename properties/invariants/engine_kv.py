@@ -19,8 +19,8 @@ def what_a_step_writes_is_nobody_elses(m: Moment) -> Outcome:
             "it comes back when the steps that were in flight are committed",
             "a page that nobody gives back is lost",
         )
-    flights = [*m.model.lost, *m.model.flights]
-    if not flights:
+    flights = m.model.lost + m.model.flights if m.model.lost else m.model.flights
+    if not flights or m.is_still:
         return None
     owners = m.owners
     for flight in flights:
@@ -58,7 +58,7 @@ def nothing_is_delivered_to_who_has_left(m: Moment) -> Outcome:
 
 @checks("RELAY-06", CONTRACT, "slots")
 def launched_steps_have_their_slots(m: Moment) -> Outcome:
-    if not m.model.flights:
+    if not m.model.flights or m.is_still:
         return None
     for flight in m.model.flights:
         for row in flight.rows:

@@ -42,10 +42,10 @@ def a_request_ends_once_and_last(m: Moment) -> Outcome:
     for name, life in m.ended_lives.items():
         if name in m.after.waiting or name in m.after.running:
             return Finding(f"{name} has ended ({life.state}) and is still there", "it is gone", "an end absorbs")
-    plan_alone = m.asked or not m.before.running
-    for name in m.after.running:
-        if not plan_alone and name in m.before.waiting:
-            return Finding(f"{name} was admitted by {m.operation}", "by a plan", "only a plan gives rows")
+    if m.before.running and m.before.waiting and not m.asked:
+        for name in m.after.running:
+            if name in m.before.waiting:
+                return Finding(f"{name} was admitted by {m.operation}", "by a plan", "only a plan gives rows")
     if m.flight is not None:
         for life in m.flight.lives():
             if life.state is not RUNNING or life.name not in m.after.running:
@@ -54,16 +54,10 @@ def a_request_ends_once_and_last(m: Moment) -> Outcome:
                     "requests that run",
                     "who waits has nothing to compute on",
                 )
-    for end in m.ends:
-        if end.reason == "abort" and not m.ended_lives[end.request].aborted:
-            return Finding(f"{end.request} ends as aborted", "nobody gave it up", "only its client may")
-        failed = m.answer.failed if m.answer is not None else _of_lost_steps(m)
-        if end.reason == "error" and end.request not in failed:
-            return Finding(f"{end.request} ends with an error", "the device reported none", "it could have gone on")
-    if sum(end.reason == "error" for end in m.ends) > 1 and m.answer is None:
-        return Finding(
-            f"{len(m.ends)} requests end with an error", "one at most", "one step has failed, not all its requests"
-        )
+    if m.ends:
+        wrong = _wrong_end(m)
+        if wrong is not None:
+            return wrong
     if m.committed is not None and m.refusal is None:
         ended = {end.request: end.reason for end in m.ends}
         for name, (_, reason) in m.expected.items():
@@ -74,6 +68,21 @@ def a_request_ends_once_and_last(m: Moment) -> Outcome:
             if not reason and name in ended:
                 return Finding(f"{name} ends with {ended[name]}", "it goes on", "it has neither stop nor full length")
     return True
+
+
+def _wrong_end(m: Moment) -> Finding | None:
+    """An end for which nobody has given a reason."""
+    failed = m.answer.failed if m.answer is not None else _of_lost_steps(m)
+    for end in m.ends:
+        if end.reason == "abort" and not m.ended_lives[end.request].aborted:
+            return Finding(f"{end.request} ends as aborted", "nobody gave it up", "only its client may")
+        if end.reason == "error" and end.request not in failed:
+            return Finding(f"{end.request} ends with an error", "the device reported none", "it could have gone on")
+    if m.answer is None and sum([end.reason == "error" for end in m.ends]) > 1:
+        return Finding(
+            f"{len(m.ends)} requests end with an error", "one at most", "one step has failed, not all its requests"
+        )
+    return None
 
 
 def _of_lost_steps(m: Moment) -> list[str]:
