@@ -109,8 +109,11 @@ def simulate(
     plan = None
     if faults is not None:
         from ..core.faults import load_fault_plan
+        from ..sim.disaggregation.pools import pools_of
 
-        plan = load_fault_plan(faults, resolved.seed)
+        with _errors_at(origins):
+            transfers = pools_of(resolved).is_disaggregated
+        plan = load_fault_plan(faults, resolved.seed, transfers=transfers)
     with _termination_is_interruption() as received, _errors_at(origins):
         report = _run(resolved, origins, out, not no_events, not no_perfetto, quiet, plan)
     if report.faults is not None and not report.faults.kept:

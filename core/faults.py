@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .draws import Purpose, uniform
 from .errors import ConfigError, Problem, nearest
+from .fault_kinds import KINDS, UNITS
 
 SWARM = "swarm"
 
@@ -61,7 +61,9 @@ class Episode(Fault):
 
 
 class Slow(Episode):
-    factor: Annotated[float, Field(ge=1, le=1000)] = Field(8.0, description="of every step's device time")
+    factor: Annotated[float, Field(ge=1, le=1000)] = Field(
+        8.0, description="of every step's device time, of a transfer's time"
+    )
 
 
 class Hang(Fault):
@@ -104,6 +106,10 @@ class Jump(Fault):
 
 class Shutdown(Fault):
     within_s: Seconds = Field(600.0, description="at some moment of the first so many seconds")
+
+
+class Death(Restart):
+    notice_s: Seconds = Field(1.0, description="until the other engines are told")
 
 
 class DeviceFaults(FaultTable):
@@ -159,6 +165,19 @@ class ServiceFaults(FaultTable):
     shutdown: Shutdown = Shutdown()
 
 
+class TransferFaults(FaultTable):
+    lost: Fault = Fault()
+    short: Fault = Fault()
+    corrupt: Fault = Fault()
+    duplicated: Late = Late()
+    reordered: Fault = Fault()
+    late: Late = Late()
+    slow: Slow = Slow()
+    ack_lost: Fault = Fault()
+    cancelled: Fault = Fault()
+    peer_dies: Death = Death()
+
+
 class FaultPlan(FaultTable):
     """What may go wrong in a run. Faults begin with the run and end with its last arrival (or at `stop_s`); then all must drain."""
 
@@ -173,6 +192,7 @@ class FaultPlan(FaultTable):
     clock: ClockFaults = ClockFaults()
     config: ConfigFaults = ConfigFaults()
     service: ServiceFaults = ServiceFaults()
+    transfer: TransferFaults = TransferFaults()
 
     def of(self, kind: str) -> Fault:
         """The settings of a kind by its name, such as "device.hangs"."""
@@ -193,132 +213,16 @@ class FaultPlan(FaultTable):
         return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What is fixed about a kind. `number` keys its draws and never changes; `swarm` is the range of its probability there."""
-
-    number: int
-    occasion: str  # step, request, message, run
-    swarm: tuple[float, float]
-    fault: str
-    promise: str
-
-
-KINDS: dict[str, Kind] = {
-    "device.raises": Kind(
-        1,
-        "step",
-        (0.001, 0.02),
-        "a step raises",
-        "no token of it is seen; its slots are fenced; what it held is tried again",
-    ),
-    "device.out_of_memory": Kind(
-        2,
-        "step",
-        (0.001, 0.01),
-        "for a while steps above half of this one's tokens run out of memory",
-        "fewer steps, then a smaller batch, then retraction",
-    ),
-    "device.hangs": Kind(
-        3,
-        "step",
-        (0.0005, 0.004),
-        "a step does not come back",
-        "a watchdog says what was in flight; the worker is started anew",
-    ),
-    "device.slow": Kind(
-        4, "step", (0.001, 0.01), "a straggler: steps take a multiple of their time", "nothing but time is lost"
-    ),
-    "device.restarts": Kind(
-        5,
-        "step",
-        (0.0005, 0.004),
-        "the worker is lost",
-        "nothing of the old epoch is read; requests go on from what was delivered",
-    ),
-    "device.poison": Kind(6, "request", (0.002, 0.02), "every step with this request raises", "only the victim fails"),
-    "device.nan": Kind(
-        26,
-        "step",
-        (0.001, 0.005),
-        "the target has no numbers for one request",
-        "that request fails with the reason, its neighbours go on",
-    ),
-    "link.late": Kind(
-        7, "message", (0.01, 0.1), "a message comes late, after others", "no request is lost; early news is kept"
-    ),
-    "link.duplicated": Kind(8, "message", (0.01, 0.1), "a message comes twice", "it counts once"),
-    "link.lost": Kind(
-        9, "message", (0.01, 0.1), "a message is lost", "it is sent again, or its request ends with that reason"
-    ),
-    "client.cancels": Kind(
-        10,
-        "request",
-        (0.02, 0.2),
-        "a client leaves, in whatever state its request is, and says so twice",
-        "no later token; all is released",
-    ),
-    "client.gone": Kind(
-        11, "request", (0.01, 0.1), "a client is gone; the service notices late", "no later token; all is released"
-    ),
-    "client.duplicate_id": Kind(
-        12, "request", (0.01, 0.1), "a second request with a live id", "refused; the first is unaffected"
-    ),
-    "client.bad_request": Kind(
-        13,
-        "request",
-        (0.01, 0.1),
-        "empty or oversize prompts, NaN, negative and zero parameters",
-        "refused at the door with the number expected",
-    ),
-    "client.token_limits": Kind(
-        14, "request", (0.01, 0.1), "max_tokens of 1, or of 2**40", "kept to, capped by the context"
-    ),
-    "client.stop_edge": Kind(
-        15,
-        "request",
-        (0.02, 0.2),
-        "a stop one before, at, or one past max_tokens",
-        "the first end wins; usage is what was delivered",
-    ),
-    "draft.right": Kind(
-        16, "step", (0.002, 0.02), "for a while every draft is right", "the output is unchanged; steps stay candidates"
-    ),
-    "draft.wrong": Kind(
-        17, "step", (0.002, 0.02), "for a while every draft is wrong", "the output is unchanged; steps stay candidates"
-    ),
-    "draft.nan": Kind(
-        18, "step", (0.005, 0.05), "NaN, infinite, negative and huge feedback", "refused; the policy is as it was"
-    ),
-    "pool.denied": Kind(
-        19, "step", (0.005, 0.05), "allocations find nothing", "nothing changes; no token is lost; progress"
-    ),
-    "pool.retraction": Kind(
-        20, "step", (0.005, 0.05), "a running request is retracted", "it goes on from what was delivered"
-    ),
-    "load.burst": Kind(
-        21, "request", (0.005, 0.05), "ten requests instead of one", "a bounded queue; shed with a reason"
-    ),
-    "clock.jump": Kind(
-        22, "step", (0.002, 0.02), "the host's clock jumps", "no time stamp goes back; no negative duration"
-    ),
-    "clock.freeze": Kind(
-        23, "step", (0.002, 0.02), "the host's clock stands still", "no time stamp goes back; no negative duration"
-    ),
-    "config.half_written": Kind(24, "step", (0.005, 0.05), "a reload finds half of a table", "the last good one stays"),
-    "service.shutdown": Kind(
-        25, "run", (0.2, 0.5), "the service is shut down", "all finish or are aborted; every slot comes back"
-    ),
-}
-
-
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def load_fault_plan(given: str | Path, seed: int) -> FaultPlan:
-    """The plan in a TOML file, or the swarm of `seed` for the word "swarm". Raises ConfigError with every problem of the file."""
+def load_fault_plan(given: str | Path, seed: int, *, transfers: bool = False) -> FaultPlan:
+    """The plan in a TOML file, or the swarm of `seed` for the word "swarm", `transfers` between engines among it.
+
+    Raises ConfigError with every problem of the file.
+    """
     if str(given) == SWARM:
-        return swarm_plan(seed)
+        return swarm_plan(seed, transfers=transfers)
     path = Path(given)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -356,10 +260,15 @@ def _keys_of(table: str) -> list[str]:
     return list(type(at).model_fields)
 
 
-def swarm_plan(seed: int) -> FaultPlan:
-    """A plan drawn from `seed`: each kind is dropped with probability 1/2, or has a probability from its range (log-uniform)."""
+def swarm_plan(seed: int, *, transfers: bool = False) -> FaultPlan:
+    """A plan drawn from `seed`: each kind is dropped with probability 1/2, or has a probability from its range (log-uniform).
+
+    Faults of transfers are among it where there are any; they move none of the others.
+    """
     families: dict[str, dict[str, Any]] = {}
     for name, kind in KINDS.items():
+        if kind.needs_transfers and not transfers:
+            continue
         if float(uniform(seed, Purpose.SWARM, kind.number, 0)) < 0.5:
             continue
         low, high = kind.swarm
@@ -382,7 +291,7 @@ class FaultDraws:
         self._seed = seed
         self._by_unit = {
             unit: [(name, KINDS[name].number, plan.of(name)) for name in plan.enabled if KINDS[name].occasion == unit]
-            for unit in ("step", "request", "message", "run")
+            for unit in UNITS
         }
         self._stretches: dict[tuple[str, int, int], dict[int, tuple[str, ...]]] = {}
 

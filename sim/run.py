@@ -29,7 +29,10 @@ from .disaggregation.transfers import DisaggregationReport
 from .disaggregation.worker import Worker
 from .faults.device import FaultyDevice
 from .faults.link import FaultyLink
+from .faults.replica import FaultyReplica
 from .faults.service import FaultReport, FaultyService
+from .faults.transfers import FaultyCluster
+from .faults.worker import FaultyWorker, StampedMoves
 from .load import make_workload, scan_workload
 from .scenario import Scenario
 from .workload.arrival import Arrival
@@ -93,7 +96,6 @@ class Simulation:
         self.refusals: dict[str, int] = {}
         self._num_submitted = 0
         self._num_ended = 0
-        self._last_sent_ns = 0
         self._foreseen = 0  # requests below this number were announced to the device
         self._waiting_clients: dict[str, simpy.Event] = {}
         self._has_listeners = scenario.workload.concurrency is not None or scenario.clients != type(scenario.clients)()
@@ -107,7 +109,11 @@ class Simulation:
         self.cluster: Cluster | None = None
         self._on_finished = self._ended
         if pools.is_disaggregated:
-            self.cluster = Cluster(self.env, self.assembly, self._make_network(), self._ended)
+            parts = (self.env, self.assembly, self._make_network(), self._ended)
+            if self.faults is None:
+                self.cluster = Cluster(*parts)
+            else:
+                self.cluster = FaultyCluster(*parts, ledger=self.faults.ledger, promises=self.faults.promises)
             self._on_finished = self.cluster.finished
         self.replicas = [
             self._make_replica(replica, sinks(replica) if sinks else (), spans) for replica in range(pools.num_engines)
@@ -156,7 +162,7 @@ class Simulation:
         """To the last event. What engines remember of transfers that are over for a while is none."""
         if self.cluster is None or not complete:
             return self.env.now
-        return max(self.cluster.last_end_ns, self._last_sent_ns)
+        return max(self.cluster.last_end_ns, self.cluster.last_sent_ns)
 
     def _start_workload(self) -> None:
         env, clients = self.env, self.scenario.clients
@@ -195,10 +201,15 @@ class Simulation:
         parts = (self.assembly.cost, config.max_running, self.assembly.acceptance, self._tree_process)
         if self.faults is not None:
             witness = self.faults.witness(replica, config.max_queue, config.max_running)
-            engine = self.assembly.make_engine(_fan_out([*sinks, witness]), replica)
-            return self.faults.make_replica(
-                replica, engine, FaultyDevice(*parts), self.assembly.host, self._on_finished, spans
-            )
+            events, kind = _fan_out([*sinks, witness]), FaultyReplica
+            if self.cluster is not None:
+                events, kind = StampedMoves(events), FaultyWorker
+            engine = self.assembly.make_engine(events, replica)
+            others = (engine, FaultyDevice(*parts), self.assembly.host, self._on_finished, spans)
+            made = self.faults.make_replica(kind, replica, *others)
+            if isinstance(events, StampedMoves):
+                events.clock = made.clock
+            return made
         engine = self.assembly.make_engine(_fan_out(sinks), replica)
         kind = EngineActor if self.cluster is None else Worker
         return kind(self.env, replica, engine, Device(*parts), self.assembly.host, self._on_finished, spans)
@@ -235,7 +246,6 @@ class Simulation:
         shift = self._day.shift(self.env.now) if self._day is not None else 0.0
         truth = Truth(arrival.output_len, request_key(request_id), shift)
         self._num_submitted += 1
-        self._last_sent_ns = self.env.now
         if arrival.row >= self._foreseen and len(self.replicas) == 1 and self._day is None:
             self._foresee(arrival.row)
         ended = None

@@ -35,6 +35,8 @@ from .records import Outgoing
 from .side import HandoffSide
 from .timing import HandoffTiming
 
+MAX_REMEMBERED = 1 << 12  # more than a decode side remembers for as long as it would act on a cancel
+
 
 class PrefillSide(HandoffSide):
     """See the module's description. Drivers: submit and abort here instead of at the engine, and call
@@ -59,6 +61,7 @@ class PrefillSide(HandoffSide):
         self._readers: dict[TransferKey, Outgoing] = {}  # by every attempt of which pages may still be read
         self._current: dict[str, Outgoing] = {}  # request -> its transfer, while both are wanted
         self._payloads: dict[str, DraftPayload | None] = {}  # of computed prompts
+        self._acknowledged: dict[TransferKey, None] = {}  # the newest: what is said of them again is late, not wrong
 
     @property
     def is_idle(self) -> bool:
@@ -83,6 +86,13 @@ class PrefillSide(HandoffSide):
         """A step was committed. `payloads` are the draft inputs of `outcome.computed`; None where the executor has no tokens."""
         for finished in outcome.finished:
             self._drop(finished.request_id, TransferState.CANCELLED, "ended on the prefill side", now_ns)
+        progresses = self.engine.prompts()
+        rows = {progress.request.request_id: progress.row for progress in progresses}
+        for request_id, transfer in list(self._current.items()):
+            if rows.get(request_id) != transfer.row:
+                # It was retracted and begins again, perhaps elsewhere already; what is held for the old row is of no use.
+                self._give_up(transfer, TransferState.CANCELLED, "retracted", now_ns)
+                self._peers[request_id] = transfer.peer
         for request_id in outcome.computed:
             payload = None if payloads is None else payloads[request_id]
             if payload is not None:
@@ -90,13 +100,8 @@ class PrefillSide(HandoffSide):
                 if payload.hidden_states is not None or not self.engine.algorithm.needs_hidden_states:
                     check_hidden(payload.hidden_states, self.engine.algorithm.needs_hidden_states, where)
             self._payloads[request_id] = payload
-        for progress in self.engine.prompts():
+        for progress in progresses:
             transfer = self._current.get(progress.request.request_id)
-            if transfer is not None and transfer.row != progress.row:
-                # It was retracted and begins again elsewhere; what is held for the old row is of no use.
-                self._give_up(transfer, TransferState.CANCELLED, "retracted", now_ns)
-                self._peers[progress.request.request_id] = transfer.peer
-                transfer = None
             if transfer is None and progress.num_computed and progress.is_to_transfer:
                 self._offer(progress, now_ns)
             elif transfer is not None and transfer.state is TransferState.SENDING:
@@ -108,6 +113,11 @@ class PrefillSide(HandoffSide):
         for progress in self.engine.prompts():
             if progress.is_to_transfer and progress.request.request_id not in self._current:
                 self._offer(progress, now_ns)
+
+    def state_of(self, request_id: str) -> TransferState | None:
+        """How far the transfer of a request is; None if it has none, or is over here."""
+        transfer = self._current.get(request_id)
+        return None if transfer is None else transfer.state
 
     def row_of(self, key: TransferKey) -> int:
         """The row that an attempt reads its pages from."""
@@ -121,6 +131,7 @@ class PrefillSide(HandoffSide):
                 self._fail_request(transfer, "the prefill worker was restarted", now_ns)
                 self._say(transfer.peer, Cancel(transfer.key, transfer.first_attempt, True, transfer.message))
             self._finish(transfer, transfer.end, now_ns)
+        self._peers = {name: peer for name, peer in self._peers.items() if self.engine.state_of(name) is not None}
         self.generation = generation
 
     # -- news ---------------------------------------------------------------------------------------------------------
@@ -132,7 +143,7 @@ class PrefillSide(HandoffSide):
             self.counts.ignored += 1
             if isinstance(message, Cancel):
                 self._say(peer, CancelAck(message.key))
-            elif isinstance(message, Accept) and message.key not in self._transfers:
+            elif isinstance(message, Accept) and transfer is None and message.key not in self._acknowledged:
                 # It holds slots for something that is over here.
                 self._say(peer, Cancel(message.key, message.key.attempt, False, "no such transfer"))
             return
@@ -173,7 +184,10 @@ class PrefillSide(HandoffSide):
                 self._renewals.set(transfer, now_ns + transfer.renewal_ns)
         while (transfer := self._deadlines.pop_due(now_ns)) is not None:
             if transfer.state is TransferState.FENCED:
-                self._finish(transfer, transfer.end, now_ns)
+                # Time is no fence against our own readers: they end by themselves, and the last of them ends it.
+                transfer.awaits_readers = transfer.num_reading > 0
+                if not transfer.awaits_readers:
+                    self._finish(transfer, transfer.end, now_ns)
             elif transfer.state is TransferState.CANCELLING:
                 # Said once more: the other side may have the request running, if all our messages were lost.
                 failed = transfer.end is TransferState.FAILED
@@ -221,6 +235,9 @@ class PrefillSide(HandoffSide):
             return False
         self._forget_request(transfer)
         transfer.end = TransferState.COMPLETED
+        self._acknowledged[transfer.key] = None
+        if len(self._acknowledged) > MAX_REMEMBERED:
+            del self._acknowledged[next(iter(self._acknowledged))]
         finished = self.engine.end_transfer(transfer.request.request_id, now_ns)
         if finished is not None:
             self._finished.append(finished)

@@ -112,8 +112,10 @@ class KVStore:
         """A silent row with `num_slots` slots (page aligned), the cached prefix of `tokens` among them; None, and nothing changed, if
         so many are not to be had. A cached prefix is asked for room as if it were not cached: then locking it cannot make the rest
         not fit."""
-        if self._denials or not self.table.num_free_rows or num_slots > self.available_slots:
+        if not self.table.num_free_rows or num_slots > self.available_slots:
             return None
+        while self.denies():
+            pass  # an attempt that was denied is made again: nobody else would ask once more
         prefix = None if self.cache is None or tokens is None else self.match(tokens, namespace)
         row = self.open_row(prefix, silent=True)
         fits = self.grow_row(row, num_slots)
@@ -150,6 +152,8 @@ class KVStore:
 
         A target below what a row has is no need. The cache gives up its least useful slots if the free ones do not suffice.
         """
+        if len(rows) == 1:
+            return self.grow_row(int(rows[0]), int(targets[0]))
         before = self.allocated[rows]
         after = np.maximum(targets, before)
         needs = after - before

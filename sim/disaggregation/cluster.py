@@ -7,7 +7,7 @@ from collections.abc import Callable
 import simpy
 
 from ...core.engine_config import EngineRole
-from ...core.handoff import Message
+from ...core.handoff import Message, PageSeal
 from ...core.handoff.messages import Manifest, Page
 from ...core.request import FinishedRequest, FinishReason, Request
 from ..actors.device import Truth
@@ -51,6 +51,7 @@ class Cluster:
         self.num_layers = assembly.target.layers
         self.transfers = Transfers()
         self.last_end_ns = 0
+        self.last_sent_ns = 0
         self._draft_input_bytes = draft_input_bytes(assembly)
         self._on_finished = on_finished
         num_engines = assembly.pools.num_engines
@@ -76,6 +77,7 @@ class Cluster:
 
     def submit(self, request: Request, truth: Truth) -> int:
         """Send a request to its prefill engine, which is returned."""
+        self.last_sent_ns = self.env.now
         route = _Route(
             self._prefill.assign(request, self._with_role(EngineRole.PREFILL)),
             self._decode.assign(request, self._with_role(EngineRole.DECODE)),
@@ -118,13 +120,20 @@ class Cluster:
 
     def peer_of(self, request_id: str) -> str:
         """The decode engine of a request."""
-        return self.workers[self._routes[request_id].decode].name
+        route = self._routes.get(request_id)
+        # A copy of a request that is over for its client has no route; it goes anywhere.
+        decode = self._with_role(EngineRole.DECODE)[0] if route is None else route.decode
+        return self.workers[decode].name
+
+    def decoder_of(self, request_id: str) -> HandoffPart | None:
+        """Where a request is or will be decoded; None if it is over."""
+        route = self._routes.get(request_id)
+        return None if route is None else self.workers[route.decode]
 
     def pass_cancel_on(self, source: HandoffPart, request_id: str) -> None:
         """From the prefill engine of a request to where it is decoded."""
-        route = self._routes.get(request_id)
-        if route is not None:
-            target = self.workers[route.decode]
+        target = self.decoder_of(request_id)
+        if target is not None:
             self.network.say(source.replica, target.replica, target.withdraw, request_id)
 
     def send(self, source: HandoffPart, peer: str, message: Message, truth: Truth | None) -> None:
@@ -132,17 +141,25 @@ class Cluster:
         target = self._named(peer)
         if type(message) is Manifest:
             size = self._draft_input_bytes
-            self.network.send(source.replica, target.replica, size, target.hear, source.name, message)
+            self.network.send(source.replica, target.replica, size, self.deliver, source, target, message, truth)
         else:
-            self.network.say(source.replica, target.replica, target.hear, source.name, message, truth)
+            self.network.say(source.replica, target.replica, self.deliver, source, target, message, truth)
 
     def send_pages(self, source: HandoffPart, peer: str, pages: list[Page], layers: Layers | None) -> tuple[int, int]:
         """Pages of one action; returns when the first byte left and when the last one does."""
         target = self._named(peer)
         page_bytes = self.page_format.target_bytes + self.page_format.draft_bytes
-        size = len(pages) * page_bytes
-        arguments = (target.hear_pages, source.name, pages)
-        return self.network.send(source.replica, target.replica, size, *arguments, layers=layers)
+        arrived = [(page, page.seal) for page in pages]
+        arguments = (self.deliver_pages, source, target, arrived)
+        return self.network.send(source.replica, target.replica, len(pages) * page_bytes, *arguments, layers=layers)
+
+    def deliver(self, source: HandoffPart, target: HandoffPart, message: Message, truth: Truth | None) -> None:
+        """A message has arrived."""
+        target.hear(source.name, message, truth)
+
+    def deliver_pages(self, source: HandoffPart, target: HandoffPart, pages: list[tuple[Page, PageSeal]]) -> None:
+        """Pages have arrived, each with the seal of what is really there."""
+        target.hear_pages(source.name, pages)
 
     def _named(self, peer: str) -> HandoffPart:
         return self.workers[int(peer.removeprefix("engine "))]

@@ -37,6 +37,7 @@ class Network:
         self.out_busy_ns = [0] * num_ports
         self.in_busy_ns = [0] * num_ports
         self.num_bytes = 0
+        self.slowdown = 1.0  # of all ways, for a while
         self._out_free_ns = [0] * num_ports
         self._in_free_ns = [0] * num_ports
 
@@ -74,4 +75,4 @@ class Network:
         return started_ns, ended_ns
 
     def duration_ns(self, num_bytes: int) -> int:
-        return int(num_bytes / self.bytes_per_s * 1e9)
+        return int(num_bytes / self.bytes_per_s * self.slowdown * 1e9)

@@ -10,12 +10,25 @@ The state machines are those of the real executors. No KV exists here: a page is
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+import simpy
+
 from ...core.engine import AbortOutcome, CommitOutcome, SubmitOutcome
 from ...core.engine_config import EngineRole
-from ...core.handoff import DecodeSide, Message, PageSeal, PrefillSide, Send, SendPages, TransferOutcome, TransferState
+from ...core.handoff import (
+    DecodeSide,
+    Message,
+    PageSeal,
+    PrefillSide,
+    Send,
+    SendPages,
+    TransferOutcome,
+    TransferState,
+    WritePage,
+)
 from ...core.handoff.messages import Accept, Offer, Page
 from ...core.request import Request, RequestState
 from ..actors.clock import call_at
@@ -25,6 +38,9 @@ from .network import Layers
 
 if TYPE_CHECKING:
     from .cluster import Cluster
+
+
+NOTHING_ENDED = CommitOutcome((), ())
 
 
 class HandoffPart:
@@ -55,12 +71,13 @@ class HandoffPart:
 
     @property
     def now_ns(self) -> int:
-        return self._stamp(self.env.now)
+        """The time by which transfers are waited for: monotonic, whatever a host's clock shows."""
+        return self.env.now
 
     # -- what `EngineActor` asks --------------------------------------------------------------------------------------
 
     def _submit(self, request: Request) -> SubmitOutcome:
-        return self.side.submit(request, self.cluster.peer_of(request.request_id), self.now_ns)
+        return self.side.submit(request, self.cluster.peer_of(request.request_id), self._stamp(self.env.now))
 
     def _abort(self, request_id: str) -> AbortOutcome:
         # Until a request has joined, its end is the prefill engine's to tell.
@@ -87,6 +104,13 @@ class HandoffPart:
         self.carry_out()
         self._within_commit = False
 
+    def _wait_for_work(self) -> Generator[simpy.Event, None, None]:
+        if self.is_prefill:
+            # What a retracted request holds for its transfer may be what it waits for.
+            self.side.committed(NOTHING_ENDED, self.now_ns)
+            self.carry_out()
+        yield from super()._wait_for_work()
+
     @property
     def _may_wait(self) -> bool:
         """What is on its way between engines wakes us: a message, or a deadline."""
@@ -101,7 +125,7 @@ class HandoffPart:
             self._report(outcome.finished)
         self._wake(outcome.replan)
 
-    def hear(self, peer: str, message: Message, truth: Truth | None = None, measured: PageSeal | None = None) -> None:
+    def hear(self, peer: str, message: Message, truth: Truth | None) -> None:
         """A message from another engine. An offer brings what this device will have to know of the request."""
         if self.is_prefill:
             if type(message) is Accept:
@@ -109,16 +133,20 @@ class HandoffPart:
             self.side.receive(peer, message, self.now_ns)
         else:
             before = self.side.counts.started
-            self.side.receive(peer, message, self.now_ns, measured)
+            self.side.receive(peer, message, self.now_ns)
             if type(message) is Offer and self.side.counts.started > before:
-                self.device.truths.setdefault(message.key.request_id, truth)
+                self._expect(message.key.request_id, truth)
         self.carry_out()
 
-    def hear_pages(self, peer: str, pages: list[Page]) -> None:
-        """Pages of one action, all of them there."""
-        for page in pages:
-            self.side.receive(peer, page, self.now_ns, page.seal)
+    def hear_pages(self, peer: str, pages: list[tuple[Page, PageSeal]]) -> None:
+        """Pages of one action, each with the seal of what has arrived of it."""
+        for page, measured in pages:
+            self.side.receive(peer, page, self.now_ns, measured)
         self.carry_out()
+
+    def _expect(self, request_id: str, truth: Truth) -> None:
+        """A request may come."""
+        self.device.truths.setdefault(request_id, truth)
 
     # -- what the state machine wants ---------------------------------------------------------------------------------
 
@@ -131,6 +159,8 @@ class HandoffPart:
                     self._send(action)
                 elif type(action) is SendPages:
                     self._send_pages(action)
+                else:
+                    self._write_page(action)
         for finished in side.take_finished():
             self._report(finished)
         for outcome in side.take_outcomes():
@@ -143,6 +173,9 @@ class HandoffPart:
         truth = self.device.truths.get(message.key.request_id) if type(message) is Offer else None
         self.cluster.send(self, action.peer, message, truth)
 
+    def _write_page(self, action: WritePage) -> None:
+        """There are no bytes here."""
+
     def _send_pages(self, action: SendPages) -> None:
         """Pages of the step that was just committed left while it ran, as far as they were wanted by then."""
         request_id = action.key.request_id
@@ -152,7 +185,8 @@ class HandoffPart:
             first_ns = began_ns + (ended_ns - began_ns) // self.num_layers
             layers = Layers(max(first_ns, self._accepted_ns.get(request_id, self.env.now)), ended_ns, self.num_layers)
         page_format = self.cluster.page_format
-        epoch = int(self.engine.store.table.epochs[self.side.row_of(action.key)])
+        row = self.side.row_of(action.key)
+        epoch = int(self.engine.store.table.epochs[row])
         pages = []
         for index in action.indices:
             mark = crc32(f"{request_id}/{index}/{epoch}".encode())
@@ -162,9 +196,10 @@ class HandoffPart:
             pages.append(Page(action.key, action.epoch, index, seal))
         started_ns, read_ns = self.cluster.send_pages(self, action.peer, pages, layers)
         self.cluster.transfers.started(request_id, started_ns)
-        call_at(self.env, read_ns, self._pages_read, pages)
+        call_at(self.env, read_ns, self._pages_read, pages, row, epoch)
 
-    def _pages_read(self, pages: list[Page]) -> None:
+    def _pages_read(self, pages: list[Page], row: int, epoch: int) -> None:
+        """The bytes of the pages are with the network; `row` and `epoch`: where they were read."""
         for page in pages:
             self.side.page_sent(page.key, page.index, page.seal, self.now_ns)
         self.carry_out()
@@ -186,7 +221,7 @@ class HandoffPart:
         due_ns = self.side.next_deadline_ns
         if due_ns is None:
             return
-        at_ns = self.env.now + max(due_ns - self.now_ns, 0)
+        at_ns = max(due_ns, self.env.now)
         if self._tick_at_ns is None or at_ns < self._tick_at_ns:
             self._tick_at_ns = at_ns
             call_at(self.env, at_ns, self._tick, at_ns)

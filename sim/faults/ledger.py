@@ -33,5 +33,9 @@ class Ledger:
         self._ended = True
 
     @property
+    def has_ended(self) -> bool:
+        return self._ended
+
+    @property
     def never_fired(self) -> tuple[str, ...]:
         return tuple(kind for kind, count in self.injected.items() if not count)

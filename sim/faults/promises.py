@@ -12,7 +12,17 @@ import numpy as np
 
 from ...core.engine import Engine
 from ...core.errors import InvariantViolation
-from ...core.events import Aborted, Committed, Event, Planned, Resumed, StepsLost, Submitted
+from ...core.events import (
+    Aborted,
+    Committed,
+    Event,
+    HandoffMove,
+    HandoffMoved,
+    Planned,
+    Resumed,
+    StepsLost,
+    Submitted,
+)
 from ...core.recovery import FailureCause
 from ...core.request import FinishedRequest, FinishReason
 from ...core.step import Step
@@ -32,6 +42,10 @@ PROMISES = {
     "steps_valid": "draft steps are candidates; feedback that cannot be is refused and changes nothing",
     "last_good_config": "after half a table the last good one is in force",
     "bounded_queue": "the queue never exceeds its bound, but for those who come back",
+    "fails_closed": "a request joins only with every page as it was sent, all of one attempt",
+    "joins_once": "a request is decoded on one engine, once",
+    "one_retry": "a transfer is tried twice at most",
+    "pages_kept": "a page belongs to its transfer as long as it is read or written",
     "time_forward": "no time stamp goes back, no duration is negative",
     "books_agree": "after each fault a recount from scratch finds nothing wrong",
     "no_crash": "nothing raises out of the service",
@@ -66,6 +80,16 @@ OF_KIND = {
     "clock.freeze": ("time_forward",),
     "config.half_written": ("last_good_config",),
     "service.shutdown": ("drained", "one_end"),
+    "transfer.lost": ("fails_closed", "one_retry", "drained"),
+    "transfer.short": ("fails_closed", "one_retry", "drained"),
+    "transfer.corrupt": ("fails_closed", "one_retry", "drained"),
+    "transfer.duplicated": ("joins_once", "stream_intact"),
+    "transfer.reordered": ("fails_closed", "joins_once"),
+    "transfer.late": ("fails_closed", "joins_once", "pages_kept"),
+    "transfer.slow": ("recovered", "pages_kept"),
+    "transfer.ack_lost": ("joins_once", "one_retry", "one_end"),
+    "transfer.cancelled": ("no_later_token", "one_end", "drained"),
+    "transfer.peer_dies": ("one_end", "recovered", "drained", "joins_once"),
 }
 
 MAX_BROKEN = 20
@@ -118,6 +142,8 @@ class Witness:
         self._row_of: dict[str, int] = {}
         self._delivered: dict[str, int] = {}  # of those without a row
         self._by_row = np.zeros(max_rows + 1, dtype=np.int64)
+        self._awaited: set[str] = set()  # reserved for, and not here yet; only asked
+        self.just_joined: set[str] = set()  # their acknowledgement comes next; only asked
         self._in_flight: dict[int, Step] = {}
         self._lost_through = 0
         self._may_fail: set[str] = set()  # ended by a failed step that they had to themselves; only asked
@@ -131,6 +157,7 @@ class Witness:
             Committed: self._committed,
             StepsLost: self._lost,
             Resumed: self._resumed,
+            HandoffMoved: self._handed,
         }
 
     def take(self, event: Event) -> None:
@@ -162,7 +189,10 @@ class Witness:
             self.promises.check("bounded_queue", fits, event.now_ns, f"{self._num_waiting} wait")
 
     def _aborted(self, event: Aborted) -> None:
-        if self._live.pop(event.request_id, None) is not None:
+        if event.request_id in self._awaited:
+            self._awaited.discard(event.request_id)
+            self._live.pop(event.request_id, None)
+        elif self._live.pop(event.request_id, None) is not None:
             self._leaving[event.request_id] = event.now_ns
 
     def _planned(self, event: Planned) -> None:
@@ -245,6 +275,24 @@ class Witness:
     def _resumed(self, event: Resumed) -> None:
         self._leave(event.retracted)
 
+    def _handed(self, event: HandoffMoved) -> None:
+        """A move of a handoff. On a decode engine a request begins with the token that its prefill engine has delivered."""
+        name = event.request_id
+        if event.move is HandoffMove.RESERVE:
+            self._live[name] = event.now_ns
+            self._awaited.add(name)
+        elif event.move is HandoffMove.JOIN and event.row:
+            self._awaited.discard(name)
+            self.just_joined.add(name)
+            self._delivered[name] = 1
+        for finished in event.finished:
+            if finished.reason is FinishReason.ERROR:
+                self._may_fail.add(name)
+            if name in self._awaited:
+                # Its prefill engine tells its end.
+                self._awaited.discard(name)
+                self._live.pop(name, None)
+
     def _requests_of(self, step: Step) -> list[str]:
         parts = [part for part in (step.prefill, step.decode) if part is not None]
         rows = {row for part in parts for row in part.rows.tolist()}
@@ -252,7 +300,8 @@ class Witness:
 
     def _leave(self, names: tuple[str, ...]) -> None:
         for name in names:
-            self._delivered[name] = int(self._by_row[self._row_of.pop(name)])
+            if name in self._row_of:  # else it has joined, and no step has it yet
+                self._delivered[name] = int(self._by_row[self._row_of.pop(name)])
         self._num_waiting += len(names)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -270,7 +319,7 @@ class Witness:
         until_stop = self.expected_output.pop(name)
         if reason is FinishReason.ERROR:
             promises.check("victim_alone", name in self._may_fail, now_ns, f"{name} fails: {finished.message}")
-        elif reason is not FinishReason.ABORT:
+        elif reason not in (FinishReason.ABORT, FinishReason.TRANSFERRED):
             right = FinishReason.STOP if until_stop <= limit else FinishReason.LENGTH
             as_due = reason is right and had == min(until_stop, limit)
             promises.check(

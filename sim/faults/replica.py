@@ -11,6 +11,7 @@ import numpy as np
 import simpy
 
 from ...core.adaptive.slot import InvalidObservation
+from ...core.engine import LossOutcome
 from ...core.errors import ConfigError, InvalidRequest, InvariantViolation
 from ...core.recovery import FailureCause, StepFailure
 from ...core.request import FinishedRequest, FinishReason, Request
@@ -107,12 +108,15 @@ class FaultyReplica(EngineActor):
 
     def leave(self, request_id: str, kind: str) -> None:
         """A client leaves as the plan has it."""
-        state = self.engine.state_of(request_id)
-        where = state.value if state is not None else "ended" if request_id in self._seen else "not here yet"
+        where = self._where(request_id)
         self.ledger.cancelled_in[where] = self.ledger.cancelled_in.get(where, 0) + 1
         self.ledger.note(kind, self.env.now)
         self.cancel(request_id)
         self._recount_due = True
+
+    def _where(self, request_id: str) -> str:
+        state = self.engine.state_of(request_id)
+        return state.value if state is not None else "ended" if request_id in self._seen else "not here yet"
 
     def try_duplicate(self, request: Request) -> None:
         """A second request with an id that may be live: refused then, and no affair of this replica otherwise."""
@@ -161,7 +165,7 @@ class FaultyReplica(EngineActor):
     def _launch(self, step: Step) -> None:
         if self._recount_due:
             self._recount_due = False
-            self.promises.recount("books_agree", self.engine, self.env.now)
+            self._recount()
         if step.decode is not None:
             valid = step.decode.steps in self.engine.controller.candidates
             self.promises.check("steps_valid", valid, self.env.now, f"{step.decode.steps} steps")
@@ -242,16 +246,36 @@ class FaultyReplica(EngineActor):
             self._doomed.pop(step_id, None)
         for finished in outcome.finished:
             self._report(finished)
-        self.promises.recount("books_agree", engine, env.now)
         restarted = doom.cause in (FailureCause.HUNG, FailureCause.WORKER_LOST)
-        away_s = plan.hangs.restart_s if doom.cause is FailureCause.HUNG else plan.restarts.restart_s
-        yield until(env, env.now + (round(away_s * 1e9) if restarted else DRAIN_NS))
+        self._lost(outcome, restarted)
+        self._recount()
+        yield until(env, env.now + (round(self._away_s(doom) * 1e9) if restarted else DRAIN_NS))
+        self._before_resume(restarted)
         engine.resume(self._stamp(env.now), restarted=restarted)
         self.promises.check("fenced", not engine.store.has_fenced, env.now, "a fence stands with nothing in flight")
         self._offer_late_result(step)
-        self.promises.recount("books_agree", engine, env.now)
+        self._recount()
         self._device_free_ns = self._cpu_free_ns = env.now
         self.ledger.last_ns = env.now
+
+    def _away_s(self, doom: Doom) -> float:
+        """How long a worker that is lost takes to come back."""
+        plan = self.ledger.plan.device
+        return plan.hangs.restart_s if doom.cause is FailureCause.HUNG else plan.restarts.restart_s
+
+    def _lost(self, outcome: LossOutcome, restarted: bool) -> None:
+        """Steps were lost; with `restarted` so is the worker."""
+
+    def _before_resume(self, restarted: bool) -> None:
+        """The device is quiet; with `restarted` it is a new one."""
+
+    def _recount(self) -> None:
+        self.promises.recount("books_agree", self.engine, self.env.now)
+
+    @property
+    def left_over(self) -> str:
+        """What should not be there when everything is over, but for slots; empty if nothing."""
+        return "" if self.engine.is_idle and not self.device.truths else "it is not idle"
 
     def _offer_late_result(self, step: Step) -> None:
         """The step that was given up comes back after all, from a worker that nobody waits for."""

@@ -76,8 +76,8 @@ class FaultyService:
         self._witnesses[replica] = Witness(self.promises, max_queue, max_rows)
         return self._witnesses[replica].take
 
-    def make_replica(self, replica: int, *arguments) -> FaultyReplica:
-        made = FaultyReplica(
+    def make_replica(self, kind: type[FaultyReplica], replica: int, *arguments) -> FaultyReplica:
+        made = kind(
             self.env,
             replica,
             *arguments,
@@ -164,12 +164,11 @@ class FaultyService:
             "recovered", in_time, now_ns, f"the last request ended {took_ns / 1e9:.1f} s after the last fault"
         )
         for actor in self.replicas:
-            engine = actor.engine
-            idle = engine.is_idle and not actor.device.truths
-            promises.check("drained", idle, now_ns, f"replica {actor.replica} is not idle")
-            promises.recount("books_agree", engine, now_ns)
-            if idle and not promises.broken:
-                left = _left_over(engine)
+            left = actor.left_over
+            promises.check("drained", not left, now_ns, f"replica {actor.replica}: {left}")
+            promises.recount("books_agree", actor.engine, now_ns)
+            if not promises.broken:
+                left = _left_over(actor.engine)
                 promises.check("drained", not left, now_ns, f"replica {actor.replica}: {left}")
 
 

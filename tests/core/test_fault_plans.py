@@ -2,6 +2,7 @@
 
 import pytest
 from foretoken.core.errors import ConfigError
+from foretoken.core.fault_kinds import UNITS
 from foretoken.core.faults import KINDS, FaultDraws, FaultPlan, FaultTable, fault_plan, load_fault_plan, swarm_plan
 
 
@@ -17,7 +18,7 @@ def test_an_empty_plan_injects_nothing():
     plan = fault_plan({})
     assert plan == FaultPlan() and plan.enabled == ()
     draws = FaultDraws(plan, 3)
-    assert all(draws.at(unit, 0, i) == () for unit in ("step", "request", "message", "run") for i in range(2000))
+    assert all(draws.at(unit, 0, i) == () for unit in UNITS for i in range(2000))
 
 
 def test_every_kind_has_a_place_in_the_plan_and_a_number_of_its_own():
@@ -71,10 +72,17 @@ def test_a_plan_survives_its_own_file(tmp_path):
 
 
 def test_the_swarm_drops_half_of_the_kinds_and_none_for_ever():
-    plans = [swarm_plan(seed) for seed in range(200)]
+    plans = [swarm_plan(seed, transfers=True) for seed in range(200)]
     times = {kind: sum(kind in plan.enabled for plan in plans) for kind in KINDS}
     assert all(60 < count < 140 for count in times.values()), times
-    assert swarm_plan(7) == plans[7] != plans[8]
+    assert swarm_plan(7, transfers=True) == plans[7] != plans[8]
+
+
+def test_where_there_are_no_transfers_the_swarm_has_no_faults_of_them_and_the_others_stay():
+    for seed in range(30):
+        with_them, without = swarm_plan(seed, transfers=True), swarm_plan(seed)
+        others = tuple(kind for kind in with_them.enabled if not KINDS[kind].needs_transfers)
+        assert without.enabled == others and all(without.of(kind) == with_them.of(kind) for kind in others)
 
 
 def test_one_kind_more_moves_no_other():

@@ -55,6 +55,27 @@ def service(seed: int) -> dict:
     }
 
 
+def disaggregated_service(seed: int) -> dict:
+    """The same service on engines of two roles, with pools, routers and a network drawn from `seed`."""
+
+    def draw(number: int, *choices):
+        return choices[int(float(uniform(seed, Purpose.SWARM, 2000 + number, 0)) * len(choices))]
+
+    base = service(seed)
+    engine = base["engine"] | {"page_size": draw(0, 1, 4, 16), "kv_slots": draw(1, 3200, 4800, 9600)}
+    policies = ("round_robin", "least_loaded", "prefix_aware", "random")
+    pools = {
+        "prefill": draw(2, 1, 1, 2, 3),
+        "decode": draw(3, 1, 2, 2),
+        "prefill_policy": draw(4, *policies),
+        "decode_policy": draw(5, *policies),
+        "bandwidth_gbps": draw(6, 0.5, 10.0, 400.0),
+        "layerwise": draw(7, True, False),
+        "latency_us": draw(8, 0.0, 10.0, 20_000.0),
+    }
+    return base | {"hardware": {"replicas": 1}, "engine": engine, "disaggregation": pools}
+
+
 def serve(scenario: dict, plan: FaultPlan | None, **options) -> tuple[Simulation, FaultReport | None]:
     simulation = Simulation(scenario_from_dict(scenario, "test"), faults=plan, **options)
     return simulation, simulation.run().faults
@@ -62,6 +83,15 @@ def serve(scenario: dict, plan: FaultPlan | None, **options) -> tuple[Simulation
 
 def serve_swarm(seed: int) -> FaultReport:
     """One seed of the soak; everything must be kept."""
-    _, report = serve(service(seed), swarm_plan(seed))
+    return _kept(seed, service(seed), swarm_plan(seed))
+
+
+def serve_disaggregated_swarm(seed: int) -> FaultReport:
+    """The same with prefill and decode engines, and faults between them."""
+    return _kept(seed, disaggregated_service(seed), swarm_plan(seed, transfers=True))
+
+
+def _kept(seed: int, scenario: dict, plan: FaultPlan) -> FaultReport:
+    _, report = serve(scenario, plan)
     assert report.kept, f"seed {seed}:\n" + "\n".join(map(str, report.broken))
     return report
