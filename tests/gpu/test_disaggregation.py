@@ -12,7 +12,7 @@ from foretoken.core.prompt import Prompt
 from foretoken.core.request import Request, SamplingParams
 from foretoken.gpu.disaggregation.planning import plan_disaggregated
 from foretoken.gpu.disaggregation.processes import WorkerFailed, Workers
-from foretoken.gpu.disaggregation.session import DisaggregatedSession
+from foretoken.gpu.disaggregation.session import TIMING, DisaggregatedSession
 from foretoken.gpu.disaggregation.topology import Disaggregation
 from foretoken.gpu.session import DecodeSession
 from foretoken.gpu.session_plan import SessionOptions
@@ -38,6 +38,8 @@ class Table:
         self.rows = rows
         self.names = [name for name in rows if name is not None]
 """
+# After a death slots come back when a fence has passed.
+SHORT_FENCE = replace(TIMING, fence_ns=SECOND_NS // 2)
 
 pytestmark = pytest.mark.xdist_group("disaggregation")  # one set of processes serves most of these tests
 
@@ -281,12 +283,14 @@ def test_who_dies_takes_only_what_it_had(nano_pair, plain, ask):
     expected = plain(requests)
     with Workers(TWO_TO_TWO.workers(), TWO_TO_TWO.devices("cpu")) as workers:
         # A prefill worker: what it had not handed over begins anew on the other one.
-        with open_session(workers, options, TWO_TO_TWO, faults={"prefill0": {"die_before": 4}}) as session:
+        with open_session(
+            workers, options, TWO_TO_TWO, timing=SHORT_FENCE, faults={"prefill0": {"die_before": 4}}
+        ) as session:
             check_equal(session.run(requests), expected)
             assert workers["prefill0"].death == "was killed by SIGKILL"
             assert check_drained(session).keys() == {"prefill1", "decode0", "decode1"}
         # A decode worker, when it has shown tokens: those requests fail, nobody else notices.
-        with open_session(workers, options, TWO_TO_TWO) as session:
+        with open_session(workers, options, TWO_TO_TWO, timing=SHORT_FENCE) as session:
             shown = {}
 
             def kill_first_decoder(delta):
@@ -305,7 +309,9 @@ def test_who_dies_takes_only_what_it_had(nano_pair, plain, ask):
             assert len(failed) < len(requests), "half of them were on the other worker"
             assert check_drained(session).keys() == {"prefill1", "decode1"}
         # The last prefill worker: what it had fails, what decodes goes on, and who comes later is refused.
-        with open_session(workers, options, TWO_TO_TWO, faults={"prefill1": {"die_before": 4}}) as session:
+        with open_session(
+            workers, options, TWO_TO_TWO, timing=SHORT_FENCE, faults={"prefill1": {"die_before": 4}}
+        ) as session:
             outputs = session.run(requests)
             for name, output in outputs.items():
                 if output != expected[name]:
