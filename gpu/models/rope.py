@@ -104,6 +104,9 @@ def _attention_factor(reader: ConfigReader, factor: float) -> float:
 
 def cos_sin_table(rope: Rope, head_dim: int, num_positions: int, device: torch.device | str = "cpu") -> Tensor:
     """float32 [num_positions, head_dim]: head_dim / 2 cosines, then as many sines; computed in float64."""
+    if torch.device(device).type == "meta":
+        # A table without values: making it as below would have torch load its compiler first, which takes seconds.
+        return torch.empty((num_positions, head_dim), dtype=torch.float32, device=device)
     frequencies = inverse_frequencies(rope, head_dim).to(device)
     positions = torch.arange(num_positions, dtype=torch.float64, device=device)
     angles = positions[:, None] * frequencies

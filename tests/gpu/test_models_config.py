@@ -145,6 +145,17 @@ def test_the_table_holds_cosines_then_sines_of_position_times_frequency():
             assert table[position, 4 + i].item() == pytest.approx(math.sin(angle), abs=1e-7)
 
 
+def test_a_table_without_values_is_not_computed(monkeypatch):
+    """On the meta device that would load torch's compiler, at every start."""
+
+    def computed(*given, **more):
+        raise AssertionError("computed")
+
+    monkeypatch.setattr(torch, "arange", computed)
+    table = cos_sin_table(Rope(100.0), 8, 50, "meta")
+    assert (table.shape, table.dtype, table.is_meta) == ((50, 8), torch.float32, True)
+
+
 def test_llama3_scales_long_wavelengths_only():
     """Llama 3.1's parameters: fast channels stay, slow ones are divided by 8, those between go from one to the other."""
     plain = inverse_frequencies(Rope(5e5), 128)
