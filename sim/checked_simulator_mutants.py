@@ -15,14 +15,16 @@ from .checked_simulator import CAPABILITIES, CheckedSimulator, History
 # -- the same twice, and the clock ------------------------------------------------------------------------------------
 
 
-class GoesOnWithTheStream(CheckedSimulator):
-    """The generator is seeded once per process: a second run goes on where the first one stopped."""
+class CountsThroughAllRuns(CheckedSimulator):
+    """Events are numbered through all runs of a process."""
 
-    runs = 0
+    number = 0
 
     def simulate(self, service, workload):
-        GoesOnWithTheStream.runs += 1
-        return super().simulate(replace(service, seed=service.seed + GoesOnWithTheStream.runs), workload)
+        answer = super().simulate(service, workload)
+        before = CountsThroughAllRuns.number
+        CountsThroughAllRuns.number += len(answer["events"])
+        return answer | {"events": [f"{n} {line}" for n, line in enumerate(answer["events"], before)]}
 
 
 class NotesTheWallClock(CheckedSimulator):
@@ -338,8 +340,8 @@ def _of(kind: type[CheckedSimulator]) -> Callable[[Any], CheckedSimulator]:
 
 
 _DEFECTS = (
-    (GoesOnWithTheStream, ("SIM-01",)),
-    (NotesTheWallClock, ("SIM-01",)),
+    (CountsThroughAllRuns, ("SIM-01", "SIM-05", "SIM-08")),
+    (NotesTheWallClock, ("SIM-01", "SIM-05", "SIM-08")),
     (StampsTheBegin, ("SIM-02",)),
     (HasAClockPerReplica, ("SIM-02",)),
     (TakesTheFirstPlan, ("SIM-03",)),

@@ -51,7 +51,7 @@ def vocabulary(config: SimulatorConfig, capabilities: SimulatorCapabilities) -> 
             Letter(ops.MorePages, 7, (1, 4, 8, 16, 64)),
             Letter(ops.Queue, 2, ("constant", "exponential"), range(1, 9)),
         ),
-        "hostile": (Letter(ops.Impossible, 6, impossible),),
+        "hostile": (Letter(ops.Impossible, 12, impossible),),
         "faults": (
             Letter(ops.Plan, 6, FAULTS, (10, 30, 0, 2)),
             Letter(ops.Calm, 3),
