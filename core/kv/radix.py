@@ -251,7 +251,11 @@ class RadixCache:
 
     def cached_slots(self) -> Slots:
         """The slots of the whole tree, int32 [evictable + protected]. Walks the tree: for checks."""
-        return _joined(list(self._nodes()))
+        nodes = [self._root]
+        for node in nodes:
+            if node.children:
+                nodes.extend(node.children.values())
+        return _joined(nodes)
 
     def check(self, locked: Iterable[RadixNode] | None = None) -> None:
         """Recount everything from scratch; raise `InvariantViolation` with the id of what is broken.

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ...core.kv.sizing import get_alloc_len_per_decode, reserve_per_decode
 from ..contracts import Capabilities
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ServingConfig:
     """What `make(config)` builds. Sizes in tokens (= KV slots), pools of few pages. `model` and `accept` are the suite's own."""
 
@@ -42,12 +43,12 @@ class ServingConfig:
     accept: int = 4  # of 8: how often a draft token is right
     model: int = 0  # which toy language model
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Steps that may be in flight."""
         return 2 if self.overlap else 1
 
-    @property
+    @cached_property
     def max_steps(self) -> int:
         return self.candidates[-1]
 
@@ -55,18 +56,18 @@ class ServingConfig:
         """Nodes of the verify tree of a round of so many steps."""
         return 1 if steps == 0 else self.tree_nodes or steps + 1
 
-    @property
+    @cached_property
     def round_slots(self) -> int:
         """L: the most slots past the committed length that a round writes, over all candidates."""
         nodes = self.nodes(self.max_steps)
         return get_alloc_len_per_decode(self.max_steps, self.topk, nodes if nodes > 1 else None, self.page_size)
 
-    @property
+    @cached_property
     def reserve(self) -> int:
         """R: what a request may reserve past its committed length for a single round."""
         return reserve_per_decode(self.round_slots, self.overlap)
 
-    @property
+    @cached_property
     def num_slots(self) -> int:
         return self.num_pages * self.page_size
 

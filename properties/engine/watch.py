@@ -86,10 +86,10 @@ class EngineWatch(Trial):
 
     def _follow_states(self, waiting: tuple[str, ...]) -> None:
         """Who ran and waits now has been retracted."""
+        lives = self.model.lives
         for name in waiting:
-            life = self.model.lives.get(name)
-            if life is not None and life.state is RUNNING:
-                self.retract(life)
+            if name in lives and lives[name].state is RUNNING:
+                self.retract(lives[name])
 
     def retract(self, life: Life) -> None:
         """A request that ran waits again."""

@@ -170,11 +170,12 @@ def an_abort_releases_everything(m: Moment) -> Outcome:
             "it comes back when the steps that were in flight are committed",
             "a page that nobody gives back is lost",
         )
-    if isinstance(m.operation, AbortUnknown):
+    kind = type(m.operation)
+    if kind is AbortUnknown:
         if m.abort_events or m.after != m.before:
             return Finding(f"{m.operation} changed something", "nothing", "nobody has that name")
         return True
-    if isinstance(m.operation, Abort):
+    if kind is Abort:
         name = m.operation.request
         life = m.model.lives.get(name)
         if m.second_abort_events:
