@@ -177,8 +177,10 @@ class RunRecord:
 
     def _title(self) -> str:
         """What was simulated, in one line."""
+        from ..sim.disaggregation.pools import pools_of
+
         model, hardware, speculation = self.scenario.model, self.scenario.hardware, self.scenario.speculation
-        devices = hardware.replicas * hardware.tensor_parallel
+        devices = pools_of(self.scenario).num_engines * hardware.tensor_parallel
         parts = [
             f"{model.target} on {f'{devices} × ' if devices > 1 else ''}{hardware.gpu}",
             f"{speculation.algorithm} {speculation.policy}" if speculation.algorithm != "NONE" else "NONE",

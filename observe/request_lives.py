@@ -102,7 +102,9 @@ class RequestLives:
     def _handed(self: RunMetrics, state: ReplicaMetrics, event: HandoffMoved) -> None:
         """A move of a handoff: a request that a decode worker reserves slots for is the one that its prefill worker has."""
         request = event.request
-        if event.move is HandoffMove.HOLD:
+        if event.move is HandoffMove.ROLE:
+            state.config = state.config | {"role": event.detail}
+        elif event.move is HandoffMove.HOLD:
             self.handed.offered(event.request_id, state.slots[event.request_id], state.number)
         elif request is not None:
             name = request.request_id

@@ -28,6 +28,8 @@ def report_tables(summary: Mapping[str, Any], title: str | None = None) -> list[
         _latencies(summary),
         _side_by_side("Speculation", _speculation(summary), "Memory and device", _resources(summary)),
     ]
+    if "prefill_engines" in summary:
+        tables.append(_side_by_side("Engines", _pools(summary), "Transfers", _transfers(summary)))
     timeline = {key.removeprefix("timeline_"): summary[key] for key in summary if key.startswith("timeline_")}
     if timeline.get("running"):
         tables.append(_timeline(timeline, summary["duration"]))
@@ -138,6 +140,37 @@ def _resources(summary: Mapping[str, Any]) -> list[Row]:
         ("device busy", format_share(summary["device_busy_share"])),
         ("replicas", format_number(summary["replicas"])),
     ]
+
+
+def _pools(summary: Mapping[str, Any]) -> list[Row]:
+    rows = [
+        ("prefill : decode", f"{summary['prefill_engines']} : {summary['decode_engines']}"),
+        ("prefill busy", format_share(summary["prefill_busy_share"])),
+        ("decode busy", format_share(summary["decode_busy_share"])),
+        ("links busy, mean / max", _shares(summary["link_busy_share"], summary["link_busy_share_max"])),
+    ]
+    if summary["role_changes"]:
+        rows.append(("changes of roles", format_number(summary["role_changes"])))
+    return rows
+
+
+def _shares(mean: float | None, greatest: float | None) -> str:
+    return f"{format_share(mean)} / {format_share(greatest)}"
+
+
+def _transfers(summary: Mapping[str, Any]) -> list[Row]:
+    ended = [f"{format_number(summary[f'transfers_{end}'])}" for end in ("completed", "failed", "cancelled")]
+    return [
+        ("completed", ended[0]),
+        ("failed / cancelled", f"{ended[1]} / {ended[2]}"),
+        ("ms, median / p99", _times(summary, "transfer")),
+        ("waited, median / p99", _times(summary, "transfer_wait")),
+        ("retries", format_number(summary["transfer_retries"])),
+    ]
+
+
+def _times(summary: Mapping[str, Any], name: str) -> str:
+    return f"{format_number(summary[f'median_{name}_ms'])} / {format_number(summary[f'p99_{name}_ms'])}"
 
 
 def _pair(mean: float | None, greatest: int) -> str:

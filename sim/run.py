@@ -155,7 +155,7 @@ class Simulation:
             dict(self.refusals),
             self.num_skipped_rows,
             self.faults.finish(complete) if self.faults is not None else None,
-            self.cluster.report() if self.cluster is not None else None,
+            self.cluster.report(self._duration_ns(complete)) if self.cluster is not None else None,
         )
 
     def _duration_ns(self, complete: bool) -> int:

@@ -238,6 +238,9 @@ class Disaggregation(Table):
     layerwise: bool = Field(
         True, description="KV leaves layer by layer while the prompt is being computed; else after it"
     )
+    rebalance_s: Seconds | None = Field(
+        None, description="so often an engine of the idler pool may be emptied to change sides; default: never"
+    )
     lease_s: Seconds = Field(
         2.0, description="a prefill engine waits so long for news of a transfer, then tries once more"
     )

@@ -16,6 +16,7 @@ from ..actors.router import BYTES_PER_TOKEN, Balancer
 from ..assembly import Assembly
 from .network import Layers, Network
 from .pools import draft_input_bytes, page_format_of, timing_of
+from .roles import Roles
 from .transfers import DisaggregationReport, Transfers
 from .worker import HandoffPart
 
@@ -58,6 +59,8 @@ class Cluster:
         self._prefill = Balancer(table.prefill_policy, num_engines, scenario.seed, 1)
         self._decode = Balancer(table.decode_policy, num_engines, scenario.seed, 2)
         self._routes: dict[str, _Route] = {}
+        every_s = table.rebalance_s
+        self.roles = Roles(self, None if every_s is None else round(every_s * 1e9))
         self.workers: list[HandoffPart] = []
         self.links: list[Link] = []
 
@@ -79,21 +82,25 @@ class Cluster:
         """Send a request to its prefill engine, which is returned."""
         self.last_sent_ns = self.env.now
         route = _Route(
-            self._prefill.assign(request, self._with_role(EngineRole.PREFILL)),
-            self._decode.assign(request, self._with_role(EngineRole.DECODE)),
+            self._prefill.assign(request, self.roles.serving(EngineRole.PREFILL)),
+            self._decode.assign(request, self.roles.serving(EngineRole.DECODE)),
         )
+        self.roles.keep_looking()
         self._routes[request.request_id] = route
         size = request.prompt.length * BYTES_PER_TOKEN
         self.links[route.prefill].send(size, self.workers[route.prefill].receive, request, truth)
         return route.prefill
 
-    def _with_role(self, role: EngineRole) -> list[int]:
-        return [worker.replica for worker in self.workers if worker.engine.role is role]
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._routes)
 
     def cancel(self, request_id: str) -> None:
         """Tell the prefill engine that the client is gone, and it the decode engine; nothing if the request has ended."""
         route = self._routes.get(request_id)
-        if route is not None:
+        if route is not None and not route.is_computing:
+            self.links[route.decode].send(0, self.workers[route.decode].withdraw, request_id)
+        elif route is not None:
             self.links[route.prefill].send(0, self.workers[route.prefill].cancel, request_id)
 
     def ended(self, replica: int, request_id: str) -> None:
@@ -122,7 +129,7 @@ class Cluster:
         """The decode engine of a request."""
         route = self._routes.get(request_id)
         # A copy of a request that is over for its client has no route; it goes anywhere.
-        decode = self._with_role(EngineRole.DECODE)[0] if route is None else route.decode
+        decode = self.roles.serving(EngineRole.DECODE)[0] if route is None else route.decode
         return self.workers[decode].name
 
     def decoder_of(self, request_id: str) -> HandoffPart | None:
@@ -134,16 +141,13 @@ class Cluster:
         """From the prefill engine of a request to where it is decoded."""
         target = self.decoder_of(request_id)
         if target is not None:
-            self.network.say(source.replica, target.replica, target.withdraw, request_id)
+            self.network.say(source.replica, target.replica, 0, target.withdraw, request_id)
 
     def send(self, source: HandoffPart, peer: str, message: Message, truth: Truth | None) -> None:
-        """A message of the handoff; a manifest brings the draft input along, behind the pages."""
+        """A message of the handoff; a manifest brings the draft input along."""
         target = self._named(peer)
-        if type(message) is Manifest:
-            size = self._draft_input_bytes
-            self.network.send(source.replica, target.replica, size, self.deliver, source, target, message, truth)
-        else:
-            self.network.say(source.replica, target.replica, self.deliver, source, target, message, truth)
+        size = self._draft_input_bytes if type(message) is Manifest else 0
+        self.network.say(source.replica, target.replica, size, self.deliver, source, target, message, truth)
 
     def send_pages(self, source: HandoffPart, peer: str, pages: list[Page], layers: Layers | None) -> tuple[int, int]:
         """Pages of one action; returns when the first byte left and when the last one does."""
@@ -166,19 +170,20 @@ class Cluster:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def report(self) -> DisaggregationReport:
-        prefill = [self.workers[i] for i in self._with_role(EngineRole.PREFILL)]
-        decode = [self.workers[i] for i in self._with_role(EngineRole.DECODE)]
-        sides = [worker.side.counts for worker in self.workers]
+    def report(self, duration_ns: int) -> DisaggregationReport:
+        counts = [worker.side.counts for worker in self.workers]
+        prefill = [worker for worker in self.workers if worker.is_prefill]
+        shares = self.roles.busy_shares(duration_ns)
         return DisaggregationReport(
             len(prefill),
-            len(decode),
-            sum(worker.device.busy_ns for worker in prefill),
-            sum(worker.device.busy_ns for worker in decode),
+            len(self.workers) - len(prefill),
+            self.roles.num_changes,
+            shares[EngineRole.PREFILL],
+            shares[EngineRole.DECODE],
             tuple(self.network.out_busy_ns),
             tuple(self.network.in_busy_ns),
             self.network.num_bytes,
             sum(worker.side.counts.retries for worker in prefill),
-            sum(counts.ignored for counts in sides),
+            sum(count.ignored for count in counts),
             self.transfers.to_json(),
         )

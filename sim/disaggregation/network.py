@@ -41,9 +41,10 @@ class Network:
         self._out_free_ns = [0] * num_ports
         self._in_free_ns = [0] * num_ports
 
-    def say(self, source: int, target: int, deliver: Callable[..., None], *arguments) -> None:
-        """A short message."""
-        call_at(self.env, self.env.now + self.latency_ns, deliver, *arguments)
+    def say(self, source: int, target: int, num_bytes: int, deliver: Callable[..., None], *arguments) -> None:
+        """A short message; `num_bytes` of it are more than words. It waits for nobody and nobody for it."""
+        takes_ns = self._count(source, target, num_bytes)
+        call_at(self.env, self.env.now + takes_ns + self.latency_ns, deliver, *arguments)
 
     def send(
         self,
@@ -60,7 +61,7 @@ class Network:
         end of a step was under way during it.
         """
         now_ns = self.env.now
-        takes_ns = self.duration_ns(num_bytes)
+        takes_ns = self._count(source, target, num_bytes)
         earliest_ns = now_ns if layers is None else layers.first_ns
         started_ns = max(earliest_ns, self._out_free_ns[source], self._in_free_ns[target])
         ended_ns = started_ns + takes_ns
@@ -68,11 +69,13 @@ class Network:
             ended_ns = max(ended_ns, layers.last_ns + takes_ns // layers.count)
         ended_ns = max(ended_ns, now_ns)
         self._out_free_ns[source] = self._in_free_ns[target] = ended_ns
-        self.out_busy_ns[source] += takes_ns
-        self.in_busy_ns[target] += takes_ns
-        self.num_bytes += num_bytes
         call_at(self.env, ended_ns + self.latency_ns, deliver, *arguments)
         return started_ns, ended_ns
 
-    def duration_ns(self, num_bytes: int) -> int:
-        return int(num_bytes / self.bytes_per_s * self.slowdown * 1e9)
+    def _count(self, source: int, target: int, num_bytes: int) -> int:
+        """Note bytes that pass, and return how long they take."""
+        takes_ns = int(num_bytes / self.bytes_per_s * self.slowdown * 1e9)
+        self.out_busy_ns[source] += takes_ns
+        self.in_busy_ns[target] += takes_ns
+        self.num_bytes += num_bytes
+        return takes_ns

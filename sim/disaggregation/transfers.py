@@ -65,10 +65,11 @@ def _statistics(name: str, values: array) -> dict[str, float | None]:
 class DisaggregationReport:
     """What a run with pools says beside the rest."""
 
-    num_prefill: int
+    num_prefill: int  # in the end
     num_decode: int
-    prefill_busy_ns: int  # of all devices of the pool
-    decode_busy_ns: int
+    num_role_changes: int
+    prefill_busy_share: float | None  # of the devices, while they had that role
+    decode_busy_share: float | None
     out_busy_ns: tuple[int, ...]  # per engine: its port's way out
     in_busy_ns: tuple[int, ...]
     num_bytes: int
@@ -86,8 +87,9 @@ class DisaggregationReport:
         return {
             "prefill_engines": self.num_prefill,
             "decode_engines": self.num_decode,
-            "prefill_busy_share": share(self.prefill_busy_ns, self.num_prefill),
-            "decode_busy_share": share(self.decode_busy_ns, self.num_decode),
+            "role_changes": self.num_role_changes,
+            "prefill_busy_share": self.prefill_busy_share,
+            "decode_busy_share": self.decode_busy_share,
             "link_busy_share": share(sum(self.out_busy_ns), self.num_prefill),
             "link_busy_share_max": share(max(ways, default=0)),
             "transferred_bytes": self.num_bytes,

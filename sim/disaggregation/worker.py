@@ -66,6 +66,18 @@ class HandoffPart:
         return DecodeSide(self.engine, cluster.page_format, self.incarnation, cluster.timing)
 
     @property
+    def is_empty(self) -> bool:
+        """Nothing is here, and nothing that was here can still be asked for."""
+        outstanding = self.cluster.outstanding[self.replica]
+        return not outstanding and self.engine.is_idle and self.side.is_idle and self.side.next_deadline_ns is None
+
+    def change_role(self, role: EngineRole) -> None:
+        """Raises InvariantViolation HANDOFF-10 unless the engine is empty."""
+        self.engine.change_role(role, self.now_ns)
+        self.incarnation += 1
+        self.side = self._make_side()
+
+    @property
     def is_prefill(self) -> bool:
         return self.engine.role is EngineRole.PREFILL
 
@@ -83,7 +95,7 @@ class HandoffPart:
         # Until a request has joined, its end is the prefill engine's to tell.
         is_told_elsewhere = not self.is_prefill and self.engine.state_of(request_id) is RequestState.TRANSFERRING
         outcome = self.side.abort(request_id, self.now_ns)
-        if self.is_prefill:
+        if self.cluster.decoder_of(request_id) is not self:
             self.cluster.pass_cancel_on(self, request_id)
         self.carry_out()
         return AbortOutcome(None, outcome.replan) if is_told_elsewhere else outcome
@@ -139,7 +151,9 @@ class HandoffPart:
         self.carry_out()
 
     def hear_pages(self, peer: str, pages: list[tuple[Page, PageSeal]]) -> None:
-        """Pages of one action, each with the seal of what has arrived of it."""
+        """Pages of one action, each with the seal of what has arrived of it; too late if the role has changed."""
+        if self.is_prefill:
+            return
         for page, measured in pages:
             self.side.receive(peer, page, self.now_ns, measured)
         self.carry_out()
@@ -200,6 +214,8 @@ class HandoffPart:
 
     def _pages_read(self, pages: list[Page], row: int, epoch: int) -> None:
         """The bytes of the pages are with the network; `row` and `epoch`: where they were read."""
+        if not self.is_prefill:
+            return
         for page in pages:
             self.side.page_sent(page.key, page.index, page.seal, self.now_ns)
         self.carry_out()

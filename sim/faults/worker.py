@@ -143,7 +143,7 @@ class FaultyWorker(HandoffPart, FaultyReplica):
 
     def _pages_read(self, pages: list[Page], row: int, epoch: int) -> None:
         store = self.engine.store
-        if pages[0].key.generation == self.side.generation:
+        if self.is_prefill and pages[0].key.generation == self.side.generation:
             kept = store.is_held_row(row) and int(store.table.epochs[row]) == epoch
             self.promises.check(
                 "pages_kept", kept, self.env.now, f"row {row} of {pages[0].key} was given away while it was read"

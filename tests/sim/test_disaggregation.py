@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from foretoken.core.errors import ConfigError, InvariantViolation
 from foretoken.observe.log import EventLog
 from foretoken.observe.metrics import RunMetrics
 from foretoken.observe.replay import replay
 from foretoken.sim.assembly import assemble
+from foretoken.sim.disaggregation.roles import Roles
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict
 
@@ -78,3 +80,153 @@ def test_every_request_is_computed_here_and_decoded_there(tmp_path, speculation,
     assert_drained(simulation)
     found = replayed(tmp_path / "log.jsonl")
     assert found.identical and found.num_replicas == 2, found.difference
+
+
+def test_equal_seeds_give_equal_logs(tmp_path):
+    pools = {"prefill": 2, "decode": 2, "prefill_policy": "random", "decode_policy": "random"}
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        simulate({**merged(SMALL, disaggregation=pools), "seed": seed}, tmp_path / name)
+    same, again, other = ((tmp_path / name).read_bytes() for name in "abc")
+    assert same == again != other
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ({"disaggregation": {"prefill": 2, "decode": 3}}, (2, 3)),
+        ({"disaggregation": {"ratio": "2:1"}, "hardware": {"replicas": 6}}, (4, 2)),
+        ({"disaggregation": {"prefill": 1, "decode": 1}, "hardware": {"replicas": 2}}, (1, 1)),
+        ({"hardware": {"replicas": 3}}, (0, 0)),
+    ],
+)
+def test_pools(tables, expected):
+    pools = assemble(scenario_from_dict(tables, "test")).pools
+    assert (pools.num_prefill, pools.num_decode) == expected
+    roles = [str(pools.role_of(engine)) for engine in range(pools.num_engines)]
+    assert roles == ["prefill"] * expected[0] + ["decode"] * expected[1] + ["both"] * pools.num_both
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"disaggregation": {"prefill": 1}}, "disaggregation.decode: 0 engines for decode"),
+        ({"disaggregation": {"decode": 2}}, "disaggregation.prefill: 0 engines for prefill"),
+        ({"disaggregation": {"ratio": "2:1"}}, "disaggregation.ratio: 2:1 does not divide 1 replicas"),
+        ({"disaggregation": {"ratio": "2/1"}}, "'2/1' is no P:D"),
+        ({"disaggregation": {"ratio": "0:1"}}, "'0:1' is no P:D"),
+        ({"disaggregation": {"ratio": "1:1", "prefill": 1}}, "contradicts prefill = 1"),
+        (
+            {"disaggregation": {"prefill": 1, "decode": 1}, "hardware": {"replicas": 3}},
+            "hardware.replicas: 3 contradicts",
+        ),
+        ({"disaggregation": {"prefill": 1, "decode": 1, "lease_s": 5.0}}, "hold_s: 5 must be more than lease_s"),
+        ({"disaggregation": {"prefil": 1}}, "did you mean 'prefill'?"),
+        ({"disaggregation": {"prefill_policy": "nearest"}}, "disaggregation.prefill_policy"),
+    ],
+)
+def test_pools_that_cannot_be_are_refused_before_anything_runs(tables, words):
+    with pytest.raises(ConfigError) as caught:
+        Simulation(scenario_from_dict(tables, "test"))
+    assert words in str(caught.value)
+
+
+ONE = merged(
+    SMALL,
+    workload={"num_requests": 1, "prompt": {"value": 2048}, "output": {"value": 20}},
+    speculation={"algorithm": "EAGLE3", "policy": "fixed", "steps": 3},
+)
+
+
+def test_a_transfer_takes_the_time_of_its_bytes():
+    """One request alone, no overlap: latency, the KV of 2048 tokens in both pools, the draft input behind it."""
+    simulation, report, summary = simulate(merged(ONE, disaggregation={"layerwise": False, "bandwidth_gbps": 8.0}))
+    assembly = simulation.assembly
+    kv_bytes = 2048 * (assembly.target.kv_bytes_per_token + assembly.draft.kv_bytes_per_token)
+    hidden = 4 * assembly.target.hidden + 8 + (4 + 8)
+    assert report.disaggregation.num_bytes == kv_bytes + hidden
+    bytes_ns = int(kv_bytes / 1e9 * 1e9) + int(hidden / 1e9 * 1e9)
+    # Offer, accept; then pages and, behind them, the draft input.
+    assert summary["mean_transfer_wait_ms"] * 1e6 == pytest.approx(20_000 + bytes_ns + 10_000, abs=10)
+    assert report.disaggregation.out_busy_ns == (bytes_ns, 0) and report.disaggregation.in_busy_ns == (0, bytes_ns)
+
+
+def test_what_a_draft_does_not_need_is_not_sent():
+    def num_bytes(algorithm):
+        return simulate(merged(ONE, speculation={"algorithm": algorithm}))[1].disaggregation.num_bytes
+
+    alone = num_bytes("NGRAM")
+    assert alone == 2048 * 131_072 + 8
+    assert num_bytes("EAGLE3") > num_bytes("STANDALONE") - 2048 * 32_768 > alone
+
+
+def test_layer_by_layer_hides_the_transfer_behind_the_prompt():
+    waits = [
+        simulate(merged(ONE, disaggregation={"layerwise": layerwise}))[2]["mean_transfer_wait_ms"]
+        for layerwise in (True, False)
+    ]
+    # What is left is the last of 32 layers, and the words.
+    assert waits[0] < waits[1] / 10
+
+
+def test_transfers_wait_for_each_other_on_a_port():
+    """Two prefill engines send to one decode engine at once: the second of two transfers takes twice as long."""
+    scenario = merged(
+        ONE,
+        workload={"num_requests": 2, "arrivals": "constant", "rate": 1e6},
+        disaggregation={"prefill": 2, "decode": 1, "layerwise": False, "bandwidth_gbps": 8.0},
+    )
+    _, report, crowded = simulate(scenario)
+    _, _, apart = simulate(merged(scenario, disaggregation={"decode": 2}))
+    assert report.disaggregation.in_busy_ns[2] == sum(report.disaggregation.out_busy_ns)
+    alone_ms = apart["p99_transfer_ms"]
+    assert crowded["mean_transfer_wait_ms"] == pytest.approx(1.5 * alone_ms, rel=0.01)
+
+
+def test_routers_of_both_pools():
+    pools = {"prefill": 2, "decode": 3, "prefill_policy": "round_robin", "decode_policy": "round_robin"}
+    simulation, _, _ = simulate(merged(SMALL, disaggregation=pools))
+    started = [worker.side.counts.started for worker in simulation.replicas]
+    assert started == [20, 20, 14, 13, 13]
+
+
+def test_the_router_of_prefixes_finds_what_was_computed_before():
+    load = {"prefixes": {"groups": 6, "length": 1024, "zipf": 0.0}, "prompt": {"value": 1200}, "num_requests": 120}
+    rates = {}
+    for policy in ("prefix_aware", "random"):
+        pools = {"prefill": 3, "prefill_policy": policy, "decode_policy": policy, "decode": 3}
+        scenario = merged(SMALL, workload=load, engine={"kv_slots": 40_000}, disaggregation=pools)
+        _, report, summary = simulate(scenario)
+        rates[policy] = (summary["prefix_cache_hit_rate"], -report.disaggregation.num_bytes)
+    assert rates["prefix_aware"] > rates["random"]
+    assert rates["prefix_aware"][1] > rates["random"][1], "what a decode engine has in its cache is not sent"
+
+
+# -- roles ----------------------------------------------------------------------------------------------------------------
+
+SWINGING = merged(
+    SMALL,
+    workload={"num_requests": 300, "rate": 8.0, "prompt": {"value": 3000}, "output": {"value": 4}},
+    disaggregation={"prefill": 1, "decode": 3, "rebalance_s": 2.0},
+)
+
+
+def test_engines_of_the_idler_pool_change_sides_when_they_are_empty(tmp_path):
+    simulation, _, summary = simulate(SWINGING, tmp_path / "log.jsonl")
+    assert summary["role_changes"] >= 1 and summary["prefill_engines"] >= 2
+    assert summary["completed"] == 300
+    assert_drained(simulation)
+    found = replayed(tmp_path / "log.jsonl")
+    assert found.identical, found.difference
+    _, _, fixed = simulate(merged(SWINGING, disaggregation={"rebalance_s": None}))
+    assert fixed["role_changes"] == 0
+    assert summary["mean_ttft_ms"] < fixed["mean_ttft_ms"]
+
+
+def test_an_engine_that_is_not_empty_keeps_its_role(monkeypatch):
+    def rash(self):
+        outstanding = self._cluster.outstanding
+        self._change(max(self._cluster.workers, key=lambda worker: outstanding[worker.replica]))
+
+    monkeypatch.setattr(Roles, "_drain_one", rash)
+    with pytest.raises(InvariantViolation, match="HANDOFF-10"):
+        simulate(SWINGING)
