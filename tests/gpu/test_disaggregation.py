@@ -24,7 +24,7 @@ ONE_TO_ONE, TWO_TO_TWO = Disaggregation(1, 1), Disaggregation(2, 2)
 LONGEST = 120
 SECOND_NS = 1_000_000_000
 # A retry that waits for a lease begins after seconds; all others begin at once.
-IMPATIENT = HandoffTiming(lease_ns=4 * SECOND_NS, hold_ns=10 * SECOND_NS, fence_ns=SECOND_NS)
+IMPATIENT = HandoffTiming(lease_ns=3 * SECOND_NS, hold_ns=7 * SECOND_NS, fence_ns=SECOND_NS)
 
 TEXT = """
 def read_all(paths):
