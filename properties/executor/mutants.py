@@ -124,6 +124,13 @@ class FillsUpWhatWasNotSent(ReferenceAdapter):
         return super().draft_input(replace(batch, hidden_states=states), last_tokens)
 
 
+class ShowsNothing(ReferenceAdapter):
+    """What it keeps is declared to be open to inspection, and is not shown."""
+
+    def roots(self):
+        return ()
+
+
 # -- the record -------------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +278,7 @@ _DEFECTS = (
     (MergesNothingToAnEmptyArray, of_adapter, ("ACCEPT-17",)),
     (TakesWhatWasSent, of_adapter, ("ACCEPT-17",)),
     (FillsUpWhatWasNotSent, of_adapter, ("ACCEPT-17",)),
+    (ShowsNothing, of_adapter, ("ACCEPT-17",)),
     (PadsTheStepInPlace, of_reference, ("SIM-04",)),
     (ReversesTheStepInPlace, of_reference, ("SIM-04",)),
     (IgnoresTheCertificate, of_reference, ("ANSWER", "RAISES")),

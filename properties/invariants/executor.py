@@ -48,6 +48,12 @@ def _relayed_where_needed(m: Moment) -> Outcome:
             f"one field {HIDDEN_STATES} with a vector per row",
             f"{m.config.algorithm} drafts from hidden states, and a row without one cannot be in its batch",
         )
+    if m.kept is not None and not m.kept and fields[0][1][-1] in m.hidden_sizes:
+        return Finding(
+            "nothing as wide as a hidden state can be reached from roots()",
+            f"what its relay keeps in {fields[0][0]}",
+            "where it cannot be seen when it is there, not to see it says nothing",
+        )
     return True
 
 
