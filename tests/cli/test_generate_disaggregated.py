@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from small_checkpoint import write_head, write_standalone, write_target
 
-pytestmark = pytest.mark.xdist_group("disaggregation")
-
+ROOT = Path(__file__).resolve().parents[2]
 PAIR = ("--disaggregate", "prefill=1,decode=1")
 GONE_S = 60.0
 
@@ -194,3 +193,33 @@ def test_faults_that_make_no_sense_are_bad_input_too(command, models, monkeypatc
 def test_help_teaches_how_to_disaggregate(command):
     text = " ".join(command("generate", "--help").out.split())
     assert "--disaggregate" in text and "prefill=N,decode=M" in text and "--disaggregate prefill=1,decode=1" in text
+
+
+def test_a_plugin_with_a_field_of_its_own_is_disaggregated(process, models, tmp_path):
+    """The example package, found by its entry point in the parent and in both workers."""
+    info = tmp_path / "foretoken_suffix-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foretoken-suffix\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[foretoken.algorithms]\nSUFFIX_AUTOMATON = foretoken_suffix.drafting:SuffixAutomatonDrafting\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "examples" / "plugin_algorithm")])
+    line = (
+        "generate",
+        "--model",
+        models["target"],
+        "--device",
+        "cpu",
+        "--dtype",
+        "float64",
+        "--algorithm",
+        "SUFFIX_AUTOMATON",
+    )
+    line += ("--steps", 4, "--prompt", "def add def add def", "--max-tokens", 40, "--json", "--stats")
+    told = []
+    for more in ((), PAIR):
+        running = process(*line, *more, env={"PYTHONPATH": path})
+        out, err = running.communicate(timeout=120)
+        assert running.returncode == 0, err
+        told.append((out, err.split("accept length")[1].split("(")[0]))
+    assert told[0] == told[1], "another text, or another fate of the drafts"
