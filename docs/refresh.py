@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from foretoken.core.faults import KINDS, FaultPlan
+from foretoken.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
 from foretoken.core.request import TRANSITIONS, RequestState
 from foretoken.sim.cost import round as round_cost
 from foretoken.sim.cost.hardware import known_gpus
@@ -30,6 +31,20 @@ def life_of_a_request() -> str:
         if not events:
             lines.append(f"    {state.value} --> [*]")
     return "\n".join([*lines, "```"])
+
+
+def life_of_a_transfer() -> str:
+    """The tables of `core/handoff/life.py` as two Mermaid diagrams."""
+    sides = (("Prefill side", PREFILL_TRANSITIONS, "offered"), ("Decode side", DECODE_TRANSITIONS, "queued"))
+    lines: list[str] = []
+    for title, transitions, first in sides:
+        lines += [*([""] if lines else []), f"{title}:", "", "```mermaid", "stateDiagram-v2", f"    [*] --> {first}"]
+        for state, events in transitions.items():
+            lines += [f"    {state.value} --> {following.value}: {event.value}" for event, following in events.items()]
+            if not events:
+                lines.append(f"    {state.value} --> [*]")
+        lines.append("```")
+    return "\n".join(lines)
 
 
 def scenario_keys() -> str:
@@ -92,6 +107,7 @@ def fault_kinds() -> str:
 
 BLOCKS = {
     "life-of-a-request": life_of_a_request,
+    "life-of-a-transfer": life_of_a_transfer,
     "scenario-keys": scenario_keys,
     "cost-accuracy": cost_accuracy,
     "fault-kinds": fault_kinds,

@@ -47,7 +47,11 @@ class Transfers:
         self._computed.pop(request_id, None)
 
     def to_json(self) -> dict[str, Any]:
-        summary: dict[str, Any] = {f"transfers_{state.value}": count for state, count in self.counts.items()}
+        summary: dict[str, Any] = {
+            "transfers_completed": self.counts[TransferState.COMPLETED],
+            "transfers_failed": self.counts[TransferState.FAILED],
+            "transfers_cancelled": self.counts[TransferState.CANCELLED],
+        }
         summary |= _statistics("transfer", self._durations)
         return summary | _statistics("transfer_wait", self._waits)
 
