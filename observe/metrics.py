@@ -286,7 +286,8 @@ class RunMetrics(RequestLives):
         gaps = times - before
         if newly.any():
             gaps = np.delete(gaps, starts[newly])
-        self.itl.add(gaps)
+        # A request that was handed over has tokens by the clocks of two hosts, which need not agree.
+        self.itl.add(np.maximum(gaps, 0))
         self.open.last_token_ns[owners] = times[np.concatenate([starts[1:], [len(slots)]]) - 1]
         self.open.num_output[owners] += np.add.reduceat(kept, starts)
         self.open.correct_drafts[owners] += np.add.reduceat(correct, starts)
@@ -308,7 +309,7 @@ class RunMetrics(RequestLives):
         done = (reasons == FinishReason.STOP) | (reasons == FinishReason.LENGTH)
         arrival = columns["arrival_ns"][done]
         self.ttft_ns.extend(columns["first_token_ns"][done] - arrival)
-        self.e2el_ns.extend(finish[done] - arrival)
+        self.e2el_ns.extend(np.maximum(finish, columns["first_token_ns"])[done] - arrival)
         self.num_output.extend(num_output[done])
         self.totals["input_tokens"] += int(columns["prompt_len"][done].sum())
         self.totals["output_tokens"] += int(num_output[done].sum())

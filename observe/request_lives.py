@@ -60,10 +60,10 @@ class RequestLives:
     def _retracted(self: RunMetrics, state: ReplicaMetrics, request_ids: tuple[str, ...]) -> None:
         for request_id in request_ids:
             slot = state.slots[request_id]
-            del state.rows[slot]
+            if state.rows.pop(slot, None) is not None:  # else its KV has arrived, and no step has it yet
+                self._running -= 1
             self.open.retractions[slot] += 1
             self.totals["retractions"] += 1
-            self._running -= 1
 
     def _joined(self: RunMetrics, state: ReplicaMetrics, join: Any, now_ns: int) -> None:
         request = join.request

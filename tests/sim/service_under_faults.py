@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from foretoken.core.draws import Purpose, uniform
 from foretoken.core.faults import FaultPlan, swarm_plan
+from foretoken.observe.metrics import RunMetrics
 from foretoken.sim.faults.service import FaultReport
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict
@@ -88,10 +89,17 @@ def serve_swarm(seed: int) -> FaultReport:
 
 def serve_disaggregated_swarm(seed: int) -> FaultReport:
     """The same with prefill and decode engines, and faults between them."""
-    return _kept(seed, disaggregated_service(seed), swarm_plan(seed, transfers=True))
+    metrics = RunMetrics()
+    sinks = lambda replica: [metrics.sink(replica)]  # noqa: E731
+    report = _kept(seed, disaggregated_service(seed), swarm_plan(seed, transfers=True), sinks=sinks)
+    counts, summary = metrics.counts, metrics.summary()
+    ended = sum(counts.values()) - counts["transferred"]
+    books = (summary["submitted"], summary["unfinished"], metrics._running)
+    assert books == (ended, 0, 0), f"seed {seed}: {books}, {counts}"
+    return report
 
 
-def _kept(seed: int, scenario: dict, plan: FaultPlan) -> FaultReport:
-    _, report = serve(scenario, plan)
+def _kept(seed: int, scenario: dict, plan: FaultPlan, **options) -> FaultReport:
+    _, report = serve(scenario, plan, **options)
     assert report.kept, f"seed {seed}:\n" + "\n".join(map(str, report.broken))
     return report
