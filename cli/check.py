@@ -18,7 +18,11 @@ DEFAULT_BUDGET = "60s"
 
 def check(
     contract: Annotated[
-        str | None, typer.Argument(help="Which contract: allocator. All that there are if not given.")
+        str | None,
+        typer.Argument(
+            help="Which contract: allocator, prefix-cache, relay, accept, step-controller, engine, executor, transport or "
+            "simulator. All if not given."
+        ),
     ] = None,
     subject: Annotated[
         str | None,
