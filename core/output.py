@@ -83,13 +83,14 @@ class OutputLog:
         by_row: Mapping[int, RequestRecord],
     ) -> None:
         """Keep what the rounds delivered to the live `columns` of the batch; one vectorised write for all rounds."""
-        kept, width = settled.kept, decode.tokens.shape[2]
-        start = rows * np.int64(self._tokens.shape[1]) + settled.kv_before + 1
-        start = start[None, :] if decode.rounds == 1 else start + np.cumsum(kept, axis=0) - kept
-        depth = np.arange(width)
-        delivered = depth < kept[:, :, None]  # nothing of rows that have left
-        cells = start[:, :, None] + depth
-        self._flat[cells[delivered]] = decode.tokens[delivered]
+        kept = settled.kept
+        if self.tracks_tokens:
+            start = rows * np.int64(self._tokens.shape[1]) + settled.kv_before + 1
+            start = start[None, :] if decode.rounds == 1 else start + np.cumsum(kept, axis=0) - kept
+            depth = np.arange(decode.tokens.shape[2])
+            delivered = depth < kept[:, :, None]  # nothing of rows that have left
+            cells = start[:, :, None] + depth
+            self._flat[cells[delivered]] = decode.tokens[delivered]
         if decode.outputs is None:
             return
         for i in columns.tolist():

@@ -375,3 +375,10 @@ def test_dependencies_cover_the_base_packages():
         if not item.ours and item.target not in sys.stdlib_module_names
     }
     assert imported <= base | {"plotly", "ray"}
+
+
+def test_test_files_have_names_of_their_own():
+    """The folders of tests are no packages, so that two files of one name are one module, whichever comes first."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    twice = {name for name in names if names.count(name) > 1}
+    assert not twice, f"more than one file of the name: {sorted(twice)}"
