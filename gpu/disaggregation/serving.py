@@ -7,6 +7,7 @@ take     a parcel from a peer ─► the state machine ─► what it asks for i
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -74,7 +75,7 @@ class News:
             self._send({"say": "news", "session": self._session, **news})
 
 
-class Serving:
+class Serving(ABC):
     """Either role; see `PrefillServing` and `DecodeServing`."""
 
     side: PrefillSide | DecodeSide
@@ -174,11 +175,13 @@ class Serving:
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _committed(self, outcome: CommitOutcome) -> None:
-        raise NotImplementedError
+        """Hand the state machine what a committed step has brought."""
 
+    @abstractmethod
     def _take(self, peer: str, parcel: Parcel) -> None:
-        raise NotImplementedError
+        """What a peer has sent: messages, and pages with them."""
 
     def carry_out(self) -> None:
         """Do what the state machine asks for. The parent hears of it first: what it is told of a request is then in the order in which
@@ -206,7 +209,7 @@ class Serving:
         self.news.flush()
 
     def _send_pages(self, action: SendPages) -> None:
-        raise NotImplementedError
+        raise AssertionError(f"{type(self).__name__} has no pages to send")
 
     def _post(self, peer: str, messages: list[Message], pages: Tensor | None = None) -> None:
         if messages and peer not in self._lost:

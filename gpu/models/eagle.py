@@ -82,6 +82,7 @@ class DraftHead(nn.Module):
             self._prepare_host()
 
     def _all_layers(self) -> tuple[Layer, ...]:
+        """Every decoder layer of the head; each form of head says which these are."""
         raise NotImplementedError
 
     def _prepare_host(self) -> None:
