@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from foretoken.core.events import Committed
+from foretoken.core.contract.events import Committed
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict
 

@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from foretoken.gpu.copy_bandwidth import copy_bandwidth
-from foretoken.gpu.kernels.decode_attention import decode_attention_bytes, decode_attention_triton
-from foretoken.gpu.kernels.rms_norm import add_rms_norm_triton, rms_norm_bytes
-from foretoken.gpu.kernels.rope_write import rope_write_bytes, rope_write_triton
-from foretoken.gpu.kernels.verify_attention import verify_attention_bytes, verify_attention_triton
-from foretoken.gpu.ops import KVView
+from foretoken.gpu.bench.copy_bandwidth import copy_bandwidth
+from foretoken.gpu.kernels.layers.decode_attention import decode_attention_bytes, decode_attention_triton
+from foretoken.gpu.kernels.layers.rms_norm import add_rms_norm_triton, rms_norm_bytes
+from foretoken.gpu.kernels.layers.rope_write import rope_write_bytes, rope_write_triton
+from foretoken.gpu.kernels.layers.verify_attention import verify_attention_bytes, verify_attention_triton
+from foretoken.gpu.ops.port import KVView
 
 HAS_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="times Triton kernels: needs an NVIDIA GPU")]

@@ -12,12 +12,12 @@ from collections import deque
 import numpy as np
 import pytest
 from foretoken.core.adaptive import build_controller
-from foretoken.core.algorithms import Eagle3
-from foretoken.core.engine import Engine
-from foretoken.core.engine_config import EngineConfig
+from foretoken.core.algorithm.builtin import Eagle3
+from foretoken.core.contract.request import Request
+from foretoken.core.contract.step import BlockEnd, DecodeResult, PrefillResult, StepResult
 from foretoken.core.prompt import Prompt
-from foretoken.core.request import Request
-from foretoken.core.step import BlockEnd, DecodeResult, PrefillResult, StepResult
+from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.engine import Engine
 
 
 class Rounds:

@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 import torch
 from foretoken.cli.tiny import default_directory
+from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
-from foretoken.core.request import Request
-from foretoken.gpu.bench_arm import Arm
-from foretoken.gpu.bench_plan import BenchOptions, plan_bench
-from foretoken.gpu.bench_prompts import bench_prompts
-from foretoken.gpu.checkpoint import load_draft, load_target
-from foretoken.gpu.devices import ops_for
-from foretoken.gpu.text import Tokenizer
+from foretoken.gpu.bench.arm import Arm
+from foretoken.gpu.bench.plan import BenchOptions, plan_bench
+from foretoken.gpu.bench.prompts import bench_prompts
+from foretoken.gpu.models.checkpoint import load_draft, load_target
+from foretoken.gpu.session.devices import ops_for
+from foretoken.gpu.session.text import Tokenizer
 from foretoken.gpu.tiny.directory import PairOptions
 from foretoken.gpu.tiny.pair import make_pair
 from foretoken.gpu.tiny.sizes import size_of

@@ -16,12 +16,12 @@ from statistics import median
 import numpy as np
 import pytest
 import torch
+from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
-from foretoken.core.request import Request
-from foretoken.gpu.bench_arm import Arm
-from foretoken.gpu.bench_plan import BenchOptions, plan_bench
-from foretoken.gpu.bench_shapes import random_draft, random_target
-from foretoken.gpu.devices import ops_for
+from foretoken.gpu.bench.arm import Arm
+from foretoken.gpu.bench.plan import BenchOptions, plan_bench
+from foretoken.gpu.bench.shapes import random_draft, random_target
+from foretoken.gpu.session.devices import ops_for
 
 BATCH_SIZE = 32
 ROUNDS = 400

@@ -11,8 +11,8 @@ import typer
 from .generate_options import Device, Overlap, Threads
 
 if TYPE_CHECKING:
-    from ..gpu.bench import ArmResult, Machine
-    from ..gpu.bench_plan import BenchOptions, BenchPlan
+    from ..gpu.bench.plan import BenchOptions, BenchPlan
+    from ..gpu.bench.run import ArmResult, Machine
 
 EXIT_INTERRUPTED = 130
 MODEL, SPECULATION, CELLS, ENGINE, OUTPUT = "Model and draft", "Speculation", "Cells", "Engine and device", "Output"
@@ -144,7 +144,7 @@ def bench(
     from .generate import _check_installed
 
     _check_installed()
-    from ..gpu.bench_plan import BenchOptions, plan_bench
+    from ..gpu.bench.plan import BenchOptions, plan_bench
     from .bench_display import Progress, show
 
     options = BenchOptions(
@@ -169,8 +169,8 @@ def _measure(
     options: BenchOptions, plan: BenchPlan, record: JsonRecord, progress: Any
 ) -> tuple[Machine | None, list[ArmResult], bool]:
     """The results of the cells that were finished, and whether that is all of them."""
-    from ..gpu.bench import Bench
-    from ..gpu.bench_report import report
+    from ..gpu.bench.report import report
+    from ..gpu.bench.run import Bench
 
     machine: Machine | None = None
     results: list[ArmResult] = []

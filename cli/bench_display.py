@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..gpu.bench import ArmResult, Machine
-    from ..gpu.bench_plan import BenchPlan
+    from ..gpu.bench.plan import BenchPlan
+    from ..gpu.bench.run import ArmResult, Machine
 
 MIB = 1 << 20
 TABLE_WIDTH = 160  # no table is wider; a narrow terminal wraps its lines rather than losing what stands at their ends
@@ -94,7 +94,7 @@ def table_cells(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]
 
 def heading(plan: BenchPlan, machine: Machine) -> list[str]:
     """What was run, and on what."""
-    from ..gpu.bench_plan import in_units
+    from ..gpu.bench.plan import in_units
 
     weights = f"{in_units(machine.target_bytes)} of weights"
     draft = f", draft {in_units(machine.draft_bytes)}" if machine.draft_bytes else ""
@@ -109,7 +109,7 @@ def heading(plan: BenchPlan, machine: Machine) -> list[str]:
 
 def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
     """What is true of all cells."""
-    from ..gpu.bench_report import graph_costs, plan_sizes
+    from ..gpu.bench.report import graph_costs, plan_sizes
 
     lines = []
     if plan.acceptance is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..core.acceptance import GaussianAcceptance
+from ..core.acceptance.process import GaussianAcceptance
 from ..core.adaptive.graph_plan import graph_plan
-from ..core.algorithm import AlgorithmShape
-from ..core.engine_config import EngineSizes
-from ..core.future_map import LENGTH_FIELD
+from ..core.algorithm.algorithm import AlgorithmShape
+from ..core.contract.future_map import LENGTH_FIELD
+from ..core.scheduler.config import EngineSizes
 from ..sim.cost.memory import GRAPH_BYTES
 
 if TYPE_CHECKING:

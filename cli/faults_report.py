@@ -48,7 +48,7 @@ def repeating_command(seed: int) -> str:
 def _table(report: FaultReport) -> Table:
     from rich.table import Table
 
-    from ..core.faults import KINDS
+    from ..sim.faults.plan import KINDS
 
     table = Table(box=None, pad_edge=False, header_style="bold cyan")
     table.add_column("Faults", style="dim", no_wrap=True)

@@ -51,10 +51,10 @@ from .generate_options import (
 )
 
 if TYPE_CHECKING:
-    from ..core.request import Request
-    from ..gpu.prompts import RequestDefaults
-    from ..gpu.session_plan import SessionOptions
-    from ..gpu.text import Tokenizer
+    from ..core.contract.request import Request
+    from ..gpu.session.plan import SessionOptions
+    from ..gpu.session.prompts import RequestDefaults
+    from ..gpu.session.text import Tokenizer
 
 EXIT_FAILED = 1
 EXIT_BROKEN_PIPE = 141
@@ -112,8 +112,8 @@ def generate(
     is one message before any weight is read, and exit code 2.
     """
     _check_installed()
-    from ..gpu.prompts import RequestDefaults
-    from ..gpu.session_plan import SessionOptions
+    from ..gpu.session.plan import SessionOptions
+    from ..gpu.session.prompts import RequestDefaults
 
     options = SessionOptions(
         model=model, draft=draft, algorithm=algorithm, steps=steps, topk=topk, num_draft_tokens=num_draft_tokens,
@@ -131,8 +131,8 @@ def generate(
 
 def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> int:
     """Everything that can be wrong first, then the weights, then the decoding. Returns the exit code."""
-    from ..gpu.session import check_lengths, check_vocabulary
-    from ..gpu.text import Tokenizer
+    from ..gpu.session.session import check_lengths, check_vocabulary
+    from ..gpu.session.text import Tokenizer
     from .generate_session import SessionMaker
     from .generation_display import Display, stats_text
     from .generation_record import GenerationRecord
@@ -170,7 +170,7 @@ def _requests(
 ) -> tuple[tuple[Request, ...], dict[str, str]]:
     """The requests, and where each of them stands in its file."""
     from ..core.errors import ConfigError, Problem
-    from ..gpu.prompts import PromptEntry, make_requests, read_prompt_file, read_prompts
+    from ..gpu.session.prompts import PromptEntry, make_requests, read_prompt_file, read_prompts
 
     problems = defaults.problems()
     if asked.prompt is not None and asked.prompts is not None:

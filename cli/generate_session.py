@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ..core.request import Request
-    from ..gpu.session import SessionPlan, SessionStats, TextDelta
-    from ..gpu.session_plan import SessionOptions
-    from ..gpu.text import Tokenizer
+    from ..core.contract.request import Request
+    from ..gpu.session.plan import SessionOptions
+    from ..gpu.session.session import SessionPlan, SessionStats, TextDelta
+    from ..gpu.session.text import Tokenizer
     from .generation_record import GenerationRecord
 
 
@@ -45,7 +45,7 @@ class SessionMaker:
 
     def plan(self, longest_request: int) -> SessionPlan:
         if self._topology is None:
-            from ..gpu.session_plan import plan_session
+            from ..gpu.session.plan import plan_session
 
             return plan_session(self._options, longest_request)
         from ..gpu.disaggregation.planning import plan_disaggregated
@@ -56,7 +56,7 @@ class SessionMaker:
     def open(self, plan: SessionPlan, tokenizer: Tokenizer, record: GenerationRecord) -> Iterator[Session]:
         """A session that is closed in the end, its processes with it."""
         if self._topology is None:
-            from ..gpu.session import DecodeSession
+            from ..gpu.session.session import DecodeSession
 
             yield DecodeSession.open(
                 self._options, plan=plan, tokenizer=tokenizer, make_sinks=lambda made: record.make_sinks(made, plan)

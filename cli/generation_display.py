@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .generation_record import output_line
 
 if TYPE_CHECKING:
-    from ..gpu.session import Output, SessionPlan, SessionStats, TextDelta
+    from ..gpu.session.session import Output, SessionPlan, SessionStats, TextDelta
 
 LINE_EVERY_S = 10.0
 REDRAW_EVERY_S = 0.1
@@ -30,7 +30,7 @@ class Display:
     @property
     def outputs(self) -> list[Output]:
         """What became of each request, in their order; those that nothing was told of are left out."""
-        from ..gpu.session import join_deltas
+        from ..gpu.session.session import join_deltas
 
         return [join_deltas(deltas) for deltas in self._parts.values() if deltas and deltas[-1].finish]
 
@@ -56,7 +56,7 @@ class Display:
 
     def _show_finished(self) -> None:
         """All outputs up to the first that is not over yet."""
-        from ..gpu.session import join_deltas
+        from ..gpu.session.session import join_deltas
 
         while self._num_shown < len(self._order):
             deltas = self._parts[self._order[self._num_shown]]

@@ -12,8 +12,8 @@ from . import run_record
 from .run_record import EVENTS, SUMMARY, RunDirectoryError
 
 if TYPE_CHECKING:
-    from ..core.events import EventSink
-    from ..gpu.session import Output, SessionPlan, SessionStats
+    from ..core.contract.events import EventSink
+    from ..gpu.session.session import Output, SessionPlan, SessionStats
     from ..observe.engine_description import EngineDescription
     from ..observe.log import EventLog
     from ..observe.metrics import RunMetrics

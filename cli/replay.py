@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..core.engine import Engine
-    from ..core.events import EventSink
+    from ..core.contract.events import EventSink
+    from ..core.scheduler.engine import Engine
 
 EXIT_DIFFERENT = 1
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import ForetokenError
 
 if TYPE_CHECKING:
-    from ..core.events import EventSink
-    from ..core.faults import FaultPlan
+    from ..core.contract.events import EventSink
     from ..observe.log import EventLog
     from ..observe.metrics import RunMetrics
     from ..observe.perfetto import PerfettoTrace
+    from ..sim.faults.plan import FaultPlan
     from ..sim.run import RunReport
     from ..sim.scenario import Scenario
     from .derived import DerivedRow

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..core.faults import FaultPlan
+    from ..sim.faults.plan import FaultPlan
     from ..sim.run import RunReport
     from ..sim.scenario import Scenario
 
@@ -108,8 +108,8 @@ def simulate(
         return
     plan = None
     if faults is not None:
-        from ..core.faults import load_fault_plan
         from ..sim.disaggregation.pools import pools_of
+        from ..sim.faults.plan import load_fault_plan
 
         with _errors_at(origins):
             transfers = pools_of(resolved).is_disaggregated

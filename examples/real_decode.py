@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foretoken.cli.tiny import default_directory
+from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
-from foretoken.core.request import Request
-from foretoken.gpu.session import DecodeSession
-from foretoken.gpu.session_plan import SessionOptions
+from foretoken.gpu.session.plan import SessionOptions
+from foretoken.gpu.session.session import DecodeSession
 from rich.console import Console
 from rich.table import Table
 

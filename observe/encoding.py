@@ -9,7 +9,7 @@
      "stopped":[chunk],"failures":[[row,message]],"at":[first end, gap, …],"finished":[[id,reason,tokens]]}
     {"t":"lost","r":0,"ns":…,"step":7,"cause":"hung","message":"…","steps":[7,8],"retracted":[id],"finished":[[id,reason,tokens]]}
     {"t":"resume","r":0,"ns":…,"restarted":true,"retracted":[id]}
-    {"t":"handoff","r":0,"ns":…,"move":"reserve","id":"a","row":3,"prompt":{…},"max_tokens":64}       moves: see `core/transferring.py`
+    {"t":"handoff","r":0,"ns":…,"move":"reserve","id":"a","row":3,"prompt":{…},"max_tokens":64}  moves: see `core/scheduler/transfers.py`
     {"t":"retract","r":0,"ns":…,"id":"a"}
     {"t":"deny","r":0,"ns":…,"count":2}
 
@@ -32,8 +32,7 @@ from zlib import crc32
 
 import numpy as np
 
-from ..core.errors import ForetokenError
-from ..core.events import (
+from ..core.contract.events import (
     Aborted,
     AllocationsDenied,
     Committed,
@@ -46,11 +45,12 @@ from ..core.events import (
     StepsLost,
     Submitted,
 )
+from ..core.contract.request import GREEDY, FinishedRequest, FinishReason, Request, SamplingParams
+from ..core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
+from ..core.contract.table_writes import TableWrites
+from ..core.errors import ForetokenError
 from ..core.prompt import Prompt
-from ..core.recovery import FailureCause, StepFailure
-from ..core.request import GREEDY, FinishedRequest, FinishReason, Request, SamplingParams
-from ..core.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
-from ..core.table_writes import TableWrites
+from ..core.scheduler.recovery import FailureCause, StepFailure
 
 DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = np.frombuffer(DIGITS, dtype=np.uint8)

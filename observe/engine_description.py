@@ -13,13 +13,13 @@ from typing import Any
 from ..core.adaptive import AdaptiveConfig, AdaptiveController, CostTable, SlotConfig, build_controller
 from ..core.adaptive.config import load_adaptive_config
 from ..core.adaptive.controller import RuntimeHost
-from ..core.algorithm import Drafter, SpecAlgorithm
-from ..core.engine import Engine
-from ..core.engine_config import EngineConfig
+from ..core.algorithm.algorithm import Drafter, SpecAlgorithm
+from ..core.algorithm.registry import get_algorithm
+from ..core.contract.events import EventSink
+from ..core.contract.finish import TextDecoder
 from ..core.errors import ConfigError, ForetokenError, Problem, nearest
-from ..core.events import EventSink
-from ..core.finish import TextDecoder
-from ..core.registry import get_algorithm
+from ..core.scheduler.config import EngineConfig
+from ..core.scheduler.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.contract.events import Event
 from ..core.errors import ForetokenError, nearest
-from ..core.events import Event
 from .encoding import LineEncoder, dump_line
 
 SCHEMA = 1

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.events import (
+from ..core.contract.events import (
     Aborted,
     AllocationsDenied,
     Committed,
@@ -33,7 +33,7 @@ from ..core.events import (
     StepsLost,
     Submitted,
 )
-from ..core.request import FinishReason
+from ..core.contract.request import FinishReason
 from .columns import GrowingColumn, OpenRequests
 from .handed import HandedRequests
 from .histogram import LogHistogram, added_counts

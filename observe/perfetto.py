@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.contract.events import Aborted, Committed, Event, HandoffMoved, Planned, Resumed, StepsLost, Submitted
+from ..core.contract.step import Step
 from ..core.errors import ForetokenError
-from ..core.events import Aborted, Committed, Event, HandoffMoved, Planned, Resumed, StepsLost, Submitted
-from ..core.step import Step
 
 MAX_EVENTS = 1_000_000
 DEVICE_TRACK = "device"

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.arrival import Arrival
-from ..core.engine import Engine
-from ..core.engine_config import EngineRole
+from ..core.algorithm.arrival import Arrival
+from ..core.contract.events import Event, EventSink, HandoffMove
+from ..core.contract.step import Step
 from ..core.errors import ForetokenError, InvariantViolation
-from ..core.events import Event, EventSink, HandoffMove
-from ..core.step import Step
+from ..core.scheduler.config import EngineRole
+from ..core.scheduler.engine import Engine
 from .encoding import LineEncoder, decision, decode_failure, decode_request, decode_result
 from .log import LogError, Record, read_log
 

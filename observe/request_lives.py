@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..core.events import Aborted, HandoffMove, HandoffMoved, Planned, Resumed, StepsLost, Submitted
-from ..core.request import FinishReason
+from ..core.contract.events import Aborted, HandoffMove, HandoffMoved, Planned, Resumed, StepsLost, Submitted
+from ..core.contract.request import FinishReason
 from .replica_metrics import ReplicaMetrics
 
 if TYPE_CHECKING:

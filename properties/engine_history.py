@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.algorithm import Drafter
+from ..core.algorithm.algorithm import Drafter
+from ..core.algorithm.registry import get_algorithm
 from ..core.errors import ForetokenError
-from ..core.registry import get_algorithm
 from ..observe.encoding import MalformedRecord, decode_lens
 from .audit_findings import Tally
 from .audit_rows import Launched

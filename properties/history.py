@@ -3,8 +3,8 @@
     audit = audit_log("runs/a/events.jsonl")
     assert audit.ok, audit.text()
 
-Whoever writes the schema of `core/events.py` (as `observe/encoding.py` puts it into lines) can be audited. The log is read once, from
-front to back, and what is kept does not grow with it.
+Any engine that writes the schema of `core/contract/events.py` (as `observe/encoding.py` puts it into lines) can be audited. The log is
+read once, from front to back; memory does not grow with it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Kill:
 def mutants_of(contract: str) -> tuple[Mutant, ...]:
     """The shipped mutants of a contract."""
     suite_of(contract)
-    return importlib.import_module(f".{PACKAGES[contract]}.mutants", __package__).MUTANTS
+    return importlib.import_module(f"foretoken.checks.mutants.{PACKAGES[contract].rpartition('.')[2]}").MUTANTS
 
 
 def kill(mutant: Mutant, budget: str | int | Budget | None = None, seed: int = 1) -> Kill:

@@ -25,15 +25,15 @@ RUN_LIMIT_S = 2.0
 WARM_UP_LIMIT_S = 60.0
 
 PACKAGES: dict[str, str] = {
-    "allocator": "allocator",
-    "prefix-cache": "prefix_cache",
-    "relay": "relay",
-    "accept": "accept",
-    "step-controller": "step_controller",
-    "engine": "engine",
-    "executor": "executor",
-    "transport": "transport",
-    "simulator": "simulator",
+    "allocator": "foretoken.properties.allocator",
+    "prefix-cache": "foretoken.properties.prefix_cache",
+    "relay": "foretoken.properties.relay",
+    "accept": "foretoken.properties.accept",
+    "step-controller": "foretoken.properties.step_controller",
+    "engine": "foretoken.properties.engine",
+    "executor": "foretoken.checks.executor",
+    "transport": "foretoken.checks.transport",
+    "simulator": "foretoken.properties.simulator",
 }
 """Contract -> its package."""
 
@@ -191,7 +191,7 @@ def _unreadable(error: Exception) -> Finding:
 
 def contracts() -> tuple[str, ...]:
     """The contracts that have a suite."""
-    return tuple(name for name, package in PACKAGES.items() if find_spec(f".{package}", __package__) is not None)
+    return tuple(name for name, package in PACKAGES.items() if find_spec(package) is not None)
 
 
 def suite_of(contract: str, source: str = "contract") -> Suite:
@@ -200,4 +200,4 @@ def suite_of(contract: str, source: str = "contract") -> Suite:
     if contract not in known:
         what = f"there is no contract {contract!r}{nearest(contract, known)}; there is {', '.join(known)}"
         raise ConfigError(source, [Problem("", what)])
-    return importlib.import_module(f".{PACKAGES[contract]}.suite", __package__).SUITE
+    return importlib.import_module(f"{PACKAGES[contract]}.suite").SUITE

@@ -6,21 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..core.acceptance import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
-from ..core.acceptance_drift import Regimes
-from ..core.acceptance_presets import PRESETS, acceptance_preset
-from ..core.acceptance_trace import TraceAcceptance
+from ..core.acceptance.drift import Regimes
+from ..core.acceptance.presets import PRESETS, acceptance_preset
+from ..core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
+from ..core.acceptance.recorded import TraceAcceptance
 from ..core.adaptive import AdaptiveConfig, AdaptiveController, CostTable, build_controller, load_adaptive_config
 from ..core.adaptive.config import fixed_config
 from ..core.adaptive.graph_plan import graph_plan
-from ..core.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
-from ..core.engine import Engine
-from ..core.engine_config import EngineConfig, EngineSizes
+from ..core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
+from ..core.algorithm.registry import get_algorithm
+from ..core.contract.events import EventSink
 from ..core.errors import ConfigError, ForetokenError, Problem
-from ..core.events import EventSink
 from ..core.kv.sizing import max_speculative_num_draft_tokens
-from ..core.registry import get_algorithm
-from ..core.routing import Routing, choose_mode
+from ..core.scheduler.config import EngineConfig, EngineSizes
+from ..core.scheduler.engine import Engine
+from ..core.scheduler.overlap_mode import Routing, choose_mode
 from ..core.tree.build import MAX_TREE_NODES, tree_capacity
 from .cost.calibration import load_calibration
 from .cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone

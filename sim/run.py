@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import simpy
 
-from ..core.acceptance import AcceptanceProcess, GaussianAcceptance
-from ..core.acceptance_drift import DayCurve
+from ..core.acceptance.drift import DayCurve
+from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance
+from ..core.contract.events import Event, EventSink
+from ..core.contract.request import FinishedRequest, Request
 from ..core.draws import request_key
 from ..core.errors import ForetokenError
-from ..core.events import Event, EventSink
-from ..core.faults import FaultPlan
-from ..core.request import FinishedRequest, Request
 from .actors.client import Patience, closed_loop_client
 from .actors.device import Device, Truth
 from .actors.engine import EngineActor, SpanSink
@@ -29,6 +28,7 @@ from .disaggregation.transfers import DisaggregationReport
 from .disaggregation.worker import Worker
 from .faults.device import FaultyDevice
 from .faults.link import FaultyLink
+from .faults.plan import FaultPlan
 from .faults.replica import FaultyReplica
 from .faults.service import FaultReport, FaultyService
 from .faults.transfers import FaultyCluster

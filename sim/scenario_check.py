@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..core.acceptance_presets import acceptance_preset
+from ..core.acceptance.presets import acceptance_preset
+from ..core.algorithm.registry import get_algorithm
 from ..core.errors import ConfigError, ForetokenError, Problem
 from ..core.kv.eviction import unknown_policy
-from ..core.registry import get_algorithm
 from .cost.hardware import lookup_gpu
 from .cost.host import host_preset
 from .cost.model import ModelShape, lookup_model

@@ -24,12 +24,12 @@ PACKAGES = ("core", "sim", "gpu", "properties", "observe", "cli")
 TIMEOUT_S = 60.0
 
 TESTS: dict[str, tuple[str, ...]] = {
-    "core/hidden.py": ("tests/core/test_hidden.py", "tests/core/tree/test_tree_outputs.py"),
-    "core/finish.py": ("tests/core/test_finish.py",),
+    "core/contract/hidden.py": ("tests/core/contract/test_hidden.py", "tests/core/tree/test_tree_outputs.py"),
+    "core/contract/finish.py": ("tests/core/contract/test_finish.py",),
     "core/tree/outputs.py": ("tests/core/tree/test_tree_outputs.py",),
     "core/kv/moves.py": ("tests/core/kv/test_kv_moves.py",),
     "core/kv/sizing.py": ("tests/core/kv/test_kv_sizing.py",),
-    "core/future_map.py": ("tests/core/test_future_map.py",),
+    "core/contract/future_map.py": ("tests/core/contract/test_future_map.py",),
 }
 """Module -> the tests that are to notice. They run once for every change, so they are the quick ones beside it."""
 
@@ -95,7 +95,7 @@ def mutate(module: str, copy: Path, cosmic_ray: str) -> Iterator[Change]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Change the core's source, one small thing at a time.")
-    parser.add_argument("modules", nargs="*", default=list(TESTS), help="as in core/hidden.py")
+    parser.add_argument("modules", nargs="*", default=list(TESTS), help="as in core/contract/hidden.py")
     parser.add_argument("--cosmic-ray", default=shutil.which("cosmic-ray"), help="its command")
     options = parser.parse_args()
     if not options.cosmic_ray:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..algorithm import AlgorithmShape
-from ..engine import AbortOutcome, Engine
+from ..algorithm.algorithm import AlgorithmShape
+from ..scheduler.engine import AbortOutcome, Engine
 from .actions import TransferOutcome, WritePage
 from .life import DECODE_TRANSITIONS, ENDED, ENDING_EVENTS, TransferEvent, TransferState
 from .messages import (

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
 
-from ..arrival import Arrival
-from ..request import Request
+from ..algorithm.arrival import Arrival
+from ..contract.request import Request
 
 
 class TransferKey(NamedTuple):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..arrival import DraftPayload
-from ..engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
-from ..hidden import check_hidden
-from ..request import Request
-from ..transferring import PromptProgress
+from ..algorithm.arrival import DraftPayload
+from ..contract.hidden import check_hidden
+from ..contract.request import Request
+from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
+from ..scheduler.transfers import PromptProgress
 from .actions import SendPages, TransferOutcome
 from .life import ENDED, ENDING_EVENTS, PREFILL_TRANSITIONS, TransferEvent, TransferState
 from .messages import (

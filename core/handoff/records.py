@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..request import Request
+from ..contract.request import Request
 from .life import TransferState
 from .messages import Manifest, Offer, PageSeal, TransferKey
 

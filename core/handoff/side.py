@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
-from ..engine import Engine
-from ..request import FinishedRequest
+from ..contract.request import FinishedRequest
+from ..scheduler.engine import Engine
 from .actions import Send, TransferOutcome
 from .life import TransferCounts
 from .messages import Message, PageFormat

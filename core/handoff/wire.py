@@ -20,10 +20,10 @@ from zlib import crc32
 
 import numpy as np
 
-from ..arrival import Arrival, DraftPayload
+from ..algorithm.arrival import Arrival, DraftPayload
+from ..contract.request import Request, SamplingParams
 from ..errors import ForetokenError, InvariantViolation
 from ..prompt import Prompt
-from ..request import Request, SamplingParams
 from .messages import (
     Accept,
     Ack,

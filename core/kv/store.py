@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..contract.table_writes import NO_WRITES, TableWrites, WrittenRanges
 from ..errors import InvariantViolation
-from ..table_writes import NO_WRITES, TableWrites, WrittenRanges
 from .allocator import KVAllocator
 from .radix import PrefixMatch, RadixCache, RadixNode
 from .request_table import RequestTable

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 import numpy as np
 
+from ..contract.hidden import merge_hidden
 from ..errors import InvariantViolation
-from ..hidden import merge_hidden
 
 
 @dataclass(frozen=True, slots=True)

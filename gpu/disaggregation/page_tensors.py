@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ...core.handoff import PageFormat, PageSeal
-from ..executor import TorchExecutor
-from ..pools import KVPool
+from ..batch.pools import KVPool
+from ..executor.executor import TorchExecutor
 
 _WORD_BYTES = 4
 _WEIGHT_STEP = 0x9E3779B97F4A7C15  # 2⁶⁴ over the golden ratio: neighbours differ in all bits

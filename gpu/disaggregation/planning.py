@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from ...core.algorithm.registry import is_known_everywhere
 from ...core.errors import ConfigError, Problem
-from ...core.registry import is_known_everywhere
-from ..session_plan import ARGUMENTS, SessionOptions, SessionPlan, plan_session
+from ..session.plan import ARGUMENTS, SessionOptions, SessionPlan, plan_session
 from .topology import Disaggregation
 
 

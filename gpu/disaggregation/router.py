@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...core.request import Request
+from ...core.contract.request import Request
 
 MAX_TRIES = 2
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ...core.arrival import DraftPayload
-from ...core.engine import AbortOutcome, CommitOutcome, Engine
-from ...core.events import Event, HandoffMove, HandoffMoved
+from ...core.algorithm.arrival import DraftPayload
+from ...core.contract.events import Event, HandoffMove, HandoffMoved
+from ...core.contract.request import FinishedRequest, Request
 from ...core.handoff import (
     DecodeSide,
     HandoffTiming,
@@ -28,9 +28,9 @@ from ...core.handoff import (
     WritePage,
 )
 from ...core.handoff.messages import Page
-from ...core.request import FinishedRequest, Request
-from ..executor import TorchExecutor
-from ..loop import Deliveries
+from ...core.scheduler.engine import AbortOutcome, CommitOutcome, Engine
+from ..executor.executor import TorchExecutor
+from ..session.loop import Deliveries
 from .link import Parcel, PeerLink
 from .page_tensors import PageTensors
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...core.engine_config import EngineRole
+from ...core.contract.request import FinishReason, Request
 from ...core.errors import ForetokenError
 from ...core.handoff import HandoffTiming
 from ...core.handoff.wire import request_to_json
-from ...core.request import FinishReason, Request
+from ...core.scheduler.config import EngineRole
 from ...observe.engine_description import EngineDescription
-from ..session import FINISH, REFUSED, Output, SessionStats, TextDelta, check_vocabulary, join_deltas
-from ..session_plan import SessionPlan
-from ..text import StreamDecoder, Tokenizer
+from ..session.plan import SessionPlan
+from ..session.session import FINISH, REFUSED, Output, SessionStats, TextDelta, check_vocabulary, join_deltas
+from ..session.text import StreamDecoder, Tokenizer
 from .processes import WorkerProcess, Workers
 from .router import Placement, Router, Verdict
 from .worker_session import SessionOrder, description_for

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ...core.engine_config import EngineRole
 from ...core.errors import ConfigError, Problem, nearest
-from ..session_plan import ARGUMENTS, AUTO
+from ...core.scheduler.config import EngineRole
+from ..session.plan import ARGUMENTS, AUTO
 
 MAX_WORKERS = 64
 _ROLES = (EngineRole.PREFILL, EngineRole.DECODE)

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from ...core.engine_config import EngineRole
-from ...core.events import EventSink
+from ...core.algorithm.registry import get_algorithm
+from ...core.contract.events import EventSink
 from ...core.handoff import HandoffTiming
-from ...core.registry import get_algorithm
+from ...core.scheduler.config import EngineRole
 from ...observe.engine_description import EngineDescription
 from ...observe.log import EventLog
-from ..loop import Deliveries
 from ..models.config import ModelConfig
-from ..session import load_engine
-from ..session_plan import SessionOptions, SessionPlan
-from ..text import Tokenizer
+from ..session.loop import Deliveries
+from ..session.plan import SessionOptions, SessionPlan
+from ..session.session import load_engine
+from ..session.text import Tokenizer
 from .link import PeerLink
 from .serving import DecodeServing, News, PrefillServing, Serving
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops import Ops
-from ..tree import DeviceTree
+from ..batch.tree import DeviceTree
+from ..ops.port import Ops
 from .port import RoundBatch
 
 

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..chunks import Chunks
+from ..batch.chunks import Chunks
+from ..batch.paged import BranchAttention
+from ..batch.pools import KVPool
+from ..batch.tree import DeviceTree
 from ..kernels.constants import numbers
-from ..ops import KVView, Ops
-from ..paged import BranchAttention
-from ..pools import KVPool
-from ..tree import DeviceTree
+from ..ops.port import KVView, Ops
 from .beam import Beam, first_level, next_level, tree_of
 from .network import DraftNetwork
 from .port import Accepted, Relayed, RoundBatch, root_only

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..chunks import Chunks
+from ..batch.chunks import Chunks
+from ..batch.pools import KVPool
+from ..batch.tree import DeviceTree
 from ..kernels.constants import numbers
 from ..models.eagle import MultiLayerEagle
-from ..ops import Ops
-from ..pools import KVPool
-from ..tree import DeviceTree
+from ..ops.port import Ops
 from .beam import first_level, next_level, tree_of
 from .port import Accepted, Relayed, RoundBatch, root_only, top_candidates
 from .window import at_column, window_attention

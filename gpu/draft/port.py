@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..chunks import Chunks
-from ..ops import Ops
-from ..tree import DeviceTree
+from ..batch.chunks import Chunks
+from ..batch.tree import DeviceTree
+from ..ops.port import Ops
 
 Relayed = dict[str, Tensor]
 """Relay fields beside the bonus token, [rows, …]."""

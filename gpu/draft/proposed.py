@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.proposer import HostDrafts
+from ...core.algorithm.proposer import HostDrafts
 from ...core.tree.build import build_proposed_tree
-from ..chunks import Chunks
-from ..ops import Ops
-from ..tree import DeviceTree
+from ..batch.chunks import Chunks
+from ..batch.tree import DeviceTree
+from ..ops.port import Ops
 from .port import Accepted, Relayed, RoundBatch, root_only
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..batch.paged import WindowAttention
+from ..batch.pools import KVPool
 from ..kernels.constants import numbers, sequence
-from ..ops import Ops
-from ..paged import WindowAttention
-from ..pools import KVPool
+from ..ops.port import Ops
 from .port import RoundBatch
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..host_keys import HostPass
+from ..batch.host_keys import HostPass
 
 
 class Attention(Protocol):

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..host_keys import HostPass
-from ..ops import Ops
+from ..batch.host_keys import HostPass
+from ..ops.port import Ops
 from .attention import Attention
 from .config import ModelConfig
 from .host_layers import HostLayer, HostRows, array, quiet, rms_norm, runs_on_host

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..host_keys import HostPass
+from ..batch.host_keys import HostPass
 from .attention import Attention
 from .decoder import Decoder, wide
 from .head_config import HeadConfig

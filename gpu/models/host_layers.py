@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..host_keys import HostPass
+from ..batch.host_keys import HostPass
 from .layer import Layer, Mlp
 
 HOST_DTYPES = (torch.float32, torch.float64)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ..ops import Ops
+from ..ops.port import Ops
 from .attention import Attention
 from .config import ModelConfig
 from .moe import ExpertMlp

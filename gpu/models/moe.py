@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops import Ops
+from ..ops.port import Ops
 from .config import ModelConfig
 from .weights import NamedWeight, empty_weight
 

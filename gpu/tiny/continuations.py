@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..models.decoder import Decoder
-from ..models.dense import rotate
+from .dense import rotate
 
 ROWS_AT_ONCE = 64  # bounds the keys and values held
 

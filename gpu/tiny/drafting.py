@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..models.decoder import Capture, Decoder
-from ..models.dense import DenseAttention
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
+from .dense import DenseAttention
 from .training import fast_products
 from .unrolled_attention import UnrolledAttention, shifted
 

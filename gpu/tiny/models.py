@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..checkpoint import random_head, random_weights
+from ..models.checkpoint import random_head, random_weights
 from ..models.config import LLAMA, ModelConfig
 from ..models.decoder import Decoder
 from ..models.eagle import Eagle3Head, MultiLayerEagle
 from ..models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
-from ..torch_ops import TorchOps
+from ..ops.torch_ops import TorchOps
 from .sizes import ModelShape, TinySize
 from .vocabulary import END_OF_TEXT_ID
 

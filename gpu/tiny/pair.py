@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ...core.errors import ConfigError, Problem
-from ..checkpoint import STANDALONE, load_draft, load_target, save_draft, save_target
+from ..models.checkpoint import STANDALONE, load_draft, load_target, save_draft, save_target
 from ..models.decoder import Decoder
 from ..models.head_config import EAGLE3, MULTI_LAYER_EAGLE
-from ..torch_ops import TorchOps
+from ..ops.torch_ops import TorchOps
 from .continuations import continue_texts
 from .corpus import Corpus, read_corpus
 from .directory import PairOptions, making, publish, read_summary, writing_part

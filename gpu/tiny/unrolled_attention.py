@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..models.dense import rotate
+from .dense import rotate
 
 
 class UnrolledAttention:

@@ -15,9 +15,9 @@ SUITE = Suite(
     draw_config=draw_config,
     vocabulary=vocabulary,
     subjects=(
-        "foretoken.properties.adapters.tree_accept:make",
+        "foretoken.checks.adapters.tree_accept:make",
         "foretoken.properties.accept.plain:make",
-        "foretoken.gpu.checked_accept:make",
+        "foretoken.checks.adapters.torch_accept:make",
     ),
     quick=6_000,
     simpler_configs=simpler_configs,

@@ -15,8 +15,8 @@ SUITE = Suite(
     draw_config=draw_config,
     vocabulary=vocabulary,
     subjects=(
-        "foretoken.properties.adapters.kv_allocator:make",
-        "foretoken.properties.adapters.kv_store:make",
+        "foretoken.checks.adapters.kv_allocator:make",
+        "foretoken.checks.adapters.kv_store:make",
         "foretoken.properties.allocator.plain:make",
     ),
     quick=60_000,

@@ -15,8 +15,8 @@ SUITE = Suite(
     draw_config=draw_config,
     vocabulary=vocabulary,
     subjects=(
-        "foretoken.properties.adapters.radix_cache:make",
-        "foretoken.properties.adapters.prefix_store:make",
+        "foretoken.checks.adapters.radix_cache:make",
+        "foretoken.checks.adapters.prefix_store:make",
         "foretoken.properties.prefix_cache.plain:make",
     ),
     quick=40_000,

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...core.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
+from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
+from ...core.algorithm.proposer import HostDrafts
 from ...core.errors import InvariantViolation
 from ...core.kv.moves import KVMovePlan, draft_branch_layout
-from ...core.proposer import HostDrafts
 from ...core.tree.build import (
     Beam,
     VerifyTree,

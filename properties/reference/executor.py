@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...core.acceptance import AcceptanceProcess
-from ...core.algorithm import AlgorithmShape, DraftKV, SpecAlgorithm
+from ...core.acceptance.process import AcceptanceProcess
+from ...core.algorithm.algorithm import AlgorithmShape, DraftKV, SpecAlgorithm
+from ...core.contract.finish import first_stop_token
+from ...core.contract.future_map import FutureMap
+from ...core.contract.hidden import check_hidden
+from ...core.contract.request import Request
+from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, RoundRecord, Step, StepResult
 from ...core.draws import request_key
-from ...core.engine import Engine
 from ...core.errors import InvariantViolation
-from ...core.finish import first_stop_token
-from ...core.future_map import FutureMap
-from ...core.hidden import check_hidden
-from ...core.request import Request
-from ...core.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, RoundRecord, Step, StepResult
+from ...core.scheduler.engine import Engine
 from ...core.tree.build import VerifyTree
 from ...core.tree.finalize import Finalized, finalize
 from ...core.tree.outputs import NodeOutputs

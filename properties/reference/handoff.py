@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...core.arrival import DraftPayload
-from ...core.engine import AbortOutcome, Engine
+from ...core.algorithm.arrival import DraftPayload
+from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.handoff import (
     DecodeSide,
     HandoffTiming,
@@ -31,7 +31,7 @@ from ...core.handoff import (
 )
 from ...core.handoff.messages import Page
 from ...core.handoff.wire import decode, encode
-from ...core.request import FinishedRequest, FinishReason, Request
+from ...core.scheduler.engine import AbortOutcome, Engine
 from .executor import ReferenceExecutor
 from .language_model import HIDDEN_SIZE
 from .shadow import ShadowPool, stay_of

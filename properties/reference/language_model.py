@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.contract.request import Request
 from ...core.draws import Purpose, hash64, request_key, uniform
-from ...core.request import Request
 from ...core.tree.verify import argmax_tokens
 
 HIDDEN_SIZE = 4

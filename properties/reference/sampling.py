@@ -11,7 +11,7 @@ from enum import Enum
 
 import numpy as np
 
-from ...core.request import SamplingParams
+from ...core.contract.request import SamplingParams
 from ...core.tree.build import VerifyTree
 from ...core.tree.verify import (
     Verified,

@@ -15,8 +15,8 @@ SUITE = Suite(
     draw_config=draw_config,
     vocabulary=vocabulary,
     subjects=(
-        "foretoken.properties.adapters.future_map:make",
-        "foretoken.properties.adapters.future_map:make_poisoned",
+        "foretoken.checks.adapters.future_map:make",
+        "foretoken.checks.adapters.future_map:make_poisoned",
     ),
     quick=40_000,
     simpler_configs=simpler_configs,

@@ -15,9 +15,9 @@ SUITE = Suite(
     draw_config=draw_config,
     vocabulary=vocabulary,
     subjects=(
-        "foretoken.properties.adapters.step_controller:make_fixed",
-        "foretoken.properties.adapters.step_controller:make_ema",
-        "foretoken.properties.adapters.step_controller:make_goodput",
+        "foretoken.checks.adapters.step_controller:make_fixed",
+        "foretoken.checks.adapters.step_controller:make_ema",
+        "foretoken.checks.adapters.step_controller:make_goodput",
     ),
     quick=12_000,
     simpler_configs=simpler_configs,

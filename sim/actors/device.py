@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core.acceptance import AcceptanceProcess
-from ...core.run_cache import RunCache
-from ...core.step import BlockEnd, DecodeResult, DecodeStep, Join, PrefillResult, Step
+from ...core.acceptance.process import AcceptanceProcess
+from ...core.contract.step import BlockEnd, DecodeResult, DecodeStep, Join, PrefillResult, Step
 from ..cost.round import RoundCost
+from .run_cache import RunCache
 
 
 @dataclass(frozen=True, slots=True)

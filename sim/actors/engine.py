@@ -19,10 +19,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import simpy
 
-from ...core.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
+from ...core.contract.request import FinishedRequest, FinishReason, Request
+from ...core.contract.step import Step, StepResult
 from ...core.errors import InvariantViolation
-from ...core.request import FinishedRequest, FinishReason, Request
-from ...core.step import Step, StepResult
+from ...core.scheduler.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
 from ..cost.host import HostCost
 from .clock import until
 from .device import Device, DrawnRounds, Truth

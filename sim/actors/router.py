@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from ...core.contract.request import Request
 from ...core.draws import Purpose, uniform
-from ...core.request import Request
 from .device import Truth
 from .engine import EngineActor
 from .link import Link

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import simpy
 
-from ...core.engine_config import EngineRole
+from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.handoff import Message, PageSeal
 from ...core.handoff.messages import Manifest, Page
-from ...core.request import FinishedRequest, FinishReason, Request
+from ...core.scheduler.config import EngineRole
 from ..actors.device import Truth
 from ..actors.link import Link
 from ..actors.router import BYTES_PER_TOKEN, Balancer

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...core.algorithm import AlgorithmShape
-from ...core.engine_config import EngineRole
+from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.errors import ConfigError, Problem
 from ...core.handoff import HandoffTiming, PageFormat
+from ...core.scheduler.config import EngineRole
 from ..scenario import Scenario
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...core.engine_config import EngineRole
+from ...core.scheduler.config import EngineRole
 from ..actors.clock import call_at
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from zlib import crc32
 
 import simpy
 
-from ...core.engine import AbortOutcome, CommitOutcome, SubmitOutcome
-from ...core.engine_config import EngineRole
+from ...core.contract.request import Request, RequestState
 from ...core.handoff import (
     DecodeSide,
     Message,
@@ -30,7 +29,8 @@ from ...core.handoff import (
     WritePage,
 )
 from ...core.handoff.messages import Accept, Offer, Page
-from ...core.request import Request, RequestState
+from ...core.scheduler.config import EngineRole
+from ...core.scheduler.engine import AbortOutcome, CommitOutcome, SubmitOutcome
 from ..actors.clock import call_at
 from ..actors.device import Truth
 from ..actors.engine import EngineActor

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...core.contract.request import Request, SamplingParams
 from ...core.prompt import Prompt
-from ...core.request import Request, SamplingParams
 from ..actors.clock import call_at
 from ..actors.device import Truth
 from ..workload.arrival import Arrival

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...core.step import DecodeStep, Join, Step
+from ...core.contract.step import DecodeStep, Join, Step
 from ..actors.device import Batch, Device, DrawnRounds
 
 

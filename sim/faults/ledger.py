@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...core.faults import FaultDraws, FaultPlan
+from .plan import FaultDraws, FaultPlan
 
 
 class Ledger:

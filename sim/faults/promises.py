@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.engine import Engine
-from ...core.errors import InvariantViolation
-from ...core.events import (
+from ...core.contract.events import (
     Aborted,
     Committed,
     Event,
@@ -23,9 +21,11 @@ from ...core.events import (
     StepsLost,
     Submitted,
 )
-from ...core.recovery import FailureCause
-from ...core.request import FinishedRequest, FinishReason
-from ...core.step import Step
+from ...core.contract.request import FinishedRequest, FinishReason
+from ...core.contract.step import Step
+from ...core.errors import InvariantViolation
+from ...core.scheduler.engine import Engine
+from ...core.scheduler.recovery import FailureCause
 
 PROMISES = {
     "nothing_seen": "no token of a lost step is delivered",

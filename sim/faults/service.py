@@ -9,14 +9,14 @@ from typing import Any
 
 import simpy
 
-from ...core.engine import Engine
+from ...core.contract.events import EventSink
+from ...core.contract.request import FinishedRequest, FinishReason
 from ...core.errors import InvariantViolation
-from ...core.events import EventSink
-from ...core.faults import KINDS, FaultPlan
-from ...core.request import FinishedRequest, FinishReason
+from ...core.scheduler.engine import Engine
 from ..workload.arrival import Arrival
 from .clients import FaultyClients
 from .ledger import Ledger
+from .plan import KINDS, FaultPlan
 from .promises import OF_KIND, Broken, Promises, Witness
 from .replica import FaultyReplica
 

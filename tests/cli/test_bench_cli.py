@@ -4,9 +4,9 @@ import json
 import re
 
 import pytest
-from foretoken.gpu.bench import Bench
-from foretoken.gpu.bench_arm import Arm
-from foretoken.gpu.bench_plan import BenchOptions, plan_bench
+from foretoken.gpu.bench.arm import Arm
+from foretoken.gpu.bench.plan import BenchOptions, plan_bench
+from foretoken.gpu.bench.run import Bench
 
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
@@ -116,7 +116,7 @@ def test_bad_input_is_told_before_any_work(more, expected, command, arguments, m
 
 
 def test_too_much_memory(command, arguments, monkeypatch):
-    monkeypatch.setattr("foretoken.gpu.bench_plan.free_bytes", lambda device: 100_000)
+    monkeypatch.setattr("foretoken.gpu.bench.plan.free_bytes", lambda device: 100_000)
     outcome = command(*arguments)
     assert outcome.code == 2 and outcome.err.count("foretoken: ") == 1
     for words in ("not enough memory", "for weights", "for KV", "--batch-sizes"):
@@ -138,7 +138,7 @@ def test_the_options_are_the_plans(command, arguments, monkeypatch):
         seen.append(options)
         return plan_bench(BenchOptions(random_weights=None))  # raises, which ends the command
 
-    monkeypatch.setattr("foretoken.gpu.bench_plan.plan_bench", keep)
+    monkeypatch.setattr("foretoken.gpu.bench.plan.plan_bench", keep)
     given = {
         "--draft": "d", "--dtype": "float64", "--algorithm": "A", "--topk": 3, "--num-draft-tokens": 7,
         "--acceptance": "code", "--page-size": 4, "--seed": 5,

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from foretoken.checks.adapters import kv_allocator
 from foretoken.properties import mutants
-from foretoken.properties.adapters import kv_allocator
 from foretoken.properties.suites import suite_of
 
-BAD = Path(__file__).parents[1] / "properties" / "bad_allocators.py"
+BAD = Path(__file__).parents[1] / "support" / "bad_allocators.py"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sys
 import pytest
 from foretoken.cli.generate import _asked_to_stop
 from foretoken.cli.generation_display import Display, Progress
-from foretoken.gpu.text import Tokenizer
+from foretoken.gpu.session.text import Tokenizer
 from small_checkpoint import write_head, write_standalone, write_target
 
 
@@ -195,7 +195,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_message_before_a_weight_is_read(generate, name, monkeypatch):
-    import foretoken.gpu.checkpoint as checkpoint
+    import foretoken.gpu.models.checkpoint as checkpoint
 
     monkeypatch.setattr(checkpoint, "load_target", lambda *arguments: pytest.fail("weights were read"))
     arguments, words = BAD[name]
@@ -229,7 +229,7 @@ def test_broken_weights_are_found_before_any_are_read(generate, models, tmp_path
 
 
 def test_a_head_whose_tensors_do_not_fit_is_found_before_the_target_is_read(generate, models, tmp_path, monkeypatch):
-    import foretoken.gpu.checkpoint as checkpoint
+    import foretoken.gpu.models.checkpoint as checkpoint
 
     shutil.copytree(models["eagle3"], tmp_path / "head")
     config = tmp_path / "head" / "config.json"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from foretoken.core.registry import algorithm_names, unregister_algorithm
+from foretoken.core.algorithm.registry import algorithm_names, unregister_algorithm
 from small_checkpoint import write_target
 
 GOOD = """
 import numpy as np
-from foretoken.core.algorithms import LookupDrafting
-from foretoken.core.proposer import Proposal
+from foretoken.core.algorithm.builtin import LookupDrafting
+from foretoken.core.algorithm.proposer import Proposal
 
 class Proposer:
     def open_row(self, row): pass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from foretoken.core.adaptive import AdaptiveController
-from foretoken.core.faults import load_fault_plan
+from foretoken.sim.faults.plan import load_fault_plan
 from foretoken.sim.faults.promises import OF_KIND
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +70,7 @@ def test_a_service_that_raises_is_a_broken_promise(command, plan, monkeypatch, t
     def broken(self, *arguments):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("foretoken.core.engine.Engine.lose_steps", broken)
+    monkeypatch.setattr("foretoken.core.scheduler.engine.Engine.lose_steps", broken)
     outcome = command("simulate", *SMALL, "--faults", plan, "--out", tmp_path / "run")
     assert outcome.code == 1
     assert (

@@ -13,7 +13,7 @@ import torch
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parents[2]
-MADE_BY = ("gpu/tiny", "gpu/models", "gpu/checkpoint.py", "gpu/tensor_files.py")
+MADE_BY = ("gpu/tiny", "gpu/models")
 
 
 @pytest.fixture(scope="session")

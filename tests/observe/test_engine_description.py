@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from foretoken.core.adaptive import CostTable, load_adaptive_config
 from foretoken.core.adaptive.config import fixed_config
-from foretoken.core.engine_config import EngineConfig
+from foretoken.core.contract.request import FinishReason, Request
 from foretoken.core.errors import ConfigError
-from foretoken.core.executor import run_until_idle
 from foretoken.core.prompt import Prompt
-from foretoken.core.request import FinishReason, Request
+from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.driver import run_until_idle
 from foretoken.observe.engine_description import EngineDescription
 from foretoken.observe.log import EventLog, read_log
 from foretoken.observe.replay import replay

@@ -2,12 +2,9 @@ import json
 
 import numpy as np
 import pytest
-from foretoken.core.engine import Engine
-from foretoken.core.errors import InvalidRequest
-from foretoken.core.events import Aborted, Committed, EngineStarted, Planned, Submitted
-from foretoken.core.prompt import Prompt
-from foretoken.core.request import FinishedRequest, FinishReason, Request, SamplingParams
-from foretoken.core.step import (
+from foretoken.core.contract.events import Aborted, Committed, EngineStarted, Planned, Submitted
+from foretoken.core.contract.request import FinishedRequest, FinishReason, Request, SamplingParams
+from foretoken.core.contract.step import (
     BlockEnd,
     DecodeResult,
     DecodeStep,
@@ -16,7 +13,10 @@ from foretoken.core.step import (
     Step,
     StepResult,
 )
-from foretoken.core.table_writes import NO_WRITES
+from foretoken.core.contract.table_writes import NO_WRITES
+from foretoken.core.errors import InvalidRequest
+from foretoken.core.prompt import Prompt
+from foretoken.core.scheduler.engine import Engine
 from foretoken.observe.encoding import (
     LineEncoder,
     MalformedRecord,

@@ -4,15 +4,15 @@ import json
 
 import pytest
 from foretoken.core.adaptive import fixed_controller
+from foretoken.core.algorithm.registry import get_algorithm
+from foretoken.core.contract.events import HandoffMove, HandoffMoved
+from foretoken.core.contract.request import Request
 from foretoken.core.draws import Purpose, uniform
-from foretoken.core.engine import Engine
-from foretoken.core.engine_config import EngineConfig, EngineRole
-from foretoken.core.events import HandoffMove, HandoffMoved
 from foretoken.core.handoff import HandoffTiming
 from foretoken.core.handoff.messages import Manifest
 from foretoken.core.prompt import Prompt
-from foretoken.core.registry import get_algorithm
-from foretoken.core.request import Request
+from foretoken.core.scheduler.config import EngineConfig, EngineRole
+from foretoken.core.scheduler.engine import Engine
 from foretoken.observe.log import EventLog
 from foretoken.observe.metrics import RunMetrics
 from foretoken.observe.perfetto import PerfettoTrace

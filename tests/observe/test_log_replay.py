@@ -1,8 +1,8 @@
 import json
 
 import pytest
-from foretoken.core.engine import Engine
-from foretoken.core.events import Committed, Submitted
+from foretoken.core.contract.events import Committed, Submitted
+from foretoken.core.scheduler.engine import Engine
 from foretoken.observe.log import EventLog, LogError
 from foretoken.observe.replay import replay
 from observed_run import ALGORITHM, make_config, make_controller, recorded_events

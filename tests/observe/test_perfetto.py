@@ -2,7 +2,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from foretoken.core.events import Committed, Planned
+from foretoken.core.contract.events import Committed, Planned
 from foretoken.observe.perfetto import PerfettoTrace, TraceError
 from observed_run import recorded_events
 

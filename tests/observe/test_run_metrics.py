@@ -3,10 +3,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from foretoken.core.engine import Engine
-from foretoken.core.events import EngineStarted
+from foretoken.core.contract.events import EngineStarted
+from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
-from foretoken.core.request import Request
+from foretoken.core.scheduler.engine import Engine
 from foretoken.observe import metrics as metrics_module
 from foretoken.observe.metrics import RunMetrics
 from foretoken.observe.summary import SLO

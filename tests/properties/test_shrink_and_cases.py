@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from bad_allocators import CannotBeMade, Exact, ListAllocator
+from foretoken.checks.adapters import kv_allocator
 from foretoken.core.errors import ConfigError
-from foretoken.properties.adapters import kv_allocator
 from foretoken.properties.allocator import operations as ops
 from foretoken.properties.allocator.contract import AllocatorConfig
 from foretoken.properties.allocator.model import AllocatorModel
@@ -21,7 +21,7 @@ from foretoken.properties.mutants import kill, mutants_of
 from foretoken.properties.operations import decode, encode, simpler
 from foretoken.properties.trial import Violation
 
-CASES = sorted((Path(__file__).parents[1] / "cases").glob("*.json"))
+CASES = sorted((Path(__file__).parents[1] / "support" / "cases").glob("*.json"))
 
 
 class FailsAtTheThird(ListAllocator):

@@ -1,7 +1,7 @@
 """Everything within a small scope, and Hypothesis over the same operations."""
 
 import pytest
-from foretoken.properties.adapters import kv_allocator, kv_store
+from foretoken.checks.adapters import kv_allocator, kv_store
 from foretoken.properties.allocator.contract import AllocatorConfig
 from foretoken.properties.allocator.plain import EVERYTHING, PlainAllocator
 from foretoken.properties.allocator.suite import SUITE as ALLOCATOR

@@ -1,7 +1,7 @@
 """SIM-12 in the simulator: a run in blocks of rounds equals the run in single rounds, in every time and every decision."""
 
 import pytest
-from foretoken.core.events import Committed, Planned, Submitted
+from foretoken.core.contract.events import Committed, Planned, Submitted
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict
 

@@ -4,8 +4,8 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from foretoken.core.contract.request import FinishReason
 from foretoken.core.errors import ConfigError
-from foretoken.core.request import FinishReason
 from foretoken.observe.metrics import RunMetrics
 from foretoken.sim.cost.memory import InsufficientMemory
 from foretoken.sim.run import NothingFits, Simulation
@@ -247,7 +247,7 @@ def test_a_trace_that_breaks_while_it_is_replayed(tmp_path):
 @pytest.mark.parametrize(("target", "words"), [("no_such_module:Draft", "no_such_module"), ("json:Draft", "Draft")])
 def test_a_plugin_that_cannot_be_loaded_is_named(monkeypatch, target, words):
     broken = EntryPoint("BROKEN", target, "foretoken.algorithms")
-    monkeypatch.setattr("foretoken.core.registry.entry_points", lambda group: [broken])
+    monkeypatch.setattr("foretoken.core.algorithm.registry.entry_points", lambda group: [broken])
     with pytest.raises(ConfigError, match=rf"speculation\.algorithm: .*plugin 'BROKEN' cannot be loaded: .*{words}"):
         simulate(merged(SMALL, speculation={"algorithm": "BROKEN"}))
 

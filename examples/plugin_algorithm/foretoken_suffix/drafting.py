@@ -7,11 +7,11 @@ so the proposer says for every node what the trust is if that node is the last o
 from __future__ import annotations
 
 import numpy as np
-from foretoken.core.algorithm import AlgorithmShape, DraftInput, HandoffBatch
-from foretoken.core.algorithms import LookupDrafting
-from foretoken.core.future_map import FutureMap, RelayField
-from foretoken.core.hidden import ForwardPhase
-from foretoken.core.proposer import Proposal, ProposalRequest
+from foretoken.core.algorithm.algorithm import AlgorithmShape, DraftInput, HandoffBatch
+from foretoken.core.algorithm.builtin import LookupDrafting
+from foretoken.core.algorithm.proposer import Proposal, ProposalRequest
+from foretoken.core.contract.future_map import FutureMap, RelayField
+from foretoken.core.contract.hidden import ForwardPhase
 
 from .automaton import DraftTree, SuffixAutomaton
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from foretoken.checks.matrix import random_cells, run_cell
 from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm import AlgorithmShape, Drafter, HandoffBatch
-from foretoken.core.engine import Engine
-from foretoken.core.engine_config import EngineConfig
-from foretoken.core.future_map import FutureMap
+from foretoken.core.algorithm.algorithm import AlgorithmShape, Drafter, HandoffBatch
+from foretoken.core.algorithm.proposer import HostDrafts, ProposalRequest
+from foretoken.core.algorithm.registry import get_algorithm
+from foretoken.core.contract.future_map import FutureMap
+from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
-from foretoken.core.proposer import HostDrafts, ProposalRequest
-from foretoken.core.registry import get_algorithm
-from foretoken.core.request import Request
-from foretoken.properties.matrix import random_cells, run_cell
+from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.engine import Engine
 from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
 from foretoken.properties.reference.handoff import HandoffPair
 from foretoken_suffix.automaton import DraftTree

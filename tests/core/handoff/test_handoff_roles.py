@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from foretoken.core.adaptive import fixed_controller
-from foretoken.core.arrival import Arrival, DraftPayload
-from foretoken.core.engine import Engine
-from foretoken.core.engine_config import EngineConfig, EngineRole
+from foretoken.core.algorithm.arrival import Arrival, DraftPayload
+from foretoken.core.algorithm.registry import get_algorithm
+from foretoken.core.contract.request import FinishReason, Request
 from foretoken.core.errors import ConfigError, InvariantViolation
 from foretoken.core.handoff import HandoffTiming
 from foretoken.core.handoff.life import (
@@ -17,8 +17,8 @@ from foretoken.core.handoff.life import (
 )
 from foretoken.core.handoff.timing import Deadlines
 from foretoken.core.prompt import Prompt
-from foretoken.core.registry import get_algorithm
-from foretoken.core.request import FinishReason, Request
+from foretoken.core.scheduler.config import EngineConfig, EngineRole
+from foretoken.core.scheduler.engine import Engine
 
 
 def engine_of(role, algorithm="STANDALONE", **config):

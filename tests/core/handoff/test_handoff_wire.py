@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from foretoken.core.arrival import Arrival, DraftPayload
+from foretoken.core.algorithm.arrival import Arrival, DraftPayload
+from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.handoff.messages import (
     Accept,
@@ -21,7 +22,6 @@ from foretoken.core.handoff.messages import (
 )
 from foretoken.core.handoff.wire import MalformedMessage, decode, encode
 from foretoken.core.prompt import Prompt
-from foretoken.core.request import Request, SamplingParams
 
 HUGE = 2**80 + 1
 KEY = TransferKey('r "é" ' + "x" * 300, HUGE, 2**63 + 5)

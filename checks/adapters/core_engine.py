@@ -1,0 +1,302 @@
+"""Our engine, `core.engine`, behind the engine contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from ...core.adaptive import AdaptiveController, load_adaptive_config
+from ...core.adaptive.policy import FixedPolicy
+from ...core.algorithm.algorithm import NO_SPECULATION, SpecAlgorithm
+from ...core.algorithm.builtin import Eagle, Standalone
+from ...core.contract.request import GREEDY, FinishedRequest, Request, SamplingParams
+from ...core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
+from ...core.errors import InvariantViolation
+from ...core.prompt import Prompt
+from ...core.scheduler.config import EngineConfig
+from ...core.scheduler.engine import Engine
+from ...core.scheduler.recovery import FailureCause, StepFailure
+from ...properties.engine.contract import Answer, EngineCapabilities, Event, ServingConfig, Wish
+
+ALGORITHMS: dict[str, SpecAlgorithm] = {"none": NO_SPECULATION, "draft": Standalone(), "head": Eagle()}
+MARKS = "marks"
+WITH_MARKS = (MARKS,)
+NO_TIMES = np.zeros(0, dtype=np.int64)  # nobody measures here
+
+
+class InFlight(NamedTuple):
+    """A step that was handed out, and whose chunks and rows it has."""
+
+    step: Step
+    chunks: list[str]
+    rows: list[str]
+
+
+class ToldPolicy(FixedPolicy):
+    """The steps that somebody else says, out of several candidates."""
+
+    name = "told"
+
+    def __init__(self, candidates: Sequence[int]) -> None:
+        super().__init__(candidates[-1])
+        self.config = load_adaptive_config({"1": {"candidate_steps": list(candidates)}})
+
+    def tell(self, steps: int) -> None:
+        """From now on."""
+        self._steps = steps
+
+
+class CoreEngine:
+    """Requests by name over rows by number; the answers become columns."""
+
+    def __init__(self, config: ServingConfig) -> None:
+        self.policy = ToldPolicy(config.candidates)
+        nodes = config.tree_nodes or None
+        controller = AdaptiveController(self.policy, topk=config.topk, num_draft_tokens=nodes)
+        self.engine = self.build(_engine_config(config), ALGORITHMS[config.algorithm], controller)
+        self.steps: dict[int, InFlight] = {}  # and the one committed last
+        self.requests: dict[int, str] = {}  # row -> request
+        self.stop_tokens: dict[str, tuple[int, ...]] = {}
+        self.newest_interrupted = 0
+
+    def build(self, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> Engine:
+        """The engine itself."""
+        return Engine(config, algorithm, controller)
+
+    # -- clients ------------------------------------------------------------------------------------------------------
+
+    def submit(self, wish: Wish) -> int:
+        request = Request(
+            wish.request,
+            Prompt.of_tokens(wish.prompt),
+            wish.max_tokens,
+            priority=wish.priority,
+            sampling=_sampling(wish.seed),
+            stop_tokens=tuple(wish.stop_tokens),
+            outputs=WITH_MARKS if wish.marks else (),
+        )
+        outcome = self.engine.submit(request, 0)
+        if outcome.refusal:
+            raise ValueError(outcome.refusal)
+        self.stop_tokens[wish.request] = request.stop_tokens
+        self._interrupt(outcome.replan)
+        return self.engine._live[wish.request].max_tokens
+
+    def abort(self, request: str) -> list[Event]:
+        outcome = self.engine.abort(request, 0)
+        self._interrupt(outcome.replan)
+        return [] if outcome.finished is None else [_end(outcome.finished)]
+
+    def retract(self, request: str) -> None:
+        self._interrupt(self.engine.request_retraction(request, 0))
+
+    def deny(self, count: int) -> None:
+        self.engine.deny_allocations(count, 0)
+
+    def lose(self, step: int) -> list[Event]:
+        outcome = self.engine.lose_steps(StepFailure(step, FailureCause.RAISED), 0)
+        return [_end(finished) for finished in outcome.finished]
+
+    def resume(self) -> None:
+        self.engine.resume(0)
+
+    def set_steps(self, steps: int) -> None:
+        self.policy.tell(steps)
+        self._interrupt(True)
+
+    def _interrupt(self, replan: bool) -> None:
+        if replan:
+            self.newest_interrupted = self.engine.last_step_id
+
+    def interrupts(self) -> int:
+        return self.newest_interrupted
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> dict | None:
+        step = self.engine.plan(0)
+        return None if step is None else self.view(step)
+
+    def view(self, step: Step) -> dict:
+        """A step in plain values."""
+        requests, key = self.requests, self.key
+        enters = []
+        for join in step.joins:
+            requests[join.row] = join.request.request_id
+            enters.append(join.request.request_id)
+        prefill, decode, steps, rounds = [], [], 0, 1
+        if step.prefill is not None:
+            part, at = step.prefill, 0
+            tokens = part.tokens.tolist()
+            columns = (part.rows.tolist(), part.starts.tolist(), part.lens.tolist(), part.tail_tokens.tolist())
+            for row, start, length, tail in zip(*columns, strict=True):
+                prefill.append((requests[row], start, tokens[at : at + length], tail, key(row)))
+                at += length
+        if step.decode is not None:
+            part = step.decode
+            lengths = zip(part.rows.tolist(), part.seq_lens.tolist(), strict=True)
+            decode = [(requests[row], length, None, key(row)) for row, length in lengths]
+            steps, rounds = part.steps, part.max_rounds
+        names = [chunk[0] for chunk in prefill], [row[0] for row in decode]
+        self.steps[step.step_id] = InFlight(step, *names)
+        return {
+            "step": step.step_id,
+            "enters": enters,
+            "prefill": prefill,
+            "decode": decode,
+            "steps": steps,
+            "rounds": rounds,
+        }
+
+    def key(self, row: int) -> int:
+        """What an executor draws the tokens of a row from."""
+        return self.engine._live[self.requests[row]].request.sampling.seed
+
+    def commit(self, answer: Answer) -> list[Event]:
+        flight = self.steps[answer.step]
+        try:
+            outcome = self.engine.commit(self.result(flight, answer), 0)
+        except InvariantViolation as violation:
+            if violation.invariant == "RELAY-07":
+                raise ValueError(str(violation)) from violation  # that is how it refuses
+            raise
+        for number in [number for number in self.steps if number < answer.step]:
+            del self.steps[number]
+        events: list[Event] = []
+        for request in outcome.first_tokens:
+            events.append(("tokens", request, [answer.first[flight.chunks.index(request)]]))
+        if outcome.kept is not None:
+            for runs, counts in zip(answer.runs, outcome.kept.tolist(), strict=True):
+                for request, run, count in zip(flight.rows, runs, counts, strict=True):
+                    if count:
+                        events.append(("tokens", request, run[:count]))
+        events += map(_end, outcome.finished)
+        return events
+
+    def result(self, flight: InFlight, answer: Answer) -> StepResult:
+        """An answer as the engine wants it."""
+        step, prefill, decode, failures = flight.step, None, None, ()
+        if flight.chunks:
+            stops = [self.stop_tokens[request] for request in flight.chunks]
+            stopped = [token in wanted for token, wanted in zip(answer.first, stops, strict=True)]
+            outputs = {MARKS: np.array(answer.first_marks)} if answer.first_marks else None
+            prefill = PrefillResult(np.array(answer.first), np.array(stopped) if any(stopped) else None, outputs)
+        if flight.rows:
+            decode = self._decode_result(flight, answer)
+        if answer.failed:
+            parts = [part.rows.tolist() for part in (step.prefill, step.decode) if part is not None]
+            rows = dict(zip(flight.chunks + flight.rows, chain(*parts), strict=True))
+            failures = tuple((rows[request], "the device said so") for request in answer.failed)
+        return StepResult(answer.step, prefill, decode, NO_TIMES, failures)
+
+    def _decode_result(self, flight: InFlight, answer: Answer) -> DecodeResult:
+        rounds, rows, width = len(answer.runs), len(flight.rows), max(flight.step.decode.steps + 1, 1)
+        columns = list(chain(*answer.runs))  # round after round
+        lens = list(map(len, columns))
+        stops = [self.stop_tokens[request] for request in flight.rows]
+        stop_index = outputs = None
+        if any(stops):
+            stop_index = [_first_stop(run, wanted) for run, wanted in zip(columns, stops * rounds, strict=True)]
+            stop_index = np.array(stop_index, dtype=np.int32).reshape(rounds, rows) if max(stop_index) >= 0 else None
+        beside = list(chain(*answer.marks))
+        if any(beside):
+            marks = np.array([_wide(run, width, 0) for run in beside]).reshape(rounds, rows, width)
+            outputs = tuple([{MARKS: of_round} for of_round in marks])
+        return DecodeResult(
+            rounds,
+            np.array(lens, dtype=np.int32).reshape(rounds, rows),
+            stop_index,
+            np.zeros(rows, dtype=bool),
+            BlockEnd.ASKED,
+            np.array([_wide(run, width, -1) for run in columns]).reshape(rounds, rows, width),
+            outputs,
+        )
+
+    # -- what it shows ------------------------------------------------------------------------------------------------
+
+    def waiting(self) -> list[str]:
+        return [record.request.request_id for record in self.engine.admission.queue]
+
+    def running(self) -> list[str]:
+        leaving = [leaving.record.request.request_id for leaving in self.engine._leaving.values()]
+        return self.engine.running_ids + leaving
+
+    def slots_of(self, request: str) -> list[int]:
+        store, row = self.engine.store, self.engine._live[request].row
+        return store.table.slots[row, : store.allocated[row]].tolist()
+
+    def free_pages(self) -> list[int]:
+        return self.engine.store.allocator.free_pages.tolist()
+
+    def cached_pages(self) -> list[int]:
+        store = self.engine.store
+        size = store.page_size
+        return [slot // size for slot in store.cache.cached_slots()[::size].tolist()]
+
+    def counters(self) -> tuple[int, int, int]:
+        metrics = self.engine.controller.metrics()
+        return metrics.verified_rows, metrics.proposed_drafts, int(metrics.correct_drafts)
+
+
+@cache
+def _sampling(seed: int) -> SamplingParams:
+    return SamplingParams(temperature=1.0, seed=seed) if seed else GREEDY
+
+
+def _wide(run: Sequence[int], width: int, filling: int) -> list[int]:
+    return [*run, *[filling] * (width - len(run))]
+
+
+def _first_stop(run: Sequence[int], stop_tokens: tuple[int, ...]) -> int:
+    return next((at for at, token in enumerate(run) if token in stop_tokens), -1) if stop_tokens else -1
+
+
+def _end(finished: FinishedRequest) -> Event:
+    marks = None if finished.outputs is None else [int(mark) for mark in finished.outputs.get(MARKS, [])]
+    return "end", finished.request_id, finished.reason.name.lower(), finished.tokens.tolist(), marks
+
+
+def _engine_config(config: ServingConfig) -> EngineConfig:
+    return EngineConfig(
+        num_pages=config.num_pages,
+        context_len=config.context_len,
+        page_size=config.page_size,
+        overlap=config.overlap,
+        max_running=config.max_running,
+        max_queue=config.max_queue or None,
+        chunk_size=config.chunk_size,
+        max_step_tokens=config.step_tokens or None,
+        mixed=config.mixed,
+        prefix_cache=config.prefix_cache,
+        block_rounds=config.block_rounds,
+        preempt=config.preempt,
+        ageing_bound=config.ageing,
+        track_tokens=True,
+    )
+
+
+def make(config: ServingConfig) -> CoreEngine:
+    """A fresh `Engine`."""
+    return CoreEngine(config)
+
+
+make.capabilities = EngineCapabilities(
+    overlap=True,
+    blocks=True,
+    chunked_prefill=True,
+    mixed=True,
+    prefix_cache=True,
+    priorities=True,
+    adaptive=True,
+    slots=True,
+    marks=True,
+    failures=True,
+    retraction=True,
+    denial=True,
+    losses=True,
+    counters=True,
+)

@@ -1,0 +1,77 @@
+"""Our request table over the prefix cache, `core.kv.store`, behind the prefix cache contract: admission, publication, departure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...core.kv.sizing import ceil_to_page
+from ...core.kv.store import Departure, KVStore
+from ...properties.prefix_cache.contract import PrefixCacheConfig
+from . import radix_cache
+from .radix_cache import RadixCacheAdapter, cache_of
+
+MAX_REQUESTS = 4
+MAX_TOKENS = 128
+
+
+class PrefixStoreAdapter(RadixCacheAdapter):
+    """Requests by name over rows by number. One step is always in flight: the one after those that were completed."""
+
+    def __init__(self, store: KVStore) -> None:
+        super().__init__(store.cache)
+        self.store = store
+        self.requests: dict[str, tuple[int, np.ndarray, str]] = {}
+        self.completed = 0
+
+    def evict(self, num_slots: int) -> np.ndarray:
+        slots = self.cache.evict(num_slots)
+        self.store.allocator.free(slots)
+        return slots
+
+    def admit(self, request: str, tokens: Sequence[int], namespace: str) -> int | None:
+        known = np.array(tokens, dtype=np.int64)
+        prefix = self.store.match(known, namespace)
+        row = self.store.open_row(prefix)
+        num_keys = len(known) - (self.cache.key_kind == "bigram")
+        if not self.store.grow_row(row, ceil_to_page(num_keys, self.store.page_size)):
+            self.store.close_row(Departure(self.completed, row, None, 0, namespace), self.completed)
+            return None
+        self.requests[request] = row, known, namespace
+        return prefix.length
+
+    def slots_of(self, request: str) -> np.ndarray:
+        row = self.requests[request][0]
+        return self.store.table.gather(row, 0, int(self.store.allocated[row]))
+
+    def publish(self, request: str, num_tokens: int) -> None:
+        row, tokens, namespace = self.requests[request]
+        self.store.share_prefix(row, tokens, num_tokens, namespace, fence=self.completed + 1)
+
+    def leave(self, request: str, num_tokens: int) -> None:
+        row, tokens, namespace = self.requests.pop(request)
+        known = tokens if num_tokens else None
+        self.store.close_row(Departure(self.completed, row, known, num_tokens, namespace), self.completed)
+
+    def complete(self) -> None:
+        self.completed += 1
+        self.store.pass_fence(self.completed)
+
+    def free_slots(self) -> np.ndarray:
+        pages = self.store.allocator.snapshot().free_pages
+        return (pages[:, None] * self.store.page_size + np.arange(self.store.page_size)).ravel()
+
+
+def store_of(config: PrefixCacheConfig) -> KVStore:
+    width = ceil_to_page(MAX_TOKENS, config.page_size)
+    return KVStore(MAX_REQUESTS, width, config.num_pages, config.page_size, cache_of(config))
+
+
+def make(config: PrefixCacheConfig) -> PrefixStoreAdapter:
+    """A fresh `KVStore` with a prefix cache."""
+    return PrefixStoreAdapter(store_of(config))
+
+
+make.capabilities = replace(radix_cache.make.capabilities, table=True)

@@ -1,0 +1,58 @@
+"""Our prefix cache, `core.kv.radix`, behind the prefix cache contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...core.kv.radix import RadixCache, RadixNode
+from ...properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixCacheConfig
+
+
+class RadixCacheAdapter:
+    """Lists in and tuples out."""
+
+    def __init__(self, cache: RadixCache) -> None:
+        self.cache = cache
+        self.lock = cache.lock
+        self.unlock = cache.unlock
+        self.evict = cache.evict
+        self.peek = cache.peek
+
+    def match(self, tokens: Sequence[int], namespace: str) -> tuple[RadixNode, np.ndarray]:
+        found = self.cache.match(tokens, namespace)
+        return found.node, found.slots
+
+    def insert(self, tokens: Sequence[int], slots: Sequence[int], namespace: str):
+        done = self.cache.insert(tokens, np.array(slots, dtype=np.int32), namespace)
+        return done.node, done.canonical, done.duplicates
+
+    def num_evictable(self) -> int:
+        return self.cache.evictable_slots
+
+    def num_protected(self) -> int:
+        return self.cache.protected_slots
+
+    def nodes(self) -> list[tuple[int, int, int, list[int], list[int]]]:
+        found, waiting = [], [(self.cache.root, -1)]
+        while waiting:
+            node, parent = waiting.pop()
+            children = list(node.children.values())
+            found.append((node.serial, parent, node.locks, node.slots.tolist(), [child.serial for child in children]))
+            waiting += [(child, child.parent.serial) for child in children]
+        return found
+
+
+def cache_of(config: PrefixCacheConfig) -> RadixCache:
+    return RadixCache(config.page_size, "bigram" if config.bigram else "token", config.policy)
+
+
+def make(config: PrefixCacheConfig) -> RadixCacheAdapter:
+    """A fresh `RadixCache`."""
+    return RadixCacheAdapter(cache_of(config))
+
+
+make.capabilities = PrefixCacheCapabilities(
+    paged=True, bigrams=True, wide_ids=True, namespaces=True, lru=True, policies=True, peek=True, inspection=True
+)

@@ -1,0 +1,181 @@
+"""The simulator behind the simulator contract: `foretoken check simulator foretoken.checks.adapters.simulator:make`.
+
+The contract's config and services are taken as they come (`properties/simulator/contract.py`); this file imports nothing of it. A run is
+that of `foretoken simulate`: scenario, engines, routers, metrics, `requests.parquet` and the lines of `events.jsonl`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ...core.contract.events import Committed, Event, Planned, Submitted
+from ...observe.encoding import LineEncoder
+from ...observe.metrics import RunMetrics
+from ...observe.parquet import read_rows
+from ...observe.summary import SLO
+from ...sim.faults.plan import FaultPlan, fault_plan
+from ...sim.run import Simulation
+from ...sim.scenario import Scenario
+from ...sim.scenario_file import scenario_from_dict
+
+REASONS = {"stop": "completed", "length": "completed", "refused": "refused", "abort": "aborted", "error": "failed"}
+CONTEXT_LEN = 2048
+ARRIVALS = {"poisson": "poisson", "even": "constant"}
+
+
+class History:
+    """What the engines say: lines, times, what each request asked for, and the tokens that it got."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.times_ns: list[int] = []
+        self.max_tokens: dict[str, int] = {}
+        self.emissions: dict[str, list[list[int]]] = defaultdict(list)
+
+    def sink(self, replica: int):
+        encode = LineEncoder(replica).encode
+        rows: dict[int, str] = {}
+
+        def take(event: Event) -> None:
+            self.lines.append(encode(event))
+            self.times_ns.append(getattr(event, "now_ns", self.times_ns[-1] if self.times_ns else 0))
+            if type(event) is Submitted and not event.refusal:
+                self.max_tokens[event.request.request_id] = event.request.max_tokens
+            elif type(event) is Planned and event.step is not None:
+                rows.update({join.row: join.request.request_id for join in event.step.joins})
+            elif type(event) is Committed:
+                self._emitted(event, rows)
+
+        return take
+
+    def _emitted(self, event: Committed, rows: dict[int, str]) -> None:
+        ends_ns = event.result.round_end_ns.tolist()
+        for request_id in event.first_tokens:
+            self.emissions[request_id].append([ends_ns[0], 1])
+        if event.step.decode is None:
+            return
+        decode_rows = event.step.decode.rows.tolist()
+        for end_ns, kept in zip(ends_ns, event.kept.tolist(), strict=True):
+            for row, tokens in zip(decode_rows, kept, strict=True):
+                if tokens:
+                    self.emissions[rows[row]].append([end_ns, tokens])
+
+
+class CheckedSimulator:
+    """`foretoken simulate`, with everything that it writes as plain data."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def run(self, service: Any) -> dict[str, Any]:
+        return self.simulate(service, self.load(service))
+
+    def replay(self, service: Any, arrivals: Sequence[Sequence[int]]) -> dict[str, Any]:
+        with TemporaryDirectory() as folder:
+            trace = Path(folder) / "trace.csv"
+            trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *self.rows(arrivals)]) + "\n")
+            return self.simulate(service, {"trace": str(trace)})
+
+    def rows(self, arrivals: Sequence[Sequence[int]]) -> list[str]:
+        """Lines of an Azure trace."""
+        stamps = [divmod(time_ns, 60 * 10**9) for time_ns, _, _ in arrivals]
+        return [
+            f"2026-01-01 {minute // 60:02}:{minute % 60:02}:{ns // 10**9:02}.{ns % 10**9:09},{prompt},{output}"
+            for (minute, ns), (_, prompt, output) in zip(stamps, arrivals, strict=True)
+        ]
+
+    def load(self, service: Any) -> dict[str, Any]:
+        """The workload table."""
+        return {
+            "num_requests": service.num_requests,
+            "arrivals": ARRIVALS.get(service.arrivals, service.arrivals),
+            "rate": service.rate_per_ks / 1000,
+            "prompt": {"kind": "empirical", "values": list(service.prompt_lens)},
+            "output": {"kind": "empirical", "values": list(service.output_lens)},
+        }
+
+    def scenario(self, service: Any, workload: dict[str, Any]) -> Scenario:
+        slo = {"ttft_ms": service.slo_ttft_ms, "e2el_ms": service.slo_e2el_ms}
+        steps = self.config.steps
+        table = {
+            "seed": service.seed,
+            "model": {"context_len": CONTEXT_LEN},
+            "hardware": {"replicas": service.replicas},
+            "speculation": {"algorithm": "EAGLE3" if steps else "NONE", "policy": "fixed", "steps": steps},
+            "engine": {
+                "mode": "overlap" if self.config.overlap else "synchronous",
+                "page_size": self.config.page_size,
+                "kv_slots": service.pages * self.config.page_size,
+                "max_running": service.max_running,
+                "chunk_size": 32,
+            },
+            "workload": workload,
+            "slo": {name: float(limit) for name, limit in slo.items() if limit},
+        }
+        return scenario_from_dict(table, "<service>")
+
+    def plan(self, service: Any) -> FaultPlan | None:
+        if service.faults is None:
+            return None
+        families: dict[str, dict[str, Any]] = defaultdict(dict)
+        for kind, permille in service.faults:
+            family, _, name = kind.partition(".")
+            families[family][name] = {"probability": permille / 1000}
+        return fault_plan(families, "<faults>")
+
+    def simulate(self, service: Any, workload: dict[str, Any]) -> dict[str, Any]:
+        """One run."""
+        scenario, history = self.scenario(service, workload), History()
+        with TemporaryDirectory() as folder:
+            metrics = RunMetrics(folder)
+            simulation = self.make(scenario, metrics, history, self.plan(service))
+            arrivals = list(simulation.workload)
+            report = simulation.run()
+            metrics.close()
+            rows = read_rows(Path(folder) / "requests.parquet")
+        slo = SLO(scenario.slo.ttft_ms, None, scenario.slo.e2el_ms)
+        return {
+            "events": history.lines,
+            "times_ns": history.times_ns,
+            "arrivals": [[arrival.time_ns, arrival.prompt.length, arrival.output_len] for arrival in arrivals],
+            "requests": [self.outcome(row, history) for row in rows],
+            "summary": self.summary(metrics, report.duration_ns, slo),
+        }
+
+    def make(self, scenario: Scenario, metrics: RunMetrics, history: History, faults: FaultPlan | None) -> Simulation:
+        return Simulation(scenario, sinks=lambda r: [metrics.sink(r), history.sink(r)], faults=faults)
+
+    def outcome(self, row: dict[str, Any], history: History) -> dict[str, Any]:
+        """One row of `requests.parquet`, with what the history has of it."""
+        name, reason = row["request_id"], REASONS[row["reason"]]
+        entered = reason != "refused"
+        return {
+            "number": int(name[1:]) if name[1:].isdecimal() else -1,
+            "reason": reason,
+            "arrival_ns": row["arrival_ns"],
+            "first_token_ns": _known(row["first_token_ns"]),
+            "finish_ns": _known(row["finish_ns"]),
+            "max_tokens": history.max_tokens[name] if entered else 0,
+            "num_output": row["num_output"],
+            "retractions": row["retractions"],
+            "emissions": history.emissions.get(name, []) if entered else [],
+        }
+
+    def summary(self, metrics: RunMetrics, duration_ns: int, slo: SLO) -> dict[str, Any]:
+        return metrics.summary(duration_ns, slo)
+
+
+def _known(time_ns: int | None) -> int | None:
+    return None if time_ns is None or time_ns < 0 else time_ns
+
+
+def make(config: Any) -> CheckedSimulator:
+    return CheckedSimulator(config)
+
+
+CAPABILITIES = ("faults", "traces", "goodput")
+make.capabilities = CAPABILITIES

@@ -1,0 +1,84 @@
+"""Our adaptive controller with each of its policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.adaptive import (
+    AdaptiveController,
+    AdaptiveSpeculativeParams,
+    CostTable,
+    GoodputPolicy,
+    load_adaptive_config,
+)
+from ...core.adaptive.policy import FixedPolicy, StepPolicy
+from ...properties.step_controller.contract import RuntimeHost, StepsCapabilities, StepsConfig
+
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class ControllerAdapter:
+    """A controller without a runtime until it is given one."""
+
+    def __init__(self, policy: StepPolicy) -> None:
+        self.policy = policy
+        self.host: RuntimeHost | None = None
+        self.controller = AdaptiveController(policy)
+
+    def steps_for(self, batch_size: int, kv_tokens: int) -> int:
+        return self.policy.steps_for(batch_size, kv_tokens)
+
+    def observe(self, correct_drafts: Sequence[float], batch_size: int, executed_steps: int) -> None:
+        self.controller.on_verify_complete(correct_drafts, batch_size, executed_steps)
+
+    def state(self) -> dict[str, object]:
+        return self.policy.snapshot()
+
+    def counted(self) -> tuple[int, int, float, int]:
+        found = self.controller.metrics()
+        return found.verify_calls, found.verified_rows, found.correct_drafts, found.proposed_drafts
+
+    def average(self, batch_size: int) -> float:
+        return self.policy.slot_for_batch(batch_size).ema_accept_len
+
+    def attach(self, host: RuntimeHost, captured: Sequence[int] | None) -> None:
+        if self.host is not host:
+            self.host = host
+            self.controller = AdaptiveController(self.policy, host=host)
+        self.controller.init_states(captured)
+
+    def activate(self, batch_size: int, kv_tokens: int) -> int:
+        return self.controller.activate_step_by_batch(batch_size, kv_tokens)
+
+    def reload(self, text: str) -> None:
+        self.controller.reload(text)
+
+
+def cost_table(config: StepsConfig, steps: Sequence[int]) -> CostTable:
+    """The modelled cost on a grid; it is linear, so nothing is lost."""
+    return CostTable.from_function(
+        lambda batch_size, steps, kv_tokens: config.round_time_ns(steps, batch_size, kv_tokens), steps, _BATCH_SIZES
+    )
+
+
+def make_fixed(config: StepsConfig) -> ControllerAdapter:
+    """Always the same steps."""
+    return ControllerAdapter(FixedPolicy(load_adaptive_config(config.table).candidate_steps[0]))
+
+
+def make_ema(config: StepsConfig) -> ControllerAdapter:
+    """The moving average of each range."""
+    return ControllerAdapter(AdaptiveSpeculativeParams(None, config.table))
+
+
+def make_goodput(config: StepsConfig) -> ControllerAdapter:
+    """The most expected tokens per second, by the modelled cost."""
+    table = load_adaptive_config(config.table)
+    return ControllerAdapter(GoodputPolicy(table, cost_table(config, table.candidate_steps)))
+
+
+make_fixed.capabilities = StepsCapabilities(inspection=True, counters=True, runtime=True)
+make_ema.capabilities = StepsCapabilities(
+    adaptive=True, inspection=True, counters=True, averages=True, runtime=True, reload=True
+)
+make_goodput.capabilities = StepsCapabilities(adaptive=True, inspection=True, counters=True, goodput=True, runtime=True)

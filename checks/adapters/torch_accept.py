@@ -1,0 +1,98 @@
+"""The device operations that build, verify and compact trees and move KV, behind the acceptance contract.
+
+    foretoken check accept foretoken.checks.adapters.torch_accept:make         the torch twins, on a CPU
+    foretoken check accept foretoken.checks.adapters.torch_accept:make_cuda    the Triton kernels, on a GPU
+
+The contract's config and batches are taken as they come (`properties/accept/contract.py`); this file imports nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...gpu.batch.tree import DeviceTree, DeviceVerified
+from ...gpu.executor.round import best_tokens
+from ...gpu.ops.port import Ops
+from ...gpu.session.devices import ops_for
+
+
+@dataclass(slots=True)
+class DeviceRound:
+    tree: DeviceTree
+    windows: Tensor  # int64 [bs, nd]
+    verified: DeviceVerified | None = None
+
+
+class DeviceAccept:
+    """Draft ids come from a device's own top-k, so they lie in the vocabulary: `raw_drafts` is not declared."""
+
+    def __init__(self, ops: Ops, device: str) -> None:
+        self.ops = ops
+        self.device = device
+        self.shape = (0, 1, 1)
+
+    def configure(self, num_steps: int, topk: int, num_nodes: int) -> None:
+        self.shape = (num_steps, topk, num_nodes)
+
+    def launch(self, batch: Any) -> DeviceRound:
+        steps, topk, nodes = self.shape
+        roots, seq_lens, tokens = map(self.tensor, (batch.roots, batch.seq_lens, batch.tokens))
+        if topk == 1 and nodes == steps + 1:
+            tree = self.ops.build_chain(roots, tokens, seq_lens, batch.max_position)
+        else:
+            depths = [depth for depth in range(1, steps + 1) for _ in range(topk if depth == 1 else topk * topk)]
+            scores, parents = self.tensor(batch.scores), self.tensor(batch.parents).int()
+            tree = self.ops.build_tree(roots, tokens, scores, parents, depths, seq_lens, nodes, batch.max_position)
+        return DeviceRound(tree, self.tensor(batch.windows))
+
+    def tree(self, round: DeviceRound) -> tuple[Tensor, ...]:
+        return tuple(part.flatten() for part in (round.tree.tokens, round.tree.parents, round.tree.positions))
+
+    def verify_greedy(self, round: DeviceRound, logits: np.ndarray) -> tuple[Tensor, ...]:
+        return self.verdict(round, self.ops.verify_greedy(round.tree, best_tokens(self.tensor(logits))))
+
+    def verify_sampling(
+        self, round: DeviceRound, probs: np.ndarray, accept_coins: np.ndarray, bonus_coins: np.ndarray
+    ) -> tuple[Tensor, ...]:
+        accept, bonus = (self.tensor(coins[:, : round.tree.width]) for coins in (accept_coins, bonus_coins))
+        return self.verdict(round, self.ops.verify_sampling(round.tree, self.tensor(probs), accept, bonus))
+
+    def verdict(self, round: DeviceRound, verified: DeviceVerified) -> tuple[Tensor, ...]:
+        round.verified = verified
+        index, lens = verified.accept_index, verified.accept_lens
+        _, bonus = self.ops.gather_emitted(verified.predict, index, lens)
+        return index.flatten(), lens, verified.predict, bonus
+
+    def compact(self, round: DeviceRound, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        index, nodes = round.verified.accept_index, round.tree.num_nodes
+        return {
+            name: self.ops.compact(self.tensor(values), index, nodes).cpu().numpy() for name, values in outputs.items()
+        }
+
+    def move(self, round: DeviceRound, pools: np.ndarray) -> np.ndarray:
+        """The first half of the pools are keys of so many layers, the second half their values."""
+        keys, values = (self.tensor(half)[:, :, None, None] for half in np.split(pools, 2))
+        verified = round.verified
+        self.ops.move_accepted_(keys, values, round.windows, verified.accept_index, verified.accept_lens)
+        return torch.cat([keys, values])[:, :, 0, 0].cpu().numpy()
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """A copy on the device."""
+        return torch.from_numpy(np.array(array, order="C")).to(self.device)
+
+
+def make(config: Any) -> DeviceAccept:
+    return DeviceAccept(ops_for("cpu"), "cpu")
+
+
+def make_cuda(config: Any) -> DeviceAccept:
+    return DeviceAccept(ops_for("cuda"), "cuda")
+
+
+make.capabilities = make_cuda.capabilities = ("trees", "sampling", "target_failures", "outputs", "kv")

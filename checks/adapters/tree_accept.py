@@ -1,0 +1,100 @@
+"""Our trees, their verification and what follows it, `core.tree` and `core.kv.moves`, behind the acceptance contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.kv.moves import apply_moves
+from ...core.tree.build import (
+    Candidates,
+    VerifyTree,
+    build_chain,
+    build_proposed_tree,
+    build_tree,
+    replace_invalid_tokens,
+)
+from ...core.tree.finalize import Finalized, finalize
+from ...core.tree.outputs import NodeOutputs
+from ...core.tree.verify import Coins, Verified, argmax_tokens, verify_greedy, verify_sampling
+from ...properties.accept.contract import AcceptCapabilities, AcceptConfig, Batch
+
+
+@dataclass(slots=True)
+class TreeRound:
+    """A round carries all that it needs; the configuration is not asked again."""
+
+    tree: VerifyTree
+    windows: np.ndarray  # int64 [bs, nd]
+    verified: Verified | None = None
+    final: Finalized | None = None
+
+
+class TreeAccept:
+    def __init__(self, config: AcceptConfig) -> None:
+        self.vocab_size = config.vocab_size
+        self.shape = (0, 1, 1)
+
+    def configure(self, num_steps: int, topk: int, num_nodes: int) -> None:
+        self.shape = (num_steps, topk, num_nodes)
+
+    def launch(self, batch: Batch) -> TreeRound:
+        steps, topk, nodes = self.shape
+        tokens = replace_invalid_tokens(batch.tokens, self.vocab_size)
+        if topk == 1 and nodes == steps + 1:
+            return TreeRound(build_chain(batch.roots, tokens, batch.seq_lens, batch.max_position), batch.windows)
+        levels = []
+        for step in range(steps):
+            start = topk + (step - 1) * topk * topk if step else 0
+            here = slice(start, topk + step * topk * topk)
+            levels.append(Candidates(tokens[:, here], batch.scores[:, here], batch.parents[:, here]))
+        return TreeRound(build_tree(batch.roots, levels, batch.seq_lens, nodes, batch.max_position), batch.windows)
+
+    def propose(self, batch: Batch) -> TreeRound:
+        tree = build_proposed_tree(batch.roots, batch.tokens, batch.parents, batch.seq_lens, batch.max_position)
+        return TreeRound(tree, batch.windows)
+
+    def tree(self, round: TreeRound) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return round.tree.tokens, round.tree.parents.ravel(), round.tree.positions
+
+    def verify_greedy(self, round: TreeRound, logits: np.ndarray) -> tuple[np.ndarray, ...]:
+        return self.verdict(round, verify_greedy(round.tree, argmax_tokens(logits)))
+
+    def verify_sampling(
+        self, round: TreeRound, probs: np.ndarray, accept_coins: np.ndarray, bonus_coins: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        return self.verdict(round, verify_sampling(round.tree, probs, Coins(accept_coins, bonus_coins)))
+
+    def verdict(self, round: TreeRound, verified: Verified) -> tuple[np.ndarray, ...]:
+        round.verified = verified
+        round.final = finalize(verified, round.windows, NodeOutputs({}))
+        return verified.accept_index.ravel(), verified.accept_lens, verified.predict, round.final.bonus_tokens
+
+    def compact(self, round: TreeRound, outputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        return NodeOutputs(outputs).compact(round.verified.accept_index, round.tree.num_draft_tokens).entries
+
+    def moves(self, round: TreeRound) -> tuple[np.ndarray, np.ndarray]:
+        return round.final.moves.src, round.final.moves.dst
+
+    def move(self, round: TreeRound, pools: np.ndarray) -> np.ndarray:
+        for pool in pools:
+            apply_moves(pool, round.final.moves)
+        return pools
+
+
+def make(config: AcceptConfig) -> TreeAccept:
+    return TreeAccept(config)
+
+
+make.capabilities = AcceptCapabilities(
+    trees=True,
+    raw_drafts=True,
+    proposals=True,
+    sampling=True,
+    target_failures=True,
+    outputs=True,
+    kv=True,
+    plan=True,
+)

@@ -1,0 +1,301 @@
+"""A driver that does to an engine what a hostile world may do, and checks everything after every move.
+
+The moves are those of any driver (submit, abort, plan, launch, commit), at arbitrary points: between plan and launch, in the middle
+of a block, with two steps in flight. Forced retraction is the one move that only a test may make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.contract.events import Committed
+from ..core.contract.request import FinishedRequest, FinishReason, Request
+from ..core.contract.step import Step, StepResult
+from ..core.draws import Purpose, hash64
+from ..core.errors import InvariantViolation
+from ..core.scheduler.engine import Engine
+from ..properties.reference import HashLanguageModel, ReferenceExecutor, expected_outputs, plain_greedy
+
+
+class Dice:
+    """A stream of decisions of one case, a pure function of the seed and of how many were made."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._count = 0
+
+    def below(self, n: int) -> int:
+        """An integer in 0 … n − 1."""
+        self._count += 1
+        return int(hash64(self._seed, Purpose.SWARM, 0, self._count)) % n
+
+    def chance(self, percent: int) -> bool:
+        return percent > 0 and self.below(100) < percent
+
+    def choose(self, options):
+        return options[self.below(len(options))]
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """How likely each move is at each point where it could be made, in per cent; and how often at most."""
+
+    submit: int = 30
+    abort: int = 0
+    retract: int = 0
+    most: int = 12
+    idle: int = 0  # not planning although a step is in flight
+
+
+CALM = Disturbance(submit=100)
+
+
+class Driver:
+    """Runs `requests` through an engine and its reference executor to the end; `run` returns what became of them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        executor: ReferenceExecutor,
+        requests: list[Request],
+        dice: Dice,
+        disturbance: Disturbance = CALM,
+        on_commit: Callable[[Step, StepResult], None] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.executor = executor
+        self.dice = dice
+        self.disturbance = disturbance
+        self.finished: dict[str, FinishedRequest] = {}
+        self.refused: dict[str, str] = {}
+        self.num_disturbances = 0
+        self.num_steps = 0
+        self._coming = list(reversed(requests))
+        self._live: list[str] = []
+        self._aborted: list[str] = []
+        self._on_commit = on_commit
+        self._steps: list[Step] = []
+
+    def run(self, max_steps: int = 20_000) -> dict[str, FinishedRequest]:
+        """Every request's end. Raises InvariantViolation ENGINE-11 if the engine stands still or never comes to an end."""
+        while self._coming or self._live or self.engine.num_uncommitted:
+            self._meddle()
+            while not self._idles() and (step := self.engine.plan(0)) is not None:
+                self._check_plan(step)
+                self._meddle()
+                self.executor.launch(step)
+                self._steps.append(step)
+                self._check_table()
+                self._meddle()
+            if not self.engine.num_uncommitted:
+                if self._coming:
+                    self._submit()
+                elif self._live:
+                    raise InvariantViolation("ENGINE-11", f"{len(self._live)} requests live, but nothing is planned")
+                continue
+            self._commit()
+            if self.num_steps > max_steps:
+                raise InvariantViolation("ENGINE-11", f"no end after {max_steps} steps")
+        self._check_drained()
+        return self.finished
+
+    def _idles(self) -> bool:
+        return bool(self.engine.num_uncommitted) and self.dice.chance(self.disturbance.idle)
+
+    # -- moves ----------------------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        while self.dice.chance(50) and not self.executor.advance(1):
+            self._meddle()
+        result = self.executor.collect()
+        self._meddle()
+        step = self._steps.pop(0)
+        outcome = self.engine.commit(result, 0)
+        self.num_steps += 1
+        for finished in outcome.finished:
+            self._finish(finished)
+        self.engine.check()
+        self._check_reserves()
+        if self._on_commit is not None:
+            self._on_commit(step, result)
+
+    def _meddle(self) -> None:
+        """Perhaps submit, abort or retract something now."""
+        if self._coming and self.dice.chance(self.disturbance.submit):
+            self._submit()
+        if self.num_disturbances >= self.disturbance.most:
+            return
+        if self._live and self.dice.chance(self.disturbance.abort):
+            victim = self.dice.choose(self._live)
+            if victim not in self._aborted:
+                self._abort(victim)
+        if self.dice.chance(self.disturbance.retract):
+            self._retract()
+
+    def _submit(self) -> None:
+        request = self._coming.pop()
+        outcome = self.engine.submit(request, 0)
+        if outcome.refusal:
+            self.refused[request.request_id] = outcome.refusal
+            return
+        self._live.append(request.request_id)
+        if outcome.replan:
+            self.executor.request_stop(self.engine.last_step_id)
+
+    def _abort(self, request_id: str) -> None:
+        outcome = self.engine.abort(request_id, 0)
+        if outcome.replan:
+            self.executor.request_stop(self.engine.last_step_id)
+        self.num_disturbances += 1
+        self._aborted.append(request_id)
+        if outcome.finished is not None:
+            self._finish(outcome.finished)
+        elif not outcome.replan:
+            raise InvariantViolation("ENGINE-13", f"{request_id!r} lives, but could not be aborted")
+        if self.engine.abort(request_id, 0).finished is not None:
+            raise InvariantViolation("ENGINE-13", f"{request_id!r} was aborted twice")
+        self.engine.check()
+
+    def _retract(self) -> None:
+        """Take a random running request's row, as memory pressure would; nobody but a test may ask for it."""
+        running = list(self.engine._by_row.values())
+        if not running:
+            return
+        self.engine._retract(self.dice.choose(running))
+        self.executor.request_stop(self.engine.last_step_id)
+        self.num_disturbances += 1
+        self.engine.check()
+
+    def _finish(self, finished: FinishedRequest) -> None:
+        if finished.request_id in self.finished:
+            raise InvariantViolation("ENGINE-02", f"{finished.request_id!r} ends a second time")
+        if finished.request_id in self._aborted and finished.reason is not FinishReason.ABORT:
+            raise InvariantViolation(
+                "ENGINE-13", f"{finished.request_id!r} was aborted, but ends with {finished.reason.name}"
+            )
+        self.finished[finished.request_id] = finished
+        self._live.remove(finished.request_id)
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+
+    def _check_plan(self, step: Step) -> None:
+        config, sizes, store = self.engine.config, self.engine.sizes, self.engine.store
+        verify_tokens = 0
+        if step.decode is not None:
+            part = step.decode
+            verify_tokens = len(part.rows) * part.num_draft_tokens
+            reserved = np.minimum(part.max_seq_lens + part.max_rounds * sizes.alloc_len, sizes.row_width)
+            if (store.allocated[part.rows] < reserved).any():
+                raise InvariantViolation("RELAY-06", f"step {step.step_id} may write past what its rows have")
+            if part.steps not in self.engine.controller.candidates:
+                raise InvariantViolation("STEPS-01", f"{part.steps} steps are no candidate")
+            if not 1 <= part.max_rounds <= config.block_rounds or np.unique(part.rows).size != len(part.rows):
+                raise InvariantViolation("ENGINE-05", f"step {step.step_id}: {part.max_rounds} rounds of {part.rows}")
+        if step.prefill is not None:
+            computed = int(step.prefill.lens.sum())
+            budget = config.chunk_size
+            if config.max_step_tokens is not None:
+                budget = min(budget, config.max_step_tokens - verify_tokens)
+            if computed > budget:
+                raise InvariantViolation("ENGINE-05", f"step {step.step_id} computes {computed} of {budget} tokens")
+        if self.engine.num_running > config.max_running:
+            raise InvariantViolation("ENGINE-05", f"{self.engine.num_running} requests run")
+
+    def _check_table(self) -> None:
+        """The executor's copy of the request table says what the engine's says, for all that is allocated."""
+        store = self.engine.store
+        for row in self.engine._by_row:
+            allocated = int(store.allocated[row])
+            ours = store.table.gather(row, 0, allocated)
+            if (ours != self.executor.launched_table[row, :allocated]).any():
+                raise InvariantViolation("ALLOC-06", f"the table writes of row {row} are incomplete")
+
+    def _check_reserves(self) -> None:
+        """After a commit no decoding row holds more than its reserve, blocks in flight aside."""
+        if any(step.max_rounds > 1 for step in self._steps):
+            return
+        engine = self.engine
+        rows = engine.rounds.rows
+        excess = engine.store.allocated[rows] - engine.rounds.kv_len[rows]
+        if (excess >= engine.sizes.reserve + engine.config.page_size).any():
+            raise InvariantViolation(
+                "ACCEPT-08", f"rows {rows.tolist()} hold {excess.tolist()} slots past their length"
+            )
+
+    def _check_drained(self) -> None:
+        engine = self.engine
+        if not engine.is_idle or engine.num_running or engine.num_waiting or self.executor.num_in_flight:
+            raise InvariantViolation("ENGINE-01", "all requests have ended, but the engine is not idle")
+        engine.check()
+        if engine.store.cache is not None:
+            engine.store.allocator.free(engine.store.cache.clear())
+        if engine.store.allocator.num_free_slots != engine.store.allocator.num_total_slots:
+            held = engine.store.allocator.num_held_slots
+            raise InvariantViolation("ALLOC-15", f"drained and flushed, but {held} slots are held")
+
+
+def check_greedy_output(
+    engine: Engine,
+    model: HashLanguageModel,
+    requests: list[Request],
+    finished: Mapping[str, FinishedRequest],
+    refused: Mapping[str, str],
+    decode_text: Callable[[np.ndarray], str] | None = None,
+) -> None:
+    """Every request's output against the plain greedy loop, and its per-token outputs against the final sequence."""
+    for request in requests:
+        if request.request_id in refused:
+            continue
+        end = finished[request.request_id]
+        cap = engine.sizes.max_tokens(engine.config, request.prompt.length, request.max_tokens)
+        wanted = plain_greedy(model, request, cap)
+        stopped = len(wanted) > 0 and int(wanted[-1]) in request.stop_tokens
+        if request.stop_strings:
+            for length in range(1, len(wanted) + 1):
+                if any(text in decode_text(wanted[:length]) for text in request.stop_strings):
+                    wanted, stopped = wanted[:length], True
+                    break
+        got = end.tokens
+        if end.reason is FinishReason.ABORT or end.reason is FinishReason.ERROR:
+            wanted = wanted[: len(got)]
+        elif (end.reason is FinishReason.STOP) != stopped:
+            raise InvariantViolation("ACCEPT-10", f"{request.request_id!r} ended with {end.reason.name}")
+        if len(got) != end.num_output or got.tolist() != wanted.tolist():
+            raise InvariantViolation(
+                "ACCEPT-03",
+                f"{request.request_id!r} emitted {got.tolist()} (count {end.num_output}), not {wanted.tolist()}",
+            )
+        check_outputs(model, request, end)
+
+
+def check_feedback(engine: Engine, events: list) -> None:
+    """The controller was told of every round of every live row once, and of no other (STEPS-10)."""
+    verified = correct = 0
+    for event in events:
+        if isinstance(event, Committed) and event.kept is not None:
+            live = event.kept > 0
+            verified += int(live.sum())
+            correct += int((event.result.decode.accept_lens[live] - 1).sum())
+    metrics = engine.controller.metrics()
+    if (metrics.verified_rows, metrics.correct_drafts) != (verified, correct):
+        raise InvariantViolation(
+            "STEPS-10",
+            f"{verified} rows with {correct} correct drafts were committed, "
+            f"{metrics.verified_rows} with {metrics.correct_drafts} were counted",
+        )
+
+
+def check_outputs(model: HashLanguageModel, request: Request, end: FinishedRequest) -> None:
+    """The per-token outputs that a request asked for, recomputed from its tokens."""
+    expected = expected_outputs(model, request, end.tokens)
+    for name in request.outputs:
+        got = (end.outputs or {}).get(name, [])
+        if len(got) != end.num_output:
+            raise InvariantViolation(
+                "ENGINE-04", f"{request.request_id!r} has {len(got)} {name} for {end.num_output} tokens"
+            )
+        if len(got) and not np.allclose(np.stack(got), expected[name], rtol=0, atol=1e-9):
+            raise InvariantViolation("ACCEPT-06", f"{request.request_id!r} got the {name} of other nodes")

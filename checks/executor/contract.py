@@ -1,0 +1,162 @@
+"""The contract of an executor: it runs the steps of a `core.Engine`, in order, and answers each with a `StepResult`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...core.adaptive import AdaptiveController, build_controller, fixed_controller
+from ...core.algorithm.algorithm import DraftInput, HandoffBatch, SpecAlgorithm
+from ...core.algorithm.registry import get_algorithm
+from ...core.contract.events import EventSink
+from ...core.contract.step import Step, StepResult
+from ...core.scheduler.config import EngineConfig
+from ...core.scheduler.engine import Engine
+from ...properties.contracts import Capabilities
+
+VOCAB_SIZE = 24
+STOP_TOKENS = (5, 11)
+HIDDEN_STATES = "hidden_states"
+"""The per-token output by which a user asks to see the target's hidden states; it belongs to no draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """The engine that the executor serves, small on purpose. `make_engine` builds one of the same sizes as the trial's own.
+
+    `steps` is the greatest candidate; with `adaptive`, 0 and (for chains) 1 are candidates too. A tree (`topk` > 1) has `num_draft_tokens`
+    nodes, for chains it is 0. `tokens`: the executor delivers tokens, so the engine tracks them.
+
+    S and k are drawn so that nothing but a hidden state is as wide as one (see `vocabulary.py`).
+    """
+
+    algorithm: str = "STANDALONE"
+    steps: int = 1
+    topk: int = 1
+    num_draft_tokens: int = 0
+    adaptive: bool = False
+    num_pages: int = 64
+    page_size: int = 1
+    context_len: int = 48
+    max_running: int = 3
+    chunk_size: int = 64
+    block_rounds: int = 1
+    overlap: bool = False
+    mixed: bool = True
+    prefix_cache: bool = False
+    tokens: bool = True
+    vocab_size: int = VOCAB_SIZE
+
+    def make_engine(self, events: EventSink | None = None) -> Engine:
+        """A fresh engine. Raises ConfigError where the sizes contradict each other."""
+        config = EngineConfig(
+            num_pages=self.num_pages,
+            context_len=self.context_len,
+            page_size=self.page_size,
+            overlap=self.overlap,
+            max_running=self.max_running,
+            chunk_size=self.chunk_size,
+            mixed=self.mixed,
+            prefix_cache=self.prefix_cache,
+            watermark=0.0,
+            block_rounds=self.block_rounds,
+            track_tokens=self.tokens,
+        )
+        return Engine(config, self.make_algorithm(), self.make_controller(), events=events)
+
+    def make_algorithm(self) -> SpecAlgorithm:
+        return get_algorithm(self.algorithm)
+
+    def make_controller(self) -> AdaptiveController:
+        shape: dict[str, Any] = {"depth_limited": self.algorithm != "NGRAM"}
+        if self.topk > 1:
+            shape |= {"topk": self.topk, "num_draft_tokens": self.num_draft_tokens}
+        if not self.adaptive:
+            return fixed_controller(self.steps, **shape)
+        candidates = sorted({0, self.steps} | ({1} if self.topk == 1 else set()))
+        entry = {"candidate_steps": candidates, "ema_alpha": 0.6, "update_interval": 2, "warmup_batches": 1}
+        return build_controller("ema", {"1": entry}, **shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorCapabilities(Capabilities):
+    """What an executor declares. Each flag adds methods of `Executor`, operations that call them, and invariants."""
+
+    tokens: bool = False
+    """Results carry tokens; without it only how many there are."""
+    trees: bool = False
+    """More than one branch."""
+    hidden_states: bool = False
+    """Algorithms whose draft reads the target's hidden states run, too: the positive control."""
+    relay: bool = False
+    """`relay_fields()`"""
+    inspection: bool = False
+    """`hidden_sizes()`, `roots()` and `weights()`: without them nobody can say what it keeps"""
+    accounting: bool = False
+    """`hidden_bytes()`"""
+    rounds: bool = False
+    """`advance(rounds)`"""
+    merging: bool = False
+    """`merge(first, second)`"""
+    handoff: bool = False
+    """`draft_input(batch, last_tokens)`"""
+
+
+class Executor(Protocol):
+    """`core.executor.Executor`, and what can be looked at. Steps are `core.step.Step`, results `core.step.StepResult`."""
+
+    def launch(self, step: Step) -> None:
+        """Begin `step`, behind those in flight. Nobody writes into its arrays."""
+
+    def collect(self) -> StepResult:
+        """The result of the oldest launched step."""
+
+    def request_stop(self, last_step_id: int) -> None:
+        """Every step up to `last_step_id` ends at its next round boundary."""
+
+    # relay
+    def relay_fields(self) -> Sequence[tuple[str, Sequence[int]]]:
+        """(name, shape of one row) of all that one step hands to the next on the device."""
+
+    # inspection
+    def hidden_sizes(self) -> Sequence[int]:
+        """How many values a hidden state of the target or the draft has; nothing else that is kept is as wide."""
+
+    def roots(self) -> Sequence[object]:
+        """The objects from which all that the executor keeps between steps can be reached. They are searched for arrays."""
+
+    def weights(self) -> Sequence[object]:
+        """The models: they are not searched."""
+
+    # accounting
+    def hidden_bytes(self) -> int:
+        """Memory that is set aside for hidden states on the way from target to draft."""
+
+    # rounds
+    def advance(self, rounds: int) -> bool:
+        """Run at most `rounds` rounds of the oldest step now; whether it is over."""
+
+    # merging
+    def merge(self, first: list[list[float]] | None, second: list[list[float]] | None) -> Any:
+        """The draft's hidden states of two batches as those of one: rows of numbers, or None; refused where they do not go together."""
+
+    # handoff
+    def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
+        """What the first round of requests that were handed over drafts from; None where it needs nothing but their last tokens."""
+
+
+MakeExecutor = Callable[[ExecutorConfig], Executor]
+
+METHODS: dict[str, tuple[str, ...]] = {
+    "": ("launch", "collect", "request_stop"),
+    "relay": ("relay_fields",),
+    "inspection": ("hidden_sizes", "roots", "weights"),
+    "accounting": ("hidden_bytes",),
+    "rounds": ("advance",),
+    "merging": ("merge",),
+    "handoff": ("draft_input",),
+}
+"""Capability -> the methods of an executor that it promises; "" is what every executor has."""

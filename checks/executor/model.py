@@ -1,0 +1,266 @@
+"""What is true of an executor: the requests in its rows, as the steps have told it, and what a result may say of them.
+
+Plain Python, one row and one round after the other. A result that does not follow raises `Wrong`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...core.algorithm.algorithm import SpecAlgorithm
+from ...core.contract.step import NO_TOKEN, BlockEnd, Step, StepResult
+from .contract import HIDDEN_STATES, ExecutorConfig
+
+
+class Wrong(Exception):
+    """What a result says, what it should have said, and whether it is its form that is wrong ("TYPE") or its content ("ANSWER")."""
+
+    def __init__(self, was: str, should: str, id: str = "ANSWER") -> None:
+        super().__init__(was, should, id)
+        self.was, self.should, self.id = was, should, id
+
+
+@dataclass(slots=True)
+class Row:
+    """A request in a row."""
+
+    epoch: int
+    remaining: int  # tokens that it may still emit
+    stop_tokens: tuple[int, ...]
+    outputs: tuple[str, ...]
+    over: bool = False
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A launched step, copied: what becomes of its own arrays does not matter here."""
+
+    step_id: int
+    joins: list[tuple[int, Row]]
+    released: list[tuple[int, int]]
+    chunks: list[tuple[int, bool]] | None  # (row, whether it is the last chunk)
+    rows: list[int] | None
+    width: int = 0  # the most tokens of a round
+    max_rounds: int = 1
+    limit: int = 1  # rounds that it may still be answered with
+    advanced: int = 0
+    stopped: bool = False
+
+
+class DeviceModel:
+    """Rows by number. `launch` and `collect` take steps and results in their order."""
+
+    def __init__(self, config: ExecutorConfig, algorithm: SpecAlgorithm) -> None:
+        self.config = config
+        self.algorithm = algorithm
+        self.rows: dict[int, Row] = {}
+        self.in_flight: list[InFlight] = []
+        self.last_time = 0
+
+    def launch(self, step: Step) -> None:
+        joins = []
+        for join in step.joins:
+            request = join.request
+            left = join.max_tokens - join.num_emitted
+            joins.append((join.row, Row(join.epoch, left, request.stop_tokens, request.outputs)))
+        chunks = rows = None
+        width = 0
+        if step.prefill is not None:
+            chunks = list(zip(step.prefill.rows.tolist(), step.prefill.is_last.tolist(), strict=True))
+        if step.decode is not None:
+            part = step.decode
+            rows = part.rows.tolist()
+            width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)
+        flight = InFlight(step.step_id, joins, list(step.released), chunks, rows, width)
+        flight.max_rounds = flight.limit = step.max_rounds
+        self.in_flight.append(flight)
+
+    def stop(self, last_step_id: int) -> None:
+        for flight in self.in_flight:
+            if flight.step_id <= last_step_id:
+                flight.limit = min(flight.limit, flight.advanced + 1)
+                flight.stopped = True
+
+    def advance(self, rounds: int) -> None:
+        self.in_flight[0].advanced += rounds
+
+    def shown(self, flight: InFlight) -> bool:
+        """Whether somebody in the step has asked to see hidden states."""
+        joined = dict(flight.joins)
+        rows = [row for row, _ in flight.chunks or ()] + (flight.rows or [])
+        states = [joined.get(row) or self.rows.get(row) for row in rows]
+        return any(state is not None and HIDDEN_STATES in state.outputs for state in states)
+
+    def collect(self, result: StepResult) -> None:
+        """The oldest step is answered. Raises Wrong."""
+        flight = self.in_flight.pop(0)
+        for row, epoch in flight.released:
+            if row in self.rows and self.rows[row].epoch == epoch:
+                del self.rows[row]
+        self.rows.update(flight.joins)
+        for name in ("step_id", "prefill", "decode", "round_end_ns", "failures"):
+            if not hasattr(result, name):
+                raise Wrong(f"a {type(result).__name__} without {name}", "a core.step.StepResult", "TYPE")
+        if result.step_id != flight.step_id:
+            raise Wrong(f"the result of step {result.step_id}", f"that of step {flight.step_id}, the oldest in flight")
+        for part, wanted in (("prefill", flight.chunks), ("decode", flight.rows)):
+            if (getattr(result, part) is None) != (wanted is None):
+                there = "a" if wanted is not None else "no"
+                raise Wrong(f"result.{part} is {getattr(result, part)!r:.60}", f"the step has {there} {part} part")
+        failed = self._failures(flight, result)
+        if flight.chunks is not None:
+            self._prefill(flight, result.prefill, failed)
+        if flight.rows is not None:
+            self._decode(flight, result.decode, failed)
+        self._times(flight, result)
+
+    def _failures(self, flight: InFlight, result: StepResult) -> set[int]:
+        known = {row for row, _ in flight.chunks or ()} | set(flight.rows or ())
+        for row, message in result.failures:
+            if row not in known:
+                raise Wrong(f"a failure of row {row} ({message})", f"one of the step's rows, {sorted(known)}")
+            self.rows[row].over = True
+        return {row for row, _ in result.failures}
+
+    # -- prefill ------------------------------------------------------------------------------------------------------
+
+    def _prefill(self, flight: InFlight, part: Any, failed: set[int]) -> None:
+        count = len(flight.chunks)
+        tokens = [None] * count
+        if self.config.tokens:
+            tokens = column(part.tokens, (count,), "iu", "prefill.tokens")
+        elif part.tokens is not None:
+            raise Wrong("prefill.tokens is there", "None: no tokens are promised", "TYPE")
+        stopped = [False] * count
+        if part.stopped is not None:
+            stopped = column(part.stopped, (count,), "b", "prefill.stopped")
+        for (row, is_last), token, stop in zip(flight.chunks, tokens, stopped, strict=True):
+            state = self.rows[row]
+            if not is_last or state.over:
+                continue
+            if token is not None and not 0 <= token < self.config.vocab_size:
+                raise Wrong(f"the first token of row {row} is {token}", f"one of 0 … {self.config.vocab_size - 1}")
+            if token is not None and stop != (token in state.stop_tokens):
+                raise Wrong(f"prefill.stopped of row {row} is {stop} at token {token}", f"stops: {state.stop_tokens}")
+            state.remaining -= 1
+            state.over = stop or state.remaining == 0
+            self._outputs(part.outputs, state, row, (count,), "prefill.outputs")
+
+    # -- decode -------------------------------------------------------------------------------------------------------
+
+    def _decode(self, flight: InFlight, part: Any, failed: set[int]) -> None:
+        rounds, bs = part.rounds, len(flight.rows)
+        was_over = any(self.rows[row].over for row in flight.rows if row not in failed)
+        limit = 1 if was_over else flight.limit
+        if not isinstance(rounds, int | np.integer) or not 1 <= rounds <= limit:
+            raise Wrong(f"{rounds} rounds", f"1 … {limit}: {self._why(flight, was_over)}")
+        lens = column(part.accept_lens, (rounds, bs), "iu", "decode.accept_lens")
+        ended = column(part.ended, (bs,), "b", "decode.ended")
+        stops = [[NO_TOKEN] * bs] * rounds
+        if part.stop_index is not None:
+            stops = column(part.stop_index, (rounds, bs), "i", "decode.stop_index")
+        tokens = self._tokens(part, rounds, bs)
+        expected = [False] * bs
+        for number in range(rounds):
+            if any(expected):
+                over = flight.rows[expected.index(True)]
+                raise Wrong(f"{rounds} rounds", f"{number}: row {over} ended there")
+            for i, row in enumerate(flight.rows):
+                state = self.rows[row]
+                if state.over:
+                    continue
+                run = None if tokens is None else tokens[number][i]
+                what = f"row {row} in round {number + 1}"
+                expected[i] = self._run(state, lens[number][i], flight.width, run, stops[number][i], what)
+            for i, row in enumerate(flight.rows):
+                self.rows[row].over |= expected[i]
+        expected = [over or row in failed for over, row in zip(expected, flight.rows, strict=True)]
+        wrong = [i for i in range(bs) if ended[i] != expected[i] and flight.rows[i] not in failed]
+        if wrong:
+            row = flight.rows[wrong[0]]
+            raise Wrong(f"decode.ended of row {row} is {ended[wrong[0]]}", f"{expected[wrong[0]]}, by its tokens")
+        self._block_end(flight, part, any(ended), was_over)
+        for row in dict.fromkeys(flight.rows):
+            for number in range(rounds):
+                found = None if part.outputs is None else part.outputs[number]
+                self._outputs(found, self.rows[row], row, (bs,), "decode.outputs")
+
+    def _tokens(self, part: Any, rounds: int, bs: int) -> list | None:
+        if not self.config.tokens:
+            if part.tokens is not None:
+                raise Wrong("decode.tokens is there", "None: no tokens are promised", "TYPE")
+            return None
+        shape = getattr(part.tokens, "shape", ())
+        if len(shape) != 3:
+            raise Wrong(f"decode.tokens has shape {tuple(shape)}", f"[{rounds}, {bs}, width]", "TYPE")
+        return column(part.tokens, (rounds, bs, shape[2]), "iu", "decode.tokens")
+
+    def _run(self, state: Row, length: int, width: int, run: list[int] | None, stop: int, what: str) -> bool:
+        """One row's run of tokens in one round; whether its request ends with it."""
+        if not 1 <= length <= width:
+            raise Wrong(f"{what} emits {length} tokens", f"1 … {width}: the accepted drafts and the bonus token")
+        if run is not None:
+            if len(run) < length or any(not 0 <= token < self.config.vocab_size for token in run[:length]):
+                raise Wrong(f"{what} emits {run} with accept length {length}", f"{length} tokens of the vocabulary")
+            if any(token != NO_TOKEN for token in run[length:]):
+                raise Wrong(f"{what} emits {run} with accept length {length}", f"{NO_TOKEN} past the end")
+            first = next((at for at, token in enumerate(run[:length]) if token in state.stop_tokens), NO_TOKEN)
+            if stop != first:
+                raise Wrong(f"{what} has stop_index {stop} in {run}", f"{first}: stops are {state.stop_tokens}")
+        elif not NO_TOKEN <= stop < length:
+            raise Wrong(f"{what} has stop_index {stop}", f"{NO_TOKEN} … {length - 1}")
+        kept = min(length, state.remaining)
+        stopped = 0 <= stop < kept
+        state.remaining -= stop + 1 if stopped else kept
+        return stopped or state.remaining == 0
+
+    def _block_end(self, flight: InFlight, part: Any, ended: bool, was_over: bool) -> None:
+        if ended:
+            expected = [BlockEnd.REQUEST_ENDED]
+        elif part.rounds == flight.max_rounds:
+            expected = [BlockEnd.MAX_ROUNDS]
+        else:
+            # Nobody has to say that it was asked before it had to stop anyway.
+            expected = [BlockEnd.ASKED] if flight.stopped or was_over else []
+        if part.block_end not in expected:
+            said = " or ".join(end.name for end in expected) or f"{flight.max_rounds} rounds: nobody asked it to stop"
+            raise Wrong(f"{part.rounds} of {flight.max_rounds} rounds, {part.block_end!s}", said)
+
+    @staticmethod
+    def _why(flight: InFlight, was_over: bool) -> str:
+        if was_over:
+            return "one of its requests had ended before"
+        return "it was asked to stop" if flight.stopped else f"max_rounds is {flight.max_rounds}"
+
+    # -- both ---------------------------------------------------------------------------------------------------------
+
+    def _outputs(self, found: Any, state: Row, row: int, shape: tuple[int, ...], what: str) -> None:
+        if not self.config.tokens:
+            return
+        for name in state.outputs:
+            array = (found or {}).get(name)
+            if array is None or tuple(array.shape[: len(shape)]) != shape:
+                raise Wrong(
+                    f"{what}[{name!r}] is {getattr(array, 'shape', None)}", f"there for row {row}, [{shape[0]}, …]"
+                )
+
+    def _times(self, flight: InFlight, result: StepResult) -> None:
+        rounds = result.decode.rounds if result.decode is not None else 1
+        times = column(result.round_end_ns, (rounds,), "i", "round_end_ns")
+        if sorted(times) != times or times[0] < self.last_time:
+            raise Wrong(f"rounds end at {times} ns, after {self.last_time} ns", "later and later")
+        self.last_time = times[-1]
+
+
+def column(values: Any, shape: Sequence[int], kinds: str, what: str) -> list:
+    """An array of this shape and kind of dtype, as nested lists."""
+    dtype = getattr(values, "dtype", None)
+    if dtype is None or getattr(dtype, "kind", None) not in tuple(kinds) or tuple(values.shape) != tuple(shape):
+        found = f"{dtype} {list(values.shape)}" if dtype is not None else type(values).__name__
+        words = {"iu": "integers", "i": "integers", "b": "booleans"}[kinds]
+        raise Wrong(f"{what} is {found}", f"a NumPy array of {words}, {list(shape)}", "TYPE")
+    return values.tolist()

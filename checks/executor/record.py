@@ -1,0 +1,132 @@
+"""Two engines side by side: one is served by the executor, the other is fed what a log would have of it.
+
+The second one never meets the executor. It gets the same requests, and of each result only what `observe.encoding` writes into a log.
+Where it decides otherwise, something has passed the port that is in no record: a step that the executor has written into, for instance.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from ...core.contract.events import Committed, EventSink
+from ...core.contract.request import Request
+from ...core.contract.step import Step, StepResult
+from ...core.errors import ForetokenError
+from ...core.scheduler.engine import CommitOutcome, Engine
+from ...observe.encoding import LineEncoder, decode_result
+
+
+class RecordedCore:
+    """`live` is the engine that the executor serves. `difference` is where the other first went its own way: (served, fed), else None."""
+
+    def __init__(self, make_engine: Callable[[EventSink], Engine]) -> None:
+        self._lines: tuple[list[str], list[str]] = ([], [])
+        self._encoder = LineEncoder(0)  # of results, as the log has them
+        self.live = make_engine(self._writer(0))
+        self.fed = make_engine(self._writer(1))
+        self.difference: tuple[str, str] | None = None
+        self.refusal = ""  # what both engines say of a result that cannot be
+        self.num_events = 0
+        self._in_flight: list[tuple[Step, Step]] = []  # planned by the one, by the other
+
+    def _writer(self, number: int) -> EventSink:
+        encode = LineEncoder(0).encode
+        lines = self._lines[number]
+        return lambda event: lines.append(encode(event))
+
+    def submit(self, request: Request) -> Any:
+        # What a user wants to see of a token decides nothing, and the log of results does not have it.
+        fed = self.fed.submit(replace(request, outputs=()), 0)
+        outcome = self.live.submit(request, 0)
+        if outcome != fed and self.difference is None:
+            self.difference = (str(outcome), str(fed))
+        for lines in self._lines:
+            lines.clear()
+        self.num_events += 1
+        return outcome
+
+    def abort(self, request_id: str) -> Any:
+        self.fed.abort(request_id, 0)
+        outcome = self.live.abort(request_id, 0)
+        self._compare()
+        return outcome
+
+    def retract(self, request_id: str) -> bool:
+        self.fed.request_retraction(request_id, 0)
+        replan = self.live.request_retraction(request_id, 0)
+        self._compare()
+        return replan
+
+    def plan(self) -> Step | None:
+        fed = self._try(lambda: self.fed.plan(0))
+        live = self._try(lambda: self.live.plan(0))
+        if isinstance(live, str) or isinstance(fed, str):
+            self._came_apart(live, fed)
+            return None
+        self._compare()
+        if live is not None and fed is not None:
+            self._in_flight.append((live, fed))
+            self.look_at_steps()
+        return live
+
+    def look_at_steps(self) -> None:
+        """Steps in flight say the same in both engines. A log names rows that have not changed by "=", so its lines are not enough."""
+        for live, fed in self._in_flight:
+            for part in ("decode", "prefill"):
+                changed = first_unequal(getattr(live, part), getattr(fed, part))
+                if changed and self.difference is None:
+                    name, one, other = changed
+                    where = f"step {live.step_id}, {part}.{name}"
+                    self.difference = (f"{where} is {one}", other)
+
+    def commit(self, step: Step, result: StepResult) -> CommitOutcome | None:
+        """The outcome; None if the engines cannot go on: then `difference` or `refusal` says why."""
+        line = self._encoder.encode(Committed(0, step, result, (), None, ()))
+        _, fed_step = self._in_flight.pop(0)
+        live = self._try(lambda: self.live.commit(result, 0))
+        fed = self._try(lambda: self.fed.commit(decode_result(json.loads(line), fed_step), 0))
+        if isinstance(live, str) or isinstance(fed, str):
+            self._came_apart(live, fed)
+            return None
+        self._compare()
+        return live
+
+    @staticmethod
+    def _try(call: Callable[[], Any]) -> Any:
+        """The answer, or as a text what was raised."""
+        try:
+            return call()
+        except (ForetokenError, AssertionError, LookupError, ValueError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    def _came_apart(self, live: Any, fed: Any) -> None:
+        if isinstance(live, str) and isinstance(fed, str):
+            self.refusal = live
+        else:
+            said = [answer if isinstance(answer, str) else "goes on" for answer in (live, fed)]
+            self.difference = self.difference or (said[0], said[1])
+
+    def _compare(self) -> None:
+        live, fed = self._lines
+        self.num_events += len(live)
+        if live != fed and self.difference is None:
+            unequal = [pair for pair in zip([*live, "nothing"], [*fed, "nothing"], strict=False) if pair[0] != pair[1]]
+            self.difference = unequal[0]
+        live.clear()
+        fed.clear()
+
+
+def first_unequal(one: Any, other: Any) -> tuple[str, str, str] | None:
+    """The first field in which two dataclasses of arrays and numbers differ, with both values; None if none does."""
+    if one is None or other is None:
+        return None if one is other else ("is there", str(one is not None), str(other is not None))
+    for field in fields(one):
+        values = getattr(one, field.name), getattr(other, field.name)
+        if not np.array_equal(*values):
+            return field.name, *(str(np.asarray(value).tolist()) for value in values)
+    return None

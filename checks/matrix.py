@@ -1,0 +1,423 @@
+"""The matrix: every way to serve must give the tokens of the plain greedy loop.
+
+A *cell* is one choice in every dimension. `pairwise_cells` covers every legal pair of choices with few cells; `random_cell` draws
+one. `run_cell` serves a small workload in that configuration under disturbances, and compares every output with the oracle.
+
+    python -m foretoken.checks.matrix --cells 5000 --seed 1
+    python -m foretoken.checks.matrix --cells 200 --algorithm MY_PLUGIN
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, fields, replace
+
+import numpy as np
+
+from ..core.acceptance.process import GaussianAcceptance
+from ..core.adaptive import AdaptiveController, CostTable, build_controller, fixed_controller
+from ..core.adaptive.controller import RuntimeHost
+from ..core.algorithm.algorithm import Drafter, SpecAlgorithm
+from ..core.algorithm.builtin import Standalone
+from ..core.algorithm.registry import get_algorithm
+from ..core.contract.request import Request
+from ..core.errors import ConfigError
+from ..core.prompt import Prompt
+from ..core.scheduler.config import EngineConfig, EngineSizes
+from ..core.scheduler.engine import Engine
+from ..properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+from ..properties.reference.language_model import USER_OUTPUTS
+from .block_rounds import Operation, UnitClock, compare_histories
+from .driver import Dice, Disturbance, Driver, check_feedback, check_greedy_output
+
+VOCAB_SIZE = 24
+STOP_TOKEN = 5
+
+
+class OutsideDraft(Standalone):
+    """A plugin as somebody else would write it: an unshifted draft of its own, never registered among the built-in ones."""
+
+    name = "OUTSIDE"
+
+
+class LetterDecoder:
+    """Token ids as letters, so that stop strings have a text to stand in."""
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return "".join(chr(97 + int(token)) for token in tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One configuration. Every field is one dimension of the matrix; `seed` chooses the workload and the disturbances."""
+
+    algorithm: str = "NONE"
+    mode: str = "synchronous"
+    page_size: int = 1
+    topk: int = 1
+    steps: int = 0
+    policy: str = "fixed"
+    chunk_size: int = 64
+    mixed: bool = True
+    block_rounds: int = 1
+    pool: str = "roomy"
+    disturbance: str = "none"
+    prefixes: str = "none"
+    cache: bool = True
+    priorities: str = "none"
+    stops: str = "none"
+    outputs: bool = False
+    agreement: float = 0.7
+    drafts: str = "model"
+    arrivals: str = "at once"
+    token_budget: bool = False
+    faults: str = "none"
+    seed: int = 0
+
+    def reproducer(self) -> str:
+        """One line that runs this cell again."""
+        return f"python -m foretoken.checks.matrix --cell '{json.dumps(asdict(self))}'"
+
+
+DIMENSIONS: dict[str, tuple] = {
+    "algorithm": ("NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM", "PLUGIN"),
+    "mode": ("synchronous", "overlap"),
+    "page_size": (1, 2, 4, 16),
+    "topk": (1, 2, 4, 8, 16),
+    "steps": (0, 1, 2, 3, 4, 5, 6, 7),
+    "policy": ("fixed", "ema", "goodput", "ranges"),
+    "chunk_size": (3, 8, 64),
+    "mixed": (True, False),
+    "block_rounds": (1, 3, 8, 32),
+    "pool": ("roomy", "tight", "tiny"),
+    "disturbance": ("none", "abort", "retract", "all"),
+    "prefixes": ("none", "shared", "namespaces"),
+    "cache": (True, False),
+    "priorities": ("none", "classes", "preempt"),
+    "stops": ("none", "tokens", "strings"),
+    "outputs": (False, True),
+    "agreement": (0.0, 0.7, 1.0),
+    "drafts": ("model", "simulated"),
+    "arrivals": ("at once", "spread"),
+    "token_budget": (False, True),
+    "faults": ("none", "target", "slow host"),
+}
+
+
+def is_legal(cell: Cell) -> bool:
+    """Whether a cell describes something: plain decoding drafts nothing, so its drafting dimensions have one value each."""
+    if cell.algorithm == "NONE":
+        return (cell.topk, cell.steps, cell.policy, cell.drafts, cell.agreement) == (1, 0, "fixed", "model", 0.7)
+    if cell.steps == 0 and (cell.policy != "fixed" or cell.topk > 1):
+        return False
+    # Without a mixed batch there are no verify tokens to leave room for.
+    return cell.mixed or not cell.token_budget
+
+
+# -- which cells ------------------------------------------------------------------------------------------------------
+
+
+def random_cell(dice: Dice, seed: int, fixed: dict | None = None) -> Cell:
+    """A legal cell, with the given choices fixed; a legal one must exist."""
+    while True:
+        choices = {name: dice.choose(values) for name, values in DIMENSIONS.items()}
+        choices |= fixed or {}
+        if choices["algorithm"] == "NONE":
+            plain = {"topk": 1, "steps": 0, "policy": "fixed", "drafts": "model", "agreement": 0.7}
+            choices |= {name: value for name, value in plain.items() if name not in (fixed or {})}
+        cell = Cell(**choices, seed=seed)
+        if is_legal(cell):
+            return cell
+
+
+def legal_pairs() -> dict[tuple[str, object, str, object], None]:
+    """Every pair of choices in two dimensions that some legal cell has, in a fixed order."""
+    pairs = {}
+    for first, second in itertools.combinations(DIMENSIONS, 2):
+        for a, b in itertools.product(DIMENSIONS[first], DIMENSIONS[second]):
+            if _extends({first: a, second: b}):
+                pairs[first, a, second, b] = None
+    return pairs
+
+
+def _extends(choices: dict) -> bool:
+    """Whether two choices occur together in a legal cell: the rest is either plain decoding or the most permissive one."""
+    plain = Cell()
+    speculative = Cell(algorithm="EAGLE", steps=3, topk=1)
+    return any(is_legal(replace(base, **choices)) for base in (plain, speculative))
+
+
+def pairs_of(cell: Cell) -> list[tuple[str, object, str, object]]:
+    return [(a, getattr(cell, a), b, getattr(cell, b)) for a, b in itertools.combinations(DIMENSIONS, 2)]
+
+
+def pairwise_cells(seed: int = 0, attempts: int = 24) -> list[Cell]:
+    """Cells that together have every legal pair; each is the best of some that have the first pair still missing."""
+    missing = legal_pairs()
+    dice = Dice(seed)
+    cells: list[Cell] = []
+    while missing:
+        first, a, second, b = next(iter(missing))
+        drawn = (random_cell(dice, len(cells), {first: a, second: b}) for _ in range(attempts))
+        best = max(drawn, key=lambda cell: sum(pair in missing for pair in pairs_of(cell)))
+        for pair in pairs_of(best):
+            missing.pop(pair, None)
+        cells.append(best)
+    return cells
+
+
+# -- one cell ---------------------------------------------------------------------------------------------------------
+
+
+def algorithm_of(cell: Cell) -> SpecAlgorithm:
+    return OutsideDraft() if cell.algorithm == "PLUGIN" else get_algorithm(cell.algorithm)
+
+
+def _drafts_on_host(cell: Cell) -> bool:
+    return algorithm_of(cell).drafter is Drafter.LOOKUP
+
+
+def controller_of(cell: Cell, host: RuntimeHost | None = None) -> AdaptiveController:
+    """The step policy of a cell: candidates up to `steps`, zero among them, trees as large as the smallest one fills."""
+    steps, topk = cell.steps, cell.topk
+    shape: dict = {"depth_limited": not _drafts_on_host(cell), "host": host}
+    if cell.policy == "fixed":
+        if topk > 1 and steps:
+            shape |= {"topk": topk, "num_draft_tokens": _tree_size(cell, steps)}
+        return fixed_controller(steps, **shape)
+    table = _table(cell)
+    if topk > 1:
+        sizes = {int(bound): _tree_size(cell, _smallest(entry)) for bound, entry in table.items()}
+        shape |= {"topk": topk, "num_draft_tokens": sizes}
+    if cell.policy == "goodput":
+        candidates = sorted({step for entry in table.values() for step in entry["candidate_steps"]})
+        costs = CostTable(
+            tuple(candidates),
+            (1, 4),
+            tuple((100_000 + 9_000 * s, 110_000 + 21_000 * s) for s in candidates),
+            tuple(100 for _ in candidates),
+        )
+        return build_controller("goodput", table, cost_table=costs, **shape)
+    return build_controller("ema", table, **shape)
+
+
+def _table(cell: Cell) -> dict:
+    low = max(1, cell.steps - 2)
+    quick = {"ema_alpha": 0.6, "update_interval": 2, "warmup_batches": 1}
+    top = sorted({low, cell.steps})
+    if cell.policy != "ranges":
+        return {"1": {"candidate_steps": sorted({0, *top}), **quick}}
+    return {
+        "1": {"candidate_steps": top, **quick},
+        "2": {"candidate_steps": sorted({0, 1, cell.steps}), **quick},
+        "4": {"candidate_steps": [0, 1], **quick},
+    }
+
+
+def _smallest(entry: dict) -> int:
+    return min(step for step in entry["candidate_steps"] if step > 0)
+
+
+def _tree_size(cell: Cell, steps: int) -> int:
+    """Nodes of a tree that `steps` levels can fill, and not the same number for every cell."""
+    most = 1 + cell.topk + (steps - 1) * cell.topk**2
+    return min(most, 2 + (cell.seed * 7 + cell.steps) % 16 + steps)
+
+
+def config_of(cell: Cell, algorithm: SpecAlgorithm, controller: AdaptiveController) -> EngineConfig:
+    """Sizes near their limits: a tight pool holds about two requests, a tiny one hardly more than the longest alone."""
+    overshoot = max(controller.max_steps * controller.topk, controller.max_num_draft_tokens)
+    context_len = 72 + overshoot
+    config = EngineConfig(
+        num_pages=1 << 16,
+        context_len=context_len,
+        page_size=cell.page_size,
+        overlap=cell.mode == "overlap",
+        max_running=5,
+        chunk_size=cell.chunk_size,
+        mixed=cell.mixed,
+        prefix_cache=cell.cache,
+        watermark=0.02,
+        block_rounds=cell.block_rounds,
+        preempt=cell.priorities == "preempt",
+        ageing_bound=3,
+        track_tokens=True,
+        max_step_tokens=5 * controller.max_num_draft_tokens + 4 if cell.token_budget else None,
+    )
+    sizes = EngineSizes.resolve(config, algorithm, controller)
+    longest = 72 + sizes.reserve + 2 * cell.page_size
+    slots = {"tiny": longest + 8, "tight": 2 * longest, "roomy": 12 * longest, "vast": 40 * longest}[cell.pool]
+    return replace(config, num_pages=-(-slots // cell.page_size))
+
+
+def requests_of(cell: Cell, dice: Dice, output_lens: tuple[int, ...] = (1, 2, 5, 12, 24)) -> list[Request]:
+    """A few requests whose lengths lie at and around page and chunk edges."""
+    stem = [dice.below(VOCAB_SIZE) for _ in range(40)]
+    requests = []
+    for i in range(5 + dice.below(4)):
+        length = dice.choose([1, 2, 3, cell.page_size, cell.page_size + 1, 7, 16, 17, 2 + dice.below(40)])
+        tokens = [dice.below(VOCAB_SIZE) for _ in range(length)]
+        if cell.prefixes != "none" and dice.chance(70):
+            tokens = (stem[: dice.choose([4, 16, 17, 33])] + tokens)[:48]
+        stops = {}
+        if cell.stops == "tokens":
+            stops = {"stop_tokens": (STOP_TOKEN, 11)}
+        if cell.stops == "strings" and i % 2:
+            stops = {"stop_strings": (chr(97 + dice.below(VOCAB_SIZE)), chr(97 + dice.below(VOCAB_SIZE)), "bc")}
+        requests.append(
+            Request(
+                f"r{i}",
+                Prompt.of_tokens(tokens),
+                dice.choose(output_lens),
+                priority=0 if cell.priorities == "none" else dice.below(3),
+                namespace="" if cell.prefixes != "namespaces" else dice.choose(["", "other"]),
+                outputs=USER_OUTPUTS if cell.outputs and i % 3 != 1 else (),
+                **stops,
+            )
+        )
+    return requests
+
+
+@dataclass(frozen=True, slots=True)
+class CellReport:
+    """What serving one cell did; the numbers say that the cell was not vacuous."""
+
+    steps: int
+    rounds: int
+    blocks: int
+    correct_drafts: int
+    drafted: int
+    retractions: int
+    disturbances: int
+    refused: int
+
+
+def build_cell(cell: Cell, events=None) -> tuple[Engine, ReferenceExecutor, HashLanguageModel]:
+    """A fresh engine and its executor for one cell."""
+    algorithm, controller = algorithm_of(cell), controller_of(cell)
+    config = config_of(cell, algorithm, controller)
+    engine = Engine(config, algorithm, controller, events=events, text_decoder=LetterDecoder())
+    regularity = 0.8 if _drafts_on_host(cell) else 0.0  # else nothing that was said before would come again
+    model = HashLanguageModel(seed=cell.seed, vocab_size=VOCAB_SIZE, regularity=regularity)
+    acceptance = GaussianAcceptance((0.8,) * 8, seed=cell.seed) if cell.drafts == "simulated" else None
+    fail_at = {"r1": cell.seed % 7, "r4": 0} if cell.faults == "target" else None
+    draft = HashDraft(model, cell.agreement)
+    executor = ReferenceExecutor.for_engine(engine, draft, acceptance=acceptance, fail_at=fail_at)
+    return engine, executor, model
+
+
+def run_cell(cell: Cell) -> CellReport:
+    """Serve a cell's workload and compare everything; raises at the first contradiction."""
+    dice = Dice(cell.seed * 1_000_003 + 17)
+    events: list = []
+    engine, executor, model = build_cell(cell, events.append)
+    requests = requests_of(cell, dice)
+    disturbance = Disturbance(
+        submit=100 if cell.arrivals == "at once" else 8,
+        abort=4 if cell.disturbance in ("abort", "all") else 0,
+        retract=5 if cell.disturbance in ("retract", "all") else 0,
+        idle=30 if cell.faults == "slow host" else 0,
+    )
+    driver = Driver(engine, executor, requests, dice, disturbance)
+    finished = driver.run()
+    check_feedback(engine, events)
+    check_greedy_output(engine, model, requests, finished, driver.refused, LetterDecoder().decode)
+    return CellReport(
+        driver.num_steps,
+        executor.num_rounds,
+        sum(getattr(getattr(getattr(e, "result", None), "decode", None), "rounds", 0) > 1 for e in events),
+        executor.num_correct_drafts,
+        executor.num_drafted,
+        sum(len(getattr(event, "retracted", ())) for event in events),
+        driver.num_disturbances,
+        len(driver.refused),
+    )
+
+
+def run_cell_in_blocks(cell: Cell) -> int:
+    """SIM-12 for one cell: the same history in blocks and singly. Returns how many blocks there were."""
+    dice = Dice(cell.seed * 1_000_003 + 29)
+    if cell.stops == "strings":
+        cell = replace(cell, stops="tokens")
+    requests = requests_of(cell, dice, (2, 12, 30, 60))
+    span = 0 if cell.arrivals == "at once" else 60
+    operations = [Operation(dice.below(span) if span else 0, request) for request in requests]
+    if cell.disturbance in ("abort", "all"):
+        operations += [Operation(dice.below(80), None, request.request_id) for request in requests if dice.chance(40)]
+    histories = []
+    for rounds in (max(cell.block_rounds, 2), 1):
+        # Blocks need free memory, so every pool is one size larger; with stop strings there are none.
+        pool = {"tiny": "tight", "tight": "roomy", "roomy": "vast"}[cell.pool]
+        engine, executor, _ = build_cell(replace(cell, block_rounds=rounds, pool=pool))
+        histories.append(UnitClock(engine, executor, operations).run())
+    compare_histories(*histories)
+    return histories[0].blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    cell: Cell
+    error: str
+
+
+def run_cells(cells, report=print, run=run_cell) -> tuple[list[Failure], list]:
+    """Run cells; a failing one is reported by its one-line reproducer, the others go on."""
+    failures, reports = [], []
+    for cell in cells:
+        try:
+            reports.append(run(cell))
+        except Exception as error:
+            failures.append(Failure(cell, f"{type(error).__name__}: {error}"))
+            report(f"{failures[-1].error}\n    {cell.reproducer()}")
+    return failures, reports
+
+
+def random_cells(count: int, seed: int, fixed: dict | None = None):
+    dice = Dice(seed)
+    for number in range(count):
+        yield random_cell(dice, seed * 1_000_000 + number, fixed)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Serve random cells of the matrix against the plain greedy loop.")
+    parser.add_argument("--cells", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--algorithm", help="random cells of this one alone, which may be a plugin's")
+    parser.add_argument("--pairwise", action="store_true", help="run the pairwise cover instead of random cells")
+    parser.add_argument("--blocks", action="store_true", help="compare blocks of rounds with single rounds instead")
+    parser.add_argument("--cell", help="run one cell, as a failure prints it")
+    options = parser.parse_args(arguments)
+    begin = time.perf_counter()
+    if options.cell:
+        known = {field.name for field in fields(Cell)}
+        cells = [Cell(**{key: value for key, value in json.loads(options.cell).items() if key in known})]
+    elif options.pairwise:
+        cells = pairwise_cells()
+    else:
+        try:
+            fixed = {"algorithm": get_algorithm(options.algorithm).name} if options.algorithm else None
+        except ConfigError as error:
+            parser.error(str(error))
+        cells = random_cells(options.cells, options.seed, fixed)
+    if options.blocks:
+        failures, blocks = run_cells(cells, run=run_cell_in_blocks)
+        print(f"{len(blocks)} cells equal, {len(failures)} differ: {sum(blocks)} blocks", end=" ")
+        print(f"in {time.perf_counter() - begin:.1f} s")
+        return 1 if failures else 0
+    failures, reports = run_cells(cells)
+    print(summary(failures, reports), f"in {time.perf_counter() - begin:.1f} s")
+    return 1 if failures else 0
+
+
+def summary(failures: list[Failure], reports: list[CellReport]) -> str:
+    total = {name: sum(getattr(report, name) for report in reports) for name in CellReport.__slots__}
+    counts = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in total.items())
+    return f"{len(reports)} cells passed, {len(failures)} failed: {counts}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

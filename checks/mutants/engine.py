@@ -1,0 +1,383 @@
+"""Planted defects of engines: each is one part of ours, done wrong in a way that has been done wrong before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...core.contract.request import FinishReason
+from ...core.kv.store import KVStore
+from ...core.scheduler.admission import Admission
+from ...core.scheduler.engine import CommitOutcome, Engine
+from ...core.scheduler.output import OutputLog
+from ...core.scheduler.rounds import DecodeRounds
+from ...core.scheduler.waiting import WaitingQueue
+from ...properties.engine.contract import Answer, Event, ServingConfig
+from ...properties.engine.plain import PlainEngine
+from ...properties.engine.plain import make as make_plain
+from ...properties.mutants import Mutant
+from ..adapters.core_engine import CoreEngine
+from ..adapters.core_engine import make as make_good
+from .engine_slots import (
+    CachesTheLastToken,
+    DrawsByBlock,
+    DrawsByFlight,
+    DrawsByHit,
+    DrawsByRow,
+    FailsThemAll,
+    FindsHalf,
+    ForgetsWhatItAllocated,
+    FreesUnderAStep,
+    HandsOverAPlaceholder,
+    KeepsItsCopies,
+    KnowsTheFuture,
+    NeverGivesBack,
+    QueuesThePreemptedLast,
+    RemembersItsFirstLook,
+    ReservesByTheStepsInForce,
+    ReservesForNoDraft,
+    ReservesForOneRound,
+    StartsOneTooFar,
+    StreamsWhatTheDeviceSays,
+    TakesALossForTheEnd,
+)
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+class LosesTheRetracted(Engine):
+    """A retracted request gives its row back and is in no queue."""
+
+    def _retract(self, record):
+        super()._retract(record)
+        self.admission.queue.remove(record)
+
+
+class SaysGoodbyeTwice(CoreEngine):
+    """A request whose end falls into the last round of a step is reported once by the step and once by the clean-up."""
+
+    def commit(self, answer: Answer) -> list[Event]:
+        events = super().commit(answer)
+        return events + [event for event in events if event[0] == "end" and event[2] == "stop"]
+
+
+class ForgetsTheOutputOnReturn(OutputLog):
+    """When a retracted request enters again, the log of its row begins with the prompt alone."""
+
+    def open(self, record):
+        super().open(record)
+        self._tokens[record.row, record.prompt_len : len(record.context)] = 0
+
+
+class KeepsTheMarksOfTheWholeRun(OutputLog):
+    """Per-token outputs are kept for every accepted token, also behind the stop."""
+
+    def log(self, rows, columns, settled, decode, by_row):
+        super().log(rows, columns, settled, decode, by_row)
+        for i in columns.tolist():
+            record, kept = by_row[int(rows[i])], int(settled.kept[-1, i])
+            for name in record.request.outputs:
+                record.outputs[name].extend(decode.outputs[-1][name][i, kept : decode.accept_lens[-1, i]])
+
+
+class LetsEverythingIn(Engine):
+    """Nobody compares the prompt with the context and the pool at the door."""
+
+    def _refusal(self, request):
+        refusal = super()._refusal(request)
+        return "" if refusal.startswith("too long") else refusal
+
+
+class ReplacesTheOther(Engine):
+    """A second request of the same name takes the first one's place."""
+
+    def _refusal(self, request):
+        refusal = super()._refusal(request)
+        return "" if refusal.startswith("duplicate") else refusal
+
+
+class LeaksAfterAnAbort(Engine):
+    """The clean-up of an aborted request forgets its last page."""
+
+    def _end(self, record, reason, message=""):
+        if record.row and reason is FinishReason.ABORT:
+            _forget_a_page(self.store, record.row)
+        return super()._end(record, reason, message)
+
+
+class LeaksAfterARetraction(Engine):
+    """The clean-up of a retracted request forgets its last page."""
+
+    def _retract(self, record):
+        _forget_a_page(self.store, record.row)
+        super()._retract(record)
+
+
+def _forget_a_page(store: KVStore, row: int) -> None:
+    if store.allocated[row] - store._shared[row] >= store.page_size:
+        store.allocated[row] -= store.page_size
+
+
+class AbortsLater(Engine):
+    """An abort is noted, and carried out when the request ends by itself."""
+
+    def abort(self, request_id, now_ns):
+        record = self._live.get(request_id)
+        if record is not None and record.row and not self._leaving:
+            return super().abort("", now_ns)
+        return super().abort(request_id, now_ns)
+
+
+class GivesOneTokenMore(DecodeRounds):
+    """The length at which a request ends is that of its KV, one short of its text."""
+
+    def join(self, row, kv_len, end_len, single_round):
+        super().join(row, kv_len, end_len + 1, single_round)
+
+
+class MasksTheStopByTheCap(DecodeRounds):
+    """A run that reaches the length cap ends by length, whatever its last token is."""
+
+    def settle(self, launched, result, departures_at_plan):
+        settled = super().settle(launched, result, departures_at_plan)
+        at_the_cap = self.kv_len[launched.index] >= self.end_len[launched.index]
+        return settled._replace(stopped=settled.stopped & ~at_the_cap)
+
+
+class CountsWhoHasLeft(DecodeRounds):
+    """Every row of a verify result is counted, those of departed requests too."""
+
+    def feed_back(self, step, result, live, live_before):
+        super().feed_back(step, result, None, None)
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+
+
+class ForgetsTheVerifyTokens(Engine):
+    """The token budget of a step counts its prefill alone."""
+
+    @staticmethod
+    def _verify_tokens(rounds):
+        return 0
+
+
+class BatchesStatically(Admission):
+    """Nobody enters while anybody decodes."""
+
+    def next_chunks(self, budget, num_decoding, may_admit):
+        return super().next_chunks(budget, num_decoding, may_admit and not num_decoding)
+
+
+class NeverAges(WaitingQueue):
+    """A greater priority always goes first."""
+
+    @property
+    def head(self):
+        self._ageing_bound = 1 << 30
+        return super().head
+
+
+class PushesEqualsOut(Engine):
+    """A request that waits pushes out whoever is not greater."""
+
+    def _lower_than_head(self):
+        head = self.admission.queue.head
+        lower = [r for r in self._by_row.values() if r.request.priority <= head.request.priority]
+        return sorted(lower, key=lambda record: (record.request.priority, -record.arrival_number))
+
+
+class PushesOutTheFirst(Engine):
+    """Under memory pressure the first in the batch goes, whatever its priority is."""
+
+    def _retract(self, record):
+        first = next(iter(self._by_row.values()))
+        super()._retract(record if record is first or self._asked_back else first)
+
+
+class WaitsForWhatNobodyOwes(Engine):
+    """After a retraction no round is planned until a step is committed, also if none is in flight."""
+
+    def _plan_rounds(self):
+        return None if self._holding and not self._launched else super()._plan_rounds()
+
+
+class ComputesTheChunkAgain(Admission):
+    """The next chunk begins where the last committed one ended, though another is in flight."""
+
+    def _chunk_of(self, record, budget):
+        record.prefill_launched = max(record.prefill_committed, record.num_cached)
+        return super()._chunk_of(record, budget)
+
+
+class QueuesTheRetractedLast(WaitingQueue):
+    """A retracted request goes to the end of its class."""
+
+    def push(self, record):
+        super().push(record)
+        waiting = self._classes[record.request.priority]
+        waiting.remove(record)
+        waiting.append(record)
+
+
+class DividesByWhatWasDrafted(DecodeRounds):
+    """The acceptance rate of a round is its accepted over its proposed drafts, also when none were proposed."""
+
+    def feed_back(self, step, result, live, live_before):
+        self.rate = int((result.accept_lens - 1).sum()) / ((step.num_draft_tokens - 1) * len(step.rows))
+        super().feed_back(step, result, live, live_before)
+
+
+class ExpectsSurvivors(Engine):
+    """After a verify the longest row is looked up, also when all requests have ended in it."""
+
+    def _commit_rounds(self, launched, result, finished):
+        kept = super()._commit_rounds(launched, result, finished)
+        self.longest = max(self.rounds.kv_len[self.rounds.rows].tolist())
+        return kept
+
+
+class TakesTheTailFromTheSample(CoreEngine):
+    """The token after every chunk is the sample's placeholder."""
+
+    def view(self, step):
+        view = super().view(step)
+        view["prefill"] = [(request, start, tokens, -1, key) for request, start, tokens, _, key in view["prefill"]]
+        return view
+
+
+class RunsAheadTooFar(CoreEngine):
+    """One step more is launched than anybody has reserved for."""
+
+    def build(self, config, algorithm, controller):
+        engine = super().build(config, algorithm, controller)
+        engine.pipeline_depth += 1
+        return engine
+
+
+class TakesAnyResult(Engine):
+    """A result that is not the oldest step's is dropped without a word."""
+
+    def commit(self, result, now_ns):
+        if not self._launched or self._launched[0].step.step_id != result.step_id:
+            return CommitOutcome((), ())
+        return super().commit(result, now_ns)
+
+
+class LaunchesBlockAfterBlock(Engine):
+    """A second step of several rounds is planned behind a first."""
+
+    def _max_rounds(self):
+        launched, self._launched = self._launched, type(self._launched)()
+        try:
+            return super()._max_rounds()
+        finally:
+            self._launched = launched
+
+
+class SwitchesWithTheBatch(CoreEngine):
+    """New steps are taken over when the number of rows changes, and not before."""
+
+    def build(self, config, algorithm, controller):
+        engine = super().build(config, algorithm, controller)
+        activate, seen = controller.activate_step_by_batch, {}
+
+        def late(batch_size, kv_tokens=0):
+            return seen.setdefault(batch_size, activate(batch_size, kv_tokens))
+
+        controller.activate_step_by_batch = late
+        return engine
+
+
+class NeedsLessAtOnce(CoreEngine):
+    """When the steps go down, the need of every row is below zero, and it gives slots back under the step that runs."""
+
+    def set_steps(self, steps):
+        super().set_steps(steps)
+        store, rounds = self.engine.store, self.engine.rounds
+        if len(rounds.rows):
+            keep = -(-(rounds.kv_len[rounds.rows] + steps + 1) // store.page_size) * store.page_size
+            store.trim(rounds.rows.astype(np.intp), np.maximum(keep, 0))
+
+
+# -- how they are made ------------------------------------------------------------------------------------------------
+
+PARTS = {Admission: "admission", KVStore: "store", OutputLog: "output", DecodeRounds: "rounds"}
+
+
+def _maker(kind: type) -> Callable[[ServingConfig], CoreEngine]:
+    """Makes our engine with one part of this kind."""
+
+    def make(config: ServingConfig) -> CoreEngine:
+        if issubclass(kind, CoreEngine | PlainEngine):
+            return kind(config)
+        made = make_good(config)
+        part = made.engine
+        if issubclass(kind, WaitingQueue):
+            part = made.engine.admission.queue
+        for base, name in PARTS.items():
+            if issubclass(kind, base):
+                part = getattr(made.engine, name)
+        part.__class__ = kind
+        return made
+
+    make.capabilities = make_plain.capabilities if issubclass(kind, PlainEngine) else make_good.capabilities
+    return make
+
+
+def _mutant(kind: type, *caught_by: str) -> Mutant:
+    return Mutant(kind.__name__, kind.__doc__, "engine", _maker(kind), caught_by)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    _mutant(LosesTheRetracted, "ENGINE-01"),
+    _mutant(SaysGoodbyeTwice, "ENGINE-02"),
+    _mutant(ForgetsTheOutputOnReturn, "ENGINE-03"),
+    _mutant(KeepsTheMarksOfTheWholeRun, "ENGINE-04"),
+    _mutant(ForgetsTheVerifyTokens, "ENGINE-05"),
+    _mutant(LeaksAfterARetraction, "ENGINE-06"),
+    _mutant(BatchesStatically, "ENGINE-07"),
+    _mutant(LetsEverythingIn, "ENGINE-08"),
+    _mutant(NeverAges, "ENGINE-09"),
+    _mutant(PushesEqualsOut, "ENGINE-10", "ENGINE-11"),
+    _mutant(PushesOutTheFirst, "ENGINE-10"),
+    _mutant(WaitsForWhatNobodyOwes, "ENGINE-11"),
+    _mutant(ReplacesTheOther, "ENGINE-12"),
+    _mutant(LeaksAfterAnAbort, "ENGINE-13"),
+    _mutant(AbortsLater, "ENGINE-13"),
+    _mutant(ComputesTheChunkAgain, "ENGINE-14"),
+    _mutant(KnowsTheFuture, "ENGINE-15"),
+    _mutant(QueuesTheRetractedLast, "ENGINE-16"),
+    _mutant(DrawsByRow, "ENGINE-17", "RELAY-09"),
+    _mutant(DividesByWhatWasDrafted, "ENGINE-18"),
+    _mutant(ExpectsSurvivors, "ENGINE-18"),
+    _mutant(FreesUnderAStep, "RELAY-01"),
+    _mutant(TakesALossForTheEnd, "RELAY-01", "ENGINE-11"),
+    _mutant(FailsThemAll, "ENGINE-02"),
+    _mutant(ForgetsWhatItAllocated, "RELAY-01", "ENGINE-14"),
+    _mutant(StreamsWhatTheDeviceSays, "RELAY-04"),
+    _mutant(TakesTheTailFromTheSample, "RELAY-05"),
+    _mutant(HandsOverAPlaceholder, "RELAY-05"),
+    _mutant(QueuesThePreemptedLast, "ENGINE-16"),
+    _mutant(ReservesForOneRound, "RELAY-06", "RELAY-01"),
+    _mutant(ReservesByTheStepsInForce, "RELAY-06"),
+    _mutant(TakesAnyResult, "RELAY-07"),
+    _mutant(RunsAheadTooFar, "RELAY-07"),
+    _mutant(LaunchesBlockAfterBlock, "RELAY-08"),
+    _mutant(DrawsByFlight, "RELAY-09"),
+    _mutant(StartsOneTooFar, "ACCEPT-03", "RADIX-09"),
+    _mutant(KeepsItsCopies, "ACCEPT-03", "RELAY-01"),
+    _mutant(NeverGivesBack, "ACCEPT-08"),
+    _mutant(MasksTheStopByTheCap, "ACCEPT-10"),
+    _mutant(GivesOneTokenMore, "ACCEPT-11"),
+    _mutant(CountsWhoHasLeft, "ACCEPT-12"),
+    _mutant(ReservesForNoDraft, "ACCEPT-15"),
+    _mutant(SwitchesWithTheBatch, "STEPS-07"),
+    _mutant(NeedsLessAtOnce, "STEPS-07", "RELAY-06"),
+    _mutant(CachesTheLastToken, "RADIX-09"),
+    _mutant(RemembersItsFirstLook, "RADIX-12"),
+    _mutant(FindsHalf, "RADIX-13"),
+    _mutant(DrawsByHit, "RADIX-16"),
+    _mutant(DrawsByBlock, "SIM-12"),
+)

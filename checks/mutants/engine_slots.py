@@ -1,0 +1,247 @@
+"""Planted defects of engines: whose slots are whose, and what only two runs show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...core.contract.request import FinishReason, RequestState
+from ...core.kv.store import Departure, KVStore
+from ...core.scheduler.admission import Admission
+from ...core.scheduler.engine import Engine, LossOutcome
+from ...core.scheduler.rounds import DecodeRounds
+from ...properties.engine.contract import Answer, Event, ServingConfig, Wish
+from ...properties.engine.language import STOP, stream_of
+from ...properties.engine.plain import PlainEngine
+from ..adapters.core_engine import CoreEngine
+
+# -- slots ------------------------------------------------------------------------------------------------------------
+
+
+class FreesUnderAStep(KVStore):
+    """The slots of an ended request are free at once, though a step in flight still writes to them."""
+
+    def close_row(self, departure, last_committed):
+        self._release(departure)
+
+
+class ReservesForOneRound(CoreEngine):
+    """The reserve of a row is one round, also when two are in flight."""
+
+    def build(self, config, algorithm, controller):
+        engine = super().build(config, algorithm, controller)
+        engine.rounds.sizes = replace(engine.sizes, reserve=engine.sizes.alloc_len)
+        return engine
+
+
+class ReservesByTheStepsInForce(DecodeRounds):
+    """Slots are reserved for the steps of now, not for the most that a step in flight may have."""
+
+    def reserve(self, rounds_unseen, max_rounds, slack):
+        sizes = self.sizes
+        length = self.controller.num_draft_tokens_for(self.controller.policy.steps_for(1, 0), 1)
+        depth = sizes.reserve // sizes.alloc_len
+        self.sizes = replace(sizes, alloc_len=min(length, sizes.alloc_len), reserve=min(depth * length, sizes.reserve))
+        try:
+            return super().reserve(rounds_unseen, max_rounds, slack)
+        finally:
+            self.sizes = sizes
+
+
+class ForgetsWhatItAllocated(KVStore):
+    """A row that grows for its prompt does not record its new length."""
+
+    def grow_row(self, row, target):
+        before = int(self.allocated[row])
+        grown = super().grow_row(row, target)
+        self.allocated[row] = max(before, target - self.page_size)
+        return grown
+
+
+class NeverGivesBack(DecodeRounds):
+    """What a block has reserved and not used stays with its rows."""
+
+    def give_back(self, launched, result, kv_before_last, in_later_step):
+        pass
+
+
+class StreamsWhatTheDeviceSays(CoreEngine):
+    """The tokens of a step go to whoever has the name now, also if the request has left its row since the launch."""
+
+    def commit(self, answer: Answer) -> list[Event]:
+        flight = self.steps[answer.step]
+        events = super().commit(answer)
+        told = {event[1] for event in events}
+        for column, request in enumerate(flight.rows):
+            if request not in told and request in self.engine._live:
+                events.append(("tokens", request, answer.runs[0][column]))
+        return events
+
+
+class StartsOneTooFar(CoreEngine):
+    """The positions of a round begin one behind the last token."""
+
+    def view(self, step):
+        view = super().view(step)
+        view["decode"] = [(request, length + 1, root, key) for request, length, root, key in view["decode"]]
+        return view
+
+
+class KeepsItsCopies(KVStore):
+    """What the prefix cache had already is freed, and the row goes on reading its own copy."""
+
+    def share_prefix(self, row, tokens, num_valid, namespace, fence):
+        before = self.table.slots[row].copy()
+        super().share_prefix(row, tokens, num_valid, namespace, fence)
+        self.table.slots[row] = before
+
+
+class CachesTheLastToken(KVStore):
+    """The whole text of an ended request is cached, its last token too, which was never computed."""
+
+    def _release(self, departure):
+        known = (
+            departure.num_valid
+            if departure.tokens is None
+            else min(len(departure.tokens), int(self.allocated[departure.row]))
+        )
+        super()._release(Departure(departure.fence, departure.row, departure.tokens, known, departure.namespace))
+
+
+class RemembersItsFirstLook(Admission):
+    """Where a request's own pages begin is what was found when it was looked up first."""
+
+    def _enter(self, record, prefix):
+        super()._enter(record, prefix)
+        first = self.first_looks.get(record.request.request_id, record.num_cached)
+        if first < record.num_cached:
+            record.num_cached = record.prefill_launched = record.prefill_committed = first
+
+    def _prefix_of(self, record):
+        prefix = super()._prefix_of(record)
+        self.first_looks = getattr(self, "first_looks", {})
+        self.first_looks.setdefault(record.request.request_id, prefix.length if prefix else 0)
+        return prefix
+
+
+class FindsHalf(KVStore):
+    """A prefix that goes beyond the middle of the text is not found."""
+
+    def match(self, tokens, namespace):
+        return self.cache.match(tokens, namespace, max_length=len(tokens) // 2, count=False)
+
+
+class TakesALossForTheEnd(Engine):
+    """A step that has failed is taken to be over: its slots are free at once."""
+
+    def lose_steps(self, failure, now_ns):
+        outcome = super().lose_steps(failure, now_ns)
+        self.resume(now_ns)
+        return outcome
+
+
+class FailsThemAll(Engine):
+    """All requests of a step that has failed end with it."""
+
+    def lose_steps(self, failure, now_ns):
+        records = [record for launched in self._launched for record in self._records_of(launched)]
+        outcome = super().lose_steps(failure, now_ns)
+        ended = []
+        for record in dict.fromkeys(records):
+            if record in self.admission.queue:
+                self.admission.queue.remove(record)
+                record.state = RequestState.PREFILL
+                ended.append(self._end(record, FinishReason.ERROR))
+        return LossOutcome((*outcome.finished, *ended), outcome.step_ids)
+
+
+class HandsOverAPlaceholder(PlainEngine):
+    """The input of the first round after a prompt is the placeholder of a token that has not been delivered."""
+
+    def plan(self):
+        view = super().plan()
+        if view is not None:
+            first = {row.wish.request for row in self.rows or () if len(row.output) == 1}
+            view["decode"] = [
+                (request, length, -1 if request in first else root, key)
+                for request, length, root, key in view["decode"]
+            ]
+        return view
+
+
+class QueuesThePreemptedLast(PlainEngine):
+    """Whoever is preempted waits behind all others."""
+
+    def plan(self):
+        running = set(self.batch)
+        view = super().plan()
+        returned = [entry for entry in self.queue if entry in running]
+        self.queue = [entry for entry in self.queue if entry not in running] + returned
+        return view
+
+
+# -- what only two runs show ------------------------------------------------------------------------------------------
+
+
+class KnowsTheFuture(CoreEngine):
+    """The length of an output is asked of whoever will compute it, and no more is reserved."""
+
+    def __init__(self, config: ServingConfig) -> None:
+        super().__init__(config)
+        self.model = config.model
+
+    def submit(self, wish: Wish) -> int:
+        if STOP in wish.stop_tokens:
+            stream = stream_of(wish.prompt, wish.seed, self.model)
+            stream.reach(len(wish.prompt) + wish.max_tokens)
+            output = stream.tokens[len(wish.prompt) : len(wish.prompt) + wish.max_tokens]
+            if STOP in output:
+                wish = wish._replace(max_tokens=output.index(STOP) + 1)
+        return super().submit(wish)
+
+
+class DrawsByRow(CoreEngine):
+    """What a request draws from depends on the row that it got."""
+
+    def key(self, row):
+        return super().key(row) and super().key(row) + row - 1
+
+
+class DrawsByFlight(CoreEngine):
+    """What a request draws from depends on whether a step is in flight."""
+
+    def key(self, row):
+        return super().key(row) and super().key(row) + (self.engine.num_uncommitted > 1)
+
+
+class DrawsByHit(CoreEngine):
+    """What a request draws from depends on how much of its prompt was cached."""
+
+    def key(self, row):
+        return super().key(row) and super().key(row) + (self.engine._live[self.requests[row]].num_cached > 0)
+
+
+class DrawsByBlock(CoreEngine):
+    """The rounds of a block draw from the block's seed."""
+
+    def view(self, step):
+        view = super().view(step)
+        if view["rounds"] > 1:
+            view["decode"] = [(request, length, root, key and key + 1) for request, length, root, key in view["decode"]]
+        return view
+
+
+class LeavesRoomForDrafts(Admission):
+    """Who drafts nothing computes one prompt token less per step, since the algorithm could draft."""
+
+    def next_chunks(self, budget, num_decoding, may_admit):
+        return super().next_chunks(max(budget - self.spared, 1), num_decoding, may_admit)
+
+
+class ReservesForNoDraft(CoreEngine):
+    """Who drafts nothing computes one prompt token less per step, since the algorithm could draft."""
+
+    def build(self, config, algorithm, controller):
+        engine = super().build(config, algorithm, controller)
+        engine.admission.__class__ = LeavesRoomForDrafts
+        engine.admission.spared = int(algorithm.is_speculative and controller.max_steps == 0)
+        return engine

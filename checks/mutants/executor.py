@@ -1,0 +1,315 @@
+"""Planted defects of executors: each is one method of a good one, done wrong in a way that has been done wrong before.
+
+Those of the simulated and the real executor stand beside their adapters, and run where what they need is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from ...core.contract.future_map import FutureMap, RelayField
+from ...core.contract.step import NO_TOKEN, PADDING_ROW
+from ...properties.mutants import Mutant
+from ...properties.reference import ReferenceExecutor
+from ...properties.reference.language_model import HIDDEN_SIZE, hidden_of
+from ..executor.contract import HIDDEN_STATES, ExecutorConfig
+from ..executor.reference_subject import ReferenceAdapter
+from ..executor.reference_subject import make as make_reference
+
+CAPABILITIES = make_reference.capabilities
+"""Of the adapters here, each of which can be named on the command line, too."""
+
+# -- hidden states where none are needed ------------------------------------------------------------------------------
+
+
+class RelaysHiddenStatesAlways(ReferenceExecutor):
+    """The relay has a hidden state for every algorithm; where there is none it relays zeros."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        fields = [field for field in self.future_map.fields if field.name != HIDDEN_STATES]
+        fields.append(RelayField(HIDDEN_STATES, (HIDDEN_SIZE,), "float32"))
+        self.future_map = FutureMap(arguments["num_rows"], fields, debug_poison=True)
+
+    def _relay(self, rows, epochs, last_hashes, tokens, hidden, own):
+        if hidden is None:
+            own = {**own, HIDDEN_STATES: np.zeros((len(rows), HIDDEN_SIZE), np.float32)}
+        super()._relay(rows, epochs, last_hashes, tokens, hidden, own)
+
+
+class AllocatesForTheWidestAlgorithm(ReferenceExecutor):
+    """The draft's input buffers are allocated once, for any algorithm."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.draft_inputs = {"hidden": np.zeros((arguments["num_rows"] + 1, HIDDEN_SIZE), np.float32)}
+
+
+class CapturesInVerify(ReferenceExecutor):
+    """The verify pass keeps its hidden states until the next one, whoever needs them."""
+
+    def _verify(self, states, request, drafted, hashes, windows):
+        self.captured = hidden_of(hashes.ravel())
+        return super()._verify(states, request, drafted, hashes, windows)
+
+
+class CapturesInPrefill(ReferenceExecutor):
+    """The capture mode of a prefill is FULL for all."""
+
+    def _first_token(self, state, prefix):
+        self.last_hidden = hidden_of(prefix.hashes[-1:])
+        return super()._first_token(state, prefix)
+
+
+class ShowsHiddenStatesToAll(ReferenceExecutor):
+    """A result carries hidden states that nobody has asked to see."""
+
+    def _result(self, running):
+        result = super()._result(running)
+        if result.decode is None:
+            return result
+        width = result.decode.tokens.shape[2]
+        shown = {HIDDEN_STATES: np.zeros((len(result.decode.ended), width, HIDDEN_SIZE), np.float32)}
+        outputs = tuple({**outputs, **shown} for outputs in result.decode.outputs)
+        return replace(result, decode=replace(result.decode, outputs=outputs))
+
+
+class MergesNoneAsZeros(ReferenceAdapter):
+    """A batch without hidden states is filled up with zeros where it meets one that has some."""
+
+    def merge(self, first, second):
+        first, second = (
+            [[0.0] * HIDDEN_SIZE] if one is None and other is not None else one
+            for one, other in ((first, second), (second, first))
+        )
+        return super().merge(first, second)
+
+
+class MergesWhatThereIs(ReferenceAdapter):
+    """Of two batches the one that has hidden states is taken for both."""
+
+    def merge(self, first, second):
+        return super().merge(first, second) if first is not None and second is not None else first or second
+
+
+class MergesNothingToAnEmptyArray(ReferenceAdapter):
+    """Two batches without hidden states make one with an empty array."""
+
+    def merge(self, first, second):
+        merged = super().merge(first, second)
+        return np.zeros((0, HIDDEN_SIZE), np.float32) if merged is None else merged
+
+
+class TakesWhatWasSent(ReferenceAdapter):
+    """Hidden states that a prefill worker sends are taken, whatever the draft is."""
+
+    def draft_input(self, batch, last_tokens):
+        answer = super().draft_input(batch, last_tokens)
+        states = [state for state in batch.hidden_states if state is not None]
+        return replace(answer, hidden_states=np.stack(states)) if answer is not None and states else answer
+
+
+class FillsUpWhatWasNotSent(ReferenceAdapter):
+    """A request that comes without a hidden state gets one of zeros."""
+
+    def draft_input(self, batch, last_tokens):
+        zeros = np.zeros(batch.hidden_size, np.float32)
+        states = tuple(zeros if state is None else state for state in batch.hidden_states)
+        return super().draft_input(replace(batch, hidden_states=states), last_tokens)
+
+
+class ShowsNothing(ReferenceAdapter):
+    """What it keeps is declared to be open to inspection, and is not shown."""
+
+    def roots(self):
+        return ()
+
+
+# -- the record -------------------------------------------------------------------------------------------------------
+
+
+class PadsTheStepInPlace(ReferenceExecutor):
+    """Rows whose request has ended become padding: in the step's own array, which the engine reads, too."""
+
+    def _result(self, running):
+        result = super()._result(running)
+        if result.decode is not None:
+            running.step.decode.rows[result.decode.ended] = PADDING_ROW
+        return result
+
+
+class ReversesTheStepInPlace(ReferenceExecutor):
+    """A step's rows are turned round where they stand: a kernel runs the last one first."""
+
+    def _result(self, running):
+        result = super()._result(running)
+        if result.decode is not None:
+            running.step.decode.rows[:] = running.step.decode.rows[::-1].copy()
+        return result
+
+
+# -- what a result says -----------------------------------------------------------------------------------------------
+
+
+class IgnoresTheCertificate(ReferenceExecutor):
+    """A step runs one round more than it was certified for."""
+
+    def _start(self, step):
+        running = super()._start(step)
+        running.limit += 1
+        return running
+
+
+class IgnoresStops(ReferenceExecutor):
+    """A block runs to its end, whoever wants a new plan."""
+
+    def request_stop(self, last_step_id):
+        pass
+
+
+class RunsPastAnEnd(ReferenceExecutor):
+    """A block goes on after a request has ended in it."""
+
+    def _is_over(self, running):
+        return running.step.decode is None or running.decoded.rounds >= running.limit
+
+
+class CountsCorrectDrafts(ReferenceExecutor):
+    """accept_lens are the correct drafts, without the bonus token."""
+
+    def _result(self, running):
+        result = super()._result(running)
+        if result.decode is None:
+            return result
+        return replace(result, decode=replace(result.decode, accept_lens=result.decode.accept_lens - 1))
+
+
+class AnswersInRowsOfRequests(ReferenceExecutor):
+    """Columns are [bs, rounds] instead of [rounds, bs]."""
+
+    def _result(self, running):
+        result = super()._result(running)
+        if result.decode is None:
+            return result
+        return replace(result, decode=replace(result.decode, accept_lens=result.decode.accept_lens.T))
+
+
+class LeavesDraftsPastTheEnd(ReferenceExecutor):
+    """Tokens past the accepted run are what the buffer held before, not −1."""
+
+    def _result(self, running):
+        result = super()._result(running)
+        if result.decode is None:
+            return result
+        return replace(result, decode=replace(result.decode, tokens=np.maximum(result.decode.tokens, 0)))
+
+
+class StopsOneTokenLate(ReferenceExecutor):
+    """stop_index is the place behind the stop."""
+
+    def _result(self, running):
+        result = super()._result(running)
+        decode = result.decode
+        if decode is None or decode.stop_index is None:
+            return result
+        late = np.where(decode.stop_index >= 0, decode.stop_index + 1, -1).astype(np.int32)
+        return replace(result, decode=replace(decode, stop_index=late))
+
+
+class AnswersTheNewestStep(ReferenceExecutor):
+    """A result has the id of the step that was launched last."""
+
+    def _result(self, running):
+        return replace(super()._result(running), step_id=self._last_step_id)
+
+
+class ForgetsTheEnded(ReferenceExecutor):
+    """Only a stop ends a request; one that has reached its length goes on."""
+
+    def _settle(self, running, states, was_over, final, accept_lens):
+        for state in states:
+            state.remaining += int(accept_lens.max())
+        super()._settle(running, states, was_over, final, accept_lens)
+
+
+class DeliversThePlaceholder(ReferenceExecutor):
+    """The first token of a prompt is read before it is there: −1."""
+
+    def _result(self, running):
+        result = super()._result(running)
+        if result.prefill is None:
+            return result
+        return replace(result, prefill=replace(result.prefill, tokens=np.full_like(result.prefill.tokens, NO_TOKEN)))
+
+
+# -- how they are made ------------------------------------------------------------------------------------------------
+
+
+def of_reference(kind: type[ReferenceExecutor]) -> Callable[[ExecutorConfig], ReferenceAdapter]:
+    def make(config: ExecutorConfig) -> ReferenceAdapter:
+        return ReferenceAdapter(config, kind)
+
+    make.capabilities = CAPABILITIES
+    return make
+
+
+def of_adapter(kind: type[ReferenceAdapter]) -> Callable[[ExecutorConfig], ReferenceAdapter]:
+    def make(config: ExecutorConfig) -> ReferenceAdapter:
+        return kind(config)
+
+    make.capabilities = CAPABILITIES
+    return make
+
+
+_DEFECTS = (
+    (RelaysHiddenStatesAlways, of_reference, ("ACCEPT-17",)),
+    (AllocatesForTheWidestAlgorithm, of_reference, ("ACCEPT-17",)),
+    (CapturesInVerify, of_reference, ("ACCEPT-17",)),
+    (CapturesInPrefill, of_reference, ("ACCEPT-17",)),
+    (ShowsHiddenStatesToAll, of_reference, ("ACCEPT-17",)),
+    (MergesNoneAsZeros, of_adapter, ("ACCEPT-17",)),
+    (MergesWhatThereIs, of_adapter, ("ACCEPT-17",)),
+    (MergesNothingToAnEmptyArray, of_adapter, ("ACCEPT-17",)),
+    (TakesWhatWasSent, of_adapter, ("ACCEPT-17",)),
+    (FillsUpWhatWasNotSent, of_adapter, ("ACCEPT-17",)),
+    (ShowsNothing, of_adapter, ("ACCEPT-17",)),
+    (PadsTheStepInPlace, of_reference, ("SIM-04",)),
+    (ReversesTheStepInPlace, of_reference, ("SIM-04",)),
+    (IgnoresTheCertificate, of_reference, ("ANSWER", "RAISES")),
+    (IgnoresStops, of_reference, ("ANSWER",)),
+    (RunsPastAnEnd, of_reference, ("ANSWER", "RAISES")),
+    (CountsCorrectDrafts, of_reference, ("ANSWER",)),
+    (AnswersInRowsOfRequests, of_reference, ("TYPE",)),
+    (LeavesDraftsPastTheEnd, of_reference, ("ANSWER",)),
+    (StopsOneTokenLate, of_reference, ("ANSWER",)),
+    (AnswersTheNewestStep, of_reference, ("ANSWER",)),
+    (ForgetsTheEnded, of_reference, ("ANSWER",)),
+    (DeliversThePlaceholder, of_reference, ("ANSWER",)),
+)
+"""(class, how it is made, the invariants of which one must catch it)."""
+
+BESIDE_THEIR_ADAPTERS = (
+    ("simpy", "foretoken.checks.mutants.simulated_executor"),
+    ("torch", "foretoken.checks.mutants.torch_executor"),
+)
+"""(what must be installed, where `DEFECTS` are: (name, defect, make, caught by))."""
+
+
+def _beside_their_adapters() -> list[Mutant]:
+    found: list[tuple[str, str, Callable[[Any], Any], tuple[str, ...]]] = []
+    for needed, module in BESIDE_THEIR_ADAPTERS:
+        if find_spec(needed) is not None:
+            found += importlib.import_module(module).DEFECTS
+    return [Mutant(name, defect, "executor", make, caught_by) for name, defect, make, caught_by in found]
+
+
+MUTANTS = (
+    *(Mutant(kind.__name__, kind.__doc__, "executor", how(kind), caught_by) for kind, how, caught_by in _DEFECTS),
+    *_beside_their_adapters(),
+)

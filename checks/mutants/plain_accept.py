@@ -1,0 +1,146 @@
+"""Planted defects of grammars, known draft distributions and moves made in order: the plain component with one method done wrong."""
+
+from __future__ import annotations
+
+from ...properties.accept.plain import PlainAccept
+
+
+class MasksTheRootOnly(PlainAccept):
+    """The grammar is asked for the root's next token alone."""
+
+    def next_state(self, round, state, token):
+        return -1
+
+    def allowed(self, round, state):
+        return [True] * self.vocab_size if state < 0 else super().allowed(round, state)
+
+
+class StaysInTheRootsState(PlainAccept):
+    """All nodes are masked as the root is: the grammar does not move on along the path."""
+
+    def next_state(self, round, state, token):
+        return state
+
+
+class MasksTheBonusOnly(PlainAccept):
+    """Drafts are matched before the grammar is asked, what is drawn in their place after it."""
+
+    def verify_greedy(self, round, logits):
+        table, round.table = round.table, None
+        answer = super().verify_greedy(round, logits)
+        round.table = table
+        return answer
+
+
+class ReemitsWithoutADraft(PlainAccept):
+    """A draft distribution of NaN or zeros rejects the draft, and the token is drawn from the whole target."""
+
+    def from_target(self, tokens, children, target, coin, bonus_coin):
+        if len(children) == 1:
+            return -1, self.drawn(target, bonus_coin)
+        return super().from_target(tokens, children, target, coin, bonus_coin)
+
+
+class TrustsBrokenDrafts(PlainAccept):
+    """NaN in a draft's distribution makes the comparison false and the residual nothing: the first id is emitted."""
+
+    def is_distribution(self, probs):
+        return True
+
+    def from_draft(self, child, token, target, draft, coin, bonus_coin):
+        if all(q == q and 0 <= q < 2 for q in draft) and sum(draft) > 0:
+            return super().from_draft(child, token, target, draft, coin, bonus_coin)
+        return -1, 0
+
+
+class DrawsFromTheTargetAlone(PlainAccept):
+    """After a rejected draft the token comes from the target without the draft, not from what the target has over the draft."""
+
+    def beyond(self, target, draft):
+        return target[:]
+
+
+class ComparesWithoutTheDraft(PlainAccept):
+    """A draft that was drawn from a distribution is accepted with the target's probability alone."""
+
+    def from_draft(self, child, token, target, draft, coin, bonus_coin):
+        even = [1.0 if at == token else q for at, q in enumerate(draft)]
+        return super().from_draft(child, token, target, even, coin, bonus_coin)
+
+
+class PlansBackwards(PlainAccept):
+    """Moves that are made one after the other are listed from the end of the path."""
+
+    def moves(self, round):
+        sources, targets = super().moves(round)
+        return sources[::-1], targets[::-1]
+
+
+class MovesDeadLanes(PlainAccept):
+    """Lanes past the end of the path are moved too: -1 is the last slot of the last row's window."""
+
+    def moves(self, round):
+        flat = [slot for window in round.windows for slot in window]
+        index = self.index(round)
+        pairs = [(flat[node], slot) for node, slot in zip(index, flat, strict=True) if flat[node] != slot]
+        return [source for source, _ in pairs], [target for _, target in pairs]
+
+
+class ForgetsTheRowsOffset(PlainAccept):
+    """A node's number inside its row is used as its number in the batch."""
+
+    def moves(self, round):
+        flat = [slot for window in round.windows for slot in window]
+        pairs = [
+            (flat[node], window[lane])
+            for window, path in zip(round.windows, round.paths, strict=True)
+            for lane, node in enumerate(path)
+            if lane != node
+        ]
+        return [source for source, _ in pairs], [target for _, target in pairs]
+
+
+class MovesWholePages(PlainAccept):
+    """KV is moved by pages of four slots, though paths branch inside them."""
+
+    def move(self, round, pools):
+        for source, target in zip(*self.moves(round), strict=True):
+            begin, end = (slot // 4 * 4 for slot in (source, target))
+            width = min(4, pools.shape[1] - max(begin, end))
+            pools[:, end : end + width] = pools[:, begin : begin + width]
+        return pools
+
+
+class MovesOneSlotTooMany(PlainAccept):
+    """A row's move ends one lane late, behind its window."""
+
+    def moves(self, round):
+        sources, targets = super().moves(round)
+        return [*sources, *sources[-1:]], [*targets, *(target + 1 for target in targets[-1:])]
+
+
+class MovesRowsOfTheRoundBefore(PlainAccept):
+    """A batch is padded to four rows in a buffer of its own; where it has fewer, the windows of an earlier round are left there."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.buffer = []
+
+    def launch(self, batch):
+        round = super().launch(batch)
+        self.buffer[: round.num_rows] = round.windows
+        return round
+
+    def moves(self, round):
+        sources, targets = super().moves(round)
+        stale = [window for window in self.buffer[round.num_rows : 4] if len(window) > 1]
+        return [*sources, *(window[1] for window in stale)], [*targets, *(window[0] for window in stale)]
+
+
+class AcceptsAtACoinOfZero(PlainAccept):
+    """A coin is compared with <= instead of <: a coin of exactly 0 accepts a draft of probability 0."""
+
+    def from_target(self, tokens, children, target, coin, bonus_coin):
+        if coin == 0 and children:
+            return children[0], tokens[children[0]]
+        return super().from_target(tokens, children, target, coin, bonus_coin)

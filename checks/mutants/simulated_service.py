@@ -1,0 +1,375 @@
+"""Planted defects of the simulator, for the simulator contract's kill matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from ...core.contract.events import Committed
+from ..adapters.simulator import CAPABILITIES, CheckedSimulator, History
+
+# -- the same twice, and the clock ------------------------------------------------------------------------------------
+
+
+class CountsThroughAllRuns(CheckedSimulator):
+    """Events are numbered through all runs of a process."""
+
+    number = 0
+
+    def simulate(self, service, workload):
+        answer = super().simulate(service, workload)
+        before = CountsThroughAllRuns.number
+        CountsThroughAllRuns.number += len(answer["events"])
+        return answer | {"events": [f"{n} {line}" for n, line in enumerate(answer["events"], before)]}
+
+
+class NotesTheWallClock(CheckedSimulator):
+    """The history says how long the simulator itself took for an event."""
+
+    def simulate(self, service, workload):
+        answer = super().simulate(service, workload)
+        answer["events"][-1] += f" {perf_counter_ns()}"
+        return answer
+
+
+class StampsTheBegin(CheckedSimulator):
+    """A step that is committed is noted with the time at which its first round ended, and not when that is known."""
+
+    def make(self, scenario, metrics, history, faults):
+        return super().make(scenario, metrics, _StampsTheBegin(history), faults)
+
+
+class _StampsTheBegin:
+    def __init__(self, history: History) -> None:
+        self.history = history
+
+    def sink(self, replica):
+        take, times_ns = self.history.sink(replica), self.history.times_ns
+
+        def stamped(event):
+            take(event)
+            if type(event) is Committed:
+                times_ns[-1] = int(event.result.round_end_ns[0])
+
+        return stamped
+
+
+class HasAClockPerReplica(CheckedSimulator):
+    """Every replica counts from its own first event."""
+
+    def make(self, scenario, metrics, history, faults):
+        return super().make(scenario, metrics, _HasAClockPerReplica(history), faults)
+
+
+class _HasAClockPerReplica:
+    def __init__(self, history: History) -> None:
+        self.history = history
+
+    def sink(self, replica):
+        take, times_ns = self.history.sink(replica), self.history.times_ns
+        begin_ns: list[int] = []
+
+        def stamped(event):
+            take(event)
+            if hasattr(event, "now_ns"):
+                begin_ns.append(event.now_ns)
+                times_ns[-1] = event.now_ns - begin_ns[0]
+
+        return stamped
+
+
+# -- latencies --------------------------------------------------------------------------------------------------------
+
+
+class TakesTheFirstPlan(CheckedSimulator):
+    """The first token is said to come when its request was first scheduled."""
+
+    def outcome(self, row, history):
+        return super().outcome(row | {"first_token_ns": row["first_scheduled_ns"]}, history)
+
+
+class TakesTheSecondToken(CheckedSimulator):
+    """The first token is that of the first verify round, not that of the prompt."""
+
+    def outcome(self, row, history):
+        outcome = super().outcome(row, history)
+        if len(outcome["emissions"]) > 1:
+            outcome["first_token_ns"] = outcome["emissions"][1][0]
+        return outcome
+
+
+class EndsAtTheClient(CheckedSimulator):
+    """The end of a request is when its client hears of it, its tokens are when the engine has them."""
+
+    def outcome(self, row, history):
+        outcome = super().outcome(row, history)
+        if outcome["finish_ns"] is not None:
+            outcome["finish_ns"] += 50_000
+        return outcome
+
+
+# -- traces and draws -------------------------------------------------------------------------------------------------
+
+
+class TracesMilliseconds(CheckedSimulator):
+    """A trace has no more than milliseconds."""
+
+    def rows(self, arrivals):
+        return super().rows([(time_ns // 10**6 * 10**6, prompt, output) for time_ns, prompt, output in arrivals])
+
+
+class LosesTheSeed(CheckedSimulator):
+    """A replayed trace is drawn with the default seed."""
+
+    def replay(self, service, arrivals):
+        return super().replay(replace(service, seed=0), arrivals)
+
+
+class SharesAStream(CheckedSimulator):
+    """Arrivals, prompts and outputs come from one generator, one after the other."""
+
+    def make(self, scenario, metrics, history, faults):
+        simulation = super().make(scenario, metrics, history, faults)
+        if scenario.workload.trace is None:
+            drawn = list(simulation.workload)
+            generator = np.random.default_rng(scenario.seed)
+            generator.random(len(drawn))
+            outputs = generator.choice(scenario.workload.output.values, len(drawn)).tolist()
+            simulation.workload = [replace(a, output_len=n) for a, n in zip(drawn, outputs, strict=True)]
+        return simulation
+
+
+class SeedsWithTheSize(CheckedSimulator):
+    """The number of requests is part of every seed."""
+
+    def simulate(self, service, workload):
+        return super().simulate(replace(service, seed=service.seed + 1000 * service.num_requests), workload)
+
+
+class SharesAStreamOfFaults(CheckedSimulator):
+    """All kinds of faults, and the lengths that clients ask for, come from one generator."""
+
+    def make(self, scenario, metrics, history, faults):
+        simulation = super().make(scenario, metrics, history, faults)
+        if faults is not None and faults.enabled:
+            generator = np.random.default_rng(scenario.seed + len(faults.enabled))
+            outputs = scenario.workload.output.values or [1]
+            drawn = list(simulation.workload)
+            lens = generator.choice(outputs, len(drawn)).tolist()
+            simulation.workload = [replace(a, output_len=n) for a, n in zip(drawn, lens, strict=True)]
+        return simulation
+
+
+# -- the summary ------------------------------------------------------------------------------------------------------
+
+
+class CountsTheFirstTokenTwice(CheckedSimulator):
+    """The token of the prompt counts with the prompt and with the output."""
+
+    def summary(self, metrics, duration_ns, slo):
+        summary = super().summary(metrics, duration_ns, slo)
+        summary["total_output_tokens"] += summary["completed"]
+        return summary
+
+
+class DividesByTheArrivals(CheckedSimulator):
+    """Throughput is over the time in which requests arrived."""
+
+    def summary(self, metrics, duration_ns, slo):
+        summary = super().summary(metrics, duration_ns, slo)
+        for name in ("output_throughput", "request_throughput"):
+            if summary[name] is not None:
+                summary[name] *= 1.25
+        return summary
+
+
+class StopsTheClockEarly(CheckedSimulator):
+    """The duration ends before the last request does."""
+
+    def summary(self, metrics, duration_ns, slo):
+        return super().summary(metrics, duration_ns // 2, slo)
+
+
+class KeepsTheFirstValues(CheckedSimulator):
+    """Latencies are kept in a list of bounded length: what comes later is not in the percentiles."""
+
+    def summary(self, metrics, duration_ns, slo):
+        summary = super().summary(metrics, duration_ns, slo)
+        kept_ms = metrics.e2el_ns.values[:2] * 1e-6
+        if len(kept_ms):
+            summary |= {f"p{p}_e2el_ms": float(np.percentile(kept_ms, p)) for p in (90, 95, 99)}
+        return summary
+
+
+class OrdersPercentilesByName(CheckedSimulator):
+    """The greatest percentile is shown under the first name."""
+
+    def summary(self, metrics, duration_ns, slo):
+        summary = super().summary(metrics, duration_ns, slo)
+        return summary | {"p90_itl_ms": summary["p99_itl_ms"], "p99_itl_ms": summary["p90_itl_ms"]}
+
+
+class CallsEverythingGood(CheckedSimulator):
+    """Whatever is completed counts as good."""
+
+    def summary(self, metrics, duration_ns, slo):
+        summary = super().summary(metrics, duration_ns, slo)
+        if summary["request_goodput"] is not None:
+            summary["request_goodput"] = summary["request_throughput"]
+        return summary
+
+
+# -- faults that cannot happen, queues --------------------------------------------------------------------------------
+
+
+class TakesAnotherWay(CheckedSimulator):
+    """With a fault plan, whatever is in it, a message takes a moment longer."""
+
+    def make(self, scenario, metrics, history, faults):
+        simulation = super().make(scenario, metrics, history, faults)
+        if faults is not None:
+            for link in simulation.router.links:
+                link.latency_ns += 1000
+        return simulation
+
+
+class TakesZeroForTheDefault(CheckedSimulator):
+    """A probability of 0 is taken for one that was not given."""
+
+    def plan(self, service):
+        if service.faults is None:
+            return None
+        return super().plan(replace(service, faults=tuple((kind, share or 500) for kind, share in service.faults)))
+
+
+class LeavesOutTheQueue(CheckedSimulator):
+    """Who waits is not in the system."""
+
+    def summary(self, metrics, duration_ns, slo):
+        summary = super().summary(metrics, duration_ns, slo)
+        return summary | {"mean_concurrency": summary["mean_running"]}
+
+
+class ArrivesLikeAClock(CheckedSimulator):
+    """Poisson arrivals are evenly spaced."""
+
+    def load(self, service):
+        return super().load(replace(service, arrivals="even") if service.arrivals == "poisson" else service)
+
+
+class ServesOneMore(CheckedSimulator):
+    """The batch has one place more than it was given."""
+
+    def scenario(self, service, workload):
+        more = service.max_running + 1 if service.max_running > 0 else service.max_running
+        return super().scenario(replace(service, max_running=more), workload)
+
+
+# -- memory, and what cannot be ---------------------------------------------------------------------------------------
+
+
+class KeepsALargePool(CheckedSimulator):
+    """Of a pool above a limit all but a small part is set aside."""
+
+    def scenario(self, service, workload):
+        if service.pages * self.config.page_size > 200:
+            service = replace(service, pages=64 // self.config.page_size)
+        return super().scenario(service, workload)
+
+
+class RetractsInALargePool(CheckedSimulator):
+    """A large pool is kept tidy by retracting somebody at every other step, needed or not."""
+
+    def plan(self, service):
+        tokens = service.pages * self.config.page_size
+        is_calm = not any(share for _, share in service.faults or ())
+        if is_calm and tokens > max(128, *service.prompt_lens):
+            return super().plan(replace(service, faults=(("pool.retraction", 500),)))
+        return super().plan(service)
+
+
+class ForgetsThePool(CheckedSimulator):
+    """Memory is without end."""
+
+    def scenario(self, service, workload):
+        return super().scenario(replace(service, pages=max(service.pages, 10**6)), workload)
+
+
+class ClampsWhatCannotBe(CheckedSimulator):
+    """Numbers that cannot be are replaced by the nearest one that can."""
+
+    def simulate(self, service, workload):
+        counts = ("num_requests", "pages", "max_running", "replicas", "rate_per_ks")
+        possible = replace(service, **{name: max(1, getattr(service, name)) for name in counts})
+        return super().simulate(possible, workload if "trace" in workload else self.load(possible))
+
+    def load(self, service):
+        return super().load(
+            replace(service, rate_per_ks=max(1, service.rate_per_ks), num_requests=max(1, service.num_requests))
+        )
+
+
+class DropsUnknownFaults(CheckedSimulator):
+    """Of a fault plan only the names that are known are read."""
+
+    def plan(self, service):
+        if service.faults is None:
+            return None
+        return super().plan(replace(service, faults=tuple(f for f in service.faults if f[0] != "device.sulks")))
+
+
+class RefusesTheSmall(CheckedSimulator):
+    """A service of a single request is refused: there would be nothing to average."""
+
+    def scenario(self, service, workload):
+        if service.num_requests == 1:
+            raise ValueError("one request is no service")
+        return super().scenario(service, workload)
+
+
+def _of(kind: type[CheckedSimulator]) -> Callable[[Any], CheckedSimulator]:
+    def make(config: Any) -> CheckedSimulator:
+        return kind(config)
+
+    make.capabilities = CAPABILITIES
+    return make
+
+
+_DEFECTS = (
+    (CountsThroughAllRuns, ("SIM-01", "SIM-05", "SIM-08")),
+    (NotesTheWallClock, ("SIM-01", "SIM-05", "SIM-08")),
+    (StampsTheBegin, ("SIM-02",)),
+    (HasAClockPerReplica, ("SIM-02",)),
+    (TakesTheFirstPlan, ("SIM-03",)),
+    (TakesTheSecondToken, ("SIM-03",)),
+    (EndsAtTheClient, ("SIM-03",)),
+    (TracesMilliseconds, ("SIM-05",)),
+    (LosesTheSeed, ("SIM-05",)),
+    (SharesAStream, ("SIM-06",)),
+    (SeedsWithTheSize, ("SIM-06",)),
+    (SharesAStreamOfFaults, ("SIM-06",)),
+    (CountsTheFirstTokenTwice, ("SIM-07",)),
+    (DividesByTheArrivals, ("SIM-07",)),
+    (StopsTheClockEarly, ("SIM-07",)),
+    (KeepsTheFirstValues, ("SIM-07",)),
+    (OrdersPercentilesByName, ("SIM-07",)),
+    (CallsEverythingGood, ("SIM-07",)),
+    (TakesAnotherWay, ("SIM-08",)),
+    (TakesZeroForTheDefault, ("SIM-08",)),
+    (LeavesOutTheQueue, ("SIM-09",)),
+    (ArrivesLikeAClock, ("SIM-09",)),
+    (ServesOneMore, ("SIM-09",)),
+    (KeepsALargePool, ("SIM-10", "SIM-11")),
+    (RetractsInALargePool, ("SIM-10",)),
+    (ForgetsThePool, ("SIM-11",)),
+    (ClampsWhatCannotBe, ("SIM-11",)),
+    (DropsUnknownFaults, ("SIM-11",)),
+    (RefusesTheSmall, ("SIM-11",)),
+)
+
+DEFECTS = tuple((kind.__name__, kind.__doc__, _of(kind), caught_by) for kind, caught_by in _DEFECTS)
+"""(name, what is wrong, how it is made, the invariants of which one must catch it)."""

@@ -1,0 +1,390 @@
+"""Planted defects of step controllers: each is one method of a good one, done wrong in a way that has been done wrong before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, AdaptiveStepSlot, load_adaptive_config
+from ...core.errors import ConfigError, Problem
+from ...properties.mutants import Mutant
+from ...properties.step_controller.contract import StepsCapabilities, StepsConfig
+from ...properties.step_controller.table import read_table
+from ..adapters.step_controller import ControllerAdapter, make_ema
+
+# -- slots: the rule of one range --------------------------------------------------------------------------------------
+
+
+class StaysAtZero(AdaptiveStepSlot):
+    """0 steps are told nothing, so they stay: there is no probe."""
+
+    def _probe(self):
+        pass
+
+
+class ProbesAtEveryLook(AdaptiveStepSlot):
+    """A failed probe is followed by the next one at once."""
+
+    def _probe(self):
+        self._wait = 1
+        super()._probe()
+
+
+class ThresholdsOverlap(AdaptiveStepSlot):
+    """It rises below the average at which it drops, and so swings."""
+
+    def __init__(self, initial_steps, cfg):
+        super().__init__(initial_steps, cfg)
+        self._cfg = replace(self._cfg, up_hysteresis=-1.0, down_hysteresis=1.0)
+
+
+class LooksAtEveryRound(AdaptiveStepSlot):
+    """The update interval is forgotten: the choice is made again after every result."""
+
+    def observe(self, total, rows):
+        self._until_recompute = 1
+        super().observe(total, rows)
+
+
+class StepsFromTheAverage(AdaptiveStepSlot):
+    """The steps are the average plus one, not a candidate near it."""
+
+    def observe(self, total, rows):
+        super().observe(total, rows)
+        self.current_steps = int(self.ema_accept_len) + 1
+
+
+# -- policies: all ranges ----------------------------------------------------------------------------------------------
+
+
+class RoutesTheUnpadded(AdaptiveSpeculativeParams):
+    """A batch is routed by its own size, not by that of the graph it runs in."""
+
+    def set_cuda_graph_bs(self, sizes):
+        super().set_cuda_graph_bs(None)
+
+
+class KeepsStateInTheClass(AdaptiveSpeculativeParams):
+    """Where it begins depends on how many there were before: state of the class, as a clock or an address would be."""
+
+    made = 0
+
+    def __init__(self, initial_steps, config):
+        table = load_adaptive_config(config)
+        KeepsStateInTheClass.made += 1
+        super().__init__(table.candidate_steps[KeepsStateInTheClass.made % len(table.candidate_steps)], table)
+
+
+class CountsEveryStep(AdaptiveSpeculativeParams):
+    """A result of other steps than the current ones is averaged like the rest."""
+
+    def observe(self, counts, total, rows, batch_size, executed_steps):
+        self.slot_for_batch(batch_size).observe(total, rows)
+
+
+class CountsTwice(AdaptiveSpeculativeParams):
+    """A result is counted when it arrives, and again when its batch is processed."""
+
+    def observe(self, counts, total, rows, batch_size, executed_steps):
+        super().observe(counts, total, rows, batch_size, executed_steps)
+        super().observe(counts, total, rows, batch_size, executed_steps)
+
+
+class RoutesByTheRowsLeft(AdaptiveSpeculativeParams):
+    """A result goes to the range of the rows that are left, not of those that were launched."""
+
+    def observe(self, counts, total, rows, batch_size, executed_steps):
+        super().observe(counts, total, rows, rows, executed_steps)
+
+
+class ForgetsTheFirstTable(AdaptiveSpeculativeParams):
+    """A table is compared with the running one: a candidate that was left out can never come back."""
+
+    def reload(self, config):
+        unbuilt = set(config.candidate_steps) - set(self.config.candidate_steps)
+        if unbuilt:
+            raise ConfigError(config.source, [Problem("candidate_steps", f"{sorted(unbuilt)} were not built")])
+        super().reload(config)
+
+
+# -- adapters: what is around a policy ---------------------------------------------------------------------------------
+
+
+class TrustsEveryNumber(ControllerAdapter):
+    """What is told is averaged as it is: one NaN, and the average is NaN for ever."""
+
+    def observe(self, correct_drafts, batch_size, executed_steps):
+        if len(correct_drafts):
+            self.policy.observe((), sum(correct_drafts), len(correct_drafts), batch_size, executed_steps)
+
+
+class CountsNothingAsZero(ControllerAdapter):
+    """The mean of no rows is 0, and is averaged."""
+
+    def observe(self, correct_drafts, batch_size, executed_steps):
+        if not len(correct_drafts):
+            self.policy.observe((1,), 0, 1, batch_size, executed_steps)
+        super().observe(correct_drafts, batch_size, executed_steps)
+
+
+class ResetsBeforeItReads(ControllerAdapter):
+    """A new table begins with a fresh state, made before the table is read."""
+
+    captured = None
+
+    def attach(self, host, captured):
+        self.captured = captured
+        super().attach(host, captured)
+
+    def reload(self, text):
+        self.policy.__init__(None, self.policy.config)
+        self.policy.set_cuda_graph_bs(self.captured)
+        super().reload(text)
+
+
+class ReadsHalfOfATable(ControllerAdapter):
+    """Of a table with a problem, the knobs that can be read are taken."""
+
+    def reload(self, text):
+        try:
+            super().reload(text)
+        except ConfigError:
+            for slot in self.policy.slots:
+                slot._until_recompute = 1
+            raise
+
+
+class CapturesEverything(ControllerAdapter):
+    """Every step count gets graphs for every captured size."""
+
+    def attach(self, host, captured):
+        super().attach(_Host(host, sizes_of=lambda sizes: captured), captured)
+
+
+class CapturesOneTooFew(ControllerAdapter):
+    """The largest batch size is left out: an off-by-one in the pruning."""
+
+    def attach(self, host, captured):
+        super().attach(_Host(host, sizes_of=lambda sizes: sizes[:-1]), captured)
+
+
+class SwapsHalfAState(ControllerAdapter):
+    """The graph is swapped, and its buffers stay those of the last step count."""
+
+    def attach(self, host, captured):
+        super().attach(_Host(host, keep=("graph", "metadata")), captured)
+
+
+class _Host:
+    """A host between the controller and the real one."""
+
+    def __init__(self, host, sizes_of=lambda sizes: sizes, keep=("graph", "buffers", "metadata")):
+        self.host, self.sizes_of, self.keep = host, sizes_of, keep
+        self.runtime_fields = host.runtime_fields
+
+    def build_runtime_state(self, steps, num_draft_tokens, cuda_graph_bs):
+        sizes = None if cuda_graph_bs is None else self.sizes_of(cuda_graph_bs)
+        return self.host.build_runtime_state(steps, num_draft_tokens, sizes)
+
+    def install_runtime_fields(self, fields):
+        is_building = self.host.fields["metadata"] == -1
+        self.host.install_runtime_fields(
+            {name: value for name, value in fields.items() if is_building or name in self.keep}
+        )
+
+
+# -- controllers: runtime states ---------------------------------------------------------------------------------------
+
+
+class ForgetsWhatWasLive(AdaptiveController):
+    """A state comes back as it was built, not as it was left."""
+
+    def _activate(self, steps, num_draft_tokens):
+        key = (steps, num_draft_tokens)
+        if key != self._active_key:
+            self._host.install_runtime_fields(self._states[key])
+            self._active_key = key
+
+
+class BuildsInPlace(AdaptiveController):
+    """What was built last stays live, also when its building fails."""
+
+    def init_states(self, captured_sizes=None):
+        install = self._host.install_runtime_fields
+        self._host.install_runtime_fields = lambda fields: None
+        try:
+            super().init_states(captured_sizes)
+        finally:
+            self._host.install_runtime_fields = install
+
+
+class LeavesHalfInstalled(AdaptiveController):
+    """An install that fails half way leaves the fields as they are."""
+
+    def _activate(self, steps, num_draft_tokens):
+        live = dict(self._host.runtime_fields())
+        try:
+            super()._activate(steps, num_draft_tokens)
+        except RuntimeError:
+            self._host.install_runtime_fields({**live, "buffers": num_draft_tokens})
+            raise
+
+
+class SwapsAtFeedback(AdaptiveController):
+    """A result that changes the choice swaps the runtime state, under the rounds that are in flight."""
+
+    def on_verify_complete(self, correct_drafts, bs, executed_steps):
+        super().on_verify_complete(correct_drafts, bs, executed_steps)
+        if self._host is not None and self._active_key is not None:
+            self.activate_step_by_batch(bs)
+
+
+# -- of no policy: what knows the cost -----------------------------------------------------------------------------------
+
+
+class DraftsTheMost:
+    """Every draft is taken for worth its time: the deepest candidate, always."""
+
+    def __init__(self, config: StepsConfig) -> None:
+        self.table, self.captured = read_table(config.table), config.captured
+
+    def steps_for(self, batch_size, kv_tokens):
+        return self.table.candidates[self.table.range_of(batch_size, self.captured)][-1]
+
+    def observe(self, correct_drafts, batch_size, executed_steps):
+        return all(0 <= correct <= executed_steps for correct in correct_drafts)
+
+
+class DraftsTheLeast(DraftsTheMost):
+    """Drafting is given up where it did not pay once: the shallowest candidate that drafts, always."""
+
+    def steps_for(self, batch_size, kv_tokens):
+        members = self.table.candidates[self.table.range_of(batch_size, self.captured)]
+        return next((steps for steps in members if steps), 0)
+
+
+class DraftsMoreTheLessIsAccepted(DraftsTheMost):
+    """Where a row had nothing accepted it drafts the most, to make up for it; where every row had something, the least."""
+
+    def __init__(self, config: StepsConfig) -> None:
+        super().__init__(config)
+        self.interval = self.table.update_interval + 64 * self.table.min_dwell_batches
+        self.ranges = [{"drafts_most": False, "rounds": 0, "misses": 0} for _ in self.table.candidates]
+
+    def steps_for(self, batch_size, kv_tokens):
+        at = self.table.range_of(batch_size, self.captured)
+        drafting = [steps for steps in self.table.candidates[at] if steps] or [0]
+        return drafting[-1 if self.ranges[at]["drafts_most"] else 0]
+
+    def observe(self, correct_drafts, batch_size, executed_steps):
+        if not super().observe(correct_drafts, batch_size, executed_steps):
+            return False
+        if not correct_drafts:
+            return True
+        here = self.ranges[self.table.range_of(batch_size, self.captured)]
+        here["rounds"] += 1
+        here["misses"] += 0 in correct_drafts
+        if here["rounds"] == self.interval:
+            here.update(drafts_most=here["misses"] > 0, rounds=0, misses=0)
+        return True
+
+
+# -- how they are made ------------------------------------------------------------------------------------------------
+
+_NO_AVERAGES = StepsCapabilities(adaptive=True, counters=True)
+_STATE_ALONE = StepsCapabilities(adaptive=True, inspection=True)
+
+
+def _declared(build, capabilities=make_ema.capabilities):
+    def make(config: StepsConfig):
+        return build(config)
+
+    make.capabilities = capabilities
+    return make
+
+
+def _ema(config: StepsConfig) -> AdaptiveSpeculativeParams:
+    """The policy, told of the captured sizes even if nobody attaches a runtime."""
+    policy = AdaptiveSpeculativeParams(None, config.table)
+    policy.set_cuda_graph_bs(config.captured or None)
+    return policy
+
+
+def _policy(config: StepsConfig, slot: type[AdaptiveStepSlot], is_told: bool) -> AdaptiveSpeculativeParams:
+    policy = _ema(config) if is_told else AdaptiveSpeculativeParams(None, config.table)
+    policy._slots = [slot(policy.initial_steps, cfg) for cfg in policy.config.slots]
+    return policy
+
+
+def of_slot(kind, capabilities=make_ema.capabilities):
+    return _declared(lambda config: ControllerAdapter(_policy(config, kind, not capabilities.runtime)), capabilities)
+
+
+def of_slot_unseen(kind):
+    """With nothing to look at but the choices and the counters, and no table to reload."""
+    return of_slot(kind, _NO_AVERAGES)
+
+
+def of_policy(kind):
+    return _declared(lambda config: ControllerAdapter(kind(None, config.table)))
+
+
+def of_adapter(kind):
+    return _declared(lambda config: kind(AdaptiveSpeculativeParams(None, config.table)))
+
+
+def of_adapter_with_state_alone(kind):
+    """With the state to look at, and nothing else."""
+    return _declared(lambda config: kind(_ema(config)), _STATE_ALONE)
+
+
+def of_controller(kind):
+    class Adapter(ControllerAdapter):
+        def attach(self, host, captured):
+            if self.host is not host:
+                self.host = host
+                self.controller = kind(self.policy, host=host)
+            self.controller.init_states(captured)
+
+    return of_adapter(Adapter)
+
+
+def that_knows_the_cost(kind):
+    return _declared(kind, StepsCapabilities(adaptive=True, goodput=True))
+
+
+def with_its_choices_alone(kind):
+    return _declared(kind, StepsCapabilities(adaptive=True))
+
+
+_DEFECTS = (
+    (StaysAtZero, of_slot_unseen, ("STEPS-04",)),
+    (ProbesAtEveryLook, of_slot_unseen, ("STEPS-04",)),
+    (ThresholdsOverlap, of_slot, ("STEPS-05",)),
+    (LooksAtEveryRound, of_slot, ("STEPS-05",)),
+    (StepsFromTheAverage, of_slot, ("STEPS-01",)),
+    (RoutesTheUnpadded, of_policy, ("STEPS-01", "STEPS-10")),
+    (KeepsStateInTheClass, of_policy, ("STEPS-03",)),
+    (CountsEveryStep, of_policy, ("STEPS-13",)),
+    (CountsTwice, of_policy, ("STEPS-10",)),
+    (RoutesByTheRowsLeft, of_policy, ("STEPS-10", "STEPS-13")),
+    (ForgetsTheFirstTable, of_policy, ("STEPS-09",)),
+    (TrustsEveryNumber, of_adapter_with_state_alone, ("STEPS-02",)),
+    (CountsNothingAsZero, of_adapter, ("STEPS-10",)),
+    (ResetsBeforeItReads, of_adapter, ("STEPS-09",)),
+    (ReadsHalfOfATable, of_adapter, ("STEPS-09",)),
+    (CapturesEverything, of_adapter, ("STEPS-11",)),
+    (CapturesOneTooFew, of_adapter, ("STEPS-11",)),
+    (SwapsHalfAState, of_adapter, ("STEPS-12",)),
+    (ForgetsWhatWasLive, of_controller, ("STEPS-12",)),
+    (BuildsInPlace, of_controller, ("STEPS-12",)),
+    (LeavesHalfInstalled, of_controller, ("STEPS-12",)),
+    (SwapsAtFeedback, of_controller, ("STEPS-12",)),
+    (DraftsTheMost, that_knows_the_cost, ("STEPS-08",)),
+    (DraftsTheLeast, that_knows_the_cost, ("STEPS-08",)),
+    (DraftsMoreTheLessIsAccepted, with_its_choices_alone, ("STEPS-06",)),
+)
+"""(class, how it is made, the invariants of which one must catch it)."""
+
+MUTANTS = tuple(
+    Mutant(kind.__name__, kind.__doc__, "step-controller", how(kind), caught_by) for kind, how, caught_by in _DEFECTS
+)

@@ -1,0 +1,314 @@
+"""`foretoken.core.handoff` as the transport contract wants it: two engines whose executors do nothing but count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ...core.adaptive import fixed_controller
+from ...core.algorithm.arrival import DraftPayload
+from ...core.algorithm.registry import get_algorithm
+from ...core.contract.request import FinishReason, Request
+from ...core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
+from ...core.errors import InvariantViolation
+from ...core.handoff import DecodeSide, HandoffTiming, PageFormat, PageSeal, PrefillSide, SendPages, WritePage
+from ...core.handoff.messages import Page
+from ...core.prompt import Prompt
+from ...core.scheduler.config import EngineConfig, EngineRole
+from ...core.scheduler.engine import Engine
+from . import contract
+from .contract import DECODE, PREFILL, Message, PageContent, TransportCapabilities, TransportConfig
+
+CONTEXT_LEN = 64
+MAX_RUNNING = 6
+OUTPUT_TOKEN = 999  # of every round: no prompt has it
+_KINDS = {
+    "Offer": contract.OFFER,
+    "Accept": contract.ACCEPT,
+    "Reject": contract.REJECT,
+    "Page": contract.PAGE,
+    "Manifest": contract.MANIFEST,
+    "Ack": contract.ACK,
+    "Nack": contract.NACK,
+    "Cancel": contract.CANCEL,
+    "CancelAck": contract.CANCEL_ACK,
+}
+_HOW = {
+    FinishReason.TRANSFERRED: "transferred",
+    FinishReason.STOP: "length",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "aborted",
+    FinishReason.ERROR: "error",
+}
+
+
+@dataclass(slots=True)
+class Worker:
+    """An engine, its side of the handoff, and as much of an executor as the engine needs: who is how far from its end."""
+
+    engine: Engine
+    side: Any
+    remaining: dict[tuple[int, int], int] = field(default_factory=dict)
+    names: dict[tuple[int, int], str] = field(default_factory=dict)
+    ended: list[tuple[int, str]] = field(default_factory=list)
+
+    def run(self, step: Step, first_tokens: dict[str, int]) -> StepResult:
+        for join in step.joins:
+            self.remaining[join.row, join.epoch] = join.max_tokens - join.num_emitted
+            self.names[join.row, join.epoch] = join.request.request_id
+        prefill = decode = None
+        if step.prefill is not None:
+            keys = list(zip(step.prefill.rows.tolist(), step.prefill.epochs.tolist(), strict=True))
+            for key, last in zip(keys, step.prefill.is_last.tolist(), strict=True):
+                self.remaining[key] -= last
+            tokens = [first_tokens.get(self.names[key], 1) for key in keys]
+            prefill = PrefillResult(np.array(tokens, dtype=np.int64), None)
+        if step.decode is not None:
+            keys = list(zip(step.decode.rows.tolist(), step.decode.epochs.tolist(), strict=True))
+            for key in keys:
+                self.remaining[key] -= 1
+            ended = np.array([self.remaining[key] <= 0 for key in keys])
+            ones = np.ones((1, len(keys)), dtype=np.int32)
+            end = BlockEnd.REQUEST_ENDED if ended.any() else BlockEnd.MAX_ROUNDS
+            tokens = np.full((1, len(keys), 1), OUTPUT_TOKEN, dtype=np.int64)
+            decode = DecodeResult(1, ones, None, ended, end, tokens)
+        return StepResult(step.step_id, prefill, decode, np.zeros(1, dtype=np.int64))
+
+    def note(self, finished) -> None:
+        self.ended += [(int(end.request_id), _HOW[end.reason]) for end in finished]
+
+
+class HandoffTransport:
+    """Both sides. What a subclass may change for a defect: the classes of the sides, and the moves below."""
+
+    prefill_side: type[PrefillSide] = PrefillSide
+    decode_side: type[DecodeSide] = DecodeSide
+    engine: type[Engine] = Engine
+
+    def __init__(self, config: TransportConfig) -> None:
+        self.config = config
+        self.timing = HandoffTiming(config.lease_ns, config.hold_ns, config.fence_ns)
+        self.algorithm = get_algorithm("EAGLE" if config.hidden else "STANDALONE")
+        hidden = 2 if config.hidden else 0
+        self.page_format = PageFormat(config.page_size, 8, 8, hidden, "canary")
+        self._generation = config.generation
+        self._epoch = 1
+        self._workers = {PREFILL: self._make_prefill(), DECODE: self._make_decode()}
+        self._first_tokens: dict[str, int] = {}
+        self._drafts: dict[str, tuple[int, ...]] = {}
+        self._final: dict[tuple[str, int], int] = {}  # (request, row) -> pages that were reported
+        self._joined: list[tuple[int, int, tuple[int, ...]]] = []
+        self._now_ns = 0
+
+    def _make_engine(self, role: EngineRole, num_pages: int) -> Engine:
+        config = EngineConfig(
+            num_pages=num_pages,
+            context_len=CONTEXT_LEN,
+            page_size=self.config.page_size,
+            overlap=False,
+            max_running=MAX_RUNNING,
+            chunk_size=self.config.chunk_size,
+            block_rounds=1,
+            watermark=0.0,
+            track_tokens=True,
+            role=role,
+        )
+        return self.engine(config, self.algorithm, fixed_controller(1))
+
+    def _make_prefill(self) -> Worker:
+        engine = self._make_engine(EngineRole.PREFILL, self.config.prefill_pages)
+        return Worker(engine, self.prefill_side(engine, self.page_format, self._generation, self.timing))
+
+    def _make_decode(self) -> Worker:
+        engine = self._make_engine(EngineRole.DECODE, self.config.decode_pages)
+        return Worker(engine, self.decode_side(engine, self.page_format, self._epoch, self.timing))
+
+    # -- what is done -------------------------------------------------------------------------------------------------
+
+    def connect(self, read: Callable[[int], PageContent], write: Callable[[int, PageContent], None]) -> None:
+        self.read, self.write = read, write
+
+    def submit(self, request: int, tokens: Sequence[int], first_token: int, draft: Sequence[int], now_ns: int) -> bool:
+        name = str(request)
+        worker = self._workers[PREFILL]
+        outcome = worker.side.submit(Request(name, Prompt.of_tokens(tokens), self.config.num_output), DECODE, now_ns)
+        if not outcome.refusal:
+            self._first_tokens[name] = first_token
+            self._drafts[name] = tuple(draft)
+        return not outcome.refusal
+
+    def compute(self, now_ns: int) -> list[tuple[int, int, int]]:
+        worker = self._workers[PREFILL]
+        step = worker.engine.plan(now_ns)
+        if step is None:
+            return []
+        outcome = worker.engine.commit(worker.run(step, self._first_tokens), now_ns)
+        worker.note(outcome.finished)
+        payloads = {name: self._payload(name) for name in outcome.computed}
+        worker.side.committed(outcome, now_ns, payloads)
+        return [final for progress in worker.engine.prompts() for final in self._newly_final(worker.engine, progress)]
+
+    def _newly_final(self, engine: Engine, progress) -> list[tuple[int, int, int]]:
+        size = self.config.page_size
+        ready = progress.num_computed // size
+        if progress.is_complete:
+            ready = self.page_format.num_pages(progress.num_computed)
+        key = (progress.request.request_id, progress.row)
+        known = self._final.get((*key, progress.epoch), 0)
+        self._final[(*key, progress.epoch)] = ready
+        pages = engine.store.table.gather(progress.row, 0, ready * size)[::size] // size
+        return [(int(key[0]), index, int(pages[index])) for index in range(known, ready)]
+
+    def _payload(self, name: str) -> DraftPayload:
+        draft = self._drafts[name]
+        values = {"topk_ids": np.array(draft[:1], np.int64), "topk_probabilities": np.array([0.5], np.float32)}
+        hidden = np.array(draft[1:3], np.float32) if self.config.hidden else None
+        return DraftPayload(values, hidden, self.config.hidden)
+
+    def decode(self, now_ns: int) -> list[int]:
+        worker = self._workers[DECODE]
+        step = worker.engine.plan(now_ns)
+        if step is None:
+            return []
+        if step.arrivals is not None:
+            self._note_arrivals(step)
+        result = worker.run(step, {})
+        computed = [] if step.prefill is None else step.prefill.rows.tolist()
+        names = [int(worker.names[row, int(worker.engine.store.table.epochs[row])]) for row in computed]
+        worker.note(worker.engine.commit(result, now_ns).finished)
+        worker.side.committed(now_ns)
+        return names
+
+    def _note_arrivals(self, step: Step) -> None:
+        batch = step.arrivals.batch
+        for i, name in enumerate(batch.request_ids):
+            draft = [int(batch.token_ids[i, 0])]
+            if batch.hidden_states[i] is not None:
+                draft += batch.hidden_states[i].astype(np.int64).tolist()
+            self._joined.append((int(name), int(step.arrivals.first_tokens[i]), tuple(draft)))
+
+    def collect(self, side: str) -> list[Message]:
+        worker = self._workers[side]
+        messages = []
+        while actions := worker.side.take_actions():
+            for action in actions:
+                if isinstance(action, SendPages):
+                    messages += self._send_pages(worker, action)
+                elif isinstance(action, WritePage):
+                    self._write_page(action)
+                else:
+                    messages.append(_described(action.message))
+        worker.note(worker.side.take_finished())
+        worker.side.take_outcomes()
+        return messages
+
+    def _send_pages(self, worker: Worker, action: SendPages) -> list[Message]:
+        messages = []
+        for index, slots in zip(action.indices, action.slots, strict=True):
+            target, draft = self.read(int(slots[0]) // self.config.page_size)
+            seal = PageSeal.of(target, draft)
+            messages.append(_described(Page(action.key, action.epoch, index, seal, target, draft)))
+            worker.side.page_sent(action.key, index, seal, self._now_ns)
+        return messages
+
+    def _write_page(self, action: WritePage) -> None:
+        self.write(int(action.slots[0]) // self.config.page_size, (action.page.target, action.page.draft))
+
+    def deliver(self, side: str, message: Message, now_ns: int) -> None:
+        self._now_ns = now_ns
+        peer = DECODE if side == PREFILL else PREFILL
+        self._workers[side].side.receive(peer, message.body, now_ns)
+
+    def damaged(self, message: Message, how: int) -> Message | None:
+        page = message.body
+        if not isinstance(page, Page):
+            return None
+        if how == 3:
+            return _described(replace(page, index=page.index + 1))
+        changed = {
+            0: {"target": bytes([page.target[0] ^ 1]) + page.target[1:]},
+            1: {"target": page.target[:-1]},
+            2: {"draft": page.draft[:-1] + bytes([page.draft[-1] ^ 1])},
+        }
+        return _described(replace(page, **changed[how]))
+
+    def cancel(self, side: str, request: int, now_ns: int) -> None:
+        worker = self._workers[side]
+        outcome = worker.side.abort(str(request), now_ns)
+        if outcome.finished is not None and (side == PREFILL or outcome.finished.num_output):
+            worker.note([outcome.finished])
+
+    def peer_lost(self, side: str, now_ns: int) -> None:
+        self._workers[side].side.peer_lost(DECODE if side == PREFILL else PREFILL, now_ns)
+
+    def restart(self, side: str) -> None:
+        if side == PREFILL:
+            self._generation += self.config.generation_step
+            self._workers[side] = self._make_prefill()
+            self._final.clear()
+        else:
+            self._epoch += 1
+            self._workers[side] = self._make_decode()
+
+    def tick(self, side: str, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._workers[side].side.tick(now_ns)
+
+    def change_role(self, side: str) -> bool:
+        engine = self._workers[side].engine
+        role = engine.role
+        try:
+            engine.change_role(EngineRole.BOTH, self._now_ns)
+        except InvariantViolation:
+            return False
+        engine.change_role(role, self._now_ns)
+        return True
+
+    # -- what can be seen ---------------------------------------------------------------------------------------------
+
+    def free(self, side: str) -> np.ndarray:
+        return self._workers[side].engine.store.allocator.snapshot().free_pages
+
+    def cached(self, side: str) -> np.ndarray:
+        size = self.config.page_size
+        return self._workers[side].engine.store.cache.cached_slots()[::size] // size
+
+    def pages(self, side: str, request: int) -> np.ndarray:
+        engine, size = self._workers[side].engine, self.config.page_size
+        progress = engine.progress_of(str(request))
+        if progress is None:
+            return np.empty(0, np.int32)
+        count = self.page_format.num_pages(progress.request.prompt.length)
+        held = min(count * size, int(engine.store.allocated[progress.row]))
+        return engine.store.table.gather(progress.row, 0, held)[::size] // size
+
+    def counters(self, side: str) -> tuple[int, ...]:
+        handoff = self._workers[side].side
+        counts = handoff.counts
+        return counts.started, counts.completed, counts.failed, counts.cancelled, handoff.num_in_flight
+
+    def joined(self) -> list[tuple[int, int, tuple[int, ...]]]:
+        joined, self._joined = self._joined, []
+        return joined
+
+    def ended(self, side: str) -> list[tuple[int, str]]:
+        worker = self._workers[side]
+        ended, worker.ended = worker.ended, []
+        return ended
+
+
+def _described(message: Any) -> Message:
+    kind = _KINDS.get(type(message).__name__, contract.OTHER)
+    number = getattr(message, "index", getattr(message, "first_page", 0))
+    key = message.key
+    return Message(kind, int(key.request_id), key.attempt, key.generation, number, message)
+
+
+def make(config: TransportConfig) -> HandoffTransport:
+    return HandoffTransport(config)
+
+
+make.capabilities = TransportCapabilities(roles=True)

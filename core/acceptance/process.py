@@ -1,0 +1,370 @@
+"""Acceptance processes: how many drafts would be accepted, without a model that says so.
+
+A process answers one question: *if a round of request r starts at output position x, how long is the longest run of
+drafts that verification would accept?* A round of S steps accepts min(run, S). Every answer is a pure function of
+(seed, request, output position), so another step count, batch, or block length asks other questions but changes no
+answer.
+
+`GaussianAcceptance` is the general process. One latent quality decides a run:
+
+    quality(r, x) = √request_share · a(r) + √field_share · g(r, x) + √rest · e(r, x) + shift(r, x)
+    run(r, x)     = number of depths d with quality > t(d),      t(d) = Φ⁻¹(1 − survival(d))
+
+    a   the request's own effect              survival(d) = p(1) · … · p(d), the product of the conditional
+    g   a smooth field over output positions  acceptance by position
+    e   fresh at every position               shift = drift over the output, regimes, the hour of the day
+
+a, g and e are standard normal and the shares sum to one, so that the quality is standard normal again (a Gaussian
+copula; Nelsen, An Introduction to Copulas, 2006, §2.3): the configured acceptance is kept *exactly* as the average over
+output positions, whatever the correlation. The average over *rounds* is lower when there is correlation, as in
+recordings: rounds leap over the stretches that go well and dwell on the others. That is why the first draft is
+accepted less often at 5 steps than at 1 in the same requests, which no independent coin can show. The process whose
+*rounds* have given probabilities is found by `acceptance_fit.calibrate`.
+
+The fresh part is read from a table of 4,096 normal quantiles: probabilities are exact to 1/8192.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+
+from ..draws import Purpose, hash64, normal, uniform
+from ..errors import ConfigError, Problem
+from .drift import Regimes
+from .tree import MAX_DEPTH, tree_survival
+
+_FRESH_BITS = 12
+_QUARTER_TURN = np.pi / 2
+
+
+class AcceptanceProcess(ABC):
+    """The port. A process has `max_depth` and `longest_run`; the rest follows from them.
+
+    `request_keys` are 64-bit keys of requests (`draws.request_key`), `positions` count output tokens from an origin of
+    the caller's choice. `shifts` move the latent quality, in standard deviations; processes without one ignore them.
+    `alignment`: windows that start at multiples of it are the cheapest.
+    """
+
+    max_depth: int
+    alignment: int = 1
+
+    @abstractmethod
+    def longest_run(
+        self, request_keys: np.ndarray, positions: np.ndarray, shifts: np.ndarray | float = 0.0
+    ) -> np.ndarray:
+        """int32 [broadcast of all arguments], each 0 … `max_depth`."""
+
+    def run_windows(
+        self, request_keys: np.ndarray, starts: np.ndarray, width: int, shifts: np.ndarray | float = 0.0
+    ) -> np.ndarray:
+        """The longest runs at `width` successive positions from each start: int32 [n, width]."""
+        positions = np.asarray(starts, np.int64)[:, None] + np.arange(width, dtype=np.int64)
+        shifts = np.asarray(shifts, np.float64)
+        return self.longest_run(
+            np.asarray(request_keys, np.uint64)[:, None], positions, shifts[:, None] if shifts.ndim else shifts
+        )
+
+    def accept_lens(self, request_keys: np.ndarray, start_positions: np.ndarray, steps: int, rounds: int) -> np.ndarray:
+        """Accept lengths, bonus token included, of `rounds` successive rounds: int32 [rounds, bs], each 1 … steps + 1.
+
+        Round i + 1 starts where round i ended. A caller that comes back for more keeps a `RunCache` instead.
+        """
+        keys = np.asarray(request_keys, np.uint64)
+        if steps == 0 or len(keys) == 0:
+            return np.ones((rounds, len(keys)), np.int32)
+        runs = self.run_windows(keys, start_positions, (rounds - 1) * (steps + 1) + 1)
+        return walk(runs, steps, rounds)
+
+    def expected_accept_length(self, steps: int, num_requests: int = 1024, output_len: int = 384) -> float:
+        """Tokens per round (bonus included) over many requests of equal output length, all their rounds pooled.
+
+        A Monte Carlo estimate on fixed keys: the same number on every call, standard error about 0.5 %.
+        """
+        if steps == 0:
+            return 1.0
+        keys = np.arange(num_requests, dtype=np.uint64)
+        runs = self.run_windows(keys, np.zeros(num_requests, np.int64), output_len)
+        lens = walk_to_end(runs, steps)
+        return float(lens.sum() / np.count_nonzero(lens))
+
+
+def walk(runs: np.ndarray, steps: int, rounds: int) -> np.ndarray:
+    """Rounds through windows of longest runs: int [bs, width] to accept lengths int32 [rounds, bs].
+
+    Every row starts at column 0; the window must reach the start of the last round: width > (rounds − 1) · (steps + 1).
+    """
+    lens = np.minimum(runs, steps).astype(np.int32)
+    lens += 1
+    batch, width = lens.shape
+    flat = lens.reshape(-1)
+    out = np.empty((rounds, batch), np.int32)
+    at = np.arange(0, batch * width, width)
+    for i in range(rounds):
+        flat.take(at, out=out[i])
+        at += out[i]
+    return out
+
+
+def walk_to_end(runs: np.ndarray, steps: int, output_lens: np.ndarray | None = None) -> np.ndarray:
+    """All rounds that start inside the windows: accept lengths int32 [rounds, bs], 0 once a row has left its window.
+
+    output_lens: int [bs], where each row ends; the width of the windows without.
+    """
+    batch, width = runs.shape
+    padded = np.zeros((batch, width + 1), np.int32)
+    np.minimum(runs, steps, out=padded[:, :width])
+    padded[:, :width] += 1
+    if output_lens is not None:
+        padded[np.arange(width + 1) >= np.asarray(output_lens)[:, None]] = 0
+    flat = padded.reshape(-1)
+    row_ends = np.arange(1, batch + 1) * (width + 1) - 1
+    at = np.arange(batch) * (width + 1)
+    rounds = []
+    while True:
+        lens = flat[at]
+        if not lens.any():
+            return np.array(rounds, np.int32).reshape(-1, batch)
+        rounds.append(lens)
+        at = np.minimum(at + lens, row_ends)
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianAcceptance(AcceptanceProcess):
+    """The process of this file's docstring.
+
+    conditional:            acceptance of the draft at depth 1, 2, … given that all before were accepted, each 0 … 1;
+                            deeper drafts have the last value. Averages over output positions.
+    seed:                   another seed is another set of requests of the same kind.
+    request_share:          share of the quality's variance that is the request's own (0 … 1).
+    field_share:            share that is smooth over output positions; request_share + field_share ≤ 1.
+    correlation_len:        distance of the field's knots, in output tokens; quality is uncorrelated beyond two of them.
+    drift_per_1k_tokens:    added to the quality per 1,000 output positions (negative: acceptance fades).
+    regimes:                see `Regimes`.
+    max_depth:              the longest run that is ever reported.
+
+    Errors: ConfigError with all problems.
+    """
+
+    conditional: tuple[float, ...]
+    seed: int = 0
+    request_share: float = 0.0
+    field_share: float = 0.0
+    correlation_len: int = 16
+    drift_per_1k_tokens: float = 0.0
+    regimes: Regimes | None = None
+    max_depth: int = 16
+    _thresholds: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "conditional", tuple(map(float, self.conditional)))
+        problems = self._problems()
+        if problems:
+            raise ConfigError("<acceptance>", problems)
+        object.__setattr__(self, "_thresholds", tuple(map(_upper_quantile, self.survival)))
+
+    def _problems(self) -> list[Problem]:
+        problems = []
+        if not self.conditional:
+            problems.append(Problem("conditional", "empty: expected the acceptance of at least the first draft"))
+        for i, p in enumerate(self.conditional):
+            if not 0.0 <= p <= 1.0:
+                problems.append(Problem(f"conditional[{i}]", f"{p}: expected a probability, 0 ... 1"))
+        for key in ("request_share", "field_share"):
+            if not 0.0 <= getattr(self, key) <= 1.0:
+                problems.append(Problem(key, f"{getattr(self, key)}: expected 0 ... 1"))
+        if self.request_share + self.field_share > 1.0 + 1e-9:
+            total = self.request_share + self.field_share
+            problems.append(Problem("field_share", f"request_share + field_share is {total}: expected at most 1"))
+        if self.correlation_len < 1:
+            problems.append(Problem("correlation_len", f"{self.correlation_len}: expected at least 1 token"))
+        if not np.isfinite(self.drift_per_1k_tokens):
+            problems.append(Problem("drift_per_1k_tokens", f"{self.drift_per_1k_tokens}: expected a finite number"))
+        if not 1 <= self.max_depth <= MAX_DEPTH:
+            problems.append(Problem("max_depth", f"{self.max_depth}: expected 1 ... {MAX_DEPTH}"))
+        return problems
+
+    @property
+    def alignment(self) -> int:
+        return self.correlation_len if self.field_share else 1
+
+    @property
+    def survival(self) -> tuple[float, ...]:
+        """The probability that a run reaches depth 1 … `max_depth`, averaged over output positions (shift 0)."""
+        deeper = self.max_depth - len(self.conditional)
+        per_depth = (*self.conditional, *([self.conditional[-1]] * max(deeper, 0)))[: self.max_depth]
+        return tuple(np.cumprod(per_depth).tolist())
+
+    def longest_run(
+        self, request_keys: np.ndarray, positions: np.ndarray, shifts: np.ndarray | float = 0.0
+    ) -> np.ndarray:
+        keys = np.atleast_1d(np.asarray(request_keys, np.uint64))
+        where = np.atleast_1d(np.asarray(positions, np.int64))
+        quality = _fresh(self.seed, keys, where) * np.float32(self._fresh_weight)
+        if self.field_share:
+            knot, fraction = np.divmod(where, self.correlation_len)
+            cosines, sines = _quarter_waves(self.correlation_len, self.field_share)
+            smooth = normal(self.seed, Purpose.ACCEPTANCE_FIELD, keys, knot).astype(np.float32) * cosines[fraction]
+            right = normal(self.seed, Purpose.ACCEPTANCE_FIELD, keys, knot + 1).astype(np.float32)
+            smooth += right * sines[fraction]
+            quality = quality + smooth
+        return self._runs(quality + self._offset(keys, where, shifts))
+
+    def run_windows(
+        self, request_keys: np.ndarray, starts: np.ndarray, width: int, shifts: np.ndarray | float = 0.0
+    ) -> np.ndarray:
+        """As in the port, but each knot of the field is drawn once; fastest from starts that are multiples of
+        `correlation_len`."""
+        keys = np.asarray(request_keys, np.uint64)[:, None]
+        starts = np.asarray(starts, np.int64)[:, None]
+        positions = starts + np.arange(width, dtype=np.int64)
+        quality = _fresh(self.seed, keys, positions)
+        quality *= np.float32(self._fresh_weight)
+        if self.field_share:
+            quality += self._field_windows(keys, starts, width)
+        shifts = np.asarray(shifts, np.float64)
+        quality += self._offset(keys, positions, shifts[:, None] if shifts.ndim else shifts)
+        return self._runs(quality)
+
+    def for_tree(self, topk: int, steps: int, num_draft_tokens: int, rank_ratio: float = 0.6) -> GaussianAcceptance:
+        """The process of the deepest accepted node of a draft tree instead of a chain.
+
+        Assumed, since acceptance by rank is not published: the target's token is the draft's j-th choice with a
+        probability that falls geometrically, p · ρ^(j−1), ρ = rank_ratio · (1 − p); ratio 1 means that enough branches
+        always contain it, 0 that only the first choice ever does. The tree is the one that tree drafting builds when
+        every node has these probabilities: beams of `topk`, then the best `num_draft_tokens` − 1 nodes. At most one
+        node of a depth lies on the target's path, so the survival at a depth is the sum of its nodes' probabilities.
+        Shares and correlation are those of the chain. The default ratio is the one at which a process whose chain of 3
+        gives 2.25 tokens per round gives 2.92 for 21 nodes in 3 levels, as reported for Qwen3-8B (arXiv 2601.11580).
+        """
+        survival = tree_survival(self._conditional_at, topk, steps, num_draft_tokens, rank_ratio)
+        before = np.concatenate([[1.0], survival[:-1]])
+        conditional = np.where(before > 0, survival / np.maximum(before, 1e-300), 0.0)
+        return replace(self, conditional=tuple(np.minimum(conditional, 1.0)), max_depth=len(survival))
+
+    def _conditional_at(self, depth: int) -> float:
+        return self.conditional[min(depth, len(self.conditional)) - 1]
+
+    @property
+    def _fresh_weight(self) -> float:
+        return max(0.0, 1.0 - self.request_share - self.field_share) ** 0.5
+
+    def _field_windows(self, keys: np.ndarray, starts: np.ndarray, width: int) -> np.ndarray:
+        """The field's part of the quality, float32 [n, width]; a quarter turn from knot to knot keeps variance 1."""
+        length = self.correlation_len
+        knot, phase = np.divmod(starts, length)
+        aligned = not phase.any()
+        num_stretches = -(-width // length) if aligned else (width + length - 2) // length + 1
+        which = knot + np.arange(num_stretches + 1)
+        knots = normal(self.seed, Purpose.ACCEPTANCE_FIELD, keys, which).astype(np.float32)
+        cosines, sines = _quarter_waves(length, self.field_share)
+        whole = knots[:, :-1, None] * cosines
+        whole += knots[:, 1:, None] * sines
+        whole = whole.reshape(len(keys), -1)
+        return whole[:, :width] if aligned else np.take_along_axis(whole, phase + np.arange(width), axis=1)
+
+    def _offset(self, keys: np.ndarray, positions: np.ndarray, shifts: np.ndarray | float) -> np.ndarray | np.float32:
+        """What moves the quality beside field and fresh part: request effect, drift, regimes, shifts. float32."""
+        offset = np.asarray(shifts, np.float64)
+        if self.request_share:
+            offset = offset + self.request_share**0.5 * normal(self.seed, Purpose.ACCEPTANCE_REQUEST, keys, 0)
+        if self.drift_per_1k_tokens:
+            offset = offset + positions * (self.drift_per_1k_tokens / 1000.0)
+        if self.regimes is not None:
+            offset = offset + self.regimes.shift_at(self.seed, keys, positions)
+        return offset.astype(np.float32)
+
+    def _runs(self, quality: np.ndarray) -> np.ndarray:
+        """The number of thresholds below each quality, int32.
+
+        A search for few elements, where calls are what costs; for many, a comparison and a byte addition per depth.
+        """
+        thresholds = np.array(self._thresholds, np.float32)
+        if quality.size < 2048:
+            return thresholds.searchsorted(quality, side="left").astype(np.int32)
+        runs = np.zeros(quality.shape, np.uint8)
+        for threshold in thresholds:
+            runs += quality > threshold
+        return runs.astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedMeanAcceptance(AcceptanceProcess):
+    """Accept lengths (bonus included) of a given mean, as real engines offer it to time their kernels.
+
+    A mean of 3.4 is 3 tokens in six rounds of ten and 4 in the others, drawn by key; a round of fewer steps than that
+    accepts all its drafts. Errors: ConfigError for a mean below 1.
+    """
+
+    mean_accept_length: float
+    seed: int = 0
+    max_depth: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not 1.0 <= self.mean_accept_length <= MAX_DEPTH + 1:
+            message = f"{self.mean_accept_length}: expected 1 (bonus token only) ... {MAX_DEPTH + 1}"
+            raise ConfigError("<acceptance>", [Problem("mean_accept_length", message)])
+        object.__setattr__(self, "max_depth", max(1, int(np.ceil(self.mean_accept_length)) - 1))
+
+    def longest_run(
+        self, request_keys: np.ndarray, positions: np.ndarray, shifts: np.ndarray | float = 0.0
+    ) -> np.ndarray:
+        keys = np.atleast_1d(np.asarray(request_keys, np.uint64))
+        coins = uniform(self.seed, Purpose.ACCEPTANCE, keys, np.atleast_1d(np.asarray(positions, np.int64)))
+        whole = int(self.mean_accept_length - 1.0)
+        return (coins < self.mean_accept_length - 1.0 - whole).astype(np.int32) + np.int32(whole)
+
+
+def ngram_acceptance(
+    availability: float,
+    continuation: Sequence[float],
+    seed: int = 0,
+    request_share: float = 0.1,
+    field_share: float = 0.8,
+    correlation_len: int = 16,
+) -> GaussianAcceptance:
+    """Look-up drafting: the first draft needs a match *and* a right continuation, later ones are copied text.
+
+    availability: share of positions at which the look-up finds a match whose first token is right; continuation:
+    conditional acceptance of the drafts after it. Matches come in stretches (a quoted passage), so most of the
+    variance is the smooth field; one level of quality then means both, a match at hand and a long copy.
+    """
+    conditional = (availability, *continuation)
+    return GaussianAcceptance(conditional, seed, request_share, field_share, correlation_len)
+
+
+def _fresh(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """A standard normal number per (request, position), float32 [broadcast], from the upper bits of the key's hash."""
+    bits = hash64(seed, Purpose.ACCEPTANCE, keys, positions)
+    bits >>= np.uint64(64 - _FRESH_BITS)
+    return _normal_quantiles().take(bits.view(np.int64))
+
+
+@lru_cache(maxsize=1)
+def _normal_quantiles() -> np.ndarray:
+    size = 1 << _FRESH_BITS
+    inverse = NormalDist().inv_cdf
+    half = np.array([inverse((i + 0.5) / size) for i in range(size // 2)], np.float32)
+    table = np.concatenate([half, -half[::-1]])
+    table.flags.writeable = False
+    return table
+
+
+@lru_cache(maxsize=16)
+def _quarter_waves(length: int, variance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of the left and the right knot at each offset between them, float32 [length]."""
+    angle = (np.arange(length) + 0.5) * (_QUARTER_TURN / length)
+    scale = variance**0.5
+    return (scale * np.cos(angle)).astype(np.float32), (scale * np.sin(angle)).astype(np.float32)
+
+
+def _upper_quantile(survival: float) -> float:
+    """The threshold that a standard normal number exceeds with this probability."""
+    if survival <= 0.0:
+        return np.inf
+    return -np.inf if survival >= 1.0 else NormalDist().inv_cdf(1.0 - survival) if survival > 1e-15 else np.inf

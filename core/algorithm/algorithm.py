@@ -1,0 +1,165 @@
+"""What a speculative algorithm is: an object that scheduling code calls, never a flag that it tests.
+
+The engine asks an algorithm how wide, how many, which fields, which prefix keys. Executors ask it which kind of drafter to build.
+A plugin overrides the same methods (see `registry.py`); nothing else in the core knows its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+import numpy as np
+
+from ..contract.future_map import FutureMap, RelayField
+from ..contract.hidden import CaptureHiddenMode, ForwardPhase, capture_mode
+from ..errors import ForetokenError, Problem
+from .proposer import Proposer
+
+
+class Drafter(Enum):
+    """What proposes the tokens; executors and cost models choose their draft by it."""
+
+    NONE = "none"  # plain decoding
+    MODEL = "model"  # a small language model with a KV cache of its own
+    HEAD = "head"  # one draft layer on the target's hidden states, run once per step
+    HEADS = "heads"  # one head per step
+    LOOKUP = "lookup"  # a proposer on the host, from the text so far (`make_proposer`); no device work
+
+
+BONUS_TOKENS = RelayField("bonus_tokens", (), "int64")
+"""The relay field that every algorithm has: the last accepted token, root of the next tree."""
+
+
+class DraftKV(Enum):
+    """What position j of the draft pool holds (F5)."""
+
+    NONE = "none"
+    UNSHIFTED = "unshifted"  # the KV of token j
+    SHIFTED = "shifted"  # the KV of (hidden state j, token j + 1)
+
+
+class MissingHiddenState(ForetokenError):
+    """A request arrived from a prefill worker without the hidden state that its algorithm needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmShape:
+    """The sizes that an algorithm's answers depend on; the maximum over all adaptive candidates."""
+
+    steps: int
+    topk: int = 1
+    hidden_size: int = 0
+    num_heads: int | None = None  # draft heads that the checkpoint has, for one-head-per-step drafts
+    target_vocab_size: int | None = None
+    draft_vocab_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffBatch:
+    """Requests that arrive at a decode worker with their prompt's KV, one row each; may be empty.
+
+    probabilities float32 [bs, n], token_ids int64 [bs, n]: the first draft step's top-k, or None. hidden_states: one entry per row,
+    float [H] or None. relayed: the values of every other relay field that the algorithm declares, [bs, *shape_suffix] by name.
+    """
+
+    rows: np.ndarray  # int32 [bs]
+    epochs: np.ndarray  # int64 [bs]
+    request_ids: tuple[str, ...]
+    seq_lens: np.ndarray  # int64 [bs], KV-ready length
+    probabilities: np.ndarray | None
+    token_ids: np.ndarray | None
+    hidden_states: tuple[np.ndarray | None, ...]
+    hidden_size: int = 0
+    relayed: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInput:
+    """What the first decode round of handed-over requests drafts from, for the rows that could be served."""
+
+    rows: np.ndarray  # int32 [n]
+    bonus_tokens: np.ndarray  # int64 [n]
+    probabilities: np.ndarray | None  # float32 [n, k]
+    token_ids: np.ndarray | None  # int64 [n, k]
+    hidden_states: np.ndarray | None  # float32 [n, H], None unless the algorithm needs them
+    capture: CaptureHiddenMode
+    failures: tuple[tuple[int, MissingHiddenState], ...] = ()  # (row, error): those requests fail, the others go on
+    relayed: Mapping[str, np.ndarray] = field(
+        default_factory=dict
+    )  # the algorithm's own relay fields, [n, *shape_suffix]
+
+
+class SpecAlgorithm:
+    """Base of all algorithms; its defaults describe plain decoding. Instances carry no state: one may serve many engines.
+
+    `draft_form` is the form of the draft's checkpoint, named after the built-in algorithm that it is of ("" without one).
+    `usual_acceptance` is the preset that stands for its acceptance where a simulation is told of no other, and `draft_time_share` what
+    proposing on the host takes in a simulated round, as a share of the verify pass.
+    """
+
+    name: str = "NONE"
+    drafter: Drafter = Drafter.NONE
+    draft_form: str = ""
+    usual_acceptance: str = "chat"
+    draft_time_share: float = 0.0
+    draft_kv: DraftKV = DraftKV.NONE
+    needs_hidden_states: bool = False
+    supports_overlap: bool = True
+    supports_trees: bool = False
+
+    @property
+    def is_speculative(self) -> bool:
+        return self.drafter is not Drafter.NONE
+
+    def capture_hidden_mode(self, phase: ForwardPhase) -> CaptureHiddenMode:
+        """How much hidden state a forward pass of `phase` keeps for the draft; NULL everywhere if none is needed."""
+        return capture_mode(phase, self.needs_hidden_states)
+
+    def prefix_key_kind(self) -> Literal["token", "bigram"]:
+        """Draft KV that looks one token ahead makes a cached position depend on the next token too."""
+        return "bigram" if self.draft_kv is DraftKV.SHIFTED else "token"
+
+    def accept_width(self, steps: int, num_draft_tokens: int) -> int:
+        """Columns of `accept_index`: the longest path with its bonus token."""
+        return steps + 1
+
+    def draft_kv_tokens(self, steps: int, topk: int) -> int:
+        """KV positions past the committed length that drafting itself writes in a round (0 without draft KV)."""
+        return steps * topk if self.draft_kv is not DraftKV.NONE else 0
+
+    def relay_fields(self, shape: AlgorithmShape) -> tuple[RelayField, ...]:
+        """What a step stashes for the next one, beside the length: the bonus token first, and what the draft starts from.
+
+        Fields of its own are for algorithms with a proposer, which gives their values (`Proposer.first_relay`, `Proposal.next_relay`).
+        """
+        return (BONUS_TOKENS,)
+
+    def make_proposer(self, shape: AlgorithmShape) -> Proposer | None:
+        """A fresh proposer for one executor; exactly those whose drafter is LOOKUP have one. `shape` has the target's vocabulary."""
+        return None
+
+    def problems(self, shape: AlgorithmShape) -> list[Problem]:
+        """What in `shape` this algorithm cannot run, with the reason; an empty list if nothing."""
+        if shape.topk > 1 and not self.supports_trees:
+            return [Problem("topk", f"{self.name} drafts no trees, so topk must be 1, got {shape.topk}")]
+        return []
+
+    def build_disagg_draft_input(
+        self, batch: HandoffBatch, last_tokens: np.ndarray, future_map: FutureMap | None
+    ) -> DraftInput | None:
+        """Rebuild the draft input on a decode worker; `last_tokens` int64 [bs] are the prompts' first output tokens.
+
+        With a `future_map` (overlap mode) lengths are published and the input is stashed, before the first resolve. The default
+        needs no draft input: it returns None and stashes the bonus token, with the algorithm's own fields as they were sent.
+        """
+        if future_map is not None and len(batch.rows):
+            future_map.publish(batch.rows, batch.epochs, batch.seq_lens)
+            values = {BONUS_TOKENS.name: np.asarray(last_tokens, np.int64), **batch.relayed}
+            future_map.stash(batch.rows, batch.epochs, values)
+        return None
+
+
+NO_SPECULATION = SpecAlgorithm()

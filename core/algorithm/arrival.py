@@ -1,0 +1,109 @@
+"""What a prefill worker knows of a request beside its KV: the first token, and what the first draft starts from.
+
+    prefill side   the row's FutureMap cell  ──►  DraftPayload  ──►  Arrival of one request
+    decode side    Arrivals of a step  ──►  HandoffBatch  ──►  algorithm.build_disagg_draft_input  ──►  the rows' FutureMap cells
+
+Hidden states are there or None by the algorithm's word: a payload of an algorithm that needs none cannot hold any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..contract.request import RequestRecord
+from ..contract.step import Arrivals
+from ..errors import InvariantViolation
+from .algorithm import AlgorithmShape, HandoffBatch, SpecAlgorithm
+
+BONUS, HIDDEN, PROBABILITIES, TOKEN_IDS = "bonus_tokens", "hidden_states", "topk_probabilities", "topk_ids"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftPayload:
+    """The draft input of one request, as its prefill worker relays it. Raises ACCEPT-17 for hidden states that nobody needs."""
+
+    values: Mapping[str, np.ndarray] = field(default_factory=dict)  # per relay field its row, [*shape_suffix]
+    hidden_states: np.ndarray | None = None  # float32 [H]; may be missing, which is that request's error
+    needs_hidden_states: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hidden_states is not None and not self.needs_hidden_states:
+            raise InvariantViolation(
+                "ACCEPT-17", f"a handoff with hidden states of shape {self.hidden_states.shape}, but nobody needs any"
+            )
+
+    @classmethod
+    def of_cell(cls, algorithm: SpecAlgorithm, values: Mapping[str, Any]) -> DraftPayload:
+        """From the relay cell of one row, each value [1, *shape_suffix], as `FutureMap.resolve` returns them."""
+        rows = {name: np.asarray(value)[0] for name, value in values.items() if name not in (BONUS, HIDDEN)}
+        hidden = values.get(HIDDEN)
+        return cls(rows, None if hidden is None else np.asarray(hidden)[0], algorithm.needs_hidden_states)
+
+    def problem(self, algorithm: SpecAlgorithm, shape: AlgorithmShape) -> str:
+        """What is wrong with the payload for this algorithm; empty if nothing. A missing hidden state is for the algorithm to say."""
+        if self.needs_hidden_states != algorithm.needs_hidden_states:
+            return f"the handoff says that hidden states are {'' if self.needs_hidden_states else 'not '}needed"
+        fields = {f.name: f for f in algorithm.relay_fields(shape) if f.name not in (BONUS, HIDDEN)}
+        if fields.keys() != self.values.keys():
+            return f"the handoff brings {sorted(self.values)}, {algorithm.name} relays {sorted(fields)}"
+        for name, wanted in fields.items():
+            value = self.values[name]
+            if value.shape != wanted.shape_suffix or str(value.dtype) != wanted.dtype:
+                found = f"{value.dtype}{list(value.shape)}"
+                return f"the handoff's {name} is {found}, expected {wanted.dtype}{list(wanted.shape_suffix)}"
+        if self.hidden_states is not None and self.hidden_states.shape != (shape.hidden_size,):
+            return f"the handoff's hidden state has shape {self.hidden_states.shape}, expected [{shape.hidden_size}]"
+        return ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrival:
+    """A request whose KV has arrived. Where the executor has no tokens, `first_token` and `draft` are None."""
+
+    first_token: int | None = None
+    draft: DraftPayload | None = None
+    outputs: Mapping[str, Any] = field(default_factory=dict)  # of the first token, for what the request asked to see
+    failure: str = ""  # why the request cannot go on although its KV is here
+
+
+def handoff_batch(records: Sequence[RequestRecord], arrivals: Sequence[Arrival], hidden_size: int) -> HandoffBatch:
+    """The batch that an algorithm rebuilds its draft input from; all arrivals have a draft payload, with the same fields."""
+    payloads = [arrival.draft for arrival in arrivals]
+    stacked: dict[str, np.ndarray] = {}
+    if payloads:
+        stacked = {name: np.stack([payload.values[name] for payload in payloads]) for name in payloads[0].values}
+    return HandoffBatch(
+        rows=np.array([record.row for record in records], dtype=np.int32),
+        epochs=np.array([record.epoch for record in records], dtype=np.int64),
+        request_ids=tuple(record.request.request_id for record in records),
+        seq_lens=np.array([record.prefill_len for record in records], dtype=np.int64),
+        probabilities=stacked.pop(PROBABILITIES, None),
+        token_ids=stacked.pop(TOKEN_IDS, None),
+        hidden_states=tuple(payload.hidden_states for payload in payloads),
+        hidden_size=hidden_size,
+        relayed=stacked,
+    )
+
+
+def arrivals_of(arrived: Sequence[tuple[RequestRecord, Arrival]]) -> Arrivals | None:
+    """What a step tells its executor of the rows that join with it; None where the executor has no tokens."""
+    arrivals = [arrival for _, arrival in arrived]
+    if any(arrival.draft is None for arrival in arrivals):
+        return None
+    records = [record for record, _ in arrived]
+    sizes = [len(arrival.draft.hidden_states) for arrival in arrivals if arrival.draft.hidden_states is not None]
+    first_tokens = np.array([arrival.first_token for arrival in arrivals], dtype=np.int64)
+    return Arrivals(handoff_batch(records, arrivals, max(sizes, default=0)), first_tokens)
+
+
+def arrival_failure(record: RequestRecord, arrival: Arrival, algorithm: SpecAlgorithm) -> str:
+    """Why this request alone cannot join: what the algorithm itself says when it rebuilds the draft input. Empty if it can."""
+    if arrival.failure or arrival.draft is None:
+        return arrival.failure
+    batch = handoff_batch([record], [arrival], 0)
+    draft = algorithm.build_disagg_draft_input(batch, np.array([arrival.first_token], dtype=np.int64), None)
+    return "" if draft is None or not draft.failures else str(draft.failures[0][1])

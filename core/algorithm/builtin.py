@@ -1,0 +1,153 @@
+"""The built-in algorithms. Each says only how it differs from plain decoding."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..contract.future_map import FutureMap, RelayField
+from ..contract.hidden import ForwardPhase
+from ..errors import Problem
+from .algorithm import AlgorithmShape, Drafter, DraftInput, DraftKV, HandoffBatch, MissingHiddenState, SpecAlgorithm
+from .ngram import NgramProposer
+
+
+class TopKDrafting(SpecAlgorithm):
+    """Algorithms whose next draft starts from the top-k of the last draft-extend pass."""
+
+    supports_trees = True
+
+    def num_relayed_candidates(self, shape: AlgorithmShape) -> int:
+        return shape.topk
+
+    def relay_fields(self, shape: AlgorithmShape) -> tuple[RelayField, ...]:
+        n = self.num_relayed_candidates(shape)
+        fields = (
+            *super().relay_fields(shape),
+            RelayField("topk_probabilities", (n,), "float32"),
+            RelayField("topk_ids", (n,), "int64"),
+        )
+        if self.needs_hidden_states:
+            fields += (RelayField("hidden_states", (shape.hidden_size,), "float32"),)
+        return fields
+
+    def build_disagg_draft_input(
+        self, batch: HandoffBatch, last_tokens: np.ndarray, future_map: FutureMap | None
+    ) -> DraftInput:
+        served = np.arange(len(batch.rows))
+        failures: list[tuple[int, MissingHiddenState]] = []
+        hidden_states = None
+        if self.needs_hidden_states:
+            served, hidden_states = self._hidden_states_of(batch, failures)
+        rows = batch.rows[served]
+        probabilities = _columns(batch.probabilities, served, np.float32)
+        token_ids = _columns(batch.token_ids, served, np.int64)
+        bonus_tokens = np.asarray(last_tokens, np.int64)[served]
+        if future_map is not None and len(rows):
+            future_map.publish(rows, batch.epochs[served], batch.seq_lens[served])
+            values = {name: value[served] for name, value in batch.relayed.items()}
+            values |= {"bonus_tokens": bonus_tokens, "topk_probabilities": probabilities, "topk_ids": token_ids}
+            if hidden_states is not None:
+                values["hidden_states"] = hidden_states
+            future_map.stash(rows, batch.epochs[served], values)
+        capture = self.capture_hidden_mode(ForwardPhase.DRAFT)
+        return DraftInput(rows, bonus_tokens, probabilities, token_ids, hidden_states, capture, tuple(failures))
+
+    def _hidden_states_of(
+        self, batch: HandoffBatch, failures: list[tuple[int, MissingHiddenState]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of the rows that have a hidden state, and these states [n, H]; the others go to `failures`."""
+        served = [i for i, state in enumerate(batch.hidden_states) if state is not None]
+        for i, state in enumerate(batch.hidden_states):
+            if state is None:
+                message = f"request {batch.request_ids[i]!r}: {self.name} needs a hidden state, the handoff has none"
+                failures.append((int(batch.rows[i]), MissingHiddenState(message)))
+        states = [batch.hidden_states[i] for i in served]
+        stacked = np.stack(states) if states else np.empty((0, batch.hidden_size), np.float32)
+        return np.array(served, dtype=np.int64), stacked.astype(np.float32)
+
+
+def _columns(values: np.ndarray | None, served: np.ndarray, dtype: type) -> np.ndarray:
+    if values is None:
+        assert not len(served), "a handoff batch with rows has the draft's top-k"
+        return np.empty((0, 0), dtype)
+    return np.asarray(values, dtype)[served]
+
+
+class Standalone(TopKDrafting):
+    """A small language model of the same vocabulary drafts. There are no draft-side hidden states, anywhere."""
+
+    name = "STANDALONE"
+    drafter = Drafter.MODEL
+    draft_form = "STANDALONE"
+    draft_kv = DraftKV.UNSHIFTED
+
+    def problems(self, shape: AlgorithmShape) -> list[Problem]:
+        problems = super().problems(shape)
+        sizes = (shape.target_vocab_size, shape.draft_vocab_size)
+        if None not in sizes and sizes[0] != sizes[1]:
+            problems.append(
+                Problem("draft", f"the vocabularies must match: the target has {sizes[0]} tokens, the draft {sizes[1]}")
+            )
+        return problems
+
+
+class Eagle(TopKDrafting):
+    """EAGLE: a one-layer head on the target's last hidden state (Li et al., arXiv 2401.15077, 2406.16858)."""
+
+    name = "EAGLE"
+    drafter = Drafter.HEAD
+    draft_form = "EAGLE"
+    draft_kv = DraftKV.SHIFTED
+    needs_hidden_states = True
+
+
+class Eagle3(Eagle):
+    """EAGLE-3: the head fuses hidden states of three target layers (Li et al., arXiv 2503.01840)."""
+
+    name = "EAGLE3"
+    draft_form = "EAGLE3"
+
+
+class MultiLayerEagle(Eagle):
+    """One EAGLE head per step, so no more steps than heads."""
+
+    name = "MULTI_LAYER_EAGLE"
+    drafter = Drafter.HEADS
+    draft_form = "MULTI_LAYER_EAGLE"
+
+    def num_relayed_candidates(self, shape: AlgorithmShape) -> int:
+        return shape.topk * max(shape.steps, 1)
+
+    def problems(self, shape: AlgorithmShape) -> list[Problem]:
+        problems = super().problems(shape)
+        if shape.num_heads is not None and shape.steps > shape.num_heads:
+            problems.append(
+                Problem("steps", f"{shape.steps} steps need {shape.steps} heads, the draft has {shape.num_heads}")
+            )
+        return problems
+
+
+class LookupDrafting(SpecAlgorithm):
+    """Algorithms that propose on the host, from the text so far. A subclass makes its proposer."""
+
+    drafter = Drafter.LOOKUP
+    supports_trees = True
+    usual_acceptance = "ngram-code"
+    # arXiv 2601.11580: n-gram drafting takes 0.6 % of the verify time.
+    draft_time_share = 0.006
+
+    def accept_width(self, steps: int, num_draft_tokens: int) -> int:
+        """A proposed tree has no depth limit but its size."""
+        return num_draft_tokens
+
+
+class Ngram(LookupDrafting):
+    """Look-up drafting: continuations of earlier occurrences of the last tokens (Saxena, prompt look-up decoding)."""
+
+    name = "NGRAM"
+
+    def make_proposer(self, shape: AlgorithmShape) -> NgramProposer:
+        return NgramProposer()
+
+
+BUILT_IN = (SpecAlgorithm, Standalone, Eagle, Eagle3, MultiLayerEagle, Ngram)

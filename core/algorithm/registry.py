@@ -1,0 +1,127 @@
+"""Algorithms by name: the built-in ones, and plugins from a decorator or the entry-point group `foretoken.algorithms`.
+
+An entry point is loaded when its name is asked for, and nothing else is. What a plugin does wrong is one `ConfigError` with all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib.metadata import EntryPoint, entry_points
+
+from ..errors import ConfigError, Problem, nearest
+from .algorithm import SpecAlgorithm
+from .builtin import BUILT_IN
+from .plugin_check import interface_problems
+
+ENTRY_POINT_GROUP = "foretoken.algorithms"
+
+
+_RESERVED = {cls.name: cls() for cls in BUILT_IN}
+_plugins: dict[str, SpecAlgorithm] = {}
+
+
+def register_algorithm(name: str) -> Callable[[type], type]:
+    """Class decorator: make an algorithm known under `name` (case-insensitive).
+
+    The class must offer every attribute and method of `SpecAlgorithm` with the same signature; subclassing it is the easy way.
+    Raises `ConfigError` that lists all that is missing, or says that the name is taken.
+    """
+
+    def register(cls: type) -> type:
+        if not isinstance(cls, type):
+            problem = Problem("", f"{cls!r} is no class; register a subclass of SpecAlgorithm")
+            raise ConfigError(f"algorithm plugin {name}", [problem])
+        key = name.upper()
+        problems = _name_problems(name, cls) + interface_problems(cls)
+        if problems:
+            raise ConfigError(f"algorithm plugin {cls.__qualname__}", problems)
+        cls.name = key
+        _plugins[key] = cls()
+        return cls
+
+    return register
+
+
+def unregister_algorithm(name: str) -> None:
+    """Forget a plugin (tests and reloads); a built-in name or an unknown one is a ConfigError."""
+    if _plugins.pop(name.upper(), None) is None:
+        raise ConfigError("<algorithm registry>", [Problem("name", f"{name!r} is not a registered plugin")])
+
+
+def _name_problems(name: str, cls: type) -> list[Problem]:
+    key = name.upper()
+    problems = []
+    if not key.isidentifier():
+        problems.append(Problem("name", f"{name!r} is no identifier"))
+    if key in _RESERVED:
+        problems.append(Problem("name", f"{key} is reserved for the built-in algorithm"))
+    elif key in _plugins:
+        problems.append(Problem("name", f"{key} is registered already, by {type(_plugins[key]).__qualname__}"))
+    for other, plugin in _plugins.items():
+        if type(plugin) is cls and other != key:
+            problems.append(Problem("name", f"the class is registered already, as {other}; derive one for {key}"))
+    return problems
+
+
+# -- by name ----------------------------------------------------------------------------------------------------------
+
+
+def get_algorithm(name: str) -> SpecAlgorithm:
+    """The algorithm called `name`, case-insensitive; ConfigError with the nearest known name."""
+    key = name.upper()
+    if key not in _RESERVED and key not in _plugins:
+        _load_entry_point(key)
+    found = _RESERVED.get(key) or _plugins.get(key)
+    if found is None:
+        known = list(dict.fromkeys([*algorithm_names(), *sorted(entry.name.upper() for entry in _entry_points())]))
+        raise ConfigError(
+            "<arguments>",
+            [Problem("algorithm", f"unknown algorithm {name!r}{nearest(key, known)}; known: {', '.join(known)}")],
+        )
+    return found
+
+
+def algorithm_names() -> list[str]:
+    """The names of all algorithms that are loaded, the built-in ones first."""
+    return [*_RESERVED, *sorted(_plugins)]
+
+
+def is_known_everywhere(name: str) -> bool:
+    """Whether other processes of this installation know `name` too: a built-in algorithm or an entry point, not a mere registration."""
+    key = name.upper()
+    return key in _RESERVED or any(entry.name.upper() == key for entry in _entry_points())
+
+
+def _entry_points() -> Iterable[EntryPoint]:
+    return entry_points(group=ENTRY_POINT_GROUP)
+
+
+def _load_entry_point(key: str) -> None:
+    """Load the entry point called `key`, if there is one. A plugin that cannot be used leaves the registry as it was."""
+    # One distribution may be found twice, in two places of the path; two values for one name are two plugins.
+    entries = list({entry.value: entry for entry in _entry_points() if entry.name.upper() == key}.values())
+    if not entries:
+        return
+    if len(entries) > 1:
+        values = " and ".join(sorted(entry.value for entry in entries))
+        raise ConfigError(
+            f"entry points {ENTRY_POINT_GROUP}", [Problem("algorithm", f"{key} is offered twice, by {values}")]
+        )
+    (entry,) = entries
+    before = dict(_plugins)
+    try:
+        loaded = entry.load()
+        if key not in _plugins:
+            register_algorithm(entry.name)(loaded)
+    except ConfigError as error:
+        _restore(before)
+        raise ConfigError(f"entry point {entry.value}", error.problems) from error
+    except (Exception, SystemExit) as error:
+        _restore(before)
+        message = f"plugin {entry.name!r} cannot be loaded: {type(error).__name__}: {error}"
+        raise ConfigError(f"entry point {entry.value}", [Problem("algorithm", message)]) from error
+
+
+def _restore(plugins: dict[str, SpecAlgorithm]) -> None:
+    _plugins.clear()
+    _plugins.update(plugins)

@@ -1,0 +1,144 @@
+"""What a run says of itself: one schema, whichever executor ran.
+
+The engine hands every event to a sink as it happens. The sequence of `Submitted`, `Aborted`, `Planned` and `Committed` is the decision
+log: fed to a fresh engine of the same configuration, every `Planned` comes out again. What goes wrong is part of it: `StepsLost`,
+`Resumed`, `RetractionAsked` and `AllocationsDenied` are inputs like the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from ..scheduler.recovery import StepFailure
+from .request import FinishedRequest, Request
+from .step import Step, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStarted:
+    """First event of an engine: its resolved configuration, enough to build an equal one."""
+
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A request at the door. `refusal` is empty if it was queued, else the reason why not."""
+
+    now_ns: int
+    request: Request
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """A client gave up on a request."""
+
+    now_ns: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A decision. `step` is None if requests were retracted and nothing could be launched yet."""
+
+    now_ns: int
+    step: Step | None
+    retracted: tuple[str, ...]
+    num_waiting: int  # requests in the queue afterwards
+    num_held_slots: int  # KV slots held by requests and the prefix cache afterwards
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A result, and what the engine made of it."""
+
+    now_ns: int
+    step: Step
+    result: StepResult
+    first_tokens: tuple[str, ...]  # requests whose first token since admission this step delivered
+    kept: (
+        np.ndarray | None
+    )  # int64 [rounds, bs]: tokens delivered per round and row of the decode part; 0 for departed rows
+    finished: tuple[FinishedRequest, ...]  # by stop, length or error; an abort is its own event
+
+
+@dataclass(frozen=True, slots=True)
+class StepsLost:
+    """The oldest uncommitted step has failed: it and those launched behind it will never be committed."""
+
+    now_ns: int
+    failure: StepFailure
+    step_ids: tuple[int, ...]  # the failed one first
+    retracted: tuple[str, ...]
+    finished: tuple[FinishedRequest, ...]  # the victim, if there is one; an abort is its own event
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The device is quiet: no lost step touches anything any more. `restarted`: it has forgotten all KV."""
+
+    now_ns: int
+    restarted: bool
+    retracted: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RetractionAsked:
+    """Somebody outside wants a running request to give its memory back; the next plan retracts it."""
+
+    now_ns: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationsDenied:
+    """Somebody outside has taken memory away for a moment: the next `count` attempts to allocate find nothing."""
+
+    now_ns: int
+    count: int
+
+
+class HandoffMove(Enum):
+    """What an engine did for a transfer between workers; see `transferring.py`."""
+
+    HOLD = "hold"
+    RELEASE = "release"
+    END = "end"
+    RESERVE = "reserve"
+    JOIN = "join"
+    ROLE = "role"
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffMoved:
+    """One move of a handoff, an input like `Submitted`."""
+
+    now_ns: int
+    move: HandoffMove
+    request_id: str = ""
+    row: int = 0  # of HOLD, RELEASE, RESERVE, JOIN; 0 if a request failed instead of joining
+    request: Request | None = None  # of RESERVE
+    first_token: int | None = None  # of JOIN, where the executor has tokens
+    detail: str = ""  # why a request failed, or the new role
+    finished: tuple[FinishedRequest, ...] = ()
+
+
+Event = (
+    EngineStarted
+    | Submitted
+    | Aborted
+    | Planned
+    | Committed
+    | StepsLost
+    | Resumed
+    | RetractionAsked
+    | AllocationsDenied
+    | HandoffMoved
+)
+EventSink = Callable[[Event], None]

@@ -1,0 +1,261 @@
+"""The FutureMap: device values of one step that the next step reads without passing through the CPU.
+
+One cell per request-table row. A step publishes the row's new length and stashes its draft inputs; the next step that
+contains the row resolves them:
+
+    empty ──publish, stash──► written ──resolve──► empty ──publish, stash──► …
+                                 └──────drop──────► empty        (the row is released, its cell unread)
+
+so the trace of a cell, per owner, is (W R)* and at most one unread W. Each cell carries the epoch of the request that
+wrote it; a reader of another epoch gets an error, never a value. Row 0 is the padding row: writing it does nothing,
+reading it gives zeros. A call that fails changes nothing.
+
+The flags and epochs live on the host, the values behind a `RelayStorage`: NumPy here, device memory in an executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import InvariantViolation
+
+_LENGTH, _VALUES = np.uint8(1), np.uint8(2)
+_POISON_BYTE = 0xA5
+
+
+@dataclass(frozen=True, slots=True)
+class RelayField:
+    """One value per row that an algorithm relays: its name, the shape of one row and the dtype's name.
+
+    Integer fields hold token ids or indices and are never negative.
+    """
+
+    name: str
+    shape_suffix: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes_per_row(self) -> int:
+        itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
+        return prod(self.shape_suffix) * itemsize
+
+
+LENGTH_FIELD = RelayField("lengths", (), "int64")
+"""The field that `publish` writes; every FutureMap has it."""
+
+
+class RelayStorage(Protocol):
+    """Where the values live. `rows` are int64 host indices [n]; values are whatever arrays the executor computes
+    with."""
+
+    def allocate(self, num_rows: int, relay_field: RelayField) -> Any:
+        """A zeroed buffer [num_rows, *shape_suffix]."""
+
+    def gather(self, buffer: Any, rows: np.ndarray) -> Any:
+        """The rows as a new array [n, *shape_suffix]."""
+
+    def scatter(self, buffer: Any, rows: np.ndarray, values: Any, sources: np.ndarray | None) -> None:
+        """Write `values[sources]` ([n, *shape_suffix]; all of `values` if sources is None) to the rows."""
+
+    def poison(self, buffer: Any, rows: np.ndarray) -> None:
+        """Fill the rows with a pattern that no computation produces (debug mode)."""
+
+    def is_poison(self, values: Any) -> np.ndarray:
+        """bool [n] on the host: which rows hold nothing but that pattern (debug mode)."""
+
+    def has_placeholder(self, values: Any) -> np.ndarray:
+        """bool [n] on the host: which rows of an integer array hold a negative number (debug mode)."""
+
+
+class NumpyStorage:
+    """Values in NumPy arrays: the specification of the port."""
+
+    def allocate(self, num_rows: int, relay_field: RelayField) -> np.ndarray:
+        return np.zeros((num_rows, *relay_field.shape_suffix), np.dtype(relay_field.dtype))
+
+    def gather(self, buffer: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return buffer[rows]
+
+    def scatter(self, buffer: np.ndarray, rows: np.ndarray, values: np.ndarray, sources: np.ndarray | None) -> None:
+        buffer[rows] = values if sources is None else values[sources]
+
+    def poison(self, buffer: np.ndarray, rows: np.ndarray) -> None:
+        buffer[rows] = np.frombuffer(bytes([_POISON_BYTE]) * buffer.itemsize, buffer.dtype)[0]
+
+    def is_poison(self, values: np.ndarray) -> np.ndarray:
+        if not values.size:
+            return np.zeros(len(values), bool)
+        raw = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+        return (raw == _POISON_BYTE).all(axis=1)
+
+    def has_placeholder(self, values: np.ndarray) -> np.ndarray:
+        return (values < 0).any(axis=tuple(range(1, values.ndim)))
+
+
+@dataclass(slots=True)
+class FutureMap:
+    """Relay cells for request-table rows 1 … num_rows, with the fields that the algorithm relays."""
+
+    num_rows: int
+    fields: Sequence[RelayField] = ()
+    storage: RelayStorage = field(default_factory=NumpyStorage)
+    debug_poison: bool = False
+    _written: np.ndarray = field(init=False, repr=False)
+    _epochs: np.ndarray = field(init=False, repr=False)
+    _stamps: np.ndarray = field(init=False, repr=False)
+    _order: np.ndarray = field(init=False, repr=False)
+    _buffers: dict[str, Any] = field(init=False, repr=False)
+    _complete: np.uint8 = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.fields = tuple(RelayField(*f) if isinstance(f, tuple) else f for f in self.fields)
+        names = [LENGTH_FIELD.name, *(f.name for f in self.fields)]
+        assert len(set(names)) == len(names), f"relay fields with one name: {names}"
+        self._written = np.zeros(self.num_rows + 1, np.uint8)  # bit 0: a length, bit 1: values
+        self._epochs = np.zeros(self.num_rows + 1, np.int64)  # epoch of the request that wrote the cell
+        self._stamps = np.zeros(self.num_rows + 1, np.int64)  # scratch that finds rows given twice
+        self._order = np.arange(self.num_rows + 1)
+        self._buffers = {f.name: self.storage.allocate(self.num_rows + 1, f) for f in (LENGTH_FIELD, *self.fields)}
+        self._complete = _LENGTH | _VALUES if self.fields else _LENGTH
+        if self.debug_poison:
+            self._poison(np.arange(1, self.num_rows + 1))
+
+    @property
+    def bytes_per_row(self) -> dict[str, int]:
+        """Bytes of one row by field, lengths included: what a row costs in memory, and in traffic per step and way."""
+        return {f.name: f.bytes_per_row for f in (LENGTH_FIELD, *self.fields)}
+
+    @property
+    def num_unread(self) -> int:
+        """Cells with something written that nobody has read yet."""
+        return int(np.count_nonzero(self._written))
+
+    def publish(self, rows: np.ndarray, epochs: np.ndarray, lengths: Any) -> None:
+        """Write the new committed lengths, int64 [bs], of `rows` int [bs] held by `epochs` int64 [bs]."""
+        rows, epochs, sources = self._writable(rows, epochs, _LENGTH)
+        self.storage.scatter(self._buffers[LENGTH_FIELD.name], rows, lengths, sources)
+        self._written[rows] |= _LENGTH
+        self._epochs[rows] = epochs
+
+    def stash(self, rows: np.ndarray, epochs: np.ndarray, values: Mapping[str, Any]) -> None:
+        """Write the draft inputs of the next step: for every field, and no other, an array [bs, *shape_suffix]."""
+        present = [name for name, value in values.items() if value is not None]
+        if sorted(present) != sorted(f.name for f in self.fields):
+            raise InvariantViolation(
+                "ACCEPT-17", f"stashed {sorted(present)}, but the relay has {sorted(f.name for f in self.fields)}"
+            )
+        given = rows
+        rows, epochs, sources = self._writable(rows, epochs, _VALUES)
+        if self.debug_poison:
+            self._refuse_placeholders(np.asarray(given), values)
+        if not self.fields:
+            return
+        for f in self.fields:
+            self.storage.scatter(self._buffers[f.name], rows, values[f.name], sources)
+        self._written[rows] |= _VALUES
+        self._epochs[rows] = epochs
+
+    def resolve(self, rows: np.ndarray, epochs: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        """Read and consume: lengths int64 [bs] and every field [bs, *shape_suffix]; zeros for row 0."""
+        rows, real, epochs, _ = self._enter(rows, epochs)
+        written = self._written[real]
+        foreign = self._epochs[real] != epochs
+        if foreign.any():
+            self._refuse(foreign, written != 0, real, epochs)
+        missing = written != self._complete
+        if missing.any():
+            row = int(real[missing.argmax()])
+            raise InvariantViolation("RELAY-02", f"row {row} is read, but its cell is not (or not wholly) written")
+        found = {name: self.storage.gather(buffer, rows) for name, buffer in self._buffers.items()}
+        if self.debug_poison:
+            self._refuse_poison(rows, found)
+            self._poison(real)
+        self._written[real] = 0
+        return found.pop(LENGTH_FIELD.name), found
+
+    def drop(self, rows: np.ndarray) -> None:
+        """Empty the cells of released rows, read or unread. Nothing written before can be read afterwards."""
+        rows = np.asarray(rows, np.int64)
+        self._in_range(rows)
+        rows = rows[rows != 0]
+        self._written[rows] = 0
+        if self.debug_poison:
+            self._poison(rows)
+
+    def check(self) -> None:
+        """Row 0 holds nothing but zeros and belongs to nobody (RELAY-02)."""
+        padding = np.zeros(1, np.int64)
+        dirty = [name for name, buffer in self._buffers.items() if (self.storage.gather(buffer, padding) != 0).any()]
+        if self._written[0] or self._epochs[0] or dirty:
+            raise InvariantViolation("RELAY-02", f"the padding row was written: {dirty or 'its flags'}")
+
+    def _writable(
+        self, rows: np.ndarray, epochs: np.ndarray, flag: np.uint8
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Rows and epochs without padding, and where they stand in the caller's arrays (None: all of them)."""
+        _, rows, epochs, sources = self._enter(rows, epochs)
+        written = self._written[rows]
+        if written.any():
+            again = (written & flag) != 0
+            if again.any():
+                row = int(rows[again.argmax()])
+                raise InvariantViolation("RELAY-02", f"row {row} is written again before it was read or dropped")
+            # The other half of this write must come from the same request.
+            self._refuse(self._epochs[rows] != epochs, written != 0, rows, epochs)
+        return rows, epochs, sources
+
+    def _enter(
+        self, rows: np.ndarray, epochs: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """All rows; then rows and epochs without padding, and where they stand (None: there is no padding)."""
+        rows, epochs = np.asarray(rows, np.int64), np.asarray(epochs)
+        assert rows.shape == epochs.shape, f"{rows.shape} rows, but {epochs.shape} epochs"
+        self._in_range(rows)
+        real, sources = rows, None
+        if not rows.all():
+            sources = np.flatnonzero(rows)
+            real, epochs = rows[sources], epochs[sources]
+        if real.size > self.num_rows:
+            raise InvariantViolation("RELAY-02", f"{real.size} rows in one call, but there are {self.num_rows}")
+        # Of two equal rows the later stamp stays; then the earlier one does not find its own.
+        order = self._order[: real.size]
+        self._stamps[real] = order
+        twice = self._stamps[real] != order
+        if twice.any():
+            raise InvariantViolation("RELAY-02", f"row {int(real[twice.argmax()])} occurs twice in one call")
+        return rows, real, epochs, sources
+
+    def _in_range(self, rows: np.ndarray) -> None:
+        # Seen as unsigned, a negative row is a huge one, so one comparison covers both ends.
+        if rows.size and int(rows.view(np.uint64).max()) > self.num_rows:
+            raise InvariantViolation("RELAY-03", f"rows {rows.tolist()} are not all in 0 … {self.num_rows}")
+
+    def _refuse(self, foreign: np.ndarray, written: np.ndarray, rows: np.ndarray, epochs: np.ndarray) -> None:
+        wrong = foreign & written
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise InvariantViolation(
+                "RELAY-03", f"the cell of row {rows[i]} is of epoch {self._epochs[rows[i]]}, not of epoch {epochs[i]}"
+            )
+
+    def _refuse_placeholders(self, rows: np.ndarray, values: Mapping[str, Any]) -> None:
+        for f in self.fields:
+            if np.dtype("float32" if f.dtype == "bfloat16" else f.dtype).kind == "i":
+                wrong = self.storage.has_placeholder(values[f.name]) & (rows != 0)
+                if wrong.any():
+                    raise InvariantViolation("RELAY-05", f"{f.name} of row {rows[wrong.argmax()]} has a placeholder")
+
+    def _refuse_poison(self, rows: np.ndarray, found: Mapping[str, Any]) -> None:
+        for name, values in found.items():
+            stale = self.storage.is_poison(values) & (rows != 0)
+            if stale.any():
+                raise InvariantViolation("RELAY-02", f"{name} of row {rows[stale.argmax()]} was consumed before")
+
+    def _poison(self, rows: np.ndarray) -> None:
+        for buffer in self._buffers.values():
+            self.storage.poison(buffer, rows)

@@ -1,0 +1,82 @@
+"""Hidden states are optional by type: an array for algorithms that need them, `None` from end to end for the others.
+
+An algorithm says once whether it needs hidden states. Everything that captures, merges, filters, relays or transfers
+them asks that one answer through the functions below, so that "this batch has none" cannot turn into "this row has
+some".
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+import numpy as np
+
+from ..errors import InvariantViolation
+
+
+class CaptureHiddenMode(IntEnum):
+    """How much of the target's hidden states a forward pass keeps. Ordered: a wider mode serves a narrower need."""
+
+    NULL = 0
+    LAST = 1
+    FULL = 2
+
+
+class ForwardPhase(StrEnum):
+    """The producers of hidden states: the kinds of forward pass around one decode round."""
+
+    PREFILL = "prefill"
+    VERIFY = "verify"
+    DRAFT_EXTEND = "draft_extend"
+    DRAFT = "draft"
+    IDLE = "idle"
+
+
+_CAPTURE_WHEN_NEEDED = {
+    ForwardPhase.PREFILL: CaptureHiddenMode.FULL,
+    ForwardPhase.VERIFY: CaptureHiddenMode.FULL,
+    ForwardPhase.DRAFT_EXTEND: CaptureHiddenMode.FULL,
+    ForwardPhase.DRAFT: CaptureHiddenMode.LAST,
+    ForwardPhase.IDLE: CaptureHiddenMode.LAST,
+}
+
+
+def capture_mode(phase: ForwardPhase, needs_hidden_states: bool) -> CaptureHiddenMode:
+    """What a forward pass of this phase captures for the draft; NULL in every phase if the algorithm needs none."""
+    return _CAPTURE_WHEN_NEEDED[phase] if needs_hidden_states else CaptureHiddenMode.NULL
+
+
+def merge_hidden(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+    """Hidden states of two batches joined along axis 0: [n, …] and [m, …] → [n + m, …], or None for two Nones.
+
+    One None beside one array, even an empty one, means that two algorithms' rows met in one batch: ACCEPT-17.
+    """
+    if first is None and second is None:
+        return None
+    if first is None or second is None:
+        present = second if first is None else first
+        raise InvariantViolation(
+            "ACCEPT-17", f"hidden states of shape {present.shape} cannot be merged with a batch that has none"
+        )
+    if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
+        raise InvariantViolation(
+            "ACCEPT-17",
+            f"hidden states differ: {first.dtype}{list(first.shape)} and {second.dtype}{list(second.shape)}",
+        )
+    return np.concatenate((first, second))
+
+
+def filter_hidden(hidden_states: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    """The given rows (indices or a mask along axis 0) of hidden states, or None if there are none."""
+    return None if hidden_states is None else hidden_states[rows]
+
+
+def check_hidden(hidden_states: np.ndarray | None, needs_hidden_states: bool, where: str) -> None:
+    """Assert that hidden states are present exactly if the algorithm needs them (ACCEPT-17); `where` names the
+    place."""
+    if needs_hidden_states and hidden_states is None:
+        raise InvariantViolation("ACCEPT-17", f"{where}: the algorithm needs hidden states, but there are none")
+    if not needs_hidden_states and hidden_states is not None:
+        raise InvariantViolation(
+            "ACCEPT-17", f"{where}: hidden states of shape {hidden_states.shape}, but the algorithm needs none"
+        )

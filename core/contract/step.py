@@ -1,0 +1,194 @@
+"""The contract between the engine and every executor: what a step asks for, and what its result says.
+
+Frozen dataclasses of NumPy arrays, one row per request. Nobody writes into an array of a step after it is planned.
+
+```
+            known to the CPU                     reserved for steps in flight
+row:  [0 ─────────────── seq_lens) [seq_lens ─────── max_seq_lens) [ … + L) ──── allocated ──── width
+       KV is final (or launched)    may be final by the time         this step's
+                                    this step runs                   own writes
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from ..algorithm.algorithm import HandoffBatch
+from .request import Request
+from .table_writes import TableWrites
+
+PADDING_ROW = 0  # belongs to nobody
+NO_TOKEN = -1  # a placeholder; never reaches an executor's input
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A request that takes a row with this step. Executors open their per-row state from it."""
+
+    row: int
+    epoch: int  # of the row; a result or relay value of another epoch belongs to somebody else
+    request: Request
+    max_tokens: int  # the finish rule's cap, ≤ request.max_tokens (context and pool limits applied)
+    num_emitted: int  # output tokens delivered before (> 0 after a retraction); they are part of the prefill
+    num_cached: int  # KV tokens taken over from the prefix cache
+    cached_tokens: (
+        np.ndarray | None
+    )  # int64 [num_cached]: what they are (of an arrival: all num_received); None where the executor does not ask for tokens
+    num_received: int = 0  # KV length that a prefill worker has computed and sent: the row decodes without a prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The rows of a step's joins that need no prefill, for executors with tokens: their KV was received, and their first relay cell
+    comes from `algorithm.build_disagg_draft_input(batch, first_tokens, future_map)`, before anything of the step is resolved."""
+
+    batch: HandoffBatch
+    first_tokens: np.ndarray  # int64 [n]: what the prefill worker sampled; delivered already
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStep:
+    """Chunks of prompts: row i computes KV positions starts[i] … starts[i] + lens[i] − 1."""
+
+    rows: np.ndarray  # int32 [n]
+    epochs: np.ndarray  # int64 [n]
+    starts: np.ndarray  # int64 [n]
+    lens: np.ndarray  # int64 [n], ≥ 1
+    is_last: (
+        np.ndarray
+    )  # bool [n]: the chunk ends the prompt, so it emits the row's first token and its first relay cell
+    tokens: np.ndarray | None  # int64 [sum(lens)], row after row; None where the executor does not ask for them
+    tail_tokens: np.ndarray  # int64 [n]: the prompt token after a middle chunk; −1 after a last one (it is the sample)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """Up to `max_rounds` draft-and-verify rounds of one batch. `steps = 0` is plain decoding through the same path."""
+
+    rows: np.ndarray  # int32 [bs]
+    epochs: np.ndarray  # int64 [bs]
+    seq_lens: np.ndarray  # int64 [bs]: KV length that the CPU knows; exact if no step of the row is uncommitted
+    max_seq_lens: np.ndarray  # int64 [bs]: the greatest KV length at which this step may begin
+    steps: int  # draft depth S
+    topk: int  # branching k
+    num_draft_tokens: int  # nodes of a verify tree, root included; a chain has steps + 1
+    max_rounds: int  # the engine's certificate: that many rounds need no decision of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One unit of device work. It has a prefill part, a decode part, or both (then max_rounds is 1)."""
+
+    step_id: int  # 1, 2, 3, … per engine
+    joins: tuple[Join, ...]
+    released: tuple[
+        tuple[int, int], ...
+    ]  # (row, epoch) given up since the last step; executors drop their state unread
+    table_writes: TableWrites
+    prefill: PrefillStep | None
+    decode: DecodeStep | None
+    arrivals: Arrivals | None = None
+
+    @property
+    def max_rounds(self) -> int:
+        return self.decode.max_rounds if self.decode is not None else 1
+
+
+class BlockEnd(Enum):
+    """Why a decode step returned."""
+
+    MAX_ROUNDS = "max_rounds"
+    REQUEST_ENDED = "request_ended"
+    ASKED = "asked"  # the driver wanted a new plan
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """Per chunk of the prefill part; entries of middle chunks mean nothing."""
+
+    tokens: (
+        np.ndarray | None
+    )  # int64 [n]: the first token of each finished prompt; None where the executor has no tokens
+    stopped: np.ndarray | None  # bool [n]: that token is a stop; None if none is
+    outputs: dict[str, np.ndarray] | None = None  # user outputs, leading axis n
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeResult:
+    """What `rounds` rounds did, as columns [rounds, bs]; rows that had ended or left before carry values that nobody reads."""
+
+    rounds: int
+    accept_lens: np.ndarray  # int32 [rounds, bs]: accepted nodes with the bonus token, 1 … width
+    stop_index: np.ndarray | None  # int32 [rounds, bs]: first stop inside the run, −1 none; None if no row met one
+    ended: np.ndarray  # bool [bs]: the row met its end (stop or length) in the last round
+    block_end: BlockEnd
+    tokens: np.ndarray | None = (
+        None  # int64 [rounds, bs, width]: emitted tokens, −1 past the end; width is the data's own
+    )
+    outputs: tuple[dict[str, np.ndarray], ...] | None = None  # per round: user outputs [bs, width, …]
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """The rounds of a decode step as they are read, for executors with tokens; `result` is what they answer."""
+
+    accept_lens: list[np.ndarray] = field(default_factory=list)
+    stop_index: list[np.ndarray] = field(default_factory=list)
+    tokens: list[np.ndarray] = field(default_factory=list)
+    outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
+    ended: np.ndarray | None = None  # of the last round
+
+    @property
+    def rounds(self) -> int:
+        return len(self.accept_lens)
+
+    def add(
+        self,
+        accept_lens: np.ndarray,
+        stop_index: np.ndarray,
+        tokens: np.ndarray,
+        outputs: dict[str, np.ndarray],
+        ended: np.ndarray,
+    ) -> None:
+        """One round, as in `DecodeResult` without the axis of rounds."""
+        self.accept_lens.append(accept_lens)
+        self.stop_index.append(stop_index)
+        self.tokens.append(tokens)
+        self.outputs.append(outputs)
+        self.ended = ended
+
+    def is_over(self, limit: int) -> bool:
+        """Whether the step returns now: after `limit` rounds, or because a request ended."""
+        return self.rounds > 0 and (self.rounds >= limit or bool(self.ended.any()))
+
+    def result(self, max_rounds: int) -> DecodeResult:
+        block_end = BlockEnd.ASKED
+        if self.ended.any():
+            block_end = BlockEnd.REQUEST_ENDED
+        elif self.rounds == max_rounds:
+            block_end = BlockEnd.MAX_ROUNDS
+        stops = np.stack(self.stop_index)
+        return DecodeResult(
+            rounds=self.rounds,
+            accept_lens=np.stack(self.accept_lens),
+            stop_index=stops if (stops >= 0).any() else None,
+            ended=self.ended,
+            block_end=block_end,
+            tokens=np.stack(self.tokens),
+            outputs=tuple(self.outputs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The answer to one step. Results come back in the order of the steps."""
+
+    step_id: int
+    prefill: PrefillResult | None
+    decode: DecodeResult | None
+    round_end_ns: np.ndarray  # int64 [rounds of the step]: when each round ended on the executor's clock
+    failures: tuple[tuple[int, str], ...] = ()  # (row, what happened): an error of that request alone

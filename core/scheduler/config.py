@@ -1,0 +1,150 @@
+"""What an engine is told at its start, and the sizes that follow from it, computed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from ..adaptive import AdaptiveController
+from ..algorithm.algorithm import DraftKV, SpecAlgorithm
+from ..errors import ConfigError, Problem
+from ..kv.sizing import (
+    ceil_to_page,
+    get_alloc_len_per_decode,
+    max_total_tokens,
+    request_table_width,
+    reserve_per_decode,
+)
+
+
+class EngineRole(StrEnum):
+    """What an engine does with a request: all of it, its prompt alone, or all but its prompt."""
+
+    BOTH = "both"
+    PREFILL = "prefill"  # computes prompts; their KV and first tokens go to a decode worker
+    DECODE = "decode"  # requests arrive with their prompt's KV; only what is retracted is computed again here
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes in tokens (= KV slots) unless they say otherwise; every queue and batch has a bound or says that it has none."""
+
+    num_pages: int  # KV pages, the padding page not counted
+    context_len: int  # positions that the model can see
+    page_size: int = 1
+    overlap: bool = True  # pipeline depth 2, else 1
+    mode_reason: str = ""  # why, as `routing.choose_mode` says it; logged once, when the engine starts
+    max_running: int = 256  # requests in a batch
+    max_queue: int | None = None  # waiting requests; None: no bound
+    chunk_size: int = 8192  # prefill tokens of one step
+    max_step_tokens: int | None = None  # prefill and verify tokens of one step; None: no bound beside chunk_size
+    mixed: bool = True  # prefill chunks and decode rounds in one step; else prefill goes first, alone
+    prefix_cache: bool = True
+    eviction_policy: str = "lru"
+    watermark: float = 0.01  # share of the pool that admission leaves free for running requests to grow into
+    block_rounds: int = 32  # most rounds of one step; 1: single rounds
+    preempt: bool = False  # retract a strictly lower priority to let a greater one in
+    ageing_bound: int = 256  # how often a request may be overtaken by later ones of greater priority
+    track_tokens: bool = (
+        False  # the executor delivers tokens: keep them for the output, retraction and the prefix cache
+    )
+    role: EngineRole = EngineRole.BOTH  # at the start; an empty engine may change it
+
+    def __post_init__(self) -> None:
+        # A configuration that was read from a file has the name; one that means nothing is left for `problems`.
+        if not isinstance(self.role, EngineRole) and self.role in list(EngineRole):
+            object.__setattr__(self, "role", EngineRole(self.role))
+
+    def problems(self) -> list[Problem]:
+        """All that is wrong with the values taken by themselves."""
+        problems = []
+        least = {
+            "num_pages": 1,
+            "context_len": 2,
+            "page_size": 1,
+            "max_running": 1,
+            "chunk_size": 1,
+            "block_rounds": 1,
+            "ageing_bound": 1,
+        }
+        for key, minimum in least.items():
+            if getattr(self, key) < minimum:
+                problems.append(Problem(key, f"must be at least {minimum}, got {getattr(self, key)}"))
+        if self.max_queue is not None and self.max_queue < 1:
+            problems.append(Problem("max_queue", f"must be at least 1 (or absent: no bound), got {self.max_queue}"))
+        if not isinstance(self.role, EngineRole):
+            problems.append(Problem("role", f"{self.role!r} is none of {', '.join(EngineRole)}"))
+        if not (0.0 <= self.watermark < 1.0):
+            problems.append(Problem("watermark", f"must be in [0, 1), got {self.watermark}"))
+        return problems
+
+    def to_json(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"role": str(self.role)}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSizes:
+    """D1–D4: everything that is reserved once uses the maximum over all adaptive candidates.
+
+    ```
+    row   [0, committed) · [committed, committed + reserve) may be written by launched rounds · … · row_width
+    ```
+    """
+
+    max_steps: int
+    max_draft_tokens: int  # nodes of the largest verify tree
+    alloc_len: int  # L: slots past the committed length that one decode round may write
+    reserve: int  # R: 2L in overlap mode, L in synchronous mode
+    row_width: int  # slots of a request-table row
+    total_limit: int  # prompt + output that a user may ask for
+
+    @classmethod
+    def resolve(cls, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> EngineSizes:
+        """Raises ConfigError with every contradiction between configuration, algorithm and candidates."""
+        problems = config.problems()
+        if problems:
+            raise ConfigError("engine", problems)
+        max_steps, topk, max_nd = controller.max_steps, controller.topk, controller.max_num_draft_tokens
+        if not algorithm.is_speculative and max_steps > 0:
+            problems.append(Problem("steps", f"{algorithm.name} drafts nothing, so steps must be 0, got {max_steps}"))
+        speculates = algorithm.is_speculative and max_nd > 1
+        has_draft_kv = algorithm.draft_kv is not DraftKV.NONE
+        alloc_len = get_alloc_len_per_decode(
+            max_steps, topk, max_nd if speculates else None, config.page_size, has_draft_kv
+        )
+        reserve = reserve_per_decode(alloc_len, config.overlap)
+        total_limit = max_total_tokens(config.context_len, max_steps, topk, max_nd if speculates else None)
+        if total_limit < 2:
+            problems.append(Problem("context_len", f"{config.context_len} leaves no room beside {max_nd} draft tokens"))
+        smallest = ceil_to_page(2 + reserve, config.page_size)
+        if config.num_pages * config.page_size < smallest:
+            problems.append(
+                Problem(
+                    "num_pages",
+                    f"{config.num_pages} pages of {config.page_size} hold no request: {smallest} slots needed",
+                )
+            )
+        widest = config.max_running * max_nd
+        if config.max_step_tokens is not None and config.mixed and config.max_step_tokens <= widest:
+            problems.append(
+                Problem(
+                    "max_step_tokens",
+                    f"{config.max_step_tokens} leaves no room for prefill beside {config.max_running} rows of {max_nd} tokens: "
+                    f"expected more than {widest}",
+                )
+            )
+        if problems:
+            raise ConfigError("engine", problems)
+        row_width = request_table_width(config.context_len, reserve, config.page_size)
+        return cls(max_steps, max_nd, alloc_len, reserve, row_width, total_limit)
+
+    def max_tokens(self, config: EngineConfig, prompt_len: int, asked: int, role: EngineRole = EngineRole.BOTH) -> int:
+        """The output length that context and pool allow a request alone, at most `asked`; below 1 it can never run."""
+        pool = config.num_pages * config.page_size
+        if role is EngineRole.PREFILL:
+            # Output takes no slots here; whether it fits is for the decode worker to say.
+            return min(asked, self.total_limit - prompt_len) if prompt_len <= pool else pool - prompt_len
+        fits_pool = pool - ceil_to_page(self.reserve, config.page_size) - (config.page_size - 1) - prompt_len
+        return min(asked, self.total_limit - prompt_len, fits_pool)

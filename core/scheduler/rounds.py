@@ -1,0 +1,212 @@
+"""Decode rounds for all rows at once, as columns: a round costs a constant number of vector operations.
+
+One column entry per request-table row. For a decoding request
+
+    kv_len = prompt + emitted − 1        (the last emitted token, root of the next tree, has no KV yet)
+    end_len = prompt + max_tokens − 1    so `end_len − kv_len` tokens may still be emitted
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..adaptive import AdaptiveController
+from ..contract.finish import settle_runs
+from ..contract.step import DecodeResult, DecodeStep
+from ..errors import InvariantViolation
+from ..kv.sizing import ceil_to_page, reserve_per_block
+from ..kv.store import KVStore
+from .config import EngineConfig, EngineSizes
+
+
+@dataclass(slots=True)
+class LaunchedRounds:
+    """A decode step that was planned, with what its commit needs."""
+
+    step: DecodeStep
+    index: np.ndarray  # intp [bs]: the step's rows; NumPy indexes by intp several times faster than by int32
+    allocated: np.ndarray  # int64 [bs]: slots of each row before the step reserved its own
+
+
+class SettledRounds(NamedTuple):
+    """What a decode result comes to."""
+
+    kept: np.ndarray  # int64 [rounds, bs]: tokens delivered; 0 for departed rows
+    live: np.ndarray | None  # bool [bs]: rows that still belong to their request; None: all
+    ended: np.ndarray  # int64 [n]: columns (indices into rows) of the requests that are over
+    stopped: np.ndarray  # bool [bs]
+    kv_before: np.ndarray  # int64 [bs]: KV length at the start of the first round
+    kv_before_last: np.ndarray  # int64 [bs]: KV length at the start of the last round
+
+
+class DecodeRounds:
+    """Reserves, certifies and settles decode rounds."""
+
+    def __init__(
+        self, config: EngineConfig, sizes: EngineSizes, controller: AdaptiveController, store: KVStore
+    ) -> None:
+        self.config = config
+        self.sizes = sizes
+        self.controller = controller
+        self.store = store
+        self.kv_len = np.zeros(config.max_running + 1, dtype=np.int64)
+        self.end_len = np.zeros(config.max_running + 1, dtype=np.int64)
+        self.live = np.zeros(config.max_running + 1, dtype=bool)
+        self.departures = 0
+        self._members: list[int] = []
+        self._rows = np.empty(0, dtype=np.int32)
+        self._index = np.empty(0, dtype=np.intp)
+        self._ones = np.ones(
+            config.max_running, dtype=np.int64
+        )  # a dot product sums small arrays faster than a reduction
+        self._epochs = np.empty(0, dtype=np.int64)
+        self._stale = False
+        self.single_round_rows = 0  # rows with stop strings: only the host can see their end, so no blocks
+
+    # -- membership ---------------------------------------------------------------------------------------------------
+
+    def join(self, row: int, kv_len: int, end_len: int, single_round: bool) -> None:
+        """A row's last chunk is launched: it decodes from the next step on."""
+        self.kv_len[row] = kv_len
+        self.end_len[row] = end_len
+        self.live[row] = True
+        self._members.append(row)
+        self._stale = True
+        self.single_round_rows += single_round
+
+    def leave(self, row: int, single_round: bool) -> None:
+        """A row's request is over or retracted; what launched steps still say of it is dropped."""
+        self.live[row] = False
+        self._members.remove(row)
+        self._stale = True
+        self.departures += 1
+        self.single_round_rows -= single_round
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The batch, int32 [bs], in the order of joining. Never written in place: steps share it."""
+        if self._stale:
+            self._rows = np.array(self._members, dtype=np.int32)
+            self._index = self._rows.astype(np.intp)
+            self._epochs = self.store.table.epochs[self._index]
+            self._stale = False
+        return self._rows
+
+    # -- plan ---------------------------------------------------------------------------------------------------------
+
+    def reserve(self, rounds_unseen: int, max_rounds: int, slack: int) -> LaunchedRounds | None:
+        """Reserve slots for the next round, or for a block of up to `max_rounds`; None if not even one round fits.
+
+        `rounds_unseen` are launched and uncommitted. A block takes free slots only and leaves `slack` of them; one round may
+        make the prefix cache give up some.
+        """
+        rows = self.rows
+        batch_size = len(rows)
+        alloc_len = self.sizes.alloc_len
+        index, ones = self._index, self._ones[:batch_size]
+        kv_len = self.kv_len[index]
+        allocated = self.store.allocated[index]
+        kv_tokens = int(kv_len.dot(ones))
+        steps = self.controller.activate_step_by_batch(batch_size, kv_tokens)
+        if max_rounds > 1:
+            max_rounds = min(max_rounds, self.controller.rounds_to_next_decision(batch_size) - rounds_unseen)
+        if max_rounds > 1:
+            free = self.store.allocator.num_free_slots - slack
+            unaligned = batch_size * (self.config.page_size - 1)
+            by_memory = (free - kv_tokens + int(allocated.dot(ones)) - unaligned) // (batch_size * alloc_len)
+            by_width = (self.sizes.row_width - int(kv_len[kv_len.argmax()])) // alloc_len
+            max_rounds = min(max_rounds, by_memory - rounds_unseen, by_width - rounds_unseen)
+        max_rounds = max(max_rounds, 1)
+        reserve = max(self.sizes.reserve, reserve_per_block(alloc_len, max_rounds, rounds_unseen))
+        targets = kv_len + reserve
+        if self.config.page_size > 1:
+            targets = ceil_to_page(targets, self.config.page_size)
+        if reserve > self.sizes.reserve and int(kv_len[kv_len.argmax()]) + reserve > self.sizes.row_width:
+            # Beyond R the bound is the row: a request ends in it, and one round may follow before that is known.
+            targets = np.minimum(targets, self.sizes.row_width)
+        if not self.store.grow(index, targets):
+            return None
+        num_draft_tokens = self.controller.num_draft_tokens_for(steps, batch_size)
+        max_seq_lens = kv_len + rounds_unseen * alloc_len if rounds_unseen else kv_len
+        step = DecodeStep(
+            rows, self._epochs, kv_len, max_seq_lens, steps, self.controller.topk, num_draft_tokens, max_rounds
+        )
+        return LaunchedRounds(step, index, allocated)
+
+    # -- commit -------------------------------------------------------------------------------------------------------
+
+    def settle(self, launched: LaunchedRounds, result: DecodeResult, departures_at_plan: int) -> SettledRounds:
+        """Apply the finish rule and move the committed lengths of the live rows. Who ended is for the engine to finish."""
+        rows = launched.index
+        lens, rounds = result.accept_lens, result.rounds
+        kv_before = kv_before_last = self.kv_len[rows]
+        if rounds > 1:
+            # A plain round emits one token, whoever runs it: nothing is to be added up.
+            plain = launched.step.steps == 0
+            kv_before_last = kv_before + (rounds - 1 if plain else np.add.reduce(lens[:-1], axis=0, dtype=np.int64))
+        stops = None if result.stop_index is None else result.stop_index[-1]
+        runs = settle_runs(lens[-1], stops, self.end_len[rows] - kv_before_last)
+        if rounds == 1:
+            kept = runs.kept[None, :]
+        else:
+            kept = lens.astype(np.int64)
+            kept[-1] = runs.kept
+        ended = runs.ended
+        kv_after = kv_before_last + runs.kept
+        live = None
+        if departures_at_plan != self.departures:
+            live = self.live[rows]
+            if np.count_nonzero(live) == len(live):
+                live = None
+            else:
+                ended = ended & live
+                kept = kept * live
+        if live is None:
+            emitted = kv_after - kv_before
+            if emitted[emitted.argmin()] < rounds:
+                raise InvariantViolation("ACCEPT-02", f"a live row emitted fewer than {rounds} tokens")
+            self.kv_len[rows] = kv_after
+        else:
+            self.kv_len[rows[live]] = kv_after[live]
+        return SettledRounds(kept, live, ended.nonzero()[0], runs.stopped, kv_before, kv_before_last)
+
+    def give_back(
+        self,
+        launched: LaunchedRounds,
+        result: DecodeResult,
+        kv_before_last: np.ndarray,
+        in_later_step: np.ndarray | bool,
+    ) -> None:
+        """After a block: release the slots that its rounds, planned one by one, would not hold now.
+
+        Planned singly, a round reserves R from the length known then: in synchronous mode that before the round, in overlap mode that
+        before the round before it. A row of a later launched step was planned once more, one round on.
+        """
+        known = kv_before_last
+        if self.config.overlap and in_later_step is not True:
+            known = launched.step.seq_lens if result.rounds == 1 else kv_before_last - result.accept_lens[-2]
+            known = known if in_later_step is False else np.where(in_later_step, kv_before_last, known)
+        held = known + self.sizes.reserve
+        if self.config.page_size > 1:
+            held = ceil_to_page(held, self.config.page_size)
+        held = np.maximum(launched.allocated, held)
+        self.store.trim(launched.index, held)
+
+    def feed_back(
+        self, step: DecodeStep, result: DecodeResult, live: np.ndarray | None, live_before: np.ndarray | None
+    ) -> None:
+        """Tell the controller what each round's verify accepted, rows that had left aside: `live` bool [bs] are there in the last
+        round, `live_before` in those before it (None: all)."""
+        correct = result.accept_lens - 1
+        if live is None and live_before is None:
+            self.controller.on_verify_rounds(correct, len(step.rows), step.steps)
+            return
+        last = result.rounds - 1
+        for number, counts in enumerate(correct):
+            present = live if number == last else live_before
+            if present is not None:
+                counts = counts[present]
+            self.controller.on_verify_complete(counts, len(step.rows), step.steps)

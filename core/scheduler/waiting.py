@@ -1,0 +1,81 @@
+"""The waiting queue: first come, first served within a priority, and a bound on how often anyone is overtaken.
+
+A greater priority goes first. A request that has been overtaken `ageing_bound` times by later arrivals goes before all others.
+A retracted request returns to its place by arrival, as a rule the front of its class. Whoever is to be tried first, after a step
+that failed, goes before everybody.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..contract.request import RequestRecord
+
+
+class WaitingQueue:
+    def __init__(self, ageing_bound: int) -> None:
+        assert ageing_bound >= 1, f"ageing_bound is {ageing_bound}, expected at least 1"
+        self._ageing_bound = ageing_bound
+        self._classes: dict[int, deque[RequestRecord]] = {}
+        self._priorities: list[int] = []  # of the classes that are not empty, greatest first
+        self._size = 0
+        self._first: list[RequestRecord] = []  # to be tried before all others, in this order
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def head(self) -> RequestRecord | None:
+        """Who enters next; None if nobody waits."""
+        if not self._size:
+            return None
+        if self._first:
+            return self._first[0]
+        if len(self._priorities) > 1:
+            fronts = [self._classes[priority][0] for priority in self._priorities]
+            aged = [record for record in fronts if record.overtaken >= self._ageing_bound]
+            if aged:
+                return min(aged, key=lambda record: record.arrival_number)
+        return self._classes[self._priorities[0]][0]
+
+    def push(self, record: RequestRecord) -> None:
+        """Queue a request at its place in its class: a newcomer behind it, a retracted request where it once stood."""
+        waiting = self._classes.setdefault(record.request.priority, deque())
+        if not waiting:
+            self._priorities = sorted([*self._priorities, record.request.priority], reverse=True)
+        if not waiting or record.arrival_number > waiting[-1].arrival_number:
+            waiting.append(record)
+        else:
+            older = sum(other.arrival_number < record.arrival_number for other in waiting)
+            waiting.insert(older, record)
+        self._size += 1
+
+    def try_first(self, records: list[RequestRecord]) -> None:
+        """These waiting requests go before all others, in this order, until they have entered once."""
+        self._first = [*records, *(record for record in self._first if record not in records)]
+
+    def pop(self) -> RequestRecord:
+        """Take the head; those it overtakes remember it."""
+        record = self.head
+        assert record is not None, "pop from an empty queue"
+        for priority in self._priorities:
+            front = self._classes[priority][0]
+            if front.arrival_number < record.arrival_number:
+                front.overtaken += 1
+        self.remove(record)
+        return record
+
+    def remove(self, record: RequestRecord) -> None:
+        """Take a waiting request out, wherever it stands."""
+        priority = record.request.priority
+        waiting = self._classes[priority]
+        waiting.remove(record)
+        if self._first and record in self._first:
+            self._first.remove(record)
+        self._size -= 1
+        if not waiting:
+            self._priorities.remove(priority)
+
+    def __iter__(self):
+        for priority in self._priorities:
+            yield from self._classes[priority]

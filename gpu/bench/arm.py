@@ -1,0 +1,198 @@
+"""One way of decoding, timed: an engine with its executor that serves the same requests again and again.
+
+submit │ prefill of all rows │ round │ round │ … │ round in which the first row ends │ give up, drain
+                             └───────── timed: the batch is full throughout ─────────┘
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...core.acceptance.process import AcceptanceProcess
+from ...core.adaptive import fixed_controller
+from ...core.algorithm.algorithm import Drafter
+from ...core.algorithm.registry import get_algorithm
+from ...core.contract.events import Committed, Event
+from ...core.contract.request import Request
+from ...core.errors import ForetokenError, InvariantViolation
+from ...core.prompt import Prompt
+from ...core.scheduler.engine import Engine
+from ..executor.build import DraftModel, build_executor
+from ..executor.graphs import CaptureReport, RoundStates
+from ..models.decoder import Decoder
+from ..ops.port import Ops
+from ..session.loop import DecodeLoop, Deliveries, all_of
+from .floor import RoundBytes, round_bytes
+from .plan import ArmPlan
+
+ROUND_PHASES = ("draft", "verify", "graph", "relay")  # the executor's phases within a decode round
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One run of an arm over its requests. Seconds of `decode_s`'s window unless a name says otherwise."""
+
+    prefill_s: float  # from the submission to the end of the last prefill step
+    prefill_tokens: int
+    decode_s: float
+    rounds: int
+    tokens: int  # delivered in the window
+    accept_length: float
+    bytes_read: int  # what the rounds of the window had to read
+    phase_s: dict[str, float]  # of the executor, by its clock
+    host_s: float  # plan, launch and commit
+    outputs: tuple[tuple[int, ...], ...]  # every request's tokens, as far as they came
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.decode_s
+
+
+class _Rounds:
+    """An event sink that notes when prefills and rounds ended, and what they delivered."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.num_prefilled = 0
+        self.prefill_end_ns = 0
+        self.end_ns = 0
+        self.has_ended = False
+        self.kept: list[np.ndarray] = []
+        self.accept_lens: list[np.ndarray] = []
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, Committed) or self.has_ended:
+            return
+        if event.step.prefill is not None:
+            self.num_prefilled += int(event.step.prefill.is_last.sum())
+            self.prefill_end_ns = int(event.result.round_end_ns[-1])
+        if event.step.decode is not None:
+            self.kept.append(event.kept)
+            self.accept_lens.append(event.result.decode.accept_lens)
+            self.end_ns = int(event.result.round_end_ns[-1])
+            self.has_ended = bool(event.result.decode.ended.any())
+
+
+class Arm:
+    """Serves `prompts` (equally long) with `max_tokens` each; `run` again gives the same tokens."""
+
+    def __init__(
+        self,
+        plan: ArmPlan,
+        target: Decoder,
+        draft: DraftModel | None,
+        ops: Ops,
+        prompts: Sequence[np.ndarray],
+        max_tokens: int,
+        acceptance: AcceptanceProcess | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.plan = plan
+        self.states = RoundStates()
+        algorithm = get_algorithm(plan.algorithm)
+        controller = fixed_controller(
+            plan.steps,
+            topk=plan.topk,
+            num_draft_tokens=plan.num_draft_tokens,
+            depth_limited=algorithm.drafter is not Drafter.LOOKUP,
+            host=self.states,
+        )
+        deliveries = Deliveries()
+        self._rounds = _Rounds()
+        engine = Engine(plan.config, algorithm, controller, events=all_of([deliveries, self._rounds]))
+        self.executor = build_executor(
+            engine,
+            target,
+            draft if plan.steps else None,
+            ops,
+            states=self.states,
+            graph_sizes=plan.graph_sizes,
+            graph_sampling=False,
+            acceptance=acceptance,
+            seed=seed,
+        )
+        self.loop = DecodeLoop(engine, self.executor, deliveries)
+        self._prompts = [Prompt.of_tokens(prompt) for prompt in prompts]
+        self._max_tokens = max_tokens
+        verified = len(prompts) * plan.num_nodes
+        self._bytes: RoundBytes = round_bytes(
+            target, draft if plan.steps else None, algorithm.drafter, plan.steps, verified
+        )
+
+    @property
+    def captures(self) -> tuple[CaptureReport, ...]:
+        """What its graphs cost."""
+        return tuple(self.states.reports)
+
+    def run(self, max_tokens: int | None = None) -> Timing:
+        """Serve all requests up to the end of the first; `max_tokens` may be fewer than the arm was made for (a warm-up)."""
+        loop, rounds, executor = self.loop, self._rounds, self.executor
+        rounds.clear()
+        rounds_before, phases_before = executor.counters.rounds, dict(executor.clock.seconds)
+        begin_ns = time.perf_counter_ns()
+        for number, prompt in enumerate(self._prompts):
+            refusal = loop.submit(Request(str(number), prompt, max_tokens or self._max_tokens))
+            if refusal:
+                raise ForetokenError(f"a request of the benchmark was refused: {refusal}")
+        tokens: dict[str, list[int]] = {str(number): [] for number in range(len(self._prompts))}
+        host_begin = host_end = None
+        while not loop.is_idle:
+            steps_before = loop.num_steps
+            deltas = loop.turn()
+            if not deltas and loop.num_steps == steps_before:
+                raise InvariantViolation("ENGINE-11", "nothing is planned, but requests are not over")
+            for delta in deltas:
+                tokens[delta.request_id].extend(delta.tokens.tolist())
+            if host_begin is None and rounds.num_prefilled == len(self._prompts):
+                host_begin = loop.times.host_ns
+            if rounds.has_ended and host_end is None:
+                host_end = loop.times.host_ns
+                loop.abort_all()
+        phase_s = self._phases(phases_before, executor.counters.rounds - rounds_before)
+        outputs = tuple(tuple(part) for part in tokens.values())
+        return self._timing(begin_ns, (host_end - host_begin) / 1e9, phase_s, outputs)
+
+    def _phases(self, before: dict[str, float], num_rounds: int) -> dict[str, float]:
+        """The window's part of what the executor's clock has measured since: in overlap mode some rounds ran past its end."""
+        if self.executor.device.type == "cuda":
+            torch.cuda.synchronize(self.executor.device)
+        self.executor.clock.settle()
+        in_window = sum(len(kept) for kept in self._rounds.kept) / num_rounds
+        now = self.executor.clock.seconds
+        return {name: (now[name] - before.get(name, 0.0)) * in_window for name in ROUND_PHASES if name in now}
+
+    def _timing(
+        self, begin_ns: int, host_s: float, phase_s: dict[str, float], outputs: tuple[tuple[int, ...], ...]
+    ) -> Timing:
+        rounds = self._rounds
+        kept, accept_lens = np.concatenate(rounds.kept), np.concatenate(rounds.accept_lens)
+        num_rounds, batch_size = kept.shape
+        prompt_len = self._prompts[0].length
+        # The KV of a round's rows: their prompts and what the rounds before delivered.
+        before = np.cumsum(kept.sum(axis=1)) - kept.sum(axis=1)
+        kv_tokens = num_rounds * batch_size * prompt_len + int(before.sum())
+        return Timing(
+            prefill_s=(rounds.prefill_end_ns - begin_ns) / 1e9,
+            prefill_tokens=batch_size * prompt_len,
+            decode_s=(rounds.end_ns - rounds.prefill_end_ns) / 1e9,
+            rounds=num_rounds,
+            tokens=int(kept.sum()),
+            accept_length=float(accept_lens.mean()),
+            bytes_read=self._bytes.total(num_rounds, kv_tokens),
+            phase_s=phase_s,
+            host_s=host_s,
+            outputs=outputs,
+        )
+
+
+def common_outputs(timing: Timing, other: Timing) -> int:
+    """Requests whose tokens agree as far as both runs brought them."""
+    pairs = zip(timing.outputs, other.outputs, strict=True)
+    return sum(a[: len(b)] == b[: len(a)] for a, b in pairs)

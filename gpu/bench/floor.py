@@ -1,0 +1,72 @@
+"""The bytes that a round of decoding must read, which over the memory's bandwidth give its floor.
+
+    round = target weights once + every draft pass's weights + each row's KV, once per pass of its model
+
+Activations, logits and what is written are left out: they are small beside these, and kernels could keep them on the chip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...core.algorithm.algorithm import Drafter
+from ..batch.pools import bytes_per_slot
+from ..executor.build import DraftModel
+from ..models.decoder import Decoder
+from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBytes:
+    """What rounds of one shape read."""
+
+    weights: int  # per round, target and draft
+    per_kv_token: int  # per round and token in a row's KV
+
+    def total(self, rounds: int, kv_tokens: int) -> int:
+        """Bytes of `rounds` rounds in which rows had `kv_tokens` tokens, summed over rows and rounds."""
+        return rounds * self.weights + kv_tokens * self.per_kv_token
+
+
+def round_bytes(
+    target: Decoder, draft: DraftModel | None, drafter: Drafter, steps: int, verified_tokens: int
+) -> RoundBytes:
+    """`verified_tokens` are the nodes of the whole batch: they decide how many experts of a mixture are read."""
+    weights = decoder_pass_bytes(target, verified_tokens)
+    per_token = bytes_per_slot(target.num_layers, target.num_kv_heads, target.head_dim, target.dtype)
+    if draft is None or steps == 0 or drafter in (Drafter.NONE, Drafter.LOOKUP):
+        return RoundBytes(weights, per_token)
+    slot = bytes_per_slot(draft.num_layers, draft.num_kv_heads, draft.head_dim, target.dtype)
+    if isinstance(draft, MultiLayerEagle):
+        # All heads run once, in the catch-up; each brings its own layer of the pool.
+        return RoundBytes(weights + head_pass_bytes(draft, target), per_token + slot)
+    # S − 1 passes propose, one catches up.
+    if isinstance(draft, Decoder):
+        return RoundBytes(weights + steps * decoder_pass_bytes(draft, verified_tokens), per_token + steps * slot)
+    fusion = draft.fc_weight.nbytes if isinstance(draft, Eagle3Head) else 0  # in the catch-up only
+    a_pass = head_pass_bytes(draft, target) - fusion
+    return RoundBytes(weights + steps * a_pass + fusion, per_token + steps * slot)
+
+
+def decoder_pass_bytes(model: Decoder, num_tokens: int) -> int:
+    """Weights that a pass over `num_tokens` tokens reads. Of an input embedding only the tokens' rows, which do not count."""
+    total = model.weight_bytes
+    if model.lm_head_weight is not None:
+        total -= model.embed_weight.nbytes
+    moe = model.config.moe
+    if moe is not None:
+        expert = 3 * moe.intermediate_size * model.hidden_size * model.dtype.itemsize
+        # Tokens choose k of E experts; with even routing an expert is missed by all of them with this probability.
+        missed = (1 - moe.top_k / moe.num_experts) ** num_tokens
+        total -= int(model.config.num_moe_layers * moe.num_experts * missed * expert)
+    return total
+
+
+def head_pass_bytes(head: DraftHead, target: Decoder) -> int:
+    """Weights that a pass of a head reads, its LM head included wherever that stands; for one head per step, all of them."""
+    total = head.weight_bytes
+    if head.embed_weight is not None:
+        total -= head.embed_weight.nbytes
+    lm_head = target.output_embedding if head.lm_head_weight is None else head.lm_head_weight
+    outputs = head.num_heads if isinstance(head, MultiLayerEagle) else 1
+    return total + (outputs if head.lm_head_weight is None else outputs - 1) * lm_head.nbytes

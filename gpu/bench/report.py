@@ -1,0 +1,133 @@
+"""The record of a benchmark as plain data: what was asked, what ran it, and every cell; and what captured graphs would cost a server."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from statistics import mean
+from typing import Any
+
+import torch
+
+from ...core.adaptive.config import load_adaptive_config
+from ...core.adaptive.graph_plan import graph_plan
+from ..executor.graphs import CaptureReport
+from .plan import BenchPlan
+from .run import ArmResult, Machine
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCosts:
+    """The graphs that were captured, and those of a server with adaptive steps (the default table) and these batch sizes.
+
+    A pair of steps and batch size that was captured has its own cost there, any other the mean.
+    """
+
+    num_captured: int
+    seconds: float
+    num_bytes: int
+    adaptive_num: int  # pairs that routing can reach
+    adaptive_num_unpruned: int
+    adaptive_seconds: float
+    adaptive_seconds_unpruned: float
+    adaptive_bytes: int
+    adaptive_bytes_unpruned: int
+
+
+def graph_costs(captures: Sequence[CaptureReport], batch_sizes: Sequence[int]) -> GraphCosts | None:
+    """None if nothing was captured."""
+    if not captures:
+        return None
+    by_pair: dict[tuple[int, int], list[CaptureReport]] = {}
+    for capture in captures:
+        by_pair.setdefault((capture.steps, capture.batch_size), []).append(capture)
+
+    def cost(steps: int, size: int, name: str) -> float:
+        return mean(getattr(capture, name) for capture in by_pair.get((steps, size), captures))
+
+    def plan(name: str, scale: int):
+        # The plan adds up whole numbers.
+        return graph_plan(
+            load_adaptive_config("default"),
+            sorted(set(batch_sizes)),
+            lambda steps, size: round(scale * cost(steps, size, name)),
+        )
+
+    sizes, times = plan("num_bytes", 1), plan("seconds", 10**9)
+    return GraphCosts(
+        num_captured=len(captures),
+        seconds=sum(capture.seconds for capture in captures),
+        num_bytes=sum(capture.num_bytes for capture in captures),
+        adaptive_num=sizes.num_graphs,
+        adaptive_num_unpruned=sizes.num_graphs_unpruned,
+        adaptive_seconds=times.num_bytes / 1e9,
+        adaptive_seconds_unpruned=times.num_bytes_unpruned / 1e9,
+        adaptive_bytes=sizes.num_bytes,
+        adaptive_bytes_unpruned=sizes.num_bytes_unpruned,
+    )
+
+
+def report(
+    plan: BenchPlan, machine: Machine | None, results: Sequence[ArmResult], command: Sequence[str]
+) -> dict[str, Any]:
+    """Everything, ready for JSON. `complete` is False while cells are missing."""
+    costs = graph_costs([capture for result in results for capture in result.captures], plan_sizes(plan))
+    return {
+        "format": FORMAT,
+        "complete": len(results) == sum(len(cell.arms) for cell in plan.cells),
+        "command": list(command),
+        "versions": versions(),
+        "machine": None if machine is None else asdict(machine),
+        "parameters": parameters(plan),
+        "cells": [asdict(result) for result in results],
+        "graphs": None if costs is None else asdict(costs),
+    }
+
+
+def plan_sizes(plan: BenchPlan) -> tuple[int, ...]:
+    """The batch sizes of all cells, ascending."""
+    return tuple(sorted({cell.batch_size for cell in plan.cells}))
+
+
+def parameters(plan: BenchPlan) -> dict[str, Any]:
+    """What was asked and what became of it."""
+    options = plan.options
+    return {
+        "model": plan.name,
+        "random_weights": options.model is None,
+        "draft": options.draft,
+        "algorithm": plan.algorithm.name,
+        "acceptance": plan.acceptance_name,
+        "topk": options.topk,
+        "batch_sizes": list(plan_sizes(plan)),
+        "context_lengths": sorted({cell.context_len for cell in plan.cells}),
+        "steps": sorted({arm.steps for cell in plan.cells for arm in cell.arms}),
+        "output_tokens": plan.output_tokens,
+        "repeat": plan.repeat,
+        "mode": plan.mode,
+        "mode_reason": plan.mode_reason,
+        "graphs": plan.graphs,
+        "device": plan.device,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "page_size": options.page_size,
+        "seed": options.seed,
+        "weight_bytes": plan.weight_bytes,
+        "kv_bytes": plan.kv_bytes,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of everything that decides how fast it is."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    for name in ("foretoken", "triton", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue  # Triton has wheels for Linux only
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found

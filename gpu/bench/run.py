@@ -1,0 +1,202 @@
+"""Timing real decode: every cell's arms take turns, plain decoding among them, and medians count.
+
+for each cell    engines of all arms ─► warm up ─► (plain, 1 step, 3 steps, …) × repeat ─► medians, speed-ups of the same turn
+
+Taking turns matters more than repeating: a machine whose clock or neighbours change slows all arms of a turn alike.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..executor.build import DraftModel
+from ..executor.graphs import CaptureReport
+from ..models.checkpoint import load_draft, load_target
+from ..models.decoder import Decoder
+from ..ops.port import Ops
+from ..session.devices import ops_for, set_threads
+from ..session.text import Tokenizer
+from .arm import Arm, Timing, common_outputs
+from .copy_bandwidth import copy_bandwidth
+from .plan import ArmPlan, BenchPlan, CellPlan, acceptance_of_arm
+from .prompts import bench_prompts
+from .shapes import random_draft, random_target
+
+if TYPE_CHECKING:
+    import numpy as np
+
+WARM_UP_TOKENS = 16
+OnProgress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What ran, and how fast its memory is; measured in the same process."""
+
+    device_name: str
+    num_threads: int  # of torch, on a CPU
+    copy_bytes_per_s: float
+    target_bytes: int
+    draft_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """Medians over the repeats of one arm of a cell. Shares are of the decode time."""
+
+    batch_size: int
+    context_len: int
+    steps: int
+    num_nodes: int  # per request and round, root included
+    tokens_per_s: float
+    tokens_per_s_request: float
+    accept_length: float
+    speedup: float  # over plain decoding, median of the turns' own ratios
+    speedups: tuple[float, ...]  # of each turn
+    round_ms: float
+    rounds: int
+    prefill_tokens_per_s: float
+    shares: dict[str, float]  # draft, verify, graph, host, other
+    floor_share: float  # time in which memory could have delivered what the rounds read, of the time they took
+    idle_share: float | None  # of the device between phases; None on a CPU
+    equal_outputs: int | None  # requests with the tokens of plain decoding; None if acceptance is simulated
+    kv_bytes: int
+    captures: tuple[CaptureReport, ...]
+
+
+class Bench:
+    """The models of a plan, loaded; `cells` runs it."""
+
+    def __init__(self, plan: BenchPlan, on_progress: OnProgress = lambda text: None) -> None:
+        self.plan = plan
+        self._on_progress = on_progress
+        self._ops: Ops = ops_for(plan.device)
+        set_threads(plan.device, plan.options.threads, plan.target, plan.weight_bytes)
+        self._tokenizer: Tokenizer | None = None
+        options = plan.options
+        if options.model is not None and (Path(options.model) / "tokenizer.json").is_file():
+            self._tokenizer = Tokenizer.load(options.model)
+        on_progress("measuring the memory's copy bandwidth")
+        bandwidth = copy_bandwidth(plan.device)
+        on_progress("loading the weights" if options.model is not None else "making random weights")
+        self._target, self._draft = self._models()
+        self.machine = Machine(
+            device_name=device_name(plan.device),
+            num_threads=torch.get_num_threads(),
+            copy_bytes_per_s=bandwidth,
+            target_bytes=self._target.weight_bytes,
+            draft_bytes=0 if self._draft is None else self._draft.weight_bytes,
+        )
+
+    def cells(self) -> Iterator[tuple[ArmResult, ...]]:
+        """The results of one cell after another, plain decoding first in each."""
+        for number, cell in enumerate(self.plan.cells, 1):
+            yield self._cell(cell, f"cell {number} of {len(self.plan.cells)}")
+
+    def _models(self) -> tuple[Decoder, DraftModel | None]:
+        plan, options = self.plan, self.plan.options
+        if options.model is None:
+            target = random_target(plan.target, self._ops, plan.device, plan.dtype, options.seed)
+            return target, None if plan.draft is None else random_draft(plan.draft, target, options.seed + 1)
+        target = load_target(options.model, self._ops, plan.device, plan.dtype)
+        if options.draft is None:
+            return target, None
+        return target, load_draft(options.draft, plan.algorithm.draft_form, target)
+
+    def _cell(self, cell: CellPlan, where: str) -> tuple[ArmResult, ...]:
+        what = f"{where} (batch {cell.batch_size}, context {cell.context_len})"
+        prompts = bench_prompts(
+            self._tokenizer, self.plan.target.vocab_size, cell.batch_size, cell.context_len, self.plan.options.seed
+        )
+        arms = []
+        for arm_plan in cell.arms:
+            self._on_progress(f"{what}: warming up {_in_words(arm_plan)}")
+            arms.append(self._arm(arm_plan, prompts))
+            arms[-1].run(max_tokens=min(WARM_UP_TOKENS, self.plan.output_tokens))
+        turns: list[list[Timing]] = []
+        for turn in range(self.plan.repeat):
+            self._on_progress(f"{what}: turn {turn + 1} of {self.plan.repeat}")
+            turns.append([arm.run() for arm in arms])
+        results = tuple(self._result(cell, arm, i, turns) for i, arm in enumerate(arms))
+        del arms, arm_plan
+        gc.collect()  # executors are in cycles with their engines' controllers, and their pools are large
+        if self._target.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return results
+
+    def _arm(self, arm_plan: ArmPlan, prompts: list[np.ndarray]) -> Arm:
+        return Arm(
+            arm_plan,
+            self._target,
+            self._draft,
+            self._ops,
+            prompts,
+            self.plan.output_tokens,
+            acceptance_of_arm(self.plan, arm_plan),
+            self.plan.options.seed,
+        )
+
+    def _result(self, cell: CellPlan, arm: Arm, index: int, turns: list[list[Timing]]) -> ArmResult:
+        timings = [turn[index] for turn in turns]
+        speedups = tuple(turn[index].tokens_per_s / turn[0].tokens_per_s for turn in turns)
+        rate = median(timing.tokens_per_s for timing in timings)
+        shares = _median_shares(timings)
+        busy = sum(share for name, share in shares.items() if name not in ("host", "other"))
+        on_gpu = self._target.device.type == "cuda"
+        bandwidth = self.machine.copy_bytes_per_s
+        equal = common_outputs(timings[0], turns[0][0]) if self.plan.acceptance is None else None
+        return ArmResult(
+            batch_size=cell.batch_size,
+            context_len=cell.context_len,
+            steps=arm.plan.steps,
+            num_nodes=arm.plan.num_nodes,
+            tokens_per_s=rate,
+            tokens_per_s_request=rate / cell.batch_size,
+            accept_length=timings[0].accept_length,
+            speedup=median(speedups),
+            speedups=speedups,
+            round_ms=median(1e3 * timing.decode_s / timing.rounds for timing in timings),
+            rounds=timings[0].rounds,
+            prefill_tokens_per_s=median(timing.prefill_tokens / timing.prefill_s for timing in timings),
+            shares=shares,
+            floor_share=median(timing.bytes_read / bandwidth / timing.decode_s for timing in timings),
+            idle_share=max(0.0, 1.0 - busy) if on_gpu else None,
+            equal_outputs=equal,
+            kv_bytes=arm.plan.kv_bytes,
+            captures=arm.captures,
+        )
+
+
+def _median_shares(timings: list[Timing]) -> dict[str, float]:
+    """Of the decode time: the executor's phases, the host's part, and what neither had. A GPU works while the host does."""
+    names = dict.fromkeys(name for timing in timings for name in timing.phase_s)
+    shares = {name: median(t.phase_s.get(name, 0.0) / t.decode_s for t in timings) for name in names}
+    shares["host"] = median(timing.host_s / timing.decode_s for timing in timings)
+    return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
+
+
+def _in_words(arm: ArmPlan) -> str:
+    if not arm.steps:
+        return "plain decoding"
+    shape = "a chain" if arm.num_draft_tokens is None else f"trees of {arm.num_draft_tokens} nodes"
+    return f"{arm.algorithm} with {arm.steps} steps, {shape}"
+
+
+def device_name(device: str) -> str:
+    """What the device calls itself."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(torch.device(device))
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # another system than Linux
+    return "CPU"

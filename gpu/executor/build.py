@@ -1,0 +1,138 @@
+"""From an engine and its models to an executor: pools, drafter, relay sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.acceptance.process import AcceptanceProcess
+from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
+from ...core.algorithm.proposer import HostDrafts
+from ...core.errors import ConfigError, Problem
+from ...core.scheduler.engine import Engine
+from ..batch.pools import KVPool
+from ..draft.branches import BranchDraft
+from ..draft.heads import HeadsDraft, carried_size
+from ..draft.network import HeadNetwork, LanguageModelNetwork
+from ..draft.port import Draft, NoDraft
+from ..draft.proposed import ProposedDraft
+from ..models.decoder import Decoder
+from ..models.eagle import DraftHead, MultiLayerEagle
+from ..models.projection import pack_projections
+from ..ops.debug import CheckedOps
+from ..ops.port import Ops
+from .executor import TorchExecutor
+from .graphs import RoundStates
+
+DraftModel = Decoder | DraftHead
+
+MAX_PACKED_BYTES = 2 << 30
+"""Packing doubles a model's memory on a CPU, which only small models are worth."""
+
+
+def build_executor(
+    engine: Engine,
+    target: Decoder,
+    draft_model: DraftModel | None,
+    ops: Ops,
+    *,
+    states: RoundStates | None = None,
+    graph_sizes: Sequence[int] | None = None,
+    graph_sampling: bool = True,
+    acceptance: AcceptanceProcess | None = None,
+    seed: int = 0,
+    debug: bool = False,
+    eager: bool | None = None,
+) -> TorchExecutor:
+    """An executor with the sizes of `engine`, on the device of `target`.
+
+    `states` are those that the engine's controller was made with (its `host`); they get graphs for `graph_sizes` rows, for sampling batches
+    too if `graph_sampling`. ConfigError where algorithm and draft do not belong together.
+    """
+    config = engine.config
+    num_slots = (config.num_pages + 1) * config.page_size
+    algorithm, topk = engine.algorithm, engine.controller.topk
+    if debug:
+        ops = CheckedOps(ops, num_slots, config.max_running)
+    for model in (target, draft_model):
+        if model is not None and model.weight_bytes <= MAX_PACKED_BYTES:
+            pack_projections(model)
+            model.use_host()
+    pool = pool_for(target, num_slots, target)
+    draft_pool = None
+    if algorithm.draft_kv is not DraftKV.NONE:
+        draft_pool = pool_for(required(draft_model, algorithm.name), num_slots, target)
+    shape = AlgorithmShape(
+        steps=draft_model.num_layers if algorithm.drafter is Drafter.HEADS else engine.sizes.max_steps,
+        topk=topk,
+        hidden_size=relayed_hidden_size(algorithm.drafter, draft_model),
+        target_vocab_size=target.vocab_size,
+    )
+    draft = _draft(algorithm, draft_model, ops, draft_pool, engine, shape)
+    executor = TorchExecutor(
+        engine,
+        target,
+        pool,
+        draft,
+        ops,
+        relayed=shape,
+        device=target.device,
+        draft_pool=draft_pool,
+        states=states,
+        acceptance=acceptance,
+        seed=seed,
+        debug=debug,
+        eager=eager,
+    )
+    if states is not None:
+        states.bind(executor.capture, sampled=graph_sampling)
+        # Some drafts work on the host, which no graph can hold.
+        engine.controller.init_states(None if draft.on_host else graph_sizes)
+    return executor
+
+
+def pool_for(model: DraftModel, num_slots: int, target: Decoder) -> KVPool:
+    return KVPool(model.num_layers, num_slots, model.num_kv_heads, model.head_dim, target.dtype, target.device)
+
+
+def required(draft_model: DraftModel | None, algorithm: str) -> DraftModel:
+    if draft_model is None:
+        raise ConfigError("<arguments>", [Problem("draft", f"{algorithm} needs a draft checkpoint")])
+    return draft_model
+
+
+def relayed_hidden_size(drafter: Drafter, draft_model: DraftModel | None) -> int:
+    """Values per row of the relayed hidden state; 0 where there is none."""
+    if drafter is Drafter.HEADS:
+        return carried_size(draft_model)
+    return draft_model.hidden_size if drafter is Drafter.HEAD else 0
+
+
+def _draft(
+    algorithm: SpecAlgorithm,
+    model: DraftModel | None,
+    ops: Ops,
+    pool: KVPool | None,
+    engine: Engine,
+    shape: AlgorithmShape,
+) -> Draft:
+    drafter, name = algorithm.drafter, algorithm.name
+    topk, page_size = engine.controller.topk, engine.config.page_size
+    if drafter is Drafter.NONE:
+        return NoDraft(ops)
+    if drafter is Drafter.LOOKUP:
+        return ProposedDraft(ops, HostDrafts(algorithm, shape))
+    if drafter is Drafter.HEADS:
+        _expect(isinstance(model, MultiLayerEagle), name, "one head per step")
+        return HeadsDraft(ops, model, pool, topk, engine.config.max_running)
+    if drafter is Drafter.HEAD:
+        _expect(isinstance(model, DraftHead) and not isinstance(model, MultiLayerEagle), name, "one head for all steps")
+        return BranchDraft(ops, HeadNetwork(model), pool, topk, page_size)
+    _expect(isinstance(model, Decoder), name, "a language model")
+    return BranchDraft(ops, LanguageModelNetwork(model), pool, topk, page_size)
+
+
+def _expect(holds: bool, name: str, what: str) -> None:
+    if not holds:
+        raise ConfigError(
+            "<arguments>", [Problem("draft", f"{name} drafts with {what}; the checkpoint has another form")]
+        )

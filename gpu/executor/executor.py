@@ -1,0 +1,386 @@
+"""The real executor: steps of `core.Engine` on a torch device.
+
+    launch    a GPU gets the step's first round at once, behind those in its stream; a CPU has no stream and begins at collect
+    collect   read the oldest step's rounds back, running the further rounds of a block in between
+
+Nothing between two launches waits for the device, but a look-up draft: it needs the tokens of the round before on the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.acceptance.process import AcceptanceProcess
+from ...core.algorithm.algorithm import AlgorithmShape
+from ...core.contract.future_map import FutureMap
+from ...core.contract.hidden import check_hidden
+from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
+from ...core.draws import request_key
+from ...core.errors import InvariantViolation, nearest
+from ...core.scheduler.engine import Engine
+from ..batch.chunks import Chunks
+from ..batch.pools import KVPool
+from ..draft.port import Draft, RoundBatch
+from ..models.decoder import Decoder
+from ..ops.port import Ops
+from .clock import EventClock, HostClock
+from .graphs import CapturedRound, RoundKind, RoundStates, graph_for, padded_shape
+from .outputs import USER_OUTPUTS, at_places, node_outputs
+from .relay import TorchStorage
+from .round import DecodeRound, capture_for, draft_hidden, first_tokens
+from .rows import Rows
+from .running import PendingRound, Running, arrived, result_of, to_host
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an executor has done since it was made."""
+
+    rounds: int = 0
+    verified_rows: int = 0
+    drafted: int = 0
+    correct_drafts: int = 0
+    prefilled: int = 0  # prompt tokens computed
+
+
+class TorchExecutor:
+    """Executes the steps of one engine with a target model and a draft. See `gpu.build.build_executor`.
+
+    `eager` begins steps when they are launched; the default is what suits the device.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        target: Decoder,
+        pool: KVPool,
+        draft: Draft,
+        ops: Ops,
+        *,
+        relayed: AlgorithmShape,
+        device: torch.device,
+        draft_pool: KVPool | None = None,
+        states: RoundStates | None = None,
+        acceptance: AcceptanceProcess | None = None,
+        seed: int = 0,
+        debug: bool = False,
+        eager: bool | None = None,
+    ) -> None:
+        assert engine.config.track_tokens, "this executor delivers tokens: EngineConfig.track_tokens"
+        config, sizes = engine.config, engine.sizes
+        self.algorithm = engine.algorithm
+        self.device = device
+        self.target = target
+        self.pool = pool
+        self.draft_pool = draft_pool
+        self.draft = draft
+        self.relayed = relayed
+        self.counters = Counters()
+        self.clock = EventClock() if device.type == "cuda" else HostClock()
+        self._ops = ops
+        self._debug = debug
+        self._eager = device.type == "cuda" if eager is None else eager
+        self._acceptance = acceptance
+        self._max_position = config.context_len - 1
+        self._alloc_len = sizes.alloc_len
+        self._rows = Rows(config.max_running, sizes.row_width, device, seed)
+        self.relay_storage = TorchStorage(ops, device)
+        fields = self.algorithm.relay_fields(relayed)
+        self.future_map = FutureMap(config.max_running, fields, self.relay_storage, debug_poison=debug)
+        self._round = DecodeRound(ops, target, pool, draft)
+        self._topk = engine.controller.topk
+        self._memory_pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.states = states or RoundStates()
+        self._queue: deque[Running] = deque()
+        self._last_step_id = 0
+        self._stop_through = 0
+        self._simulated_lengths = np.zeros(config.max_running + 1, np.int64)
+        self.launched_table = np.zeros((config.max_running + 1, sizes.row_width), np.int32) if debug else None
+
+    # -- the port -------------------------------------------------------------------------------------------------
+
+    def launch(self, step: Step) -> None:
+        """Put `step` behind those in flight."""
+        if step.step_id != self._last_step_id + 1:
+            raise InvariantViolation("RELAY-07", f"step {step.step_id} is launched after step {self._last_step_id}")
+        self._last_step_id = step.step_id
+        if self.launched_table is not None:
+            writes = step.table_writes
+            self.launched_table[writes.rows, writes.columns] = writes.slots
+        self._queue.append(Running(step, step.max_rounds, self.states.graphs))
+        if self._eager:
+            self._start_what_can_run()
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest step and answer it."""
+        while not self.advance(1):
+            pass
+        running = self._queue.popleft()
+        if self._eager:
+            self._start_what_can_run()
+        self.clock.settle()
+        return result_of(running)
+
+    def advance(self, rounds: int) -> bool:
+        """Run and read up to `rounds` decode rounds of the oldest step, at least its start; says whether it is over."""
+        running = self._queue[0]
+        with torch.no_grad():
+            if not running.started:
+                self._start(running)
+            self._read_prefill(running)
+            for _ in range(rounds):
+                if running.is_over:
+                    break
+                if running.pending is None:
+                    running.pending = self._enqueue_round(running)
+                self._read_round(running)
+        return running.is_over
+
+    def request_stop(self, last_step_id: int) -> None:
+        """Steps up to `last_step_id` end at their next round boundary; the round that runs now is finished."""
+        self._stop_through = max(self._stop_through, last_step_id)
+        for running in self._queue:
+            if running.started and running.step.step_id <= last_step_id:
+                running.limit = min(running.limit, running.decoded.rounds + 1)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._queue)
+
+    # -- starting -------------------------------------------------------------------------------------------------
+
+    def _start_what_can_run(self) -> None:
+        """Enqueue the first rounds of launched steps, as far as nothing before them may still want the stream."""
+        with torch.no_grad():
+            for running in self._queue:
+                if not running.started:
+                    self._start(running)
+                    if running.step.decode is not None:
+                        running.pending = self._enqueue_round(running)
+                if running.limit > 1 or (self.draft.on_host and not running.is_over):
+                    return
+
+    def _start(self, running: Running) -> None:
+        step = running.step
+        for row, _ in step.released:
+            self.future_map.drop(np.array([row]))
+            self._rows.close(row)
+        for join in step.joins:
+            self._rows.open(join)
+            self._simulated_lengths[join.row] = 0
+            self._check_outputs(join, running)
+        self._rows.write_table(step.table_writes)
+        if step.arrivals is not None:
+            self._arrive(step, step.arrivals)
+        if step.decode is not None:
+            self._rows.check_owners(step.decode.rows, step.decode.epochs)
+            if step.step_id <= self._stop_through or self._rows.ended[step.decode.rows].any():
+                running.limit = 1
+        running.started = True
+        if step.prefill is not None:
+            self._enqueue_prefill(running, step.prefill, step)
+
+    def _arrive(self, step: Step, arrivals: Arrivals) -> None:
+        """Rows whose prompts another worker has computed: their KV is in the pools, their first relay cells are filled without a pass."""
+        batch = arrivals.batch
+        texts = {join.row: join.cached_tokens for join in step.joins}
+        for i, row in enumerate(batch.rows.tolist()):
+            self.draft.open_row(row, texts[row])
+            if self.draft.on_host:
+                self.draft.observe(row, arrivals.first_tokens[i : i + 1])
+        draft = self.algorithm.build_disagg_draft_input(batch, arrivals.first_tokens, self.future_map)
+        if draft is not None:
+            check_hidden(draft.hidden_states, self.algorithm.needs_hidden_states, "handoff")
+            assert not draft.failures, "a request that cannot be served has joined"
+        self._simulated_lengths[batch.rows] = batch.seq_lens
+
+    # -- prefill --------------------------------------------------------------------------------------------------
+
+    def _enqueue_prefill(self, running: Running, part: PrefillStep, step: Step) -> None:
+        self._rows.check_owners(part.rows, part.epochs)
+        joins = {join.row: join for join in step.joins}
+        begins = np.concatenate([[0], np.cumsum(part.lens)])
+        for i, row in enumerate(part.rows.tolist()):
+            chunk = part.tokens[begins[i] : begins[i + 1]]
+            if row in joins:
+                self.draft.open_row(row, joins[row].cached_tokens)
+            if self.draft.on_host:
+                self.draft.observe(row, chunk)
+        with self.clock.phase("prefill"):
+            chunks = Chunks.lay_out(part, self._rows.table, self._max_position)
+            attention = chunks.attention(self._ops, self.pool)
+            last = chunks.last
+            wanted = self._rows.wanted(part.rows[last])
+            tokens = torch.from_numpy(part.tokens.astype(np.int64, copy=False)).to(self.device, non_blocking=True)
+            forward = self.target.forward(tokens, attention, capture_for(self.draft, wanted))
+            captured = draft_hidden(self.draft, forward)
+            check_hidden(captured, self.algorithm.needs_hidden_states, "capture")
+            sampled = torch.empty(0, dtype=torch.int64, device=self.device)
+            outputs: dict[str, Tensor] = {}
+            if len(last):
+                places = chunks.last_places()
+                at_end = at_places(forward, places)
+                logits = self.target.logits(at_end.hidden)
+                positions = torch.from_numpy(part.starts[last] + part.lens[last] - 1).to(self.device, non_blocking=True)
+                sampled = first_tokens(self._ops, logits, self._rows.sampling(part.rows[last]), positions)
+                found = node_outputs(at_end, logits, sampled, wanted)
+                outputs = {name: value for name, value in found.items() if value is not None}
+            relay = self.draft.prefill(chunks, captured, sampled.clamp(min=0))
+            if len(last):
+                rows, epochs = part.rows[last], part.epochs[last]
+                lengths = torch.from_numpy(part.starts[last] + part.lens[last]).to(self.device, non_blocking=True)
+                self._publish(rows, epochs, lengths, {"bonus_tokens": sampled.clamp(min=0), **relay})
+                self._simulated_lengths[rows] = part.starts[last] + part.lens[last]
+        self.counters.prefilled += chunks.num_tokens
+        running.prefill_tokens = to_host(sampled, chunks.any_token(~forward.hidden.isfinite().all(1)), sampled, outputs)
+
+    def _read_prefill(self, running: Running) -> None:
+        if running.prefill_tokens is None:
+            return
+        pending, running.prefill_tokens = running.prefill_tokens, None
+        _, failed, sampled, outputs = arrived(pending)
+        part = running.step.prefill
+        n = len(part.rows)
+        tokens = np.full(n, -1, np.int64)
+        stopped = np.zeros(n, bool)
+        last = np.flatnonzero(part.is_last)
+        tokens[last] = np.maximum(sampled, 0)
+        failed = failed.copy()
+        failed[last] |= sampled < 0
+        self._report_failures(running, part.rows, failed & ~self._rows.ended[part.rows])
+        # A chunk without numbers ends its request at once: the KV of the whole chunk may be spoilt, and nobody is to find it in the cache.
+        self._rows.ended[part.rows[failed]] = True
+        stops, _ = self._rows.settle(part.rows[last], tokens[last][:, None], np.ones(len(last), np.int32), failed[last])
+        stopped[last] = stops >= 0
+        if self.draft.on_host:
+            for i in last.tolist():
+                self.draft.observe(int(part.rows[i]), tokens[i : i + 1])
+        spread = {}
+        for name, values in outputs.items():
+            spread[name] = np.zeros((n, *values.shape[1:]), values.dtype)
+            spread[name][last] = values
+        running.prefill = PrefillResult(tokens, stopped if stopped.any() else None, spread or None)
+        if running.step.decode is None:
+            running.round_ends_ns.append(time.perf_counter_ns())
+
+    # -- rounds ---------------------------------------------------------------------------------------------------
+
+    def _enqueue_round(self, running: Running) -> PendingRound:
+        part = running.step.decode
+        with self.clock.phase("relay"):
+            lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
+            check_hidden(relayed.get("hidden_states"), self.algorithm.needs_hidden_states, "relay")
+            batch = self._batch(part, running.decoded.rounds, lengths, relayed["bonus_tokens"])
+            sampling = self._rows.sampling(part.rows)
+        forced = self._forced_runs(part)
+        wanted = self._rows.wanted(part.rows)
+        captured = None if wanted else graph_for(running.graphs, len(part.rows), RoundKind.of(sampling))
+        if captured is not None:
+            with self.clock.phase("graph"):
+                result = captured.run(batch, relayed, sampling, forced)
+        else:
+            on_host = self.device.type == "cpu"
+            longest = None if on_host else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
+            result = self._round.run(batch, relayed, sampling, wanted, forced, longest, self.clock)
+        with self.clock.phase("relay"):
+            check_hidden(result.relay.get("hidden_states"), self.algorithm.needs_hidden_states, "stash")
+            self._publish(part.rows, part.epochs, result.lengths, result.relay)
+            return to_host(result.accept_lens, result.failed, result.emitted, result.outputs)
+
+    def _batch(self, part: DecodeStep, rounds_done: int, lengths: Tensor, roots: Tensor) -> RoundBatch:
+        if self.device.type == "cpu":
+            max_len = int(lengths.max())
+            if self._debug:
+                self._check_lengths(part, rounds_done, lengths.numpy())
+        else:
+            max_len = int(part.max_seq_lens.max()) + rounds_done * self._alloc_len
+        return RoundBatch(
+            row_numbers=part.rows,
+            rows=torch.from_numpy(part.rows.astype(np.int64)).to(self.device, non_blocking=True),
+            lengths=lengths,
+            roots=roots,
+            table=self._rows.table,
+            steps=part.steps,
+            topk=part.topk if part.steps else 1,
+            num_draft_tokens=part.num_draft_tokens,
+            max_len=min(max_len, self._rows.table.shape[1]),
+            max_position=self._max_position,
+        )
+
+    def _check_lengths(self, part: DecodeStep, rounds_done: int, lengths: np.ndarray) -> None:
+        most = part.max_seq_lens + rounds_done * self._alloc_len
+        if (lengths < part.seq_lens + rounds_done).any() or (lengths > most).any():
+            raise InvariantViolation(
+                "RELAY-06", f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
+            )
+
+    def _forced_runs(self, part: DecodeStep) -> Tensor | None:
+        """Simulated acceptance: the process says how many drafts pass, so the host knows every length by itself."""
+        if self._acceptance is None:
+            return None
+        rows = part.rows
+        requests = self._rows.requests_of(rows)
+        keys = np.array([request_key(request.request_id) for request in requests], dtype=np.uint64)
+        prompts = np.array([request.prompt.length for request in requests])
+        lengths = self._simulated_lengths[rows]
+        width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)
+        most = min(width, part.num_draft_tokens) - 1
+        runs = np.minimum(self._acceptance.longest_run(keys, lengths - prompts), most).astype(np.int64)
+        self._simulated_lengths[rows] = lengths + runs + 1
+        return torch.from_numpy(runs).to(self.device, non_blocking=True)
+
+    def _publish(self, rows: np.ndarray, epochs: np.ndarray, lengths: Tensor, relay: dict[str, Tensor]) -> None:
+        self.future_map.publish(rows, epochs, lengths)
+        self.future_map.stash(rows, epochs, relay)
+
+    def capture(self, steps: int, num_draft_tokens: int, batch_size: int, kind: RoundKind) -> CapturedRound:
+        """The graph of one (steps, batch size); see `RoundStates`."""
+        shape = padded_shape(self._rows.table, batch_size, steps, self._topk, num_draft_tokens, self._max_position)
+        width = self.algorithm.accept_width(steps, num_draft_tokens)
+        fields = self.future_map.fields
+        forced = self._acceptance is not None
+        with torch.no_grad():
+            return CapturedRound(self._round, shape, fields, width, kind, forced, self._rows.seed, self._memory_pool)
+
+    # -- reading back ---------------------------------------------------------------------------------------------
+
+    def _read_round(self, running: Running) -> None:
+        pending, running.pending = running.pending, None
+        accept_lens, failed, emitted, outputs = arrived(pending)
+        part = running.step.decode
+        was_over = self._rows.ended[part.rows]
+        stops, ended = self._rows.settle(part.rows, emitted, accept_lens, failed)
+        self._report_failures(running, part.rows, failed & ~was_over)
+        if self.draft.on_host:
+            for i in np.flatnonzero(~was_over).tolist():
+                self.draft.observe(int(part.rows[i]), np.maximum(emitted[i, : accept_lens[i]], 0))
+        running.decoded.add(accept_lens, stops, emitted, outputs, ended)
+        if ended.any():
+            # A step that was begun before this was known ends with its first round, as one that begins later does.
+            for behind in self._queue:
+                if behind is not running and behind.started and behind.step.decode is not None:
+                    behind.limit = 1
+        running.round_ends_ns.append(time.perf_counter_ns())
+        counters = self.counters
+        counters.rounds += 1
+        counters.verified_rows += len(part.rows)
+        counters.drafted += len(part.rows) * (part.num_draft_tokens - 1)
+        counters.correct_drafts += int(accept_lens.sum()) - len(part.rows)
+
+    def _check_outputs(self, join: Join, running: Running) -> None:
+        """A request that wants to see what nobody makes fails, alone."""
+        for name in join.request.outputs:
+            if name not in USER_OUTPUTS:
+                self._rows.ended[join.row] = True
+                running.failures.append((join.row, f"there is no output {name!r}{nearest(name, USER_OUTPUTS)}"))
+                return
+
+    def _report_failures(self, running: Running, rows: np.ndarray, failed: np.ndarray) -> None:
+        for i in np.flatnonzero(failed).tolist():
+            running.failures.append((int(rows[i]), "the target gave no distribution"))

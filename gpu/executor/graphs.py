@@ -1,0 +1,216 @@
+"""Captured rounds: the device work of a whole decode round as one CUDA graph per runtime state and padded batch size.
+
+A graph reads and writes the same memory every time, so a round's inputs are copied to their places, the rows beyond the batch are padding
+(row 0, length 0: they read nothing and write to the sink), and what comes out is valid until the graph runs again. That is enough: the
+stream passes the results on before the next round begins. Without a GPU a "graph" runs its function anew over the same memory, so that
+everything but the capture itself is the same code.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.contract.future_map import RelayField
+from ..draft.port import RoundBatch
+from .round import DecodeRound, NoClock, RoundResult, SamplingInputs
+
+WARM_UP_RUNS = 2  # kernels are compiled and libraries initialised before anything is captured
+
+
+class RoundKind(Enum):
+    """How a captured round turns logits into tokens. A filtered one sorts the vocabulary at every node, so it is one of its own."""
+
+    GREEDY = "greedy"
+    SAMPLED = "sampled"
+    FILTERED = "filtered"  # some row has top-p or top-k
+
+    @classmethod
+    def of(cls, sampling: SamplingInputs | None) -> RoundKind:
+        if sampling is None:
+            return cls.GREEDY
+        return cls.FILTERED if sampling.filtered else cls.SAMPLED
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureReport:
+    """What one graph cost."""
+
+    steps: int
+    num_draft_tokens: int
+    batch_size: int
+    kind: RoundKind
+    seconds: float
+    num_bytes: int
+
+
+class CapturedRound:
+    """One graph: `size` rows of one shape. `kind` and `forced` say which inputs beside the relayed values it has."""
+
+    def __init__(
+        self,
+        decode_round: DecodeRound,
+        shape: RoundBatch,
+        fields: tuple[RelayField, ...],
+        width: int,
+        kind: RoundKind,
+        forced: bool,
+        seed: int,
+        memory_pool: object | None,
+    ) -> None:
+        size, device = len(shape.row_numbers), shape.table.device
+        zeros = torch.zeros(size, dtype=torch.int64, device=device)
+        self._rows, self._lengths = zeros, zeros.clone()
+        self._relayed = {
+            field.name: torch.zeros((size, *field.shape_suffix), dtype=getattr(torch, field.dtype), device=device)
+            for field in fields
+        }
+        self._sampling = None
+        if kind is not RoundKind.GREEDY:
+            reals = torch.zeros(size, dtype=torch.float64, device=device)
+            self._sampling = SamplingInputs(
+                reals, reals + 1.0, zeros.clone(), zeros.clone(), kind is RoundKind.FILTERED, seed
+            )
+        self._runs = zeros.clone() if forced else None
+        batch = replace(shape, rows=self._rows, lengths=self._lengths, roots=self._relayed["bonus_tokens"])
+
+        def run() -> RoundResult:
+            return decode_round.run(batch, self._relayed, self._sampling, frozenset(), self._runs, width, NoClock())
+
+        self._replay = _capture(run, memory_pool) if device.type == "cuda" else run
+
+    def run(
+        self,
+        batch: RoundBatch,
+        relayed: Mapping[str, Tensor],
+        sampling: SamplingInputs | None,
+        forced_runs: Tensor | None,
+    ) -> RoundResult:
+        """The round of `batch`, at most as many rows as the graph has."""
+        bs = len(batch.row_numbers)
+        _fill(self._rows, batch.rows)
+        _fill(self._lengths, batch.lengths)
+        for name, place in self._relayed.items():
+            _fill(place, relayed[name])
+        if self._sampling is not None and sampling is not None:
+            for name in ("temperature", "top_p", "top_k", "keys"):
+                _fill(getattr(self._sampling, name), getattr(sampling, name))
+        if self._runs is not None:
+            _fill(self._runs, forced_runs)
+        result = self._replay()
+        return RoundResult(
+            accept_lens=result.accept_lens[:bs],
+            failed=result.failed[:bs],
+            emitted=result.emitted[:bs],
+            lengths=result.lengths[:bs],
+            relay={name: values[:bs] for name, values in result.relay.items()},
+            outputs={},
+        )
+
+
+def _fill(place: Tensor, values: Tensor) -> None:
+    """Values in front, padding (zeros) behind."""
+    place[: len(values)].copy_(values)
+    if len(values) < len(place):
+        place[len(values) :].zero_()
+
+
+def _capture(run: Callable[[], RoundResult], memory_pool: object | None) -> Callable[[], RoundResult]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP_RUNS):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=memory_pool):
+        result = run()
+
+    def replay() -> RoundResult:
+        graph.replay()
+        return result
+
+    return replay
+
+
+class RoundStates:
+    """The runtime states of one executor, as the controller's `RuntimeHost`: each has the graphs of one step count."""
+
+    def __init__(self) -> None:
+        self.reports: list[CaptureReport] = []
+        self._capture: Callable[[int, int, int, RoundKind], CapturedRound] | None = None
+        self._kinds: tuple[RoundKind, ...] = (RoundKind.GREEDY,)
+        self._live: dict[str, object] = {"graphs": {}}
+
+    def bind(self, capture: Callable[[int, int, int, RoundKind], CapturedRound], sampled: bool) -> None:
+        """`capture(steps, num_draft_tokens, batch_size, kind)`; `sampled` asks for graphs of sampling batches too."""
+        self._capture = capture
+        self._kinds = tuple(RoundKind) if sampled else (RoundKind.GREEDY,)
+
+    # -- RuntimeHost ----------------------------------------------------------------------------------------------
+
+    def build_runtime_state(
+        self, steps: int, num_draft_tokens: int, cuda_graph_bs: tuple[int, ...] | None
+    ) -> Mapping[str, object]:
+        graphs: dict[tuple[int, RoundKind], CapturedRound] = {}
+        # The greatest first: later ones fit into the memory that it took.
+        for size in sorted(cuda_graph_bs or (), reverse=True):
+            for kind in self._kinds:
+                begin, before = time.perf_counter(), _reserved_bytes()
+                graphs[size, kind] = self._capture(steps, num_draft_tokens, size, kind)
+                seconds = time.perf_counter() - begin
+                report = CaptureReport(steps, num_draft_tokens, size, kind, seconds, _reserved_bytes() - before)
+                self.reports.append(report)
+        return {"graphs": graphs}
+
+    def runtime_fields(self) -> Mapping[str, object]:
+        return self._live
+
+    def install_runtime_fields(self, fields: Mapping[str, object]) -> None:
+        self._live = dict(fields)
+
+    # -- for the executor -----------------------------------------------------------------------------------------
+
+    @property
+    def graphs(self) -> Mapping[tuple[int, RoundKind], CapturedRound]:
+        """Those of the live state, by (batch size, kind)."""
+        return self._live["graphs"]
+
+
+def graph_for(
+    graphs: Mapping[tuple[int, RoundKind], CapturedRound], batch_size: int, kind: RoundKind
+) -> CapturedRound | None:
+    """The smallest graph that the batch fits into, None if there is none."""
+    sizes = sorted(size for size, captured in graphs if captured is kind)
+    index = bisect_left(sizes, batch_size)
+    return graphs[sizes[index], kind] if index < len(sizes) else None
+
+
+def padded_shape(
+    table: Tensor, size: int, steps: int, topk: int, num_draft_tokens: int, max_position: int
+) -> RoundBatch:
+    """A batch of padding rows; a graph must hold for every length, so the bound is the context's."""
+    padding = torch.zeros(size, dtype=torch.int64, device=table.device)
+    return RoundBatch(
+        row_numbers=np.zeros(size, np.int64),
+        rows=padding,
+        lengths=padding,
+        roots=padding,
+        table=table,
+        steps=steps,
+        topk=topk if steps else 1,
+        num_draft_tokens=num_draft_tokens,
+        max_len=min(max_position + 1, table.shape[1]),
+        max_position=max_position,
+    )
+
+
+def _reserved_bytes() -> int:
+    return torch.cuda.memory_reserved() if torch.cuda.is_available() else 0

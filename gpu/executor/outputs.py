@@ -1,0 +1,47 @@
+"""Per-node outputs that a request may ask for beside its tokens. Entry of node i belongs to the token emitted after it.
+
+logprobs           float32 [n]         of the emitted token, in the target's distribution before temperature and cut-offs
+top_logprobs       float32 [n, 5]      of the five most likely tokens
+top_logprob_ids    int64   [n, 5]      these tokens
+hidden_states      float   [n, H]      the target's last hidden state
+routed_experts     int32   [n, L, k]   experts chosen in each of L mixture layers; [n, 0, 0] of a model without any
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..models.decoder import DecoderOutput
+
+USER_OUTPUTS = ("logprobs", "top_logprobs", "top_logprob_ids", "hidden_states", "routed_experts")
+NUM_TOP_LOGPROBS = 5
+DRAFT_HIDDEN = "draft_hidden_states"
+"""The entry that the draft's catch-up reads; never shown to users."""
+NEXT_RELAY = "next_relay."
+"""Entries with this prefix are what the next round starts from behind each node; never shown to users."""
+
+
+def node_outputs(
+    forward: DecoderOutput, logits: Tensor, emitted: Tensor, wanted: frozenset[str]
+) -> dict[str, Tensor | None]:
+    """The wanted entries for n nodes: logits [n, V], `emitted` int64 [n] the token after each node (−1 counts as 0)."""
+    entries: dict[str, Tensor | None] = {}
+    if wanted & {"logprobs", "top_logprobs", "top_logprob_ids"}:
+        logprobs = logits.log_softmax(dim=-1)
+        if "logprobs" in wanted:
+            entries["logprobs"] = logprobs.gather(1, emitted.clamp(min=0)[:, None])[:, 0].float()
+        if wanted & {"top_logprobs", "top_logprob_ids"}:
+            values, ids = logprobs.topk(NUM_TOP_LOGPROBS, dim=-1)
+            entries |= {"top_logprobs": values.float(), "top_logprob_ids": ids}
+    if "hidden_states" in wanted:
+        entries["hidden_states"] = forward.hidden
+    if "routed_experts" in wanted:
+        experts = forward.routed_experts
+        entries["routed_experts"] = emitted.new_empty((len(emitted), 0, 0)).int() if experts is None else experts
+    return {name: value for name, value in entries.items() if name in wanted}
+
+
+def at_places(forward: DecoderOutput, places: Tensor) -> DecoderOutput:
+    """What users may ask of a forward pass, at int64 [m] of its tokens."""
+    experts = forward.routed_experts
+    return DecoderOutput(forward.hidden[places], None, None if experts is None else experts[places])

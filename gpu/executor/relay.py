@@ -1,0 +1,63 @@
+"""The values of `core.FutureMap` in device memory. Flags and epochs stay on the host, where the FutureMap keeps them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.contract.future_map import RelayField
+from ..ops.port import Ops
+
+_POISON_BYTE = 0xA5
+
+
+class TorchStorage:
+    """Relay cells as tensors. Only the debug methods wait for the device."""
+
+    def __init__(self, ops: Ops, device: torch.device) -> None:
+        self._ops = ops
+        self._device = device
+        self._host_rows: np.ndarray | None = None
+        self._device_rows = torch.empty(0, dtype=torch.int64, device=device)
+        self.num_bytes = 0
+
+    def allocate(self, num_rows: int, relay_field: RelayField) -> Tensor:
+        shape = (num_rows, *relay_field.shape_suffix)
+        buffer = torch.zeros(shape, dtype=getattr(torch, relay_field.dtype), device=self._device)
+        self.num_bytes += buffer.nbytes
+        return buffer
+
+    def gather(self, buffer: Tensor, rows: np.ndarray) -> Tensor:
+        return self._ops.relay_gather(buffer, self._rows(rows))
+
+    def scatter(
+        self, buffer: Tensor, rows: np.ndarray, values: Tensor | np.ndarray, sources: np.ndarray | None
+    ) -> None:
+        """What another worker sent comes as an array of the host."""
+        if isinstance(values, np.ndarray):
+            values = torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
+        if sources is not None:
+            values = values[torch.from_numpy(sources).to(self._device, non_blocking=True)]
+        self._ops.relay_scatter_(buffer, self._rows(rows), values.to(buffer.dtype))
+
+    def poison(self, buffer: Tensor, rows: np.ndarray) -> None:
+        pattern = np.frombuffer(bytes([_POISON_BYTE]) * 8, np.uint8).copy()
+        value = torch.from_numpy(pattern).view(buffer.dtype)[0].to(self._device)
+        buffer[torch.from_numpy(rows).to(self._device)] = value
+
+    def is_poison(self, values: Tensor) -> np.ndarray:
+        if not values.numel():
+            return np.zeros(len(values), bool)
+        raw = values.contiguous().view(len(values), -1).view(torch.uint8)
+        return (raw == _POISON_BYTE).all(dim=1).cpu().numpy()
+
+    def has_placeholder(self, values: Tensor | np.ndarray) -> np.ndarray:
+        return (torch.as_tensor(values).reshape(len(values), -1) < 0).any(dim=1).cpu().numpy()
+
+    def _rows(self, rows: np.ndarray) -> Tensor:
+        """The rows on the device; every field of one call has the same ones, so they travel once."""
+        if rows is not self._host_rows:
+            self._device_rows = torch.from_numpy(rows).to(self._device, non_blocking=True)
+            self._host_rows = rows
+        return self._device_rows

@@ -1,0 +1,247 @@
+"""One decode round on the device: propose → verify → accept → compact → catch up. Nothing in it waits for the host.
+
+relayed values ─► draft.propose ─► tree ─► target forward ─► accept ─► KV moves, outputs compacted ─► draft.catch_up ─► relayed values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...core.draws import Purpose
+from ...core.tree.outputs import NodeOutputs
+from ..batch.paged import WindowAttention
+from ..batch.pools import KVPool
+from ..batch.tree import DeviceTree, DeviceVerified
+from ..draft.port import Accepted, Draft, Relayed, RoundBatch
+from ..draft.window import window_slots
+from ..kernels.constants import numbers
+from ..models.decoder import Capture, Decoder, DecoderOutput
+from ..ops.port import Ops
+from .outputs import DRAFT_HIDDEN, NEXT_RELAY, node_outputs
+from .sampling import sample, target_probs
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInputs:
+    """How each of n rows turns logits into tokens; absent where every row is greedy."""
+
+    temperature: Tensor  # float64 [n]
+    top_p: Tensor  # float64 [n]
+    top_k: Tensor  # int64 [n]
+    keys: Tensor  # int64 [n]: the bits of a uint64, of the request's draws
+    filtered: bool  # some row has top-p or top-k
+    seed: int
+
+    def repeated(self, times: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Temperature, top-p and top-k of every node where each row has `times` nodes."""
+        return tuple(x.repeat_interleave(times) for x in (self.temperature, self.top_p, self.top_k))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What a round leaves for bs rows, on the device."""
+
+    accept_lens: Tensor  # int32 [bs]
+    failed: Tensor  # bool [bs]
+    emitted: Tensor  # int64 [bs, width], −1 past the end
+    lengths: Tensor  # int64 [bs]: KV length after the round
+    relay: Relayed  # the bonus token and what the draft relays
+    outputs: dict[str, Tensor]  # what users asked for, [bs, width, …]
+
+
+class Clock(Protocol):
+    """Measures phases of a round; the null clock measures nothing."""
+
+    def phase(self, name: str): ...
+
+
+class NoClock:
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        yield
+
+
+class DecodeRound:
+    """The device work of a round for one target and one draft; it has no state of its own but the pools."""
+
+    def __init__(self, ops: Ops, target: Decoder, pool: KVPool, draft: Draft) -> None:
+        self._ops = ops
+        self._target = target
+        self._pool = pool
+        self._draft = draft
+
+    def run(
+        self,
+        batch: RoundBatch,
+        relayed: Mapping[str, Tensor],
+        sampling: SamplingInputs | None,
+        wanted: frozenset[str],
+        forced_runs: Tensor | None,
+        longest: int | None,
+        clock: Clock,
+    ) -> RoundResult:
+        """`wanted` names user outputs; `forced_runs` int64 [bs] are the drafts to accept (simulated acceptance).
+
+        `longest` bounds accept_lens; None lets the host look, which only a CPU may.
+        """
+        with clock.phase("draft"):
+            tree = self._draft.propose(batch, relayed)
+        with clock.phase("verify"):
+            slots = window_slots(batch, tree.num_nodes)
+            forward = self._verify_forward(batch, tree, slots, wanted)
+            logits = self._target.logits(forward.hidden)
+            verified = self._accept(batch, tree, logits, sampling, forced_runs)
+            emitted, bonus = self._ops.gather_emitted(verified.predict, verified.accept_index, verified.accept_lens)
+            outputs = self._compacted(batch, tree, slots, forward, logits, verified, wanted)
+        with clock.phase("draft"):
+            captured = outputs.pop(DRAFT_HIDDEN, None)
+            longest = longest or int(verified.accept_lens.max())
+            next_relay = self._of_last_accepted(outputs, verified)
+            accepted = Accepted(emitted, verified.accept_lens, captured, longest, next_relay)
+            relay = self._draft.catch_up(batch, accepted, relayed)
+        return RoundResult(
+            accept_lens=verified.accept_lens,
+            failed=verified.failed,
+            emitted=emitted,
+            lengths=batch.lengths + verified.accept_lens,
+            relay={"bonus_tokens": bonus, **relay},
+            outputs={name: _columns(values, tree.width) for name, values in outputs.items()},
+        )
+
+    def _verify_forward(
+        self, batch: RoundBatch, tree: DeviceTree, slots: Tensor, wanted: frozenset[str]
+    ) -> DecoderOutput:
+        attention = WindowAttention(
+            ops=self._ops,
+            pool=self._pool,
+            table=batch.table,
+            rows=batch.rows,
+            prefix_lens=batch.lengths,
+            positions=tree.positions.view(-1),
+            slots=slots.view(-1),
+            ancestor_bits=tree.ancestor_bits,
+            max_prefix_len=batch.max_len,
+        )
+        return self._target.forward(tree.tokens.view(-1), attention, capture_for(self._draft, wanted))
+
+    def _accept(
+        self,
+        batch: RoundBatch,
+        tree: DeviceTree,
+        logits: Tensor,
+        sampling: SamplingInputs | None,
+        forced_runs: Tensor | None,
+    ) -> DeviceVerified:
+        if forced_runs is not None:
+            return accept_forced(tree, best_tokens(logits), forced_runs)
+        if sampling is None:
+            return self._ops.verify_greedy(tree, best_tokens(logits))
+        probs = target_probs(logits, *sampling.repeated(tree.num_nodes), filtered=sampling.filtered)
+        positions = batch.lengths[:, None] + numbers(tree.width, logits.device)
+        accept = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.ACCEPT_COIN)
+        bonus = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.BONUS_COIN)
+        return self._ops.verify_sampling(tree, probs, accept, bonus)
+
+    def _compacted(
+        self,
+        batch: RoundBatch,
+        tree: DeviceTree,
+        slots: Tensor,
+        forward: DecoderOutput,
+        logits: Tensor,
+        verified: DeviceVerified,
+        wanted: frozenset[str],
+    ) -> dict[str, Tensor]:
+        """Every per-node output as [bs, nd, …] with the accepted path in front; the target's KV likewise."""
+        entries = node_outputs(forward, logits, verified.predict, wanted)
+        entries[DRAFT_HIDDEN] = draft_hidden(self._draft, forward)
+        entries |= {NEXT_RELAY + name: values.flatten(0, 1) for name, values in tree.next_relay.items()}
+        outputs = NodeOutputs(entries)
+        if batch.topk > 1 or self._draft.on_host:
+            # On a chain the accepted path stands in front already.
+            self._ops.move_accepted_(
+                self._pool.keys, self._pool.values, slots, verified.accept_index, verified.accept_lens
+            )
+            outputs = outputs.map(lambda values: self._ops.compact(values, verified.accept_index, tree.num_nodes))
+        shape = (tree.batch_size, tree.num_nodes)
+        return {name: outputs[name].unflatten(0, shape) for name in outputs if outputs[name] is not None}
+
+    @staticmethod
+    def _of_last_accepted(outputs: dict[str, Tensor], verified: DeviceVerified) -> Relayed:
+        """Takes the relay's entries out of compacted outputs: the values of the last accepted node, [bs, …]."""
+        names = [name for name in outputs if name.startswith(NEXT_RELAY)]
+        if not names:
+            return {}
+        last = verified.accept_lens.long() - 1
+        rows = numbers(len(last), last.device)
+        return {name.removeprefix(NEXT_RELAY): outputs.pop(name)[rows, last] for name in names}
+
+
+def capture_for(draft: Draft, wanted: frozenset[str]) -> Capture:
+    return Capture(aux_layers=draft.aux_layers, routed_experts="routed_experts" in wanted)
+
+
+def draft_hidden(draft: Draft, forward: DecoderOutput) -> Tensor | None:
+    """What the target's pass captured for the draft; None from end to end for drafts that need no hidden states."""
+    if not draft.wants_hidden:
+        return None
+    return forward.aux if draft.aux_layers else forward.hidden
+
+
+def best_tokens(logits: Tensor) -> Tensor:
+    """The lowest id of the greatest logit, int64 [n]; −1 where it is not finite, which is no answer."""
+    best, tokens = logits.max(dim=-1)
+    return torch.where(best.isfinite(), tokens, -1)
+
+
+def first_tokens(ops: Ops, logits: Tensor, sampling: SamplingInputs | None, positions: Tensor) -> Tensor:
+    """The token after each prompt whose last token is at `positions` int64 [n]; −1 where the target failed."""
+    if sampling is None:
+        return best_tokens(logits)
+    probs = target_probs(logits, sampling.temperature, sampling.top_p, sampling.top_k, sampling.filtered)
+    coins = ops.coins(sampling.keys, positions[:, None], sampling.seed, Purpose.BONUS_COIN)
+    return sample(probs, coins[:, 0])
+
+
+def accept_forced(tree: DeviceTree, target_ids: Tensor, runs: Tensor) -> DeviceVerified:
+    """Simulated acceptance: exactly `runs` int64 [bs] drafts are accepted, as if the target had chosen them; fewer than there are nodes.
+
+    They are first children from the root on. Where the tree has no such path of that length they are its first nodes, whatever these
+    follow: lengths are as asked for, and the host, which does not look, counts on them.
+    """
+    bs, nodes = tree.tokens.shape
+    rows, depths = numbers(bs, runs.device), numbers(tree.width, runs.device)
+    current = torch.zeros_like(runs)
+    walking = torch.ones_like(runs, dtype=torch.bool)
+    columns = []
+    for depth in range(tree.width):
+        columns.append(torch.where(walking, current, -1))
+        child = tree.next_token[rows, current].long()
+        walking = walking & (child >= 0) & (runs > depth)
+        current = torch.where(walking, child, current)
+    path = torch.stack(columns, dim=1)
+    accepted = depths <= runs[:, None]
+    is_short = (path >= 0).sum(dim=1) <= runs
+    path = torch.where(accepted & is_short[:, None], depths, path)
+    # A node predicts the next one of the path; the last keeps the target's own choice, the bonus token. Lanes past it write a column that
+    # is cut off.
+    predict = F.pad(target_ids.clamp(min=0).view(bs, nodes), (0, 1))
+    parents = torch.where(accepted[:, 1:], path[:, :-1], nodes)
+    predict = predict.scatter(1, parents, tree.tokens.gather(1, path[:, 1:].clamp(min=0)))[:, :nodes]
+    accept_index = torch.where(accepted, rows[:, None] * nodes + path, -1)
+    return DeviceVerified(accept_index.int(), runs.int() + 1, predict.flatten(), torch.zeros_like(is_short))
+
+
+def _columns(values: Tensor, width: int) -> Tensor:
+    """[bs, nd, …] → [bs, width, …]; where the width exceeds nd the rest is zeros, which nobody reads."""
+    nodes = values.shape[1]
+    if nodes >= width:
+        return values[:, :width]
+    return torch.cat([values, values.new_zeros((values.shape[0], width - nodes, *values.shape[2:]))], dim=1)

@@ -1,0 +1,114 @@
+"""What the executor knows of each request-table row: the request on the host, its slots on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ...core.contract.finish import settle_runs
+from ...core.contract.request import Request
+from ...core.contract.step import Join, TableWrites
+from ...core.draws import request_key
+from ...core.errors import InvariantViolation
+from .round import SamplingInputs
+
+NO_STOP = -2  # fills a row's list of stop tokens; no token, and no placeholder either
+
+
+class Rows:
+    """Request-table rows 1 … num_rows; row 0 is padding and keeps slot 0 everywhere.
+
+    What every round asks of all its rows is kept in columns, so that a round costs a constant number of vector operations.
+    """
+
+    def __init__(self, num_rows: int, row_width: int, device: torch.device, seed: int) -> None:
+        self.table = torch.zeros((num_rows + 1, row_width), dtype=torch.int32, device=device)
+        self.seed = seed
+        self.ended = np.zeros(num_rows + 1, bool)
+        self._device = device
+        self._requests: list[Request | None] = [None] * (num_rows + 1)
+        self._epochs = np.zeros(num_rows + 1, np.int64)
+        self._remaining = np.zeros(num_rows + 1, np.int64)  # tokens that the request may still emit
+        self._stop_tokens = np.full((num_rows + 1, 1), NO_STOP, np.int64)
+        self._has_outputs = np.zeros(num_rows + 1, bool)
+        self._temperature = np.zeros(num_rows + 1)
+        self._top_p = np.ones(num_rows + 1)
+        self._top_k = np.zeros(num_rows + 1, np.int64)
+        self._keys = np.zeros(num_rows + 1, np.uint64)
+
+    def open(self, join: Join) -> None:
+        """A request takes a row; raises InvariantViolation RELAY-03 if somebody has it."""
+        if self._requests[join.row] is not None:
+            raise InvariantViolation("RELAY-03", f"row {join.row} is given away before it was released")
+        request, row = join.request, join.row
+        self._requests[row] = request
+        self._epochs[row] = join.epoch
+        self._remaining[row] = join.max_tokens - join.num_emitted
+        self.ended[row] = False
+        missing = len(request.stop_tokens) - self._stop_tokens.shape[1]
+        if missing > 0:
+            self._stop_tokens = np.pad(self._stop_tokens, ((0, 0), (0, missing)), constant_values=NO_STOP)
+        self._stop_tokens[row] = NO_STOP
+        self._stop_tokens[row, : len(request.stop_tokens)] = request.stop_tokens
+        self._has_outputs[row] = bool(request.outputs)
+        self._temperature[row] = request.sampling.temperature
+        self._top_p[row] = request.sampling.top_p
+        self._top_k[row] = request.sampling.top_k
+        # Like every key, a seed counts modulo 2**64.
+        self._keys[row] = (request.sampling.seed & 0xFFFF_FFFF_FFFF_FFFF) or request_key(request.request_id)
+
+    def close(self, row: int) -> None:
+        self._requests[row] = None
+
+    def check_owners(self, rows: np.ndarray, epochs: np.ndarray) -> None:
+        """Raise RELAY-03 unless each row belongs to the request that the step means."""
+        foreign = self._epochs[rows] != epochs
+        if foreign.any():
+            i = int(foreign.argmax())
+            raise InvariantViolation(
+                "RELAY-03", f"a step runs row {rows[i]} of epoch {epochs[i]}, which has another owner"
+            )
+
+    def requests_of(self, rows: np.ndarray) -> list[Request]:
+        return [self._requests[row] for row in rows.tolist()]
+
+    def wanted(self, rows: np.ndarray) -> frozenset[str]:
+        """The outputs that any of the rows asked for."""
+        if not self._has_outputs[rows].any():
+            return frozenset()
+        return frozenset(name for request in self.requests_of(rows) for name in request.outputs)
+
+    def settle(
+        self, rows: np.ndarray, runs: np.ndarray, accept_lens: np.ndarray, failed: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Who ends with these runs (int64 [n, width]): the first stop in each, int32 [n] (−1: none), and who ended now, bool [n].
+
+        Rows that had ended before have neither. One rule with the engine's: `core.finish.settle_runs`.
+        """
+        live = ~self.ended[rows]
+        hits = (runs[:, :, None] == self._stop_tokens[rows][:, None, :]).any(axis=2)
+        hits &= (np.arange(runs.shape[1]) < accept_lens[:, None]) & live[:, None]
+        stops = np.where(hits.any(axis=1), hits.argmax(axis=1), -1).astype(np.int32)
+        settled = settle_runs(accept_lens.astype(np.int64), stops, self._remaining[rows])
+        self._remaining[rows] -= np.where(live, settled.kept, 0)
+        ended = live & (settled.ended | failed)
+        self.ended[rows] |= ended
+        return stops, ended
+
+    def sampling(self, rows: np.ndarray) -> SamplingInputs | None:
+        """The rows' sampling parameters on the device, None if all of them are greedy."""
+        temperature = self._temperature[rows]
+        if not temperature.any():
+            return None
+        top_p, top_k = self._top_p[rows], self._top_k[rows]
+        filtered = bool((top_p < 1.0).any() or (top_k > 0).any())
+        values = (temperature, top_p, top_k, self._keys[rows].view(np.int64))
+        on_device = (torch.from_numpy(value).to(self._device, non_blocking=True) for value in values)
+        return SamplingInputs(*on_device, filtered, self.seed)
+
+    def write_table(self, writes: TableWrites) -> None:
+        if not len(writes.slots):
+            return
+        cells = writes.rows.astype(np.int64) * self.table.shape[1] + writes.columns
+        slots = torch.from_numpy(np.ascontiguousarray(writes.slots)).to(self._device, non_blocking=True)
+        self.table.view(-1)[torch.from_numpy(cells).to(self._device, non_blocking=True)] = slots

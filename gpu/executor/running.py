@@ -1,0 +1,83 @@
+"""A launched step, and how its results come to the host: begun when they are computed, awaited when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.contract.step import PrefillResult, RoundRecord, Step, StepResult
+from .graphs import CapturedRound, RoundKind
+
+
+@dataclass(slots=True)
+class PendingRound:
+    """A round in the stream: what the host will read when it has passed."""
+
+    accept_lens: Tensor
+    failed: Tensor
+    emitted: Tensor
+    outputs: dict[str, Tensor]
+    passed: torch.cuda.Event | None
+
+
+@dataclass(slots=True)
+class Running:
+    """A launched step."""
+
+    step: Step
+    limit: int  # rounds after which it returns
+    graphs: Mapping[tuple[int, RoundKind], CapturedRound]  # of the runtime state that was live when it was planned
+    started: bool = False
+    pending: PendingRound | None = None
+    prefill_tokens: PendingRound | None = None
+    prefill: PrefillResult | None = None
+    decoded: RoundRecord = field(default_factory=RoundRecord)
+    round_ends_ns: list[int] = field(default_factory=list)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        if not self.started:
+            return False
+        if self.step.decode is None:
+            return self.step.prefill is None or self.prefill is not None
+        return self.decoded.is_over(self.limit)
+
+
+def to_host(accept_lens: Tensor, failed: Tensor, emitted: Tensor, outputs: dict[str, Tensor]) -> PendingRound:
+    """Begin the copies to pinned memory; they are complete when the event has passed."""
+    if accept_lens.device.type != "cuda":
+        return PendingRound(accept_lens, failed, emitted, outputs, None)
+    copies = [_pinned_copy(x) for x in (accept_lens, failed, emitted)]
+    found = {name: _pinned_copy(values) for name, values in outputs.items()}
+    passed = torch.cuda.Event()
+    passed.record()
+    return PendingRound(*copies, found, passed)
+
+
+def _pinned_copy(values: Tensor) -> Tensor:
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+
+
+def arrived(pending: PendingRound) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Accept lengths, failures, emitted tokens and outputs; waits for the device if they are still on their way."""
+    if pending.passed is not None:
+        pending.passed.synchronize()
+    outputs = {name: _as_numpy(values) for name, values in pending.outputs.items()}
+    return pending.accept_lens.numpy(), pending.failed.numpy(), pending.emitted.numpy(), outputs
+
+
+def _as_numpy(values: Tensor) -> np.ndarray:
+    return values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
+
+
+def result_of(running: Running) -> StepResult:
+    """The answer to a step that is over."""
+    step = running.step
+    decode = None if step.decode is None else running.decoded.result(step.max_rounds)
+    ends = np.array(running.round_ends_ns, np.int64)
+    return StepResult(step.step_id, running.prefill, decode, ends, tuple(running.failures))

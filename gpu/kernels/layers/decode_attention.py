@@ -1,0 +1,180 @@
+"""Attention of single queries over paged keys and values, split over the KV length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...ops.port import KVView
+from ..aot import AotCase
+from ..jit import jit, tl
+from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots
+from .flash import LOG2_E, SplitOutput, attend_keys, choose_splits, device_of, reading_tiles, split_range, store_tile
+
+
+def decode_keys(
+    table: Tensor,
+    rows: Tensor,
+    bases: Tensor,
+    tails: Tensor,
+    lens: Tensor,
+    max_len: int,
+    dtype: torch.dtype,
+) -> PaddedKeys:
+    """Slots and bias of what a `KVView` shows; bases and lens being the same tensor says that there are no tails."""
+    position = counting(max_len, lens.device)
+    visible = position < lens.unsqueeze(1)
+    if bases is lens:
+        slots = prefix_slots(table, rows, visible)
+    else:
+        past_base = position >= bases.unsqueeze(1)
+        columns = (position + past_base * (tails - bases).unsqueeze(1)).mul_(visible)
+        columns += (rows * table.shape[1]).unsqueeze(1)
+        slots = table.view(-1).index_select(0, columns.view(-1)).mul_(visible.view(-1))
+    return PaddedKeys(slots, bias_of(visible, dtype)[:, None, None], begin_of(slots, rows.shape[0]))
+
+
+def decode_attention_torch(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: PaddedKeys, scale: float) -> Tensor:
+    """Each query [m, Hq, d] over its keys → [m, Hq, d]; a query without keys gives 0."""
+    m = q.shape[0]
+    if not m or not keys.slots.numel():
+        return torch.zeros_like(q)
+    return attend_packed(q, keys_of(k_pool, keys, m), keys_of(v_pool, keys, m), keys.bias, scale)
+
+
+@jit
+def decode_attention_kernel(
+    q,
+    k_pool,
+    v_pool,
+    table,
+    rows,
+    bases,
+    tails,
+    lens,
+    out,
+    partial,
+    lse,
+    q_token_stride,
+    q_head_stride,
+    k_slot_stride,
+    k_head_stride,
+    v_slot_stride,
+    v_head_stride,
+    table_stride,
+    scale_log2,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program per (query, key head, part); the tile's rows are the group's query heads."""
+    query, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    member, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    live = member < GROUP
+    head = kv_head * GROUP + member
+    q_mask = live[:, None] & (channel < HEAD_DIM)[None, :]
+    q_offsets = query * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
+    tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
+
+    columns = table + tl.load(rows + query) * table_stride
+    base, jump = tl.load(bases + query), tl.load(tails + query)
+    first, end = split_range(tl.load(lens + query).to(tl.int32), split, SPLITS, BLOCK_N)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    for start in range(first, end, BLOCK_N):
+        position = start + lane
+        loaded = position < end
+        column = tl.where(position < base, position, position - base + jump)
+        slot = tl.load(columns + column, mask=loaded, other=0).to(tl.int64)
+        keys = k_pool + kv_head * k_head_stride + slot * k_slot_stride
+        values = v_pool + kv_head * v_head_stride + slot * v_slot_stride
+        acc, peak, total = attend_keys(
+            tile, keys, values, loaded, loaded[None, :], acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
+        )
+    index = query * (tl.num_programs(1) * GROUP) + head
+    store_tile(out, partial, lse, acc, peak, total, index, live, split, HEAD_DIM, BLOCK_D, SPLITS)
+
+
+def decode_attention_triton(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    view: KVView,
+    scale: float,
+    num_splits: int | None = None,
+) -> Tensor:
+    """`decode_attention_torch` as one launch, two where the KV length is split. The last axes must be contiguous."""
+    m, heads, d = q.shape
+    kv_heads = k_pool.shape[1]
+    group = heads // kv_heads
+    device = device_of(q.device)
+    splits = num_splits or choose_splits(m * kv_heads, view.max_len, device.processors)
+    result = SplitOutput.of(q, splits)
+    if not m:
+        return result.out
+    size = reading_tiles(group, d, q.dtype, device.capability)
+    decode_attention_kernel[(m, kv_heads, splits)](
+        q,
+        k_pool,
+        v_pool,
+        table,
+        view.rows,
+        view.bases,
+        view.tails,
+        view.lens,
+        result.out,
+        result.partial,
+        result.lse,
+        *q.stride()[:2],
+        *k_pool.stride()[:2],
+        *v_pool.stride()[:2],
+        table.stride(0),
+        scale * LOG2_E,
+        GROUP=group,
+        HEAD_DIM=d,
+        **size.constants(),
+        SPLITS=splits,
+        **size.options(),
+    )
+    return result.join()
+
+
+def decode_attention_bytes(lens: list[int], num_heads: int, num_kv_heads: int, d: int, itemsize: int) -> int:
+    """Bytes that must move: each query's keys and values once (4 bytes of table per key), q in, the result out."""
+    return sum(lens) * (2 * num_kv_heads * d * itemsize + 4) + len(lens) * 2 * num_heads * d * itemsize
+
+
+POOL_STRIDES = ("k_slot_stride", "k_head_stride", "v_slot_stride", "v_head_stride")
+Q_STRIDES = ("q_token_stride", "q_head_stride")
+
+
+def _aot_case(heads: int, kv_heads: int, d: int, splits: int, capability: int) -> AotCase:
+    size = reading_tiles(heads // kv_heads, d, torch.bfloat16, capability)
+    return AotCase(
+        f"decode_attention {heads}/{kv_heads} heads of {d}, {splits} parts",
+        decode_attention_kernel,
+        {
+            **dict.fromkeys(("q", "k_pool", "v_pool", "out"), "*bf16"),
+            "table": "*i32",
+            **dict.fromkeys(("rows", "bases", "tails", "lens"), "*i64"),
+            **dict.fromkeys(("partial", "lse"), "*fp32" if splits > 1 else "*bf16"),
+            **dict.fromkeys((*Q_STRIDES, *POOL_STRIDES, "table_stride"), "i32"),
+            "scale_log2": "fp32",
+        },
+        {"GROUP": heads // kv_heads, "HEAD_DIM": d, **size.constants(), "SPLITS": splits},
+        divisible_by_16=(*Q_STRIDES, *POOL_STRIDES),
+        **size.options(),
+        tensor_cores=True,
+        capabilities=(capability,),
+    )
+
+
+AOT_CASES = [
+    _aot_case(*shape, capability) for shape in ((32, 8, 128, 1), (32, 8, 128, 32)) for capability in (8, 9, 10)
+]

@@ -1,0 +1,257 @@
+"""Attention of a prefill: each row's new tokens over its paged prefix, and over the new tokens up to themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..aot import AotCase
+from ..jit import cdiv, jit, tl
+from ..padded import bias_of, counting, gather, prefix_slots
+from .flash import LOG2_E, attend_keys, computing_tiles, device_of, store_tile
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendKeys:
+    """A ragged batch of new tokens, padded: which prefix slots, which tokens, and who sees what.
+
+    `slots` int32 [bs · max_prefix_len]; `bias` [bs, 1, m, max_prefix_len + m], None if causality among the new tokens is all there is;
+    `tokens` int64 [bs, m], the token in each place (past the row's end any), None for a single row;
+    `places` int64 [n], each token's place.
+    """
+
+    slots: Tensor
+    bias: Tensor | None
+    tokens: Tensor | None
+    places: Tensor | None
+
+
+def extend_keys(
+    table: Tensor,
+    rows: Tensor,
+    prefix_lens: Tensor,
+    starts: Tensor,
+    max_prefix_len: int,
+    max_new_len: int,
+    num_tokens: int,
+    dtype: torch.dtype,
+) -> ExtendKeys:
+    """How the rows of `extend_attention_torch` are padded: to m = max_new_len; a single row, which starts at token 0, not at all."""
+    bs, device = rows.shape[0], rows.device
+    in_prefix = counting(max_prefix_len, device) < prefix_lens.unsqueeze(1)
+    slots = prefix_slots(table, rows, in_prefix)
+    m = num_tokens if bs == 1 else max_new_len
+    bias = None
+    if max_prefix_len:
+        causal = torch.ones(m, m, dtype=torch.bool, device=device).tril_()
+        visible = torch.cat((in_prefix.unsqueeze(1).expand(-1, m, -1), causal.expand(bs, -1, -1)), 2)
+        bias = bias_of(visible, dtype).unsqueeze(1)
+    if bs == 1:
+        return ExtendKeys(slots, bias, None, None)
+    # Places past a row's end hold its last token again; causality keeps them out of the row's own sums. Another row's token would not do:
+    # its weight is 0, but 0 · NaN is NaN, and a row without numbers must not take others with it.
+    tokens = torch.minimum(starts[:-1].unsqueeze(1) + counting(m, device), (starts[1:] - 1).unsqueeze(1)).clamp_(min=0)
+    token = counting(num_tokens, device)
+    row = torch.searchsorted(starts[1:].contiguous(), token, right=True).clamp_(max=bs - 1)
+    return ExtendKeys(slots, bias, tokens, row * m + (token - starts[row]).clamp_(max=m - 1))
+
+
+def extend_attention_torch(
+    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, bs: int, keys: ExtendKeys, scale: float
+) -> Tensor:
+    """q [n, Hq, d] over the rows' prefixes in the pool and their new tokens k, v [n, Hk, d] → [n, Hq, d].
+
+    Tokens past the last row's end (padding) give finite values that mean nothing.
+    """
+    if not q.shape[0] or not bs:
+        return torch.zeros_like(q)
+    if keys.tokens is None:
+        queries, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+    else:
+        queries, k, v = q[keys.tokens], k[keys.tokens], v[keys.tokens]
+    if keys.slots.numel():
+        k = torch.cat((gather(k_pool, keys.slots, bs), k), 1)
+        v = torch.cat((gather(v_pool, keys.slots, bs), v), 1)
+    out = F.scaled_dot_product_attention(
+        queries.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=keys.bias,
+        is_causal=keys.bias is None,
+        scale=scale,
+        enable_gqa=True,
+    ).transpose(1, 2)
+    if keys.places is None:
+        return out.squeeze(0)
+    return out.reshape(-1, *q.shape[1:]).index_select(0, keys.places)
+
+
+@jit
+def extend_attention_kernel(
+    q,
+    k,
+    v,
+    k_pool,
+    v_pool,
+    table,
+    rows,
+    prefix_lens,
+    starts,
+    out,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    pool_slot_stride,
+    pool_head_stride,
+    table_stride,
+    scale_log2,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program per (block of a row's new tokens, key head, row); the tile's rows are tokens times the group's query heads.
+
+    Blocks past a row's end have nothing to do: the grid is the host's bound.
+    """
+    # Late blocks see the most keys; they begin first, so that the short ones fill the end.
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head, row = tl.program_id(1), tl.program_id(2)
+    origin = tl.load(starts + row)
+    new_len = (tl.load(starts + row + 1) - origin).to(tl.int32)
+    if block * BLOCK_M < new_len * GROUP:
+        packed, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+        packed += block * BLOCK_M
+        token = packed // GROUP
+        head = kv_head * GROUP + packed % GROUP
+        live = token < new_len
+        q_mask = live[:, None] & (channel < HEAD_DIM)[None, :]
+        q_offsets = (origin + token)[:, None] * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
+        tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
+
+        acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+        peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        columns = table + tl.load(rows + row) * table_stride
+        end = tl.load(prefix_lens + row).to(tl.int32)
+        for start in range(0, end, BLOCK_N):
+            loaded = start + lane < end
+            slot = tl.load(columns + start + lane, mask=loaded, other=0).to(tl.int64)
+            keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
+            values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
+            acc, peak, total = attend_keys(
+                tile, keys, values, loaded, loaded[None, :], acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
+            )
+        last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, new_len - 1)
+        for start in range(0, last + 1, BLOCK_N):
+            new = start + lane
+            loaded = new <= last
+            visible = new[None, :] <= token[:, None]
+            keys = k + kv_head * k_head_stride + (origin + new) * k_token_stride
+            values = v + kv_head * v_head_stride + (origin + new) * v_token_stride
+            acc, peak, total = attend_keys(
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
+            )
+        index = (origin + token) * (tl.num_programs(1) * GROUP) + head
+        store_tile(out, out, out, acc, peak, total, index, live, 0, HEAD_DIM, BLOCK_D, 1)
+
+
+def extend_attention_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    prefix_lens: Tensor,
+    starts: Tensor,
+    max_new_len: int,
+    scale: float,
+) -> Tensor:
+    """`extend_attention_torch` as one launch; tokens past the last row's end give 0. Last axes contiguous, pools laid out alike."""
+    n, heads, d = q.shape
+    bs, kv_heads = rows.shape[0], k.shape[1]
+    group = heads // kv_heads
+    # Tokens of no row are written by nobody.
+    out = torch.zeros((n, heads, d), dtype=q.dtype, device=q.device)
+    if not n or not bs or not max_new_len:
+        return out
+    assert k_pool.stride() == v_pool.stride(), "the pools of keys and values are laid out alike"
+    size = computing_tiles(max_new_len * group, d, q.dtype, device_of(q.device).capability)
+    extend_attention_kernel[(cdiv(max_new_len * group, size.block_m), kv_heads, bs)](
+        q,
+        k,
+        v,
+        k_pool,
+        v_pool,
+        table,
+        rows,
+        prefix_lens,
+        starts,
+        out,
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        *k_pool.stride()[:2],
+        table.stride(0),
+        scale * LOG2_E,
+        GROUP=group,
+        HEAD_DIM=d,
+        **size.constants(),
+        **size.options(),
+    )
+    return out
+
+
+def extend_attention_bytes(
+    prefix_lens: list[int], new_lens: list[int], num_heads: int, num_kv_heads: int, d: int, itemsize: int
+) -> int:
+    """Bytes that must move: each row's prefix once (4 bytes of table per key), the new k and v, q in, the result out."""
+    new = sum(new_lens) * d * itemsize * (2 * num_heads + 2 * num_kv_heads)
+    return sum(prefix_lens) * (2 * num_kv_heads * d * itemsize + 4) + new
+
+
+STRIDES = (
+    "q_token_stride",
+    "q_head_stride",
+    "k_token_stride",
+    "k_head_stride",
+    "v_token_stride",
+    "v_head_stride",
+    "pool_slot_stride",
+    "pool_head_stride",
+)
+
+
+def _aot_case(new_len: int, capability: int, wide: bool = False) -> AotCase:
+    dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
+    size = computing_tiles(new_len * 4, 128, dtype, capability)
+    return AotCase(
+        f"extend_attention 32/8 heads of 128, {new_len} tokens{', float32' if wide else ''}",
+        extend_attention_kernel,
+        {
+            **dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out"), pointer),
+            "table": "*i32",
+            **dict.fromkeys(("rows", "prefix_lens", "starts"), "*i64"),
+            **dict.fromkeys((*STRIDES, "table_stride"), "i32"),
+            "scale_log2": "fp32",
+        },
+        {"GROUP": 4, "HEAD_DIM": 128, **size.constants()},
+        divisible_by_16=STRIDES,
+        **size.options(),
+        tensor_cores=not wide,
+        capabilities=(capability,),
+    )
+
+
+AOT_CASES = [_aot_case(new_len, capability) for new_len in (4, 2048) for capability in (8, 9, 10)]
+AOT_CASES += [_aot_case(2048, capability, wide=True) for capability in (8, 9, 10)]

@@ -1,0 +1,244 @@
+"""What the attention kernels share: the online softmax over one block of keys, and the split over the KV length.
+
+The queries of a tile are the rows of one matrix: the row's new tokens times the query heads that share a key head, so that every key is
+loaded once for all of them. A long prefix is cut into `num_splits` parts that run side by side; each leaves its own softmax and the
+base-2 logarithm of its sum, and a second kernel joins them (flash-decoding, Dao et al., 2023). All sums are float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ..aot import AotCase
+from ..jit import cdiv, jit, next_power_of_2, tl
+
+LOG2_E = 1.4426950408889634
+MAX_SPLITS = 128
+MIN_KEYS_PER_SPLIT = 128
+PROGRAMS_PER_PROCESSOR = 3  # as many as shared memory holds: the loads of one run behind the sums of the others
+HOPPER = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the host must know of a GPU to choose sizes."""
+
+    processors: int  # streaming multiprocessors
+    capability: int  # major number
+
+
+@lru_cache(maxsize=16)
+def device_of(device: torch.device) -> Device:
+    """The GPU behind a torch device; kernels that are interpreted on a CPU get a Hopper's sizes with few processors."""
+    if device.type != "cuda":
+        return Device(processors=4, capability=HOPPER)
+    properties = torch.cuda.get_device_properties(device)
+    return Device(properties.multi_processor_count, properties.major)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Sizes of an attention kernel's blocks, chosen by the host from shapes alone."""
+
+    block_m: int  # query rows, padded; 64 and more use Hopper's wide matrix instructions
+    block_n: int  # keys
+    block_d: int  # channels, padded
+    precision: str  # of products: float32 inputs are not rounded to tf32
+    num_warps: int
+    num_stages: int
+
+    def constants(self) -> dict[str, int | str]:
+        """As the kernels' constants."""
+        return {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "BLOCK_D": self.block_d,
+            "PRECISION": self.precision,
+        }
+
+    def options(self) -> dict[str, int]:
+        """As a launch's options."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+def _block(num_rows: int, d: int, dtype: torch.dtype, max_block_m: int) -> tuple[int, int, int, str]:
+    wide = dtype.itemsize > 2
+    block_d = max(16, next_power_of_2(d))
+    block_m = min(max_block_m, max(16, next_power_of_2(num_rows)))
+    return block_m, 16 if wide else 32 if block_d > 128 else 64, block_d, "ieee" if wide else "tf32"
+
+
+def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) -> Tiles:
+    """Blocks for decode and verify, which are bound by reading the pool.
+
+    The pipeline has five stages because a key's address is itself loaded, from the table: with five, two blocks of keys are on their way
+    at any time; with three or four, one, and its latency shows.
+    """
+    # Before Hopper a 64-row tile does not fit the registers; in float32, where no tensor core serves, 16 rows are what fits.
+    wide = dtype.itemsize > 2
+    block_m, *rest = _block(num_rows, d, dtype, max_block_m=16 if wide else 64 if capability >= HOPPER else 32)
+    num_warps = 8 if wide or (block_m == 64 and d > 128) else 4
+    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 5)
+
+
+def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) -> Tiles:
+    """Blocks for prefill, which is bound by arithmetic: a tall tile reads the keys less often."""
+    wide = dtype.itemsize > 2
+    tall = capability >= HOPPER and d <= 128 and not wide
+    block_m, *rest = _block(num_rows, d, dtype, max_block_m=128 if tall else 32 if wide else 64)
+    num_warps = 8 if wide or block_m == 128 or (block_m == 64 and not tall) else 4
+    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 3)
+
+
+def choose_splits(num_programs: int, max_len: int, processors: int) -> int:
+    """Parts of the KV length, a power of two: all programs fit on the device at once, and no part is too short.
+
+    `max_len` is the host's bound, so that the number is fixed for a captured graph; how long the parts are follows from each row's own
+    length on the device.
+    """
+    wanted = PROGRAMS_PER_PROCESSOR * processors // max(num_programs, 1)
+    useful = cdiv(max_len, MIN_KEYS_PER_SPLIT)
+    return 1 << (max(1, min(wanted, useful, MAX_SPLITS)).bit_length() - 1)
+
+
+@jit
+def attend_keys(
+    q,
+    keys,
+    values,
+    loaded,
+    visible,
+    acc,
+    peak,
+    total,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One block of N keys into the running softmax: acc [M, D], peak and total [M], all float32, logits in base 2.
+
+    keys and values [N] point at the first channels; `loaded` [N] may be read, `visible` [M, N] is what each query sees of it.
+    """
+    channel = tl.arange(0, BLOCK_D)
+    mask = loaded[:, None] & (channel < HEAD_DIM)[None, :]
+    k = tl.load(keys[:, None] + channel[None, :], mask=mask, other=0.0)
+    v = tl.load(values[:, None] + channel[None, :], mask=mask, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+    scores = tl.where(visible, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    # A query that has seen nothing yet keeps a peak of −inf; −inf − (−inf) would be NaN.
+    reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores - reference[:, None])
+    shrink = tl.exp2(peak - reference)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, new_peak, total * shrink + tl.sum(weights, 1)
+
+
+@jit
+def split_range(length, split, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """[first, end) of one part of `length` keys; whole blocks, so that short rows use few parts."""
+    part = tl.cdiv(tl.cdiv(length, BLOCK_N), SPLITS) * BLOCK_N
+    first = tl.minimum(split * part, length)
+    return first, tl.minimum(first + part, length)
+
+
+@jit
+def store_tile(
+    out,
+    partial,
+    lse,
+    acc,
+    peak,
+    total,
+    index,
+    live,
+    split,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The softmax of a tile to out [·, d], or as one of SPLITS parts; index [M] counts query heads, 0 where nothing was seen."""
+    channel = tl.arange(0, BLOCK_D)
+    mask = live[:, None] & (channel < HEAD_DIM)[None, :]
+    seen = total > 0
+    divisor = tl.where(seen, total, 1.0)
+    acc = acc / divisor[:, None]
+    if SPLITS == 1:
+        tl.store(out + index[:, None] * HEAD_DIM + channel[None, :], acc.to(out.dtype.element_ty), mask=mask)
+    else:
+        place = index * SPLITS + split
+        tl.store(partial + place[:, None] * HEAD_DIM + channel[None, :], acc, mask=mask & seen[:, None])
+        tl.store(lse + place, tl.where(seen, peak + tl.log2(divisor), float("-inf")), mask=live)
+
+
+@jit
+def join_splits_kernel(partial, lse, out, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr):
+    """One program per query head: the parts' results, weighted with their shares of the softmax's sum."""
+    index = tl.program_id(0).to(tl.int64)
+    split, channel = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
+    parts = tl.load(lse + index * SPLITS + split)
+    peak = tl.max(parts, 0)
+    weights = tl.exp2(parts - tl.where(peak == float("-inf"), 0.0, peak))
+    total = tl.sum(weights, 0)
+    inside = channel < HEAD_DIM
+    # What saw nothing left its part unwritten.
+    mask = (parts > float("-inf"))[:, None] & inside[None, :]
+    values = tl.load(partial + (index * SPLITS + split)[:, None] * HEAD_DIM + channel[None, :], mask=mask, other=0.0)
+    joined = tl.sum(values * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + index * HEAD_DIM + channel, joined.to(out.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOutput:
+    """Where the parts of an attention go; with one part straight to `out` (the others are then `out` too, and unused)."""
+
+    out: Tensor  # [n, Hq, d], q's dtype
+    partial: Tensor  # float32 [n, Hq, splits, d]
+    lse: Tensor  # float32 [n, Hq, splits], base 2
+    splits: int
+
+    @classmethod
+    def of(cls, q: Tensor, splits: int) -> SplitOutput:
+        n, heads, d = q.shape
+        out = torch.empty((n, heads, d), dtype=q.dtype, device=q.device)
+        if splits == 1:
+            return cls(out, out, out, 1)
+        partial = torch.empty((n, heads, splits, d), dtype=torch.float32, device=q.device)
+        return cls(out, partial, torch.empty((n, heads, splits), dtype=torch.float32, device=q.device), splits)
+
+    def join(self) -> Tensor:
+        """The joined result; a second launch if there is more than one part."""
+        if self.splits > 1:
+            n, heads, d = self.out.shape
+            join_splits_kernel[(n * heads,)](
+                self.partial,
+                self.lse,
+                self.out,
+                HEAD_DIM=d,
+                BLOCK_D=next_power_of_2(d),
+                SPLITS=self.splits,
+                num_warps=4 if self.splits <= 32 else 8,
+            )
+        return self.out
+
+
+def join_splits_bytes(n: int, heads: int, d: int, splits: int, itemsize: int) -> int:
+    """Bytes that must move: every part in, with its logarithm, and the result out."""
+    return n * heads * (splits * (d + 1) * 4 + d * itemsize)
+
+
+AOT_CASES = [
+    AotCase(
+        f"join_splits {splits}",
+        join_splits_kernel,
+        {"partial": "*fp32", "lse": "*fp32", "out": "*bf16"},
+        {"HEAD_DIM": 128, "BLOCK_D": 128, "SPLITS": splits},
+        num_warps=4 if splits <= 32 else 8,
+    )
+    for splits in (2, 32, MAX_SPLITS)
+]

@@ -1,0 +1,191 @@
+"""Rotary position embedding (Su et al., 2021) fused with the write of the new keys and values to their pool slots."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..aot import AotCase
+from ..jit import cdiv, jit, next_power_of_2, tl
+
+HEADS_PER_PROGRAM = 4
+
+
+def rotation_of(cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors [n, 1, d] of the two halves as they are, (cos, cos), and exchanged, (−sin, sin)."""
+    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, -1)
+    return torch.cat((cos, cos), 2), torch.cat((-sin, sin), 2)
+
+
+def rope_write_torch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    slots: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The rotated q [n, Hq, d] and k [n, Hk, d]; k_pool and v_pool [slots, Hk, d] are written in place.
+
+    The rotation is computed in the wider of the table's and the inputs' dtypes and rounded once.
+    """
+    joined = _joined(q, k)
+    if joined is None:
+        rotated_q, rotated_k = _rotated(q, rotation), _rotated(k, rotation)
+    else:
+        rotated_q, rotated_k = _rotated(joined, rotation).split_with_sizes((q.shape[1], k.shape[1]), 1)
+    k_pool.index_copy_(0, slots, rotated_k)
+    v_pool.index_copy_(0, slots, v)
+    return rotated_q, rotated_k
+
+
+def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    straight, crossed = rotation
+    return (x * straight).addcmul_(x.roll(x.shape[-1] // 2, -1), crossed).to(x.dtype)
+
+
+def _joined(q: Tensor, k: Tensor) -> Tensor | None:
+    """[n, Hq + Hk, d] without a copy, where q and k lie side by side in what one projection gave; rotated at once they cost half."""
+    strides, heads = q.stride(), q.shape[1]
+    same_tensor = q._base is not None and q._base is k._base
+    if not same_tensor or strides != k.stride() or k.storage_offset() != q.storage_offset() + heads * strides[1]:
+        return None
+    return q.as_strided((q.shape[0], heads + k.shape[1], q.shape[2]), strides)
+
+
+@jit
+def rope_write_kernel(
+    q,
+    k,
+    v,
+    cos_sin,
+    positions,
+    slots,
+    q_out,
+    k_out,
+    k_pool,
+    v_pool,
+    heads,
+    kv_heads,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    table_stride,
+    k_slot_stride,
+    k_pool_head_stride,
+    v_slot_stride,
+    v_pool_head_stride,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """One program per token and block of heads: query heads first, then key heads, each with its value head to copy."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    channel = tl.arange(0, BLOCK_HALF)
+    inside = (channel < HALF)[None, :]
+    position, slot = tl.load(positions + token), tl.load(slots + token).to(tl.int64)
+    angles = cos_sin + position * table_stride + channel
+    cos = tl.load(angles, mask=channel < HALF, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(angles + HALF, mask=channel < HALF, other=0.0).to(tl.float32)[None, :]
+
+    is_q = (head < heads)[:, None] & inside
+    source = q + token * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
+    first = tl.load(source, mask=is_q, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=is_q, other=0.0).to(tl.float32)
+    target = q_out + (token * heads + head)[:, None] * (2 * HALF) + channel[None, :]
+    tl.store(target, (first * cos - second * sin).to(q_out.dtype.element_ty), mask=is_q)
+    tl.store(target + HALF, (second * cos + first * sin).to(q_out.dtype.element_ty), mask=is_q)
+
+    kv_head = (head - heads)[:, None]
+    is_kv = (kv_head >= 0) & (kv_head < kv_heads) & inside
+    source = k + token * k_token_stride + kv_head * k_head_stride + channel[None, :]
+    first = tl.load(source, mask=is_kv, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=is_kv, other=0.0).to(tl.float32)
+    turned_first = (first * cos - second * sin).to(k_out.dtype.element_ty)
+    turned_second = (second * cos + first * sin).to(k_out.dtype.element_ty)
+    target = k_out + (token * kv_heads + kv_head) * (2 * HALF) + channel[None, :]
+    tl.store(target, turned_first, mask=is_kv)
+    tl.store(target + HALF, turned_second, mask=is_kv)
+    target = k_pool + slot * k_slot_stride + kv_head * k_pool_head_stride + channel[None, :]
+    tl.store(target, turned_first, mask=is_kv)
+    tl.store(target + HALF, turned_second, mask=is_kv)
+    source = v + token * v_token_stride + kv_head * v_head_stride + channel[None, :]
+    target = v_pool + slot * v_slot_stride + kv_head * v_pool_head_stride + channel[None, :]
+    tl.store(target, tl.load(source, mask=is_kv, other=0.0), mask=is_kv)
+    tl.store(target + HALF, tl.load(source + HALF, mask=is_kv, other=0.0), mask=is_kv)
+
+
+def rope_write_triton(
+    q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_pool: Tensor, v_pool: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`rope_write_torch` as one launch, rotated in float32; the last axes must be contiguous."""
+    n, heads, d = q.shape
+    kv_heads = k.shape[1]
+    q_out = torch.empty((n, heads, d), dtype=q.dtype, device=q.device)
+    k_out = torch.empty((n, kv_heads, d), dtype=k.dtype, device=k.device)
+    if n:
+        rope_write_kernel[(n, cdiv(heads + kv_heads, HEADS_PER_PROGRAM))](
+            q,
+            k,
+            v,
+            cos_sin,
+            positions,
+            slots,
+            q_out,
+            k_out,
+            k_pool,
+            v_pool,
+            heads,
+            kv_heads,
+            *q.stride()[:2],
+            *k.stride()[:2],
+            *v.stride()[:2],
+            cos_sin.stride(0),
+            *k_pool.stride()[:2],
+            *v_pool.stride()[:2],
+            HALF=d // 2,
+            BLOCK_HALF=next_power_of_2(d // 2),
+            HEADS=HEADS_PER_PROGRAM,
+            num_warps=2,
+        )
+    return q_out, k_out
+
+
+def rope_write_bytes(n: int, num_heads: int, num_kv_heads: int, d: int, itemsize: int) -> int:
+    """Bytes that must move: q and k in and out, v in, k and v to the pools, the float32 table's rows."""
+    return n * d * itemsize * (2 * num_heads + 5 * num_kv_heads) + n * d * 4
+
+
+STRIDES = (
+    "q_token_stride",
+    "q_head_stride",
+    "k_token_stride",
+    "k_head_stride",
+    "v_token_stride",
+    "v_head_stride",
+    "table_stride",
+    "k_slot_stride",
+    "k_pool_head_stride",
+    "v_slot_stride",
+    "v_pool_head_stride",
+)
+AOT_CASES = [
+    AotCase(
+        "rope_write 32/8 heads",
+        rope_write_kernel,
+        {
+            **dict.fromkeys(("q", "k", "v", "q_out", "k_out", "k_pool", "v_pool"), "*bf16"),
+            "cos_sin": "*fp32",
+            **dict.fromkeys(("positions", "slots"), "*i64"),
+            **dict.fromkeys(("heads", "kv_heads", *STRIDES), "i32"),
+        },
+        {"HALF": 64, "BLOCK_HALF": 64, "HEADS": HEADS_PER_PROGRAM},
+        divisible_by_16=STRIDES,
+        num_warps=2,
+    )
+]

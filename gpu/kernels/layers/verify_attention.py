@@ -1,0 +1,236 @@
+"""Attention of a verify batch: the nodes of each row's tree over the row's paged prefix, and over their own ancestors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..aot import AotCase
+from ..jit import cdiv, jit, next_power_of_2, tl
+from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots
+from .flash import LOG2_E, SplitOutput, attend_keys, choose_splits, device_of, reading_tiles, split_range, store_tile
+
+
+def verify_keys(
+    table: Tensor,
+    rows: Tensor,
+    prefix_lens: Tensor,
+    ancestor_bits: Tensor,
+    max_prefix_len: int,
+    group: int,
+    dtype: torch.dtype,
+) -> PaddedKeys:
+    """Slots of the prefixes, and the bias [bs, 1, nd · group, max_prefix_len + nd] of prefix and new tokens."""
+    num_nodes = ancestor_bits.shape[1]
+    in_prefix = counting(max_prefix_len, rows.device) < prefix_lens.unsqueeze(1)
+    is_ancestor = (ancestor_bits.unsqueeze(2) >> counting(num_nodes, rows.device)).bitwise_and_(1).bool()
+    # A node without ancestors, not even itself, is padding: it sees nothing of the prefix either.
+    sees_prefix = in_prefix.unsqueeze(1) & (ancestor_bits != 0).unsqueeze(2)
+    visible = torch.cat((sees_prefix, is_ancestor), 2)
+    if group > 1:
+        visible = visible.repeat_interleave(group, 1)
+    slots = prefix_slots(table, rows, in_prefix)
+    return PaddedKeys(slots, bias_of(visible, dtype).unsqueeze(1), begin_of(slots, rows.shape[0]))
+
+
+def verify_attention_torch(
+    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, keys: PaddedKeys, scale: float
+) -> Tensor:
+    """q [bs · nd, Hq, d] over the row's prefix in the pool and its new tokens k, v [bs · nd, Hk, d] → [bs · nd, Hq, d]."""
+    bs = keys.bias.shape[0]
+    if not bs:
+        return torch.zeros_like(q)
+    k, v = k.view(bs, -1, *k.shape[1:]), v.view(bs, -1, *v.shape[1:])
+    if keys.slots.numel():
+        k = torch.cat((keys_of(k_pool, keys, bs), k), 1)
+        v = torch.cat((keys_of(v_pool, keys, bs), v), 1)
+    return attend_packed(q, k, v, keys.bias, scale)
+
+
+@jit
+def verify_attention_kernel(
+    q,
+    k,
+    v,
+    k_pool,
+    v_pool,
+    table,
+    rows,
+    prefix_lens,
+    ancestor_bits,
+    out,
+    partial,
+    lse,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    pool_slot_stride,
+    pool_head_stride,
+    table_stride,
+    scale_log2,
+    num_nodes,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    NEW_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program per (row and block of its nodes, key head, part); the tile's rows are nodes times the group's query heads.
+
+    The first part also sees the new tokens. Bit j of a node's mask shows it the row's j-th node; a node without bits sees nothing.
+    """
+    num_blocks = tl.cdiv(num_nodes * GROUP, BLOCK_M)
+    row, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
+    kv_head, split = tl.program_id(1), tl.program_id(2)
+    packed, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    packed += block * BLOCK_M
+    node = packed // GROUP
+    head = kv_head * GROUP + packed % GROUP
+    live = node < num_nodes
+    root = row.to(tl.int64) * num_nodes
+    bits = tl.load(ancestor_bits + root + node, mask=live, other=0)
+    q_mask = live[:, None] & (channel < HEAD_DIM)[None, :]
+    q_offsets = (root + node)[:, None] * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
+    tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
+
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    columns = table + tl.load(rows + row) * table_stride
+    first, end = split_range(tl.load(prefix_lens + row).to(tl.int32), split, SPLITS, BLOCK_N)
+    for start in range(first, end, BLOCK_N):
+        loaded = start + lane < end
+        slot = tl.load(columns + start + lane, mask=loaded, other=0).to(tl.int64)
+        visible = loaded[None, :] & (bits != 0)[:, None]
+        keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
+        values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
+        acc, peak, total = attend_keys(
+            tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
+        )
+    if split == 0:
+        new = tl.arange(0, NEW_BLOCK)
+        # Half a mask at a time: a tile of 64-bit words would not fit the registers.
+        low, high = bits.to(tl.int32), (bits >> 32).to(tl.int32)
+        word = tl.where(new[None, :] < 32, low[:, None], high[:, None])
+        is_ancestor = ((word >> (new[None, :] & 31)) & 1) != 0
+        loaded = new < num_nodes
+        keys = k + kv_head * k_head_stride + (root + new) * k_token_stride
+        values = v + kv_head * v_head_stride + (root + new) * v_token_stride
+        acc, peak, total = attend_keys(
+            tile, keys, values, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
+        )
+    index = (root + node) * (tl.num_programs(1) * GROUP) + head
+    store_tile(out, partial, lse, acc, peak, total, index, live, split, HEAD_DIM, BLOCK_D, SPLITS)
+
+
+def verify_attention_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    prefix_lens: Tensor,
+    max_prefix_len: int,
+    ancestor_bits: Tensor,
+    scale: float,
+    num_splits: int | None = None,
+) -> Tensor:
+    """`verify_attention_torch` as one launch, two where the prefix is split. The last axes must be contiguous, the pools laid out alike."""
+    _, heads, d = q.shape
+    bs, num_nodes = ancestor_bits.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    device = device_of(q.device)
+    size = reading_tiles(num_nodes * group, d, q.dtype, device.capability)
+    num_blocks = cdiv(num_nodes * group, size.block_m)
+    splits = num_splits or choose_splits(bs * num_blocks * kv_heads, max_prefix_len, device.processors)
+    result = SplitOutput.of(q, splits)
+    if not bs:
+        return result.out
+    assert k_pool.stride() == v_pool.stride(), "the pools of keys and values are laid out alike"
+    verify_attention_kernel[(bs * num_blocks, kv_heads, splits)](
+        q,
+        k,
+        v,
+        k_pool,
+        v_pool,
+        table,
+        rows,
+        prefix_lens,
+        ancestor_bits.contiguous(),
+        result.out,
+        result.partial,
+        result.lse,
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        *k_pool.stride()[:2],
+        table.stride(0),
+        scale * LOG2_E,
+        num_nodes,
+        GROUP=group,
+        HEAD_DIM=d,
+        **size.constants(),
+        NEW_BLOCK=max(16, next_power_of_2(num_nodes)),
+        SPLITS=splits,
+        **size.options(),
+    )
+    return result.join()
+
+
+def verify_attention_bytes(
+    prefix_lens: list[int], num_nodes: int, num_heads: int, num_kv_heads: int, d: int, itemsize: int
+) -> int:
+    """Bytes that must move: each row's prefix once (4 bytes of table per key), the new k and v, q in, the result out, the bits."""
+    new = len(prefix_lens) * num_nodes * (d * itemsize * (2 * num_heads + 2 * num_kv_heads) + 8)
+    return sum(prefix_lens) * (2 * num_kv_heads * d * itemsize + 4) + new
+
+
+STRIDES = (
+    "q_token_stride",
+    "q_head_stride",
+    "k_token_stride",
+    "k_head_stride",
+    "v_token_stride",
+    "v_head_stride",
+    "pool_slot_stride",
+    "pool_head_stride",
+)
+
+
+def _aot_case(num_nodes: int, splits: int, capability: int, wide: bool = False) -> AotCase:
+    dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
+    size = reading_tiles(num_nodes * 4, 128, dtype, capability)
+    return AotCase(
+        f"verify_attention 32/8 heads of 128, {num_nodes} nodes, {splits} parts{', float32' if wide else ''}",
+        verify_attention_kernel,
+        {
+            **dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out"), pointer),
+            "table": "*i32",
+            **dict.fromkeys(("rows", "prefix_lens", "ancestor_bits"), "*i64"),
+            **dict.fromkeys(("partial", "lse"), "*fp32" if splits > 1 else pointer),
+            **dict.fromkeys((*STRIDES, "table_stride", "num_nodes"), "i32"),
+            "scale_log2": "fp32",
+        },
+        {"GROUP": 4, "HEAD_DIM": 128, **size.constants(), "NEW_BLOCK": max(16, num_nodes), "SPLITS": splits},
+        divisible_by_16=STRIDES,
+        **size.options(),
+        tensor_cores=not wide,
+        capabilities=(capability,),
+    )
+
+
+AOT_CASES = [
+    _aot_case(num_nodes, splits, capability)
+    for num_nodes, splits in ((4, 32), (16, 1), (64, 32))
+    for capability in (8, 9, 10)
+]
+AOT_CASES += [_aot_case(16, 32, capability, wide=True) for capability in (8, 9, 10)]

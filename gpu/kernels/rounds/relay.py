@@ -1,0 +1,76 @@
+"""Relay cells: what one step leaves on the device for the next one (`core.future_map`). Row 0 is padding and stays zero."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..aot import AotCase
+from ..jit import cdiv, jit, tl
+from ..words import words
+
+BLOCK = 512
+"""Words that one program copies."""
+
+
+def relay_gather_torch(buffer: Tensor, rows: Tensor) -> Tensor:
+    return buffer.index_select(0, rows)
+
+
+def relay_scatter_torch_(buffer: Tensor, rows: Tensor, values: Tensor) -> None:
+    buffer.index_copy_(0, rows, values.to(buffer.dtype))
+    buffer[0].zero_()
+
+
+def relay_bytes(num_rows: int, bytes_per_row: int) -> int:
+    """The row numbers, and every cell read and written once."""
+    return num_rows * (8 + 2 * bytes_per_row)
+
+
+@jit
+def _gather_kernel(buffer, rows, out, width, BLOCK: tl.constexpr):
+    entry = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + entry)
+    value = tl.load(buffer + row * width + column, mask=column < width)
+    tl.store(out + entry * width + column, value, mask=column < width)
+
+
+@jit
+def _scatter_kernel(buffer, rows, values, width, BLOCK: tl.constexpr):
+    entry = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + entry)
+    live = column < tl.where(row == 0, 0, width)
+    tl.store(buffer + row * width + column, tl.load(values + entry * width + column, mask=live), mask=live)
+
+
+def relay_gather_triton(buffer: Tensor, rows: Tensor) -> Tensor:
+    out = buffer.new_empty(len(rows), *buffer.shape[1:])
+    if out.numel():
+        source, target = words(buffer, out)
+        width = source.shape[1]
+        _gather_kernel[(len(rows), cdiv(width, BLOCK))](source, rows, target, width, BLOCK=BLOCK)
+    return out
+
+
+def relay_scatter_triton_(buffer: Tensor, rows: Tensor, values: Tensor) -> None:
+    if values.numel():
+        target, source = words(buffer, values.to(buffer.dtype).contiguous())
+        width = target.shape[1]
+        _scatter_kernel[(len(rows), cdiv(width, BLOCK))](target, rows, source, width, BLOCK=BLOCK)
+
+
+AOT_CASES = (
+    AotCase(
+        "relay_gather",
+        _gather_kernel,
+        {"buffer": "*i64", "rows": "*i64", "out": "*i64", "width": "i32", "BLOCK": "constexpr"},
+        {"BLOCK": BLOCK},
+    ),
+    AotCase(
+        "relay_scatter",
+        _scatter_kernel,
+        {"buffer": "*i64", "rows": "*i64", "values": "*i64", "width": "i32", "BLOCK": "constexpr"},
+        {"BLOCK": BLOCK},
+    ),
+)

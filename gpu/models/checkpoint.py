@@ -1,0 +1,241 @@
+"""Checkpoints in Hugging Face form: `config.json` and safetensors, into the fused weights and back.
+
+Names, shapes and dtypes are checked before anything is allocated or read; then each tensor is read, converted and copied alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...core.errors import ConfigError, ForetokenError, Problem
+from ..ops.port import Ops
+from .config import ModelConfig
+from .decoder import Decoder
+from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle
+from .head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from .tensor_files import FLOAT_DTYPES, CheckpointError, StoredTensor, list_tensors, read_tensors, write_tensors
+from .weights import NamedWeight, initialize
+
+HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagle]] = {
+    EAGLE: EagleHead,
+    EAGLE3: Eagle3Head,
+    MULTI_LAYER_EAGLE: MultiLayerEagle,
+}
+STANDALONE = "STANDALONE"
+MAX_NAMED = 8  # of a long list of tensors
+
+
+def load_target(
+    directory: str | Path,
+    ops: Ops,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    min_positions: int = 0,
+) -> Decoder:
+    """The model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError, CheckpointError.
+
+    `min_positions` are those of the target that a draft is loaded for; see `over_positions`.
+    """
+    config = over_positions(ModelConfig.from_directory(directory), min_positions)
+    stored = {
+        name: tensor
+        for name, tensor in list_tensors(directory).items()
+        if not _is_ignorable(name) and not (config.tied_embeddings and name == "lm_head.weight")
+    }
+    _check(directory, _meta_decoder(config, ops), stored)
+    decoder = Decoder(config, ops, device, dtype or config.dtype)
+    _fill(decoder, stored)
+    return decoder
+
+
+def load_draft(
+    directory: str | Path, algorithm: str, target: Decoder, dtype: torch.dtype | None = None
+) -> Decoder | DraftHead:
+    """The draft of `algorithm` (its name) for `target`: a Decoder for STANDALONE, else a head, in the target's dtype.
+
+    Raises ConfigError if it does not fit the target, CheckpointError for its files, ForetokenError for an algorithm without a model.
+    """
+    if algorithm == STANDALONE:
+        config = ModelConfig.from_directory(directory)
+        if config.vocab_size != target.vocab_size:
+            sizes = f"the target has {target.vocab_size} tokens, the draft {config.vocab_size}"
+            problem = Problem("vocab_size", f"the vocabularies must match: {sizes}")
+            raise ConfigError(str(Path(directory) / "config.json"), [problem])
+        return load_target(
+            directory, target.ops, target.device, dtype or target.dtype, target.config.max_position_embeddings
+        )
+    if algorithm not in HEADS:
+        known = ", ".join((STANDALONE, *HEADS))
+        raise ForetokenError(f"{algorithm} has no draft checkpoint; those that have: {known}")
+    return _load_head(Path(directory), algorithm, target)
+
+
+def over_positions(draft: ModelConfig, min_positions: int) -> ModelConfig:
+    """A draft runs wherever its target does. Past the context that it was trained for it drafts worse, which costs speed alone."""
+    return replace(draft, max_position_embeddings=max(draft.max_position_embeddings, min_positions))
+
+
+def required_bytes(config: ModelConfig, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes of the weights by part (embeddings, attention, MLPs, norms), before anything is allocated; sum them for the whole."""
+    sizes = {"embeddings": 0, "attention": 0, "mlp": 0, "norms": 0}
+    for weight in _meta_decoder(config).checkpoint_weights():
+        sizes[_part_of(weight.name)] += weight.view.numel() * dtype.itemsize
+    return sizes
+
+
+def random_weights(
+    config: ModelConfig, ops: Ops, device: torch.device | str, dtype: torch.dtype, seed: int = 0
+) -> Decoder:
+    """A model of this shape with random weights, for timing."""
+    decoder = Decoder(config, ops, device, dtype)
+    initialize(decoder, seed)
+    return decoder
+
+
+def random_head(config: HeadConfig, target: Decoder, seed: int = 0) -> DraftHead:
+    """A head of this shape with random weights, for timing; EAGLE-3's vocabulary is the target's first tokens."""
+    head = HEADS[config.algorithm](config, target)
+    initialize(head, seed)
+    if head.vocab_size != target.vocab_size:
+        head.set_vocabulary(torch.arange(head.vocab_size))
+    return head
+
+
+def save_target(decoder: Decoder, directory: str | Path) -> None:
+    """`config.json` and the weights, as `transformers` loads them."""
+    config = replace(decoder.config, dtype=decoder.dtype)
+    _save(directory, config.to_dict(), list(decoder.checkpoint_weights()), {})
+
+
+def save_draft(draft: Decoder | DraftHead, directory: str | Path) -> None:
+    """A STANDALONE draft or a head, in the form that `load_draft` reads."""
+    if isinstance(draft, Decoder):
+        save_target(draft, directory)
+        return
+    vocabulary = {}
+    if draft.target_ids is not None:
+        ids = draft.target_ids.cpu()
+        is_drafted = torch.zeros(draft.config.model.vocab_size, dtype=torch.bool)
+        is_drafted[ids] = True
+        vocabulary = {"d2t": ids - torch.arange(len(ids)), "t2d": is_drafted}
+    config = replace(draft.config, model=replace(draft.config.model, dtype=draft.dtype))
+    _save(directory, config.to_dict(), list(draft.checkpoint_weights()), vocabulary)
+
+
+def _load_head(directory: Path, algorithm: str, target: Decoder) -> DraftHead:
+    config = HeadConfig.from_directory(directory, algorithm, target.config)
+    files = {name: tensor for name, tensor in list_tensors(directory).items() if not _is_ignorable(name)}
+    names = {name.removeprefix("model.") for name in files}
+    own_embeddings = "embed_tokens.weight" in names
+    own_lm_head = "lm_head.weight" in names
+    problems = []
+    if not own_embeddings and config.model.hidden_size != target.hidden_size:
+        problems.append(Problem("embed_tokens.weight", "is missing, and the target's embeddings have another width"))
+    if not own_lm_head and (config.draft_vocab_size, config.model.hidden_size) != (
+        target.vocab_size,
+        target.hidden_size,
+    ):
+        problems.append(Problem("lm_head.weight", "is missing, and the target's has another shape"))
+    if problems:
+        raise CheckpointError(str(directory), problems)
+    head = HEADS[algorithm](
+        config,
+        target,
+        own_embeddings=own_embeddings,
+        own_lm_head=own_lm_head,
+        fc_bias=any(name.endswith("fc.bias") for name in names),
+    )
+    stored = {head.canonical_name(name): (name, tensor) for name, tensor in files.items()}
+    vocabulary = {name: stored.pop(name) for name in ("d2t", "t2d") if name in stored}
+    _check(directory, head, {name: tensor for name, (_, tensor) in stored.items()})
+    _fill(head, dict(stored.values()), head.canonical_name)
+    _read_vocabulary(directory, head, dict(vocabulary.values()))
+    return head
+
+
+def _read_vocabulary(directory: Path, head: DraftHead, stored: dict[str, StoredTensor]) -> None:
+    """`d2t` is what must be added to a draft token to get the target's; `t2d` only repeats which tokens have one."""
+    if head.vocab_size == head.config.model.vocab_size and "d2t" not in stored:
+        return
+    if "d2t" not in stored:
+        sizes = f"draft_vocab_size is {head.vocab_size}, vocab_size {head.config.model.vocab_size}"
+        raise CheckpointError(str(directory), [Problem("d2t", f"is missing, but {sizes}")])
+    tensors = dict(read_tensors({"d2t": stored["d2t"]}))
+    offsets = tensors["d2t"]
+    if offsets.shape != (head.vocab_size,) or offsets.dtype not in (torch.int64, torch.int32):
+        found = f"{list(offsets.shape)} {offsets.dtype}"
+        problem = Problem("d2t", f"must be whole numbers [{head.vocab_size}] (draft_vocab_size), got {found}")
+        raise CheckpointError(str(stored["d2t"].path), [problem])
+    ids = offsets.long() + torch.arange(head.vocab_size)
+    size = head.config.model.vocab_size
+    if int(ids.min()) < 0 or int(ids.max()) >= size or len(ids.unique()) != len(ids):
+        problem = Problem("d2t", f"must map draft tokens to different tokens of the target, 0 … {size - 1}")
+        raise CheckpointError(str(stored["d2t"].path), [problem])
+    head.set_vocabulary(ids)
+
+
+def _check(directory: str | Path, model: Decoder | DraftHead, stored: Mapping[str, StoredTensor]) -> None:
+    """Raises CheckpointError if the names, shapes or dtypes differ from the model's."""
+    expected = {weight.name: tuple(weight.view.shape) for weight in model.checkpoint_weights()}
+    problems = [
+        *_listed(expected.keys() - stored.keys(), "is missing", "tensors are missing"),
+        *_listed(stored.keys() - expected.keys(), "belongs to nothing in the model", "tensors belong to nothing"),
+    ]
+    for name, shape in expected.items():
+        tensor = stored.get(name)
+        if tensor is not None and tensor.shape != shape:
+            found = f"{list(tensor.shape)} in {tensor.path.name}"
+            problems.append(Problem(name, f"has shape {found}, the configuration makes it {list(shape)}"))
+        elif tensor is not None and tensor.dtype not in FLOAT_DTYPES:
+            problems.append(Problem(name, f"has dtype {tensor.dtype}; known are {', '.join(FLOAT_DTYPES)}"))
+    if problems:
+        raise CheckpointError(str(directory), problems)
+
+
+def _listed(names: set[str], one: str, many: str) -> list[Problem]:
+    """A problem per name, the end of a long list in one."""
+    ordered = sorted(names)
+    problems = [Problem(name, one) for name in ordered[:MAX_NAMED]]
+    if len(ordered) > MAX_NAMED:
+        problems.append(Problem("", f"… {len(ordered) - MAX_NAMED} more {many}"))
+    return problems
+
+
+def _fill(model: Decoder | DraftHead, stored: dict[str, StoredTensor], canonical=lambda name: name) -> None:
+    views = {weight.name: weight.view for weight in model.checkpoint_weights()}
+    for name, tensor in read_tensors(stored):
+        views[canonical(name)].copy_(tensor)
+
+
+def _save(directory: str | Path, config: dict, weights: list[NamedWeight], others: dict[str, Tensor]) -> None:
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    # A fused parameter's parts share memory, which safetensors refuses, so each is copied.
+    tensors = [(w.name, lambda view=w.view: view.detach().cpu().clone(), w.view.nbytes) for w in weights]
+    tensors += [(name, lambda value=value: value, value.nbytes) for name, value in others.items()]
+    write_tensors(directory, tensors)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _meta_decoder(config: ModelConfig, ops: Ops | None = None) -> Decoder:
+    """The model without memory behind it: names and shapes."""
+    return Decoder(config, ops, "meta", config.dtype)  # type: ignore[arg-type]
+
+
+def _part_of(name: str) -> str:
+    if "embed_tokens" in name or name.startswith("lm_head"):
+        return "embeddings"
+    if "norm" in name:
+        return "norms"
+    return "mlp" if ".mlp." in name else "attention"
+
+
+def _is_ignorable(name: str) -> bool:
+    """Older checkpoints store the rotary frequencies, which the configuration determines."""
+    return name.endswith("rotary_emb.inv_freq")

@@ -1,0 +1,146 @@
+"""Safetensors files of a checkpoint directory, single or sharded: names and shapes first, the tensors one by one. Never pickle."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...core.errors import ConfigError, Problem
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+MAX_SHARD_BYTES = 5 * 10**9
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint's files do not hold what its configuration promises; all problems at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor on disk, unread."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors writes it: "BF16", "F32", "I64", "BOOL", …
+
+
+def list_tensors(directory: str | Path) -> dict[str, StoredTensor]:
+    """Every tensor of the checkpoint by name; only headers are read.
+
+    Raises CheckpointError for missing, truncated or unreadable files, and for an index that promises what its shards do not have.
+    """
+    directory = Path(directory)
+    index = directory / INDEX
+    if index.is_file():
+        return _list_shards(directory, index)
+    if not (directory / SINGLE).is_file():
+        raise CheckpointError(str(directory), [Problem("", _why_nothing(directory))])
+    try:
+        return _list_file(directory / SINGLE)
+    except SafetensorError as error:
+        raise CheckpointError(str(directory / SINGLE), [_unreadable(error)]) from error
+
+
+def read_tensors(stored: dict[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor on the CPU), file by file, each read when it is asked for. Raises CheckpointError."""
+    for path in sorted({tensor.path for tensor in stored.values()}):
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name, tensor in stored.items():
+                    if tensor.path == path:
+                        yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(str(path), [_unreadable(error)]) from error
+
+
+def write_tensors(
+    directory: Path,
+    tensors: Iterable[tuple[str, Callable[[], Tensor], int]],
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """(name, how to get it, bytes) of every tensor into one file, or into shards with an index where one file would be too large.
+
+    No more than one shard is in memory at a time.
+    """
+    shards: list[list[tuple[str, Callable[[], Tensor]]]] = [[]]
+    total = room = 0
+    for name, get, size in tensors:
+        if shards[-1] and room + size > max_shard_bytes:
+            shards.append([])
+            room = 0
+        shards[-1].append((name, get))
+        room += size
+        total += size
+    if len(shards) == 1:
+        _write(directory / SINGLE, shards[0])
+        return
+    weight_map: dict[str, str] = {}
+    for i, shard in enumerate(shards, 1):
+        file_name = f"model-{i:05}-of-{len(shards):05}.safetensors"
+        _write(directory / file_name, shard)
+        weight_map |= {name: file_name for name, _ in shard}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write(path: Path, shard: list[tuple[str, Callable[[], Tensor]]]) -> None:
+    save_file({name: get().contiguous() for name, get in shard}, path, metadata={"format": "pt"})
+
+
+def _list_file(path: Path) -> dict[str, StoredTensor]:
+    found = {}
+    with safe_open(path, framework="pt", device="cpu") as file:
+        for name in sorted(file.keys()):
+            part = file.get_slice(name)
+            found[name] = StoredTensor(path, tuple(part.get_shape()), part.get_dtype())
+    return found
+
+
+def _list_shards(directory: Path, index: Path) -> dict[str, StoredTensor]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = {str(name): str(file_name) for name, file_name in weight_map.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(str(index), [Problem("weight_map", "must map tensor names to files")]) from error
+    problems: list[Problem] = []
+    found: dict[str, StoredTensor] = {}
+    for file_name, num_tensors in sorted(Counter(names.values()).items()):
+        path = directory / file_name
+        if path.parent != directory:
+            problems.append(Problem(file_name, "is not a file name: shards stand beside their index"))
+        elif not path.is_file():
+            problems.append(Problem(file_name, f"this shard is missing ({num_tensors} tensors)"))
+        else:
+            try:
+                found |= {name: t for name, t in _list_file(path).items() if names.get(name) == file_name}
+            except SafetensorError as error:
+                problems.append(Problem(file_name, _unreadable(error).message))
+    if not problems:
+        problems = [Problem(name, f"is not in {file_name}") for name, file_name in names.items() if name not in found]
+    if problems:
+        raise CheckpointError(str(index), problems)
+    return found
+
+
+def _unreadable(error: Exception) -> Problem:
+    return Problem("", f"is truncated or no safetensors file ({error})")
+
+
+def _why_nothing(directory: Path) -> str:
+    if not directory.is_dir():
+        return "no such directory"
+    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
+    if pickles:
+        return (
+            f"has {pickles[0]} but no {SINGLE}: pickle files can run code when they are read, so they are never read; "
+            "convert them to safetensors"
+        )
+    return f"has neither {SINGLE} nor {INDEX}"

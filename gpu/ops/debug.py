@@ -1,0 +1,247 @@
+"""Debug mode: every index tensor that moves, writes or reads KV or relay cells is looked at before the device uses it.
+
+The checks wait for the device, so a checked executor neither overlaps nor captures graphs. What they find is a contradiction inside the
+program: an `InvariantViolation` with the id under which the reference executor reports the same thing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ...core.errors import InvariantViolation
+from ...core.kv.moves import KVMovePlan, draft_branch_layout
+from ...core.tree.outputs import compaction_index
+from .port import KVView, Ops
+
+
+class CheckedOps:
+    """`ops` behind checks; pools of `num_slots` slots with the sink, a request table of `num_rows` rows behind row 0."""
+
+    layers_on_host = False  # nothing goes past the checks
+
+    def __init__(self, ops: Ops, num_slots: int, num_rows: int) -> None:
+        self._ops = ops
+        self._num_slots = num_slots
+        self._num_rows = num_rows
+
+    def __getattr__(self, name: str) -> Any:
+        """What moves, writes and reads nothing by index needs no check."""
+        return getattr(self._ops, name)
+
+    # -- the forward pass -----------------------------------------------------------------------------------------
+
+    def rope_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        self._pools(k_pool, v_pool, slot_axis=0)
+        places, written = _host(positions), _host(slots)
+        _in_range("STEPS-01", "position", places, len(cos_sin))
+        _in_range("ALLOC-11", "written slot", written, self._num_slots)
+        _no_slot_twice("ALLOC-06", written)
+        return self._ops.rope_write(q, k, v, cos_sin, positions, slots, k_pool, v_pool)
+
+    def decode_attention(
+        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, view: KVView, scale: float
+    ) -> Tensor:
+        self._pools(k_pool, v_pool, slot_axis=0)
+        bases, tails, lens = _host(view.bases), _host(view.tails), _host(view.lens)
+        order = np.arange(int(lens.max(initial=0)))
+        columns = np.where(order < bases[:, None], order, order + (tails - bases)[:, None])
+        self._reads(table, _host(view.rows), columns, lens, view.max_len)
+        return self._ops.decode_attention(q, k_pool, v_pool, table, view, scale)
+
+    def verify_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        table: Tensor,
+        rows: Tensor,
+        prefix_lens: Tensor,
+        max_prefix_len: int,
+        ancestor_bits: Tensor,
+        scale: float,
+    ) -> Tensor:
+        self._pools(k_pool, v_pool, slot_axis=0)
+        self._prefixes(table, rows, prefix_lens, max_prefix_len)
+        nodes = ancestor_bits.shape[1]
+        # All 64 bits name a node of a tree of 64; a shift by 64 is none.
+        if nodes < 64 and (_host(ancestor_bits).view(np.uint64) >> np.uint64(nodes)).any():
+            raise InvariantViolation("ACCEPT-01", f"a node attends to a node past the {nodes} of its tree")
+        return self._ops.verify_attention(
+            q, k, v, k_pool, v_pool, table, rows, prefix_lens, max_prefix_len, ancestor_bits, scale
+        )
+
+    def extend_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        table: Tensor,
+        rows: Tensor,
+        prefix_lens: Tensor,
+        starts: Tensor,
+        max_prefix_len: int,
+        max_new_len: int,
+        scale: float,
+    ) -> Tensor:
+        self._pools(k_pool, v_pool, slot_axis=0)
+        self._prefixes(table, rows, prefix_lens, max_prefix_len)
+        edges = _host(starts)
+        counts = np.diff(edges)
+        if edges[0] != 0 or edges[-1] > len(q) or ((counts < 0) | (counts > max_new_len)).any():
+            raise InvariantViolation(
+                "ENGINE-14", f"chunks that start at {edges.tolist()} in {len(q)} tokens, at most {max_new_len} each"
+            )
+        return self._ops.extend_attention(
+            q, k, v, k_pool, v_pool, table, rows, prefix_lens, starts, max_prefix_len, max_new_len, scale
+        )
+
+    # -- after verification ---------------------------------------------------------------------------------------
+
+    def compact(self, values: Tensor, accept_index: Tensor, num_draft_tokens: int) -> Tensor:
+        source = compaction_index(_host(accept_index), num_draft_tokens)  # it raises ACCEPT-18
+        if len(source) != len(values):
+            raise InvariantViolation("ACCEPT-18", f"{len(values)} nodes in an output, but {len(source)} in the batch")
+        return self._ops.compact(values, accept_index, num_draft_tokens)
+
+    def move_accepted_(
+        self, k_pools: Tensor, v_pools: Tensor, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor
+    ) -> None:
+        self._pools(k_pools, v_pools, slot_axis=1)
+        windows, path, lens = _host(node_slots), _host(accept_index), _host(accept_lens)
+        _in_range("ACCEPT-16", "slot of a window", windows, self._num_slots)
+        _no_slot_twice("ACCEPT-16", windows)
+        plan = KVMovePlan.from_accept_index(path, lens, windows)
+        plan.check(self._num_slots, windows)
+        self._ops.move_accepted_(k_pools, v_pools, node_slots, accept_index, accept_lens)
+
+    def move_slots_(self, k_pools: Tensor, v_pools: Tensor, sources: Tensor, targets: Tensor) -> None:
+        self._pools(k_pools, v_pools, slot_axis=1)
+        self._moves(_host(sources), _host(targets))
+        self._ops.move_slots_(k_pools, v_pools, sources, targets)
+
+    def duplicate_tails_(
+        self,
+        k_pools: Tensor,
+        v_pools: Tensor,
+        table: Tensor,
+        rows: Tensor,
+        seq_lens: Tensor,
+        page_size: int,
+        topk: int,
+        steps: int,
+    ) -> None:
+        self._pools(k_pools, v_pools, slot_axis=1)
+        batch, slots = _host(rows), self._table(table)
+        _in_range("ALLOC-07", "row", batch, self._num_rows + 1)
+        layout = draft_branch_layout(_host(seq_lens), page_size, topk, steps)
+        _in_range("ACCEPT-16", "column of a draft branch", layout.tail_dst, slots.shape[1])
+        plan = layout.tail_moves(slots, batch)
+        self._moves(plan.src, plan.dst)
+        self._ops.duplicate_tails_(k_pools, v_pools, table, rows, seq_lens, page_size, topk, steps)
+
+    # -- the relay ------------------------------------------------------------------------------------------------
+
+    def relay_gather(self, buffer: Tensor, rows: Tensor) -> Tensor:
+        self._cells(buffer, _host(rows))
+        return self._ops.relay_gather(buffer, rows)
+
+    def relay_scatter_(self, buffer: Tensor, rows: Tensor, values: Tensor) -> None:
+        cells = _host(rows)
+        self._cells(buffer, cells)
+        if (twice := _repeated(cells)) is not None:
+            raise InvariantViolation("RELAY-02", f"row {twice} is written twice in one call")
+        if values.shape != (len(cells), *buffer.shape[1:]):
+            raise InvariantViolation("RELAY-03", f"values {list(values.shape)} for {len(cells)} cells")
+        self._ops.relay_scatter_(buffer, rows, values)
+
+    # -- what the checks share ------------------------------------------------------------------------------------
+
+    def _pools(self, k: Tensor, v: Tensor, slot_axis: int) -> None:
+        if k.shape[slot_axis] != self._num_slots or v.shape != k.shape:
+            raise InvariantViolation(
+                "ALLOC-11", f"pools {list(k.shape)} and {list(v.shape)}, expected {self._num_slots} slots in both"
+            )
+
+    def _table(self, table: Tensor) -> np.ndarray:
+        slots = _host(table)
+        if len(slots) != self._num_rows + 1:
+            raise InvariantViolation("ALLOC-07", f"a request table of {len(slots)} rows, not {self._num_rows + 1}")
+        _in_range("ALLOC-11", "slot of the request table", slots, self._num_slots)
+        if slots[0].any():
+            raise InvariantViolation("ALLOC-12", f"the padding row has slot {slots[0].max()}")
+        return slots
+
+    def _prefixes(self, table: Tensor, rows: Tensor, prefix_lens: Tensor, max_prefix_len: int) -> None:
+        lens = _host(prefix_lens)
+        longest = int(lens.max(initial=0))
+        columns = np.broadcast_to(np.arange(longest), (len(lens), longest))
+        self._reads(table, _host(rows), columns, lens, max_prefix_len)
+
+    def _reads(self, table: Tensor, rows: np.ndarray, columns: np.ndarray, lens: np.ndarray, max_len: int) -> None:
+        """Query i reads its first lens[i] `columns` [m, …] of the table's row rows[i]."""
+        slots = self._table(table)
+        _in_range("ALLOC-07", "row", rows, len(slots))
+        _in_range("ALLOC-07", "length", lens, max_len + 1)
+        live = np.arange(columns.shape[1]) < lens[:, None]
+        _in_range("ALLOC-07", "column", columns[live], slots.shape[1])
+        queries, places = np.nonzero(live & (rows != 0)[:, None])
+        sunk = slots[rows[queries], columns[queries, places]] == 0
+        if sunk.any():
+            i = int(sunk.argmax())
+            raise InvariantViolation(
+                "ALLOC-12", f"row {rows[queries[i]]} reads the sink at column {columns[queries[i], places[i]]}"
+            )
+
+    def _moves(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        if sources.shape != targets.shape:
+            raise InvariantViolation("ACCEPT-16", f"{sources.shape} sources for {targets.shape} targets")
+        _in_range("ACCEPT-16", "source slot", sources, self._num_slots)
+        _in_range("ACCEPT-16", "target slot", targets, self._num_slots)
+        _no_slot_twice("ACCEPT-16", targets)
+        sunk = (sources == 0) & (targets != 0)
+        if sunk.any():
+            raise InvariantViolation("ACCEPT-16", f"slot {targets[sunk.argmax()]} is overwritten from the sink")
+
+    def _cells(self, buffer: Tensor, rows: np.ndarray) -> None:
+        if len(buffer) != self._num_rows + 1:
+            raise InvariantViolation("RELAY-03", f"a relay buffer of {len(buffer)} rows, not {self._num_rows + 1}")
+        _in_range("RELAY-03", "relay row", rows, self._num_rows + 1)
+
+
+def _host(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
+
+
+def _in_range(invariant: str, what: str, numbers: np.ndarray, end: int) -> None:
+    wrong = (numbers < 0) | (numbers >= end)
+    if wrong.any():
+        raise InvariantViolation(invariant, f"{what} {numbers[wrong].flat[0]} is outside 0 … {end - 1}")
+
+
+def _repeated(numbers: np.ndarray) -> int | None:
+    """A number other than 0 that occurs twice, or None."""
+    ordered = np.sort(numbers[numbers != 0])
+    again = ordered[1:][ordered[1:] == ordered[:-1]]
+    return int(again[0]) if again.size else None
+
+
+def _no_slot_twice(invariant: str, slots: np.ndarray) -> None:
+    if (twice := _repeated(slots)) is not None:
+        raise InvariantViolation(invariant, f"slot {twice} is written twice")

@@ -1,0 +1,12 @@
+"""The device operations as Triton kernels."""
+
+from __future__ import annotations
+
+from ..kernels.layers.forward import TritonForward
+from ..kernels.rounds.bookkeeping import TritonBookkeeping
+
+
+class TritonOps(TritonForward, TritonBookkeeping):
+    """`Ops` with Triton kernels, on CUDA tensors; every method may be captured in a CUDA graph."""
+
+    layers_on_host = False

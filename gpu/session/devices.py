@@ -1,0 +1,47 @@
+"""Which operations a device has."""
+
+from __future__ import annotations
+
+import torch
+
+from ...core.errors import ConfigError, Problem
+from ..models.config import ModelConfig
+from ..ops.port import Ops
+
+DEVICES = ("cpu", "cuda")
+ONE_CORE_LAYER_BYTES = 4 << 20
+"""Layers of fewer bytes than this are done by one core before two have agreed on who does what."""
+
+
+def ops_for(device: str) -> Ops:
+    """The device operations for "cpu" or "cuda" (a number may follow, as in "cuda:1", which then becomes the current device).
+
+    Raises `ConfigError` for any other device, and for "cuda" where Triton is not installed.
+    """
+    kind = device.partition(":")[0]
+    if kind not in DEVICES:
+        raise ConfigError("device", [Problem("device", f"{device!r} is none of {', '.join(DEVICES)}")])
+    if kind == "cpu":
+        from ..ops.torch_ops import TorchOps
+
+        return TorchOps()
+    from ..kernels.jit import triton
+
+    if triton is None:
+        raise ConfigError("device", [Problem("device", "cuda needs Triton, which is not installed")])
+    if device != kind:
+        # Triton launches on the current device, and streams, events and graphs belong to it, wherever the tensors are.
+        torch.cuda.set_device(device)
+    from ..ops.triton_ops import TritonOps
+
+    return TritonOps()
+
+
+def set_threads(device: str, threads: int | None, target: ModelConfig, weight_bytes: int) -> None:
+    """How many threads torch computes with on a CPU, in the whole process; None: one for small models, else torch's own choice."""
+    if device.partition(":")[0] != "cpu":
+        return
+    if threads is None and weight_bytes // target.num_layers < ONE_CORE_LAYER_BYTES:
+        threads = 1
+    if threads is not None:
+        torch.set_num_threads(threads)

@@ -1,0 +1,286 @@
+"""Prompts as JSONL: one object per line, with what the request asks for beside its prompt.
+
+    {"prompt": "def fib(n):", "max_tokens": 64}
+    {"messages": [{"role": "user", "content": "Hello"}], "id": "greeting", "temperature": 0.7, "seed": 3, "stop": ["\\n\\n"]}
+    {"tokens": [1, 15043], "logprobs": true}
+
+A key that is left out has the value of `RequestDefaults`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ...core.contract.request import Request, SamplingParams
+from ...core.errors import ConfigError, InvalidRequest, Problem, nearest
+from ...core.prompt import MAX_TOKEN_ID, Prompt
+from .text import Tokenizer
+
+CONTENTS = ("prompt", "messages", "tokens")
+KEYS = (*CONTENTS, "id", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs", "priority")
+MAX_LINE_CHARACTERS = 1 << 26
+MAX_PROMPTS = 1 << 20
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDefaults:
+    """What a request asks for where its line does not say. `seed` 0: the request's id keys its draws."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    ignore_eos: bool = False
+
+    def problems(self) -> list[Problem]:
+        """What is wrong with the values, by their names."""
+        values = {"stop": list(self.stop)} if self.stop else {}
+        for name in ("max_tokens", "temperature", "top_p", "top_k", "seed"):
+            values[name] = getattr(self, name)
+        return [Problem(key, message) for key, message in _setting_problems(values)]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEntry:
+    """One prompt: exactly one of `prompt`, `messages` and `tokens` is not None. `settings` are the other keys that were given."""
+
+    id: str
+    place: str  # "line 3"
+    prompt: str | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    tokens: tuple[int, ...] | None = None
+    settings: Mapping[str, Any] | None = None
+
+
+def read_prompts(lines: Iterable[str], source: str) -> tuple[PromptEntry, ...]:
+    """The prompts in `lines` of `source`; empty lines are left out, an entry without an id has its line's number.
+
+    Raises ConfigError with every problem and its line.
+    """
+    entries: list[PromptEntry] = []
+    problems: list[Problem] = []
+    first_line: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        place = f"line {number}"
+        text = line.removeprefix("\ufeff") if number == 1 else line
+        if not text.strip():
+            continue
+        if len(entries) >= MAX_PROMPTS:
+            problems.append(Problem(place, f"more than {MAX_PROMPTS} prompts; expected fewer in one file"))
+            break
+        try:
+            entry = _entry(_parse(text), place, str(number))
+        except _LineProblems as wrong:
+            problems += [Problem(place, message) for message in wrong.messages]
+            continue
+        if entry.id in first_line:
+            problems.append(Problem(place, f"id {entry.id!r} is that of {first_line[entry.id]}; expected each id once"))
+        first_line.setdefault(entry.id, place)
+        entries.append(entry)
+    if not entries and not problems:
+        problems.append(Problem("", "has no prompt; expected one JSON object per line"))
+    if problems:
+        raise ConfigError(source, problems)
+    return tuple(entries)
+
+
+def read_prompt_file(path: str | Path) -> tuple[PromptEntry, ...]:
+    """The prompts of a JSONL file. Raises ConfigError as `read_prompts` does, and for a file that cannot be read."""
+    try:
+        with open(path, encoding="utf-8") as lines:
+            return read_prompts(lines, str(path))
+    except OSError as error:
+        raise ConfigError(str(path), [Problem("", f"cannot be read: {error.strerror or error}")]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), [Problem("", f"is not UTF-8: {error}")]) from error
+
+
+def make_requests(
+    entries: Iterable[PromptEntry], tokenizer: Tokenizer, defaults: RequestDefaults, source: str, *, chat: bool = False
+) -> tuple[Request, ...]:
+    """The requests of `entries`, tokenized. `chat`: a text prompt is the message of a user, put into the chat template.
+
+    Raises ConfigError with every problem and its line: no chat template, a prompt without tokens, tokens beyond the vocabulary.
+    """
+    requests: list[Request] = []
+    problems: list[Problem] = []
+    for entry in entries:
+        try:
+            requests.append(_request(entry, tokenizer, defaults, chat))
+        except InvalidRequest as error:
+            problems.append(Problem(entry.place, str(error)))
+    if problems:
+        raise ConfigError(source, problems)
+    return tuple(requests)
+
+
+def _request(entry: PromptEntry, tokenizer: Tokenizer, defaults: RequestDefaults, chat: bool) -> Request:
+    def setting(name: str) -> Any:
+        return (entry.settings or {}).get(name, getattr(defaults, name))
+
+    if entry.tokens is not None:
+        tokens = np.array(entry.tokens, dtype=np.int64)
+        if len(tokens) and tokens.max() >= tokenizer.vocab_size:
+            raise InvalidRequest(f"token {tokens.max()} is not in the vocabulary of {tokenizer.vocab_size} tokens")
+    elif entry.messages is not None:
+        tokens = tokenizer.encode_chat(entry.messages)
+    elif chat:
+        tokens = tokenizer.encode_chat([{"role": "user", "content": entry.prompt}])
+    else:
+        tokens = tokenizer.encode(entry.prompt)
+    return Request(
+        entry.id,
+        Prompt.of_tokens(tokens),
+        setting("max_tokens"),
+        priority=(entry.settings or {}).get("priority", 0),
+        sampling=SamplingParams(setting("temperature"), setting("top_p"), setting("top_k"), setting("seed")),
+        stop_tokens=() if defaults.ignore_eos else tokenizer.eos_ids,
+        stop_strings=tuple(setting("stop")),
+        outputs=("logprobs",) if setting("logprobs") else (),
+    )
+
+
+# -- one line ---------------------------------------------------------------------------------------------------------
+
+
+class _LineProblems(Exception):
+    def __init__(self, messages: list[str]) -> None:
+        super().__init__(messages)
+        self.messages = messages
+
+
+def _parse(text: str) -> dict[str, Any]:
+    if len(text) > MAX_LINE_CHARACTERS:
+        raise _LineProblems([f"longer than {MAX_LINE_CHARACTERS} characters"])
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_pairs)
+    except (ValueError, RecursionError) as error:
+        raise _LineProblems([f"is not JSON: {error}"]) from None
+    if not isinstance(value, dict):
+        raise _LineProblems([f"is {_kind(value)}; expected an object with one of {', '.join(CONTENTS)}"])
+    return value
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} is written twice")
+    return value
+
+
+def _entry(value: dict[str, Any], place: str, default_id: str) -> PromptEntry:
+    messages = [f"unknown key {key!r}{nearest(key, KEYS)}" for key in value if key not in KEYS]
+    given = [key for key in CONTENTS if key in value]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "none of them"
+        messages.append(f"has {found}; expected exactly one of {', '.join(CONTENTS)}")
+    for key in given:
+        wrong = _CHECKS[key](value[key])
+        if wrong:
+            messages.append(f"{key} is {wrong}")
+    settings = {key: value[key] for key in KEYS if key in value and key not in (*CONTENTS, "id")}
+    messages += [f"{key} {message}" for key, message in _setting_problems(settings)]
+    identity = value.get("id", default_id)
+    if not isinstance(identity, str) or not identity or not _is_unicode(identity):
+        messages.append(f"id is {_kind(identity)}; expected a text that is not empty")
+    if messages:
+        raise _LineProblems(messages)
+    if isinstance(settings.get("stop"), str):
+        settings["stop"] = [settings["stop"]]
+    turns = value.get("messages")
+    tokens = value.get("tokens")
+    return PromptEntry(
+        identity,
+        place,
+        value.get("prompt"),
+        None if turns is None else tuple(turns),
+        None if tokens is None else tuple(tokens),
+        settings,
+    )
+
+
+def _text_problem(value: Any) -> str:
+    if not isinstance(value, str):
+        return f"{_kind(value)}; expected a text"
+    return "" if _is_unicode(value) else "no Unicode text: half of a surrogate pair stands alone in it"
+
+
+def _messages_problem(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return f"{_kind(value)}; expected a list of messages, not empty"
+    for number, message in enumerate(value):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            return f"a list whose message {number} has no role and content; expected both"
+        if not _is_unicode(json.dumps(message, ensure_ascii=False)):
+            return f"a list whose message {number} is no Unicode text"
+    return ""
+
+
+def _tokens_problem(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return f"{_kind(value)}; expected a list of token ids, not empty"
+    for token in value:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= MAX_TOKEN_ID:
+            return f"a list with {token!r} in it; expected token ids"
+    return ""
+
+
+_CHECKS = {"prompt": _text_problem, "messages": _messages_problem, "tokens": _tokens_problem}
+_WHOLE = {  # setting -> least and greatest whole number
+    "max_tokens": (1, MAX_TOKEN_ID),
+    "top_k": (0, MAX_TOKEN_ID),
+    "seed": (0, MAX_SEED),
+    "priority": (-(2**31), 2**31 - 1),
+}
+
+
+def _setting_problems(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(key, what is wrong) of everything that is not a prompt."""
+    problems = []
+    for key, value in settings.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if key in _WHOLE:
+            low, high = _WHOLE[key]
+            if not number or isinstance(value, float) or not low <= value <= high:
+                problems.append((key, f"is {_shown(value)}; expected a whole number, {low} or more"))
+        elif key == "temperature" and not (number and 0 <= value < float("inf")):
+            problems.append((key, f"is {_shown(value)}; expected a number, 0 or more (0 is greedy)"))
+        elif key == "top_p" and not (number and 0 < value <= 1):
+            problems.append((key, f"is {_shown(value)}; expected a number above 0, at most 1"))
+        elif key == "logprobs" and not isinstance(value, bool):
+            problems.append((key, f"is {_shown(value)}; expected true or false"))
+        elif key == "stop":
+            texts = [value] if isinstance(value, str) else value
+            if not isinstance(texts, list) or any(not isinstance(t, str) or not t or not _is_unicode(t) for t in texts):
+                problems.append((key, f"is {_shown(value)}; expected a text, or a list of texts, none empty"))
+    return problems
+
+
+def _is_unicode(text: str) -> bool:
+    """False for text with a lone surrogate, which JSON can write and no tokenizer can read."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+    empty = "an empty list" if value == [] else "an empty text" if value == "" else ""
+    return empty or names.get(type(value), "null")
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80] if isinstance(value, int | float | str) else _kind(value)

@@ -1,0 +1,139 @@
+"""What a decode round costs on this device with these models: the table that the goodput policy decides with.
+
+Each candidate number of steps runs a few rounds of real requests at several batch sizes, with short contexts and with long ones; the
+median counts. It is measured once, when a session opens, and stands in the log's header, so that a replay decides with the same numbers.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ...core.adaptive import CostTable
+from ...core.adaptive.config import fixed_config
+from ...core.contract.request import Request
+from ...core.kv.sizing import ceil_to_page
+from ...core.prompt import Prompt
+from ...core.scheduler.driver import Executor
+from ...core.scheduler.engine import Engine
+from ...observe.engine_description import EngineDescription
+from ..executor.build import DraftModel, build_executor
+from ..executor.graphs import RoundStates
+from ..models.decoder import Decoder
+from ..ops.port import Ops
+
+WARM_UP_ROUNDS = 2
+TIMED_ROUNDS = 7
+SHORT_PROMPT = 16
+LONG_PROMPT = 512  # at most; a short context has to do with less
+MakeExecutor = Callable[[Engine, RoundStates | None], Executor]
+"""An executor for the engine, with the graphs of its largest batch if it is given states (then they are the controller's host)."""
+
+
+def measure_cost_table(
+    description: EngineDescription, target: Decoder, draft: DraftModel | None, ops: Ops
+) -> CostTable:
+    """The cost table for the candidates of `description`; rounds are captured where the session's will be."""
+
+    def make_executor(engine: Engine, states: RoundStates | None) -> Executor:
+        if target.device.type == "cuda":
+            gc.collect()  # executors are in cycles with their engines' controllers, and their pools are large
+        sizes = None if states is None else (engine.config.max_running,)
+        return build_executor(engine, target, draft, ops, states=states, graph_sizes=sizes, graph_sampling=False)
+
+    return cost_table(description, make_executor)
+
+
+def cost_table(
+    description: EngineDescription, make_executor: MakeExecutor, clock_ns: Callable[[], int] = time.perf_counter_ns
+) -> CostTable:
+    """The table as `make_executor`'s executors run it: round times on `batch_sizes`, and what a KV token adds at the largest."""
+    candidates = description.adaptive.candidate_steps
+    sizes = batch_sizes(description)
+    round_ns, kv_token_ps = [], []
+    for steps in candidates:
+        row = [_round_ns(description, steps, size, SHORT_PROMPT, make_executor, clock_ns) for size in sizes]
+        long = _long_prompt(description, sizes[-1])
+        longer_ns = _round_ns(description, steps, sizes[-1], long, make_executor, clock_ns) if long else row[-1]
+        added_tokens = sizes[-1] * max(1, long - SHORT_PROMPT)
+        round_ns.append(tuple(row))
+        kv_token_ps.append(max(0, (longer_ns - row[-1]) * 1000 // added_tokens))
+    return CostTable(tuple(candidates), sizes, tuple(round_ns), tuple(kv_token_ps))
+
+
+def batch_sizes(description: EngineDescription) -> tuple[int, ...]:
+    """1, 2, 4, … up to what may run at once and what the pool holds."""
+    config = description.config
+    room = config.num_pages * config.page_size // _request_slots(description, SHORT_PROMPT)
+    most = max(1, min(config.max_running, room))
+    return tuple(sorted({min(1 << i, most) for i in range(most.bit_length() + 1)}))
+
+
+def _rounds_reach(description: EngineDescription) -> int:
+    """Slots past the prompt that the measured rounds may write, in whichever mode."""
+    nodes = max(description.num_draft_tokens or 0, description.adaptive.candidate_steps[-1] * description.topk + 1)
+    return (WARM_UP_ROUNDS + TIMED_ROUNDS + 4) * nodes
+
+
+def _request_slots(description: EngineDescription, prompt_len: int) -> int:
+    page_size = description.config.page_size
+    branches = description.topk * 2 * page_size if page_size > 1 else 0  # branches fill pages of their own
+    return ceil_to_page(prompt_len + _rounds_reach(description) + branches, page_size) + page_size
+
+
+def _long_prompt(description: EngineDescription, batch_size: int) -> int:
+    """The longest prompt that fits context and pool at this batch size; 0 if it is not much longer than the short one."""
+    config = description.config
+    reach = _request_slots(description, 0)
+    longest = min(LONG_PROMPT, config.context_len - reach, config.num_pages * config.page_size // batch_size - reach)
+    return longest if longest >= 4 * SHORT_PROMPT else 0
+
+
+def _round_ns(
+    description: EngineDescription,
+    steps: int,
+    batch_size: int,
+    prompt_len: int,
+    make_executor: MakeExecutor,
+    clock_ns: Callable[[], int],
+) -> int:
+    """The median time of one round, from plan to commit."""
+    config = replace(
+        description.config,
+        overlap=False,
+        mode_reason="timing",
+        block_rounds=1,
+        max_running=batch_size,
+        prefix_cache=False,
+        watermark=0.0,
+    )
+    alone = replace(
+        description,
+        config=replace(config, num_pages=batch_size * _request_slots(description, prompt_len) // config.page_size + 1),
+        policy="fixed",
+        adaptive=fixed_config(steps),
+        initial_steps=steps,
+        num_draft_tokens=description.num_draft_tokens if steps else None,
+        topk=description.topk if steps else 1,
+        cost_table=None,
+        decodes_text=False,
+    )
+    states = None if description.graph_sizes is None else RoundStates()
+    engine = alone.make_engine(host=states)
+    executor = make_executor(engine, states)
+    prompt = Prompt.of_tokens(np.zeros(prompt_len, dtype=np.int64))
+    for number in range(batch_size):
+        engine.submit(Request(f"timing {number}", prompt, _rounds_reach(description)), 0)
+    times: list[int] = []
+    while len(times) < WARM_UP_ROUNDS + TIMED_ROUNDS and not engine.is_idle:
+        begin = clock_ns()
+        step = engine.plan(begin)
+        executor.launch(step)
+        engine.commit(executor.collect(), begin)
+        if step.prefill is None and len(step.decode.rows) == batch_size:
+            times.append(clock_ns() - begin)
+    return max(1, int(np.median(times[min(WARM_UP_ROUNDS, len(times) - 1) :])))

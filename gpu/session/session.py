@@ -1,0 +1,354 @@
+"""A session: a model, its draft, and the engine that serves requests with them, from `open` to the last word of the last request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ...core.algorithm.algorithm import Drafter
+from ...core.contract.events import EventSink
+from ...core.contract.request import FinishReason, Request
+from ...core.errors import ConfigError, InvariantViolation, Problem
+from ...core.scheduler.config import EngineRole
+from ...core.scheduler.driver import Executor
+from ...core.scheduler.engine import Engine
+from .loop import DecodeLoop, Deliveries, Delta, all_of
+from .plan import NotEnoughMemory, SessionOptions, SessionPlan, plan_session
+from .text import StreamDecoder, Tokenizer
+
+if TYPE_CHECKING:
+    from ...observe.engine_description import EngineDescription
+    from ..executor.build import DraftModel
+    from ..executor.executor import TorchExecutor
+    from ..models.decoder import Decoder
+    from ..ops.port import Ops
+
+FINISH = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "aborted",
+    FinishReason.ERROR: "error",
+}
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What one step brought to one request, as text; all deltas together are its `Output`."""
+
+    request_id: str
+    text: str  # text that is certain; it may lag behind the tokens
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()  # one per token if the request asked for them
+    finish: str | None = None  # in the last delta: "stop", "length", "aborted", "error", "refused"
+    message: str = ""  # why, for the last two
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What became of one request. `text` ends before the stop string that ended it; `tokens` are all that were delivered."""
+
+    request_id: str
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStats:
+    """What a session has done so far; the seconds are those in which it was serving."""
+
+    seconds: float
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    rounds: int  # verify rounds of the whole batch
+    verified_rows: int  # verify rounds, counted per request
+    drafted: int
+    correct_drafts: int
+    phase_seconds: Mapping[
+        str, float
+    ]  # prefill, draft, verify (or graph: both, captured), relay; host: plan, launch, commit
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens that one verify round brings a request, its own bonus token included."""
+        return 1 + self.correct_drafts / self.verified_rows if self.verified_rows else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.output_tokens / self.seconds if self.seconds > 0 else None
+
+    def shares(self) -> dict[str, float]:
+        """Share of the time by phase, and `other`: what none of them had. On a GPU the host works beside the device."""
+        if self.seconds <= 0:
+            return {}
+        shares = {name: seconds / self.seconds for name, seconds in self.phase_seconds.items()}
+        return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
+
+
+@dataclass(slots=True)
+class _Receiving:
+    """A request that is being served."""
+
+    request: Request
+    decoder: StreamDecoder
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Totals:
+    seconds: float = 0.0
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    receiving: dict[str, _Receiving] = field(default_factory=dict)
+
+
+class DecodeSession:
+    """Serves requests with an engine and its executor; see `open`. `deliveries` must be among the engine's sinks."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        deliveries: Deliveries,
+        tokenizer: Tokenizer,
+        *,
+        plan: SessionPlan | None = None,
+        phase_seconds: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        self.engine = engine
+        self.executor = executor
+        self.tokenizer = tokenizer
+        self.plan = plan
+        self.loop = DecodeLoop(engine, executor, deliveries)
+        self._phase_seconds = phase_seconds
+        self._totals = _Totals()
+
+    @classmethod
+    def open(
+        cls,
+        options: SessionOptions,
+        *,
+        plan: SessionPlan | None = None,
+        tokenizer: Tokenizer | None = None,
+        make_sinks: Callable[[EngineDescription], Sequence[EventSink]] = lambda description: (),
+    ) -> DecodeSession:
+        """Load the models and make the engine. `make_sinks` is given the engine's description, for a log's header.
+
+        A `plan` and a `tokenizer` that were made before are used. Raises ConfigError and other ForetokenErrors.
+        """
+        plan = plan or plan_session(options)
+        tokenizer = tokenizer or Tokenizer.load(options.model)
+        check_vocabulary(tokenizer, plan)
+        deliveries = Deliveries()
+        engine, executor, plan = load_engine(
+            plan, tokenizer, lambda description: [deliveries, *make_sinks(description)]
+        )
+        return cls(
+            engine, executor, deliveries, tokenizer, plan=plan, phase_seconds=lambda: dict(executor.clock.seconds)
+        )
+
+    def stream(
+        self, requests: Iterable[Request], interrupted: Callable[[], bool] = lambda: False
+    ) -> Iterator[TextDelta]:
+        """Serve `requests`; yields what each of them gets as it comes, and at last why it ended.
+
+        `interrupted` is asked between steps: once it says yes, all requests that are not over end with what they have. A consumer that
+        stops listening ends them too.
+        """
+        begin = time.perf_counter()
+        loop, totals = self.loop, self._totals
+        try:
+            for request in requests:
+                yield from self._submit(request)
+            gave_up = False
+            while not loop.is_idle:
+                if not gave_up and interrupted():
+                    gave_up = True
+                    loop.abort_all()
+                steps_before = loop.num_steps
+                deltas = loop.turn()
+                if not deltas and loop.num_steps == steps_before:
+                    live = ", ".join(totals.receiving)
+                    raise InvariantViolation(
+                        "ENGINE-11", f"nothing is planned, but these requests are not over: {live}"
+                    )
+                # All are counted before the first is told: whoever listens may stop at any of them.
+                yield from [self._as_text(delta) for delta in deltas]
+        except GeneratorExit:
+            loop.abort_all()
+            while not loop.is_idle:
+                for delta in loop.turn():
+                    self._as_text(delta)
+            raise
+        finally:
+            totals.seconds += time.perf_counter() - begin
+
+    def run(
+        self,
+        requests: Iterable[Request],
+        on_delta: Callable[[TextDelta], None] | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Output]:
+        """Serve `requests` to their end; what became of each, in the order of `requests`."""
+        requests = tuple(requests)
+        parts: dict[str, list[TextDelta]] = {request.request_id: [] for request in requests}
+        for delta in self.stream(requests, interrupted):
+            parts[delta.request_id].append(delta)
+            if on_delta is not None:
+                on_delta(delta)
+        return {request_id: join_deltas(deltas) for request_id, deltas in parts.items()}
+
+    def stats(self) -> SessionStats:
+        """The numbers since the session was opened."""
+        totals, metrics, times = self._totals, self.engine.controller.metrics(), self.loop.times
+        return SessionStats(
+            seconds=totals.seconds,
+            requests=totals.requests,
+            prompt_tokens=totals.prompt_tokens,
+            output_tokens=totals.output_tokens,
+            rounds=metrics.verify_calls,
+            verified_rows=metrics.verified_rows,
+            drafted=metrics.proposed_drafts,
+            correct_drafts=metrics.correct_drafts,
+            phase_seconds={**self._phase_seconds(), "host": times.host_ns / 1e9},
+        )
+
+    def close(self, complete: bool = False) -> None:
+        """Nothing of this session outlives its process; others have to be closed."""
+
+    def _submit(self, request: Request) -> Iterator[TextDelta]:
+        totals = self._totals
+        totals.requests += 1
+        refusal = self.loop.submit(request)
+        if refusal:
+            yield TextDelta(request.request_id, "", (), (), REFUSED, refusal)
+            return
+        totals.prompt_tokens += request.prompt.length
+        totals.receiving[request.request_id] = _Receiving(request, StreamDecoder(self.tokenizer, request.stop_strings))
+
+    def _as_text(self, delta: Delta) -> TextDelta:
+        totals, end = self._totals, delta.finished
+        receiving = totals.receiving[delta.request_id]
+        receiving.num_tokens += len(delta.tokens)
+        totals.output_tokens += len(delta.tokens)
+        text = receiving.decoder.push(delta.tokens)
+        finish, message = None, ""
+        if end is not None:
+            del totals.receiving[delta.request_id]
+            if end.num_output != receiving.num_tokens:
+                told = f"{receiving.num_tokens} tokens were told, {end.num_output} delivered"
+                raise InvariantViolation("ACCEPT-12", f"request {delta.request_id!r}: {told}")
+            text += receiving.decoder.finish()
+            finish, message = FINISH[end.reason], end.message
+        logprobs = tuple(float(value) for value in delta.outputs.get("logprobs", ()))
+        return TextDelta(delta.request_id, text, tuple(delta.tokens.tolist()), logprobs, finish, message)
+
+
+def load_engine(
+    plan: SessionPlan, tokenizer: Tokenizer, make_sinks: Callable[[EngineDescription], Sequence[EventSink]]
+) -> tuple[Engine, TorchExecutor, SessionPlan]:
+    """Load the models of `plan` and make their engine and executor; the plan comes back with what was measured on the way."""
+    from ..executor.build import build_executor
+    from ..executor.graphs import RoundStates
+    from .devices import ops_for, set_threads
+
+    options, description = plan.options, plan.description
+    ops = ops_for(plan.device)
+    set_threads(plan.device, options.threads, plan.target, plan.weight_bytes)
+    with named_memory_errors(plan):
+        target, draft = _load_models(plan, ops)
+        if description.policy == "goodput" and description.cost_table is None:
+            from .round_cost import measure_cost_table
+
+            # A decode worker's engine takes no prompts, the one that is measured does.
+            whole = replace(description, config=replace(description.config, role=EngineRole.BOTH))
+            description = replace(description, cost_table=measure_cost_table(whole, target, draft, ops))
+            plan = replace(plan, description=description)
+        states = RoundStates()
+        engine = description.make_engine(all_of(make_sinks(description)), tokenizer, states)
+        executor = build_executor(
+            engine,
+            target,
+            draft,
+            ops,
+            states=states,
+            graph_sizes=description.graph_sizes,
+            seed=options.seed,
+            debug=options.debug,
+        )
+    return engine, executor, plan
+
+
+def _load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:
+    """The target and its draft. What is wrong with the draft's files is found before the target's weights, which take longer, are read."""
+    from ..models.checkpoint import load_draft, load_target
+    from ..models.decoder import Decoder
+
+    options, algorithm = plan.options, plan.algorithm
+    if options.draft is None:
+        return load_target(options.model, ops, plan.device, plan.dtype), None
+    if algorithm.drafter is Drafter.MODEL:  # it shares nothing with the target
+        draft = load_target(options.draft, ops, plan.device, plan.dtype, plan.target.max_position_embeddings)
+        return load_target(options.model, ops, plan.device, plan.dtype), draft
+    load_draft(options.draft, algorithm.draft_form, Decoder(plan.target, ops, "meta", plan.dtype))
+    target = load_target(options.model, ops, plan.device, plan.dtype)
+    return target, load_draft(options.draft, algorithm.draft_form, target)
+
+
+@contextmanager
+def named_memory_errors(plan: SessionPlan) -> Iterator[None]:
+    """What the plan could not count (graphs, activations, logits) may still not fit: then NotEnoughMemory says what it did count."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        gib = 1 << 30
+        raise NotEnoughMemory(
+            f"not enough memory on {plan.device}: beside {plan.weight_bytes / gib:.2f} GiB of weights and {plan.kv_bytes / gib:.2f} GiB "
+            "of KV there is no room for activations and graphs; fewer --max-running or --kv-tokens need less"
+        ) from error
+
+
+def join_deltas(deltas: Sequence[TextDelta]) -> Output:
+    """The output that all deltas of a request make."""
+    last = deltas[-1]
+    assert last.finish is not None, "the last delta says how the request ended"
+    return Output(
+        last.request_id,
+        "".join(delta.text for delta in deltas),
+        tuple(token for delta in deltas for token in delta.tokens),
+        tuple(value for delta in deltas for value in delta.logprobs),
+        last.finish,
+        last.message,
+    )
+
+
+def check_vocabulary(tokenizer: Tokenizer, plan: SessionPlan) -> None:
+    """Raise ConfigError if the tokenizer makes tokens that the model does not have."""
+    if tokenizer.vocab_size > plan.target.vocab_size:
+        message = f"has {tokenizer.vocab_size} tokens, the model's vocab_size is {plan.target.vocab_size}"
+        raise ConfigError(tokenizer.source, [Problem("tokenizer.json", f"{message}: they do not belong together")])
+
+
+def check_lengths(requests: Iterable[Request], plan: SessionPlan, source: str, places: Mapping[str, str]) -> None:
+    """Raise ConfigError for every request whose prompt leaves no room for output; `places` say where each stands in `source`."""
+    problems = []
+    config, sizes = plan.description.config, plan.sizes
+    for request in requests:
+        if sizes.max_tokens(config, request.prompt.length, request.max_tokens) < 1:
+            message = (
+                f"the prompt has {request.prompt.length} tokens; with context_len {config.context_len} and a pool of "
+                f"{config.num_pages * config.page_size} tokens there is room for {plan.max_prompt_len()}"
+            )
+            problems.append(Problem(places.get(request.request_id, ""), message))
+    if problems:
+        raise ConfigError(source, problems)

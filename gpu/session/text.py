@@ -1,0 +1,241 @@
+"""Text and tokens: a checkpoint's tokenizer, its chat template, and streaming text that never takes back what it has shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...core.errors import ConfigError, InvalidRequest, Problem
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from .chat_template import ChatTemplate, Message
+
+MAX_CONFIG_BYTES = 16 << 20
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+REPLACEMENT = "\ufffd"
+"""What a decoder shows for bytes that are no UTF-8, also for a character of which only the first bytes are there."""
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class Tokenizer:
+    """The tokenizer of a model directory. It satisfies `core.finish.TextDecoder`.
+
+    Reads `tokenizer.json`; `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json` and `config.json` where they are.
+    `eos_ids`: the tokens that end a text, ascending. `bos_id`: the first token of a text, or None. `vocab_size`: ids below it exist.
+    """
+
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+        eos_ids: Sequence[int] = (),
+    ) -> None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self.source = source
+        self._tokenizer = tokenizer
+        self._special_tokens = dict(special_tokens or {})
+        self._template_text = chat_template
+        self._template: ChatTemplate | None = None
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.bos_id = vocabulary.get(self._special_tokens.get("bos_token", ""))
+        own_eos = vocabulary.get(self._special_tokens.get("eos_token", ""))
+        self.eos_ids = tuple(sorted({*eos_ids, *([] if own_eos is None else [own_eos])}))
+        # Decoders with byte fallback look at a whole run of such tokens before they know its characters.
+        self.byte_ids = frozenset(number for token, number in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Tokenizer:
+        """The tokenizer in `directory`. ConfigError with the file and what is wrong with it."""
+        import tokenizers
+
+        folder = Path(directory)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            what = "is missing; expected the tokenizer of a Hugging Face checkpoint"
+            raise ConfigError(str(file), [Problem("", what if folder.is_dir() else "is missing: no such directory")])
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception for everything
+            raise ConfigError(str(file), [Problem("", f"is no tokenizer: {error}")]) from error
+        settings = read_json_object(folder / "tokenizer_config.json")
+        generation = read_json_object(folder / "generation_config.json")
+        eos = _token_ids(generation, "eos_token_id", folder / "generation_config.json")
+        special = {name: text for name in SPECIAL_TOKENS if (text := _token_text(settings.get(name)))}
+        if not eos and "eos_token" not in special:
+            eos = _token_ids(read_json_object(folder / "config.json"), "eos_token_id", folder / "config.json")
+        return cls(
+            tokenizer,
+            str(folder),
+            special_tokens=special,
+            chat_template=_template_text(folder, settings),
+            eos_ids=eos,
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template_text is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
+        """The tokens int64 [n] of `text`; with the ones that begin a text, unless they are written in it (a rendered chat)."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids, dtype=np.int64)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of tokens int [n], special tokens left out."""
+        return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
+
+    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The text of a conversation by the model's own template. InvalidRequest if there is none or it refuses."""
+        if self._template_text is None:
+            raise InvalidRequest(f"{self.source} has no chat template: give a prompt instead of messages")
+        if self._template is None:
+            from .chat_template import ChatTemplate
+
+            self._template = ChatTemplate(self._template_text, self._special_tokens, self.source)
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Message]) -> np.ndarray:
+        """The tokens int64 [n] of a conversation, ready for the answer."""
+        return self.encode(self.render_chat(messages), add_special_tokens=False)
+
+
+class StreamDecoder:
+    """Text as its tokens come: what was shown stays true, and all of it together is `decode` of all tokens.
+
+    Held back are bytes of an unfinished character and, with `stop_strings`, text that may be the beginning of one. The text ends before
+    the first stop string (`stop` is which).
+
+    ```
+    tokens   [0, _anchor) shown, forgotten · [_anchor, _settled) shown, context · [_settled, …) may still change their text
+    ```
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = ()) -> None:
+        self.stop: str | None = None
+        self._tokenizer = tokenizer
+        self._stop_strings = tuple(stop_strings)
+        self._tokens: list[int] = []
+        self._anchor = (
+            0  # where decoding begins; a decoder may treat its first token in a special way, so context stays in front
+        )
+        self._settled = 0
+        self._num_taken = 0  # characters of decode(tokens[_anchor:]) that were taken already
+        self._pending = ""  # taken, but perhaps the beginning of a stop string
+
+    def push(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """Add the next tokens; returns the text that is certain now, perhaps none."""
+        if self.stop is not None:
+            return ""
+        self._tokens.extend(int(token) for token in tokens)
+        end = self._end_of_certain_tokens()
+        if end > self._settled:
+            text = self._text(self._anchor, end)
+            unfinished = text.endswith(REPLACEMENT)
+            certain = len(text) - unfinished
+            if certain > self._num_taken:
+                self._pending += text[self._num_taken : certain]
+                self._num_taken = certain
+                if not unfinished:
+                    self._anchor, self._settled = self._settled, end
+                    self._num_taken = len(self._text(self._anchor, end))
+        return self._release(final=False)
+
+    def finish(self) -> str:
+        """The rest: no more tokens come."""
+        if self.stop is not None:
+            return ""
+        self._pending += self._text(self._anchor, len(self._tokens))[self._num_taken :]
+        self._anchor = self._settled = len(self._tokens)
+        self._num_taken = 0
+        return self._release(final=True)
+
+    def _text(self, begin: int, end: int) -> str:
+        return self._tokenizer.decode(np.array(self._tokens[begin:end], dtype=np.int64))
+
+    def _end_of_certain_tokens(self) -> int:
+        """All tokens but a run of byte tokens at the end: its next byte can change how the whole run is read."""
+        end = len(self._tokens)
+        byte_ids = self._tokenizer.byte_ids
+        while byte_ids and end > self._settled and self._tokens[end - 1] in byte_ids:
+            end -= 1
+        return end
+
+    def _release(self, final: bool) -> str:
+        """The part of the pending text that belongs to no stop string."""
+        text = self._pending
+        found = [(text.find(stop), stop) for stop in self._stop_strings if stop in text]
+        if found:
+            index, self.stop = min(found)
+            self._pending = ""
+            return text[:index]
+        held = 0 if final else max((_overlap(text, stop) for stop in self._stop_strings), default=0)
+        self._pending = text[len(text) - held :]
+        return text[: len(text) - held]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that is a beginning of `stop`, `stop` as a whole aside."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+# -- files of a checkpoint --------------------------------------------------------------------------------------------
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The JSON object in `file`; empty if there is no such file. ConfigError if it holds something else."""
+    try:
+        if not file.exists():
+            return {}
+        if file.stat().st_size > MAX_CONFIG_BYTES:
+            raise ConfigError(str(file), [Problem("", f"larger than {MAX_CONFIG_BYTES} bytes, expected a small file")])
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(file), [Problem("", f"cannot be read: {error.strerror or error}")]) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(str(file), [Problem("", f"is not JSON: {error}")]) from error
+    if not isinstance(value, dict):
+        raise ConfigError(str(file), [Problem("", f"expected a JSON object, found {type(value).__name__}")])
+    return value
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token as `tokenizer_config.json` writes it: its text, or an object with the text as content."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _token_ids(settings: Mapping[str, Any], key: str, file: Path) -> list[int]:
+    value = settings.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for number in ids:
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ConfigError(str(file), [Problem(key, f"is {value!r}; expected a token id or a list of them")])
+    return ids
+
+
+def _template_text(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """The chat template: its own file, or a text in the settings, or the one called "default" of several."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(str(file), [Problem("", f"cannot be read: {error}")]) from error
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

@@ -1,1 +1,0 @@
-"""The contract of an executor: what runs the steps of an engine."""

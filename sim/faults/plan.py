@@ -1,0 +1,325 @@
+"""Fault plans: what is to go wrong, how often, as plain data that any driver can inject.
+
+A plan is a TOML file of families, each with its kinds:
+
+    [device.hangs]
+    probability = 0.002        # of a step
+    watchdog_s = 4.0
+
+Everything has a default, and a kind that is left out never happens. Every draw is keyed by (seed, kind, subject, occasion): a kind more or
+less, or another probability, moves no other fault. The swarm is a plan made by drawing, too: each kind is dropped with probability 1/2.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ...core.draws import Purpose, uniform
+from ...core.errors import ConfigError, Problem, nearest
+from .kinds import KINDS, UNITS
+
+SWARM = "swarm"
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
+Count = Annotated[int, Field(ge=1, le=10**6)]
+
+
+class FaultTable(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Fault(FaultTable):
+    """One kind of fault. `probability` is per occasion; the unit of an occasion is the kind's (see `KINDS`)."""
+
+    probability: Share = Field(0.0, description="of an occasion")
+
+    @property
+    def is_enabled(self) -> bool:
+        return self.probability > 0
+
+
+class Regular(Fault):
+    """A kind that may also happen on every n-th occasion."""
+
+    every: Count | None = Field(None, description="also on every n-th occasion")
+
+    @property
+    def is_enabled(self) -> bool:
+        return self.probability > 0 or self.every is not None
+
+
+class Episode(Fault):
+    lasts_s: Seconds = Field(3.0, description="until it is over")
+
+
+class Slow(Episode):
+    factor: Annotated[float, Field(ge=1, le=1000)] = Field(
+        8.0, description="of every step's device time, of a transfer's time"
+    )
+
+
+class Hang(Fault):
+    watchdog_s: Seconds = Field(5.0, description="after so long the step is given up")
+    restart_s: Seconds = Field(4.0, description="until a new worker runs")
+
+
+class Restart(Fault):
+    restart_s: Seconds = Field(4.0, description="until a new worker runs")
+
+
+class Late(Fault):
+    delay_s: Seconds = Field(2.0, description="at most so much later")
+
+
+class Lost(Fault):
+    retry_s: Seconds = Field(2.0, description="until the sender tries again")
+    retries: Count = Field(3, description="attempts after which it gives up")
+
+
+class Cancel(Fault):
+    mean_s: Seconds = Field(3.0, description="mean time until the client leaves")
+
+
+class Gone(Fault):
+    notice_s: Seconds = Field(20.0, description="until the service notices")
+
+
+class Denial(Regular):
+    count: Count = Field(2, description="attempts that find nothing")
+
+
+class Burst(Fault):
+    factor: Annotated[int, Field(ge=2, le=1000)] = Field(10, description="requests that come instead of one")
+
+
+class Jump(Fault):
+    jump_s: Seconds = Field(60.0, description="at most so far, forwards or backwards")
+
+
+class Shutdown(Fault):
+    within_s: Seconds = Field(600.0, description="at some moment of the first so many seconds")
+
+
+class Death(Restart):
+    notice_s: Seconds = Field(1.0, description="until the other engines are told")
+
+
+class DeviceFaults(FaultTable):
+    raises: Fault = Fault()
+    out_of_memory: Episode = Episode()
+    hangs: Hang = Hang()
+    slow: Slow = Slow()
+    restarts: Restart = Restart()
+    poison: Fault = Fault()
+    nan: Fault = Fault()
+
+
+class LinkFaults(FaultTable):
+    late: Late = Late()
+    duplicated: Late = Late()
+    lost: Lost = Lost()
+
+
+class ClientFaults(FaultTable):
+    cancels: Cancel = Cancel()
+    gone: Gone = Gone()
+    duplicate_id: Fault = Fault()
+    bad_request: Fault = Fault()
+    token_limits: Fault = Fault()
+    stop_edge: Fault = Fault()
+
+
+class DraftFaults(FaultTable):
+    right: Episode = Episode()
+    wrong: Episode = Episode()
+    nan: Fault = Fault()
+
+
+class PoolFaults(FaultTable):
+    denied: Denial = Denial()
+    retraction: Regular = Regular()
+
+
+class LoadFaults(FaultTable):
+    burst: Burst = Burst()
+
+
+class ClockFaults(FaultTable):
+    jump: Jump = Jump()
+    freeze: Episode = Episode()
+
+
+class ConfigFaults(FaultTable):
+    half_written: Fault = Fault()
+
+
+class ServiceFaults(FaultTable):
+    shutdown: Shutdown = Shutdown()
+
+
+class TransferFaults(FaultTable):
+    lost: Fault = Fault()
+    short: Fault = Fault()
+    corrupt: Fault = Fault()
+    duplicated: Late = Late()
+    reordered: Fault = Fault()
+    late: Late = Late()
+    slow: Slow = Slow()
+    ack_lost: Fault = Fault()
+    cancelled: Fault = Fault()
+    peer_dies: Death = Death()
+
+
+class FaultPlan(FaultTable):
+    """What may go wrong in a run. Faults begin with the run and end with its last arrival (or at `stop_s`); then all must drain."""
+
+    stop_s: Seconds | None = Field(None, description="no new fault from then on; default: the last arrival")
+    recovery_s: Seconds = Field(600.0, description="after the last fault everything has ended within so long")
+    device: DeviceFaults = DeviceFaults()
+    link: LinkFaults = LinkFaults()
+    client: ClientFaults = ClientFaults()
+    draft: DraftFaults = DraftFaults()
+    pool: PoolFaults = PoolFaults()
+    load: LoadFaults = LoadFaults()
+    clock: ClockFaults = ClockFaults()
+    config: ConfigFaults = ConfigFaults()
+    service: ServiceFaults = ServiceFaults()
+    transfer: TransferFaults = TransferFaults()
+
+    def of(self, kind: str) -> Fault:
+        """The settings of a kind by its name, such as "device.hangs"."""
+        family, _, name = kind.partition(".")
+        return getattr(getattr(self, family), name)
+
+    @property
+    def enabled(self) -> tuple[str, ...]:
+        """The kinds that can happen, in the order of `KINDS`."""
+        return tuple(kind for kind in KINDS if self.of(kind).is_enabled)
+
+    def to_toml(self) -> str:
+        """The plan as a file: the enabled kinds with all their values."""
+        lines = [f"{key} = {value}" for key in ("stop_s", "recovery_s") if (value := getattr(self, key)) is not None]
+        for kind in self.enabled:
+            values = self.of(kind).model_dump(exclude_none=True)
+            lines += ["", f"[{kind}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+        return "\n".join(lines) + "\n"
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def load_fault_plan(given: str | Path, seed: int, *, transfers: bool = False) -> FaultPlan:
+    """The plan in a TOML file, or the swarm of `seed` for the word "swarm", `transfers` between engines among it.
+
+    Raises ConfigError with every problem of the file.
+    """
+    if str(given) == SWARM:
+        return swarm_plan(seed, transfers=transfers)
+    path = Path(given)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        hint = nearest(str(given), [SWARM])
+        raise ConfigError(str(path), [Problem("", f"cannot be read: {error}{hint}")]) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(path), [Problem("", f"is no TOML: {error}")]) from None
+    return fault_plan(table, str(path))
+
+
+def fault_plan(table: Mapping[str, Any], source: str = "<fault plan>") -> FaultPlan:
+    """Validate plain data. Raises ConfigError with all problems, an unknown key with the nearest known one."""
+    try:
+        return FaultPlan.model_validate(dict(table))
+    except ValidationError as error:
+        raise ConfigError(source, [_problem(detail) for detail in error.errors()]) from None
+
+
+def _problem(detail: Mapping[str, Any]) -> Problem:
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        table, _, name = key.rpartition(".")
+        known = _keys_of(table)
+        hint = nearest(name, known) or nearest(key, KINDS)
+        return Problem(key, f"unknown key{hint}" + ("" if hint else f"; known here: {', '.join(known)}"))
+    message = detail["msg"]
+    return Problem(key, f"{message[0].lower()}{message[1:]}, got {detail['input']!r}")
+
+
+def _keys_of(table: str) -> list[str]:
+    at: Any = FaultPlan()
+    for name in filter(None, table.split(".")):
+        at = getattr(at, name)
+    return list(type(at).model_fields)
+
+
+def swarm_plan(seed: int, *, transfers: bool = False) -> FaultPlan:
+    """A plan drawn from `seed`: each kind is dropped with probability 1/2, or has a probability from its range (log-uniform).
+
+    Faults of transfers are among it where there are any; they move none of the others.
+    """
+    families: dict[str, dict[str, Any]] = {}
+    for name, kind in KINDS.items():
+        if kind.needs_transfers and not transfers:
+            continue
+        if float(uniform(seed, Purpose.SWARM, kind.number, 0)) < 0.5:
+            continue
+        low, high = kind.swarm
+        coin = float(uniform(seed, Purpose.SWARM, kind.number, 1))
+        family, _, key = name.partition(".")
+        families.setdefault(family, {})[key] = {"probability": low * (high / low) ** coin}
+    return fault_plan(families, "<swarm>")
+
+
+# -- drawing ----------------------------------------------------------------------------------------------------------
+
+
+class FaultDraws:
+    """Which occasions have which fault. A pure function of (seed, kind, subject, occasion), drawn a stretch at a time."""
+
+    STRETCH = 512
+
+    def __init__(self, plan: FaultPlan, seed: int) -> None:
+        self.plan = plan
+        self._seed = seed
+        self._by_unit = {
+            unit: [(name, KINDS[name].number, plan.of(name)) for name in plan.enabled if KINDS[name].occasion == unit]
+            for unit in UNITS
+        }
+        self._stretches: dict[tuple[str, int, int], dict[int, tuple[str, ...]]] = {}
+
+    def at(self, unit: str, subject: int, occasion: int) -> tuple[str, ...]:
+        """The kinds that happen at this occasion, in the order of `KINDS`. `subject`: the replica, link or run that it belongs to."""
+        if not self._by_unit[unit]:
+            return ()
+        number = occasion // self.STRETCH
+        stretch = self._stretches.get((unit, subject, number))
+        if stretch is None:
+            stretch = self._stretches[unit, subject, number] = dict(self._draw(unit, subject, number))
+        return stretch.get(occasion, ())
+
+    def _draw(self, unit: str, subject: int, number: int) -> Iterator[tuple[int, tuple[str, ...]]]:
+        first = number * self.STRETCH
+        occasions = np.arange(first, first + self.STRETCH)
+        hits: dict[int, list[str]] = {}
+        for name, lane, fault in self._by_unit[unit]:
+            happens = uniform(self._seed, Purpose.FAULT, subject, occasions, lane) < fault.probability
+            every = getattr(fault, "every", None)
+            if every is not None:
+                happens |= (occasions + 1) % every == 0
+            for occasion in occasions[happens].tolist():
+                hits.setdefault(occasion, []).append(name)
+        for occasion, names in hits.items():
+            yield occasion, tuple(names)
+
+    def amount(self, kind: str, subject: int, occasion: int, part: int = 0) -> float:
+        """A number in [0, 1) that belongs to one fault: how late, how far, which one."""
+        lane = KINDS[kind].number + 64 * (part + 1)
+        return float(uniform(self._seed, Purpose.FAULT, subject, occasion, lane))

@@ -1,0 +1,179 @@
+"""The simulator's suite: ours holds, in two processes too; more pages are excused by name alone; what is wrong is said in words."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from foretoken.checks.adapters.simulator import CheckedSimulator, make
+from foretoken.properties.cases import load_case
+from foretoken.properties.conformance import check
+from foretoken.properties.invariants import of_contract
+from foretoken.properties.invariants.simulator import more_pages_are_no_worse
+from foretoken.properties.simulator import operations as ops
+from foretoken.properties.simulator.contract import SimulatorConfig
+from foretoken.properties.simulator.exceptions import EXCEPTIONS, excuse
+from foretoken.properties.simulator.impossible import ALL
+from foretoken.properties.simulator.suite import SUITE as SIMULATOR
+from foretoken.properties.trial import Violation
+
+CASES = Path(__file__).parents[1] / "support" / "cases"
+CAPABILITIES = SIMULATOR.capabilities.of(make.capabilities)
+OPERATIONS = 120
+PLAIN = SimulatorConfig()
+
+
+def started(config=PLAIN, subject=make):
+    return SIMULATOR.start(subject, config, CAPABILITIES, SIMULATOR.invariants(CAPABILITIES))
+
+
+def test_ours_holds():
+    report = check(SIMULATOR, make, budget=OPERATIONS, seed=3)
+    assert not report.failures, report.text()
+    assert report.evaluations["SIM-02"] > 30 and report.evaluations["SIM-10"] >= 5
+
+
+def test_who_checks_what():
+    ids = [item.id for item in of_contract("simulator")]
+    assert ids == [f"SIM-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8, 9, 10, 11)]
+
+
+PROGRAM = """
+import hashlib, json, sys
+from foretoken.properties.simulator.contract import Service, SimulatorConfig
+from foretoken.checks.adapters.simulator import make
+for faults in (None, (("device.raises", 100), ("client.cancels", 300), ("link.lost", 300))):
+    service = Service(7, 9, prompt_lens=(3, 17, 40), output_lens=(2, 7, 20), pages=128, replicas=2, faults=faults)
+    answer = make(SimulatorConfig(4, 3, True)).run(service)
+    if sys.argv[1:]:
+        answer["events"] = list(set(answer["events"]))
+    print(hashlib.sha256(json.dumps(answer).encode()).hexdigest())
+"""
+
+
+def printed(hash_seed, *arguments):
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_two_processes_with_other_hash_seeds_have_one_history():
+    said = printed("1")
+    assert said == printed("4711") and len(set(said)) == 2, "other faults are another history"
+    assert printed("1", "in the order of a set") != printed("4711", "in the order of a set")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_service_in_trouble_holds_in_every_way(overlap):
+    trial = started(SimulatorConfig(4, 3, overlap))
+    trial.apply(ops.Load(9, "poisson", 5, (3, 17, 40), (2, 7, 20), 7))
+    trial.apply(ops.Size(8, 2, 2))
+    for kind in ("device.raises", "client.cancels", "client.token_limits", "pool.retraction", "link.late"):
+        trial.apply(ops.Plan(kind, 30))
+        assert trial.apply(ops.Twice()) and trial.apply(ops.OneMoreRequest())
+        assert trial.apply(ops.OneMoreFault("device.restarts", 10))
+        assert trial.moment.grown is not None
+    faulty = trial.moment.runs[0]
+    assert trial.apply(ops.Calm()) and trial.apply(ops.Run())
+    assert faulty.events != trial.moment.runs[0].events and faulty.summary["retractions"] > 0
+
+
+@pytest.mark.parametrize("services", ["constant", "exponential"])
+def test_queues_wait_as_they_must(services):
+    trial = started()
+    assert trial.apply(ops.Queue(services, 5)) and trial.moment.queue is not None
+
+
+def test_a_pipeline_is_no_single_server():
+    assert not started(SimulatorConfig(overlap=True)).apply(ops.Queue("constant", 1))
+
+
+@pytest.mark.parametrize("how", list(ALL))
+def test_what_cannot_be_is_refused(how):
+    trial = started()
+    assert trial.apply(ops.Impossible(how)) and trial.moment.refusal
+
+
+# -- SIM-10 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("more-pages-serve-more", "serves-more"),
+        ("more-pages-run-more-at-once", "runs-more-at-once"),
+        ("more-pages-where-some-are-retracted-already", "retracts-already"),
+        ("more-pages-start-sooner", "starts-sooner"),
+    ],
+)
+def test_an_exception_is_one(case, name):
+    """With more pages there are more retractions, and only the exception of that name says why."""
+    stored = load_case(CASES / f"{case}.json")
+    trial = started(stored.config)
+    for operation in stored.operations:
+        assert trial.apply(operation)
+    small, large = trial.moment.enlarged
+    assert large.summary["retractions"] > small.summary["retractions"] and excuse(small, large) == name
+
+
+def test_every_exception_has_a_case():
+    assert len(EXCEPTIONS) == len(list(CASES.glob("more-pages-*.json")))
+
+
+def test_without_an_exception_more_retractions_are_a_finding(monkeypatch):
+    trial = started(SimulatorConfig(16, 5))
+    for operation in load_case(CASES / "more-pages-run-more-at-once.json").operations:
+        trial.apply(operation)
+    monkeypatch.setitem(EXCEPTIONS, "runs-more-at-once", lambda small, large: False)
+    monkeypatch.setitem(EXCEPTIONS, "starts-sooner", lambda small, large: False)
+    assert "1 retractions" in more_pages_are_no_worse(trial.moment).was
+
+
+# -- what is wrong is said --------------------------------------------------------------------------------------------
+
+
+class Changed(CheckedSimulator):
+    """Ours, whose answer somebody changes."""
+
+    def __init__(self, change):
+        super().__init__(SimulatorConfig())
+        self.change = change
+
+    def simulate(self, service, workload):
+        answer = json.loads(json.dumps(super().simulate(service, workload)))
+        return self.change(answer) or answer
+
+
+@pytest.mark.parametrize(
+    ("change", "id", "words"),
+    [
+        (lambda answer: 7, "TYPE", "the answer is of type int"),
+        (lambda answer: answer.pop("times_ns") and None, "TYPE", "has no times_ns"),
+        (lambda answer: answer["times_ns"].pop() and None, "TYPE", "times for"),
+        (lambda answer: answer["events"].append(3), "TYPE", "an event is 3"),
+        (lambda answer: answer["arrivals"][0].append(3), "TYPE", "an arrival is"),
+        (lambda answer: answer["arrivals"].append([0, 1, 1]), "ANSWER", "5 arrivals"),
+        (lambda answer: answer["requests"].pop() and None, "ANSWER", r"requests \[0, 1, 2\] have an end"),
+        (lambda answer: answer["requests"][0].update(number=9), "ANSWER", "request number 9"),
+        (lambda answer: answer["requests"][0].update(reason="gone"), "TYPE", "reason is 'gone'"),
+        (lambda answer: answer["summary"].update(completed=None), "TYPE", "completed of the summary is None"),
+        (
+            lambda answer: answer["summary"].update(p99_ttft_ms=float("nan")),
+            "TYPE",
+            "p99_ttft_ms of the summary is nan",
+        ),
+        (lambda answer: answer["summary"].update(completed=3), "SIM-07", "completed is 3"),
+        (lambda answer: answer["summary"].update(median_ttft_ms=1e9), "SIM-07", "ttft: median"),
+        (lambda answer: answer["summary"].update(mean_concurrency=9), "SIM-09", "9 requests in the system"),
+        (lambda answer: answer["times_ns"].reverse(), "SIM-02", "the one before it"),
+        (lambda answer: answer["requests"][0]["emissions"].reverse(), "SIM-03", "a gap of -"),
+    ],
+)
+def test_what_is_wrong_is_said(change, id, words):
+    trial = started(subject=lambda config: Changed(change))
+    trial.apply(ops.Load(4, "poisson", 5, (3,), (4, 7), 2))
+    with pytest.raises(Violation, match=words) as caught:
+        trial.apply(ops.Run())
+    assert caught.value.id == id

@@ -1,0 +1,99 @@
+"""The transport's suite on our own two state machines, and histories that it has found."""
+
+import pytest
+from foretoken.checks.transport import handoff_subject as handoff
+from foretoken.checks.transport import operations as ops
+from foretoken.checks.transport.contract import DECODE, PREFILL, TransportConfig
+from foretoken.properties.conformance import check
+from foretoken.properties.invariants import of_contract
+from foretoken.properties.suites import suite_of
+from foretoken.properties.trial import Violation
+
+TRANSPORT = suite_of("transport")
+CAPABILITIES = handoff.make.capabilities
+
+
+def run(history, config=None, make=handoff.make, drain=True):
+    config = config or TransportConfig(prefill_pages=12, decode_pages=36)
+    invariants = TRANSPORT.invariants(CAPABILITIES)
+    return TRANSPORT.execute(make, config, CAPABILITIES, invariants, history, drain=drain)
+
+
+def test_ours_holds_and_nothing_goes_unchecked():
+    report = check(TRANSPORT, handoff.make, budget=9_000, seed=5)
+    assert report.ok, report.text()
+    assert min(report.evaluations.values()) > 20 and all(report.executed.values())
+
+
+def test_every_handoff_invariant_has_its_checker_here():
+    assert [item.id for item in of_contract("transport")] == [f"HANDOFF-{n:02}" for n in range(1, 11)]
+
+
+GOOD = [
+    ops.Start(1, 0, 5),
+    *[op for _ in range(4) for op in (ops.Compute(), ops.DeliverAll(DECODE), ops.DeliverAll(PREFILL))],
+]
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_on_a_good_link_a_request_arrives(page_size, hidden):
+    config = TransportConfig(page_size=page_size, prefill_pages=20, decode_pages=40, hidden=hidden, generation=2**63)
+    trial = run([*GOOD, ops.Decode()], config, drain=False)
+    assert trial.model.decoding[1].has_joined
+    assert trial.moment.counters[PREFILL][:2] == trial.moment.counters[DECODE][:2] == (1, 1)
+
+
+def test_a_page_whose_copy_is_misnumbered_costs_an_attempt_and_no_more():
+    offered = [ops.Start(1, 0, 2), ops.Compute(), ops.Deliver(DECODE, 0), ops.Deliver(PREFILL, 0), ops.Damage(0, 3)]
+    trial = run(
+        [*offered, *[op for _ in range(4) for op in (ops.DeliverAll(DECODE), ops.DeliverAll(PREFILL))]], drain=False
+    )
+    assert trial.model.decoding[1].has_joined
+    assert trial.subject._workers[PREFILL].side.counts.retries == 1
+
+
+# What the suite found in these machines before they were right; each ended in a violation.
+FOUND = {
+    "a request that waits for its prefill fails with its decode worker": [ops.Start(1, 0, 1), ops.Kill(DECODE, True)],
+    "a cancel of a newer generation releases nothing of an older one": [
+        *(ops.Start(1, 0, 1), ops.Compute(), ops.Restart(PREFILL), ops.Start(1, 0, 1), ops.Compute()),
+        *(ops.Cancel(PREFILL, 1), ops.DeliverAll(DECODE)),
+    ],
+    "a cancel is about its own transfer alone": [
+        *(ops.Start(1, 0, 1), ops.Compute(), ops.Kill(DECODE, True), ops.Start(1, 0, 2), ops.Compute()),
+        *(ops.Cancel(PREFILL, 1), ops.Restart(DECODE), ops.DeliverAll(DECODE)),
+    ],
+    "another request of one id waits until the pages of the first are settled": [
+        *(ops.Start(1, 0, 1), ops.Compute(), ops.Kill(DECODE, True), ops.Restart(DECODE), ops.Start(1, 0, 2)),
+        *(ops.Compute(), ops.DeliverAll(DECODE), ops.Advance(10)),
+    ],
+    "pages that a cached prefix replaces come back though nothing is ever launched again": [
+        *(ops.Start(1, 0, 1), ops.Start(2, 0, 1), ops.Compute(), ops.Advance(10), ops.Advance(10)),
+        *(ops.DeliverAll(DECODE), ops.DeliverAll(PREFILL), ops.Advance(20), ops.DeliverAll(DECODE), ops.Quiet()),
+    ],
+}
+
+
+@pytest.mark.parametrize("history", FOUND.values(), ids=FOUND)
+def test_what_was_found_stays_mended(history):
+    run(history)
+
+
+def test_what_makes_no_sense_is_left_out():
+    senseless = [
+        *(ops.Deliver(DECODE, 0), ops.DeliverAll(PREFILL), ops.Drop(DECODE, 1), ops.Duplicate(PREFILL, 0)),
+        *(ops.Again(DECODE, 0), ops.Damage(0, 0), ops.Cancel(PREFILL, 3), ops.Advance(0), ops.Start(1, 0, 0)),
+    ]
+    assert run(senseless, drain=False).num_operations == 0
+
+
+def test_a_transport_over_which_nothing_comes_is_reported():
+    class Silent(handoff.HandoffTransport):
+        """Refuses everything."""
+
+        def submit(self, request, tokens, first_token, draft, now_ns):
+            return False
+
+    with pytest.raises(Violation, match="does not come through"):
+        run([], make=Silent)

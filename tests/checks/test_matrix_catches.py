@@ -1,0 +1,327 @@
+"""Planted defects, in the engine and in the executor: the pairwise cover must notice each of them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from foretoken.checks.driver import Dice
+from foretoken.checks.matrix import Cell, pairwise_cells, random_cell, run_cell, run_cell_in_blocks
+from foretoken.core.algorithm.builtin import Eagle
+from foretoken.core.contract.finish import SettledRuns
+from foretoken.core.kv import store as store_module
+from foretoken.core.kv.store import KVStore
+from foretoken.core.scheduler import config as engine_config
+from foretoken.core.scheduler import engine as engine_module
+from foretoken.core.scheduler import output, rounds
+from foretoken.core.scheduler.engine import Engine
+from foretoken.core.scheduler.precedence import least_entitled
+from foretoken.core.scheduler.rounds import DecodeRounds
+from foretoken.core.tree.outputs import NodeOutputs
+from foretoken.properties.reference import drafting, executor, shadow
+from foretoken.properties.reference.executor import ReferenceExecutor
+
+CELLS = pairwise_cells(seed=2, attempts=6)
+# Prompts that begin alike and are computed in one step: both requests hold the prefix until the cache has taken one copy.
+ALIKE = {"prefixes": "shared", "cache": True, "chunk_size": 64, "arrivals": "at once", "pool": "tight"}
+CELLS += [random_cell(Dice(seed), seed, ALIKE) for seed in range(100, 112)]
+
+
+def noticed(run=run_cell) -> bool:
+    """Whether some cell of the cover fails."""
+    for cell in CELLS:
+        try:
+            run(cell)
+        except Exception:
+            return True
+    return False
+
+
+def slots_freed_under_a_step_in_flight(patch):
+    patch.setattr(Engine, "_fence_of", lambda self, row: 0)
+
+
+def reserve_of_one_round_in_overlap_mode(patch):
+    patch.setattr(engine_config, "reserve_per_decode", lambda alloc_len, overlap: alloc_len)
+
+
+def allocation_for_one_step_less_than_the_maximum(patch):
+    real = engine_config.get_alloc_len_per_decode
+    patch.setattr(
+        engine_config,
+        "get_alloc_len_per_decode",
+        lambda steps, topk, nodes, page, draft=True: max(1, real(steps, topk, nodes, page, draft) - 1),
+    )
+
+
+def rejected_positions_cached(patch):
+    real = KVStore.close_row
+
+    def close_row(self, departure, last_committed):
+        departure = store_module.Departure(
+            departure.fence,
+            departure.row,
+            None if departure.tokens is None else np.append(departure.tokens, [7, 7, 7, 7]),
+            departure.num_valid + 4,
+            departure.namespace,
+        )
+        real(self, departure, last_committed)
+
+    patch.setattr(KVStore, "close_row", close_row)
+
+
+def row_not_pointed_at_the_canonical_slots(patch):
+    real = KVStore.share_prefix
+
+    def share_prefix(self, *arguments):
+        self._write = lambda row, start, slots: None
+        try:
+            real(self, *arguments)
+        finally:
+            del self._write
+
+    patch.setattr(KVStore, "share_prefix", share_prefix)
+
+
+def namespaces_ignored(patch):
+    real = KVStore.match
+    patch.setattr(KVStore, "match", lambda self, tokens, namespace: real(self, tokens, ""))
+    release = KVStore._release
+
+    def into_one(self, departure):
+        release(self, store_module.Departure(departure.fence, departure.row, departure.tokens, departure.num_valid, ""))
+
+    patch.setattr(KVStore, "_release", into_one)
+
+
+def token_keys_where_bigrams_are_needed(patch):
+    patch.setattr(Eagle, "prefix_key_kind", lambda self: "token")
+
+
+def retracted_requests_forget_their_output(patch):
+    real = output.OutputLog.close
+
+    def close(self, record, kv_len):
+        real(self, record, kv_len)
+        record.emitted_before = 0
+
+    patch.setattr(output.OutputLog, "close", close)
+
+
+def departed_rows_settled(patch):
+    real = DecodeRounds.settle
+
+    def settle(self, launched, result, departures_at_plan):
+        return real(self, launched, result, self.departures)
+
+    patch.setattr(DecodeRounds, "settle", settle)
+
+
+def stop_masked_by_the_length_cap(patch):
+    real = rounds.settle_runs
+
+    def settle_runs(accept_lens, stop_index, remaining):
+        runs = real(accept_lens, stop_index, remaining)
+        return SettledRuns(runs.kept, runs.ended, runs.stopped & (runs.kept < remaining))
+
+    patch.setattr(rounds, "settle_runs", settle_runs)
+
+
+def one_token_past_the_cap(patch):
+    real = engine_module.Engine._begin_decoding
+
+    def begin(self, record):
+        real(self, record)
+        self.rounds.end_len[record.row] += 1
+
+    patch.setattr(Engine, "_begin_decoding", begin)
+
+
+def preempted_after_its_slots_were_reserved(patch):
+    real = Engine._plan_prefill
+
+    def plan_prefill(self, verify_tokens):
+        if self.config.mixed and len(self._by_row) > 1 and len(self.admission.queue) and self.last_step_id % 5 == 0:
+            self._retract(least_entitled(self._by_row.values()))
+        return real(self, verify_tokens)
+
+    patch.setattr(Engine, "_plan_prefill", plan_prefill)
+
+
+def captures_left_uncompacted(patch):
+    patch.setattr(NodeOutputs, "compact", lambda self, accept_index, num_draft_tokens: self)
+
+
+def moves_scattered_before_gathered(patch):
+    def backwards(pool, plan):
+        for src, dst in zip(plan.src[::-1], plan.dst[::-1], strict=True):
+            pool[dst] = pool[src]
+
+    patch.setattr(shadow, "apply_moves", backwards)
+
+
+def accepted_path_not_moved(patch):
+    patch.setattr(shadow.ShadowPool, "move", lambda self, plan: None)
+
+
+def no_catch_up_when_all_is_accepted(patch):
+    real = ReferenceExecutor._write_draft
+
+    def write(self, row, start, tokens, hashes, next_token):
+        if len(tokens) > 2:
+            tokens, hashes = tokens[:-1], hashes[:-1]
+        real(self, row, start, tokens, hashes, next_token)
+
+    patch.setattr(ReferenceExecutor, "_write_draft", write)
+
+
+def chunk_tail_taken_from_the_sample(patch):
+    real = ReferenceExecutor._draft_prefill
+
+    def draft_prefill(self, row, start, prefix, next_token):
+        token = int(self.model.argmax(prefix.hashes[-1:], prefix.tokens[-1:])[0])
+        real(self, row, start, prefix, token)
+
+    patch.setattr(ReferenceExecutor, "_draft_prefill", draft_prefill)
+
+
+def bonus_gathered_with_the_wrong_stride(patch):
+    from foretoken.core.tree import finalize
+
+    def gather_last(emitted, accept_lens):
+        rows, width = emitted.shape
+        places = np.arange(rows) * max(width - 1, 1) + accept_lens - 1
+        return np.maximum(emitted.reshape(-1)[places], 0)
+
+    patch.setattr(finalize, "gather_last", gather_last)
+
+
+def branches_do_not_follow_their_parents(patch):
+    patch.setattr(drafting._Branches, "_follow", lambda self, sources, written: None)
+
+
+def hidden_states_in_standalone(patch):
+    patch.setattr(ReferenceExecutor, "_draft_hidden", lambda self, hashes: executor.hidden_of(hashes))
+
+
+def feedback_of_departed_rows_counted(patch):
+    real = DecodeRounds.feed_back
+    patch.setattr(
+        DecodeRounds, "feed_back", lambda self, step, result, live, before: real(self, step, result, None, None)
+    )
+
+
+def too_much_reserved(patch):
+    grow = KVStore.grow
+
+    def generous(self, rows, targets):
+        return grow(
+            self, rows, np.minimum(targets + 2 * self.page_size + 40 // self.page_size * self.page_size, self.row_width)
+        )
+
+    patch.setattr(KVStore, "grow", generous)
+
+
+def failed_requests_go_on(patch):
+    real = Engine.commit
+
+    def commit(self, result, now_ns):
+        return real(self, dataclasses.replace(result, failures=()), now_ns)
+
+    patch.setattr(Engine, "commit", commit)
+
+
+def released_cells_kept(patch):
+    from foretoken.core.contract.future_map import FutureMap
+
+    patch.setattr(FutureMap, "drop", lambda self, rows: None)
+
+
+def a_stop_that_never_arrives(patch):
+    patch.setattr(ReferenceExecutor, "request_stop", lambda self, last_step_id: None)
+
+
+def blocks_keep_what_they_reserved(patch):
+    patch.setattr(DecodeRounds, "give_back", lambda self, *arguments: None)
+
+
+def blocks_planned_while_somebody_could_enter(patch):
+    def max_rounds(self):
+        if self.rounds.single_round_rows or any(launched.step.max_rounds > 1 for launched in self._launched):
+            return 1
+        return 1 if self.admission.in_progress is not None else self.config.block_rounds
+
+    patch.setattr(Engine, "_max_rounds", max_rounds)
+
+
+def newcomers_never_wake_the_driver(patch):
+    patch.setattr(Engine, "_could_enter", lambda self, record: False)
+
+
+def aborted_rounds_forgotten(patch):
+    patch.setattr(Engine, "_in_running_block", lambda self, record: False)
+
+
+def the_controller_is_not_asked_how_long(patch):
+    from foretoken.core.adaptive import AdaptiveController
+
+    patch.setattr(AdaptiveController, "rounds_to_next_decision", lambda self, bs: 1 << 30)
+
+
+IN_ONE_ENGINE = [
+    slots_freed_under_a_step_in_flight,
+    reserve_of_one_round_in_overlap_mode,
+    allocation_for_one_step_less_than_the_maximum,
+    rejected_positions_cached,
+    row_not_pointed_at_the_canonical_slots,
+    namespaces_ignored,
+    token_keys_where_bigrams_are_needed,
+    retracted_requests_forget_their_output,
+    departed_rows_settled,
+    stop_masked_by_the_length_cap,
+    one_token_past_the_cap,
+    preempted_after_its_slots_were_reserved,
+    captures_left_uncompacted,
+    moves_scattered_before_gathered,
+    accepted_path_not_moved,
+    no_catch_up_when_all_is_accepted,
+    chunk_tail_taken_from_the_sample,
+    bonus_gathered_with_the_wrong_stride,
+    branches_do_not_follow_their_parents,
+    hidden_states_in_standalone,
+    released_cells_kept,
+    feedback_of_departed_rows_counted,
+    too_much_reserved,
+    failed_requests_go_on,
+]
+BETWEEN_BLOCKS_AND_SINGLE_ROUNDS = [
+    a_stop_that_never_arrives,
+    blocks_keep_what_they_reserved,
+    blocks_planned_while_somebody_could_enter,
+    newcomers_never_wake_the_driver,
+    aborted_rounds_forgotten,
+    the_controller_is_not_asked_how_long,
+]
+
+
+@pytest.mark.parametrize("plant", IN_ONE_ENGINE, ids=lambda plant: plant.__name__)
+def test_a_planted_defect_is_noticed(plant, monkeypatch):
+    plant(monkeypatch)
+    assert noticed()
+
+
+@pytest.mark.parametrize("plant", BETWEEN_BLOCKS_AND_SINGLE_ROUNDS, ids=lambda plant: plant.__name__)
+def test_a_planted_difference_between_blocks_and_rounds_is_noticed(plant, monkeypatch):
+    plant(monkeypatch)
+    assert noticed(run_cell_in_blocks)
+
+
+def test_without_a_defect_nothing_is_noticed():
+    assert not any(noticed_in(cell) for cell in CELLS[:10])
+
+
+def noticed_in(cell: Cell) -> bool:
+    try:
+        run_cell(cell)
+    except Exception:
+        return True
+    return False

@@ -1,0 +1,53 @@
+"""Every planted defect is found, for the reason for which it must be, and shrunk to a history that can be read."""
+
+from functools import cache
+
+import pytest
+from foretoken.properties.invariants import of_contract
+from foretoken.properties.mutants import MAX_SHRUNK, Kill, Mutant, invariants_without_mutant, kill, mutants_of
+from foretoken.properties.suites import contracts
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr("foretoken.properties.suites.RUN_LIMIT_S", 0.4)
+    monkeypatch.setattr("foretoken.properties.shrink.HANG_LIMIT_S", 0.04)
+
+
+ALL = [mutant for contract in contracts() for mutant in mutants_of(contract)]
+
+
+@cache
+def killed(mutant: Mutant) -> Kill:
+    return kill(mutant)
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: f"{mutant.contract}-{mutant.name}")
+def test_a_mutant_is_killed(mutant):
+    result = killed(mutant)
+    assert result.is_killed, result.line()
+    assert len(result.failure.case.operations) <= MAX_SHRUNK
+    assert "killed by" in result.line() and mutant.defect in result.line()
+    # The stored history is enough to see it again.
+    again = result.failure.case.replay(mutant.make)
+    assert again is not None and result.failure.id in {broken.id for broken in again.broken}
+
+
+@pytest.mark.parametrize("contract", contracts())
+def test_every_invariant_is_broken_by_some_mutant(contract):
+    assert invariants_without_mutant(contract) == ()
+    broken = {id for mutant in mutants_of(contract) for id in killed(mutant).broken}
+    assert broken >= {item.id for item in of_contract(contract)}
+
+
+def test_a_survivor_is_called_one():
+    from foretoken.checks.adapters.kv_allocator import make
+
+    result = kill(Mutant("Harmless", "nothing is wrong with it", "allocator", make, ("ALLOC-01",)), budget=2_000)
+    assert not result.is_killed and "SURVIVED" in result.line()
+
+
+def test_a_mutant_that_is_found_for_another_reason_does_not_count():
+    mutant = next(m for m in mutants_of("allocator") if m.name == "SharesWithoutCounting")
+    result = kill(Mutant(mutant.name, mutant.defect, "allocator", mutant.make, ("ALLOC-12",)))
+    assert not result.is_killed and "NOT KILLED AS IT SHOULD" in result.line()

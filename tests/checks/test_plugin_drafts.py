@@ -1,0 +1,153 @@
+"""Plugins on the reference executor: told the truth, rejected where they talk nonsense, named where they fail."""
+
+from __future__ import annotations
+
+import pytest
+from foretoken.checks.matrix import Cell, CellReport, random_cells, run_cell, run_cell_in_blocks, run_cells, summary
+from foretoken.core.adaptive import fixed_controller
+from foretoken.core.algorithm.builtin import Eagle3, MultiLayerEagle, Standalone
+from foretoken.core.algorithm.proposer import PluginError
+from foretoken.core.algorithm.registry import (
+    algorithm_names,
+    get_algorithm,
+    register_algorithm,
+    unregister_algorithm,
+)
+from foretoken.core.contract.request import Request
+from foretoken.core.prompt import Prompt
+from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.engine import Engine
+from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
+from foretoken.properties.reference.handoff import HandoffPair
+from witness import Witness, WitnessProposer
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    before = set(algorithm_names())
+    yield
+    for name in set(algorithm_names()) - before:
+        unregister_algorithm(name)
+
+
+def plugin(base, **changes):
+    """A class of this test's own, registered as PLUGGED."""
+    return register_algorithm("PLUGGED")(type("Plugged", (base,), changes))
+
+
+def test_every_round_starts_from_what_its_last_accepted_node_said(record_property):
+    plugin(Witness)
+    Witness.rounds_witnessed = 0
+    # With simulated acceptance the drafts are not the proposer's own, so there is no truth to tell.
+    fixed = {"algorithm": "PLUGGED", "drafts": "model"}
+    failures, reports = run_cells(list(random_cells(60, 7, fixed)))
+    assert not failures, "\n".join(f"{f.error}\n    {f.cell}" for f in failures)
+    record_property("note", f"witness on the reference executor: {summary(failures, reports)}")
+    for count in ("blocks", "correct_drafts", "retractions", "disturbances"):
+        assert sum(getattr(report, count) for report in reports) > 20, count
+    assert Witness.rounds_witnessed > 500
+
+
+def test_blocks_and_simulated_acceptance():
+    plugin(Witness)
+    blocks = sum(
+        run_cell_in_blocks(cell)
+        for cell in random_cells(5, 3, {"algorithm": "PLUGGED", "drafts": "model", "block_rounds": 8, "topk": 1})
+    )
+    assert blocks > 0
+    plain = type("Silent", (Witness,), {"make_proposer": lambda self, shape: Silent()})
+    register_algorithm("SILENT")(plain)
+    failures, reports = run_cells(list(random_cells(20, 5, {"algorithm": "SILENT", "drafts": "simulated"})))
+    assert not failures, failures[0].error
+    assert sum(report.correct_drafts for report in reports) > 100
+
+
+class Silent(WitnessProposer):
+    """Proposes nothing, and relays that."""
+
+    def propose(self, request):
+        raise AssertionError("with simulated acceptance nobody asks")
+
+
+CELLS = [
+    Cell(
+        algorithm="PLUGGED",
+        mode="overlap",
+        steps=3,
+        policy="ema",
+        block_rounds=3,
+        disturbance="all",
+        pool="tight",
+        seed=3,
+    ),
+    Cell(algorithm="PLUGGED", mode="overlap", page_size=4, topk=3, steps=3, chunk_size=8, seed=4),
+    Cell(algorithm="PLUGGED", steps=2, prefixes="shared", stops="tokens", seed=5),
+]
+
+
+def serve_all() -> list[CellReport]:
+    return [run_cell(cell) for cell in CELLS]
+
+
+@pytest.mark.parametrize("base", [Standalone, Eagle3, MultiLayerEagle])
+def test_a_plugin_takes_a_drafter_that_is_there_by_saying_so(base):
+    plugin(base)
+    assert sum(report.correct_drafts for report in serve_all()) > 10
+
+
+def test_a_proposer_that_raises_ends_the_run_with_its_name():
+    class Fragile(WitnessProposer):
+        def propose(self, request):
+            if max(map(len, self.texts.values())) > 20:
+                raise IndexError("too long for me")
+            return super().propose(request)
+
+    plugin(Witness, make_proposer=lambda self, shape: Fragile())
+    with pytest.raises(PluginError, match="algorithm PLUGGED: propose raised IndexError: too long for me"):
+        serve_all()
+
+
+def test_the_witness_notices_a_value_of_another_node():
+    class Liar(WitnessProposer):
+        def propose(self, request):
+            proposal = super().propose(request)
+            proposal.next_relay["text_len"][:, 1:] += 1
+            return proposal
+
+    plugin(Witness, make_proposer=lambda self, shape: Liar())
+    with pytest.raises(PluginError, match="NotTheTruth"):
+        serve_all()
+
+
+# -- prefill and decode on different workers --------------------------------------------------------------------------
+
+
+def serve_disaggregated(model, requests, **config):
+    """The ends of requests that one engine prefills and another decodes."""
+
+    def worker(role):
+        algorithm = get_algorithm("PLUGGED")
+        sizes = {"num_pages": 80, "page_size": 4, "context_len": 96, "max_running": 4, "chunk_size": 8}
+        engine = Engine(
+            EngineConfig(**sizes, **config, track_tokens=True, role=role),
+            algorithm,
+            fixed_controller(3, topk=2, num_draft_tokens=6, depth_limited=False),
+        )
+        return engine, ReferenceExecutor.for_engine(engine, HashDraft(model, 0.7))
+
+    pair = HandoffPair(worker("prefill"), worker("decode"))
+    for request in requests:
+        assert not pair.prefill.submit(request, 0)
+    return pair.run()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_own_fields_travel_from_the_prefill_to_the_decode_worker(overlap):
+    plugin(Witness)
+    Witness.rounds_witnessed = 0
+    model = HashLanguageModel(seed=3, vocab_size=24, regularity=0.8)
+    requests = [Request(f"r{i}", Prompt.of_tokens([(i + 5 * j) % 24 for j in range(1 + 6 * i)]), 20) for i in range(6)]
+    ends = serve_disaggregated(model, requests, overlap=overlap, block_rounds=4)
+    for request in requests:
+        assert ends[request.request_id].tokens.tolist() == plain_greedy(model, request, 20).tolist()
+    assert Witness.rounds_witnessed > 30

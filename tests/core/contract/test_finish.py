@@ -1,0 +1,70 @@
+"""The finish rule: the first stop wins, then the cap."""
+
+import itertools
+
+import numpy as np
+import pytest
+from foretoken.core.contract.finish import finish_reason, first_stop_string, first_stop_token, settle_runs
+from foretoken.core.contract.request import FinishReason
+
+
+def by_hand(accept_len, stop, remaining):
+    """Walk the run token by token: what is delivered, and why it ends."""
+    kept = 0
+    for i in range(accept_len):
+        if kept == remaining:
+            return kept, True, False
+        kept += 1
+        if i == stop:
+            return kept, True, True
+    return kept, kept == remaining, False
+
+
+def test_settling_agrees_with_walking_the_run_by_hand():
+    cases = [(a, s, r) for a, s, r in itertools.product(range(1, 6), range(-1, 6), range(1, 7)) if s < a]
+    accept, stop, remaining = (np.array(column) for column in zip(*cases, strict=True))
+    runs = settle_runs(accept, stop, remaining)
+    assert runs.stopped.dtype == runs.ended.dtype == bool
+    for i, case in enumerate(cases):
+        assert (runs.kept[i], runs.ended[i], runs.stopped[i]) == by_hand(*case), case
+
+
+def test_without_stops_none_are_looked_for():
+    accept, remaining = np.array([3, 3, 1]), np.array([2, 3, 9])
+    none = settle_runs(accept, None, remaining)
+    given = settle_runs(accept, np.full(3, -1), remaining)
+    for one, other in zip(none, given, strict=True):
+        assert one.tolist() == other.tolist()
+
+
+def test_a_stop_exactly_at_the_cap_is_a_stop_and_one_past_it_is_none():
+    runs = settle_runs(np.array([4, 4]), np.array([2, 3]), np.array([3, 3]))
+    assert runs.kept.tolist() == [3, 3]
+    assert runs.stopped.tolist() == [True, False]
+    assert runs.ended.all()
+    assert [finish_reason(bool(stopped)) for stopped in runs.stopped] == [FinishReason.STOP, FinishReason.LENGTH]
+
+
+def test_the_first_of_several_stop_tokens_counts():
+    assert first_stop_token(np.array([4, 7, 9, 7]), (9, 7)) == 1
+    assert first_stop_token(np.array([4, 7]), ()) == -1
+    assert first_stop_token(np.array([4, 7]), (5,)) == -1
+
+
+class Letters:
+    def decode(self, tokens):
+        return "".join(chr(97 + int(token)) for token in tokens)
+
+
+@pytest.mark.parametrize(
+    "before, run, stops, expected",
+    [
+        ([], [0, 1, 2], ("bc",), 2),
+        ([], [0, 1, 2], ("ab",), 1),
+        ([0, 1], [2, 3], ("bc",), 0),  # begins in what was delivered before
+        ([0, 1], [3, 3], ("bc",), -1),
+        ([0], [1, 2, 3], ("d", "ab"), 0),  # the first to be complete wins, not the first in the list
+    ],
+)
+def test_a_stop_string_ends_at_the_token_that_completes_it(before, run, stops, expected):
+    assert first_stop_string(Letters(), np.array(before, int), np.array(run), stops) == expected

@@ -1,0 +1,301 @@
+"""The relay: (W R)* per owner, no foreign value, a harmless padding row, and a debug mode that proves it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from foretoken.core.contract.future_map import FutureMap, NumpyStorage, RelayField
+from foretoken.core.errors import InvariantViolation
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+HIDDEN = RelayField("hidden_states", (4,), "float32")
+BONUS = RelayField("bonus_tokens", (), "int32")
+TOPK = RelayField("topk_ids", (3,), "int64")
+
+
+def rows_of(*rows):
+    return np.array(rows, np.int32)
+
+
+def epochs_of(*epochs):
+    return np.array(epochs, np.int64)
+
+
+def inputs(n, base=0):
+    return {
+        "bonus_tokens": np.arange(base, base + n, dtype=np.int32),
+        "topk_ids": np.arange(3 * n).reshape(n, 3) + base,
+    }
+
+
+def write(relay, rows, epochs, base=0):
+    relay.publish(rows, epochs, np.arange(len(rows)) + base + 100)
+    relay.stash(rows, epochs, inputs(len(rows), base))
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "poison"])
+def relay(request):
+    return FutureMap(8, (BONUS, TOPK), debug_poison=request.param)
+
+
+def violation(invariant_id, call, *arguments):
+    with pytest.raises(InvariantViolation) as caught:
+        call(*arguments)
+    assert caught.value.invariant == invariant_id
+    return str(caught.value)
+
+
+def test_values_reach_the_next_step_whatever_its_order(relay):
+    write(relay, rows_of(3, 5, 1), epochs_of(7, 8, 9))
+    assert relay.num_unread == 3
+    lengths, values = relay.resolve(rows_of(5, 3), epochs_of(8, 7))
+    assert lengths.tolist() == [101, 100] and lengths.dtype == np.int64
+    assert values["bonus_tokens"].tolist() == [1, 0] and values["bonus_tokens"].dtype == np.int32
+    assert values["topk_ids"].tolist() == [[3, 4, 5], [0, 1, 2]]
+    lengths, _ = relay.resolve(rows_of(1), epochs_of(9))
+    assert lengths.tolist() == [102]
+    assert relay.num_unread == 0
+    relay.check()
+
+
+def test_many_rounds_of_one_request(relay):
+    for step in range(5):
+        write(relay, rows_of(2), epochs_of(4), base=step)
+        lengths, values = relay.resolve(rows_of(2), epochs_of(4))
+        assert lengths.tolist() == [100 + step] and values["bonus_tokens"].tolist() == [step]
+
+
+def test_a_value_is_read_once(relay):
+    violation("RELAY-02", relay.resolve, rows_of(1), epochs_of(0))
+    write(relay, rows_of(1), epochs_of(3))
+    relay.resolve(rows_of(1), epochs_of(3))
+    violation("RELAY-02", relay.resolve, rows_of(1), epochs_of(3))
+
+
+def test_a_value_is_written_once(relay):
+    relay.publish(rows_of(1), epochs_of(3), np.array([5]))
+    violation("RELAY-02", relay.publish, rows_of(1), epochs_of(3), np.array([6]))
+    relay.stash(rows_of(1), epochs_of(3), inputs(1))
+    violation("RELAY-02", relay.stash, rows_of(1), epochs_of(3), inputs(1, 9))
+    lengths, values = relay.resolve(rows_of(1), epochs_of(3))
+    assert lengths.tolist() == [5] and values["bonus_tokens"].tolist() == [0]
+
+
+def test_half_a_write_is_not_readable(relay):
+    relay.publish(rows_of(1), epochs_of(3), np.array([5]))
+    violation("RELAY-02", relay.resolve, rows_of(1), epochs_of(3))
+    relay.stash(rows_of(2), epochs_of(3), inputs(1))
+    violation("RELAY-02", relay.resolve, rows_of(2), epochs_of(3))
+
+
+def test_another_epoch_gets_an_error_never_a_value(relay):
+    write(relay, rows_of(1, 2), epochs_of(3, 3))
+    message = violation("RELAY-03", relay.resolve, rows_of(2, 1), epochs_of(3, 4))
+    assert "row 1" in message and "epoch 3" in message and "epoch 4" in message
+    assert relay.num_unread == 2  # and nothing was consumed on the way
+    relay.resolve(rows_of(1, 2), epochs_of(3, 3))
+
+
+def test_the_two_halves_come_from_one_request(relay):
+    relay.publish(rows_of(1), epochs_of(3), np.array([5]))
+    violation("RELAY-03", relay.stash, rows_of(1), epochs_of(4), inputs(1))
+
+
+def test_release_drops_the_cell_unread(relay):
+    write(relay, rows_of(1, 2), epochs_of(3, 3))
+    relay.drop(rows_of(1, 0))
+    relay.check()
+    assert relay.num_unread == 1
+    violation("RELAY-02", relay.resolve, rows_of(1), epochs_of(3))
+    write(relay, rows_of(1), epochs_of(4), base=50)
+    lengths, _ = relay.resolve(rows_of(1), epochs_of(4))
+    assert lengths.tolist() == [150]
+    relay.drop(rows_of(7))  # an empty cell may be dropped, too
+
+
+def test_an_owner_that_did_not_drop_is_noticed(relay):
+    write(relay, rows_of(1), epochs_of(3))
+    violation("RELAY-02", relay.publish, rows_of(1), epochs_of(4), np.array([1]))
+
+
+def test_the_padding_row_is_harmless(relay):
+    write(relay, rows_of(0, 4, 0, 0), epochs_of(9, 1, 0, 5))
+    assert relay.num_unread == 1
+    lengths, values = relay.resolve(rows_of(0, 0, 4), epochs_of(1, 2, 1))
+    assert lengths.tolist() == [0, 0, 101]
+    assert values["topk_ids"].tolist() == [[0, 0, 0], [0, 0, 0], [3, 4, 5]]
+    relay.resolve(rows_of(0), epochs_of(0))
+    relay.check()
+
+
+def test_a_dirty_padding_row_is_found():
+    class Careless(NumpyStorage):
+        def scatter(self, buffer, rows, values, sources):
+            super().scatter(buffer, rows, values, sources)
+            buffer[0] = 1
+
+    relay = FutureMap(4, (BONUS,), storage=Careless())
+    relay.publish(rows_of(1), epochs_of(1), np.array([5]))
+    assert "lengths" in violation("RELAY-02", relay.check)
+
+
+def test_an_empty_batch_is_no_operation(relay):
+    write(relay, rows_of(), epochs_of())
+    lengths, values = relay.resolve(rows_of(), epochs_of())
+    assert lengths.shape == (0,) and lengths.dtype == np.int64
+    assert values["topk_ids"].shape == (0, 3) and values["bonus_tokens"].dtype == np.int32
+    relay.drop(rows_of())
+    assert relay.num_unread == 0
+
+
+@pytest.mark.parametrize("rows", [(3, 1, 3), (9,), (-1,)])
+def test_rows_that_cannot_be_meant(relay, rows):
+    expected = "RELAY-02" if len(rows) == 3 else "RELAY-03"
+    violation(expected, write, relay, rows_of(*rows), epochs_of(*[1] * len(rows)))
+    violation(expected, relay.resolve, rows_of(*rows), epochs_of(*[1] * len(rows)))
+    assert relay.num_unread == 0
+
+
+def test_an_algorithm_without_inputs_relays_lengths_only():
+    relay = FutureMap(4)
+    relay.publish(rows_of(2), epochs_of(1), np.array([7]))
+    relay.stash(rows_of(2), epochs_of(1), {})
+    lengths, values = relay.resolve(rows_of(2), epochs_of(1))
+    assert lengths.tolist() == [7] and values == {}
+    assert relay.bytes_per_row == {"lengths": 8}
+
+
+def test_hidden_states_exist_only_where_the_algorithm_relays_them():
+    standalone, eagle = FutureMap(4, (BONUS,)), FutureMap(4, (BONUS, HIDDEN))
+    bonus, states = np.array([1], np.int32), np.ones((1, 4), np.float32)
+    violation("ACCEPT-17", standalone.stash, rows_of(1), epochs_of(1), {"bonus_tokens": bonus, "hidden_states": states})
+    violation("ACCEPT-17", eagle.stash, rows_of(1), epochs_of(1), {"bonus_tokens": bonus, "hidden_states": None})
+    violation("ACCEPT-17", eagle.stash, rows_of(1), epochs_of(1), {"bonus_tokens": bonus})
+    standalone.stash(rows_of(1), epochs_of(1), {"bonus_tokens": bonus, "hidden_states": None})
+    standalone.publish(rows_of(1), epochs_of(1), np.array([5]))
+    assert "hidden_states" not in standalone.resolve(rows_of(1), epochs_of(1))[1]
+    saved = sum(eagle.bytes_per_row.values()) - sum(standalone.bytes_per_row.values())
+    assert saved == eagle.bytes_per_row["hidden_states"] == 16
+
+
+def test_fields_may_be_plain_tuples_and_bfloat16_is_counted():
+    relay = FutureMap(2, (("bonus_tokens", (), "int32"),))
+    assert relay.fields == (BONUS,)
+    assert RelayField("hidden_states", (4096,), "bfloat16").bytes_per_row == 8192
+
+
+class Forgetful(NumpyStorage):
+    """A storage that loses every write: what a missing device-side copy looks like."""
+
+    def scatter(self, buffer, rows, values, sources):
+        pass
+
+
+def test_poison_proves_that_a_value_was_really_written():
+    relay = FutureMap(4, (BONUS,), storage=Forgetful(), debug_poison=True)
+    relay.publish(rows_of(1), epochs_of(1), np.array([5]))
+    relay.stash(rows_of(1), epochs_of(1), {"bonus_tokens": np.array([1], np.int32)})
+    assert "consumed before" in violation("RELAY-02", relay.resolve, rows_of(1), epochs_of(1))
+
+
+@pytest.mark.parametrize("consume", ["resolve", "drop"])
+def test_consumed_cells_hold_poison(consume):
+    storage = NumpyStorage()
+    buffers = []
+    storage.allocate = lambda n, f: buffers.append(NumpyStorage.allocate(storage, n, f)) or buffers[-1]
+    relay = FutureMap(4, (BONUS, TOPK, HIDDEN), storage=storage, debug_poison=True)
+    relay.publish(rows_of(1, 2), epochs_of(1, 1), np.array([5, 6]))
+    relay.stash(rows_of(1, 2), epochs_of(1, 1), inputs(2) | {"hidden_states": np.ones((2, 4), np.float32)})
+    relay.resolve(rows_of(1), epochs_of(1)) if consume == "resolve" else relay.drop(rows_of(1))
+    for buffer in buffers:
+        assert storage.is_poison(buffer).tolist() == [False, True, False, True, True]
+
+
+def test_no_placeholder_reaches_a_draft():
+    relay = FutureMap(4, (BONUS, HIDDEN), debug_poison=True)
+    values = {"bonus_tokens": np.array([-1, 3], np.int32), "hidden_states": np.full((2, 4), -1, np.float32)}
+    assert "row 2" in violation("RELAY-05", relay.stash, rows_of(2, 3), epochs_of(1, 1), values)
+    relay.stash(rows_of(0, 3), epochs_of(1, 1), values)  # padding lanes may hold anything
+    assert relay.num_unread == 1
+
+
+class RelayMachine(RuleBasedStateMachine):
+    """The relay against a dict of what each row's owner has written; every illegal call must change nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.relay = FutureMap(3, (BONUS,), debug_poison=True)
+        self.epochs = {1: 1, 2: 1, 3: 1}
+        self.lengths, self.values = {}, {}
+        self.counter = 0
+
+    rows = st.lists(st.integers(0, 3), max_size=4, unique_by=lambda row: row or object())
+
+    def outcome(self, call, *arguments):
+        try:
+            return call(*arguments), None
+        except InvariantViolation as violated:
+            return None, violated.invariant
+
+    def owners(self, rows, shift):
+        return epochs_of(*[self.epochs.get(row, 0) + shift for row in rows])
+
+    @rule(rows=rows)
+    def publish(self, rows):
+        self.counter += 10
+        values = np.arange(len(rows)) + self.counter
+        _, error = self.outcome(self.relay.publish, rows_of(*rows), self.owners(rows, 0), values)
+        if any(row in self.lengths for row in rows):
+            assert error == "RELAY-02"
+        else:
+            assert error is None
+            self.lengths |= {row: int(v) for row, v in zip(rows, values, strict=True) if row}
+
+    @rule(rows=rows)
+    def stash(self, rows):
+        self.counter += 10
+        values = (np.arange(len(rows)) + self.counter).astype(np.int32)
+        _, error = self.outcome(self.relay.stash, rows_of(*rows), self.owners(rows, 0), {"bonus_tokens": values})
+        if any(row in self.values for row in rows):
+            assert error == "RELAY-02"
+        else:
+            assert error is None
+            self.values |= {row: int(v) for row, v in zip(rows, values, strict=True) if row}
+
+    @rule(rows=rows, shift=st.sampled_from([0, 0, 0, 1]))
+    def resolve(self, rows, shift):
+        found, error = self.outcome(self.relay.resolve, rows_of(*rows), self.owners(rows, shift))
+        real = [row for row in rows if row]
+        if shift and any(row in self.lengths or row in self.values for row in real):
+            assert error == "RELAY-03"
+        elif not all(row in self.lengths and row in self.values for row in real):
+            assert error == "RELAY-02"
+        else:
+            lengths, values = found
+            assert lengths.tolist() == [self.lengths.pop(row, 0) for row in rows]
+            assert values["bonus_tokens"].tolist() == [self.values.pop(row, 0) for row in rows]
+
+    @precondition(lambda self: self.counter)
+    @rule(row=st.integers(1, 3))
+    def change_owner(self, row):
+        self.relay.drop(rows_of(row))
+        self.lengths.pop(row, None)
+        self.values.pop(row, None)
+        self.epochs[row] += 1
+
+    @invariant()
+    def counts_agree(self):
+        assert self.relay.num_unread == len(self.lengths.keys() | self.values.keys())
+        self.relay.check()
+
+
+TestRelayMachine = RelayMachine.TestCase
+TestRelayMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def test_more_rows_than_there_are(relay):
+    violation("RELAY-02", write, relay, rows_of(*[*range(1, 9), *range(1, 9)]), epochs_of(*[1] * 16))
+    write(relay, rows_of(*[0] * 30, 1), epochs_of(*[1] * 31))
+    assert relay.num_unread == 1

@@ -1,0 +1,329 @@
+"""The engine's door, its order of results, aborts, failures and priorities, one behaviour at a time."""
+
+import dataclasses
+
+import pytest
+from foretoken.core.contract.events import Aborted, Committed, Planned, Submitted
+from foretoken.core.contract.request import FinishReason
+from foretoken.core.errors import ConfigError, InvariantViolation
+from foretoken.core.scheduler.precedence import least_entitled
+from foretoken.properties.reference import plain_greedy
+from served_engine import MODEL, ask, finish, make, turn
+
+
+def oracle(request, cap=None):
+    return plain_greedy(MODEL, request, cap or request.max_tokens).tolist()
+
+
+# -- the door -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_can_never_fit_is_refused_with_what_would():
+    engine, _ = make(context_len=40)
+    limit = engine.sizes.total_limit
+    assert limit == 40 - 4, "the context less the largest verify window"
+    assert not engine.submit(ask("fits", prompt_len=limit - 1), 0).refusal
+    outcome = engine.submit(ask("too long", prompt_len=limit), 0)
+    assert f"a prompt of {limit} tokens and 1 of output, at most {limit} fit" in outcome.refusal
+    assert not outcome.replan
+    assert engine.num_waiting == 1
+
+
+def test_the_pool_limits_what_fits_as_well():
+    engine, _ = make(num_pages=30, context_len=90)
+    assert engine.submit(ask("a", prompt_len=29), 0).refusal.startswith("too long")
+    assert not engine.submit(ask("b", prompt_len=10), 0).refusal
+
+
+def test_max_tokens_is_capped_by_the_context_and_the_reason_is_length():
+    engine, executor = make(context_len=40)
+    request = ask("a", prompt_len=20, max_tokens=500)
+    engine.submit(request, 0)
+    end = finish(engine, executor)["a"]
+    assert end.reason is FinishReason.LENGTH
+    assert end.num_output == engine.sizes.total_limit - 20
+    assert end.tokens.tolist() == oracle(request, end.num_output)
+
+
+def test_a_live_id_is_refused_a_second_time_and_free_again_afterwards():
+    engine, executor = make()
+    assert not engine.submit(ask("a"), 0).refusal
+    assert "duplicate" in engine.submit(ask("a"), 0).refusal
+    assert finish(engine, executor)["a"].num_output == 12
+    assert not engine.submit(ask("a"), 0).refusal
+
+
+def test_a_full_queue_sheds_with_the_reason():
+    engine, _ = make(max_queue=2)
+    assert [bool(engine.submit(ask(f"r{i}"), 0).refusal) for i in range(4)] == [False, False, True, True]
+    assert "queue full: 2" in engine.submit(ask("r9"), 0).refusal
+
+
+def test_stop_strings_need_a_tokenizer():
+    engine, _ = make()
+    assert "tokenizer" in engine.submit(ask("a", stop_strings=("x",)), 0).refusal
+
+
+@pytest.mark.parametrize(
+    "config, key",
+    [
+        ({"num_pages": 0}, "num_pages"),
+        ({"num_pages": 5}, "num_pages"),
+        ({"context_len": 5}, "context_len"),
+        ({"watermark": float("nan")}, "watermark"),
+        ({"max_queue": 0}, "max_queue"),
+        ({"max_step_tokens": 16, "mixed": True}, "max_step_tokens"),
+    ],
+)
+def test_an_impossible_configuration_is_refused_by_its_key(config, key):
+    with pytest.raises(ConfigError, match=key):
+        make(**config)
+
+
+def test_an_algorithm_without_a_draft_is_refused_steps():
+    with pytest.raises(ConfigError, match="drafts nothing"):
+        make(algorithm="NONE", steps=2)
+
+
+# -- results ------------------------------------------------------------------------------------------------------------
+
+
+def test_results_are_taken_in_order_and_once():
+    engine, executor = make(overlap=True)
+    for i in range(3):
+        engine.submit(ask(f"r{i}", prompt_len=12), 0)
+    steps = [engine.plan(0), engine.plan(0)]
+    assert engine.plan(0) is None, "two uncommitted steps are the depth"
+    for step in steps:
+        executor.launch(step)
+    first, second = executor.collect(), executor.collect()
+    with pytest.raises(InvariantViolation, match="RELAY-07"):
+        engine.commit(second, 0)
+    engine.commit(first, 0)
+    with pytest.raises(InvariantViolation, match="RELAY-07"):
+        engine.commit(first, 0)
+    engine.commit(second, 0)
+    with pytest.raises(InvariantViolation, match="the oldest uncommitted is None"):
+        engine.commit(second, 0)
+
+
+def test_synchronous_mode_has_one_step_in_flight():
+    engine, executor = make(overlap=False)
+    engine.submit(ask("a"), 0)
+    executor.launch(engine.plan(0))
+    assert engine.plan(0) is None
+    assert engine.num_uncommitted == 1
+
+
+def test_a_request_that_ends_takes_part_in_the_round_in_flight_and_keeps_its_slots_until_then():
+    engine, executor = make(overlap=True, prefix_cache=False, agreement=0.0, steps=1)
+    engine.submit(ask("a", max_tokens=3), 0)
+    engine.submit(ask("b", max_tokens=30), 0)
+    ended = {}
+    while "a" not in ended:
+        _, outcome = turn(engine, executor)
+        ended |= {end.request_id: end for end in outcome.finished}
+    assert engine.store.has_fenced
+    held = engine.store.allocator.num_held_slots
+    turn(engine, executor)
+    assert not engine.store.has_fenced
+    assert engine.store.allocator.num_held_slots < held
+    assert ended["a"].num_output == 3
+
+
+# -- aborts and failures --------------------------------------------------------------------------------------------------
+
+
+def test_an_abort_in_the_queue_and_in_flight_releases_everything_and_is_idempotent():
+    engine, executor = make(max_running=1, prefix_cache=False)
+    engine.submit(ask("running", max_tokens=40), 0)
+    engine.submit(ask("waiting"), 0)
+    for _ in range(4):
+        turn(engine, executor)
+    waiting = engine.abort("waiting", 0)
+    assert waiting.finished.reason is FinishReason.ABORT and waiting.finished.num_output == 0
+    running = engine.abort("running", 0)
+    assert running.replan
+    delivered = running.finished.tokens.tolist()
+    assert 0 < len(delivered) < 40 and delivered == oracle(ask("running", max_tokens=40))[: len(delivered)]
+    for name in ("running", "waiting", "nobody"):
+        again = engine.abort(name, 0)
+        assert again.finished is None and not again.replan
+    assert finish(engine, executor) == {}
+    assert engine.store.allocator.num_held_slots == 0
+
+
+def test_an_abort_in_a_running_block_keeps_what_its_earlier_rounds_delivered():
+    engine, executor = make(overlap=False, block_rounds=16, algorithm="NONE", steps=0)
+    engine.submit(ask("a", max_tokens=40), 0)
+    engine.submit(ask("b", start=7, max_tokens=40), 0)
+    turn(engine, executor)
+    step = engine.plan(0)
+    assert step.max_rounds == 16
+    executor.launch(step)
+    assert not executor.advance(5)
+    outcome = engine.abort("a", 0)
+    assert outcome.finished is None and outcome.replan
+    assert not engine.abort("a", 0).replan
+    executor.request_stop(engine.last_step_id)
+    result = executor.collect()
+    assert result.decode.rounds == 6, "the round that runs is finished, no other begins"
+    (end,) = engine.commit(result, 0).finished
+    assert (end.request_id, end.reason, end.num_output) == ("a", FinishReason.ABORT, 1 + 5)
+    assert end.tokens.tolist() == oracle(ask("a", max_tokens=40))[:6]
+    assert finish(engine, executor)["b"].tokens.tolist() == oracle(ask("b", start=7, max_tokens=40))
+
+
+@pytest.mark.parametrize("block_rounds", [1, 16])
+@pytest.mark.parametrize("index", [0, 1, 5])
+def test_a_failure_ends_one_request_with_the_reason_and_leaves_the_others_alone(index, block_rounds):
+    engine, executor = make(
+        algorithm="NONE", steps=0, overlap=False, block_rounds=block_rounds, fail_at={"bad": index}, prefix_cache=False
+    )
+    engine.submit(ask("bad", max_tokens=20), 0)
+    engine.submit(ask("good", start=3, max_tokens=20), 0)
+    ended = finish(engine, executor)
+    assert ended["bad"].reason is FinishReason.ERROR
+    assert "no distribution" in ended["bad"].message
+    assert ended["bad"].tokens.tolist() == oracle(ask("bad", max_tokens=20))[:index]
+    assert ended["good"].tokens.tolist() == oracle(ask("good", start=3, max_tokens=20))
+    assert engine.store.allocator.num_held_slots == 0
+
+
+def test_nothing_of_a_failed_request_is_cached():
+    engine, executor = make(fail_at={"bad": 4}, chunk_size=64)
+    engine.submit(ask("bad", prompt_len=30, max_tokens=20), 0)
+    assert finish(engine, executor)["bad"].reason is FinishReason.ERROR
+    assert engine.store.cache.evictable_slots <= 30, (
+        "the prompt was shared when its prefill was committed, the output is not"
+    )
+
+
+# -- who runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_greater_priority_preempts_a_strictly_lower_one_only():
+    for priorities, expected in (((0, 1), ["low"]), ((1, 1), [])):
+        events = []
+        engine, executor = make(
+            num_pages=44, preempt=True, max_running=4, prefix_cache=False, events=events.append, watermark=0.0
+        )
+        low, high = priorities
+        engine.submit(ask("low", prompt_len=16, max_tokens=12, priority=low), 0)
+        for _ in range(3):
+            turn(engine, executor)
+        engine.submit(ask("high", start=5, prompt_len=16, max_tokens=8, priority=high), 0)
+        ended = finish(engine, executor)
+        retracted = [name for event in events if isinstance(event, Planned) for name in event.retracted]
+        assert retracted == expected
+        assert ended["low"].tokens.tolist() == oracle(ask("low", prompt_len=16))
+        assert ended["high"].num_output == 8
+
+
+def test_an_aged_request_is_not_preempted_for_ever():
+    """Every newcomer has priority and only one fits: the lowest still gets its turn within the ageing bound."""
+    engine, executor = make(num_pages=40, preempt=True, ageing_bound=2, prefix_cache=False, watermark=0.0)
+    engine.submit(ask("low", prompt_len=16, max_tokens=10), 0)
+    turn(engine, executor)
+    ended = {}
+    for i in range(60):
+        if i % 2 == 0:
+            engine.submit(ask(f"high{i}", start=i % 24, prompt_len=16, max_tokens=6, priority=1), 0)
+        _, outcome = turn(engine, executor)
+        ended |= {end.request_id: end for end in outcome.finished}
+        if "low" in ended:
+            break
+    assert "low" in ended
+    assert engine.num_waiting > 2, "it did not just wait for the others to be gone"
+
+
+def test_requests_of_one_class_enter_in_the_order_of_their_arrival():
+    events = []
+    engine, executor = make(max_running=2, events=events.append)
+    for i in range(8):
+        engine.submit(ask(f"r{i}", start=i, max_tokens=3 + i % 3), 0)
+    finish(engine, executor)
+    joined = [join.request.request_id for event in events if isinstance(event, Planned) for join in event.step.joins]
+    assert joined == [f"r{i}" for i in range(8)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nobody_enters_after_a_retraction_until_a_live_round_is_committed(overlap):
+    engine, executor = make(overlap=overlap)  # with room for everybody, so that only the hold keeps the request out
+    for i in range(2):
+        engine.submit(ask(f"r{i}", start=i, max_tokens=30), 0)
+    for _ in range(4):
+        turn(engine, executor)
+    engine._retract(least_entitled(engine._by_row.values()))
+    engine.submit(ask("newcomer", start=9), 0)
+    planned = []
+    while (step := engine.plan(0)) is not None:
+        executor.launch(step)
+        planned.append(step)
+    assert planned and all(not step.joins and step.decode is not None for step in planned)
+    while engine.num_uncommitted:
+        engine.commit(executor.collect(), 0)
+    step = engine.plan(0)
+    assert [join.request.request_id for join in step.joins] == ["r1", "newcomer"]
+    executor.launch(step)
+    ended = finish(engine, executor)
+    assert ended["r1"].tokens.tolist() == oracle(ask("r1", start=1, max_tokens=30))
+
+
+def test_when_nobody_is_left_to_decode_the_hold_ends_by_itself():
+    engine, executor = make(overlap=False)
+    engine.submit(ask("alone"), 0)
+    for _ in range(3):
+        turn(engine, executor)
+    engine._retract(next(iter(engine._by_row.values())))
+    assert finish(engine, executor)["alone"].tokens.tolist() == oracle(ask("alone"))
+
+
+def test_retraction_under_pressure_loses_no_token():
+    events = []
+    engine, executor = make(num_pages=60, prefix_cache=False, events=events.append, watermark=0.0, overlap=True)
+    requests = [ask(f"r{i}", start=i, prompt_len=9, max_tokens=30) for i in range(4)]
+    for request in requests:
+        engine.submit(request, 0)
+    ended = finish(engine, executor)
+    assert sum(len(event.retracted) for event in events if isinstance(event, Planned)) > 0
+    for request in requests:
+        assert ended[request.request_id].tokens.tolist() == oracle(request)
+
+
+# -- determinism ----------------------------------------------------------------------------------------------------------
+
+
+def plain(event):
+    """An event as text: every field of it, arrays spelled out."""
+    return repr(dataclasses.astuple(event)) if not isinstance(event, Aborted) else repr(event)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_decision_log_fed_to_a_fresh_engine_gives_every_plan_again(overlap):
+    def fresh(sink):
+        return make(algorithm="EAGLE", num_pages=90, overlap=overlap, block_rounds=8, watermark=0.0, events=sink)
+
+    log = []
+    engine, executor = fresh(log.append)
+    for i in range(6):
+        engine.submit(ask(f"r{i}", start=i * 3, prompt_len=4 + i, max_tokens=16), 0)
+    for _ in range(7):
+        turn(engine, executor)
+    if engine.abort("r1", 0).replan:
+        executor.request_stop(engine.last_step_id)
+    finish(engine, executor)
+
+    replayed = []
+    again, _ = fresh(replayed.append)
+    for event in log:
+        if isinstance(event, Submitted):
+            again.submit(event.request, event.now_ns)
+        elif isinstance(event, Aborted):
+            again.abort(event.request_id, event.now_ns)
+        elif isinstance(event, Planned):
+            again.plan(event.now_ns)
+        elif isinstance(event, Committed):
+            again.commit(event.result, event.now_ns)
+    assert [plain(event) for event in replayed] == [plain(event) for event in log]
+    assert sum(isinstance(event, Planned) for event in log) > 10

@@ -1,0 +1,422 @@
+"""Steps that fail: nothing of them is seen, what they held stays behind a fence, less is tried, and in the end one request fails."""
+
+import pytest
+from foretoken.core.adaptive import build_controller
+from foretoken.core.algorithm.registry import get_algorithm
+from foretoken.core.contract.events import Planned, Resumed, StepsLost
+from foretoken.core.contract.request import FinishReason
+from foretoken.core.draws import uniform
+from foretoken.core.errors import InvariantViolation
+from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.engine import Engine
+from foretoken.core.scheduler.recovery import GOOD_STEPS, FailureCause, Recovery, StepFailure
+from foretoken.properties.reference import HashDraft, ReferenceExecutor, plain_greedy
+from served_engine import MODEL, ask, make, turn
+
+RAISED = FailureCause.RAISED
+
+
+class FailingDriver:
+    """The loop around an engine whose steps `fails(step, engine)` says to lose: a cause, or None."""
+
+    def __init__(self, engine, executor, fails, most=3000):
+        self.engine, self.executor, self.fails, self.most = engine, executor, fails, most
+        self.ended = {}
+        self.num_failures = self.num_lost = 0
+        self.restarted = 0
+
+    def lose(self, step_id, cause):
+        engine = self.engine
+        outcome = engine.lose_steps(StepFailure(step_id, cause, "planted"), 0)
+        assert engine.plan(0) is None, "nothing is planned before the device is quiet"
+        assert outcome.step_ids[0] == step_id
+        self.num_failures += 1
+        self.num_lost += len(outcome.step_ids)
+        self._note(outcome.finished)
+        engine.check()
+        restart = cause in (FailureCause.HUNG, FailureCause.WORKER_LOST)
+        if restart:
+            fresh = ReferenceExecutor.for_engine(engine, HashDraft(MODEL, 0.7))
+            fresh._last_step_id = engine.last_step_id
+            self.executor = fresh
+            self.restarted += 1
+        else:
+            for _ in outcome.step_ids:  # the device runs dry, and nobody looks at what it did
+                self.executor.collect()
+        engine.resume(0, restarted=restart)
+        engine.check()
+
+    def run(self):
+        engine = self.engine
+        for _ in range(self.most):
+            while (step := engine.plan(0)) is not None:
+                self.executor.launch(step)
+            if not engine.num_uncommitted:
+                assert engine.is_idle
+                return self.ended
+            oldest = engine._launched[0].step
+            cause = self.fails(oldest, engine)
+            if cause is not None:
+                self.lose(oldest.step_id, cause)
+                continue
+            self._note(engine.commit(self.executor.collect(), 0).finished)
+            engine.check()
+        raise AssertionError("no end")
+
+    def _note(self, finished):
+        for end in finished:
+            assert end.request_id not in self.ended, "a second end"
+            self.ended[end.request_id] = end
+
+
+def requests(count, prompt_len=9, max_tokens=14):
+    return [ask(f"r{i}", prompt_len=prompt_len + i % 3, max_tokens=max_tokens, start=i) for i in range(count)]
+
+
+def serve(asked, fails, **config):
+    engine, executor = make(**config)
+    for request in asked:
+        assert not engine.submit(request, 0).refusal
+    driver = FailingDriver(engine, executor, fails)
+    driver.run()
+    assert engine.store.num_request_slots == 0
+    return driver
+
+
+def at_random(share, *causes):
+    def fails(step, engine):
+        if uniform(7, 40, step.step_id, 0) < share:
+            return causes[step.step_id % len(causes)]
+        return None
+
+    return fails
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("algorithm", ["NONE", "STANDALONE", "EAGLE"])
+@pytest.mark.parametrize("config", [{}, {"page_size": 4, "prefix_cache": False}, {"mixed": False, "block_rounds": 8}])
+def test_what_is_delivered_is_what_would_have_been(algorithm, overlap, config):
+    """A tenth of all steps are lost, the worker among the reasons; every token is the one that plain decoding gives."""
+    asked = requests(7)
+    causes = tuple(FailureCause)
+    options = {"steps": 0} if algorithm == "NONE" else {}
+    driver = serve(asked, at_random(0.12, *causes), algorithm=algorithm, overlap=overlap, **options, **config)
+    assert driver.num_lost > 3 and driver.restarted
+    for request in asked:
+        end = driver.ended[request.request_id]
+        assert end.tokens.tolist() == plain_greedy(MODEL, request, 14).tolist()[: end.num_output]
+        if end.reason is not FinishReason.ERROR:
+            assert end.num_output == 14
+
+
+def test_only_the_request_that_makes_steps_fail_fails():
+    asked = requests(6)
+
+    def poisoned(step, engine):
+        there = [record.request.request_id for record in engine._records_of(engine._launched[0])]
+        return RAISED if "r4" in there else None
+
+    driver = serve(asked, poisoned, max_running=6)
+    reasons = {name: end.reason for name, end in driver.ended.items()}
+    assert reasons.pop("r4") is FinishReason.ERROR
+    assert set(reasons.values()) == {FinishReason.LENGTH} and len(reasons) == 5
+    assert "planted; it ran alone" in driver.ended["r4"].message
+    assert driver.num_failures <= 8, "the suspect is tried by itself, not the whole batch again and again"
+
+
+def test_a_request_that_turns_bad_later_is_found_by_halves():
+    asked = requests(8, max_tokens=30)
+
+    def turns_bad(step, engine):
+        for record in engine._records_of(engine._launched[0]):
+            if record.request.request_id == "r5" and engine.output.num_delivered(record, engine.rounds.kv_len) >= 6:
+                return RAISED
+        return None
+
+    driver = serve(asked, turns_bad, max_running=8, overlap=False)
+    reasons = {name: end.reason for name, end in driver.ended.items()}
+    assert reasons.pop("r5") is FinishReason.ERROR and driver.ended["r5"].num_output >= 6
+    assert set(reasons.values()) == {FinishReason.LENGTH}
+
+
+def test_less_is_asked_of_a_device_out_of_memory_and_then_more_again():
+    """Whatever has more than 8 verify tokens fails for a while: fewer steps and a smaller batch get through, and nobody fails."""
+    controller = build_controller("ema", {"1": {"candidate_steps": [1, 3]}}, initial_steps=3)
+    controller.init_states(None)
+    events = []
+    engine = Engine(
+        EngineConfig(num_pages=2000, context_len=240, max_running=8, overlap=True, track_tokens=True),
+        get_algorithm("STANDALONE"),
+        controller,
+        events=events.append,
+    )
+    executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL, 0.9))
+    asked = requests(8, max_tokens=180)
+    for request in asked:
+        engine.submit(request, 0)
+
+    def too_large(step, engine):
+        large = step.decode is not None and len(step.decode.rows) * step.decode.num_draft_tokens > 8
+        return FailureCause.OUT_OF_MEMORY if large and 6 < step.step_id < 40 else None
+
+    FailingDriver(engine, executor, too_large).run()
+    lost = [event for event in events if type(event) is StepsLost]
+    shapes = [(e.step.decode.steps, len(e.step.decode.rows)) for e in events if type(e) is Planned and e.step.decode]
+    assert lost and all(not event.finished for event in lost)
+    first = next(i for i, event in enumerate(events) if type(event) is StepsLost)
+    after = [e.step.decode for e in events[first:] if type(e) is Planned and e.step.decode]
+    assert after[0].steps == 1, "fewer steps first"
+    assert min(len(decode.rows) for decode in after[:20]) <= 4, "then a smaller batch"
+    assert shapes[0][0] == 3 and any(decode.steps == 3 and len(decode.rows) > 4 for decode in after), "and back again"
+    assert not engine.is_degraded
+
+
+def test_slots_of_a_lost_step_are_nobodys_until_the_device_is_quiet():
+    engine, executor = make(overlap=True, prefix_cache=False)
+    engine.submit(ask("a", prompt_len=20, max_tokens=9), 0)
+    turn(engine, executor)
+    turn(engine, executor)
+    held = engine.store.allocator.num_held_slots
+    failing = engine._launched[0].step.step_id
+    outcome = engine.lose_steps(StepFailure(failing, RAISED), 0)
+    assert not outcome.finished and engine.num_waiting == 1 and engine.num_uncommitted == 0
+    assert engine.store.allocator.num_held_slots == held, "fenced"
+    assert engine.plan(0) is None and not engine.is_idle
+    assert engine.abort("a", 0).finished.num_output >= 1, "a client may leave meanwhile"
+    assert not engine.is_idle
+    engine.resume(0)
+    assert engine.is_idle and engine.store.num_request_slots == 0
+
+
+def test_results_of_lost_steps_are_refused():
+    engine, executor = make(overlap=True)
+    engine.submit(ask("a"), 0)
+    executor.launch(engine.plan(0))
+    executor.launch(engine.plan(0))
+    late = executor.collect()
+    with pytest.raises(InvariantViolation, match="RELAY-07"):
+        engine.lose_steps(StepFailure(late.step_id + 1, RAISED), 0)
+    with pytest.raises(InvariantViolation, match="RELAY-01"):
+        engine.resume(0)
+    engine.lose_steps(StepFailure(late.step_id, RAISED), 0)
+    engine.resume(0)
+    with pytest.raises(InvariantViolation, match="RELAY-07"):
+        engine.commit(late, 0)
+    step = engine.plan(0)
+    assert step.step_id == 3, "numbers are not used twice, so a late result has no other step to be taken for"
+    with pytest.raises(InvariantViolation, match="RELAY-07"):
+        engine.commit(late, 0)
+
+
+def test_a_restart_empties_the_cache_and_loses_no_request():
+    events = []
+    engine, executor = make(overlap=False, mixed=False, events=events.append)
+    engine.submit(ask("a", prompt_len=30, max_tokens=4), 0)
+    while not engine.is_idle:
+        turn(engine, executor)
+    assert engine.store.cache.evictable_slots > 20
+    engine.submit(ask("b", prompt_len=30, max_tokens=8), 0)
+    turn(engine, executor)
+    engine.resume(0, restarted=True)
+    engine.check()
+    assert engine.restarts == 1 and engine.store.allocator.num_held_slots == 0
+    assert events[-1] == Resumed(0, True, ("b",))
+    executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL, 0.7))
+    executor._last_step_id = engine.last_step_id
+    joins = engine.plan(0).joins
+    assert [(join.request.request_id, join.num_cached) for join in joins] == [("b", 0)]
+
+
+def test_what_is_in_flight_is_said():
+    engine, executor = make(overlap=True)
+    for name in ("a", "b"):
+        engine.submit(ask(name, prompt_len=6), 0)
+    assert engine.describe_in_flight() == "nothing"
+    executor.launch(engine.plan(0))
+    executor.launch(engine.plan(0))
+    said = engine.describe_in_flight()
+    assert said.startswith("step 1 (12 prefill tokens; requests a, b); step 2 (2 rows × 4 tokens × 1 rounds")
+
+
+def test_a_newcomer_that_makes_steps_fail_is_tried_by_itself_and_the_others_once():
+    events = []
+    engine, executor = make(max_running=8, overlap=False, events=events.append)
+    asked = requests(5, max_tokens=60)
+    for request in asked:
+        engine.submit(request, 0)
+    while len(engine.rounds.rows) < 5:
+        turn(engine, executor)
+    engine.submit(ask("bad", prompt_len=9), 0)
+
+    def poisoned(step, engine):
+        there = [record.request.request_id for record in engine._records_of(engine._launched[0])]
+        return RAISED if "bad" in there else None
+
+    driver = FailingDriver(engine, executor, poisoned)
+    driver.run()
+    assert driver.ended["bad"].reason is FinishReason.ERROR
+    back = [name for event in events if type(event) is StepsLost for name in event.retracted]
+    assert all(back.count(request.request_id) <= 1 for request in asked), back
+    assert all(driver.ended[request.request_id].num_output == 60 for request in asked)
+
+
+def test_who_had_left_in_a_block_that_is_lost_has_left():
+    engine, executor = make(overlap=True, block_rounds=8)
+    for name in ("a", "b"):
+        engine.submit(ask(name, max_tokens=40), 0)
+    while not engine._launched or engine._launched[0].step.max_rounds == 1:
+        turn(engine, executor)
+        while (step := engine.plan(0)) is not None:
+            executor.launch(step)
+    assert engine.abort("a", 0).finished is None, "what it got is known when the block is committed"
+    outcome = engine.lose_steps(StepFailure(engine._launched[0].step.step_id, RAISED), 0)
+    assert [(end.request_id, end.reason) for end in outcome.finished] == [("a", FinishReason.ABORT)]
+    engine.resume(0)
+    engine.check()
+    assert engine.running_ids == [] and engine.num_waiting == 1
+
+
+def test_rows_above_the_limit_are_retracted_too():
+    """Prefill runs alone here, so the decoding rows are not in the step that fails; a smaller batch means them as well."""
+    engine, executor = make(max_running=6, overlap=False, mixed=False, chunk_size=64)
+    for request in requests(3, max_tokens=40):
+        engine.submit(request, 0)
+    turn(engine, executor)
+    turn(engine, executor)
+    assert len(engine.running_ids) == 3
+    for name in ("x", "y"):
+        engine.submit(ask(name, prompt_len=7), 0)
+    step = engine.plan(0)
+    assert step.decode is None and len(step.prefill.rows) == 2
+    engine.lose_steps(StepFailure(step.step_id, RAISED), 0)
+    assert engine.running_ids == ["r0"], "one row may be held, and it is the most entitled one's"
+
+
+def test_a_limit_that_is_lifted_lets_the_next_one_in_at_once():
+    engine, executor = make(max_running=4, overlap=False, num_pages=900, context_len=400)
+    for name in ("a", "b"):
+        engine.submit(ask(name, max_tokens=300), 0)
+    lost = 0
+    while lost < 1 or engine.admission.row_limit != 1:
+        step = engine.plan(0)
+        executor.launch(step)
+        engine.lose_steps(StepFailure(step.step_id, RAISED), 0)
+        executor.collect()
+        engine.resume(0)
+        lost += 1
+    for _ in range(GOOD_STEPS + 4):
+        turn(engine, executor)
+    assert engine.running_ids == ["a", "b"]
+
+
+def test_no_blocks_while_steps_are_kept_small():
+    events = []
+    engine, executor = make(overlap=False, block_rounds=8, events=events.append, num_pages=900, context_len=400)
+    engine.submit(ask("a", max_tokens=250), 0)
+    turn(engine, executor)
+    step = engine.plan(0)
+    executor.launch(step)
+    engine.lose_steps(StepFailure(step.step_id, RAISED), 0)
+    executor.collect()
+    engine.resume(0)
+    rounds = {False: [], True: []}
+    while not engine.is_idle:
+        degraded = engine.is_degraded
+        planned, _ = turn(engine, executor)
+        rounds[degraded] += [step.max_rounds for step in planned]
+    assert set(rounds[True]) == {1} and max(rounds[False]) == 8
+
+
+# -- memory that is not to be had -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("every", [1, 3])
+def test_denied_allocations_cost_time_and_no_token(overlap, every):
+    engine, executor = make(overlap=overlap, max_running=3)
+    asked = requests(5)
+    for request in asked:
+        engine.submit(request, 0)
+    ended = {}
+    for number in range(400):
+        if number % every == 0 and number < 60:
+            engine.deny_allocations(2, 0)
+        _, outcome = turn(engine, executor)
+        if outcome is None:
+            break
+        ended |= {end.request_id: end for end in outcome.finished}
+    assert engine.is_idle
+    for request in asked:
+        assert ended[request.request_id].tokens.tolist() == plain_greedy(MODEL, request, 14).tolist()
+
+
+def test_a_denial_leaves_a_lone_request_whole():
+    engine, executor = make(overlap=False)
+    request = ask("a", prompt_len=6, max_tokens=30)
+    engine.submit(request, 0)
+    turn(engine, executor)
+    engine.deny_allocations(1, 0)
+    planned, _ = turn(engine, executor)
+    assert planned[0].joins, "it came back in the same plan"
+
+
+# -- retraction on demand -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_rounds", [1, 8])
+def test_retraction_on_demand(block_rounds):
+    engine, executor = make(overlap=True, block_rounds=block_rounds)
+    asked = requests(3, max_tokens=25)
+    for request in asked:
+        engine.submit(request, 0)
+    ended, retractions = {}, 0
+    for number in range(500):
+        if number % 4 == 2:
+            assert not engine.request_retraction("nobody", 0)
+            for record in list(engine._by_row.values())[:1]:
+                retractions += engine.request_retraction(record.request.request_id, 0)
+                executor.request_stop(engine.last_step_id)
+        _, outcome = turn(engine, executor)
+        if outcome is None:
+            break
+        ended |= {end.request_id: end for end in outcome.finished}
+    assert engine.is_idle and retractions > 2
+    for request in asked:
+        assert ended[request.request_id].tokens.tolist() == plain_greedy(MODEL, request, 25).tolist()
+
+
+# -- the ladder -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_ladder():
+    ladder = Recovery(chunk_size=64, max_rows=8)
+    assert ladder.is_normal
+    assert not ladder.failed(8, 8, False, can_draft_less=True)
+    assert (ladder.fewer_steps, ladder.row_limit) == (True, None)
+    limits = []
+    for rows in (8, 4, 2):
+        assert not ladder.failed(rows, rows, False, False)
+        limits.append(ladder.row_limit)
+    assert limits == [4, 2, 1]
+    assert ladder.failed(1, 1, False, False), "alone, and nothing less to try"
+    for expected in (2, 4, None):
+        assert [ladder.succeeded() for _ in range(GOOD_STEPS)][-1]
+        assert ladder.row_limit == expected
+    assert not ladder.is_normal
+    for _ in range(GOOD_STEPS):
+        ladder.succeeded()
+    assert ladder.is_normal
+
+
+def test_a_long_prompt_is_tried_in_smaller_chunks_before_it_fails():
+    ladder = Recovery(chunk_size=64, max_rows=8)
+    budgets = []
+    while not ladder.failed(1, 1, True, False):
+        budgets.append(ladder.prefill_budget)
+    assert budgets == [32, 16, 8]
+
+
+def test_suspects_are_tried_by_themselves():
+    ladder = Recovery(chunk_size=64, max_rows=8)
+    assert not ladder.failed(7, 2, False, False)
+    assert ladder.row_limit == 2

@@ -1,0 +1,92 @@
+"""The waiting queue: first come first served within a priority, and nobody is overtaken for ever."""
+
+import pytest
+from foretoken.core.contract.request import Request, RequestRecord
+from foretoken.core.draws import uniform
+from foretoken.core.prompt import Prompt
+from foretoken.core.scheduler.waiting import WaitingQueue
+
+PROMPT = Prompt.of_length(1)
+
+
+def arrival(number, priority=0):
+    return RequestRecord(Request(f"r{number}", PROMPT, 1, priority=priority), number, 1)
+
+
+def drain(queue):
+    order = []
+    while len(queue):
+        order.append(queue.pop().arrival_number)
+    return order
+
+
+def test_first_come_first_served_among_equals():
+    queue = WaitingQueue(8)
+    for number in range(5):
+        queue.push(arrival(number))
+    assert drain(queue) == [0, 1, 2, 3, 4]
+    assert queue.head is None
+
+
+def test_a_greater_priority_goes_first():
+    queue = WaitingQueue(8)
+    for number, priority in enumerate([0, 2, 1, 2, 0]):
+        queue.push(arrival(number, priority))
+    assert [record.arrival_number for record in queue] == [1, 3, 2, 0, 4]
+    assert drain(queue) == [1, 3, 2, 0, 4]
+
+
+def test_a_retracted_request_returns_to_its_place():
+    queue = WaitingQueue(8)
+    records = [arrival(number) for number in range(5)]
+    for record in records:
+        queue.push(record)
+    first, second = queue.pop(), queue.pop()
+    third = queue.pop()
+    for record in (first, third, second):  # in no order at all
+        queue.push(record)
+    assert drain(queue) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("bound", [1, 3, 10])
+def test_nobody_is_overtaken_more_often_than_the_bound(bound):
+    queue = WaitingQueue(bound)
+    queue.push(arrival(0, priority=0))
+    overtaken = 0
+    for number in range(1, 50):
+        queue.push(arrival(number, priority=1))
+        if queue.pop().arrival_number == 0:
+            break
+        overtaken += 1
+    assert overtaken == bound
+
+
+def test_every_waiting_request_leaves_within_the_bound_under_any_mix():
+    bound = 4
+    queue = WaitingQueue(bound)
+    waiting, later_entries = {}, {}
+    for number in range(400):
+        record = arrival(number, int(uniform(3, 1, 0, number) * 3))
+        queue.push(record)
+        waiting[number] = record
+        if number % 8 == 7:
+            for _ in range(8 if len(queue) > 60 else 3):
+                gone = queue.pop().arrival_number
+                del waiting[gone]
+                for older in [n for n in waiting if n < gone]:
+                    # Overtaken by an entry while at the front of its class.
+                    if all(
+                        waiting[n].request.priority != waiting[older].request.priority for n in waiting if n < older
+                    ):
+                        later_entries[older] = later_entries.get(older, 0) + 1
+    assert max(later_entries.values()) <= bound + 2, "three classes: two others may have aged first"
+
+
+def test_an_aborted_request_leaves_from_wherever_it_stands():
+    queue = WaitingQueue(8)
+    records = [arrival(number, priority=number % 2) for number in range(6)]
+    for record in records:
+        queue.push(record)
+    queue.remove(records[2])
+    queue.remove(records[5])
+    assert drain(queue) == [1, 3, 0, 4]

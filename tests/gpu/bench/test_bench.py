@@ -1,0 +1,365 @@
+"""Timing decode: which cells there are, what is refused, what is measured, and the bytes that the floor counts."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from foretoken.core.algorithm.algorithm import Drafter
+from foretoken.core.errors import ForetokenError
+from foretoken.gpu.bench.arm import Arm, common_outputs
+from foretoken.gpu.bench.floor import round_bytes
+from foretoken.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench
+from foretoken.gpu.bench.prompts import bench_prompts
+from foretoken.gpu.bench.report import graph_costs, report
+from foretoken.gpu.bench.run import Bench
+from foretoken.gpu.bench.run import copy_bandwidth as bandwidth_module
+from foretoken.gpu.bench.shapes import BUILT_IN, random_draft, random_target, shape_of
+from foretoken.gpu.executor.graphs import CaptureReport
+from foretoken.gpu.session.devices import ops_for
+from foretoken.gpu.session.plan import NotEnoughMemory
+from foretoken.gpu.session.text import Tokenizer
+from foretoken.sim.cost.model import known_models, lookup_model
+from small_checkpoint import write_head, write_standalone, write_target
+
+torch.set_num_threads(1)
+SMALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "vocab_size": 200,
+    "max_position_embeddings": 256,
+}
+MOE = SMALL | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+
+
+@pytest.fixture
+def small(tmp_path) -> BenchOptions:
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(SMALL))
+    return BenchOptions(
+        random_weights=str(path), batch_sizes="2", context_lengths="12", output_tokens=24, repeat=2, device="cpu"
+    )
+
+
+# -- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def test_cells_are_batch_sizes_times_contexts_with_plain_decoding_first(small):
+    plan = plan_bench(replace(small, batch_sizes="4,1,4", context_lengths="8,30", steps="5,2,0"))
+    assert [(cell.batch_size, cell.context_len) for cell in plan.cells] == [(1, 8), (4, 8), (1, 30), (4, 30)]
+    for cell in plan.cells:
+        assert [arm.steps for arm in cell.arms] == [0, 2, 5]
+        assert [arm.algorithm for arm in cell.arms] == ["NONE", "EAGLE3", "EAGLE3"]
+        assert [arm.num_nodes for arm in cell.arms] == [1, 3, 6]
+        assert all(arm.config.max_running == cell.batch_size for arm in cell.arms)
+    assert plan.kv_bytes == max(cell.kv_bytes for cell in plan.cells) == plan.cells[3].kv_bytes
+    assert [arm.steps for arm in plan_bench(small).cells[0].arms] == [0, 1, 3, 5]
+    assert [arm.steps for arm in plan_bench(replace(small, algorithm="NONE")).cells[0].arms] == [0]
+
+
+def test_trees_have_the_nodes_that_their_steps_can_have(small):
+    plan = plan_bench(replace(small, topk=4, steps="1,2,3"))
+    assert [arm.num_draft_tokens for arm in plan.cells[0].arms] == [None, 5, 16, 16]
+
+
+ERRORS = {
+    "no model": ({"random_weights": None}, ["--model", "--random-weights"]),
+    "unknown shape": ({"random_weights": "lama-3.1-8b"}, ["'lama-3.1-8b'", "did you mean 'llama-3.1-8b'"]),
+    "batch size 0": ({"batch_sizes": "1,0"}, ["--batch-sizes", "'1,0'", "from 1 on"]),
+    "batch sizes that are none": ({"batch_sizes": "1,,2"}, ["--batch-sizes", "'1,,2'"]),
+    "a context that is none": ({"context_lengths": "12k"}, ["--context-lengths", "'12k'"]),
+    "negative steps": ({"steps": "-1"}, ["--steps", "'-1'", "from 0 on"]),
+    "one output token": ({"output_tokens": 1}, ["--output-tokens", "at least 2"]),
+    "no turn": ({"repeat": 0}, ["--repeat", "at least 1"]),
+    "topk 0": ({"topk": 0}, ["topk", "at least 1"]),
+    "page size 0": ({"page_size": 0}, ["page_size", "at least 1"]),
+    "too many nodes": ({"topk": 2, "steps": "2", "num_draft_tokens": 60}, ["num_draft_tokens", "2 to 7"]),
+    "nodes of a chain": ({"steps": "3", "num_draft_tokens": 9}, ["num_draft_tokens", "chain"]),
+    "steps without a draft": ({"algorithm": "NONE", "steps": "3"}, ["--steps", "--draft"]),
+    "unknown algorithm": ({"algorithm": "EAGEL3"}, ["'EAGEL3'", "did you mean 'EAGLE3'"]),
+    "a shape for a head": ({"draft": "llama-3.2-1b"}, ["draft", "STANDALONE"]),
+    "a draft of another vocabulary": (
+        {"algorithm": "STANDALONE", "draft": "llama-3.2-1b"},
+        ["vocabularies", "200", "128256"],
+    ),
+    "a mean below 1": ({"acceptance": "0.7"}, ["--acceptance", "0.7", "write 0.7,0.7"]),
+    "probability above 1": ({"acceptance": "0.7,1.2"}, ["--acceptance", "1.2"]),
+    "unknown acceptance": ({"acceptance": "chta"}, ["--acceptance", "did you mean 'chat'"]),
+    "acceptance of nothing": ({"algorithm": "NONE", "acceptance": "3"}, ["--acceptance", "nothing"]),
+    "a context beyond the model's": ({"context_lengths": "12,250"}, ["--context-lengths", "250", "256"]),
+    "unknown device": ({"device": "gpu"}, ["device", "'gpu'"]),
+    "unknown dtype": ({"dtype": "float8"}, ["dtype", "'float8'"]),
+    "graphs on a CPU": ({"graphs": True}, ["--graphs", "CPU"]),
+    "a directory that is not there": ({"random_weights": None, "model": Path("none")}, ["none", "no such directory"]),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_what_cannot_be_is_refused(case, small):
+    changes, expected = ERRORS[case]
+    with pytest.raises(ForetokenError) as caught:
+        plan_bench(replace(small, **changes))
+    for words in expected:
+        assert words in str(caught.value)
+
+
+def test_problems_are_told_together(small):
+    with pytest.raises(ForetokenError) as caught:
+        plan_bench(replace(small, batch_sizes="x", repeat=0, output_tokens=0))
+    assert len(caught.value.problems) == 3
+
+
+def test_too_much_memory_is_told_before_anything_is_made(monkeypatch):
+    monkeypatch.setattr("foretoken.gpu.bench.plan.free_bytes", lambda device: 8 << 30)
+    options = BenchOptions(random_weights="llama-3.1-8b", dtype="bfloat16", device="cpu", steps="4", batch_sizes="32")
+    with pytest.raises(NotEnoughMemory) as caught:
+        plan_bench(options)
+    for words in ("GiB for weights", "GiB for KV", "batch 32, context 1024", "7.20 GiB"):
+        assert words in str(caught.value)
+    monkeypatch.setattr("foretoken.gpu.bench.plan.free_bytes", lambda device: 100 << 30)
+    plan = plan_bench(options)
+    # 8.03 billion weights of the model, in the head a layer of double input width, its fusion, and its own LM head.
+    assert 8.03e9 * 2 + 0.6e9 < plan.weight_bytes < 8.03e9 * 2 + 1.0e9
+    a_token = 2 * 32 * 8 * 128 * 2
+    least = 32 * (1024 + 128) * (2 * a_token + a_token // 32)
+    assert least < plan.kv_bytes < 1.05 * least
+
+
+# -- what is run ------------------------------------------------------------------------------------------------------
+
+
+def run(options: BenchOptions):
+    plan = plan_bench(options)
+    bench = Bench(plan)
+    return plan, bench, [result for cell in bench.cells() for result in cell]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": "1,3"},
+        {"steps": "2", "topk": 3, "page_size": 4, "overlap": True},
+        {"steps": "3", "algorithm": "STANDALONE"},
+        {"steps": "2", "algorithm": "MULTI_LAYER_EAGLE", "overlap": True},
+        {"steps": "2", "algorithm": "EAGLE", "dtype": "float64"},
+        {"steps": "3", "algorithm": "NGRAM"},
+    ],
+    ids=lambda changes: " ".join(map(str, changes.values())),
+)
+def test_every_kind_of_draft_is_timed(small, changes):
+    plan, bench, results = run(replace(small, **changes, repeat=1))
+    assert [result.steps for result in results] == [arm.steps for arm in plan.cells[0].arms]
+    assert results[0].speedup == results[0].accept_length == 1.0
+    for result in results:
+        assert result.tokens_per_s > 0 and result.prefill_tokens_per_s > 0
+        assert result.tokens_per_s_request == pytest.approx(result.tokens_per_s / 2)
+        # Tokens of full rounds over their time, but for tokens past an end.
+        full = 2 * result.accept_length / result.round_ms * 1e3
+        assert 0.8 * full < result.tokens_per_s < 1.001 * full
+        assert sum(result.shares.values()) == pytest.approx(1.0, abs=0.02)
+        assert result.shares["verify"] > 0 and result.shares["host"] > 0
+        assert result.idle_share is None and result.equal_outputs is None and not result.captures
+        assert result.floor_share > 0
+    if plan.acceptance_name == "chat":
+        assert 1.2 < results[-1].accept_length < results[-1].num_nodes
+    assert bench.machine.copy_bytes_per_s > 1e8
+
+
+@pytest.mark.parametrize(("mean", "steps", "expected"), [("3.0", "4", 3.0), ("2.5", "1", 2.0), ("1.0", "3", 1.0)])
+def test_a_mean_acceptance_is_met(small, mean, steps, expected):
+    *_, results = run(replace(small, acceptance=mean, steps=steps, repeat=1, output_tokens=40))
+    assert results[1].accept_length == pytest.approx(expected, abs=1e-9)
+
+
+def test_trees_go_as_deep_as_they_are_accepted(small):
+    """A random draft must be sure enough of itself that its trees have depth."""
+    options = replace(small, steps="4", topk=4, num_draft_tokens=8, acceptance="0.99,0.99", output_tokens=100, repeat=1)
+    *_, results = run(options)
+    assert results[1].accept_length > 3.5, "of evenly likely candidates the seven best are of depth 1 and 2"
+
+
+def test_probabilities_hold_for_a_chain_and_grow_for_a_tree(small):
+    for topk in (1, 4):
+        plan = plan_bench(replace(small, acceptance="0.5,0.5", steps="3", topk=topk))
+        plain, arm = plan.cells[0].arms
+        assert acceptance_of_arm(plan, plain) is None
+        first = acceptance_of_arm(plan, arm).survival[0]
+        assert first == 0.5 if topk == 1 else 0.6 < first < 0.9
+
+
+def test_a_checkpoint_decodes_its_own_tokens(tmp_path):
+    target = write_target(tmp_path / "target")
+    options = BenchOptions(
+        model=target, batch_sizes="1,3", context_lengths="10", output_tokens=20, repeat=1, device="cpu", steps="2"
+    )
+    for draft in (write_standalone(tmp_path / "draft"), write_head(tmp_path / "head")):
+        plan, _, results = run(replace(options, draft=str(draft), dtype="float64"))
+        assert plan.acceptance is None and plan.acceptance_name == "measured"
+        assert [result.equal_outputs for result in results] == [1, 1, 3, 3]
+
+
+def test_turns_repeat_themselves_and_end_with_the_first_request(small):
+    plan = plan_bench(replace(small, steps="3", batch_sizes="3", output_tokens=60))
+    ops = ops_for("cpu")
+    target = random_target(plan.target, ops, "cpu", torch.float32, 0)
+    draft = random_draft(plan.draft, target, 1)
+    prompts = bench_prompts(None, plan.target.vocab_size, 3, 12, 0)
+    arm_plan = plan.cells[0].arms[1]
+    arm = Arm(arm_plan, target, draft, ops, prompts, 60, acceptance_of_arm(plan, arm_plan))
+    first, second = arm.run(), arm.run()
+    assert first.outputs == second.outputs and common_outputs(first, second) == 3
+    assert (first.rounds, first.tokens, first.bytes_read) == (second.rounds, second.tokens, second.bytes_read)
+    lengths = sorted(map(len, first.outputs))
+    assert lengths[-1] == 60 and lengths[0] < 60, "rows that are accepted less are not waited for"
+    assert first.tokens == sum(lengths) - 3, "all but the tokens of the prefill"
+    # Captured rounds decode the same, on a CPU too.
+    captured = Arm(
+        replace(arm_plan, graph_sizes=(4,)), target, draft, ops, prompts, 60, acceptance_of_arm(plan, arm_plan)
+    )
+    timing = captured.run()
+    assert timing.outputs == first.outputs and "graph" in timing.phase_s
+    assert [(capture.steps, capture.batch_size) for capture in captured.captures] == [(3, 4)]
+    overlapped = replace(arm_plan, config=replace(arm_plan.config, overlap=True, block_rounds=1))
+    timing = Arm(overlapped, target, draft, ops, prompts, 60, acceptance_of_arm(plan, arm_plan)).run()
+    assert timing.outputs == first.outputs
+    assert (timing.rounds, timing.tokens) == (first.rounds, first.tokens), "a round in flight past the end is not timed"
+    other = replace(timing, outputs=((9999, *timing.outputs[0][1:]), *timing.outputs[1:]))
+    assert common_outputs(first, other) == 2
+
+
+# -- the floor --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"])
+def test_bytes_of_a_round(small, algorithm, steps):
+    plan = plan_bench(replace(small, algorithm=algorithm, steps=str(steps), dtype="float32"))
+    target = random_target(plan.target, ops_for("cpu"), "cpu", torch.float32, 0)
+    draft = random_draft(plan.draft, target, 1)
+    hidden, mlp, vocab, kv = 32, 3 * 32 * 64, 200, 2 * 2 * 8
+    attention = hidden * (4 + 2 + 2) * 8 + 4 * 8 * hidden
+    of_target = 4 * (attention + mlp + 2 * hidden) + hidden + vocab * hidden  # the LM head, not the input embedding
+    per_pass = {
+        # One head of eight channels, a layer, tied embeddings.
+        "STANDALONE": (8 * 3 * 8 + 8 * 8) + 3 * 8 * 16 + 2 * 8 + 8 + vocab * 8,
+        # Fusion, a layer without its input norm, the target's LM head.
+        "EAGLE": 2 * hidden * hidden + attention + mlp + hidden + vocab * hidden,
+        # A layer over twice the width, its norms and the hidden state's and the last, its own LM head.
+        "EAGLE3": attention + hidden * 8 * 8 + mlp + 4 * hidden + vocab * hidden,
+    }
+    per_pass["MULTI_LAYER_EAGLE"] = per_pass["EAGLE"]
+    # One head per step, all of which run however few steps are taken.
+    passes = draft.num_heads if algorithm == "MULTI_LAYER_EAGLE" else steps
+    expected = of_target + passes * per_pass[algorithm] + (3 * hidden * hidden if algorithm == "EAGLE3" else 0)
+    found = round_bytes(target, draft, plan.algorithm.drafter, steps, 8)
+    draft_kv = 2 * 8 if algorithm == "STANDALONE" else kv
+    assert found.weights == 4 * expected
+    assert found.per_kv_token == 4 * (4 * kv + passes * draft_kv)
+    assert found.total(3, 100) == 3 * found.weights + 100 * found.per_kv_token
+    plain = round_bytes(target, None, Drafter.NONE, 0, 2)
+    assert (plain.weights, plain.per_kv_token) == (4 * of_target, 4 * 4 * kv)
+
+
+def test_of_a_mixture_the_experts_that_tokens_choose_count(tmp_path):
+    path = tmp_path / "moe.json"
+    path.write_text(json.dumps(MOE))
+    target = random_target(shape_of(str(path)), ops_for("cpu"), "cpu", torch.float32, 0)
+    expert = 3 * 16 * 32 * 4
+    everything = target.weight_bytes - target.embed_weight.nbytes
+    one = round_bytes(target, None, Drafter.NONE, 0, 1).weights
+    assert everything - one == 4 * (8 - 2) * expert
+    assert everything - round_bytes(target, None, Drafter.NONE, 0, 2).weights == pytest.approx(4 * 8 * 0.75**2 * expert)
+    assert round_bytes(target, None, Drafter.NONE, 0, 1000).weights == everything
+
+
+def test_a_copy_reads_and_writes(monkeypatch):
+    assert bandwidth_module.copy_bandwidth("cpu", 1 << 20) > 0
+    seconds = iter([99.0, *([0.5] * 4), *([2.0] * 5)])  # the first is a warm-up, the median the fifth of nine
+    monkeypatch.setattr(bandwidth_module, "_timed_copy", lambda source, target: next(seconds))
+    assert bandwidth_module.copy_bandwidth("cpu", 1000) == 2 * 1000 / 2.0
+
+
+# -- prompts and shapes -----------------------------------------------------------------------------------------------
+
+
+def test_prompts_without_a_tokenizer_are_like_words():
+    prompts = bench_prompts(None, 5000, 3, 4000, 1)
+    again = bench_prompts(None, 5000, 3, 4000, 1)
+    assert all(np.array_equal(a, b) for a, b in zip(prompts, again, strict=True))
+    assert not np.array_equal(prompts[0], prompts[1]) and not np.array_equal(
+        prompts[0], bench_prompts(None, 5000, 1, 4000, 2)[0]
+    )
+    for prompt in prompts:
+        assert prompt.dtype == np.int64 and prompt.shape == (4000,)
+        assert prompt.min() > 0 and prompt.max() < 5000
+        counts = np.sort(np.unique(prompt, return_counts=True)[1])[::-1]
+        assert len(counts) > 800 and 0.02 < counts[0] / 4000 < 0.06, "many tokens, some of them frequent"
+
+
+def test_prompts_of_a_tokenizer_are_text(tmp_path):
+    tokenizer = Tokenizer.load(write_target(tmp_path))
+    prompts = bench_prompts(tokenizer, 320, 4, 50, 0)
+    assert len({tuple(prompt) for prompt in prompts}) == 4
+    for prompt in prompts:
+        assert len(prompt) == 50 and prompt[0] == tokenizer.bos_id
+        assert tokenizer.decode(prompt[1:]).isascii()
+    # Longer than all the text there is: it begins anew.
+    assert len(bench_prompts(tokenizer, 320, 1, 1_000_000, 0)[0]) == 1_000_000
+
+
+def test_built_in_shapes_are_the_simulators():
+    """Two catalogues of published configurations, written down apart from each other."""
+    shared = sorted(set(BUILT_IN) & set(known_models()))
+    assert len(shared) >= 6
+    for name in shared:
+        ours, theirs = shape_of(name), lookup_model(name)
+        assert (ours.num_layers, ours.hidden_size, ours.num_heads, ours.num_kv_heads, ours.head_dim) == (
+            theirs.layers, theirs.hidden, theirs.heads, theirs.kv_heads, theirs.head_dim,
+        )  # fmt: skip
+        assert (ours.vocab_size, ours.max_position_embeddings) == (theirs.vocab, theirs.max_context)
+        assert (ours.tied_embeddings, ours.qk_norm, ours.dtype) == (
+            theirs.tied_embeddings,
+            theirs.qk_norm,
+            torch.bfloat16,
+        )
+        experts = (ours.moe.num_experts, ours.moe.top_k, ours.moe.intermediate_size) if ours.moe else (0, 0, 0)
+        assert experts == (theirs.experts, theirs.experts_per_token, theirs.moe_intermediate)
+
+
+# -- the record -------------------------------------------------------------------------------------------------------
+
+
+def test_what_graphs_cost_and_what_pruning_saves():
+    """The default table: 1, 3, 7 steps from batch size 1 on, 1, 3 from 8, 1 from 32."""
+    assert graph_costs([], (1, 8)) is None
+    captures = [CaptureReport(1, 2, 1, False, 0.5, 100), CaptureReport(3, 4, 32, False, 1.5, 300)]
+    costs = graph_costs(captures, (1, 8, 32))
+    assert (costs.num_captured, costs.seconds, costs.num_bytes) == (2, 2.0, 400)
+    assert (costs.adaptive_num, costs.adaptive_num_unpruned) == (6, 9)
+    # (1, 1) was captured and costs 100; (3, 32) costs 300 and cannot be reached; any other the mean, 200.
+    assert (costs.adaptive_bytes, costs.adaptive_bytes_unpruned) == (100 + 5 * 200, 100 + 300 + 7 * 200)
+    assert costs.adaptive_seconds == pytest.approx(5.5) and costs.adaptive_seconds_unpruned == pytest.approx(9.0)
+
+
+def test_the_record_is_json_and_says_what_is_missing(small):
+    plan, bench, results = run(replace(small, steps="2", repeat=1))
+    whole = json.loads(json.dumps(report(plan, bench.machine, results, ["bench", "x"]), allow_nan=False))
+    assert whole["complete"] and whole["command"] == ["bench", "x"] and whole["graphs"] is None
+    assert {"python", "torch", "foretoken", "numpy"} <= whole["versions"].keys()
+    assert whole["parameters"]["steps"] == [0, 2] and whole["parameters"]["acceptance"] == "chat"
+    assert whole["machine"]["copy_bytes_per_s"] == bench.machine.copy_bytes_per_s
+    assert [cell["steps"] for cell in whole["cells"]] == [0, 2]
+    assert not report(plan, bench.machine, results[:1], [])["complete"]
+    assert not report(plan, None, [], [])["complete"]

@@ -1,0 +1,352 @@
+"""Prefill and decode in processes of their own: what comes out is what one process gives, on good links and bad, and whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+from foretoken.core.contract.request import Request, SamplingParams
+from foretoken.core.handoff import HandoffTiming
+from foretoken.core.prompt import Prompt
+from foretoken.gpu.disaggregation.planning import plan_disaggregated
+from foretoken.gpu.disaggregation.processes import WorkerFailed, Workers
+from foretoken.gpu.disaggregation.session import TIMING, DisaggregatedSession
+from foretoken.gpu.disaggregation.topology import Disaggregation
+from foretoken.gpu.session.plan import SessionOptions
+from foretoken.gpu.session.session import DecodeSession
+from foretoken.gpu.session.text import Tokenizer
+from foretoken.observe.engine_description import EngineDescription
+from foretoken.observe.replay import replay
+
+ONE_TO_ONE, TWO_TO_TWO = Disaggregation(1, 1), Disaggregation(2, 2)
+LONGEST = 120
+SECOND_NS = 1_000_000_000
+# A retry that waits for a lease begins after seconds; all others begin at once.
+IMPATIENT = HandoffTiming(lease_ns=3 * SECOND_NS, hold_ns=7 * SECOND_NS, fence_ns=SECOND_NS)
+
+TEXT = """
+def read_all(paths):
+    for path in paths:
+        text = path.read_text()
+        yield path, text.splitlines()
+
+
+class Table:
+    def __init__(self, rows):
+        self.rows = rows
+        self.names = [name for name in rows if name is not None]
+"""
+# After a death slots come back when a fence has passed.
+SHORT_FENCE = replace(TIMING, fence_ns=SECOND_NS // 2)
+
+pytestmark = pytest.mark.xdist_group("disaggregation")  # one set of processes serves most of these tests
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """One set of processes for most tests; another one if somebody in it has died."""
+    started: list[Workers] = []
+    yield started
+    for workers in started:
+        workers.close()
+
+
+@pytest.fixture
+def workers(pool):
+    if not pool or len(pool[-1].living()) < ONE_TO_ONE.num_workers:
+        pool.append(Workers(ONE_TO_ONE.workers(), ONE_TO_ONE.devices("cpu")))
+    return pool[-1]
+
+
+@pytest.fixture(scope="module")
+def ask(nano_pair):
+    """Requests whose prompts are pieces of a text that the model knows how to go on with."""
+    words = Tokenizer.load(nano_pair / "target").encode(TEXT).tolist()
+    assert len(words) > 80
+
+    def make(name, length=9, max_tokens=16, start=0, **fields):
+        return Request(name, Prompt.of_tokens((words * 2)[start : start + length]), max_tokens, **fields)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def six(ask):
+    return tuple(ask(f"r{i}", 1 + 13 * i, 16, start=5 * i) for i in range(6))
+
+
+@pytest.fixture(scope="module")
+def plain(nano_pair):
+    """Outputs of one process without speculation, by request; each is computed once."""
+    session = DecodeSession.open(SessionOptions(nano_pair / "target", dtype="float64", device="cpu"))
+    known = {}
+
+    def outputs(requests):
+        missing = [request for request in requests if request not in known]
+        for request, output in zip(missing, session.run(missing).values(), strict=True):
+            known[request] = output
+        return {request.request_id: known[request] for request in requests}
+
+    return outputs
+
+
+def options_for(nano_pair, draft=None, **options):
+    return SessionOptions(
+        nano_pair / "target",
+        nano_pair / draft if draft else None,
+        **{"dtype": "float64", "device": "cpu", "debug": True, "chunk_size": 16, "max_running": 4, **options},
+    )
+
+
+def open_session(workers, options, topology=ONE_TO_ONE, **settings):
+    return DisaggregatedSession.open(plan_disaggregated(options, topology, LONGEST), workers, **settings)
+
+
+def check_equal(outputs, expected):
+    assert outputs.keys() == expected.keys()
+    for name, output in outputs.items():
+        assert output == expected[name], (output, expected[name])
+
+
+def check_drained(session):
+    """Nothing is held on either side. Returns the reports."""
+    reports = session.drain()
+    for name, report in reports.items():
+        assert report["free_slots"] == report["total_slots"] and report["held_rows"] == 0, (name, report)
+        counts = report["transfers"]
+        assert counts["started"] == counts["completed"] + counts["failed"] + counts["cancelled"], (name, counts)
+    return reports
+
+
+# -- every algorithm ------------------------------------------------------------------------------------------------------
+
+CELLS = {
+    "NONE": (None, {}),
+    "NONE, overlap, one chunk per prompt": (None, {"overlap": True, "chunk_size": 2048}),
+    "STANDALONE": ("draft", {"algorithm": "STANDALONE"}),
+    "STANDALONE tree, overlap": ("draft", {"topk": 2, "overlap": True}),
+    "EAGLE3, pages": ("eagle3", {"page_size": 4}),
+    "EAGLE3 tree, overlap, pages": ("eagle3", {"topk": 4, "overlap": True, "page_size": 4}),
+    "MULTI_LAYER_EAGLE, fewer steps than heads": ("multi_layer_eagle", {"steps": 1}),
+    "MULTI_LAYER_EAGLE tree, overlap": ("multi_layer_eagle", {"steps": 2, "topk": 2, "overlap": True}),
+    "NGRAM": (None, {"algorithm": "NGRAM", "steps": 5}),
+    "NGRAM, overlap": (None, {"algorithm": "NGRAM", "steps": 5, "overlap": True}),
+    "steps that adapt to measured costs": (
+        "draft",
+        {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "goodput", "max_running": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_pair_gives_what_one_process_gives(workers, nano_pair, plain, cell, six):
+    draft, options = CELLS[cell]
+    with open_session(workers, options_for(nano_pair, draft, **options)) as session:
+        check_equal(session.run(six), plain(six))
+        reports = check_drained(session)
+        prefill, decode = reports["prefill0"], reports["decode0"]
+        # The decode worker joins them without a forward pass; the prefill worker decodes none.
+        assert decode["prefilled"] == 0 and prefill["verified_rows"] == 0
+        assert decode["transfers"] == prefill["transfers"]
+        assert decode["transfers"]["completed"] == len(six) and decode["malformed"] == 0
+    if "adaptive" in options:
+        return
+    # Draft KV and draft input arrived as they were: every draft has the fate that it has in one process.
+    alone = DecodeSession.open(options_for(nano_pair, draft, **options))
+    alone.run(six)
+    counts = ("verified_rows", "drafted", "correct_drafts")
+    assert [decode[name] for name in counts] == [getattr(alone.stats(), name) for name in counts]
+    assert cell.startswith("NONE") or decode["correct_drafts"] > 0
+
+
+def test_sampled_output_and_what_users_ask_to_see_are_those_of_one_process(workers, nano_pair, plain, ask):
+    sampling = SamplingParams(temperature=0.9, top_p=0.95, top_k=40, seed=7)
+    requests = [
+        ask("sampled", 20, sampling=sampling),
+        ask("seedless", 11, start=3, sampling=replace(sampling, seed=0)),
+        ask("shown", 9, outputs=("logprobs",)),
+        ask("one token", 14, 1, outputs=("logprobs",)),
+        ask("stopped", 12, 16, start=1, stop_tokens=tuple(range(1, 60))),
+    ]
+    with open_session(workers, options_for(nano_pair)) as session:
+        outputs = session.run(requests)
+        check_drained(session)
+    expected = plain(requests)
+    for name, output in outputs.items():
+        shown = expected[name].logprobs
+        assert output.logprobs == pytest.approx(shown, abs=1e-9) and len(shown) in (0, len(output.tokens))
+        assert replace(output, logprobs=()) == replace(expected[name], logprobs=())
+    assert expected["stopped"].finish == "stop" and len(expected["one token"].logprobs) == 1
+
+
+def test_a_prefix_that_the_decode_worker_has_is_not_sent_again(workers, nano_pair, plain, ask):
+    with open_session(workers, options_for(nano_pair, page_size=4)) as session:
+        first, again = ask("first", 33), ask("again", 33)
+        check_equal(session.run([first]), plain([first]))
+        check_equal(session.run([again]), plain([again]))
+        check_drained(session)
+        assert session.reports()["prefill0"]["prefilled"] < 2 * 33
+
+
+def test_more_requests_than_room(workers, nano_pair, plain, ask):
+    """The decode worker's pool holds two of them; retracted ones are computed again there."""
+    requests = [ask(f"m{i}", 20 + i, 30, start=i) for i in range(8)]
+    with open_session(workers, options_for(nano_pair, kv_tokens=110, max_running=4)) as session:
+        check_equal(session.run(requests), plain(requests))
+        check_drained(session)
+
+
+def test_a_request_is_given_up_wherever_it_is(workers, nano_pair, ask):
+    """Interrupted at its first token: some requests wait, some are on their way, some decode."""
+    requests = [ask(f"long{i}", 30, 60, start=i) for i in range(6)]
+    told = []
+    with open_session(workers, options_for(nano_pair, max_running=2)) as session:
+        outputs = session.run(requests, told.append, lambda: bool(told))
+        assert {output.finish for output in outputs.values()} <= {"aborted", "length"}
+        assert sum(output.finish == "aborted" for output in outputs.values()) >= 4
+        check_drained(session)
+        stream = session.stream(requests)
+        next(stream)
+        stream.close()
+        check_drained(session)
+        assert session.run(requests[:1])["long0"].finish == "length"
+
+
+def test_each_worker_keeps_a_log_that_replays(workers, nano_pair, plain, tmp_path, six):
+    logs = {name: tmp_path / f"{name}.jsonl" for name in ("prefill0", "decode0")}
+    with open_session(workers, options_for(nano_pair, "eagle3", topk=2), logs=logs) as session:
+        check_equal(session.run(six), plain(six))
+        session.close(complete=True)
+        assert session.stats().requests == len(six) and session.stats().accept_length > 1
+    for path in logs.values():
+        report = replay(
+            path,
+            lambda header, replica, events: EngineDescription.from_json(header["engine"], "log").make_engine(events),
+        )
+        assert report.difference is None and report.complete and report.num_commits > 0
+
+
+# -- bad links ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"prefill0": {"duplicate": list(range(1, 60))}, "decode0": {"duplicate": list(range(1, 60))}},
+        {"prefill0": {"delay_ms": 30}, "decode0": {"delay_ms": 30}},
+        {"prefill0": {"truncate_pages": [1, 3]}},
+    ],
+    ids=["everything twice", "slow", "pages cut short"],
+)
+def test_a_bad_link_changes_no_output(workers, nano_pair, plain, faults, six):
+    requests = six[1:]
+    options = options_for(nano_pair, "draft", page_size=2, chunk_size=64)
+    with open_session(workers, options, faults=faults) as session:
+        check_equal(session.run(requests), plain(requests))
+        decode = check_drained(session)["decode0"]["transfers"]
+    if "duplicate" in faults["prefill0"]:
+        assert decode["ignored"] > 0
+    # Cut pages are refused on arrival and sent again.
+    assert decode["retries"] == (2 if "truncate_pages" in faults["prefill0"] else 0)
+
+
+def test_a_message_that_is_cut_short_is_sent_again_after_a_lease(workers, nano_pair, plain, ask):
+    """Of a single request the prefill worker sends the offer, the pages, the manifest, and over again."""
+    options = options_for(nano_pair, chunk_size=64)
+    requests = [ask("only", 20)]
+    with open_session(workers, options, timing=IMPATIENT, faults={"prefill0": {"truncate_messages": [3]}}) as session:
+        check_equal(session.run(requests), plain(requests))
+        reports = check_drained(session)
+        assert reports["prefill0"]["transfers"]["retries"] == 1
+        assert reports["decode0"]["malformed"] > 0
+
+
+def test_a_request_whose_messages_are_always_lost_fails_within_a_bound(workers, nano_pair, plain, ask):
+    options = options_for(nano_pair, chunk_size=64)
+    with open_session(
+        workers, options, timing=IMPATIENT, faults={"prefill0": {"drop": list(range(3, 100))}}
+    ) as session:
+        (output,) = session.run([ask("only", 20)]).values()
+        assert output.finish == "error" and "no answer in time" in output.message, output
+        check_drained(session)
+
+
+# -- deaths ---------------------------------------------------------------------------------------------------------------
+
+
+def test_who_dies_takes_only_what_it_had(nano_pair, plain, ask):
+    """Four workers; three of them die one after the other, in the middle of their work."""
+    options = options_for(nano_pair, "draft")
+    requests = [ask(f"d{i}", 20 + i, 24, start=i) for i in range(8)]
+    expected = plain(requests)
+    with Workers(TWO_TO_TWO.workers(), TWO_TO_TWO.devices("cpu")) as workers:
+        # A prefill worker: what it had not handed over begins anew on the other one.
+        with open_session(
+            workers, options, TWO_TO_TWO, timing=SHORT_FENCE, faults={"prefill0": {"die_before": 4}}
+        ) as session:
+            check_equal(session.run(requests), expected)
+            assert workers["prefill0"].death == "was killed by SIGKILL"
+            assert check_drained(session).keys() == {"prefill1", "decode0", "decode1"}
+        # A decode worker, when it has shown tokens: those requests fail, nobody else notices.
+        with open_session(workers, options, TWO_TO_TWO, timing=SHORT_FENCE) as session:
+            shown = {}
+
+            def kill_first_decoder(delta):
+                shown[delta.request_id] = shown.get(delta.request_id, 0) + len(delta.tokens)
+                if shown[delta.request_id] > 1 and not workers["decode0"].death:
+                    os.kill(workers["decode0"].pid, signal.SIGKILL)
+
+            outputs = session.run(requests, kill_first_decoder)
+            failed = {name for name, output in outputs.items() if output.finish == "error"}
+            for name, output in outputs.items():
+                if name in failed:
+                    assert "worker decode0 was killed by SIGKILL" in output.message
+                    assert output.tokens == expected[name].tokens[: len(output.tokens)]
+                else:
+                    assert output == expected[name]
+            assert len(failed) < len(requests), "half of them were on the other worker"
+            assert check_drained(session).keys() == {"prefill1", "decode1"}
+        # The last prefill worker: what it had fails, what decodes goes on, and who comes later is refused.
+        with open_session(
+            workers, options, TWO_TO_TWO, timing=SHORT_FENCE, faults={"prefill1": {"die_before": 4}}
+        ) as session:
+            outputs = session.run(requests)
+            for name, output in outputs.items():
+                if output != expected[name]:
+                    assert output.finish == "error"
+                    assert (
+                        output.message
+                        == "worker prefill1 was killed by SIGKILL; there is no other worker for the request"
+                    )
+            assert any(output.finish == "error" for output in outputs.values())
+            (output,) = session.run(requests[:1]).values()
+            assert (output.finish, output.message) == ("refused", "no worker is left")
+            assert check_drained(session).keys() == {"decode1"}
+
+
+# -- what cannot be opened ------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_cannot_open_a_session_says_why_and_takes_the_next_one(workers, nano_pair, plain, tmp_path, six):
+    plan = plan_disaggregated(options_for(nano_pair), ONE_TO_ONE, LONGEST)
+    broken = replace(plan, options=replace(plan.options, model=tmp_path))
+    with pytest.raises(WorkerFailed, match=r"worker (prefill|decode)0: .*config\.json"):
+        DisaggregatedSession.open(broken, workers, tokenizer=DecodeSession.open(options_for(nano_pair)).tokenizer)
+    with DisaggregatedSession.open(plan, workers) as session:
+        check_equal(session.run(six[:2]), plain(six[:2]))
+
+
+# -- a hang: the last test of these processes -----------------------------------------------------------------------------
+
+
+def test_a_worker_that_hangs_is_ended(workers, nano_pair, plain, ask):
+    workers.silence_s = 6.0
+    requests = [ask("caught", 40), ask("later", 12)]
+    with open_session(workers, options_for(nano_pair)) as session:
+        check_equal(session.run(requests[1:]), plain(requests[1:]))
+        os.kill(workers["prefill0"].pid, signal.SIGSTOP)
+        (output,) = session.run(requests[:1]).values()
+        assert output.finish == "error" and "prefill0 did not answer for 6 s" in output.message, output
+        check_drained(session)

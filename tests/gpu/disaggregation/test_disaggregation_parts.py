@@ -1,0 +1,286 @@
+"""The parts of disaggregated decoding without processes: counts and devices, pages as bytes, parcels, control messages, fault plans."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import numpy as np
+import pytest
+import torch
+from foretoken.core.algorithm.algorithm import SpecAlgorithm
+from foretoken.core.algorithm.registry import (
+    get_algorithm,
+    is_known_everywhere,
+    register_algorithm,
+    unregister_algorithm,
+)
+from foretoken.core.errors import ConfigError
+from foretoken.core.handoff import TransferKey
+from foretoken.core.handoff.messages import Ack, Renew
+from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.engine import Engine
+from foretoken.gpu.disaggregation.control import MAX_FRAME_BYTES, ControlError, ControlSocket
+from foretoken.gpu.disaggregation.link import Parcel, _framed, _messages_in
+from foretoken.gpu.disaggregation.link_faults import VARIABLE, FaultPlan, LinkFaults, plans_from_environment
+from foretoken.gpu.disaggregation.page_tensors import PageTensors
+from foretoken.gpu.disaggregation.planning import plan_disaggregated
+from foretoken.gpu.disaggregation.topology import Disaggregation, backend_for
+from foretoken.gpu.executor.build import build_executor
+from foretoken.gpu.session.plan import SessionOptions
+from matrix_cells import OPS, small_head, small_model
+from serving import CONFIG, Way
+from small_checkpoint import write_target
+
+# -- counts and devices -----------------------------------------------------------------------------------------------------
+
+
+def test_counts_are_read_in_any_order():
+    assert Disaggregation.parse("prefill=1,decode=2") == Disaggregation(1, 2)
+    assert Disaggregation.parse(" decode = 3 , prefill=2") == Disaggregation(2, 3)
+    names = [(place.name, place.role.value, place.rank) for place in Disaggregation(1, 2).workers()]
+    assert names == [("prefill0", "prefill", 0), ("decode0", "decode", 1), ("decode1", "decode", 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("prefill=0,decode=1", "prefill=0; 1 to 64 workers are possible"),
+        ("prefill=1,decode=0", "decode=0; 1 to 64 workers are possible"),
+        ("prefill=65,decode=1", "prefill=65; 1 to 64"),
+        ("prefill=-1,decode=1", "'prefill=-1': prefill needs a number, as in prefill=1"),
+        ("prefill=1", "decode is missing; an example: prefill=1,decode=1"),
+        ("", "'' is neither prefill=N nor decode=N"),
+        ("prefil=1,decode=1", "'prefil=1' is neither prefill=N nor decode=N (did you mean 'prefill'?)"),
+        ("prefill,decode=1", "'prefill': prefill needs a number"),
+        ("prefill=one,decode=1", "'prefill=one': prefill needs a number"),
+        ("prefill=1,decode=1,prefill=2", "prefill is given twice"),
+        ("prefill=1,decode=99999999999", "decode needs a number"),
+    ],
+)
+def test_senseless_counts_are_named(text, expected):
+    with pytest.raises(ConfigError) as caught:
+        Disaggregation.parse(text)
+    assert expected in str(caught.value) and "disaggregate" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "asked", "expected"),
+    [
+        (0, "auto", ("cpu",) * 3),
+        (3, "auto", ("cuda:0", "cuda:1", "cuda:2")),
+        (4, "cuda", ("cuda:0", "cuda:1", "cuda:2")),
+        (1, "cuda:0", ("cuda:0",) * 3),
+        (4, "cpu", ("cpu",) * 3),
+    ],
+)
+def test_each_worker_has_a_gpu_unless_all_share_one(monkeypatch, num_gpus, asked, expected):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    devices = Disaggregation(1, 2).devices(asked)
+    assert devices == expected
+    assert backend_for(devices) == ("gloo" if len(set(devices)) == 1 else "cpu:gloo,cuda:nccl")
+
+
+@pytest.mark.parametrize(("num_gpus", "asked"), [(1, "auto"), (2, "cuda"), (0, "cuda")])
+def test_more_workers_than_gpus_are_refused(monkeypatch, num_gpus, asked):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    with pytest.raises(ConfigError, match=f"prefill=1,decode=2 needs 3 GPUs, torch finds {num_gpus}; --device cuda:0"):
+        Disaggregation(1, 2).devices(asked)
+
+
+def test_workers_on_one_device_share_what_it_has(tmp_path, monkeypatch):
+    options = SessionOptions(write_target(tmp_path / "target"), device="cpu", memory_fraction=0.8)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    plan = plan_disaggregated(options, Disaggregation(1, 3))
+    assert plan.options.memory_fraction == pytest.approx(0.2) and plan.options.threads == 2
+    asked = SessionOptions(options.model, device="cpu", threads=5)
+    assert plan_disaggregated(asked, Disaggregation(1, 3)).options.threads == 5
+
+
+def test_an_algorithm_that_other_processes_do_not_know_is_refused(tmp_path):
+    @register_algorithm("ONLY_HERE")
+    class OnlyHere(SpecAlgorithm):
+        pass
+
+    try:
+        assert not is_known_everywhere("only_here") and is_known_everywhere("eagle3")
+        options = SessionOptions(write_target(tmp_path / "target"), device="cpu", algorithm="ONLY_HERE")
+        with pytest.raises(ConfigError) as caught:
+            plan_disaggregated(options, Disaggregation(1, 1))
+    finally:
+        unregister_algorithm("ONLY_HERE")
+    assert "ONLY_HERE was registered in this process alone" in str(caught.value)
+
+
+# -- pages as bytes -----------------------------------------------------------------------------------------------------------
+
+
+def pools_of(algorithm="EAGLE3", page_size=4, filled=True):
+    way = Way(
+        algorithm, None if algorithm == "NONE" else small_head(0, algorithm), {"steps": 0 if algorithm == "NONE" else 2}
+    )
+    config = EngineConfig(**{**CONFIG, "page_size": page_size, "num_pages": 12})
+    engine = Engine(config, get_algorithm(way.algorithm), way.controller())
+    executor = build_executor(engine, small_model(0), way.draft, OPS)
+    pools = [pool for pool in (executor.pool, executor.draft_pool) if pool is not None]
+    for number, pool in enumerate(pools if filled else ()):
+        generator = torch.Generator().manual_seed(number)
+        for cells in (pool.keys, pool.values):
+            cells.copy_(torch.randn(cells.shape, generator=generator, dtype=cells.dtype))
+    return PageTensors(executor, page_size), pools
+
+
+@pytest.mark.parametrize("algorithm", ["NONE", "EAGLE3"])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_pages_arrive_at_other_slots_as_they_were(algorithm, page_size):
+    source, source_pools = pools_of(algorithm, page_size)
+    target, target_pools = pools_of(algorithm, page_size, filled=False)
+    here = np.array([3, 7, 1], np.int32)[:, None] * page_size + np.arange(page_size, dtype=np.int32)
+    there = np.array([2, 1, 9], np.int32)[:, None] * page_size + np.arange(page_size, dtype=np.int32)
+    rows = source.read(here)
+    assert source.format == target.format and source.format.page_size == page_size
+    assert rows.shape == (3, source.row_bytes) and bool(source.format.draft_bytes) == (algorithm != "NONE")
+    arrived, seals = target.seals_of_arrived(rows.view(-1), 3)
+    assert seals == source.seals(rows) and all(seal.fits(source.format) for seal in seals) and len(set(seals)) == 3
+    target.write(there, arrived)
+    for old, new in zip(source_pools, target_pools, strict=True):
+        for before, after in ((old.keys, new.keys), (old.values, new.values)):
+            assert torch.equal(before[:, here.reshape(-1)], after[:, there.reshape(-1)])
+            others = np.setdiff1d(np.arange(after.shape[1]), there)
+            assert not after[:, others].any()
+
+
+def test_a_changed_byte_changes_the_seal_wherever_it_is():
+    pages, _ = pools_of("EAGLE3", 1)
+    rows = pages.read(np.array([[3]], np.int32))
+    (whole,) = pages.seals(rows)
+    for place in range(pages.row_bytes):
+        damaged = rows.clone()
+        damaged[0, place] ^= 1 << (place % 8)
+        (seal,) = pages.seals(damaged)
+        in_target = place < pages.format.target_bytes
+        assert (seal.target_checksum != whole.target_checksum) == in_target
+        assert (seal.draft_checksum != whole.draft_checksum) != in_target
+    swapped = rows.clone().view(torch.int32)
+    swapped[0, :2] = swapped[0, [1, 0]]
+    assert pages.seals(swapped.view(torch.uint8)) != [whole]
+
+
+def test_pages_that_are_cut_off_say_how_much_of_them_is_there():
+    pages, _ = pools_of("EAGLE3", 1)
+    rows = pages.read(np.array([[3], [5], [6]], np.int32))
+    sent = pages.seals(rows)
+    target, draft = pages.format.target_bytes, pages.format.draft_bytes
+    content = rows.view(-1)[: pages.row_bytes + target + 5]
+    kept, seals = pages.seals_of_arrived(content, 3)
+    assert len(kept) == 1 and seals[0] == sent[0]
+    assert [(s.target_bytes, s.draft_bytes) for s in seals] == [(target, draft), (target, 5), (0, 0)]
+    assert not any(seal.fits(pages.format) for seal in seals[1:])
+    assert pages.seals_of_arrived(None, 0)[1] == []
+
+
+# -- parcels ------------------------------------------------------------------------------------------------------------------
+
+
+def test_messages_before_a_damaged_one_are_heard():
+    messages = [Renew(TransferKey(f"r{i}", i, 1), 2**40 + i) for i in range(3)] + [
+        Ack(TransferKey("é" * 9, 2**70, 1), 1)
+    ]
+    content = b"".join(map(_framed, messages))
+    assert _messages_in(content) == tuple(messages)
+    length = len(_framed(messages[0]))
+    for end in range(length, 2 * length):
+        assert _messages_in(content[:end]) == tuple(messages[:1])
+    damaged = bytearray(content)
+    damaged[length + 30] ^= 4
+    assert _messages_in(bytes(damaged)) == tuple(messages[:1])
+    assert _messages_in(b"") == ()
+
+
+def test_faults_happen_to_the_parcels_that_they_name():
+    plan = FaultPlan.from_json({"duplicate": [2], "drop": [3], "truncate_messages": [4], "truncate_pages": [2]}, "plan")
+    faults = LinkFaults()
+    pages = torch.arange(10, dtype=torch.uint8)
+    parcels = [Parcel(1, (), pages if number in (1, 5) else None) for number in range(1, 7)]
+    for _ in range(2):  # numbers count anew with every session
+        faults.begin(plan)
+        sent = [list(faults.disturb(parcel)) for parcel in parcels]
+        assert [len(copies) for copies in sent] == [1, 2, 0, 1, 1, 1]
+        assert [share for copies in sent for _, share in copies] == [1.0, 1.0, 1.0, 0.5, 1.0, 1.0]
+        assert sent[0][0][0] is parcels[0] and len(sent[4][0][0].pages) == 5  # the second that has pages
+    assert [list(LinkFaults().disturb(parcel)) for parcel in parcels] == [[(parcel, 1.0)] for parcel in parcels]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "expected an object of workers"),
+        ('{"prefill0": 3}', "is 3; expected an object"),
+        ('{"prefill0": {"dup": [1]}}', "dup: is no fault of a link"),
+        ('{"prefill0": {"duplicate": [0]}}', "expected a list of numbers from 1"),
+        ('{"prefill0": {"drop": 3}}', "expected a list of numbers from 1"),
+        ('{"prefill0": {"delay_ms": -1}}', "is -1; expected a number"),
+        ('{"prefill0": {"delay_ms": NaN}}', "expected a number"),
+    ],
+)
+def test_a_senseless_plan_of_faults_is_named(monkeypatch, text, expected):
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(ConfigError) as caught:
+        plans_from_environment()
+    assert expected in str(caught.value) and VARIABLE in str(caught.value)
+
+
+def test_faults_are_off_unless_asked_for(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert plans_from_environment() == {}
+    monkeypatch.setenv(VARIABLE, json.dumps({"decode0": {"delay_ms": 2.5}}))
+    assert plans_from_environment() == {"decode0": {"delay_ms": 2.5}}
+
+
+# -- control messages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends():
+    pair = [ControlSocket(end) for end in socket.socketpair()]
+    yield pair
+    for end in pair:
+        end.close()
+
+
+def received(end, count):
+    messages = []
+    while len(messages) < count:
+        messages += end.receive()
+    return messages
+
+
+def test_control_messages_come_whole_and_in_order(ends):
+    messages = [{"do": "submit", "text": "ü" * size, "number": 2**80} for size in (0, 1, 70_000, 3)]
+    sender = threading.Thread(target=lambda: [ends[0].send(message) for message in messages])
+    sender.start()
+    assert received(ends[1], 4) == messages
+    sender.join()
+    ends[0].close()
+    assert ends[1].receive() is None
+
+
+def test_who_sends_soon_never_waits_for_a_reader_that_pauses(ends):
+    messages = [{"number": number, "text": "x" * 50_000} for number in range(100)]
+    for message in messages:  # megabytes, and nobody reads: this returns all the same
+        ends[0].send_soon(message)
+    assert received(ends[1], 100) == messages
+    ends[0].send_soon({"number": 100})
+    assert received(ends[1], 1) == [{"number": 100}]
+    ends[1].close()
+    ends[0].send_soon({"number": 101})  # nobody is there, which is not the sender's to find out
+
+
+def test_a_frame_beyond_all_measure_is_refused():
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
+        with pytest.raises(ControlError, match="a control message of 1073741825 bytes"):
+            ControlSocket(right).receive()

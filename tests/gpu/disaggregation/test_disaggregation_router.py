@@ -1,0 +1,112 @@
+"""Who serves what, and what a death means for whom: the router alone, without processes."""
+
+from __future__ import annotations
+
+import pytest
+from foretoken.core.contract.request import Request
+from foretoken.core.prompt import Prompt
+from foretoken.gpu.disaggregation.router import Router
+
+
+def ask(name, length=10):
+    return Request(name, Prompt.of_tokens(list(range(1, length + 1))), 8)
+
+
+def placed(router, name, length=10):
+    placement = router.place(ask(name, length))
+    return placement.prefill, placement.decode
+
+
+@pytest.fixture
+def router():
+    return Router(["p0", "p1"], ["d0", "d1"])
+
+
+def test_the_workers_with_the_least_to_do_get_the_next_request(router):
+    assert placed(router, "a", 50) == ("p0", "d0")
+    assert placed(router, "b", 10) == ("p1", "d1")
+    assert placed(router, "c", 10) == ("p1", "d0")  # 50 tokens against 10
+    router.handed_over("a")  # p0 is idle, d0 still decodes it
+    assert placed(router, "d") == ("p0", "d1")
+    router.handed_over("a")  # said twice, counted once
+    router.end("b")
+    router.end("a")
+    assert placed(router, "e", 100) == ("p0", "d0")
+    assert placed(router, "f") == ("p1", "d1")
+
+
+def test_a_lost_prefill_worker_costs_only_what_it_had_not_handed_over(router):
+    for name in ("joined", "on p1", "on its way"):
+        router.place(ask(name))
+    router.joined("joined")
+    assert router["on its way"].prefill == "p0" and router["on its way"].decode == "d0"
+    asked, verdicts = router.lose("p0", "p0 died")
+    assert asked == ["d0", "d1"] and verdicts == []
+    assert router.let_go("d1", "p0") == []
+    assert router.let_go("d0", "p1") == []  # an answer to another loss
+    (verdict,) = router.let_go("d0", "p0")
+    assert verdict.request_id == "on its way" and not verdict.failure
+    assert (verdict.placement.prefill, verdict.placement.tries) == ("p1", 2)
+    assert router["joined"].is_handed_over and not router["joined"].lost
+    assert router["on p1"].tries == 1 and router.let_go("d0", "p0") == []
+
+
+def test_a_request_that_joins_before_the_answer_goes_on(router):
+    router.place(ask("a"))
+    router.lose("p0", "p0 died")
+    router.joined("a")  # said before the answer
+    assert router.let_go("d0", "p0") == []
+    router.end("a")
+    assert router.request_ids == ()
+
+
+def test_a_lost_decode_worker_takes_what_it_had_shown(router):
+    router.place(ask("shown"))
+    router.place(ask("elsewhere"))
+    router.place(ask("not yet"))
+    router.handed_over("shown")
+    router.joined("shown")
+    asked, verdicts = router.lose("d0", "d0 died")
+    assert asked == ["p0", "p1"] and verdicts == []
+    verdicts = router.let_go("p0", "d0")
+    assert {v.request_id: (v.failure, v.placement is None) for v in verdicts} == {
+        "shown": ("d0 died; what it had decoded of the request is lost", True),
+        "not yet": ("", False),
+    }
+    assert router["not yet"].decode == "d1"
+    assert "shown" not in router and router["elsewhere"].decode == "d1"
+
+
+def test_a_request_is_tried_twice(router):
+    router.place(ask("a"))
+    router.lose("p0", "p0 died")
+    (first,) = router.let_go("d0", "p0")
+    assert first.placement.prefill == "p1"
+    router.lose("p1", "p1 died")
+    (second,) = router.let_go(first.placement.decode, "p1")
+    assert second.placement is None and second.failure == "p1 died; the request was tried 2 times"
+
+
+def test_without_another_worker_the_request_fails():
+    router = Router(["p0"], ["d0"])
+    router.place(ask("a"))
+    router.place(ask("b"))
+    router.joined("a")
+    router.lose("p0", "p0 died")
+    (verdict,) = router.let_go("d0", "p0")
+    assert (verdict.request_id, verdict.failure) == ("b", "p0 died; there is no other worker for the request")
+    assert router.request_ids == ("a",)
+    assert router.place(ask("c")) is None
+    router.end("a")
+
+
+def test_who_is_to_let_go_may_die_too(router):
+    router.place(ask("a"))
+    router.lose("p0", "p0 died")
+    asked, (verdict,) = router.lose("d0", "d0 died")
+    assert asked == ["p1"]
+    assert (verdict.placement.prefill, verdict.placement.decode) == ("p1", "d1")
+    # Both at once, with the only worker of its kind left.
+    router.lose("p1", "p1 died")
+    assert router.lose("d1", "d1 died")[1][0].failure.endswith("the request was tried 2 times")
+    assert router.request_ids == ()

@@ -1,0 +1,224 @@
+"""What drafts propose is what the same network drafts from the row's whole text without any KV pool.
+
+Greedy output cannot show it: the target corrects every wrong draft. Here each proposal, and each value that is relayed to it, is
+compared with `dense_drafting`; so draft KV of every accepted position, KV and hidden states that follow their branch, duplicated page
+tails, chunk ends, cached prefixes and carried hidden states must be right to the last of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from dense_drafting import DenseHead, DenseModel, Relay, Shape, dense_heads, dense_tree, heads_tree
+from foretoken.checks.driver import Dice, Disturbance, Driver
+from foretoken.checks.matrix import Cell, config_of, controller_of, requests_of
+from foretoken.core.acceptance.process import GaussianAcceptance
+from foretoken.core.algorithm.ngram import NgramIndex
+from foretoken.core.algorithm.registry import get_algorithm
+from foretoken.core.contract.request import SamplingParams
+from foretoken.core.scheduler.engine import Engine
+from foretoken.core.tree.build import Candidates, VerifyTree, build_lookup_tree
+from foretoken.gpu.batch.tree import DeviceTree
+from foretoken.gpu.draft.window import window_slots
+from foretoken.gpu.executor.build import DraftModel, build_executor
+from foretoken.gpu.models.eagle import MultiLayerEagle
+from foretoken.gpu.ops.torch_ops import TorchOps
+from matrix_cells import count_retractions, draft_of, small_head, small_model
+from torch import Tensor
+
+
+def exactly_relayed(name: str):
+    """The algorithm, relaying hidden states in float64: the comparison is then one of equals. (It is a plugin, so to say.)"""
+    built_in = type(get_algorithm(name))
+
+    class Exact(built_in):
+        def relay_fields(self, shape):
+            fields = super().relay_fields(shape)
+            return tuple(replace(f, dtype="float64") if f.name == "hidden_states" else f for f in fields)
+
+    return Exact()
+
+
+def looked_up(text: list[int], shape: Shape) -> VerifyTree:
+    """What earlier occurrences in the whole text propose, output before a retraction included."""
+    index = NgramIndex()
+    index.append(np.array(text))
+    branches = max(1, min(shape.topk, shape.num_draft_tokens - 1))
+    paths = [] if shape.steps == 0 else index.draft(shape.num_draft_tokens, num_branches=branches).paths
+    return build_lookup_tree(
+        np.array(text[-1:]), [list(paths)], np.array([len(text) - 1]), shape.num_draft_tokens, shape.max_position
+    )
+
+
+class RecordingOps(TorchOps):
+    """Keeps what the last tree was built from."""
+
+    candidates: tuple[Tensor, ...] = ()
+
+    def build_tree(self, roots, tokens, scores, parents, *rest) -> DeviceTree:
+        self.candidates = (tokens, scores, parents)
+        return super().build_tree(roots, tokens, scores, parents, *rest)
+
+
+class Watched:
+    """Stands before an executor's draft, knows each row's text, and compares every proposal."""
+
+    def __init__(self, executor, ops: RecordingOps, target, draft_model, relayed_topk: int) -> None:
+        self._draft, self._ops = executor.draft, ops
+        self._target, self._model, self._topk = target, draft_model, relayed_topk
+        self._is_heads = isinstance(draft_model, MultiLayerEagle)
+        if draft_model is not None and not self._is_heads:
+            is_head = self._draft.wants_hidden
+            self._drafter = DenseHead(draft_model, target) if is_head else DenseModel(draft_model)
+        self._texts: dict[int, list[int]] = {}
+        self._begin_of: dict[int, int] = {}
+        self._begins = np.zeros(executor.pool.num_slots, bool)
+        self.proposals = self.nodes = self.cached = self.partly = self.fully = 0
+        for name in ("open_row", "prefill", "propose", "catch_up"):
+            self._wrap(name, getattr(self, name), getattr(self._draft, name))
+
+    def _wrap(self, name, watch, real) -> None:
+        def watched(*arguments):
+            answer = real(*arguments)
+            watch(*arguments, answer)
+            return answer
+
+        setattr(self._draft, name, watched)
+
+    def open_row(self, row, cached, _) -> None:
+        self._texts[row] = cached.tolist()
+        self._begin_of[row] = len(cached)
+        self.cached += len(cached) > 0
+
+    def prefill(self, chunks, captured, sampled, _) -> None:
+        part = chunks.part
+        rows = np.repeat(part.rows, part.lens)
+        first = np.repeat(np.cumsum(part.lens) - part.lens, part.lens)
+        positions = np.repeat(part.starts, part.lens) + np.arange(len(rows)) - first
+        at_begin = positions == np.array([self._begin_of[row] for row in rows.tolist()])
+        self._begins[chunks.slots.numpy()] = at_begin
+        for row, token in zip(rows.tolist(), part.tokens.tolist(), strict=True):
+            self._texts[row].append(token)
+        for row, token in zip(part.rows[chunks.last].tolist(), sampled.tolist(), strict=True):
+            self._texts[row].append(token)
+
+    def propose(self, batch, relayed, tree) -> None:
+        shape = Shape(batch.steps, batch.topk, batch.num_draft_tokens, batch.max_position)
+        for i, row in enumerate(batch.row_numbers.tolist()):
+            text = self._texts[row]
+            assert (len(text) - 1, text[-1]) == (int(batch.lengths[i]), int(batch.roots[i]))
+            self.proposals += batch.steps > 0
+            self.nodes += batch.num_draft_tokens - 1
+            if self._model is None:
+                compare_tree(looked_up(text, shape), tree, i)
+                continue
+            if self._is_heads:
+                begins = self._begins[batch.table[row, : len(text) - 1].numpy()]
+                relay = dense_heads(self._model, self._target, text, begins, self._topk)
+                wanted = heads_tree(relay, text, shape, self._topk)
+            else:
+                wanted = dense_tree(self._drafter, text, shape, self._topk)
+            compare_relay(wanted.relay, {name: values[i].numpy() for name, values in relayed.items()})
+            if batch.topk > 1 and batch.steps:
+                compare_candidates(wanted.levels, *(values[i].numpy() for values in self._ops.candidates))
+            compare_tree(wanted.tree, tree, i)
+
+    def catch_up(self, batch, accepted, relayed, _) -> None:
+        slots = window_slots(batch, accepted.longest).numpy()
+        for i, row in enumerate(batch.row_numbers.tolist()):
+            count = int(accepted.accept_lens[i])
+            self._texts[row] += accepted.emitted[i, :count].tolist()
+            self._begins[slots[i, :count]] = False
+            self.partly += 1 < count <= batch.steps
+            self.fully += count == batch.steps + 1 > 1
+
+
+def compare_relay(wanted: Relay, got: dict[str, np.ndarray]) -> None:
+    assert got["topk_ids"].tolist() == wanted.topk_ids.tolist()
+    np.testing.assert_allclose(got["topk_probabilities"], wanted.topk_probabilities, rtol=1e-5, atol=1e-30)
+    assert ("hidden_states" in got) == (wanted.hidden is not None)
+    if wanted.hidden is not None:
+        np.testing.assert_allclose(got["hidden_states"], wanted.hidden, rtol=1e-7, atol=1e-9)
+
+
+def compare_candidates(levels: list[Candidates], tokens: np.ndarray, scores: np.ndarray, parents: np.ndarray) -> None:
+    """All that was drafted, the many candidates that the tree has no room for included."""
+    wanted = {name: np.concatenate([getattr(level, name)[0] for level in levels]) for name in Candidates.__slots__}
+    assert parents.tolist() == wanted["parents"].tolist()
+    assert tokens.tolist() == wanted["tokens"].tolist()
+    np.testing.assert_allclose(scores, wanted["scores"], rtol=1e-5, atol=1e-30)
+
+
+def compare_tree(wanted: VerifyTree, got: DeviceTree, i: int) -> None:
+    assert got.tokens[i].tolist() == wanted.tokens.tolist()
+    assert got.parents[i].tolist() == wanted.parents[0].tolist()
+    assert got.positions[i].tolist() == wanted.positions.tolist()
+    assert got.next_token[i].tolist() == wanted.retrieve_next_token[0].tolist()
+    assert got.next_sibling[i].tolist() == wanted.retrieve_next_sibling[0].tolist()
+    assert got.ancestor_bits[i].numpy().view(np.uint64).tolist() == wanted.ancestor_bits[0].tolist()
+
+
+def serve_watched(cell: Cell, draft_model: DraftModel | None = None) -> tuple[Watched, int]:
+    """Serve a cell, half of its requests sampled hot, so that any branch may be accepted; also says how many were retracted."""
+    dice = Dice(cell.seed * 1_000_003 + 17)
+    algorithm, controller = exactly_relayed(cell.algorithm), controller_of(cell)
+    events: list = []
+    engine = Engine(config_of(cell, algorithm, controller), algorithm, controller, events=events.append)
+    target, draft_model = small_model(cell.seed % 3), draft_model or draft_of(cell)
+    acceptance = GaussianAcceptance((0.8,) * 8, seed=cell.seed) if cell.drafts == "simulated" else None
+    ops = RecordingOps()
+    executor = build_executor(engine, target, draft_model, ops, acceptance=acceptance, debug=True)
+    watched = Watched(executor, ops, target, draft_model, controller.topk)
+    requests = [
+        replace(request, sampling=SamplingParams(4.0, seed=i + 1)) if i % 2 else request
+        for i, request in enumerate(requests_of(cell, dice))
+    ]
+    retract = 5 if cell.disturbance == "retract" else 0
+    with torch.no_grad():
+        Driver(engine, executor, requests, dice, Disturbance(submit=60, retract=retract, idle=20)).run()
+    return watched, count_retractions(events)
+
+
+DRAFTS = ("STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("topk", [1, 4])
+@pytest.mark.parametrize("algorithm", DRAFTS)
+def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, record_property):
+    common = {"algorithm": algorithm, "topk": topk, "page_size": page_size, "chunk_size": 3, "prefixes": "shared"}
+    cells = [
+        Cell(**common, mode="overlap", steps=4, block_rounds=3, pool="tight", disturbance="retract", seed=5),
+        Cell(**common, mode="synchronous", steps=5, policy="ema", mixed=False, agreement=0.0, seed=1),
+    ]
+    if topk == 1:
+        # Random heads are never right twice in a row; this target is told to agree. (In a tree it may be told to agree to what is no path.)
+        cells.append(Cell(**common, mode="overlap", steps=3, block_rounds=2, drafts="simulated", seed=2))
+    watched = [serve_watched(cell) for cell in cells]
+    counts = {
+        name: sum(getattr(watcher, name) for watcher, _ in watched)
+        for name in ("proposals", "nodes", "cached", "partly", "fully")
+    }
+    counts["retractions"] = sum(retractions for _, retractions in watched)
+    record_property("note", f"dense drafting, {algorithm}, k {topk}, page size {page_size}: {counts}")
+    assert counts["proposals"] > 50 and min(counts[name] for name in ("cached", "partly", "retractions")) > 3, counts
+    assert counts["fully"] > 3 or topk > 1, counts  # a tree of few nodes seldom has a path of full depth
+
+
+@pytest.mark.parametrize(("num_heads", "topk"), [(1, 1), (1, 4), (2, 3)])
+def test_few_heads_draft_like_many(num_heads, topk):
+    """A single head carries nothing from round to round."""
+    common = {"algorithm": "MULTI_LAYER_EAGLE", "topk": topk, "chunk_size": 3, "prefixes": "shared"}
+    cell = Cell(**common, mode="overlap", steps=num_heads, disturbance="retract", pool="tight", seed=5)
+    watched, retractions = serve_watched(cell, small_head(cell.seed % 3, cell.algorithm, num_heads))
+    assert watched.proposals > 20 and watched.cached > 3 and retractions > 3
+
+
+@pytest.mark.parametrize("topk", [1, 4])
+def test_look_up_knows_the_whole_text(topk):
+    common = {"algorithm": "NGRAM", "topk": topk, "chunk_size": 3, "prefixes": "shared", "disturbance": "retract"}
+    watched, retractions = serve_watched(Cell(**common, mode="overlap", steps=4, pool="tight", seed=5))
+    assert watched.proposals > 20 and watched.cached > 3 and watched.partly > 1 and retractions > 3

@@ -1,0 +1,54 @@
+"""Plugins on the real executor: told the truth, rejected where they talk nonsense, named where they fail."""
+
+from __future__ import annotations
+
+import pytest
+from foretoken.checks.matrix import Cell, random_cells
+from foretoken.core.algorithm.builtin import Eagle, Eagle3, MultiLayerEagle, Standalone
+from foretoken.core.algorithm.proposer import PluginError
+from foretoken.core.algorithm.registry import algorithm_names, register_algorithm, unregister_algorithm
+from matrix_cells import applicable, run_real_cell
+from witness import Witness, WitnessProposer
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    before = set(algorithm_names())
+    yield
+    for name in set(algorithm_names()) - before:
+        unregister_algorithm(name)
+
+
+def plugin(base, **changes):
+    return register_algorithm("PLUGGED")(type("Plugged", (base,), changes))
+
+
+def test_every_round_starts_from_what_its_last_accepted_node_said(record_property):
+    plugin(Witness)
+    Witness.rounds_witnessed = 0
+    cells = [applicable(cell) for cell in random_cells(24, 11, {"algorithm": "PLUGGED"})]
+    reports = [run_real_cell(cell, eager=bool(number % 2)) for number, cell in enumerate(cells)]
+    total = {name: sum(getattr(report, name) for report in reports) for name in reports[0].__slots__}
+    record_property("note", f"witness on the real executor: {total}, {Witness.rounds_witnessed} witnessed")
+    for name in ("blocks", "retractions", "disturbances", "correct_drafts"):
+        assert total[name] > 10, total
+    assert Witness.rounds_witnessed > 300
+
+
+@pytest.mark.parametrize("base", [Standalone, Eagle, Eagle3, MultiLayerEagle])
+def test_a_plugin_takes_a_drafter_that_is_there_by_saying_so(base):
+    plugin(base)
+    report = run_real_cell(Cell(algorithm="PLUGGED", mode="overlap", page_size=4, topk=2, steps=3, seed=4))
+    assert report.drafted > 0 and report.tokens > 0
+
+
+def test_a_proposer_that_raises_ends_the_run_with_its_name():
+    class Fragile(WitnessProposer):
+        def propose(self, request):
+            if max(map(len, self.texts.values())) > 20:
+                raise IndexError("too long for me")
+            return super().propose(request)
+
+    plugin(Witness, make_proposer=lambda self, shape: Fragile())
+    with pytest.raises(PluginError, match="algorithm PLUGGED: propose raised IndexError: too long for me"):
+        run_real_cell(Cell(algorithm="PLUGGED", mode="overlap", steps=3, seed=3))

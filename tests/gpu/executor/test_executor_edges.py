@@ -1,0 +1,250 @@
+"""The real executor where it gets uncomfortable: a target that fails, blocks that are stopped, the ends of texts and of the context."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from foretoken.checks.driver import Disturbance
+from foretoken.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance
+from foretoken.core.algorithm.registry import get_algorithm
+from foretoken.core.contract.events import Committed
+from foretoken.core.contract.request import FinishReason, Request, SamplingParams
+from foretoken.core.contract.step import BlockEnd
+from foretoken.core.draws import request_key
+from foretoken.core.prompt import Prompt
+from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.engine import Engine
+from foretoken.gpu.executor.build import build_executor
+from foretoken.gpu.models.decoder import Decoder
+from foretoken.observe.log import EventLog
+from foretoken.observe.replay import replay
+from matrix_cells import OPS, count_blocks, oracle, small_config, small_model
+from serving import CONFIG, Served, Way, chain, serve, tree
+
+WAYS = {
+    "plain": Way(),
+    "chain": chain("STANDALONE", 4),
+    "tree": tree("STANDALONE", 3, 4, 14, page_size=4, num_pages=120),
+    "EAGLE": chain("EAGLE", 3),
+    "EAGLE-3 tree": tree("EAGLE3", 3, 3, 12),
+    "heads": tree("MULTI_LAYER_EAGLE", 3, 3, 12, chunk_size=3),
+    "look-up": Way("NGRAM", None, {"steps": 5}),
+}
+
+
+def requests_for(number: int = 6, **fields) -> list[Request]:
+    return [
+        Request(f"r{i}", Prompt.of_tokens([(7 * i + 3 * j) % 24 for j in range(2 + 5 * i)]), 20 + i, **fields)
+        for i in range(number)
+    ]
+
+
+def plain_tokens(request: Request, length: int | None = None) -> list[int]:
+    return oracle(0).continuation(request.prompt.materialize().tolist(), length or request.max_tokens)
+
+
+# -- a target without an answer ---------------------------------------------------------------------------------------
+
+
+HORIZON = 30
+
+
+@cache
+def short_sighted_model() -> Decoder:
+    """`small_model(0)`, but from position HORIZON on nothing is a number: in the KV pool too, as an overflow would leave it."""
+    model = Decoder(small_config(), OPS, "cpu", torch.float64)
+    with torch.no_grad():
+        for mine, theirs in zip(model.parameters(), small_model(0).parameters(), strict=True):
+            mine.copy_(theirs)
+    model.cos_sin = model.cos_sin.clone()
+    model.cos_sin[HORIZON:] = torch.nan
+    return model
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_who_has_no_answer_fails_alone(name):
+    """Requests fail at their first token, or later, in whatever batch; nobody else notices, not even from slots used again."""
+    rng = np.random.default_rng(5)
+    prompt_lens = [3, 35, 5, 24, 8, 28, 31, 4, 40, 6, 20, 9, 30, 7]
+    requests = [
+        Request(f"r{i}", Prompt.of_tokens(rng.integers(0, 24, length)), 14) for i, length in enumerate(prompt_lens)
+    ]
+    run = serve(WAYS[name], requests, target=short_sighted_model(), disturbance=Disturbance(submit=50, idle=20))
+    for request in requests:
+        end, length = run.finished[request.request_id], request.prompt.length
+        tokens = plain_tokens(request)
+        if length + 14 < HORIZON - 5:  # drafts included
+            assert end.reason is FinishReason.LENGTH and end.tokens.tolist() == tokens, request.request_id
+        else:
+            assert end.reason is FinishReason.ERROR and "distribution" in end.message
+            most = max(0, HORIZON - length + 1)
+            assert len(end.tokens) <= most and end.tokens.tolist() == tokens[: len(end.tokens)]
+            assert len(end.tokens) > 0 or most < 8
+
+
+@pytest.mark.parametrize("name", ["plain", "EAGLE"])
+def test_a_chunk_without_numbers_is_not_cached(name):
+    """Its first tokens are those of a request that has nothing wrong with it, and comes later."""
+    long = np.random.default_rng(7).integers(0, 24, 45)
+    requests = [
+        Request("long", Prompt.of_tokens(long), 5),
+        Request("short", Prompt.of_tokens(np.append(long[:26], 3)), 2),
+    ]
+    way = replace(WAYS[name], shape={"steps": 1 if name == "EAGLE" else 0}, config={"chunk_size": 8, "max_running": 1})
+    run = serve(way, requests, target=short_sighted_model())
+    joins = [join for event in run.events for join in getattr(getattr(event, "step", None), "joins", ())]
+    assert {join.request.request_id: join.num_cached for join in joins} == {"long": 0, "short": 24}
+    assert run.finished["long"].reason is FinishReason.ERROR and run.tokens["long"] == []
+    assert run.tokens["short"] == plain_tokens(requests[1])
+
+
+# -- simulated acceptance ---------------------------------------------------------------------------------------------
+
+
+def accept_lens_of(run: Served) -> dict[str, list[int]]:
+    """Accept lengths of every request's rounds, those of rows that had left before aside."""
+    names, found = {}, {}
+    for event in run.events:
+        for join in getattr(getattr(event, "step", None), "joins", ()) if not isinstance(event, Committed) else ():
+            names[join.row, join.epoch] = join.request.request_id
+        if isinstance(event, Committed) and event.kept is not None:
+            part = event.step.decode
+            for lens, kept in zip(event.result.decode.accept_lens, event.kept, strict=True):
+                for i in np.flatnonzero(kept).tolist():
+                    found.setdefault(names[int(part.rows[i]), int(part.epochs[i])], []).append(int(lens[i]))
+    return found
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", ["chain", "EAGLE-3 tree"])
+def test_simulated_acceptance_is_that_of_the_process(name, overlap):
+    """Round after round, in blocks and in flight: the host counts lengths by itself, since it does not look at the device's."""
+    process = GaussianAcceptance((0.8, 0.75, 0.7, 0.7), seed=3)
+    way = replace(WAYS[name], config={"overlap": overlap, "block_rounds": 3, "num_pages": 2000})
+    # As many as there are rows: while nobody waits there are blocks.
+    requests = [replace(request, max_tokens=60) for request in requests_for(4)]
+    run = serve(way, requests, acceptance=process)
+    found = accept_lens_of(run)
+    steps = way.shape["steps"]
+    for request in requests:
+        lens = found[request.request_id]
+        key = np.array([request_key(request.request_id)], np.uint64)
+        assert lens == process.accept_lens(key, np.array([0]), steps, len(lens))[:, 0].tolist()
+        assert len(run.tokens[request.request_id]) == request.max_tokens
+    assert count_blocks(run.events) > 2 and max(map(max, found.values())) == steps + 1
+
+
+def test_simulated_acceptance_has_the_mean_that_was_asked_for():
+    requests = [Request(f"r{i}", Prompt.of_tokens([i % 24, 1]), 80) for i in range(24)]
+    run = serve(chain("EAGLE", 4), requests, acceptance=FixedMeanAcceptance(2.6, seed=1))
+    lens = np.concatenate([lens[:-1] for lens in accept_lens_of(run).values()])
+    assert set(lens.tolist()) == {2, 3}
+    assert abs(lens.mean() - 2.6) < 4 * 0.49 / len(lens) ** 0.5
+
+
+# -- blocks, ends -----------------------------------------------------------------------------------------------------
+
+
+def engine_and_executor(way: Way, **config):
+    events: list = []
+    engine = Engine(
+        EngineConfig(**{**CONFIG, **config}), get_algorithm(way.algorithm), way.controller(), events=events.append
+    )
+    return engine, build_executor(engine, small_model(0), way.draft, OPS, debug=True), events
+
+
+@pytest.mark.parametrize("when", ["planned", "launched", "running"])
+def test_a_block_stops_where_it_is_asked_to(when):
+    engine, executor, _ = engine_and_executor(WAYS["chain"], block_rounds=16, overlap=False)
+    request = requests_for()[2]
+    engine.submit(replace(request, max_tokens=70), 0)
+    while (step := engine.plan(0)).max_rounds == 1:
+        executor.launch(step)
+        engine.commit(executor.collect(), 0)
+    assert step.max_rounds > 3
+    if when == "planned":
+        executor.request_stop(step.step_id)
+    executor.launch(step)
+    if when == "launched":
+        executor.request_stop(step.step_id)
+    if when == "running":
+        assert not executor.advance(2)
+        executor.request_stop(step.step_id)
+    decode = executor.collect().decode
+    assert decode.rounds == (3 if when == "running" else 1) and decode.block_end is BlockEnd.ASKED
+    assert len(decode.accept_lens) == len(decode.tokens) == decode.rounds and not decode.ended.any()
+
+
+def test_nothing_to_do_is_nothing_done():
+    engine, executor, _ = engine_and_executor(WAYS["tree"])
+    assert engine.plan(0) is None and executor.num_in_flight == 0
+    engine.submit(requests_for()[0], 0)
+    engine.abort("r0", 0)
+    assert engine.plan(0) is None and engine.is_idle
+    assert executor.counters.rounds == executor.counters.prefilled == 0
+
+
+@pytest.mark.parametrize("name", ["plain", "chain", "tree", "heads"])
+def test_a_stop_at_the_length_cap_is_a_stop(name):
+    requests = []
+    for request in requests_for():
+        tokens = plain_tokens(request)
+        # A token's first occurrence, so that nothing stops before the cap.
+        cap = max(n for n in range(1, 12) if tokens[n - 1] not in tokens[: n - 1])
+        requests.append(replace(request, max_tokens=cap, stop_tokens=(tokens[cap - 1],)))
+    run = serve(WAYS[name], requests)
+    for request in requests:
+        end = run.finished[request.request_id]
+        assert end.reason is FinishReason.STOP
+        assert end.tokens.tolist() == plain_tokens(request)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("name", ["plain", "chain", "tree", "EAGLE-3 tree", "heads", "look-up"])
+def test_texts_up_to_the_end_of_the_context(name, page_size):
+    """Drafts behind the last position are clamped, not looked up; the output is as long as the context allows."""
+    way = replace(WAYS[name], config={"context_len": 44, "page_size": page_size, "num_pages": 600 // page_size})
+    requests = [replace(request, max_tokens=1000) for request in requests_for(4)]
+    run = serve(way, requests)
+    limit = run.engine.sizes.total_limit
+    assert 24 < limit <= 44
+    for request in requests:
+        end, length = run.finished[request.request_id], limit - request.prompt.length
+        assert end.reason is FinishReason.LENGTH and end.num_output == length
+        assert end.tokens.tolist() == plain_tokens(request, length)
+
+
+def test_any_integer_is_a_seed():
+    """Negative ones count modulo 2**64, as in `core.draws`."""
+    texts = {}
+    for seed in (-1, 2**64 - 1, 2**63, 5):
+        request = Request("r", Prompt.of_tokens([1, 2, 3]), 20, sampling=SamplingParams(2.0, seed=seed))
+        texts[seed] = serve(WAYS["chain"], [request]).tokens["r"]
+    assert texts[-1] == texts[2**64 - 1]
+    assert len({tuple(text) for text in texts.values()}) == 3
+
+
+# -- what a run leaves behind -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["chain", "tree", "heads", "look-up"])
+def test_every_decision_of_a_run_is_made_again_by_a_fresh_engine(name, tmp_path):
+    way = WAYS[name]
+    run = serve(way, requests_for(8), disturbance=Disturbance(submit=30, abort=4, idle=20))
+    log = EventLog(tmp_path / "log", {})
+    sink = log.sink(0)
+    for event in run.events:
+        sink(event)
+    log.close(True)
+
+    def fresh(header, replica, events):
+        config = EngineConfig(**{**CONFIG, **(way.config or {})})
+        return Engine(config, get_algorithm(way.algorithm), way.controller(), events=events)
+
+    report = replay(tmp_path / "log", fresh)
+    assert report.identical and report.complete, report.difference
+    assert report.num_commits > 10

@@ -1,0 +1,89 @@
+"""A decode round asks the device for nothing: on the meta device, where tensors have no values, it runs to its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from foretoken.core.algorithm.algorithm import AlgorithmShape
+from foretoken.core.algorithm.registry import get_algorithm
+from foretoken.gpu.batch.pools import KVPool
+from foretoken.gpu.draft.branches import BranchDraft
+from foretoken.gpu.draft.heads import HeadsDraft
+from foretoken.gpu.draft.network import HeadNetwork, LanguageModelNetwork
+from foretoken.gpu.draft.port import NoDraft
+from foretoken.gpu.executor.build import carried_size
+from foretoken.gpu.executor.graphs import padded_shape
+from foretoken.gpu.executor.round import DecodeRound, NoClock, SamplingInputs
+from foretoken.gpu.models.decoder import Decoder
+from foretoken.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
+from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from matrix_cells import OPS, small_config
+
+META = torch.device("meta")
+BATCH, SLOTS = 3, 128
+SHAPES = ((0, 1, 1), (3, 1, 4), (3, 4, 9))  # steps, top-k, nodes
+DRAFTED = ("STANDALONE", EAGLE, EAGLE3, MULTI_LAYER_EAGLE)
+CASES = [("NONE", 0, 1, 1), *((algorithm, *shape) for algorithm in DRAFTED for shape in SHAPES)]
+
+
+def draft_on_meta(algorithm: str, target: Decoder, topk: int):
+    if algorithm == "NONE":
+        return NoDraft(OPS)
+    if algorithm == "STANDALONE":
+        model = Decoder(small_config(num_layers=1), OPS, META, torch.float32)
+        return BranchDraft(OPS, LanguageModelNetwork(model), pool_of(model), topk, page_size=4)
+    head_config = HeadConfig(
+        algorithm=algorithm,
+        model=small_config(num_layers=1),
+        target_hidden_size=16,
+        draft_vocab_size=20 if algorithm == EAGLE3 else 24,
+        aux_layers=(0, 1, 2) if algorithm == EAGLE3 else (),
+        num_heads=4 if algorithm == MULTI_LAYER_EAGLE else 1,
+    )
+    kind = {EAGLE: EagleHead, EAGLE3: Eagle3Head, MULTI_LAYER_EAGLE: MultiLayerEagle}[algorithm]
+    head = kind(head_config, target)
+    if algorithm == EAGLE3:
+        head.set_vocabulary(torch.arange(20))
+    if algorithm == MULTI_LAYER_EAGLE:
+        return HeadsDraft(OPS, head, pool_of(head), topk, num_rows=BATCH)
+    return BranchDraft(OPS, HeadNetwork(head), pool_of(head), topk, page_size=4)
+
+
+def pool_of(model) -> KVPool:
+    return KVPool(model.num_layers, SLOTS, model.num_kv_heads, model.head_dim, torch.float32, META)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(("algorithm", "steps", "topk", "nodes"), CASES)
+def test_nothing_in_a_round_looks_at_a_value(algorithm, steps, topk, nodes, sampled):
+    target = Decoder(small_config(), OPS, META, torch.float32)
+    draft = draft_on_meta(algorithm, target, topk)
+    width = steps + 1
+    table = torch.zeros((BATCH + 1, 64), dtype=torch.int32, device=META)
+    batch = replace(
+        padded_shape(table, BATCH, steps, topk, nodes, max_position=40), row_numbers=np.arange(1, BATCH + 1)
+    )
+    hidden_size = 16
+    if algorithm == MULTI_LAYER_EAGLE:
+        hidden_size = carried_size(draft._heads)
+    shape = AlgorithmShape(4 if algorithm == MULTI_LAYER_EAGLE else max(steps, 1), topk, hidden_size)
+    relayed = {
+        field.name: torch.zeros((BATCH, *field.shape_suffix), dtype=getattr(torch, field.dtype), device=META)
+        for field in get_algorithm(algorithm).relay_fields(shape)
+    }
+    sampling = None
+    if sampled:
+        reals = torch.ones(BATCH, dtype=torch.float64, device=META)
+        ints = torch.ones(BATCH, dtype=torch.int64, device=META)
+        sampling = SamplingInputs(reals, reals, ints, ints, True, 0)
+    wanted = frozenset({"logprobs", "top_logprobs", "hidden_states"})
+    result = DecodeRound(OPS, target, pool_of(target), draft).run(
+        batch, relayed, sampling, wanted, None, width, NoClock()
+    )
+    assert result.emitted.shape == (BATCH, width)
+    assert set(result.relay) == set(relayed)
+    assert {name: value.shape for name, value in result.relay.items()} == {n: v.shape for n, v in relayed.items()}
+    assert result.outputs["hidden_states"].shape == (BATCH, width, 16)

@@ -1,0 +1,60 @@
+"""Sampling parameters on the device against `core.tree.verify.target_distribution`, and keyed sampling."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from foretoken.core.tree.verify import sample_tokens, target_distribution
+from foretoken.gpu.executor.sampling import sample, target_probs
+
+
+def cases(rng: np.random.Generator, n: int, vocab: int):
+    logits = rng.choice(np.linspace(-4, 4, 17), (n, vocab))  # ties at every edge
+    logits[rng.random((n, vocab)) < 0.2] = -np.inf
+    for value in (np.nan, np.inf):
+        logits[rng.random(n) < 0.1, rng.integers(vocab)] = value
+    logits[rng.random(n) < 0.1] = -np.inf
+    temperature = rng.choice([0.0, 0.5, 1.0, 2.0], n)
+    return logits, temperature, rng.choice([0.0, 0.1, 0.5, 0.9, 1.0], n), rng.choice([0, -1, 1, 2, 5, 50], n)
+
+
+@pytest.mark.parametrize("n", [0, 1, 40])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_distribution_is_as_specified(dtype, n):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        logits, temperature, top_p, top_k = cases(rng, n, 12)
+        expected = target_distribution(logits, temperature, top_p, top_k)
+        found = target_probs(torch.from_numpy(logits).to(dtype), *map(torch.from_numpy, (temperature, top_p, top_k)))
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=0)
+
+
+def test_without_filters_nothing_needs_to_be_sorted():
+    logits, temperature, *_ = cases(np.random.default_rng(1), 40, 12)
+    ones, zeros = torch.ones(40, dtype=torch.float64), torch.zeros(40, dtype=torch.int64)
+    arguments = torch.from_numpy(logits), torch.from_numpy(temperature), ones, zeros
+    expected = target_distribution(logits, temperature)
+    np.testing.assert_allclose(target_probs(*arguments, filtered=False).numpy(), expected, rtol=1e-12)
+
+
+def test_half_precision_logits_give_float32():
+    logits = torch.tensor([[1.0, 3.0, 2.0]], dtype=torch.bfloat16)
+    one = torch.ones(1)
+    found = target_probs(logits, one, one, torch.zeros(1, dtype=torch.int64))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, torch.softmax(logits.float(), 1))
+
+
+def test_samples_follow_the_coins():
+    rng = np.random.default_rng(2)
+    probs = rng.random((200, 9)) * (rng.random((200, 9)) < 0.4)
+    probs[:, 8] = np.where(probs.sum(axis=1) == 0, 1.0, probs[:, 8])
+    coins = rng.choice([0.0, 0.3, 0.999, 1.0 - 2.0**-53], 200)
+    found = sample(torch.from_numpy(probs), torch.from_numpy(coins))
+    assert found.tolist() == sample_tokens(probs, coins).tolist()
+    assert found.dtype == torch.int64
+    broken = torch.tensor([[0.5, torch.nan], [0.0, 0.0], [torch.inf, 1.0], [0.0, 2.0]])
+    assert sample(broken, torch.full((4,), 0.5, dtype=torch.float64)).tolist() == [-1, -1, -1, 1]
+    assert sample(torch.zeros(0, 4), torch.zeros(0, dtype=torch.float64)).tolist() == []

@@ -1,0 +1,111 @@
+"""Compile kernels for a GPU that is not there, and read from the machine code what they would cost there.
+
+`python compile_ahead.py 90` prints one JSON object per kernel for that architecture. It is a process of its own because interpreting
+and compiling cannot share one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import foretoken.gpu.kernels as kernels
+import triton
+from foretoken.gpu.kernels.aot import AotCase
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+ARCHITECTURES = (80, 90, 100)  # compute capabilities, times ten
+# Least shared memory of a block that a GPU of the family allows (compute capability 8.6 has less than 8.0).
+MAX_SHARED_BYTES = {80: 100 << 10, 90: 227 << 10, 100: 227 << 10}
+# Instructions of the tensor cores: mma.sync, Hopper's wgmma, Blackwell's tcgen05.
+TENSOR_CORES = re.compile(r"\b(HMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA|OMMA)\b")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """`stack` and `local` are bytes per thread; more than none means that registers were spilled."""
+
+    registers: int
+    stack: int
+    local: int
+    shared_bytes: int
+    tensor_instructions: list[str]
+
+
+def cases_for(architecture: int) -> list[tuple[str, AotCase]]:
+    """(file, case) of every kernel file that has any for the architecture."""
+    prefix = f"{kernels.__name__}."
+    names = sorted(module.name for module in pkgutil.walk_packages(kernels.__path__, prefix))
+    found = []
+    for name in names:
+        module = importlib.import_module(name)
+        cases = getattr(module, "AOT_CASES", ())
+        found += [(name.rpartition(".")[2], case) for case in cases if architecture // 10 in case.capabilities]
+    return found
+
+
+@functools.cache
+def tool(name: str) -> str:
+    """A program that comes with Triton's wheel."""
+    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
+
+
+def compile_case(case: AotCase, architecture: int) -> Compiled:
+    """Compile for one compute capability (80, 90, 100); Triton caches what it has compiled before."""
+    names = list(case.signature)
+    parameters = list(case.kernel.arg_names)
+    assert set(names) | set(case.constexprs) == set(parameters), f"{case.name}: the signature is not the kernel's"
+    signature = {name: case.signature.get(name, "constexpr") for name in parameters}
+    aligned = [
+        (i,) for i, name in enumerate(parameters) if signature[name].startswith("*") or name in case.divisible_by_16
+    ]
+    source = ASTSource(
+        fn=case.kernel,
+        signature=signature,
+        constexprs=dict(case.constexprs),
+        attrs={place: [["tt.divisibility", 16]] for place in aligned},
+    )
+    compiled = triton.compile(
+        source,
+        target=GPUTarget("cuda", architecture, 32),
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages, **case.options},
+    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        usage = subprocess.run(
+            [tool("cuobjdump"), "-res-usage", cubin.name], capture_output=True, text=True, check=True
+        ).stdout
+        code = subprocess.run([tool("nvdisasm"), "-c", cubin.name], capture_output=True, text=True, check=True).stdout
+    # The line also tells of an empty fatbinary section; the kernel's own has REG.
+    registers, stack, local = (
+        max(int(value) for value in re.findall(rf"\b{word}:(\d+)", usage)) for word in ("REG", "STACK", "LOCAL")
+    )
+    return Compiled(registers, stack, local, compiled.metadata.shared, sorted(set(TENSOR_CORES.findall(code))))
+
+
+if __name__ == "__main__":
+    wanted = int(sys.argv[1])
+    for kernel_file, aot_case in cases_for(wanted):
+        result = compile_case(aot_case, wanted)
+        print(
+            json.dumps(
+                {
+                    "file": kernel_file,
+                    "name": aot_case.name,
+                    "must_use_tensor_cores": aot_case.tensor_cores,
+                    "num_warps": aot_case.num_warps,
+                    **asdict(result),
+                }
+            ),
+            flush=True,
+        )

@@ -1,0 +1,52 @@
+"""The Triton kernels of trees, verdicts, compaction and moves behind the acceptance contract, in a short swarm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from foretoken.checks.adapters.torch_accept import DeviceAccept
+from foretoken.checks.adapters.torch_accept import make as make_twins
+from foretoken.gpu.ops.triton_ops import TritonOps
+from foretoken.properties.accept.operations import Distribution
+from foretoken.properties.accept.suite import SUITE
+from foretoken.properties.cases import load_case
+from foretoken.properties.swarm import Budget, Swarm
+from foretoken.properties.trial import Violation
+
+
+def make(config):
+    return DeviceAccept(TritonOps(), "cpu")
+
+
+CAPABILITIES = SUITE.capabilities.of(make_twins.capabilities)
+# Its five hundred rows take long where every program is interpreted.
+SLOW = (Distribution,)
+
+
+def test_the_kernels_hold():
+    swarm = Swarm(SUITE, make, CAPABILITIES, seed=5)
+    found = swarm.search(SUITE.invariants(CAPABILITIES), Budget.of(70), SLOW)
+    assert found is None, str(found.violation)
+    assert all(swarm.evaluations[item.id] for item in SUITE.invariants(CAPABILITIES))
+
+
+def test_a_tree_without_candidates_has_rows_of_its_own():
+    """Its ancestor bits were one row in memory, seen as many; the kernels read past it."""
+    case = load_case(Path(__file__).parents[3] / "support" / "cases" / "a-tree-without-candidates-is-its-root.json")
+    violation = case.replay(make)
+    assert violation is None, str(violation)
+
+
+def test_a_kernel_that_moves_too_little_is_found():
+    class Short(TritonOps):
+        def move_accepted_(self, k_pools, v_pools, node_slots, accept_index, accept_lens):
+            super().move_accepted_(k_pools, v_pools, node_slots, accept_index, accept_lens - 1)
+
+    def make_short(config):
+        return DeviceAccept(Short(), "cpu")
+
+    swarm = Swarm(SUITE, make_short, CAPABILITIES, seed=1)
+    found = swarm.search(SUITE.invariants(CAPABILITIES), Budget.of(400), SLOW)
+    with pytest.raises(Violation, match="ACCEPT-06"):
+        raise found.violation

@@ -1,0 +1,305 @@
+"""The forward pass's Triton kernels against sums over one query at a time, every memory access checked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from foretoken.gpu.kernels.layers.decode_attention import decode_attention_triton
+from foretoken.gpu.kernels.layers.extend_attention import extend_attention_triton
+from foretoken.gpu.kernels.layers.flash import device_of, reading_tiles
+from foretoken.gpu.kernels.layers.forward import TorchForward, TritonForward
+from foretoken.gpu.kernels.layers.verify_attention import verify_attention_triton
+from forward_cases import (
+    Batch,
+    decode_view,
+    dense_decode,
+    dense_extend,
+    dense_verify,
+    make_batch,
+    random_tree_bits,
+    rotary_table,
+    rotate_one,
+)
+from memory_checker import Ownership, checked_memory
+from torch import Tensor
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 3e-3}
+DTYPES = list(TOLERANCE)
+HEADS = [(1, 1), (4, 2), (8, 1), (6, 2)]
+PAGE = 4
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(
+        actual, expected.to(actual.dtype), rtol=TOLERANCE[actual.dtype], atol=TOLERANCE[actual.dtype]
+    )
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same values as a slice of a wider tensor, as q, k and v are of one projection."""
+    wide = torch.full((x.shape[0], x.shape[1] + 2, *x.shape[2:]), float("nan"), dtype=x.dtype)
+    wide[:, 1:-1] = x
+    return wide[:, 1:-1]
+
+
+def owned(batch: Batch, row_of) -> list[Ownership]:
+    """Which row of the batch each slot belongs to, by its number in the table."""
+    owners = [0] * batch.k_pool.shape[0]
+    for row in range(1, len(batch.table)):
+        for slot in batch.table[row].tolist():
+            owners[slot] = row
+    owners[0] = 0
+    return [Ownership(pool, owners, row_of) for pool in (batch.k_pool, batch.v_pool)]
+
+
+def forget_what_is_past(checker, batch: Batch, lens: list[int]) -> None:
+    """What lies behind a row's length was never written; nor was padding's page."""
+    for row, length in zip(batch.rows.tolist(), lens, strict=True):
+        for slot in batch.table[row, length:].tolist():
+            checker.unwrite(batch.k_pool[slot])
+            checker.unwrite(batch.v_pool[slot])
+    for slot in range(PAGE):
+        checker.unwrite(batch.k_pool[slot])
+        checker.unwrite(batch.v_pool[slot])
+
+
+# -- norms, gate, rotation ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "width"), [(1, 16), (5, 48), (3, 1500), (0, 16), (70, 17)])
+def test_rms_norm(dtype: torch.dtype, n: int, width: int):
+    x, residual, weight = (torch.randn(*shape, dtype=dtype) for shape in ((n, width), (n, width), (width,)))
+    with checked_memory(read_only=[x, residual, weight], shuffle=1) as seen:
+        normed = TritonForward().rms_norm(x, weight, 1e-5)
+        added, total = TritonForward().add_rms_norm(x, residual, weight, 1e-5)
+    assert seen.launches == (2 if n else 0)
+    close(normed, TorchForward().rms_norm(x.double(), weight.double(), 1e-5))
+    assert torch.equal(total, x + residual)
+    close(added, TorchForward().rms_norm(total.double(), weight.double(), 1e-5))
+
+
+def test_rms_norm_of_heads_inside_a_projection():
+    x, weight = strided(torch.randn(5, 3, 16)), torch.randn(16)
+    with checked_memory(read_only=[x, weight]):
+        actual = TritonForward().rms_norm(x, weight, 1e-6)
+    assert actual.is_contiguous()
+    close(actual, TorchForward().rms_norm(x.double(), weight.double(), 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "width"), [(1, 7), (4, 1030), (0, 8)])
+def test_silu_mul(dtype: torch.dtype, n: int, width: int):
+    x = torch.randn(n, 2 * width, dtype=dtype)
+    with checked_memory(read_only=[x], shuffle=1):
+        actual = TritonForward().silu_mul(x)
+    close(actual, TorchForward().silu_mul(x.double()))
+
+
+def test_gradients_pass_through_the_norms_and_the_gate():
+    x, weight = torch.randn(2, 8, requires_grad=True), torch.ones(8, requires_grad=True)
+    normed, total = TritonForward().add_rms_norm(TritonForward().rms_norm(x, weight, 1e-5), x, weight, 1e-5)
+    (normed.sum() + TritonForward().silu_mul(total).sum()).backward()
+    assert x.grad.abs().sum() > 0 and weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [*HEADS, (5, 4)])
+@pytest.mark.parametrize("d", [16, 24])
+def test_rope_write(dtype: torch.dtype, heads: int, kv_heads: int, d: int):
+    batch = make_batch(1, [0], [6], heads=heads, kv_heads=kv_heads, d=d, dtype=dtype)
+    table, positions = rotary_table(d), torch.tensor([0, 3, 3, 200, 511, 1])
+    slots = torch.tensor([5, 2, 9, 0, 4, 0])
+    q, k, v = strided(batch.q), strided(batch.k), strided(batch.v)
+    k_pools, v_pools = (torch.stack((pool, pool)) for pool in (batch.k_pool, batch.v_pool))
+    with checked_memory(
+        read_only=[q, k, v, table, positions, slots], sinks=[k_pools[:, 0], v_pools[:, 0]], shuffle=3
+    ) as seen:
+        q_out, k_out = TritonForward().rope_write(q, k, v, table, positions, slots, k_pools[1], v_pools[1])
+    assert seen.launches == 1
+    for i, (position, slot) in enumerate(zip(positions.tolist(), slots.tolist(), strict=True)):
+        close(q_out[i], rotate_one(batch.q[i], table, position))
+        close(k_out[i], rotate_one(batch.k[i], table, position))
+        if slot:
+            assert torch.equal(k_pools[1, slot], k_out[i]) and torch.equal(v_pools[1, slot], batch.v[i])
+    others = [slot for slot in range(k_pools.shape[1]) if slot not in slots]
+    assert torch.equal(k_pools[1, others], batch.k_pool[others]) and torch.equal(k_pools[0], batch.k_pool)
+    assert torch.equal(v_pools[1, others], batch.v_pool[others]) and torch.equal(v_pools[0], batch.v_pool)
+
+
+# -- attention ------------------------------------------------------------------------------------------------------------
+
+LENS = [[1], [0], [3], [4], [5], [130], [7, 0, 64, 8], [65, 128, 1]]
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("lens", LENS)
+def test_decode(lens: list[int], splits: int):
+    for dtype, (heads, kv_heads) in zip(DTYPES * 2, HEADS, strict=True):
+        batch = make_batch(sum(lens), lens, [1] * len(lens), heads=heads, kv_heads=kv_heads, dtype=dtype)
+        view, q = decode_view(batch, lens), strided(batch.q)
+        expected = dense_decode(batch, view)
+        own = owned(batch, lambda x, y, z, rows=batch.rows: int(rows[x]))
+        with checked_memory(read_only=[q, batch.table, batch.rows, view.lens], ownership=own, shuffle=2) as checker:
+            forget_what_is_past(checker, batch, lens)
+            actual = decode_attention_triton(
+                q, batch.k_pool, batch.v_pool, batch.table, view, batch.scale, num_splits=splits
+            )
+        close(actual, expected)
+        assert checker.launches == (2 if splits > 1 else 1)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_decode_follows_base_and_tail(splits: int):
+    batch = make_batch(3, [80, 80, 20, 0], [1] * 4, dtype=torch.float32)
+    view = decode_view(batch, lens=[71, 8, 3, 0], bases=[60, 8, 0, 0], tails=[68, 12, 4, 0])
+    expected = dense_decode(batch, view)
+    with checked_memory(ownership=owned(batch, lambda x, y, z: int(batch.rows[x]))):
+        actual = decode_attention_triton(
+            batch.q, batch.k_pool, batch.v_pool, batch.table, view, batch.scale, num_splits=splits
+        )
+    close(actual, expected)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(
+    ("prefix_lens", "nd"),
+    [([5], 1), ([0], 3), ([70], 64), ([0, 8, 3], 1), ([4, 0, 133], 7), ([3, 2], 33), ([64], 16)],
+)
+def test_verify(prefix_lens: list[int], nd: int, splits: int):
+    bs = len(prefix_lens)
+    # Big trees with two of the four layouts of heads: interpreting takes its time.
+    layouts = HEADS if nd * bs < 30 else HEADS[nd % 2 :: 2]
+    for dtype, (heads, kv_heads) in zip(DTYPES * 2, layouts, strict=False):
+        batch = make_batch(nd, prefix_lens, [nd] * bs, heads=heads, kv_heads=kv_heads, dtype=dtype)
+        bits = random_tree_bits(nd, bs, nd, padding=True)
+        q, k, v = strided(batch.q), strided(batch.k), strided(batch.v)
+        expected = dense_verify(batch, bits)
+        packed = nd * heads // kv_heads
+        size = reading_tiles(packed, q.shape[2], dtype, device_of(q.device).capability)
+        blocks = -(-packed // size.block_m)
+        own = owned(batch, lambda x, y, z, rows=batch.rows, blocks=blocks: int(rows[x // blocks]))
+        with checked_memory(
+            read_only=[q, k, v, bits, batch.table, batch.prefix_lens], ownership=own, shuffle=4
+        ) as checker:
+            forget_what_is_past(checker, batch, prefix_lens)
+            actual = verify_attention_triton(
+                q,
+                k,
+                v,
+                batch.k_pool,
+                batch.v_pool,
+                batch.table,
+                batch.rows,
+                batch.prefix_lens,
+                batch.max_prefix_len,
+                bits,
+                batch.scale,
+                num_splits=splits,
+            )
+        close(actual, expected)
+        assert not actual[bits.flatten() == 0].any()
+
+
+def test_verify_of_a_full_tile_of_64_nodes_with_8_heads_each():
+    """512 packed rows in several blocks, whose masks use all 64 bits, the sign bit too."""
+    batch = make_batch(0, [37], [64], heads=8, kv_heads=1, dtype=torch.float32)
+    bits = random_tree_bits(11, 1, 64)
+    assert (bits < 0).any()
+    with checked_memory():
+        actual = TritonForward().verify_attention(
+            batch.q,
+            batch.k,
+            batch.v,
+            batch.k_pool,
+            batch.v_pool,
+            batch.table,
+            batch.rows,
+            batch.prefix_lens,
+            40,
+            bits,
+            batch.scale,
+        )
+    close(actual, dense_verify(batch, bits))
+
+
+@pytest.mark.parametrize(
+    ("prefix_lens", "new_lens"),
+    [([0], [9]), ([6], [5]), ([0, 0], [3, 70]), ([5, 0, 66, 3], [4, 37, 0, 1]), ([4], [0]), ([130], [33])],
+)
+def test_extend(prefix_lens: list[int], new_lens: list[int]):
+    for dtype, (heads, kv_heads) in zip(DTYPES * 2, HEADS, strict=True):
+        batch = make_batch(5, prefix_lens, new_lens, heads=heads, kv_heads=kv_heads, dtype=dtype)
+        q, k, v = strided(batch.q), strided(batch.k), strided(batch.v)
+        expected = dense_extend(batch)
+        own = owned(batch, lambda x, y, z, rows=batch.rows: int(rows[z]))
+        with checked_memory(
+            read_only=[q, k, v, batch.table, batch.prefix_lens, batch.starts], ownership=own, shuffle=5
+        ) as checker:
+            forget_what_is_past(checker, batch, prefix_lens)
+            actual = extend_attention_triton(
+                q,
+                k,
+                v,
+                batch.k_pool,
+                batch.v_pool,
+                batch.table,
+                batch.rows,
+                batch.prefix_lens,
+                batch.starts,
+                batch.max_new_len + 3,
+                batch.scale,
+            )
+        close(actual, expected)
+
+
+def test_extend_gives_0_to_tokens_of_no_row():
+    batch = make_batch(6, [5, 2], [3, 4], dtype=torch.float32)
+    expected = dense_extend(batch)
+    batch.q, batch.k, batch.v = (torch.cat((x, torch.ones_like(x[:2]))) for x in (batch.q, batch.k, batch.v))
+    with checked_memory():
+        actual = TritonForward().extend_attention(
+            batch.q,
+            batch.k,
+            batch.v,
+            batch.k_pool,
+            batch.v_pool,
+            batch.table,
+            batch.rows,
+            batch.prefix_lens,
+            batch.starts,
+            12,
+            9,
+            batch.scale,
+        )
+    close(actual[:7], expected)
+    assert not actual[7:].any()
+
+
+@pytest.mark.parametrize("d", [24, 32])
+def test_head_sizes(d: int):
+    """24 is no power of two: the tile's last channels are padding."""
+    batch = make_batch(9, [40, 3], [2, 2], d=d, dtype=torch.float32)
+    bits = random_tree_bits(1, 2, 2)
+    tokens = (batch.q, batch.k, batch.v, batch.k_pool, batch.v_pool, batch.table, batch.rows, batch.prefix_lens)
+    with checked_memory():
+        verified = verify_attention_triton(*tokens, 40, bits, batch.scale, num_splits=2)
+        extended = extend_attention_triton(*tokens, batch.starts, 2, batch.scale)
+    close(verified, dense_verify(batch, bits))
+    close(extended, dense_extend(batch))
+
+
+def test_an_empty_batch_launches_nothing():
+    batch = make_batch(0, [], [], dtype=torch.float32)
+    view, bits = decode_view(batch, []), torch.zeros(0, 4, dtype=torch.int64)
+    tokens = (batch.q, batch.k, batch.v, batch.k_pool, batch.v_pool, batch.table, batch.rows, batch.prefix_lens)
+    ops = TritonForward()
+    with checked_memory() as seen:
+        decoded = ops.decode_attention(batch.q, batch.k_pool, batch.v_pool, batch.table, view, batch.scale)
+        verified = ops.verify_attention(*tokens, 0, bits, batch.scale)
+        extended = ops.extend_attention(*tokens, batch.starts, 0, 0, batch.scale)
+        q, k = ops.rope_write(
+            batch.q, batch.k, batch.v, rotary_table(16), batch.rows, batch.rows, batch.k_pool, batch.v_pool
+        )
+    assert seen.launches == 0
+    assert decoded.shape == verified.shape == extended.shape == q.shape == (0, 4, 16) and k.shape == (0, 2, 16)

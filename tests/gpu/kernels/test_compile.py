@@ -1,0 +1,64 @@
+"""Every kernel compiles for three generations of GPUs, none of them there: no spills, little shared memory, tensor cores used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+# Least shared memory that a block may have on a GPU of the family (8.6 has less than 8.0), and what one processor has in all.
+MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+MAX_THREADS_X_REGISTERS = 65536
+# Files that a launch of the forward pass or of a round goes through; each has at least one case.
+KERNEL_FILES = {
+    path.stem
+    for path in (HERE.parents[2] / "gpu" / "kernels").rglob("*.py")
+    if "\n@jit\n" in path.read_text(encoding="utf-8")
+}
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+def test_kernels_compile(architecture: int, record_property):
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, str(HERE / "compile_ahead.py"), str(architecture)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-6000:]
+    kernels = [json.loads(line) for line in run.stdout.splitlines()]
+    missing = KERNEL_FILES - {kernel["file"] for kernel in kernels} - HELPERS
+    assert not missing, f"no compiled case of {sorted(missing)}"
+    wrong = []
+    for kernel in kernels:
+        name = f"{kernel['name']} for sm_{architecture}"
+        if kernel["stack"] or kernel["local"]:
+            wrong.append(f"{name} spills: {kernel['stack']} bytes of stack, {kernel['local']} local, per thread")
+        if kernel["shared_bytes"] > MAX_SHARED_BYTES[architecture]:
+            wrong.append(f"{name} needs {kernel['shared_bytes']} bytes of shared memory")
+        if kernel["registers"] * kernel["num_warps"] * 32 > MAX_THREADS_X_REGISTERS:
+            wrong.append(f"{name} needs {kernel['registers']} registers in each of {kernel['num_warps']} warps")
+        if kernel["must_use_tensor_cores"] and not kernel["tensor_instructions"]:
+            wrong.append(f"{name} uses no tensor cores")
+    assert not wrong, "\n".join(wrong)
+    wide = {80: set(), 90: {"HGMMA"}, 100: {"UTCHMMA"}}[architecture]
+    for name in ("64 nodes", "16 nodes", "2048 tokens"):
+        (kernel,) = [
+            kernel
+            for kernel in kernels
+            if kernel["file"].endswith("attention") and name in kernel["name"] and "float32" not in kernel["name"]
+        ]
+        assert wide <= set(kernel["tensor_instructions"]), f"{kernel['name']}: {kernel['tensor_instructions']}"
+    record_property("note", f"compiled ahead of time for sm_{architecture}: {len(kernels)} kernels")
+
+
+# Device functions only; the kernels that call them are compiled.
+HELPERS = {"words"}

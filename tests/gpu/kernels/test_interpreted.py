@@ -1,0 +1,35 @@
+"""The kernels' own tests, under Triton's interpreter, which needs a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+FILES = sorted(path.name for path in (HERE / "interpreted").glob("test_*.py"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_kernels_under_the_interpreter(name: str, record_property):
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    # What the outer run was told (its markers, its number of workers) is not meant for the inner one.
+    for variable in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_CURRENT_TEST"):
+        environment.pop(variable, None)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted" / name)],
+        cwd=HERE.parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    last = run.stdout.strip().splitlines()[-1] if run.stdout.strip() else ""
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+    assert re.fullmatch(r"=*\s*(\d+) passed(, \d+ warnings?)? in .*", last), f"not all of {name} ran: {last}"
+    record_property("note", f"interpreted kernels, {name}: {last.strip('= ')}")

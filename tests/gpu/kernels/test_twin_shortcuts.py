@@ -1,0 +1,85 @@
+"""Where the torch twins save calls on a CPU, they give what the long way gives."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from foretoken.gpu.kernels.layers.rms_norm import add_rms_norm_torch, rms_norm_torch
+from foretoken.gpu.kernels.layers.rope_write import _joined, rope_write_torch, rotation_of
+from foretoken.gpu.kernels.layers.verify_attention import verify_attention_torch, verify_keys
+from foretoken.gpu.kernels.padded import begin_of, keys_of
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1.0, 1e-4, 0.0])
+def test_the_norm_is_torchs(dtype, scale):
+    """Also where eps decides, and of zeros."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 24, dtype=dtype) * scale
+    residual, weight = torch.randn(5, 3, 24, dtype=dtype) * scale, torch.rand(24, dtype=dtype)
+    tolerance = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 0.0}[dtype]
+    with torch.no_grad():
+        assert torch.allclose(
+            rms_norm_torch(x, weight, 1e-5), F.rms_norm(x, (24,), weight, 1e-5), rtol=tolerance, atol=tolerance
+        )
+        normed, total = add_rms_norm_torch(x, residual, weight, 1e-5)
+        assert torch.equal(total, x + residual)
+        assert torch.allclose(normed, F.rms_norm(total, (24,), weight, 1e-5), rtol=tolerance, atol=tolerance)
+
+
+def test_the_norm_is_differentiable():
+    x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, w: rms_norm_torch(x, w, 1e-5), (x, weight))
+
+
+@torch.no_grad()
+def test_neighbours_are_rotated_at_once():
+    torch.manual_seed(0)
+    qkv = torch.randn(4, 2 + 1 + 1, 8, dtype=torch.float64)
+    q, k, v = qkv.split_with_sizes((2, 1, 1), 1)
+    assert _joined(q, k).data_ptr() == qkv.data_ptr() and _joined(q, k).shape == (4, 3, 8)
+    # k and v lie side by side too, v and q do not; nor do copies.
+    assert _joined(v, q) is None and _joined(q.clone(), k.clone()) is None and _joined(q, v) is None
+    table = torch.rand(9, 8, dtype=torch.float64)
+    rotation, slots = rotation_of(table, torch.tensor([3, 4, 8, 0])), torch.tensor([5, 2, 0, 1])
+    pools = [torch.zeros(7, 1, 8, dtype=torch.float64) for _ in range(4)]
+    together = rope_write_torch(q, k, v, rotation, slots, *pools[:2])
+    apart = rope_write_torch(q.clone(), k.clone(), v, rotation, slots, *pools[2:])
+    for a, b in zip((*together, *pools[:2]), (*apart, *pools[2:]), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(pools[0][slots], together[1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("rows", "lens"), [([1], [6]), ([2], [6]), ([1, 2], [6, 6])])
+def test_slots_in_a_row_are_read_where_they_are(rows, lens):
+    """Row 1 has ascending slots, row 2 the same ones but for two exchanged; both read the same keys."""
+    torch.manual_seed(0)
+    k_pool, v_pool = torch.randn(2, 12, 2, 8, dtype=torch.float64)
+    table = torch.zeros((3, 10), dtype=torch.int32)
+    table[1, :6] = torch.arange(4, 10)
+    table[2, :6] = torch.tensor([4, 5, 7, 6, 8, 9])
+    index, prefix = torch.tensor(rows), torch.tensor(lens)
+    q, k, v = torch.randn(3, len(rows) * 2, 4, 8, dtype=torch.float64)
+    k, v = k[:, :2], v[:, :2]
+    bits = torch.tensor([[1, 3]]).expand(len(rows), 2)
+    keys = verify_keys(table, index, prefix, bits, 6, 2, torch.float64)
+    assert keys.begin == (4 if rows == [1] else None)
+    if keys.begin is not None:
+        assert keys_of(k_pool, keys, 1).data_ptr() == k_pool[4].data_ptr()
+    found = verify_attention_torch(q, k.contiguous(), v.contiguous(), k_pool, v_pool, keys, 0.3)
+    for i in range(len(rows)):
+        for node in range(2):
+            slots = table[rows[i], : lens[i]].long()
+            seen_k = torch.cat((k_pool[slots], k[i * 2 : i * 2 + node + 1])).repeat_interleave(2, 1)
+            seen_v = torch.cat((v_pool[slots], v[i * 2 : i * 2 + node + 1])).repeat_interleave(2, 1)
+            weights = (torch.einsum("hd,thd->ht", q[i * 2 + node], seen_k) * 0.3).softmax(-1)
+            expected = torch.einsum("ht,thd->hd", weights, seen_v)
+            assert torch.allclose(found[i * 2 + node], expected, atol=1e-12)
+
+
+def test_slots_begin():
+    assert begin_of(torch.tensor([3, 4, 5], dtype=torch.int32), 1) == 3
+    assert begin_of(torch.tensor([3], dtype=torch.int32), 1) == 3
+    for slots, bs in ([3, 5, 6], 1), ([3, 4, 0], 1), ([5, 4, 3], 1), ([3, 4], 2), ([], 1):
+        assert begin_of(torch.tensor(slots, dtype=torch.int32), bs) is None

@@ -1,0 +1,295 @@
+"""Checkpoints: round trips, shards, dtypes, and every way in which files can be wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from foretoken.core.errors import ConfigError, ForetokenError
+from foretoken.gpu.models import tensor_files
+from foretoken.gpu.models.checkpoint import (
+    load_draft,
+    load_target,
+    random_head,
+    random_weights,
+    required_bytes,
+    save_draft,
+    save_target,
+)
+from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
+from foretoken.gpu.models.decoder import Decoder
+from foretoken.gpu.models.head_config import EAGLE, EAGLE3, HeadConfig
+from foretoken.gpu.models.tensor_files import INDEX, SINGLE, CheckpointError
+from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.tiny.dense import DenseAttention
+from safetensors.torch import load_file, save_file
+
+OPS = TorchOps()
+MODEL = ModelConfig(LLAMA, 50, 32, 40, 3, 4, 2, 8, max_position_embeddings=64)
+LAYER = replace(MODEL, num_layers=1)
+TOKENS = torch.tensor([3, 14, 15, 9])
+
+
+@pytest.fixture(scope="module")
+def target() -> Decoder:
+    return random_weights(MODEL, OPS, "cpu", torch.float32, seed=1)
+
+
+@pytest.fixture
+def directory(target: Decoder, tmp_path: Path) -> Path:
+    save_target(target, tmp_path)
+    return tmp_path
+
+
+def change(directory: Path, **changes: torch.Tensor | None) -> None:
+    """Rewrite the single file; dots in names are written as __, None removes."""
+    tensors = load_file(directory / SINGLE)
+    for key, value in changes.items():
+        name = key.replace("__", ".")
+        tensors.pop(name, None)
+        if value is not None:
+            tensors[name] = value
+    save_file(tensors, directory / SINGLE)
+
+
+def refused(directory: Path, *parts: str, draft: str | None = None, target: Decoder | None = None) -> CheckpointError:
+    with pytest.raises(CheckpointError) as caught:
+        load_draft(directory, draft, target) if draft else load_target(directory, OPS)
+    for part in (str(directory), *parts):
+        assert part in str(caught.value)
+    return caught.value
+
+
+def same(a: Decoder, b: Decoder) -> None:
+    torch.testing.assert_close(a(TOKENS, DenseAttention([4])).hidden, b(TOKENS, DenseAttention([4])).hidden)
+
+
+# -- what works -----------------------------------------------------------------------------------------------------------
+
+
+def test_round_trip(target: Decoder, directory: Path):
+    again = load_target(directory, OPS)
+    assert again.config == target.config
+    for name, parameter in target.named_parameters():
+        assert torch.equal(parameter, dict(again.named_parameters())[name]), name
+
+
+def test_shards(target: Decoder, directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tensor_files.write_tensors, "__defaults__", (8000,))
+    sharded = directory / "sharded"
+    save_target(target, sharded)
+    index = json.loads((sharded / INDEX).read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 3 and not (sharded / SINGLE).exists()
+    assert index["metadata"]["total_size"] == target.weight_bytes
+    assert all((sharded / name).stat().st_size < 8000 + 3000 for name in files)
+    same(load_target(sharded, OPS), target)
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes_are_converted(target: Decoder, tmp_path: Path, stored: torch.dtype):
+    other = random_weights(MODEL, OPS, "cpu", stored, seed=1)
+    save_target(other, tmp_path)
+    assert load_target(tmp_path, OPS).dtype is stored
+    loaded = load_target(tmp_path, OPS, dtype=torch.float32)
+    assert loaded.dtype is torch.float32
+    assert torch.equal(loaded.layers[1].qkv_weight, other.layers[1].qkv_weight.float())
+
+
+def test_tensors_that_a_model_does_not_need(target: Decoder, directory: Path):
+    change(directory, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(4))
+    same(load_target(directory, OPS), target)
+    config = json.loads((directory / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (directory / "config.json").write_text(json.dumps(config))
+    tied = load_target(directory, OPS)
+    assert tied.lm_head_weight is None and tied.output_embedding is tied.embed_weight
+
+
+def test_standalone_draft_of_another_shape(target: Decoder, tmp_path: Path):
+    draft = random_weights(replace(LAYER, hidden_size=24, num_heads=3, num_kv_heads=3), OPS, "cpu", torch.float32)
+    save_draft(draft, tmp_path)
+    loaded = load_draft(tmp_path, "STANDALONE", target)
+    assert isinstance(loaded, Decoder)
+    same(loaded, draft)
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("layer", ["midlayer.", "layers.0."])
+def test_spellings_of_eagle3_names(target: Decoder, tmp_path: Path, prefix: str, layer: str):
+    config = HeadConfig(EAGLE3, LAYER, 32, 20, (0, 1, 3))
+    head = random_head(config, target)
+    save_draft(head, tmp_path)
+    tensors = load_file(tmp_path / SINGLE)
+    respelt = {}
+    for name, value in tensors.items():
+        name = name.replace("midlayer.", layer)
+        respelt[name if name in ("d2t", "t2d", "lm_head.weight") else prefix + name] = value
+    save_file(respelt, tmp_path / SINGLE)
+    loaded = load_draft(tmp_path, EAGLE3, target)
+    for name, parameter in head.named_parameters():
+        assert torch.equal(parameter, dict(loaded.named_parameters())[name]), name
+
+
+def test_a_head_with_the_targets_own_vocabulary_needs_no_map(target: Decoder, tmp_path: Path):
+    save_draft(random_head(HeadConfig(EAGLE3, LAYER, 32, 50, (0, 1, 3)), target), tmp_path)
+    assert "d2t" not in load_file(tmp_path / SINGLE)
+    head = load_draft(tmp_path, EAGLE3, target)
+    assert torch.equal(head.to_target_ids(TOKENS), TOKENS)
+    # Without an LM head of its own it takes the target's.
+    change(tmp_path, lm_head__weight=None)
+    head = load_draft(tmp_path, EAGLE3, target)
+    x = torch.randn(2, 32)
+    torch.testing.assert_close(head.logits(x), target.logits(x))
+
+
+@pytest.mark.parametrize("moe", [None, MoeConfig(4, 2, 16, mlp_only_layers=(0,))])
+@pytest.mark.parametrize("tied", [False, True])
+def test_required_bytes_are_those_of_the_loaded_model(moe: MoeConfig | None, tied: bool):
+    config = replace(MODEL, tied_embeddings=tied)
+    if moe is not None:
+        config = replace(config, architecture=QWEN3_MOE, moe=moe, qk_norm=True)
+    sizes = required_bytes(config, torch.bfloat16)
+    model = random_weights(config, OPS, "cpu", torch.bfloat16)
+    assert sum(sizes.values()) == model.weight_bytes
+    assert sizes["embeddings"] == 50 * 32 * 2 * (1 if tied else 2)
+    assert sizes["attention"] == 3 * 2 * (32 * (4 + 2 + 2) * 8 + 32 * 32)
+
+
+def test_required_bytes_of_a_model_that_fits_nowhere_take_no_memory():
+    """Llama 3.1 405B: 405.9 billion parameters."""
+    config = ModelConfig(LLAMA, 128256, 16384, 53248, 126, 128, 8, 128)
+    assert sum(required_bytes(config, torch.bfloat16).values()) == pytest.approx(2 * 405.85e9, rel=1e-4)
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_missing_directories_and_files(tmp_path: Path, directory: Path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_target(tmp_path / "nowhere", OPS)
+    (directory / SINGLE).unlink()
+    refused(directory, "has neither model.safetensors nor")
+
+
+def test_pickle_is_refused_with_the_reason(directory: Path):
+    (directory / SINGLE).rename(directory / "pytorch_model.bin")
+    refused(directory, "pytorch_model.bin", "can run code", "never read")
+
+
+@pytest.mark.parametrize("keep", [4, 100, 20_000])
+def test_truncated_files(directory: Path, keep: int):
+    data = (directory / SINGLE).read_bytes()
+    assert len(data) > keep
+    (directory / SINGLE).write_bytes(data[:keep])
+    refused(directory, SINGLE, "truncated")
+
+
+def test_shards_that_are_missing_truncated_or_elsewhere(
+    target: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tensor_files.write_tensors, "__defaults__", (8000,))
+    save_target(target, tmp_path)
+    index = json.loads((tmp_path / INDEX).read_text())
+    first, second, third, *_ = sorted(set(index["weight_map"].values()))
+    (tmp_path / first).unlink()
+    (tmp_path / second).write_bytes((tmp_path / second).read_bytes()[:-1])
+    error = refused(tmp_path, f"{first}: this shard is missing (", f"{second}: is truncated")
+    assert len(error.problems) == 2
+
+    save_target(target, tmp_path)
+    name = next(name for name, file in index["weight_map"].items() if file == first)
+    index["weight_map"][name] = third
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    refused(tmp_path, f"{name}: is not in {third}")
+    index["weight_map"][name] = "../elsewhere.safetensors"
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    refused(tmp_path, "is not a file name")
+    (tmp_path / INDEX).write_text("{}")
+    refused(tmp_path, "weight_map: must map tensor names to files")
+
+
+def test_missing_and_leftover_tensors_and_wrong_shapes_at_once(directory: Path):
+    change(
+        directory,
+        model__norm__weight=None,
+        model__layers__1__mlp__up_proj__weight=torch.zeros(41, 32),
+        model__layers__9__mlp__up_proj__weight=torch.zeros(40, 32),
+        lm_head__weight=torch.zeros(50, 32, dtype=torch.int8),
+    )
+    error = refused(
+        directory,
+        "model.norm.weight: is missing",
+        "model.layers.9.mlp.up_proj.weight: belongs to nothing in the model",
+        "model.layers.1.mlp.up_proj.weight: has shape [41, 32] in model.safetensors, the configuration makes it [40, 32]",
+        "lm_head.weight: has dtype I8",
+    )
+    assert len(error.problems) == 4
+
+
+def test_long_lists_are_cut(directory: Path):
+    save_file({"model.norm.weight": torch.ones(32)}, directory / SINGLE)
+    error = refused(directory, "more tensors are missing")
+    assert len(error.problems) == 9
+
+
+def test_a_draft_of_another_vocabulary(target: Decoder, tmp_path: Path):
+    save_draft(random_weights(replace(LAYER, vocab_size=48), OPS, "cpu", torch.float32), tmp_path)
+    with pytest.raises(ConfigError, match="the target has 50 tokens, the draft 48"):
+        load_draft(tmp_path, "STANDALONE", target)
+
+
+def test_a_head_for_another_model(tmp_path: Path, target: Decoder):
+    other = random_weights(replace(MODEL, hidden_size=48, num_heads=6, num_kv_heads=3), OPS, "cpu", torch.float32)
+    save_draft(random_head(HeadConfig(EAGLE, replace(other.config, num_layers=1), 48, 50), other), tmp_path)
+    with pytest.raises(ConfigError, match="states of size 48, the target's have 32"):
+        load_draft(tmp_path, EAGLE, target)
+
+
+def test_algorithms_without_a_checkpoint(target: Decoder, tmp_path: Path):
+    with pytest.raises(
+        ForetokenError, match="NGRAM has no draft checkpoint; those that have: STANDALONE, EAGLE, EAGLE3"
+    ):
+        load_draft(tmp_path, "NGRAM", target)
+
+
+@pytest.mark.parametrize(
+    ("d2t", "message"),
+    [
+        (None, "d2t: is missing, but draft_vocab_size is 20, vocab_size 50"),
+        (torch.zeros(19, dtype=torch.int64), "must be whole numbers [20]"),
+        (torch.zeros(20), "must be whole numbers [20]"),
+        (torch.full((20,), 31), "different tokens of the target, 0 … 49"),
+        (torch.full((20,), -1), "different tokens of the target, 0 … 49"),
+        (-torch.arange(20), "different tokens of the target, 0 … 49"),
+    ],
+)
+def test_maps_of_the_draft_vocabulary_that_are_wrong(target: Decoder, tmp_path: Path, d2t, message: str):
+    save_draft(random_head(HeadConfig(EAGLE3, LAYER, 32, 20, (0, 1, 3)), target), tmp_path)
+    change(tmp_path, d2t=d2t)
+    refused(tmp_path, message, draft=EAGLE3, target=target)
+
+
+def test_a_head_that_needs_tables_of_its_own(target: Decoder, tmp_path: Path):
+    save_draft(random_head(HeadConfig(EAGLE3, LAYER, 32, 20, (0, 1, 3)), target), tmp_path)
+    change(tmp_path, lm_head__weight=None)
+    refused(tmp_path, "lm_head.weight: is missing, and the target's has another shape", draft=EAGLE3, target=target)
+    change(tmp_path, fc__weight=None, lm_head__weight=torch.zeros(20, 32))
+    refused(tmp_path, "fc.weight: is missing", draft=EAGLE3, target=target)
+
+
+def test_problems_are_found_before_memory_is_taken(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    """A wrong shape in a large model must not cost the time to allocate and read it."""
+    change(directory, model__norm__weight=torch.ones(33))
+    devices = []
+    create = Decoder.__init__
+
+    def recorded(self, config, ops, device, dtype):
+        devices.append(str(device))
+        create(self, config, ops, device, dtype)
+
+    monkeypatch.setattr(Decoder, "__init__", recorded)
+    refused(directory, "has shape [33]")
+    assert devices == ["meta"]

@@ -1,0 +1,195 @@
+"""Layers on the host give what the same layers give in torch, for every pass of one row; and what is no such pass goes the long way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from foretoken.gpu.batch.host_keys import view_keys, window_keys
+from foretoken.gpu.batch.paged import BranchAttention, WindowAttention
+from foretoken.gpu.batch.pools import KVPool
+from foretoken.gpu.models.config import LLAMA, QWEN2, QWEN3, QWEN3_MOE, ModelConfig, MoeConfig
+from foretoken.gpu.models.decoder import Capture
+from foretoken.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
+from foretoken.gpu.models.head_config import HeadConfig
+from foretoken.gpu.models.host_layers import rms_norm
+from foretoken.gpu.models.projection import pack_projections
+from foretoken.gpu.models.weights import initialize
+from foretoken.gpu.ops.port import KVView
+from foretoken.gpu.ops.torch_ops import TorchOps
+from test_models import random_weights
+
+SLOTS = 40
+MODELS = {
+    "llama": ModelConfig(LLAMA, 70, 48, 80, 3, 4, 2, 16),
+    "qwen2, biases": ModelConfig(QWEN2, 70, 48, 80, 2, 4, 1, 16, qkv_bias=True, output_bias=True, mlp_bias=True),
+    "qwen3, head norms": ModelConfig(QWEN3, 70, 48, 80, 2, 6, 6, 8, qk_norm=True),
+}
+
+
+def table_of(*rows: list[int]) -> torch.Tensor:
+    table = torch.zeros((len(rows) + 1, 24), dtype=torch.int32)
+    for number, slots in enumerate(rows, 1):
+        table[number, : len(slots)] = torch.tensor(slots)
+    return table
+
+
+NEIGHBOURS = list(range(5, 21))
+SCATTERED = [9, 4, 30, 31, 32, 33, 8, 7, 6, 5, 20, 21, 22, 23, 24, 25]
+
+
+def pool_of(model, dtype: torch.dtype) -> KVPool:
+    torch.manual_seed(3)
+    pool = KVPool(model.num_layers, SLOTS, model.num_kv_heads, model.head_dim, dtype, torch.device("cpu"))
+    pool.keys.normal_()
+    pool.values.normal_()
+    return pool
+
+
+def window(pool: KVPool, slots: list[int], prefix: int, bits: list[int], sunk: int = 0) -> WindowAttention:
+    """`sunk` of the last new tokens write to the sink."""
+    n = len(bits)
+    table = table_of(slots)
+    new = table[1, prefix : prefix + n].long()
+    new[n - sunk :] = 0
+    rows, lens = torch.tensor([1]), torch.tensor([prefix])
+    positions = prefix + torch.arange(n)
+    return WindowAttention(TorchOps(), pool, table, rows, lens, positions, new, torch.tensor([bits]), prefix + 2)
+
+
+def branches(pool: KVPool, slots: list[int], first: int, n: int) -> BranchAttention:
+    table = table_of(slots)
+    lens = torch.arange(first, first + n) + 1
+    view = KVView(torch.ones(n, dtype=torch.int64), lens, lens, lens, first + n)
+    return BranchAttention(TorchOps(), pool, table, view, lens - 1, table[1, first : first + n].long())
+
+
+PASSES = {
+    "one token": lambda pool: window(pool, NEIGHBOURS, 6, [1]),
+    "the first token of all": lambda pool: window(pool, NEIGHBOURS, 0, [1]),
+    "a chain": lambda pool: window(pool, NEIGHBOURS, 5, [1, 3, 7]),
+    "a chain without a prefix": lambda pool: window(pool, SCATTERED, 0, [1, 3, 7]),
+    "a tree": lambda pool: window(pool, NEIGHBOURS, 7, [1, 3, 5, 11, 21]),
+    "a tree over scattered slots": lambda pool: window(pool, SCATTERED, 7, [1, 3, 5, 11, 21]),
+    "a window into the sink": lambda pool: window(pool, NEIGHBOURS, 4, [1, 3, 7, 15], sunk=2),
+    "a step of a chain": lambda pool: branches(pool, NEIGHBOURS, 6, 1),
+    "a step with its root": lambda pool: branches(pool, NEIGHBOURS, 6, 2),
+    "a step over scattered slots": lambda pool: branches(pool, SCATTERED, 8, 2),
+}
+
+
+def both_ways(make, attention_of, dtype: torch.dtype, run):
+    """`run(model, attention)` in torch and on the host: what both give, and the pools that they leave."""
+    found = []
+    for on_host in (False, True):
+        model = make()
+        pool = pool_of(model, dtype)
+        if on_host:
+            pack_projections(model)
+            model.use_host()
+        attention = attention_of(pool)
+        assert attention.host_pass() is not None
+        found.append((*run(model, attention), pool.keys[:, 1:], pool.values[:, 1:]))
+    return found
+
+
+def agree(found, dtype: torch.dtype) -> None:
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-5}[dtype]
+    for plain, host in zip(*found, strict=True):
+        torch.testing.assert_close(host, plain, rtol=tolerance, atol=tolerance)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_decoders(config, name, dtype):
+    def run(model, attention):
+        n = len(attention.positions)
+        tokens = torch.arange(3, 3 + n)
+        out = model(tokens, attention, Capture((0, 1, config.num_layers)))
+        return out.hidden, out.aux, model.logits(out.hidden)
+
+    agree(both_ways(lambda: random_weights(config, TorchOps(), "cpu", dtype, seed=4), PASSES[name], dtype, run), dtype)
+
+
+def head_of(kind: str, dtype: torch.dtype):
+    target = random_weights(MODELS["llama"], TorchOps(), "cpu", dtype, seed=5)
+    model = ModelConfig(LLAMA, 70, 48, 64, 1 if kind != "EAGLE of two layers" else 2, 4, 2, 16)
+    if kind.startswith("EAGLE-3"):
+        config = HeadConfig(
+            "EAGLE3",
+            model,
+            target_hidden_size=48,
+            draft_vocab_size=40,
+            aux_layers=(0, 1, 2),
+            norm_before_residual=kind.endswith("normed"),
+        )
+        head = Eagle3Head(config, target)
+        head.set_vocabulary(torch.arange(40) + 20)
+    elif kind == "multi-layer":
+        head = MultiLayerEagle(
+            HeadConfig("MULTI_LAYER_EAGLE", model, target_hidden_size=48, draft_vocab_size=70, num_heads=2),
+            target,
+            fc_bias=True,
+        )
+    else:
+        head = EagleHead(HeadConfig("EAGLE", model, target_hidden_size=48, draft_vocab_size=70), target)
+    initialize(head, 6, std=0.1)
+    return head
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", ["EAGLE", "EAGLE of two layers", "EAGLE-3", "EAGLE-3, normed", "multi-layer"])
+def test_heads(kind, dtype):
+    def run(head, attention):
+        torch.manual_seed(1)
+        n = len(attention.positions)
+        hidden = torch.randn(n, 48, dtype=dtype)
+        outs = [head(torch.arange(n), hidden, attention, step) for step in range(getattr(head, "num_heads", 1))]
+        return [x for out in outs for x in (out.hidden, out.logits_hidden, head.logits(out.logits_hidden))]
+
+    for name in ("a chain", "a window into the sink", "a step of a chain"):
+        agree(both_ways(lambda: head_of(kind, dtype), PASSES[name], dtype, run), dtype)
+
+
+def test_what_is_no_pass_of_one_row():
+    table = table_of(NEIGHBOURS, SCATTERED)
+    one, two, lens = torch.tensor([1]), torch.tensor([1, 2]), torch.tensor([5, 5])
+    new, bits = torch.tensor([10, 11]), torch.tensor([[1, 3]])
+    assert window_keys(table, one, lens[:1], new, new, bits) is not None
+    assert window_keys(table, two, lens, new, new, torch.tensor([[1], [1]])) is None
+    assert window_keys(table, one, lens[:1], new, new, torch.tensor([[1, 0]])) is None, "a token that sees nothing"
+    ends = torch.tensor([6, 7])
+    assert view_keys(table, one.expand(2), ends, ends, new, new) is not None
+    assert view_keys(table, one.expand(2), ends.clone(), ends, new, new) is None, "branches with tails of their own"
+    assert view_keys(table, two, ends, ends, new, new) is None
+    for lens in ([6, 6], [7, 6], [6, 8], [0, 1]):
+        ends = torch.tensor(lens)
+        assert view_keys(table, one.expand(2), ends, ends, new, new) is None
+    pool = KVPool(1, SLOTS, 2, 8, torch.bfloat16, torch.device("cpu"))
+    assert window(pool, NEIGHBOURS, 5, [1, 3]).host_pass() is None
+
+
+def test_neighbours_are_read_where_they_are():
+    pool = KVPool(1, SLOTS, 2, 8, torch.float32, torch.device("cpu"))
+    keys = window(pool, NEIGHBOURS, 5, [1, 3]).host_pass().keys
+    assert (keys.read, keys.write, keys.own) == (slice(5, 12), slice(10, 12), False)
+    keys = window(pool, SCATTERED, 5, [1, 3]).host_pass().keys
+    assert keys.own and keys.read.tolist() == SCATTERED[:5] and keys.write.tolist() == SCATTERED[5:7]
+
+
+def test_experts_stay_with_torch():
+    config = ModelConfig(QWEN3_MOE, 70, 48, 80, 2, 4, 2, 16, moe=MoeConfig(4, 2, 24, mlp_only_layers=(0,)))
+    model = random_weights(config, TorchOps(), "cpu", torch.float32, seed=4)
+    model.use_host()
+    pool = pool_of(model, torch.float32)
+    out = model(torch.tensor([1, 2]), window(pool, NEIGHBOURS, 5, [1, 3]), Capture(routed_experts=True))
+    assert out.routed_experts is not None and out.routed_experts.shape == (2, 1, 2)
+
+
+def test_the_norm_where_eps_decides():
+    x = np.array([[1e-4, -2e-4], [0.0, 0.0]])
+    expected = torch.nn.functional.rms_norm(torch.from_numpy(x), (2,), torch.ones(2, dtype=torch.float64), 1e-5)
+    np.testing.assert_allclose(rms_norm(x, np.ones(2), 1e-5), expected.numpy(), rtol=1e-12)

@@ -1,0 +1,321 @@
+"""The decoder against `transformers`: same random weights, same tokens, logits within 1e-4 in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cached_attention import CachedAttention
+from foretoken.gpu.models import projection
+from foretoken.gpu.models.checkpoint import load_target, random_weights, save_target
+from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
+from foretoken.gpu.models.decoder import Capture, Decoder
+from foretoken.gpu.models.moe import ExpertMlp
+from foretoken.gpu.models.projection import pack_projections
+from foretoken.gpu.models.weights import initialize
+from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.tiny.dense import DenseAttention
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+SMALL = dict(  # noqa: C408
+    vocab_size=97,
+    hidden_size=48,
+    intermediate_size=80,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+)
+MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24)  # noqa: C408
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+FAMILIES = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SMALL)),
+    "llama, one kv head, tied, other head size": (
+        LlamaForCausalLM,
+        LlamaConfig(**SMALL | {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True}),
+    ),
+    "llama, all biases": (LlamaForCausalLM, LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)),
+    "llama, no grouping, llama3 rope": (
+        LlamaForCausalLM,
+        LlamaConfig(**SMALL | {"num_key_value_heads": 4}, rope_parameters=LLAMA3),
+    ),
+    "llama, linear rope": (
+        LlamaForCausalLM,
+        LlamaConfig(**SMALL, rope_parameters={"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0}),
+    ),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL)),
+    "qwen2, tied, yarn": (Qwen2ForCausalLM, Qwen2Config(**SMALL, tie_word_embeddings=True, rope_parameters=YARN)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16)),
+    "qwen3, biases, yarn without truncation": (
+        Qwen3ForCausalLM,
+        Qwen3Config(
+            **SMALL,
+            head_dim=32,
+            attention_bias=True,
+            rope_parameters=YARN | {"truncate": False, "beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.2},
+        ),
+    ),
+    "qwen3 moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SMALL, **MOE)),
+    "qwen3 moe, normed, every other layer": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(**SMALL, **MOE, norm_topk_prob=True, decoder_sparse_step=2),
+    ),
+    "qwen3 moe, one layer without experts": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(**SMALL, **MOE, mlp_only_layers=[1]),
+    ),
+}
+
+
+def randomize(model: torch.nn.Module, seed: int) -> None:
+    """Weights large enough that every part, biases and norms included, moves the logits by much more than the tolerance."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.15, generator=generator)
+
+
+@pytest.fixture(params=list(FAMILIES), scope="module")
+def pair(request, tmp_path_factory):
+    """(transformers' model, ours loaded from what it saved)"""
+    factory, config = FAMILIES[request.param]
+    theirs = factory(config).eval()
+    randomize(theirs, seed=list(FAMILIES).index(request.param))
+    directory = tmp_path_factory.mktemp("model")
+    theirs.save_pretrained(directory)
+    return theirs, load_target(directory, TorchOps())
+
+
+def tokens_of(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(97, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def test_logits_and_hidden_states_are_those_of_transformers(pair):
+    theirs, ours = pair
+    tokens = tokens_of(100)
+    # Two sequences of different length in one ragged batch, then each alone.
+    out = ours(tokens, DenseAttention([63, 37]), Capture(aux_layers=(0, 1, 3)))
+    logits = ours.logits(out.hidden)
+    assert out.hidden.shape == (100, 48) and logits.dtype is torch.float32
+    for part in (slice(0, 63), slice(63, 100)):
+        expected = theirs(tokens[None, part], output_hidden_states=True)
+        assert (logits[part] - expected.logits[0]).abs().max() <= 1e-4
+        # hidden_states[i] enters layer i; the last one of the list is normed, so layer 3's (there are 3) is compared elsewhere.
+        entering = torch.cat([expected.hidden_states[0][0], expected.hidden_states[1][0]], -1)
+        assert (out.aux[part, : 2 * 48] - entering).abs().max() <= 1e-4
+        assert (out.hidden[part] - expected.hidden_states[-1][0]).abs().max() <= 1e-4
+    normed = torch.nn.functional.rms_norm(out.aux[:, 2 * 48 :], (48,), ours.norm_weight, ours.config.rms_norm_eps)
+    torch.testing.assert_close(normed, out.hidden)
+
+
+@torch.no_grad()
+def test_step_by_step_decoding_gives_the_same_logits(pair):
+    theirs, ours = pair
+    tokens = tokens_of(24, seed=1)
+    attention, past = CachedAttention(), None
+    for part in tokens.split([10, 1, 1, 3, 1, 8]):
+        expected = theirs(part[None], past_key_values=past, use_cache=True)
+        past = expected.past_key_values
+        logits = ours.logits(ours(part, attention).hidden)
+        assert (logits - expected.logits[0]).abs().max() <= 1e-4
+
+
+@torch.no_grad()
+def test_what_is_saved_loads_in_transformers(pair, tmp_path):
+    theirs, ours = pair
+    save_target(ours, tmp_path)
+    again = type(theirs).from_pretrained(tmp_path)
+    tokens = tokens_of(20, seed=2)[None]
+    torch.testing.assert_close(again(tokens).logits, theirs(tokens).logits)
+    assert ModelConfig.from_directory(tmp_path) == ours.config
+
+
+@torch.no_grad()
+def test_routed_experts_are_those_that_transformers_chooses():
+    theirs = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SMALL, **MOE, mlp_only_layers=[1], output_router_logits=True)).eval()
+    randomize(theirs, seed=5)
+    config = ModelConfig.from_dict({**theirs.config.to_dict(), "architectures": [QWEN3_MOE]})
+    ours = Decoder(config, TorchOps(), "cpu", torch.float32)
+    stored = {name: value for name, value in theirs.state_dict().items() if "experts" not in name}
+    for weight in ours.checkpoint_weights():
+        if "experts" not in weight.name:
+            weight.view.copy_(stored[weight.name])
+    for layer in (0, 2):
+        experts = theirs.model.layers[layer].mlp.experts
+        ours.layers[layer].mlp.gate_up_weight.copy_(experts.gate_up_proj)
+        ours.layers[layer].mlp.down_weight.copy_(experts.down_proj)
+    tokens = tokens_of(30)
+    chosen = ours(tokens, DenseAttention([30]), Capture(routed_experts=True)).routed_experts
+    assert chosen.dtype is torch.int32 and chosen.shape == (30, 2, 2)
+    for i, logits in enumerate(theirs(tokens[None]).router_logits):
+        assert torch.equal(chosen[:, i].long(), logits.view(30, 6).topk(2).indices)
+    assert ours(tokens, DenseAttention([30])).routed_experts is None
+
+
+def expert_mlp(dtype: torch.dtype = torch.float64, num_experts: int = 12, top_k: int = 2) -> ExpertMlp:
+    config = ModelConfig(QWEN3_MOE, 10, 32, 48, 1, 2, 2, 16, moe=MoeConfig(num_experts, top_k, 24, norm_topk_prob=True))
+    mlp = ExpertMlp(config, TorchOps(), "cpu", dtype)
+    initialize(mlp, seed=3, std=0.3)
+    return mlp
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 40])
+def test_all_ways_through_the_experts_give_the_same_sum(n: int):
+    mlp = expert_mlp()
+    x = torch.randn(n, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    weights, experts = mlp.route(x)
+    expected = torch.zeros_like(x)
+    for i in range(n):
+        for weight, expert in zip(weights[i], experts[i], strict=True):
+            gate, up = (mlp.gate_up_weight[expert] @ x[i]).chunk(2)
+            expected[i] += weight * (mlp.down_weight[expert] @ (torch.nn.functional.silu(gate) * up))
+    for way in (mlp._gathered, mlp._all_experts, mlp._sorted):
+        torch.testing.assert_close(way(x, weights, experts), expected)
+    out, chosen = mlp.run(x)
+    torch.testing.assert_close(out, expected)
+    assert torch.equal(chosen, experts)
+
+
+def test_few_tokens_read_only_the_experts_that_they_chose():
+    """At batch 1 the others' weights are never touched: not-a-number in them stays there."""
+    mlp = expert_mlp()
+    x = torch.randn(2, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    _, experts = mlp.route(x)
+    before, _ = mlp.run(x)
+    unused = [e for e in range(12) if e not in experts.flatten().tolist()]
+    mlp.gate_up_weight[unused] = torch.nan
+    mlp.down_weight[unused] = torch.nan
+    torch.testing.assert_close(mlp.run(x)[0], before)
+    assert mlp._all_experts(x, *mlp.route(x)).isnan().any()
+
+
+@pytest.mark.parametrize("architecture", [LLAMA, QWEN3_MOE])
+def test_gradients_agree_with_finite_differences(architecture: str):
+    moe = MoeConfig(4, 2, 8) if architecture == QWEN3_MOE else None
+    config = ModelConfig(architecture, 11, 16, 24, 2, 2, 1, 8, qk_norm=moe is not None, moe=moe)
+    model = Decoder(config, TorchOps(), "cpu", torch.float64)
+    initialize(model, seed=1, std=0.3)
+    model.requires_grad_()
+    tokens = torch.tensor([1, 4, 2, 9, 9, 0, 3])
+    labels = torch.tensor([4, 2, 9, 1, 0, 3, 5])
+
+    def loss() -> torch.Tensor:
+        out = model(tokens, DenseAttention([4, 3]), Capture(aux_layers=(1,)))
+        fit = torch.nn.functional.cross_entropy(model.logits(out.hidden), labels)
+        return fit + 0.01 * out.aux.square().sum()
+
+    loss().backward()
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        direction = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+        with torch.no_grad():
+            parameter.add_(direction, alpha=1e-6)
+            above = loss()
+            parameter.add_(direction, alpha=-2e-6)
+            below = loss()
+            parameter.add_(direction, alpha=1e-6)
+        torch.testing.assert_close((parameter.grad * direction).sum(), (above - below) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
+def test_a_fresh_model_does_not_record_gradients():
+    model = random_weights(ModelConfig(LLAMA, 11, 16, 24, 1, 2, 1, 8), TorchOps(), "cpu", torch.float32)
+    out = model(torch.tensor([1, 2]), DenseAttention([2]))
+    assert not out.hidden.requires_grad and not any(p.requires_grad for p in model.parameters())
+
+
+def test_random_weights_depend_on_the_seed_and_on_nothing_else():
+    config = ModelConfig(LLAMA, 11, 16, 24, 1, 2, 1, 8)
+    torch.manual_seed(1)
+    first = random_weights(config, TorchOps(), "cpu", torch.float32, seed=7)
+    state = torch.random.get_rng_state()
+    torch.manual_seed(2)
+    second = random_weights(config, TorchOps(), "cpu", torch.float32, seed=7)
+    third = random_weights(config, TorchOps(), "cpu", torch.float32, seed=8)
+    assert torch.equal(first.layers[0].qkv_weight, second.layers[0].qkv_weight)
+    assert not torch.equal(first.layers[0].qkv_weight, third.layers[0].qkv_weight)
+    torch.manual_seed(1)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dtypes_of_hidden_states_and_logits(dtype: torch.dtype):
+    model = random_weights(ModelConfig(LLAMA, 11, 16, 24, 1, 2, 1, 8), TorchOps(), "cpu", dtype)
+    out = model(torch.tensor([1, 2]), DenseAttention([2]))
+    assert out.hidden.dtype is dtype
+    assert model.logits(out.hidden).dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
+
+
+def test_dense_attention_keeps_sequences_apart_and_looks_back_only():
+    """The masked form for unequal lengths and the batched one agree with each sequence alone."""
+    model = random_weights(ModelConfig(LLAMA, 11, 16, 24, 2, 2, 1, 8), TorchOps(), "cpu", torch.float64)
+    tokens = torch.tensor([1, 4, 2, 9, 9, 0])
+    alone = [model(part, DenseAttention([len(part)])).hidden for part in (tokens[:3], tokens[3:], tokens[:4])]
+    torch.testing.assert_close(model(tokens, DenseAttention([3, 3])).hidden, torch.cat(alone[:2]))
+    torch.testing.assert_close(model(tokens, DenseAttention([4, 2])).hidden[:4], alone[2])
+    torch.testing.assert_close(alone[2][:3], alone[0])
+    moved = DenseAttention([3], positions=torch.tensor([5, 9, 10]))
+    assert (model(tokens[:3], moved).hidden - alone[0]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@torch.no_grad()
+def test_packed_weights_change_the_speed_only(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    config = ModelConfig(
+        QWEN3_MOE, 70, 48, 80, 3, 4, 2, 16, qkv_bias=True, moe=MoeConfig(4, 2, 24, mlp_only_layers=(0,))
+    )
+    plain, small, packed = (random_weights(config, TorchOps(), "cpu", dtype, seed=4) for _ in range(3))
+    pack_projections(small)
+    monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
+    pack_projections(packed)
+    for model in small, packed:
+        owned = [p for module in model.modules() for p in getattr(module, "projections", ())]
+        assert len(owned) == 3 * 2 + 2 + 1, "attention twice a layer, the one dense MLP, the LM head"
+        blocked, transposed = (
+            dtype is not torch.float64 and model is packed,
+            dtype is torch.float32 and model is small,
+        )
+        assert all((p._packed is not None, p._transposed is not None) == (blocked, transposed) for p in owned)
+    tolerance = {} if dtype is not torch.bfloat16 else {"rtol": 0.05, "atol": 0.05}
+    for n in (1, 2, 3, 5, 40):
+        tokens = tokens_of(n) % 70
+        expected = plain(tokens, DenseAttention([n])).hidden
+        for model in small, packed:
+            out = model(tokens, DenseAttention([n])).hidden
+            torch.testing.assert_close(out, expected, **tolerance)
+            torch.testing.assert_close(model.logits(out), plain.logits(expected), **tolerance)
+    # One row, as in plain decoding, goes past the blocked layout to the same bits.
+    one = tokens_of(1) % 70
+    assert torch.equal(*(model(one, DenseAttention([1])).hidden for model in (plain, packed)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_all_ways_through_the_experts_on_a_gpu(dtype: torch.dtype):
+    on_gpu, exact = expert_mlp(dtype).cuda(), expert_mlp(dtype).double()
+    for n in (1, 2, 40, 300):
+        x = torch.randn(n, 32, generator=torch.Generator().manual_seed(n)).to(dtype)
+        weights, experts = on_gpu.route(x.cuda())
+        expected = exact._sorted(x.double(), weights.cpu().double(), experts.cpu())
+        for way in (on_gpu._gathered, on_gpu._all_experts, on_gpu._sorted):
+            out = way(x.cuda(), weights, experts).cpu().double()
+            torch.testing.assert_close(out, expected, rtol=0.05, atol=0.02 if dtype is torch.float32 else 0.1)

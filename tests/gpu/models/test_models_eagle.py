@@ -1,0 +1,216 @@
+"""Draft heads against their published definition, written out from the tensors of a checkpoint by their published names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cached_attention import CachedAttention
+from foretoken.gpu.models import projection
+from foretoken.gpu.models.checkpoint import load_draft, random_head, random_weights, save_draft
+from foretoken.gpu.models.config import LLAMA, ModelConfig
+from foretoken.gpu.models.decoder import Capture, Decoder
+from foretoken.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead
+from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foretoken.gpu.models.projection import pack_projections
+from foretoken.gpu.models.weights import initialize
+from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.tiny.dense import DenseAttention, rotate
+from safetensors.torch import load_file
+from torch import Tensor
+
+MODEL = ModelConfig(LLAMA, 50, 32, 40, 5, 4, 2, 8, max_position_embeddings=64)
+LAYER = replace(MODEL, num_layers=1)
+TOKENS = torch.tensor([3, 14, 15, 9, 26, 5, 35])
+
+
+@pytest.fixture(scope="module")
+def target() -> Decoder:
+    decoder = Decoder(MODEL, TorchOps(), "cpu", torch.float64)
+    initialize(decoder, seed=1, std=0.3)
+    return decoder
+
+
+def filled(head: DraftHead, seed: int = 2) -> DraftHead:
+    initialize(head, seed=seed, std=0.3)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(len(name)))
+    return head
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + MODEL.rms_norm_eps) * weight
+
+
+def attention_of(x: Tensor, tensors: dict[str, Tensor], prefix: str, cos_sin: Tensor) -> Tensor:
+    q, k, v = (x @ tensors[f"{prefix}self_attn.{p}_proj.weight"].T for p in "qkv")
+    rows = cos_sin[: len(x)].double()
+    q, k = rotate(q.view(-1, 4, 8), rows), rotate(k.view(-1, 2, 8), rows)
+    heads = []
+    for h in range(4):
+        scores = q[:, h] @ k[:, h // 2].T / 8**0.5
+        weights = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -torch.inf).softmax(-1)
+        heads.append(weights @ v.view(-1, 2, 8)[:, h // 2])
+    return torch.cat(heads, -1) @ tensors[f"{prefix}self_attn.o_proj.weight"].T
+
+
+def mlp_of(x: Tensor, tensors: dict[str, Tensor], prefix: str) -> Tensor:
+    normed = norm(x, tensors[f"{prefix}post_attention_layernorm.weight"])
+    gate, up = (normed @ tensors[f"{prefix}mlp.{p}_proj.weight"].T for p in ("gate", "up"))
+    return (F.silu(gate) * up) @ tensors[f"{prefix}mlp.down_proj.weight"].T
+
+
+def eagle_by_hand(
+    tensors: dict[str, Tensor], prefix: str, embedded: Tensor, hidden: Tensor, cos_sin: Tensor, n: int = 1
+):
+    x = torch.cat([embedded, hidden], -1) @ tensors[f"{prefix}fc.weight"].T + tensors.get(f"{prefix}fc.bias", 0)
+    for i in range(n):
+        layer = f"{prefix}layers.{i}."
+        # The first layer has no input norm.
+        normed = norm(x, tensors[f"{layer}input_layernorm.weight"]) if i else x
+        x = x + attention_of(normed, tensors, layer, cos_sin)
+        x = x + mlp_of(x, tensors, layer)
+    return x
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("fc_bias", [False, True])
+def test_eagle(target: Decoder, tmp_path: Path, num_layers: int, fc_bias: bool):
+    config = HeadConfig(EAGLE, replace(MODEL, num_layers=num_layers), 32, 50)
+    save_draft(filled(EagleHead(config, target, fc_bias=fc_bias)), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert ("fc.bias" in tensors) is fc_bias and "lm_head.weight" not in tensors
+    head = load_draft(tmp_path, EAGLE, target)
+    hidden = target(TOKENS, DenseAttention([7])).hidden
+    assert head.aux_layers == () and torch.equal(head.prepare_hidden(hidden), hidden)
+    out = head(TOKENS.roll(-1), hidden, DenseAttention([7]))
+    expected = eagle_by_hand(tensors, "", target.embed_weight[TOKENS.roll(-1)], hidden, head.cos_sin, num_layers)
+    torch.testing.assert_close(out.hidden, expected)
+    torch.testing.assert_close(head.logits(out.logits_hidden), expected @ target.lm_head_weight.T)
+    assert torch.equal(head.to_target_ids(TOKENS), TOKENS) and head.num_layers == num_layers
+
+
+def test_multi_layer_eagle_has_a_head_and_a_pool_layer_per_step(target: Decoder, tmp_path: Path):
+    config = HeadConfig(MULTI_LAYER_EAGLE, LAYER, 32, 50, num_heads=3)
+    save_draft(filled(random_head(config, target)), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    heads = load_draft(tmp_path, MULTI_LAYER_EAGLE, target)
+    assert (heads.num_layers, heads.num_heads, heads.vocab_size) == (3, 3, 50)
+    hidden = target(TOKENS, DenseAttention([7])).hidden
+    asked: list[int] = []
+
+    class Recorded(DenseAttention):
+        def attend(self, layer, q, k, v, cos_sin):
+            asked.append(layer)
+            return super().attend(layer, q, k, v, cos_sin)
+
+    outputs = [heads(TOKENS, hidden, Recorded([7]), s) for s in range(3)]
+    assert asked == [0, 1, 2]
+    for s, out in enumerate(outputs):
+        expected = eagle_by_hand(tensors, f"heads.{s}.", target.embed_weight[TOKENS], hidden, heads.cos_sin)
+        torch.testing.assert_close(out.hidden, expected)
+
+
+@pytest.mark.parametrize("norm_before_residual", [False, True])
+def test_eagle3(target: Decoder, tmp_path: Path, norm_before_residual: bool):
+    config = HeadConfig(EAGLE3, LAYER, 32, 20, (1, 2, 4), norm_before_residual)
+    head = filled(Eagle3Head(config, target))
+    target_ids = torch.arange(20) * 2 + 5
+    head.set_vocabulary(target_ids)
+    save_draft(head, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(tensors["d2t"] + torch.arange(20), target_ids)
+    assert tensors["t2d"].shape == (50,) and torch.equal(tensors["t2d"].nonzero().flatten(), target_ids)
+
+    head = load_draft(tmp_path, EAGLE3, target)
+    captured = target(TOKENS, DenseAttention([7]), Capture(head.aux_layers)).aux
+    hidden = head.prepare_hidden(captured)
+    torch.testing.assert_close(hidden, captured @ tensors["fc.weight"].T)
+    out = head(TOKENS.roll(-1), hidden, DenseAttention([7]))
+
+    embedded = norm(target.embed_weight[TOKENS.roll(-1)], tensors["midlayer.input_layernorm.weight"])
+    normed = norm(hidden, tensors["midlayer.hidden_norm.weight"])
+    x = normed if norm_before_residual else hidden
+    x = x + attention_of(torch.cat([embedded, normed], -1), tensors, "midlayer.", head.cos_sin)
+    x = x + mlp_of(x, tensors, "midlayer.")
+    torch.testing.assert_close(out.hidden, x)
+    logits = head.logits(out.logits_hidden)
+    torch.testing.assert_close(logits, norm(x, tensors["norm.weight"]) @ tensors["lm_head.weight"].T)
+    assert logits.shape == (7, 20)
+    assert torch.equal(head.to_target_ids(logits.argmax(-1)), target_ids[logits.argmax(-1)])
+
+
+def test_a_narrower_eagle3_head_has_embeddings_of_its_own(target: Decoder, tmp_path: Path):
+    layer = replace(LAYER, hidden_size=16, num_heads=2)
+    config = HeadConfig(EAGLE3, layer, 32, 50, (1, 2, 4))
+    head = filled(Eagle3Head(config, target, own_embeddings=True))
+    save_draft(head, tmp_path)
+    again = load_draft(tmp_path, EAGLE3, target)
+    hidden = again.prepare_hidden(torch.randn(7, 96, dtype=torch.float64))
+    assert hidden.shape == (7, 16) and again.hidden_size == 16
+    out = again(TOKENS, hidden, DenseAttention([7]))
+    torch.testing.assert_close(out.hidden, head(TOKENS, hidden, DenseAttention([7])).hidden)
+    assert again.logits(out.logits_hidden).shape == (7, 50)
+
+
+@pytest.mark.parametrize("algorithm", [EAGLE, EAGLE3, MULTI_LAYER_EAGLE])
+def test_a_head_decodes_step_by_step_as_it_does_at_once(target: Decoder, algorithm: str):
+    aux_layers = (1, 2, 4) if algorithm == EAGLE3 else ()
+    head = filled(random_head(HeadConfig(algorithm, LAYER, 32, 50, aux_layers), target))
+    hidden = torch.randn(7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    at_once = head(TOKENS, hidden, DenseAttention([7]))
+    attention = CachedAttention()
+    parts = [head(t, h, attention) for t, h in zip(TOKENS.split([3, 1, 3]), hidden.split([3, 1, 3]), strict=True)]
+    torch.testing.assert_close(torch.cat([part.hidden for part in parts]), at_once.hidden)
+
+
+@pytest.mark.parametrize("algorithm", [EAGLE, EAGLE3, MULTI_LAYER_EAGLE])
+def test_a_head_learns_and_the_target_stays(target: Decoder, algorithm: str):
+    aux_layers = (1, 2, 4) if algorithm == EAGLE3 else ()
+    config = HeadConfig(algorithm, LAYER, 32, 20 if algorithm == EAGLE3 else 50, aux_layers)
+    head = filled(random_head(config, target)).requires_grad_()
+    captured = torch.randn(7, 96 if aux_layers else 32, dtype=torch.float64)
+    out = head(TOKENS, head.prepare_hidden(captured), DenseAttention([7]))
+    head.logits(out.logits_hidden).logsumexp(-1).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in head.parameters())
+    assert target.embed_weight.grad is None and target.lm_head_weight.grad is None
+    owned = {id(parameter) for parameter in head.parameters()}
+    assert not owned & {id(parameter) for parameter in target.parameters()}
+    assert head.weight_bytes == sum(parameter.numel() * 8 for parameter in head.parameters())
+
+
+def test_the_rotary_table_of_a_head_covers_the_targets_context(target: Decoder):
+    config = HeadConfig(EAGLE, replace(LAYER, max_position_embeddings=8), 32, 50)
+    assert len(EagleHead(config, target).cos_sin) == 64
+
+
+def test_a_tied_target_lends_its_embeddings_as_lm_head():
+    tied = random_weights(replace(MODEL, tied_embeddings=True), TorchOps(), "cpu", torch.float64)
+    head = random_head(HeadConfig(EAGLE, LAYER, 32, 50), tied)
+    x = torch.randn(3, 32, dtype=torch.float64)
+    torch.testing.assert_close(head.logits(x), x @ tied.embed_weight.T)
+
+
+@pytest.mark.parametrize("algorithm", [EAGLE, EAGLE3, MULTI_LAYER_EAGLE])
+@torch.no_grad()
+def test_packed_heads_draft_the_same(algorithm: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
+    narrow = random_weights(MODEL, TorchOps(), "cpu", torch.float32)
+    aux_layers = (1, 2, 4) if algorithm == EAGLE3 else ()
+    head = filled(random_head(HeadConfig(algorithm, LAYER, 32, 50, aux_layers), narrow))
+    captured = torch.randn(7, 96 if aux_layers else 32, generator=torch.Generator().manual_seed(0))
+    plain = head(TOKENS, head.prepare_hidden(captured), DenseAttention([7]))
+    logits = head.logits(plain.logits_hidden)
+    pack_projections(head)
+    packed = head(TOKENS, head.prepare_hidden(captured), DenseAttention([7]))
+    torch.testing.assert_close(packed.hidden, plain.hidden)
+    torch.testing.assert_close(head.logits(packed.logits_hidden), logits)
+    owned = [p for module in head.modules() for p in getattr(module, "projections", ())]
+    assert all(p._packed is not None for p in owned)
+    # The target's LM head is the target's to pack.
+    assert len(owned) == {EAGLE: 5, EAGLE3: 6, MULTI_LAYER_EAGLE: 5}[algorithm]

@@ -1,0 +1,76 @@
+"""Which operations a device gets, and that the CPU's need no Triton."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+from foretoken.core.errors import ConfigError
+from foretoken.gpu.models.config import LLAMA, ModelConfig
+from foretoken.gpu.ops.port import Ops
+from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.ops.triton_ops import TritonOps
+from foretoken.gpu.session.devices import ONE_CORE_LAYER_BYTES, ops_for, set_threads
+
+METHODS = [name for name, _ in inspect.getmembers(Ops, inspect.isfunction) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("implementation", [TorchOps, TritonOps])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_operation_is_there_with_the_ports_parameters(implementation: type, name: str):
+    asked = list(inspect.signature(getattr(Ops, name)).parameters)
+    assert list(inspect.signature(getattr(implementation(), name)).parameters) == asked[1:]  # without self
+
+
+def test_a_cpu_gets_the_torch_operations():
+    assert isinstance(ops_for("cpu"), TorchOps)
+
+
+@pytest.mark.parametrize("device", ["tpu", "", "cud"])
+def test_an_unknown_device_is_refused(device: str):
+    with pytest.raises(ConfigError, match="cpu, cuda"):
+        ops_for(device)
+
+
+def test_without_triton_a_cpu_works_and_cuda_is_refused():
+    program = """
+import sys
+sys.modules["triton"] = None  # importing it fails
+import torch
+from foretoken.core.errors import ConfigError
+from foretoken.gpu.session.devices import ops_for
+print(ops_for("cpu").silu_mul(torch.zeros(1, 4)).shape[1])
+try:
+    ops_for("cuda")
+except ConfigError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert run.stdout.splitlines() == ["2", "device: device: cuda needs Triton, which is not installed"], run.stderr
+
+
+def test_a_numbered_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch):
+    chosen = []
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    assert isinstance(ops_for("cuda:1"), TritonOps) and isinstance(ops_for("cuda"), TritonOps)
+    assert chosen == ["cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "layer_bytes", "expected"),
+    [
+        ("cpu", None, ONE_CORE_LAYER_BYTES - 1, [1]),
+        ("cpu", None, ONE_CORE_LAYER_BYTES, []),
+        ("cpu", 3, 1, [3]),
+        ("cuda:0", 3, 1, []),
+    ],
+)
+def test_small_models_get_one_thread_unless_told_otherwise(device, asked, layer_bytes, expected, monkeypatch):
+    told = []
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    config = ModelConfig(LLAMA, 32, 16, 16, 2, 2, 1, 8)
+    set_threads(device, asked, config, 2 * layer_bytes)
+    assert told == expected

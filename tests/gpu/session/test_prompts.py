@@ -1,0 +1,165 @@
+"""Prompts as JSONL, and the requests that they make."""
+
+import numpy as np
+import pytest
+from foretoken.core.contract.request import SamplingParams
+from foretoken.core.errors import ConfigError
+from foretoken.gpu.session.prompts import (
+    PromptEntry,
+    RequestDefaults,
+    make_requests,
+    read_prompt_file,
+    read_prompts,
+)
+from small_checkpoint import small_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def requests_of(tokenizer, *lines, chat=False, **defaults):
+    return make_requests(read_prompts(lines, "f"), tokenizer, RequestDefaults(**defaults), "f", chat=chat)
+
+
+def test_a_line_says_all_that_a_request_can_have(tokenizer):
+    (request,) = requests_of(
+        tokenizer,
+        '{"prompt": "def add", "id": "a", "max_tokens": 9, "temperature": 1, "top_p": 0.5, "top_k": 3, "seed": 7, '
+        '"stop": "end", "logprobs": true, "priority": -2}',
+    )
+    assert request.prompt.tokens.tolist() == tokenizer.encode("def add").tolist()
+    assert (request.request_id, request.max_tokens, request.priority) == ("a", 9, -2)
+    assert request.sampling == SamplingParams(1, 0.5, 3, 7)
+    assert (request.stop_strings, request.outputs, request.stop_tokens) == (("end",), ("logprobs",), tokenizer.eos_ids)
+
+
+def test_what_a_line_leaves_out_is_the_default(tokenizer):
+    first, second = requests_of(
+        tokenizer,
+        '{"prompt": "a"}',
+        "",
+        '{"tokens": [5, 6], "stop": [], "logprobs": false}',
+        max_tokens=3,
+        temperature=0.5,
+        top_k=4,
+        stop=("x", "y"),
+        logprobs=True,
+        ignore_eos=True,
+    )
+    assert (first.request_id, second.request_id) == ("1", "3"), "an id is the line's number"
+    assert first.max_tokens == 3 and first.sampling == SamplingParams(0.5, 1.0, 4, 0)
+    assert (first.stop_strings, first.outputs, first.stop_tokens) == (("x", "y"), ("logprobs",), ())
+    assert (second.stop_strings, second.outputs) == ((), ())
+    assert second.prompt.tokens.tolist() == [5, 6]
+
+
+def test_messages_go_through_the_template_and_texts_if_asked(tokenizer):
+    lines = ['{"messages": [{"role": "user", "content": "Hi"}]}', '{"prompt": "Hi"}']
+    turns, plain = requests_of(tokenizer, *lines)
+    assert np.array_equal(turns.prompt.tokens, tokenizer.encode_chat([{"role": "user", "content": "Hi"}]))
+    assert np.array_equal(plain.prompt.tokens, tokenizer.encode("Hi"))
+    turns, chat = requests_of(tokenizer, *lines, chat=True)
+    assert np.array_equal(turns.prompt.tokens, chat.prompt.tokens)
+
+
+GOOD = '{"prompt": "x"}'
+BAD = {
+    "not JSON": ("{", "is not JSON"),
+    "no object": ("[1]", "expected an object"),
+    "unknown key": ('{"prompt": "x", "top_pp": 1}', "did you mean 'top_p'?"),
+    "no prompt": ('{"id": "x"}', "expected exactly one of prompt, messages, tokens"),
+    "two prompts": ('{"prompt": "x", "tokens": [1]}', "has prompt and tokens"),
+    "a number for a text": ('{"prompt": 3}', "prompt is a number; expected a text"),
+    "half a surrogate": (r'{"prompt": "\ud800"}', "surrogate"),
+    "half a surrogate in a message": (r'{"messages": [{"role": "user", "content": "\ud800"}]}', "message 0"),
+    "no messages": ('{"messages": []}', "messages is an empty list"),
+    "a message without role": ('{"messages": [{"role": "user", "content": "x"}, {"content": "x"}]}', "message 1"),
+    "no tokens": ('{"tokens": []}', "tokens is an empty list"),
+    "a fraction among tokens": ('{"tokens": [1.5]}', "1.5"),
+    "a boolean among tokens": ('{"tokens": [true]}', "True"),
+    "a negative token": ('{"tokens": [-1]}', "-1"),
+    "no id": ('{"prompt": "x", "id": ""}', "id is an empty text"),
+    "max_tokens 0": ('{"prompt": "x", "max_tokens": 0}', "max_tokens is 0"),
+    "max_tokens 1.0": ('{"prompt": "x", "max_tokens": 1.0}', "max_tokens is 1.0"),
+    "temperature text": ('{"prompt": "x", "temperature": "hot"}', "temperature is 'hot'"),
+    "temperature NaN": ('{"prompt": "x", "temperature": NaN}', "NaN"),
+    "temperature infinite": ('{"prompt": "x", "temperature": 1e999}', "temperature is inf"),
+    "top_p 0": ('{"prompt": "x", "top_p": 0}', "top_p is 0"),
+    "top_k -1": ('{"prompt": "x", "top_k": -1}', "top_k is -1"),
+    "seed -1": ('{"prompt": "x", "seed": -1}', "seed is -1"),
+    "empty stop": ('{"prompt": "x", "stop": ["a", ""]}', "stop is a list"),
+    "stop number": ('{"prompt": "x", "stop": 3}', "stop is 3"),
+    "logprobs 1": ('{"prompt": "x", "logprobs": 1}', "logprobs is 1"),
+    "priority text": ('{"prompt": "x", "priority": "high"}', "priority is 'high'"),
+    "a key twice": ('{"prompt": "x", "prompt": "y"}', "'prompt' is written twice"),
+    "a key that is null": ('{"prompt": null}', "prompt is null"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_lines_are_named(name):
+    line, words = BAD[name]
+    with pytest.raises(ConfigError) as caught:
+        read_prompts([GOOD, line], "prompts.jsonl")
+    (problem,) = caught.value.problems
+    assert problem.key == "line 2" and words in problem.message, problem
+    assert str(caught.value).startswith("prompts.jsonl: line 2: ")
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        read_prompts([line for line, _ in BAD.values()], "f")
+    assert len({problem.key for problem in caught.value.problems}) == len(BAD)
+
+
+def test_ids_are_told_apart():
+    with pytest.raises(ConfigError, match="line 3: id '1' is that of line 1"):
+        read_prompts([GOOD, GOOD, '{"prompt": "x", "id": "1"}'], "f")
+
+
+def test_a_file_without_prompts_is_refused():
+    with pytest.raises(ConfigError, match="has no prompt"):
+        read_prompts(["", "  "], "f")
+
+
+def test_files_are_read_as_they_are_written(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes('\ufeff{"prompt": "naïve \u2028 line"}\r\n{"prompt": "b"}'.encode())
+    entries = read_prompt_file(path)
+    assert [entry.prompt for entry in entries] == ["naïve \u2028 line", "b"]
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        read_prompt_file(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_prompt_file(tmp_path)
+
+
+def test_what_only_the_tokenizer_finds_has_its_line_too(tokenizer, tmp_path):
+    lines = [GOOD, '{"prompt": ""}', '{"tokens": [319, 320]}', '{"messages": [{"role": "user", "content": "x"}]}']
+    entries = read_prompts(lines, "f")
+    plain = small_tokenizer(tmp_path, chat_template=None)
+    with pytest.raises(ConfigError) as caught:
+        make_requests(entries, plain, RequestDefaults(), "f")
+    assert [
+        (p.key, word in p.message)
+        for p, word in zip(caught.value.problems, ["empty", "320", "chat template"], strict=True)
+    ] == [
+        ("line 2", True),
+        ("line 3", True),
+        ("line 4", True),
+    ]
+
+
+def test_defaults_are_checked_like_lines():
+    problems = RequestDefaults(
+        max_tokens=0, temperature=float("nan"), top_p=2.0, top_k=-1, seed=-1, stop=("",)
+    ).problems()
+    assert {problem.key for problem in problems} == {"max_tokens", "temperature", "top_p", "top_k", "seed", "stop"}
+    assert RequestDefaults().problems() == []
+
+
+def test_an_entry_needs_no_file(tokenizer):
+    (request,) = make_requests([PromptEntry("1", "", prompt="x")], tokenizer, RequestDefaults(), "--prompt")
+    assert request.max_tokens == RequestDefaults().max_tokens

@@ -1,0 +1,412 @@
+"""Sessions over small real checkpoints: options to engine, text to the user, logs that replay."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from foretoken.core.contract.request import Request, SamplingParams
+from foretoken.core.errors import ConfigError, ForetokenError, InvariantViolation
+from foretoken.core.prompt import Prompt
+from foretoken.core.scheduler.engine import Engine
+from foretoken.gpu.executor.build import build_executor
+from foretoken.gpu.models.checkpoint import load_target, random_head, save_draft
+from foretoken.gpu.models.head_config import HeadConfig
+from foretoken.gpu.session import round_cost
+from foretoken.gpu.session.devices import ops_for
+from foretoken.gpu.session.plan import NotEnoughMemory, plan_session, recognise_draft
+from foretoken.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
+from foretoken.gpu.session.round_cost import batch_sizes, cost_table
+from foretoken.gpu.session.session import DecodeSession, SessionOptions, check_lengths, check_vocabulary
+from foretoken.gpu.session.session import plan as session_plan
+from foretoken.gpu.session.text import Tokenizer
+from foretoken.observe.engine_description import EngineDescription
+from foretoken.observe.log import EventLog
+from foretoken.observe.replay import replay
+from small_checkpoint import CONTEXT, SHAPE, VOCAB_SIZE, write_head, write_standalone, write_target
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Directories by name: target, standalone, and a head of each kind."""
+    root = tmp_path_factory.mktemp("models")
+    heads = {name: write_head(root / name, name) for name in ("EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")}
+    return {"target": write_target(root / "target"), "standalone": write_standalone(root / "standalone"), **heads}
+
+
+def options_for(models, draft=None, **options) -> SessionOptions:
+    return SessionOptions(models["target"], models[draft] if draft else None, **{"dtype": "float64", **options})
+
+
+LINES = [
+    '{"prompt": "def add(a, b):", "max_tokens": 40}',
+    '{"messages": [{"role": "user", "content": "Hi"}], "id": "chat", "logprobs": true, "max_tokens": 9}',
+    '{"prompt": "for i in", "temperature": 0.9, "seed": 5, "max_tokens": 20}',
+    '{"tokens": [5, 6, 7], "max_tokens": 1}',
+]
+
+
+def requests_of(models, lines=LINES):
+    return make_requests(read_prompts(lines, "f"), Tokenizer.load(models["target"]), RequestDefaults(), "f")
+
+
+@pytest.fixture(scope="module")
+def plain(models):
+    """What each request is without speculation."""
+    return DecodeSession.open(options_for(models)).run(requests_of(models))
+
+
+WAYS = {
+    "STANDALONE chain, overlap": ("standalone", {"overlap": True}),
+    "STANDALONE tree, pages": ("standalone", {"topk": 2, "page_size": 4, "debug": True}),
+    "EAGLE": ("EAGLE", {}),
+    "EAGLE3 tree": ("EAGLE3", {"topk": 3, "steps": 2, "num_draft_tokens": 6}),
+    "MULTI_LAYER_EAGLE": ("MULTI_LAYER_EAGLE", {"steps": 2}),
+    "NGRAM": (None, {"algorithm": "NGRAM", "steps": 4}),
+    "adaptive": ("standalone", {"adaptive": "with-zero", "block_rounds": 1}),
+    "goodput": (
+        "standalone",
+        {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "goodput", "max_running": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_greedy_outputs_are_the_same_whatever_drafts_and_the_log_replays(models, plain, way, tmp_path):
+    draft, options = WAYS[way]
+    path = tmp_path / "events.jsonl"
+    logs = []
+
+    def make_sinks(description):
+        logs.append(EventLog(path, {"engine": description.to_json()}))
+        return [logs[0].sink(0)]
+
+    session = DecodeSession.open(options_for(models, draft, **options), make_sinks=make_sinks)
+    outputs = session.run(requests_of(models))
+    logs[0].close(True)
+    assert list(outputs) == list(plain)
+    for name in ("1", "chat", "4"):
+        assert outputs[name].tokens == plain[name].tokens and outputs[name].text == plain[name].text
+        assert outputs[name].finish == plain[name].finish
+    assert np.allclose(outputs["chat"].logprobs, plain["chat"].logprobs) and len(outputs["chat"].logprobs) == 9
+    assert len(outputs["3"].tokens) == 20 and outputs["4"].finish == "length"
+
+    def from_header(header, replica, events):
+        return EngineDescription.from_json(header["engine"], "log").make_engine(events)
+
+    report = replay(path, from_header)
+    assert report.identical and report.complete, report.difference
+    assert report.num_commits == session.loop.num_steps
+    assert session.plan.algorithm.name == (options.get("algorithm") or recognise_draft(models[draft]))
+
+
+def test_stop_strings_end_text_and_request(models, plain):
+    text, tokenizer = plain["1"].text, Tokenizer.load(models["target"])
+    stop = next(
+        text[i : i + 2]
+        for i in range(8, len(text))
+        if text.index(text[i : i + 2]) == i and "\ufffd" not in text[i : i + 2]
+    )
+    lines = [json.dumps({"prompt": "def add(a, b):", "max_tokens": 40, "stop": ["never", stop]})]
+    session = DecodeSession.open(options_for(models, "standalone"))
+    (output,) = session.run(requests_of(models, lines)).values()
+    assert output.finish == "stop" and output.text == text[: text.index(stop)]
+    assert stop in tokenizer.decode(np.array(output.tokens))
+    assert len(output.tokens) < 40 and plain["1"].tokens[: len(output.tokens)] == output.tokens
+
+
+def test_a_text_that_ends_inside_a_character_is_told_to_its_end(models, plain):
+    tokens, tokenizer = np.array(plain["1"].tokens), Tokenizer.load(models["target"])
+    count = next(n for n in range(1, len(tokens)) if tokenizer.decode(tokens[:n]).endswith("\ufffd"))
+    request = dataclasses.replace(requests_of(models)[0], max_tokens=count)
+    (output,) = DecodeSession.open(options_for(models)).run([request]).values()
+    assert output.text == tokenizer.decode(tokens[:count])
+    assert plain["1"].text == tokenizer.decode(tokens)
+
+
+def test_the_end_of_text_token_ends_a_request(models, plain):
+    end = plain["1"].tokens[7]
+    first = plain["1"].tokens.index(end)
+    request = dataclasses.replace(requests_of(models)[0], stop_tokens=(end,))
+    (output,) = DecodeSession.open(options_for(models, "standalone")).run([request]).values()
+    assert output.finish == "stop" and output.tokens == plain["1"].tokens[: first + 1]
+
+
+def test_deltas_come_while_it_decodes_and_make_the_output(models, plain):
+    session = DecodeSession.open(options_for(models, block_rounds=2))
+    deltas = list(session.stream(requests_of(models)[:1]))
+    assert len(deltas) > 5
+    assert "".join(delta.text for delta in deltas) == plain["1"].text
+    assert [delta.finish for delta in deltas] == [None] * (len(deltas) - 1) + ["length"]
+    stats = session.stats()
+    assert (stats.requests, stats.output_tokens, stats.prompt_tokens) == (1, 40, requests_of(models)[0].prompt.length)
+    assert stats.accept_length == 1.0 and stats.rounds == stats.verified_rows == 39
+    shares = stats.shares()
+    assert {"prefill", "verify", "host", "other"} <= shares.keys() and abs(sum(shares.values()) - 1) < 1e-6
+    assert stats.tokens_per_s == pytest.approx(40 / stats.seconds)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_interruption_ends_all_requests_with_what_they_have(models, plain, overlap):
+    session = DecodeSession.open(options_for(models, "standalone", overlap=overlap, max_running=2, block_rounds=2))
+    told = []
+    outputs = session.run(requests_of(models), told.append, lambda: len(told) >= 4)
+    assert session.loop.is_idle and session.engine.is_idle
+    aborted = [output for output in outputs.values() if output.finish == "aborted"]
+    assert aborted and any(output.tokens for output in outputs.values())
+    for name, output in outputs.items():
+        if name != "3":
+            assert plain[name].tokens[: len(output.tokens)] == output.tokens
+    again = session.run([dataclasses.replace(requests_of(models)[0], request_id="again")])
+    assert again["again"].tokens == plain["1"].tokens, "the session goes on"
+
+
+def test_who_stops_listening_stops_the_requests(models):
+    session = DecodeSession.open(options_for(models))
+    stream = session.stream(requests_of(models))
+    next(stream)
+    stream.close()
+    assert session.engine.is_idle
+    session.engine.check()
+
+
+def test_a_refused_request_is_told_of(models):
+    session = DecodeSession.open(options_for(models, context_len=32))
+    long = Request("long", Prompt.of_tokens([3] * 40), 4)
+    outputs = session.run([long, requests_of(models)[3]])
+    assert outputs["long"].finish == "refused" and "too long" in outputs["long"].message
+    assert outputs["4"].finish == "length"
+
+
+def test_sampled_outputs_depend_on_the_seed_alone(models):
+    def sampled(seed, own_seed, **options):
+        request = dataclasses.replace(requests_of(models)[0], sampling=SamplingParams(1.0, 1.0, 0, own_seed))
+        return DecodeSession.open(options_for(models, seed=seed, **options)).run([request])["1"].tokens
+
+    assert sampled(1, 0) == sampled(1, 0, block_rounds=1, overlap=True)
+    assert len({sampled(1, 0), sampled(2, 0), sampled(1, 9)}) == 3
+
+
+# -- from options to a plan -------------------------------------------------------------------------------------------
+
+
+def test_drafts_are_recognised(models):
+    assert recognise_draft(models["standalone"]) == "STANDALONE"
+    for name in ("EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"):
+        assert recognise_draft(models[name]) == name
+
+
+def test_a_head_that_calls_itself_a_language_model_is_recognised_by_its_tensors(models, tmp_path):
+    """As the published heads of EAGLE do."""
+    for name in ("EAGLE", "EAGLE3"):
+        directory = tmp_path / name
+        directory.mkdir()
+        config = json.loads((models[name] / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+        (directory / "model.safetensors").symlink_to(models[name] / "model.safetensors")
+        assert recognise_draft(directory) == name
+
+
+def test_the_context_is_what_the_requests_need(models):
+    plan = plan_session(options_for(models, "standalone", steps=4), longest_request=50)
+    # One round may write past the last token that a user sees.
+    assert plan.sizes.total_limit == 50 and plan.description.config.context_len == 55
+    assert plan_session(options_for(models, "standalone"), 10**6).description.config.context_len == CONTEXT
+    assert plan_session(options_for(models)).description.config.context_len == CONTEXT
+    assert plan_session(options_for(models, context_len=40), 200).description.config.context_len == 40
+
+
+def test_the_mode_is_that_of_the_device_unless_it_is_asked_for(models):
+    assert plan_session(options_for(models)).description.config.overlap is False
+    config = plan_session(options_for(models, overlap=True)).description.config
+    assert config.overlap and config.mode_reason == "overlap mode was asked for"
+
+
+def test_the_pool_is_as_large_as_the_requests_or_the_memory(models, monkeypatch):
+    def plan(**options):
+        return plan_session(options_for(models, "standalone", dtype="float32", max_running=4, **options), 60)
+
+    roomy = plan(page_size=4)
+    slots = roomy.description.config.num_pages * 4
+    assert 4 * roomy.sizes.row_width <= slots <= 6 * (roomy.sizes.row_width + 4)
+    # 2 · layers · key-value heads · channels · 4 bytes, of the target and of the draft.
+    slot_bytes = 2 * 4 * (SHAPE.num_layers * 2 * 8 + 1 * 2 * 4)
+    assert roomy.kv_bytes == (slots + 4) * slot_bytes
+    assert plan(kv_tokens=100).description.config.num_pages == 100
+    monkeypatch.setattr(session_plan, "free_bytes", lambda device: 2 * (roomy.weight_bytes + 100 * slot_bytes))
+    assert plan(memory_fraction=0.5).description.config.num_pages == 99
+    with pytest.raises(NotEnoughMemory, match=r"weights need .* KV of \d+ tokens"):
+        plan(memory_fraction=0.4)
+    with pytest.raises(NotEnoughMemory):
+        plan(memory_fraction=0.5, kv_tokens=200)
+
+
+def test_weights_are_counted_before_they_are_read(models):
+    plan = plan_session(options_for(models, "standalone", dtype="float32"))
+    session = DecodeSession.open(plan.options, plan=plan)
+    target = sum(p.numel() * 4 for p in session.executor.target.parameters())
+    assert target < plan.weight_bytes < 2 * target
+
+
+def test_on_a_cpu_16_bits_become_32(models):
+    assert str(plan_session(options_for(models, dtype="auto")).dtype) == "torch.float32"
+    assert str(plan_session(options_for(models, dtype="bfloat16")).dtype) == "torch.bfloat16"
+
+
+def test_a_gpu_does_not_compute_in_64_bits(models, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="float64 is for a CPU"):
+        plan_session(options_for(models, device="cuda"))
+
+
+def test_a_draft_of_a_shorter_context_drafts_beyond_it(models, tmp_path):
+    write_target(tmp_path / "short", dataclasses.replace(SHAPE, num_layers=1, max_position_embeddings=16))
+    requests = [Request("a", Prompt.of_tokens([5, 6, 7]), 40)]
+    plain = DecodeSession.open(options_for(models)).run(requests)
+    session = DecodeSession.open(dataclasses.replace(options_for(models), draft=tmp_path / "short"))
+    assert session.run(requests) == plain
+    assert len(plain["a"].tokens) == 40 > 16
+
+
+@pytest.mark.parametrize("prompt_len", [3, 29])
+def test_heads_beyond_the_steps_may_guess_past_the_end_of_the_context(models, tmp_path, prompt_len):
+    """Eight heads, one step: the catch-up's window is longer than what the last row of the table has left."""
+    head_config = HeadConfig(
+        "MULTI_LAYER_EAGLE", dataclasses.replace(SHAPE, num_layers=1), SHAPE.hidden_size, VOCAB_SIZE, (), num_heads=8
+    )
+    target = load_target(models["target"], ops_for("cpu"))
+    save_draft(random_head(head_config, target, seed=4), tmp_path / "heads")
+    requests = [Request("a", Prompt.of_tokens(list(range(3, 3 + prompt_len))), 400)]
+    options = options_for(models, context_len=32, max_running=1)
+    plain = DecodeSession.open(options).run(requests)["a"]
+    drafted = DecodeSession.open(dataclasses.replace(options, draft=tmp_path / "heads", steps=1)).run(requests)["a"]
+    assert drafted.finish == "length" and drafted.tokens
+    assert drafted.tokens == plain.tokens[: len(drafted.tokens)]
+
+
+BAD = {
+    "no model": ({"model": "nowhere"}, "nowhere: no such directory"),
+    "no draft": ({"draft": "nowhere"}, "nowhere: no such directory"),
+    "a draft that is missing": ({"algorithm": "EAGLE3"}, "EAGLE3 needs the directory of a draft"),
+    "a draft too many": ({"draft": "standalone", "algorithm": "NGRAM"}, "NGRAM takes no draft"),
+    "unknown algorithm": ({"algorithm": "EAGEL3"}, "did you mean 'EAGLE3'"),
+    "steps without a draft": ({"steps": 3}, "NONE drafts none"),
+    "unknown policy": ({"draft": "standalone", "policy": "goodptu"}, "did you mean 'goodput'"),
+    "unknown preset": ({"draft": "standalone", "adaptive": "defualt"}, "did you mean 'default'"),
+    "unknown dtype": ({"dtype": "float23"}, "did you mean 'float32'"),
+    "unknown device": ({"device": "cdua"}, "did you mean 'cuda'"),
+    "a device that is not there": ({"device": "cuda:99"}, "not there"),
+    "more steps than heads": ({"draft": "MULTI_LAYER_EAGLE", "steps": 3}, "3 steps need 3 heads, the draft has 2"),
+    "a tree beyond its capacity": ({"draft": "standalone", "topk": 2, "steps": 2, "num_draft_tokens": 8}, "2 to 7"),
+    "nodes of a chain": ({"draft": "standalone", "steps": 2, "num_draft_tokens": 8}, "give topk for a tree"),
+    "a context that is not there": ({"context_len": 257}, "beyond the model's 256 positions"),
+    "no pool": ({"kv_tokens": 2}, "hold no request"),
+    "several at once": ({"page_size": 0, "max_running": 0, "seed": -1}, "max_running: must be at least 1"),
+    "no share of memory": ({"memory_fraction": float("nan")}, "memory_fraction"),
+    "steps that are no candidate": ({"draft": "standalone", "adaptive": "default", "steps": 2}, "candidate"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_is_said_before_a_weight_is_read(models, name, monkeypatch):
+    import foretoken.gpu.models.checkpoint as checkpoint
+
+    monkeypatch.setattr(checkpoint, "load_target", lambda *arguments: pytest.fail("weights were read"))
+    change, words = BAD[name]
+    known = {key: models.get(value, value) if key in ("model", "draft") else value for key, value in change.items()}
+    with pytest.raises(ForetokenError) as caught:
+        DecodeSession.open(SessionOptions(**{"model": models["target"], **known}))
+    assert words in str(caught.value)
+
+
+def test_a_draft_of_another_vocabulary_is_refused(models, tmp_path):
+    write_target(tmp_path / "other", dataclasses.replace(SHAPE, vocab_size=VOCAB_SIZE + 8))
+    with pytest.raises(ConfigError, match="vocabularies must match: the target has 320 tokens, the draft 328"):
+        plan_session(SessionOptions(models["target"], tmp_path / "other"))
+
+
+def test_a_head_for_another_hidden_size_is_refused(models, tmp_path):
+    write_target(tmp_path / "other", dataclasses.replace(SHAPE, hidden_size=64, head_dim=16))
+    with pytest.raises(ConfigError, match="hidden_size"):
+        plan_session(SessionOptions(tmp_path / "other", models["EAGLE3"]))
+
+
+def test_a_tokenizer_of_another_model_is_refused(models, tmp_path):
+    write_target(tmp_path / "small", dataclasses.replace(SHAPE, vocab_size=100))
+    plan = plan_session(SessionOptions(tmp_path / "small"))
+    with pytest.raises(ConfigError, match="do not belong together"):
+        check_vocabulary(Tokenizer.load(tmp_path / "small"), plan)
+
+
+def test_prompts_beyond_the_context_are_named(models):
+    plan = plan_session(options_for(models, context_len=24))
+    requests = [Request(str(n), Prompt.of_tokens([3] * n), 4) for n in (22, 23, 24, 25)]
+    assert plan.max_prompt_len() == 23
+    with pytest.raises(ConfigError) as caught:
+        check_lengths(requests, plan, "p.jsonl", {"24": "line 3", "25": "line 4"})
+    assert [problem.key for problem in caught.value.problems] == ["line 3", "line 4"]
+    assert "24 tokens" in str(caught.value) and "room for 23" in str(caught.value)
+
+
+# -- the cost of rounds -----------------------------------------------------------------------------------------------
+
+
+def test_the_cost_table_is_the_time_of_rounds(models):
+    """A clock that the executor moves: 100 ns a round, 10 a row, 7 a step, 1 a KV token of a row."""
+    from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+
+    now = [0]
+
+    class Timed(ReferenceExecutor):
+        def launch(self, step):
+            super().launch(step)
+            if step.decode is not None:
+                part = step.decode
+                now[0] += 100 + 10 * len(part.rows) + 7 * part.steps + int(part.seq_lens.sum())
+
+    options = options_for(
+        models, "standalone", adaptive='{"1": {"candidate_steps": [0, 2]}}', policy="goodput", max_running=5
+    )
+    plan = plan_session(options)
+    draft = HashDraft(HashLanguageModel(seed=1, vocab_size=24))
+    table = cost_table(plan.description, lambda engine, _: Timed.for_engine(engine, draft), lambda: now[0])
+    assert table.steps == (0, 2) and table.batch_sizes == batch_sizes(plan.description) == (1, 2, 4, 5)
+    for steps, row, token_ps in zip(table.steps, table.round_ns, table.kv_token_ps, strict=True):
+        for size, time_ns in zip(table.batch_sizes, row, strict=True):
+            assert abs(time_ns - (100 + 10 * size + 7 * steps + size * 30)) <= size * 16
+        assert 900 <= token_ps <= 1100
+
+
+def test_where_rounds_are_captured_the_measured_ones_are_too(models, monkeypatch):
+    captured = []
+
+    def build(engine, *models, states, **options):
+        executor = build_executor(engine, *models, states=states, **options)
+        captured.append(None if states is None else [(r.steps, r.batch_size, r.kind.value) for r in states.reports])
+        return executor
+
+    monkeypatch.setattr(round_cost, "build_executor", build)
+    options = {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "goodput", "max_running": 2}
+    DecodeSession.open(options_for(models, "standalone", graphs=False, **options))
+    assert captured and not any(captured)
+    captured.clear()
+    DecodeSession.open(options_for(models, "standalone", graphs=True, **options))
+    assert all(len(graphs) == 1 for graphs in captured)
+    assert {graphs[0] for graphs in captured} == {(s, size, "greedy") for s in (0, 2) for size in (1, 2)}
+
+
+def test_an_engine_that_stands_still_is_an_error_and_not_a_hang(models, monkeypatch):
+    session = DecodeSession.open(options_for(models))
+    monkeypatch.setattr(Engine, "plan", lambda self, now_ns: None)
+    with pytest.raises(InvariantViolation, match="ENGINE-11"):
+        session.run(requests_of(models))
+
+
+def test_memory_that_the_plan_did_not_count_is_named(models, monkeypatch):
+    def build(*models, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("foretoken.gpu.executor.build.build_executor", build)
+    with pytest.raises(NotEnoughMemory, match=r"weights and .* of KV there is no room for activations"):
+        DecodeSession.open(options_for(models))

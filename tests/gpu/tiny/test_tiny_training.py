@@ -1,0 +1,227 @@
+"""What a pair learns from, and that training and measuring use what drafting would compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from foretoken.core.errors import ConfigError
+from foretoken.gpu.models.decoder import Decoder
+from foretoken.gpu.models.rope import Rope, cos_sin_table
+from foretoken.gpu.models.weights import initialize
+from foretoken.gpu.tiny.continuations import continue_texts
+from foretoken.gpu.tiny.corpus import NoCorpus, read_corpus
+from foretoken.gpu.tiny.dense import DenseAttention, rotate
+from foretoken.gpu.tiny.drafting import distillation_loss, propose, teach
+from foretoken.gpu.tiny.measure import accept_length, measure_draft
+from foretoken.gpu.tiny.models import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
+from foretoken.gpu.tiny.optimizer import learning_rate_scale, orthogonalised
+from foretoken.gpu.tiny.sizes import NANO, size_of
+from foretoken.gpu.tiny.unrolled_attention import UnrolledAttention
+from foretoken.gpu.tiny.vocabulary import END_OF_TEXT_ID, encode_texts, save_vocabulary, train_vocabulary
+from foretoken.gpu.tiny.windows import corpus_windows, most_frequent, rows_of, spread_prompts
+
+TEXT = "def greet(name):\n    return f'Grüße, {name} 🎈'\n"
+
+
+def lively_target(seed: int) -> Decoder:
+    """An untrained target whose layers matter; those of a new one are silent."""
+    target = new_target(NANO, seed, "cpu")
+    initialize(target, seed, std=0.3)
+    return target
+
+
+def test_corpus_is_whole_files_within_its_bytes_and_held_out_files_are_not_learnt():
+    corpus = read_corpus(300_000)
+    assert 200_000 < corpus.num_bytes <= 300_000
+    assert corpus == read_corpus(300_000)
+    assert len(corpus.training) > 5 and corpus.held_out
+    assert not set(corpus.training) & set(corpus.held_out)
+    larger = read_corpus(600_000)
+    assert larger.training[: len(corpus.training)] == corpus.training and larger.digest != corpus.digest
+
+
+def test_corpus_leaves_out_tests_and_foreign_encodings(tmp_path):
+    for i in range(20):
+        (tmp_path / f"m{i:02}.py").write_text(f"x = {i}\n" + "# filler\n" * 60)
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "a.py").write_text("left out\n" * 100)
+    (tmp_path / "latin.py").write_bytes(b"# \xe9\n" * 200)
+    corpus = read_corpus(1_000_000, tmp_path)
+    assert len(corpus.training) == 18 and len(corpus.held_out) == 2
+    assert not any("left out" in text for text in corpus.training)
+    with pytest.raises(NoCorpus, match="no source"):
+        read_corpus(1_000_000, tmp_path / "test")
+
+
+def test_vocabulary_encodes_every_text_and_transformers_reads_it(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    vocabulary = train_vocabulary(read_corpus(300_000).training, 400)
+    assert vocabulary.get_vocab_size() == 400
+    tokens = encode_texts(vocabulary, [TEXT, TEXT])
+    assert tokens.dtype == np.int64 and list(tokens).count(END_OF_TEXT_ID) == 2 and tokens[-1] == END_OF_TEXT_ID
+    assert vocabulary.decode(tokens[: len(tokens) // 2 - 1].tolist()) == TEXT
+    save_vocabulary(vocabulary, tmp_path, 128)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.encode(TEXT) == vocabulary.encode(TEXT).ids and theirs.eos_token_id == END_OF_TEXT_ID
+    messages = [{"role": "user", "content": "two\nlines"}, {"role": "assistant", "content": "x = 1\n"}]
+    assert theirs.apply_chat_template(messages, tokenize=False) == "# user: two\n# lines\nx = 1\n<|endoftext|>"
+    asked = theirs.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    assert asked == "# user: two\n# lines\n\n"
+
+
+def test_windows_depend_on_seed_part_and_step_alone():
+    tokens = torch.arange(1000)
+    first = corpus_windows(tokens, 4, 16, seed=1, part=0, step=3)
+    assert first.shape == (4, 16) and bool((first.diff(dim=1) == 1).all())
+    assert torch.equal(first, corpus_windows(tokens, 4, 16, seed=1, part=0, step=3))
+    for other in ({"seed": 2}, {"part": 1}, {"step": 4}):
+        assert not torch.equal(first, corpus_windows(tokens, 4, 16, **{"seed": 1, "part": 0, "step": 3, **other}))
+    texts = torch.arange(6)[:, None]
+    assert [rows_of(texts, 4, step).flatten().tolist() for step in (0, 1)] == [[0, 1, 2, 3], [4, 5, 0, 1]]
+    assert spread_prompts(tokens, 3, 10)[:, 0].tolist() == [0, 495, 990]
+
+
+def test_most_frequent_tokens_ascend_and_ties_take_the_lower():
+    rows = [torch.tensor([5, 5, 5, 2]), torch.tensor([[7, 7], [2, 1]])]
+    assert most_frequent(rows, 8, 3).tolist() == [2, 5, 7]
+    assert most_frequent(rows, 8, 5).tolist() == [0, 1, 2, 5, 7]
+
+
+@pytest.mark.parametrize("shape", [(48, 16), (16, 48), (32, 32)])
+def test_orthogonalised_matrices_keep_their_directions_with_singular_values_near_one(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    update = orthogonalised(matrix)
+    values = torch.linalg.svdvals(update)
+    assert float(values.min()) > 0.5 and float(values.max()) < 1.3
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    assert float((update * (u @ vh)).sum() / update.norm() / (u @ vh).norm()) > 0.97
+
+
+def test_learning_rate_rises_holds_and_falls_to_zero():
+    assert learning_rate_scale(0.0) < 0.1 and learning_rate_scale(0.3) == 1.0
+    assert learning_rate_scale(0.75) == pytest.approx(0.5) and learning_rate_scale(1.0) == 0.0
+
+
+def test_unrolled_attention_sees_the_prefix_of_step_0_and_one_slot_of_each_later_step():
+    b, t, num_heads, num_kv_heads, d, num_steps = 2, 7, 4, 2, 8, 3
+    generator = torch.Generator().manual_seed(0)
+    table = cos_sin_table(Rope(), d, 16)
+    attention = UnrolledAttention(b, t)
+    steps = []
+    for step in range(num_steps):
+        q, k, v = (
+            torch.randn(b * t, heads, d, generator=generator, dtype=torch.float64)
+            for heads in (num_heads, num_kv_heads, num_kv_heads)
+        )
+        out = attention.attend(0, q, k, v, table).view(b, t, num_heads, d)
+        turns = table[:t].double().repeat(b, 1)
+        steps.append([x.view(b, t, -1, d) for x in (rotate(q, turns), rotate(k, turns), v)])
+        for slot in range(step, t):
+            # (step, slot) pairs that the query sees.
+            seen = [(0, j) for j in range(slot - step + 1)] + [(r, slot - step + r) for r in range(1, step + 1)]
+            for row in range(b):
+                for head in range(num_heads):
+                    keys = torch.stack([steps[s][1][row, j, head // 2] for s, j in seen])
+                    values = torch.stack([steps[s][2][row, j, head // 2] for s, j in seen])
+                    weights = (keys @ steps[step][0][row, slot, head] / d**0.5).softmax(0)
+                    torch.testing.assert_close(out[row, slot, head], weights @ values)
+
+
+@pytest.fixture(scope="module")
+def models():
+    """An untrained target in float64 with its drafts, and two texts."""
+    target = lively_target(0).double()
+    target.dtype = torch.float64
+    heads = [new_eagle3(NANO, target, torch.arange(0, 384), 1), new_multi_layer_eagle(NANO, target, 2)]
+    texts = torch.randint(0, NANO.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
+    return target, heads, texts
+
+
+@torch.no_grad()
+def test_unrolled_proposals_are_those_of_drafting_one_token_after_another(models):
+    """The slow way for every place: true states up to slot j, then the head's own outputs."""
+    target, (head, _), texts = models
+    _, captured = teach(target, texts, head.aux_layers)
+    for step, proposals in enumerate(propose(head, texts, captured, 3)):
+        assert proposals.first == step + 2
+        for begin in range(texts.shape[1] - 2 - step):
+            for row in range(2):
+                hidden = head.prepare_hidden(captured[row, : begin + 1])
+                for _ in range(step + 1):
+                    tokens = texts[row, 1 : 1 + len(hidden)]
+                    out = head.forward(tokens, hidden, DenseAttention([len(tokens)]))
+                    hidden = torch.cat([hidden, out.hidden[-1:]])
+                torch.testing.assert_close(proposals.logits[row, begin], head.logits(out.logits_hidden[-1:])[0])
+
+
+@torch.no_grad()
+def test_head_proposals_take_the_state_of_the_head_before_a_slot_earlier(models):
+    target, (_, heads), texts = models
+    _, captured = teach(target, texts)
+    first, second = propose(heads, texts, captured, 2)
+    for row in range(2):
+        tokens, attention = texts[row, 1:-1], DenseAttention([texts.shape[1] - 2])
+        own = heads.forward(tokens, captured[row, :-2], attention, 0)
+        torch.testing.assert_close(first.logits[row], heads.logits(own.logits_hidden))
+        later = torch.cat([torch.zeros_like(own.hidden[:1]), own.hidden[:-1]])
+        following = heads.forward(tokens, later, attention, 1)
+        torch.testing.assert_close(second.logits[row], heads.logits(following.logits_hidden)[1:])
+
+
+@torch.no_grad()
+def test_a_draft_that_is_the_target_agrees_everywhere():
+    target = lively_target(0)
+    prompts = torch.randint(1, NANO.vocab_size, (3, 4), generator=torch.Generator().manual_seed(1))
+    texts = continue_texts(target, prompts, 24)
+    quality = measure_draft(target, target, texts, 4, (1, 3))
+    assert quality.agreement == 1.0 and quality.accept_lengths == {1: 2.0, 3: 4.0}
+    other = measure_draft(target, new_multi_layer_eagle(replace(NANO, num_heads=3), target, 9), texts, 4, (1, 3))
+    assert other.agreement < 0.2 and other.accept_lengths[3] < 1.5
+
+
+def test_accept_length_counts_rounds():
+    matches = np.zeros((2, 1, 9), bool)
+    matches[0, 0, [0, 3, 4]] = True
+    matches[1, 0, [1, 2, 5]] = True  # step 1 at token 2 does not count: step 0 missed token 1
+    # Rounds begin at 0 (two accepted), 3 (one accepted; step 1 misses token 4), 5, 6: tokens 3 + 2 + 1 + 1.
+    assert accept_length(matches) == pytest.approx(7 / 4)
+    assert accept_length(np.ones((3, 2, 20), bool)) == 4.0
+    assert accept_length(np.zeros((3, 2, 20), bool)) == 1.0
+
+
+@torch.no_grad()
+def test_continuations_are_the_argmax_of_whole_passes():
+    target = lively_target(3)
+    prompts = torch.randint(1, NANO.vocab_size, (3, 5), generator=torch.Generator().manual_seed(1))
+    texts = continue_texts(target, prompts, 16)
+    logits, _ = teach(target, texts)
+    assert torch.equal(texts[:, :5], prompts)
+    assert torch.equal(texts[:, 5:], logits[:, 4:-1].argmax(-1))
+    sampled = [continue_texts(target, prompts, 16, 1.0, seed) for seed in (1, 1, 2)]
+    assert torch.equal(sampled[0], sampled[1]) and not torch.equal(sampled[0], sampled[2])
+
+
+def test_distillation_needs_the_target_and_teaches_only_the_draft():
+    target = lively_target(0)
+    draft = new_standalone(NANO, 1, "cpu").requires_grad_(True)
+    texts = torch.randint(0, NANO.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
+    loss = distillation_loss(target, draft, texts, 1, 0.8)
+    loss.backward()
+    assert all(weight.grad is not None for weight in draft.parameters()) and bool(draft.embed_weight.grad.any())
+    assert all(weight.grad is None for weight in target.parameters())
+    # The target itself is the best draft: its loss is the entropy half and the first choice's half.
+    own = distillation_loss(target, target, texts, 1, 0.8)
+    logits, _ = teach(target, texts)
+    logs = logits[:, :-1].log_softmax(-1)
+    expected = 0.5 * (-(logs.exp() * logs).sum(-1) - logs.max(-1).values).mean()
+    torch.testing.assert_close(own, expected, rtol=1e-2, atol=1e-2)  # products may be in bfloat16
+    assert float(own) < float(loss.detach())
+
+
+def test_unknown_sizes_name_the_known():
+    with pytest.raises(ConfigError, match="nano, tiny, small, medium") as error:
+        size_of("nanp")
+    assert "did you mean 'nano'" in str(error.value)

@@ -1,0 +1,261 @@
+"""The allocator's suite on our own allocators, and what its arguments mean."""
+
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from unittest import SkipTest
+
+import pytest
+from bad_allocators import Exact, ListAllocator, NegativeSlice
+from foretoken.checks import driver
+from foretoken.checks.adapters import kv_allocator, kv_store
+from foretoken.core.errors import ConfigError
+from foretoken.properties.allocator import plain
+from foretoken.properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
+from foretoken.properties.allocator.suite import SUITE as ALLOCATOR
+from foretoken.properties.conformance import AllocatorConformance, check, check_allocator
+from foretoken.properties.importing import load_make
+from foretoken.properties.invariants import Invariant, all_invariants, of_contract
+from foretoken.properties.invariants.registry import BY_THE_MATRIX
+from foretoken.properties.report import PropertiesBroken
+from foretoken.properties.suites import PACKAGES, contracts, suite_of
+from foretoken.properties.swarm import Budget, Swarm
+
+OPERATIONS = 40_000
+
+
+@pytest.mark.parametrize("name", ALLOCATOR.subjects)
+def test_ours_hold(name, record_property):
+    begin = time.process_time()
+    report = check(ALLOCATOR, load_make(name), budget=OPERATIONS)
+    rate = report.num_operations / (time.process_time() - begin)
+    assert report.ok, report.text()
+    assert report.num_operations >= OPERATIONS
+    record_property(
+        "note", f"{name}: {rate:,.0f} operations per second of processor time, everything recounted after each"
+    )
+
+
+def test_somebody_elses_holds():
+    report = check_allocator(ListAllocator, budget=20_000)
+    assert report.ok and report.capabilities == ()
+    assert "ALLOC-02" in report.skipped and report.skipped["ALLOC-07"] == "needs table"
+    assert set(report.skipped) | {id for id, count in report.evaluations.items() if count} == {
+        f"ALLOC-{number:02}" for number in range(1, 17)
+    }
+
+
+def test_a_failure_is_raised_with_its_story():
+    with pytest.raises(PropertiesBroken, match="ALLOC-16") as caught:
+        check_allocator(NegativeSlice, budget=20_000, seed=3)
+    (failure,) = caught.value.report.failures
+    text = str(caught.value)
+    assert failure.id in ("ALLOC-08", "ALLOC-16") and len(failure.case.operations) == 1
+    assert failure.sentence in text and "seed 3" in text and "1 after shrinking" in text
+    assert "1. alloc " in text and failure.finding.was in text and failure.finding.should in text
+
+
+def test_equal_seeds_are_equal_and_others_are_not():
+    runs = [check(ALLOCATOR, kv_allocator.make, budget=5_000, seed=seed).to_json() for seed in (5, 5, 6)]
+    for run in runs:
+        del run["seconds"], run["seed"]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_hash_seeds_change_nothing():
+    code = (
+        "import json\n"
+        "from foretoken.properties.adapters import kv_store\n"
+        "from foretoken.properties.conformance import check\n"
+        "from foretoken.properties.allocator.suite import SUITE as ALLOCATOR\n"
+        "report = check(ALLOCATOR, kv_store.make, budget=3000).to_json()\n"
+        "report.pop('seconds')\n"
+        "print(json.dumps(report))\n"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1 and "ALLOC-01" in outputs.pop()
+
+
+def test_a_run_that_proves_nothing_fails():
+    """Thirty operations evaluate no run's-end invariant twice and never reach most operations."""
+    report = check(ALLOCATOR, plain.make, budget=30)
+    assert not report.ok and any("never" in what for what in report.vacuous)
+    assert "vacuous: the operation" in report.text()
+
+
+def test_expected_failures_are_reported_and_no_error():
+    known = {"ALLOC-14": "the whole pool at once is refused"}
+    report = check_allocator(Exact, budget=20_000, expected_failures=known)
+    assert [failure.id for failure in report.expected] == ["ALLOC-14"]
+    assert report.num_operations >= 20_000, "the search goes on behind it"
+    assert known["ALLOC-14"] in report.text() and "held: ALLOC-01" in report.text()
+
+
+def test_an_expected_failure_that_holds_is_an_error():
+    with pytest.raises(PropertiesBroken, match="ALLOC-09 was expected to fail and held"):
+        check_allocator(ListAllocator, budget=5_000, expected_failures={"ALLOC-09": "no reason"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"expected_failures": {"ALLOC-1": "x"}}, "ALLOC-1"),
+        ({"expected_failures": {"RADIX-01": "x"}}, "RADIX-01"),
+        ({"capabilities": ["page"]}, "did you mean 'paged'"),
+        ({"capabilities": ["deferred_close"]}, "needs the capability table"),
+        ({"budget": "soon"}, "60s"),
+        ({"budget": "0"}, "0"),
+        ({"budget": "1.5"}, "1.5"),
+        ({"spec": "2020.1"}, "2020.1"),
+    ],
+)
+def test_impossible_arguments_are_refused(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        check_allocator(ListAllocator, **arguments)
+
+
+def test_budgets():
+    assert Budget.of("2m") == Budget(seconds=120) and Budget.of("0.5s") == Budget(seconds=0.5)
+    assert Budget.of("200_000") == Budget.of(200_000) == Budget(operations=200_000)
+    report = check(ALLOCATOR, kv_allocator.make, budget="0.3s")
+    assert report.seconds >= 0.3 and report.num_operations > 0
+
+
+def test_a_time_that_is_too_short_is_stretched_until_everything_has_happened():
+    report = check(ALLOCATOR, plain.make, budget="0.000001s")
+    assert report.ok and all(report.evaluations.values()) and all(report.executed.values())
+    assert report.num_operations < ALLOCATOR.quick, "and no longer"
+
+
+def test_what_never_happens_ends_at_the_quick_budget():
+    report = check(replace(ALLOCATOR, quick=300), plain.make, budget="0.000001s")
+    assert report.vacuous and 300 <= report.num_operations < 700
+
+
+def test_unknown_contracts():
+    with pytest.raises(ConfigError, match="did you mean 'allocator'"):
+        suite_of("alocator")
+    assert "allocator" in contracts() and set(contracts()) <= set(PACKAGES)
+
+
+def test_the_import_needs_no_test_library():
+    code = (
+        "import sys\n"
+        "for name in ('pytest', 'hypothesis', 'torch', 'transformers'): sys.modules[name] = None\n"
+        "from foretoken.properties.conformance import AllocatorConformance, check_allocator\n"
+        "from foretoken.properties.mutants import mutants_of\n"
+        "from foretoken.checks.adapters.kv_allocator import make\n"
+        "print(check_allocator(make, budget=4000).ok, len(mutants_of('allocator')) > 16)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+# -- the catalogue ----------------------------------------------------------------------------------------------------
+
+
+def test_the_catalogue_is_whole():
+    items = all_invariants()
+    assert len(items) == 112 == len({item.id for item in items})
+    counts = {}
+    for item in items:
+        counts[item.id.split("-")[0]] = counts.get(item.id.split("-")[0], 0) + 1
+        assert item.sentence and set(item.when.replace(",", "")) <= set("ESTIRM")
+    assert counts == {
+        "ALLOC": 16, "RELAY": 9, "RADIX": 16, "ACCEPT": 18, "STEPS": 13, "ENGINE": 18, "HANDOFF": 10, "SIM": 12
+    }  # fmt: skip
+
+
+def test_how_an_invariant_is_checked_is_said_honestly():
+    """What is said of the matrix is what its files raise."""
+    folder = Path(driver.__file__).parent
+    files = [
+        folder / "driver.py",
+        folder / "matrix.py",
+        folder / "block_rounds.py",
+        *(folder / "reference").glob("*.py"),
+    ]
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    assert set(re.findall(r'InvariantViolation\(\s*"([A-Z]+-\d+)"', text)) == BY_THE_MATRIX
+    unchecked = [item for item in all_invariants() if item.check is None and item.id not in BY_THE_MATRIX]
+    assert all(item.how == "not yet checked" for item in unchecked)
+
+
+def test_every_invariant_of_the_contract_has_a_checker():
+    assert [item.id for item in of_contract("allocator")] == [f"ALLOC-{number:02}" for number in range(1, 17)]
+    assert all(isinstance(item, Invariant) and callable(item.check) for item in of_contract("allocator"))
+
+
+# -- draws ------------------------------------------------------------------------------------------------------------
+
+
+def test_configurations_are_fresh_small_and_at_the_edges():
+    swarm = Swarm(ALLOCATOR, kv_store.make, kv_store.make.capabilities, seed=2)
+    configs = [swarm.drawn(run)[0] for run in range(400)]
+    assert {config.page_size for config in configs} == {1, 2, 3, 4, 8, 16}
+    assert {config.num_pages for config in configs} == set(range(1, 9))
+    assert all(config.row_width % config.page_size == 0 and config.num_rows for config in configs)
+    assert any(config.row_width < config.num_pages * config.page_size for config in configs)
+    kinds = [frozenset(type(operation) for operation in swarm.drawn(run)[1]) for run in range(400)]
+    assert len(set(kinds)) > 6, "kinds of operations are left out at random"
+
+
+def test_growth_is_asked_for_around_every_edge_of_a_page():
+    swarm = Swarm(ALLOCATOR, kv_store.make, kv_store.make.capabilities, seed=2)
+    asked = {}
+    for run in range(300):
+        config, operations = swarm.drawn(run)
+        for operation in operations:
+            if operation.tag == "grow":
+                asked.setdefault(config.page_size, set()).add(operation.num_tokens)
+    for size in (2, 4, 16):
+        assert {size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1, 3 * size} <= asked[size]
+
+
+def test_the_same_run_is_drawn_again():
+    first, second = (Swarm(ALLOCATOR, kv_allocator.make, kv_allocator.make.capabilities, seed=9) for _ in range(2))
+    assert first.drawn(17) == second.drawn(17) != first.drawn(18)
+
+
+# -- one test per invariant ---------------------------------------------------------------------------------------------
+
+
+class TestOurs(AllocatorConformance):
+    capabilities = kv_store.make.capabilities
+    budget = 20_000
+
+    def make(self, config: AllocatorConfig):
+        return kv_store.make(config)
+
+
+class Bad(AllocatorConformance):
+    capabilities = AllocatorCapabilities()
+    budget = 20_000
+
+    def make(self, config):
+        return Exact(config)
+
+
+def test_a_broken_one_fails_in_its_own_test_alone():
+    tests = Bad()
+    with pytest.raises(AssertionError, match=r"can_allocate|refused"):
+        tests.test_alloc_14()
+    with pytest.raises(SkipTest, match="needs sharing"):
+        tests.test_alloc_04()
+    tests.test_alloc_01()
+    tests.test_alloc_10()
+    tests.test_behaves()
+    assert tests.report() is Bad().report(), "one search per class"
+
+
+def test_a_class_that_makes_nothing_says_so():
+    with pytest.raises(NotImplementedError, match="AllocatorConformance"):
+        AllocatorConformance().make(AllocatorConfig(1))

@@ -1,0 +1,169 @@
+"""The relay's suite: ours hold, a relay that is not ours too, and what is wrong is said in words."""
+
+import pytest
+from foretoken.checks.adapters import future_map
+from foretoken.properties.conformance import RelayConformance, check, check_relay
+from foretoken.properties.importing import load_make
+from foretoken.properties.invariants import of_contract
+from foretoken.properties.relay import operations as ops
+from foretoken.properties.relay.contract import HIDDEN, RelayConfig
+from foretoken.properties.relay.model import RelayModel, length_of, stamp_of, values_of
+from foretoken.properties.relay.suite import SUITE as RELAY
+from foretoken.properties.report import PropertiesBroken
+from foretoken.properties.swarm import Swarm
+from foretoken.properties.trial import Violation
+
+OPERATIONS = 20_000
+
+
+class DictRelay:
+    """A relay that is not ours: plain dictionaries, rows from 0, no padding lanes, generations ignored."""
+
+    def __init__(self, config):
+        self.config = config
+        self.lengths, self.fields = {}, {}
+
+    def _refuse_unless(self, rows, is_good):
+        if len(set(rows)) < len(rows) or not all(0 <= row < self.config.num_rows and is_good(row) for row in rows):
+            raise ValueError(f"rows {rows}")
+
+    def publish(self, rows, generations, lengths):
+        self._refuse_unless(rows, lambda row: row not in self.lengths)
+        self.lengths.update(zip(rows, lengths, strict=True))
+
+    def stash(self, rows, generations, values):
+        present = {name: given for name, given in values.items() if given is not None}
+        if set(present) != set(self.config.fields):
+            return False
+        if present:
+            self._refuse_unless(rows, lambda row: row not in self.fields)
+            self.fields.update({row: {n: v[at] for n, v in present.items()} for at, row in enumerate(rows)})
+        else:
+            self._refuse_unless(rows, lambda row: True)
+        return True
+
+    def resolve(self, rows, generations):
+        self._refuse_unless(rows, lambda row: row in self.lengths and (row in self.fields or not self.config.fields))
+        found = [self.fields.pop(row, {}) for row in rows]
+        return [self.lengths.pop(row) for row in rows], {n: [row[n] for row in found] for n in self.config.fields}
+
+    def drop(self, rows):
+        self._refuse_unless(rows, lambda row: True)
+        for row in rows:
+            self.lengths.pop(row, None)
+            self.fields.pop(row, None)
+
+
+@pytest.mark.parametrize("name", RELAY.subjects)
+def test_ours_hold(name):
+    report = check(RELAY, load_make(name), budget=OPERATIONS)
+    assert report.ok, report.text()
+    assert min(report.evaluations.values()) > 200 and all(report.executed.values())
+
+
+def test_somebody_elses_holds():
+    report = check_relay(DictRelay, budget=10_000)
+    assert report.ok and report.skipped == {"RELAY-03": "needs generations"}
+
+
+def test_only_what_the_component_alone_can_break_is_checked_here():
+    assert [item.id for item in of_contract("relay")] == ["RELAY-02", "RELAY-03"]
+
+
+class KeepsHidden(DictRelay):
+    def resolve(self, rows, generations):
+        lengths, fields = super().resolve(rows, generations)
+        return lengths, {HIDDEN: [[0.0]] * len(rows), **fields}
+
+
+def test_a_hidden_field_that_nobody_declared_is_named():
+    with pytest.raises(PropertiesBroken, match="RELAY-02") as caught:
+        check_relay(KeepsHidden, budget=10_000)
+    (failure,) = caught.value.report.failures
+    assert "a field 'hidden_states'" in failure.finding.was and len(failure.case.operations) <= 3
+    assert failure.case.config.hidden_width == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, "the lengths, and a mapping"),
+        (([1.5], {}), "a flat sequence of integers"),
+        (([1], {}), "a sequence of 1 rows"),
+        (([1, 2], {"field0": [[1, 2]]}), "one per lane"),
+        (([1], {"field0": [[1]]}), "2 of them per row"),
+        (([1], {"field0": [7]}), "2 of them per row"),
+        (([1], {"field0": [["a", "b"]]}), "2 of them per row"),
+    ],
+)
+def test_an_answer_of_another_shape_is_reported_as_that(answer, words):
+    class Odd(DictRelay):
+        def resolve(self, rows, generations):
+            super().resolve(rows, generations)
+            return answer
+
+    config = RelayConfig(1, (2,))
+    capabilities = RELAY.capabilities()
+    history = [ops.Open(1), ops.Write((1,)), ops.Read((1,))]
+    with pytest.raises(Violation, match=words) as caught:
+        RELAY.execute(Odd, config, capabilities, RELAY.invariants(capabilities), history)
+    assert caught.value.id == "TYPE"
+
+
+def test_a_relay_that_breaks_by_accident_is_reported_as_that():
+    class Careless(DictRelay):
+        def _refuse_unless(self, rows, is_good):
+            pass
+
+    report = check(RELAY, Careless, budget=5_000)
+    assert report.failures[0].id in ("RAISES", "RELAY-02")
+
+
+def run(history):
+    config = RelayConfig(2, (0,), 2)
+    capabilities = future_map.make.capabilities
+    return RELAY.execute(future_map.make, config, capabilities, RELAY.invariants(capabilities), history, drain=False)
+
+
+def test_what_makes_no_sense_is_left_out():
+    senseless = [ops.Write((1,)), ops.Read((1,)), ops.Release(1), ops.Inherit(1, 2), ops.ReadAs(1, 1, ())]
+    assert run([*senseless, ops.HalfAs(1, 1), ops.StashOddly("missing", 1), ops.ReadAnyway((3,))]).num_operations == 0
+    trial = run([ops.Open(1), ops.Open(2), ops.Open(3), ops.Write((1, 1, 2, 0))])
+    assert trial.executed == {ops.Open: 2, ops.Write: 1} and trial.model.unread() == 2
+
+
+def test_the_model_follows_what_is_refused():
+    trial = run([ops.Open(1), ops.Open(2), ops.Write((1, 2)), ops.ReadAs(1, 1, (2,)), ops.Read((2, 0, 1))])
+    assert trial.moment.answer == (length_of(2), 0, length_of(1)) and trial.model.unread() == 0
+    trial = run(
+        [ops.Open(1), ops.Write((1,)), ops.Inherit(1, 2), ops.ReadAnyway((2,)), ops.WriteAnyway("lengths", (2,))]
+    )
+    assert trial.moment.refusal and trial.model.unread() == 1
+
+
+def test_every_value_is_written_once_and_tells_its_write():
+    model = RelayModel(RelayConfig(3, (0, 3), 4), 1)
+    seen = set()
+    for stamp in (model.new_stamp(5), model.new_stamp(6), 2_000):
+        for number, (name, width) in enumerate(model.config.fields.items()):
+            value = values_of(stamp, number, name, width)
+            entries = value if width else [value]
+            assert all(stamp_of(entry) == stamp for entry in entries) and not seen & set(entries)
+            seen |= set(entries)
+    assert model.written == {1: 5, 2: 6}
+
+
+def test_configurations_differ_and_hidden_states_are_rare_enough():
+    swarm = Swarm(RELAY, future_map.make, future_map.make.capabilities, seed=2)
+    configs = [swarm.drawn(run)[0] for run in range(200)]
+    assert {config.num_rows for config in configs} == {1, 2, 3, 4}
+    hidden = [config.hidden_width for config in configs]
+    assert 60 < hidden.count(0) < 140 and {0, 1, 4} == set(hidden)
+
+
+class TestOurs(RelayConformance):
+    capabilities = future_map.make.capabilities
+    budget = 5_000
+
+    def make(self, config):
+        return future_map.make(config)

@@ -1,0 +1,54 @@
+"""docs/standalone-hidden-states.md: its counterexamples are what a run gives, its mutants are all that there are."""
+
+import re
+from pathlib import Path
+
+import pytest
+from foretoken.checks.executor.suite import SUITE
+from foretoken.properties.conformance import check
+from foretoken.properties.importing import load_make
+from foretoken.properties.invariants import invariant
+from foretoken.properties.mutants import mutants_of
+
+TEXT = (Path(__file__).parents[3] / "docs" / "standalone-hidden-states.md").read_text(encoding="utf-8")
+STORIES = dict(
+    re.findall(r"```console\n\$ foretoken check executor (\S+) --budget 2000 --seed 6\n(.*?)\n```", TEXT, re.DOTALL)
+)
+EXECUTORS = {"": "reference", "sim": "simulated", "gpu": "real"}
+
+
+@pytest.mark.parametrize("subject", STORIES)
+def test_a_counterexample(subject):
+    if ".gpu." in subject:
+        pytest.importorskip("torch")
+    report = check(SUITE, load_make(subject), budget=2_000, seed=6, subject=subject)
+    (failure,) = report.failures
+    assert failure.text("foretoken check --replay runs/cases/executor-ACCEPT-17.case.json") == STORIES[subject]
+
+
+def test_there_is_one_of_each_executor():
+    assert sorted(subject.split(".")[1] for subject in STORIES) == ["gpu", "properties", "sim"]
+
+
+def test_the_sentence():
+    said = " ".join(line.removeprefix("> ") for line in TEXT.splitlines() if line.startswith("> "))
+    assert said in invariant("ACCEPT-17").sentence
+
+
+def test_every_mutant_is_listed():
+    pytest.importorskip("torch")
+    wanted = []
+    for mutant in mutants_of("executor"):
+        if "ACCEPT-17" in mutant.caught_by:
+            where, _, name = mutant.name.rpartition(":")
+            wanted.append((EXECUTORS[where], name, mutant.defect))
+    assert re.findall(r"^\| (\w+) \| `(\w+)` \| (.*) \|$", TEXT, re.MULTILINE) == wanted
+    assert {executor for executor, _, _ in wanted} == set(EXECUTORS.values())
+
+
+def test_the_number_of_mutants_that_the_overview_says():
+    pytest.importorskip("torch")
+    overview = Path(__file__).parents[3] / "docs" / "contracts.md"
+    assert f"\n{len(mutants_of('executor'))} defects are planted, some in each of the three" in overview.read_text(
+        encoding="utf-8"
+    )

@@ -1,0 +1,38 @@
+"""docs/no-out-of-bounds-kv-move.md: its counterexamples are what a run gives, its mutants are all that there are."""
+
+import re
+from pathlib import Path
+
+import pytest
+from foretoken.checks.mutants import plain_accept as plain_mutants
+from foretoken.checks.mutants import trees as tree_mutants
+from foretoken.properties.invariants import invariant
+from foretoken.properties.mutants import kill, mutants_of
+
+TEXT = (Path(__file__).parents[3] / "docs" / "no-out-of-bounds-kv-move.md").read_text(encoding="utf-8")
+BLOCKS = {
+    re.search(r"  mutant (\w+):", block)[1]: block for block in re.findall(r"```console\n(.*?)```", TEXT, re.DOTALL)
+}
+MUTANTS = {mutant.name: mutant for mutant in mutants_of("accept")}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_counterexample_is_what_a_run_gives(name):
+    assert kill(MUTANTS[name]).failure.text() == BLOCKS[name].rstrip("\n")
+
+
+def test_the_counterexamples_are_of_moves_and_widths():
+    assert [block[:9] for block in BLOCKS.values()] == ["ACCEPT-16"] * 4 + ["ACCEPT-18"]
+
+
+def test_the_sentence():
+    said = " ".join(line.removeprefix("> ") for line in TEXT.splitlines() if line.startswith("> "))
+    assert invariant("ACCEPT-16").sentence == f"no out-of-bounds KV move: {said}"
+
+
+def test_the_mutants_are_all_that_break_it():
+    table = re.findall(r"^\| (ours|plain) \| `(\w+)` \| (.*?) \|$", TEXT, re.MULTILINE)
+    of = {"ours": tree_mutants, "plain": plain_mutants}
+    assert all(hasattr(of[where], name) for where, name, _ in table)
+    breaking = [(mutant.name, mutant.defect) for mutant in MUTANTS.values() if "ACCEPT-16" in mutant.caught_by]
+    assert [(name, defect) for _, name, defect in table] == breaking

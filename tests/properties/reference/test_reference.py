@@ -1,0 +1,304 @@
+"""The reference executor itself: what its model says, what its shadow KV refuses, and how it honours the port."""
+
+import itertools
+
+import numpy as np
+import pytest
+from foretoken.core.acceptance.process import GaussianAcceptance
+from foretoken.core.adaptive import build_controller, fixed_controller
+from foretoken.core.algorithm.registry import get_algorithm
+from foretoken.core.contract.events import Planned
+from foretoken.core.contract.request import Request
+from foretoken.core.contract.step import BlockEnd
+from foretoken.core.draws import request_key
+from foretoken.core.errors import InvariantViolation
+from foretoken.core.prompt import Prompt
+from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.engine import Engine
+from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
+from foretoken.properties.reference.language_model import (
+    extend_hash,
+    hash_of,
+    hidden_of,
+    namespace_salt,
+    prefix_hashes,
+)
+from foretoken.properties.reference.shadow import ShadowKV
+
+MODEL = HashLanguageModel(seed=2, vocab_size=24)
+
+
+def serve(algorithm="EAGLE", controller=None, requests=(), acceptance=None, agreement=0.7, on_commit=None, **config):
+    """Everything an engine did for these requests: the engine, its executor, ended requests, events."""
+    events = []
+    defaults = {"num_pages": 300, "context_len": 120, "max_running": 4, "block_rounds": 1}
+    engine = Engine(
+        EngineConfig(**{**defaults, **config}, track_tokens=True),
+        get_algorithm(algorithm),
+        controller or fixed_controller(3),
+        events=events.append,
+    )
+    executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL, agreement), acceptance=acceptance)
+    for request in requests:
+        engine.submit(request, 0)
+    ended = {}
+    while True:
+        while (step := engine.plan(0)) is not None:
+            executor.launch(step)
+        if not engine.num_uncommitted:
+            return engine, executor, ended, events
+        result = executor.collect()
+        if on_commit is not None:
+            on_commit(engine, result)
+        for end in engine.commit(result, 0).finished:
+            ended[end.request_id] = end
+
+
+def ask(name, tokens, max_tokens=20, **fields):
+    return Request(name, Prompt.of_tokens(tokens), max_tokens, **fields)
+
+
+# -- the model --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_prefix_hash_depends_on_every_token_and_on_the_namespace():
+    tokens = [3, 1, 4, 1, 5]
+    whole = prefix_hashes(namespace_salt(""), tokens)
+    for i in range(5):
+        changed = list(tokens)
+        changed[i] += 1
+        other = prefix_hashes(namespace_salt(""), changed)
+        assert (other[:i] == whole[:i]).all() and (other[i:] != whole[i:]).all()
+    assert (prefix_hashes(namespace_salt("x"), tokens) != whole).all()
+    assert whole[-1] == extend_hash(whole[-2:-1], np.array([5]))[0]
+
+
+def test_a_hidden_state_is_its_prefix():
+    hashes = prefix_hashes(1, range(100))
+    assert (hash_of(hidden_of(hashes)) == hashes).all()
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.35, 1.0])
+def test_the_draft_agrees_as_often_as_its_dial_says(agreement):
+    hashes = prefix_hashes(7, range(4000))
+    last = np.arange(4000) % 24
+    truth = MODEL.argmax(hashes, last)
+    ids, probabilities = HashDraft(MODEL, agreement).top_k(hashes, last, 8)
+    assert abs((ids[:, 0] == truth).mean() - agreement) < 0.03
+    assert (ids == truth[:, None]).any(axis=1).all(), "a miss stands among the next six"
+    assert (np.diff(np.sort(ids, axis=1), axis=1) > 0).all(), "no candidate twice"
+    assert (np.diff(probabilities, axis=1) < 0).all() and (probabilities.sum(axis=1) <= 1).all()
+    heads = [HashDraft(MODEL, 0.5).top_k(hashes, last, 1, head)[0] for head in (0, 1)]
+    assert (heads[0] != heads[1]).any()
+
+
+# -- simulated acceptance ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_given_acceptance_is_met_exactly_and_the_tokens_stay_the_targets(algorithm, overlap):
+    process = GaussianAcceptance((0.7, 0.6, 0.8), seed=4)
+    steps = 4
+    request = ask("a", [1, 2, 3, 4, 5], max_tokens=60)
+    seen = []
+
+    def note(engine, result):
+        if result.decode is not None and engine.rounds.live[1]:
+            position = int(engine.rounds.kv_len[1]) - 5
+            key = np.array([request_key("a")], dtype=np.uint64)
+            run = int(process.longest_run(key, np.array([position]))[0])
+            seen.append((int(result.decode.accept_lens[0, 0]), min(run, steps) + 1))
+
+    _, _, ended, _ = serve(
+        algorithm,
+        fixed_controller(steps, depth_limited=algorithm != "NGRAM"),
+        [request],
+        process,
+        overlap=overlap,
+        on_commit=note,
+    )
+    assert len(seen) > 12 and all(got == wanted for got, wanted in seen), seen
+    assert ended["a"].tokens.tolist() == plain_greedy(MODEL, request, 60).tolist()
+
+
+# -- the port -----------------------------------------------------------------------------------------------------------------
+
+
+def block_in_flight(**config):
+    engine = Engine(
+        EngineConfig(
+            num_pages=800, context_len=120, max_running=2, chunk_size=16, block_rounds=12, track_tokens=True, **config
+        ),
+        get_algorithm("NONE"),
+        fixed_controller(0),
+    )
+    executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL))
+    engine.submit(ask("a", [1, 2, 3], max_tokens=60), 0)
+    while True:
+        while (step := engine.plan(0)) is not None:
+            executor.launch(step)
+            if step.max_rounds > 1:
+                break
+        if step is not None:
+            break
+        engine.commit(executor.collect(), 0)
+    while engine.num_uncommitted > 1:
+        engine.commit(executor.collect(), 0)
+    return engine, executor
+
+
+def test_a_block_runs_its_rounds_and_says_why_it_ended():
+    engine, executor = block_in_flight(overlap=False)
+    result = executor.collect()
+    assert (result.decode.rounds, result.decode.block_end) == (12, BlockEnd.MAX_ROUNDS)
+    assert result.round_end_ns.shape == (12,) and (np.diff(result.round_end_ns) > 0).all()
+    engine.commit(result, 0)
+
+
+@pytest.mark.parametrize("done", [0, 1, 7])
+def test_a_stop_lets_the_running_round_finish_and_limits_the_steps_launched_and_planned(done):
+    engine, executor = block_in_flight(overlap=True)
+    if done:
+        assert not executor.advance(done)
+    second = engine.plan(0)
+    executor.request_stop(engine.last_step_id)
+    executor.launch(second)  # planned before the stop, launched after it
+    first = executor.collect()
+    assert first.decode.rounds == done + 1 and first.decode.block_end is BlockEnd.ASKED
+    engine.commit(first, 0)
+    assert executor.collect().decode.rounds == 1
+    with pytest.raises(IndexError):
+        executor.collect()
+
+
+def test_a_request_that_ends_stops_the_block_and_limits_the_step_behind_it():
+    engine, executor = block_in_flight(overlap=False)
+    engine.abort("a", 0)
+    executor.request_stop(engine.last_step_id)
+    engine.commit(executor.collect(), 0)
+    engine.submit(ask("b", [1, 2, 3], max_tokens=7), 0)
+    rounds = []
+    while (step := engine.plan(0)) is not None:
+        executor.launch(step)
+        result = executor.collect()
+        if result.decode is not None:
+            rounds.append((step.max_rounds, result.decode.rounds, result.decode.block_end))
+        engine.commit(result, 0)
+    assert rounds == [(12, 6, BlockEnd.REQUEST_ENDED)]
+
+
+def test_steps_are_launched_in_order_and_once():
+    engine, executor = block_in_flight(overlap=True)
+    second = engine.plan(0)
+    executor.launch(second)
+    with pytest.raises(InvariantViolation, match="RELAY-07"):
+        executor.launch(second)
+
+
+# -- caches, hidden states, zero steps -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["NONE", "STANDALONE", "EAGLE"])
+def test_equal_prefixes_are_shared_in_one_namespace_and_never_across_two(algorithm):
+    steps = 0 if algorithm == "NONE" else 2
+    prompt = list(range(20))
+    for namespaces, expected in ((("", ""), True), (("", "other"), False)):
+        requests = [ask(f"r{i}", [*prompt, i], namespace=namespace) for i, namespace in enumerate(namespaces)]
+        _, _, ended, events = serve(algorithm, fixed_controller(steps), requests, max_running=1)
+        cached = [
+            join.num_cached
+            for event in events
+            if isinstance(event, Planned) and event.step
+            for join in event.step.joins
+        ]
+        # A bigram key needs the token after a position, so a shifted draft shares one position less.
+        assert cached == [0, (19 if algorithm == "EAGLE" else 20) if expected else 0]
+        for request in requests:
+            assert ended[request.request_id].tokens.tolist() == plain_greedy(MODEL, request, 20).tolist()
+
+
+def test_a_draft_that_needs_no_hidden_states_never_has_any():
+    _, executor, _, _ = serve("STANDALONE", requests=[ask("a", [1, 2, 3])])
+    assert "hidden_states" not in executor.future_map.bytes_per_row
+    _, with_hidden, _, _ = serve("EAGLE", requests=[ask("a", [1, 2, 3])])
+    assert with_hidden.future_map.bytes_per_row["hidden_states"] == 16
+
+
+def test_the_draft_stays_warm_through_rounds_without_steps():
+    """The policy falls to 0 steps and probes again; the reference reads the whole draft KV in every round."""
+    table = {"1": {"candidate_steps": [0, 3], "ema_alpha": 1.0, "update_interval": 1, "warmup_batches": 0}}
+    requests = [ask("a", [1, 2, 3], max_tokens=80)]
+    _, executor, ended, events = serve("EAGLE", build_controller("ema", table), requests, agreement=0.2)
+    steps = [
+        event.step.decode.steps for event in events if isinstance(event, Planned) and event.step and event.step.decode
+    ]
+    changes = [(a, b) for a, b in itertools.pairwise(steps) if a != b]
+    assert (0, 3) in changes and (3, 0) in changes
+    assert ended["a"].tokens.tolist() == plain_greedy(MODEL, requests[0], 80).tolist()
+    assert executor.num_rounds == len(steps)
+
+
+# -- the shadow KV ------------------------------------------------------------------------------------------------------------
+
+
+def small_kv():
+    kv = ShadowKV(3, 8, 20, "unshifted")
+    kv.open_row(1, 1, namespace_salt(""), 0)
+    kv.write_table(np.full(4, 1), np.arange(4), np.array([5, 6, 7, 8]))
+    tokens = np.array([1, 2, 3])
+    kv.target.write(
+        kv.window(1, 0, 3), kv.stays[1].repeat(3), np.arange(3), tokens, prefix_hashes(namespace_salt(""), tokens)
+    )
+    kv.kv_lens[1] = 3
+    return kv
+
+
+def test_what_was_written_is_read_back():
+    read = small_kv().read_target(1, 3)
+    assert read.tokens.tolist() == [1, 2, 3]
+
+
+def test_a_wrong_cell_is_noticed_whatever_is_wrong_with_it():
+    for column, value in (("positions", 9), ("tokens", 4), ("hashes", 1), ("stays", 77)):
+        kv = small_kv()
+        getattr(kv.target, column)[6] = value
+        with pytest.raises(InvariantViolation):
+            kv.read_target(1, 3)
+    kv = small_kv()
+    with pytest.raises(InvariantViolation):
+        kv.read_target(1, 4)  # the last was never written
+
+
+def test_a_row_writes_its_own_slots_only():
+    kv = small_kv()
+    with pytest.raises(InvariantViolation, match="RELAY-06"):
+        kv.window(1, 3, 2)  # position 4 has no slot
+    kv.open_row(2, 1, namespace_salt(""), 0)
+    kv.write_table(np.array([2]), np.array([0]), np.array([8]))  # slot 8 is handed to row 2
+    with pytest.raises(InvariantViolation, match="RELAY-06"):
+        kv.window(1, 3, 1)
+    kv.adopted[1] = 2
+    with pytest.raises(InvariantViolation, match="ALLOC-06"):
+        kv.window(1, 1, 1)
+    with pytest.raises(InvariantViolation, match="ALLOC-07"):
+        kv.window(1, 7, 4)
+
+
+def test_an_entry_of_a_computed_position_is_replaced_by_its_equal_only():
+    kv = small_kv()
+    kv.target.write(np.array([12]), np.array([99]), np.array([0]), np.array([1]), kv.target.hashes[5:6])
+    kv.write_table(np.array([1]), np.array([0]), np.array([12]))
+    assert kv.read_target(1, 3).tokens.tolist() == [1, 2, 3]
+    with pytest.raises(InvariantViolation, match="RADIX-10"):
+        kv.write_table(np.array([1]), np.array([1]), np.array([15]))
+
+
+def test_the_pool_refuses_the_sink_duplicates_and_placeholders():
+    kv = small_kv()
+    one = np.ones(2, dtype=np.int64)
+    for slots in ([0, 3], [4, 4], [4, 20]):
+        with pytest.raises(InvariantViolation, match="ACCEPT-16"):
+            kv.target.write(np.array(slots), one, one, one, one.astype(np.uint64))
+    with pytest.raises(InvariantViolation, match="RELAY-05"):
+        kv.target.write(np.array([3, 4]), one, one, -one, one.astype(np.uint64))

@@ -1,0 +1,411 @@
+"""Prefill and decode on two reference executors: the pair's tokens are those of plain greedy decoding, whatever happens on the link."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from foretoken.core.adaptive import fixed_controller
+from foretoken.core.algorithm.registry import get_algorithm
+from foretoken.core.contract.events import HandoffMoved, Planned
+from foretoken.core.contract.request import FinishReason, Request
+from foretoken.core.draws import Purpose, uniform
+from foretoken.core.errors import InvariantViolation
+from foretoken.core.handoff import HandoffTiming
+from foretoken.core.handoff.messages import Ack, Manifest, Offer, Page
+from foretoken.core.prompt import Prompt
+from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.engine import Engine
+from foretoken.properties.reference import (
+    HashDraft,
+    HashLanguageModel,
+    ReferenceExecutor,
+    expected_outputs,
+    plain_greedy,
+)
+from foretoken.properties.reference import handoff as handoff_module
+from foretoken.properties.reference.handoff import HandoffPair
+from foretoken.properties.reference.language_model import USER_OUTPUTS
+
+MODEL = HashLanguageModel(seed=3, vocab_size=24)
+MS = 1_000_000
+ALGORITHMS = ("NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM")
+
+
+def worker(role, algorithm, steps=3, topk=1, events=None, **config):
+    shape = {"depth_limited": algorithm != "NGRAM"}
+    if topk > 1 and steps:
+        shape |= {"topk": topk, "num_draft_tokens": 5}
+    defaults = {"num_pages": 200, "context_len": 96, "max_running": 4, "chunk_size": 8, "block_rounds": 1}
+    engine = Engine(
+        EngineConfig(**{**defaults, **config}, track_tokens=True, role=role),
+        get_algorithm(algorithm),
+        fixed_controller(0 if algorithm == "NONE" else steps, **shape),
+        events=events,
+    )
+    return engine, ReferenceExecutor.for_engine(engine, HashDraft(MODEL, 0.7))
+
+
+def pair(algorithm="STANDALONE", meddle=None, timing=None, prefill=None, decode=None, **config):
+    return HandoffPair(
+        worker("prefill", algorithm, **{**config, **(prefill or {})}),
+        worker("decode", algorithm, **{**config, **(decode or {})}),
+        meddle=meddle,
+        timing=timing or HandoffTiming(50 * MS, 120 * MS, 10 * MS),
+    )
+
+
+def ask(name, length=9, max_tokens=12, start=0, **fields):
+    return Request(name, Prompt.of_tokens([(start + 5 * j) % 24 for j in range(length)]), max_tokens, **fields)
+
+
+def serve(handoff, requests):
+    for request in requests:
+        assert not handoff.prefill.submit(request, handoff.now_ns)
+    return handoff.run()
+
+
+def check_ends(requests, ends):
+    for request in requests:
+        end = ends[request.request_id]
+        wanted = plain_greedy(MODEL, request, request.max_tokens).tolist()
+        assert end.tokens.tolist() == wanted and end.num_output == len(wanted), (request.request_id, end)
+
+
+def check_drained(handoff):
+    for side in (handoff.prefill, handoff.decode):
+        engine = side.engine
+        assert engine.is_idle and side.side.num_in_flight == 0
+        assert engine.store.num_request_slots == 0 and engine.store.num_held_rows == 0
+        assert engine.store.allocator.num_held_slots == (
+            engine.store.cache.evictable_slots if engine.store.cache else 0
+        )
+        side.check()
+
+
+# -- every algorithm, both modes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_pair_gives_the_tokens_of_plain_greedy_decoding(algorithm, overlap):
+    shapes = [(0, 1)] if algorithm == "NONE" else [(0, 1), (1, 1), (3, 1), (2, 2), (3, 4)]
+    for number, (steps, topk) in enumerate(shapes):
+        page_size = (4, 1, 16, 1, 4)[number]
+        handoff = pair(
+            algorithm, steps=steps, topk=topk, overlap=overlap, page_size=page_size, num_pages=320 // page_size
+        )
+        requests = [ask(f"r{i}", 1 + 6 * i, 9, start=i) for i in range(6)]
+        check_ends(requests, serve(handoff, requests))
+        check_drained(handoff)
+        counts = handoff.decode.side.counts
+        assert (counts.started, counts.completed, counts.ignored) == (6, 6, 0)
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+def test_requests_join_a_running_batch_without_a_forward_pass(algorithm):
+    events = []
+    handoff = pair(algorithm, decode={"events": events.append}, overlap=True, block_rounds=8)
+    requests = [ask(f"r{i}", 9 + i, 30, start=i) for i in range(4)]
+    for request in requests[:2]:
+        handoff.prefill.submit(request, 0)
+    while not handoff.decode.engine.num_running:
+        handoff.turn()
+    for request in requests[2:]:
+        handoff.prefill.submit(request, 0)
+    check_ends(requests, handoff.run())
+    steps = [event.step for event in events if isinstance(event, Planned) and event.step is not None]
+    assert all(step.prefill is None for step in steps)
+    joined = [step for step in steps if step.joins]
+    assert joined and all(join.num_received for step in joined for join in step.joins)
+    assert all(set(step.arrivals.batch.rows.tolist()) <= set(step.decode.rows.tolist()) for step in joined)
+    assert any(len(step.decode.rows) > len(step.joins) for step in joined), "nobody joined a batch that ran already"
+
+
+def test_chunks_are_sent_while_the_prompt_is_still_being_computed():
+    by_turn = []
+    handoff = pair(
+        "EAGLE", lambda messages: by_turn.append(messages) or messages, chunk_size=4, page_size=2, num_pages=100
+    )
+    requests = [ask("long", 31)]
+    check_ends(requests, serve(handoff, requests))
+    sent = next(turn for turn, messages in enumerate(by_turn) if any(isinstance(m, Manifest) for m in messages))
+    before = [m.index for messages in by_turn[:sent] for m in messages if isinstance(m, Page)]
+    assert len(before) >= 10 and before == sorted(before), "pages wait for the whole prompt"
+    assert [m.index for m in by_turn[sent] if isinstance(m, Page)][-1] == 15
+
+
+def test_retraction_on_the_decode_side_computes_again_there_what_it_lost():
+    events = []
+    handoff = pair("EAGLE", decode={"events": events.append, "num_pages": 60, "chunk_size": 64}, overlap=True)
+    requests = [ask(f"r{i}", 9 + i, 30, start=i) for i in range(4)]
+    check_ends(requests, serve(handoff, requests))
+    check_drained(handoff)
+    assert any(event.retracted for event in events if isinstance(event, Planned)), "the pool was not tight"
+    assert any(event.step.prefill is not None for event in events if isinstance(event, Planned) and event.step)
+
+
+def test_a_prefix_that_the_decode_side_has_is_not_sent_again():
+    pages = []
+    handoff = pair(
+        "STANDALONE", lambda messages: pages.extend(m for m in messages if isinstance(m, Page)) or messages, page_size=4
+    )
+    first = [ask("a", 20)]
+    check_ends(first, serve(handoff, first))
+    assert [page.index for page in pages] == [0, 1, 2, 3, 4]
+    pages.clear()
+    second = [ask("b", 22)]
+    check_ends(second, serve(handoff, second))
+    assert [page.index for page in pages] == [5]
+
+
+def test_equal_prompts_on_their_way_at_once_share_their_pages_once_verified():
+    handoff = pair("STANDALONE", page_size=2, overlap=True)
+    requests = [ask(f"r{i}", 17, 8 + i) for i in range(3)]
+    check_ends(requests, serve(handoff, requests))
+    assert handoff.decode.engine.store.cache.evictable_slots < 2 * 24
+    check_drained(handoff)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_users_asked_to_see_is_complete_over_both_workers(algorithm):
+    handoff = pair(algorithm)
+    request = ask("a", 9, 12, outputs=USER_OUTPUTS)
+    end = serve(handoff, [request])["a"]
+    wanted = expected_outputs(MODEL, request, end.tokens)
+    for name in USER_OUTPUTS:
+        assert np.array_equal(np.stack(end.outputs[name]), wanted[name]), name
+
+
+def test_a_request_that_ends_with_its_first_token_is_never_handed_over():
+    handoff = pair("EAGLE", chunk_size=4)
+    first = int(plain_greedy(MODEL, ask("x", 20), 1)[0])
+    requests = [ask("one", 20, 1), ask("stop", 20, 9, stop_tokens=(first,))]
+    ends = serve(handoff, requests)
+    assert ends["one"].reason is FinishReason.LENGTH and ends["stop"].reason is FinishReason.STOP
+    assert all(ends[name].tokens.tolist() == [first] for name in ("one", "stop"))
+    check_drained(handoff)
+    counts = handoff.prefill.side.counts
+    assert counts.started == counts.cancelled and counts.completed == 0
+
+
+# -- hidden states ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_hidden_states_travel_exactly_if_the_algorithm_needs_them(algorithm):
+    seen = []
+
+    def watch(messages):
+        seen.extend(m.arrival.draft for m in messages if isinstance(m, Manifest))
+        return messages
+
+    handoff = pair(algorithm, watch)
+    serve(handoff, [ask("a"), ask("b", 12)])
+    needed = get_algorithm(algorithm).needs_hidden_states
+    assert len(seen) == 2 and all((draft.hidden_states is not None) == needed for draft in seen)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_missing_hidden_state_fails_its_request_alone(overlap):
+    def lose(messages):
+        return [
+            replace(m, arrival=replace(m.arrival, draft=replace(m.arrival.draft, hidden_states=None)))
+            if isinstance(m, Manifest) and m.key.request_id == "b"
+            else m
+            for m in messages
+        ]
+
+    handoff = pair("EAGLE", lose, overlap=overlap)
+    requests = [ask("a"), ask("b", 11), ask("c", 13)]
+    ends = serve(handoff, requests)
+    assert ends["b"].reason is FinishReason.ERROR and "hidden state" in ends["b"].message
+    check_ends([requests[0], requests[2]], ends)
+    check_drained(handoff)
+
+
+# -- a bad link ---------------------------------------------------------------------------------------------------------------------
+
+
+def chance(seed, lane, serial):
+    return float(uniform(seed, Purpose.MODEL, lane, serial))
+
+
+class BadLink:
+    """Loses, doubles, delays, reorders, and damages messages, each as often as it is told."""
+
+    def __init__(self, seed, lose=0.0, double=0.0, delay=0.0, damage=0.0, reorder=0.0):
+        self.seed, self.rates = (
+            seed,
+            {"lose": lose, "double": double, "delay": delay, "damage": damage, "reorder": reorder},
+        )
+        self.serial = 0
+        self.late = []
+        self.done = dict.fromkeys(self.rates, 0)
+
+    def hits(self, kind):
+        self.serial += 1
+        hit = chance(self.seed, list(self.rates).index(kind), self.serial) < self.rates[kind]
+        self.done[kind] += hit
+        return hit
+
+    def __call__(self, messages):
+        arriving, self.late = self.late, []
+        for message in messages:
+            if self.hits("lose"):
+                continue
+            if self.hits("damage") and isinstance(message, Page):
+                message = self.damaged(message)
+            copies = [message, message] if self.hits("double") else [message]
+            (self.late if self.hits("delay") else arriving).extend(copies)
+        if self.hits("reorder"):
+            arriving.reverse()
+        return arriving
+
+    @staticmethod
+    def damaged(page):
+        changed = bytes([page.target[0] ^ 1]) + page.target[1:]
+        return replace(page, target=changed if page.index % 2 else page.target[:-8])
+
+
+@pytest.mark.parametrize("fault", ["lose", "double", "delay", "damage", "reorder", "all"])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE"])
+def test_a_bad_link_costs_time_or_the_request_but_never_a_wrong_token(fault, algorithm):
+    num_ok = num_failed = num_hits = 0
+    for seed in range(5):
+        rates = (
+            {fault: 0.15} if fault != "all" else dict.fromkeys(("lose", "double", "delay", "damage", "reorder"), 0.08)
+        )
+        link = BadLink(seed, **rates)
+        handoff = pair(algorithm, link, overlap=bool(seed % 2), page_size=2, num_pages=150)
+        # Messages of the two directions share the link object, so late ones must not cross over.
+        handoff.meddle = OneWay(handoff, link)
+        requests = [ask(f"r{i}", 7 + 4 * i, 8, start=i) for i in range(4)]
+        ends = serve(handoff, requests)
+        served = [request for request in requests if ends[request.request_id].reason is not FinishReason.ERROR]
+        aborted = [r for r in served if ends[r.request_id].reason is FinishReason.ABORT]
+        check_ends([r for r in served if r not in aborted], ends)
+        assert len(ends) == 4 and not aborted
+        check_drained(handoff)
+        num_ok += len(served)
+        num_failed += 4 - len(served)
+        num_hits += sum(link.done.values())
+    assert num_hits and num_ok, (num_ok, num_failed, num_hits)
+    if fault in ("double", "delay", "reorder"):
+        assert not num_failed, "nothing was lost, and still requests failed"
+
+
+class OneWay:
+    """Keeps what a bad link delays apart by direction: prefill to decode and back are called in turn."""
+
+    def __init__(self, handoff, link):
+        self.link = link
+        self.late = {True: [], False: []}
+        self.forth = True
+
+    def __call__(self, messages):
+        self.link.late = self.late[self.forth]
+        arriving = self.link(messages)
+        self.late[self.forth], self.link.late = self.link.late, []
+        self.forth = not self.forth
+        return arriving
+
+
+def first_of(kind, times=1):
+    """A link that loses the first `times` messages of a kind."""
+    left = [times]
+
+    def lose(messages):
+        kept = []
+        for message in messages:
+            if isinstance(message, kind) and left[0]:
+                left[0] -= 1
+            else:
+                kept.append(message)
+        return kept
+
+    return lose
+
+
+@pytest.mark.parametrize("kind", [Offer, Page, Manifest, Ack])
+def test_one_lost_message_is_made_up_for_by_the_retry(kind):
+    handoff = pair("EAGLE", first_of(kind))
+    requests = [ask("a"), ask("b", 13)]
+    check_ends(requests, serve(handoff, requests))
+    assert handoff.prefill.side.counts.retries == 1
+    check_drained(handoff)
+
+
+@pytest.mark.parametrize("kind", [Offer, Page, Manifest])
+def test_after_the_second_loss_the_request_fails_and_nothing_is_left(kind):
+    handoff = pair("EAGLE", first_of(kind, times=1000))
+    end = serve(handoff, [ask("a")])["a"]
+    assert end.reason is FinishReason.ERROR
+    assert handoff.prefill.side.counts.failed == 1 and handoff.prefill.side.counts.retries == 1
+    check_drained(handoff)
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+@pytest.mark.parametrize("at", range(1, 9))
+def test_a_peer_that_dies_reaches_the_other_side_as_an_end_in_bounded_time(victim, at):
+    handoff = pair("EAGLE", chunk_size=4, page_size=2)
+    requests = [ask("a", 9, 30), ask("b", 15, 30)]
+    for request in requests:
+        handoff.prefill.submit(request, 0)
+    for _ in range(at):
+        handoff.turn()
+    setattr(handoff, f"{victim}_alive", False)
+    died_at = handoff.now_ns
+    ends = handoff.run()
+    timing = handoff.prefill.side.timing
+    assert handoff.now_ns - died_at <= 2 * (timing.lease_ns + timing.hold_ns) + timing.fence_ns + 100 * MS
+    survivor = handoff.decode if victim == "prefill" else handoff.prefill
+    assert survivor.engine.is_idle and survivor.engine.store.num_request_slots == 0
+    for request in requests if victim == "prefill" else ():
+        end = handoff.decode.finished.get(request.request_id)
+        if end is not None:
+            check_ends([request], {request.request_id: end})
+    if victim == "decode":
+        assert all(ends[r.request_id].reason in (FinishReason.ERROR,) for r in requests if r.request_id in ends)
+        assert len(handoff.prefill.finished) == 2
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("at", range(10))
+def test_a_cancel_in_every_state_frees_everything_on_both_sides(side, at):
+    handoff = pair("EAGLE", chunk_size=4, page_size=2, overlap=True)
+    requests = [ask("a", 15, 30), ask("b", 11, 20)]
+    for request in requests:
+        handoff.prefill.submit(request, 0)
+    for _ in range(at):
+        handoff.turn()
+    getattr(handoff, side).abort("a", handoff.now_ns)
+    ends = handoff.run()
+    check_ends(requests[1:], ends)
+    check_drained(handoff)
+    reasons = {w.finished["a"].reason for w in (handoff.prefill, handoff.decode) if "a" in w.finished}
+    if side == "prefill" or at:
+        assert reasons, "the request vanished"
+    if FinishReason.LENGTH in reasons:
+        check_ends(requests[:1], ends)  # nobody at that side knew of it
+
+
+def test_a_changed_cell_is_found_before_its_request_runs(monkeypatch):
+    """The canary itself: a wrong byte that checksums cannot know of, since it was read wrong at its source."""
+    read = handoff_module.read_page
+
+    def misread(pool, slots):
+        content = read(pool, slots)
+        return content and content[:8] + bytes([content[8] ^ 1]) + content[9:]
+
+    monkeypatch.setattr(handoff_module, "read_page", misread)
+    handoff = pair("STANDALONE")
+    with pytest.raises(InvariantViolation, match="ACCEPT-06"):
+        serve(handoff, [ask("a")])
+
+
+def test_every_hold_of_a_row_is_released_and_said_in_the_log():
+    events = []
+    handoff = pair("EAGLE", prefill={"events": events.append})
+    serve(handoff, [ask("a"), ask("b")])
+    moves = [event.move.value for event in events if isinstance(event, HandoffMoved)]
+    assert moves.count("hold") == moves.count("release") == moves.count("end") == 2

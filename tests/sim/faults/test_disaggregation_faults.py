@@ -1,0 +1,188 @@
+"""Engines of two roles under faults between them: nothing is lost, each kind does something, and every promise can be broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from foretoken.core.handoff import DecodeSide, PrefillSide
+from foretoken.core.kv.store import KVStore
+from foretoken.observe.log import EventLog
+from foretoken.observe.metrics import RunMetrics
+from foretoken.observe.replay import replay
+from foretoken.sim.assembly import assemble
+from foretoken.sim.disaggregation.worker import HandoffPart
+from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
+from foretoken.sim.faults.promises import OF_KIND, PROMISES
+from foretoken.sim.scenario_file import scenario_from_dict
+from service_under_faults import disaggregated_service, serve, serve_disaggregated_swarm
+
+BUSY = {
+    "model": {"context_len": 4096},
+    "engine": {"page_size": 16, "max_running": 16, "kv_slots": 16_384},
+    "workload": {"num_requests": 60, "rate": 12.0, "prompt": {"mean": 500.0, "high": 3000}, "output": {"mean": 60.0}},
+    "disaggregation": {"prefill": 2, "decode": 2},
+}
+OF_TRANSFERS = [name for name, kind in KINDS.items() if kind.needs_transfers]
+PROBABILITY = {"packet": 0.1, "transfer": 0.3}
+
+
+def only(kind: str, probability: float | None = None, **settings) -> FaultPlan:
+    family, _, key = kind.partition(".")
+    probability = PROBABILITY[KINDS[kind].occasion] if probability is None else probability
+    return fault_plan({family: {key: {"probability": probability, **settings}}})
+
+
+def logged(scenario: dict, plan: FaultPlan | None, path: Path) -> bytes:
+    with EventLog(path, {"scenario": scenario_from_dict(scenario, "test").model_dump(mode="json")}) as log:
+        serve(scenario, plan, sinks=lambda replica: [log.sink(replica)])
+    return path.read_bytes()
+
+
+def test_a_dozen_services_under_the_swarm():
+    fired: dict[str, int] = {}
+    for seed in range(12):
+        for kind, count in serve_disaggregated_swarm(seed).injected.items():
+            fired[kind] = fired.get(kind, 0) + count
+    assert all(fired[kind] for kind in OF_TRANSFERS), fired
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hundred", range(10))
+def test_a_thousand_disaggregated_services_under_the_swarm(hundred):
+    fired: dict[str, int] = {}
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        for kind, count in serve_disaggregated_swarm(seed).injected.items():
+            fired[kind] = fired.get(kind, 0) + count
+    assert sorted(fired) == sorted(KINDS) and all(fired.values()), fired
+
+
+@pytest.mark.parametrize("kind", OF_TRANSFERS)
+def test_each_kind_happens_and_is_borne(kind):
+    metrics = RunMetrics(None)
+    simulation, report = serve(BUSY, only(kind), sinks=lambda replica: [metrics.sink(replica)])
+    assert report.kept, report.broken
+    assert report.injected[kind] > 0 and not report.never_fired
+    assert all(report.checked[promise] > 0 for promise in OF_KIND[kind])
+    summary = metrics.summary()
+    assert summary["submitted"] == 60 and summary["unfinished"] == 0
+    ended = summary["completed"] + summary["failed"] + summary["aborted"] + summary["refused"]
+    assert ended == 60, "a request is one, however often it was offered"
+    if kind in ("transfer.duplicated", "transfer.reordered", "transfer.slow", "transfer.ack_lost"):
+        assert summary["completed"] == 60
+    if kind in ("transfer.lost", "transfer.short", "transfer.corrupt", "transfer.ack_lost"):
+        assert sum(worker.side.counts.retries for worker in simulation.replicas) > 0
+    if kind == "transfer.peer_dies":
+        assert summary["restarts"] > 0 and 0 < summary["failed"] < summary["completed"]
+    if kind == "transfer.cancelled":
+        assert {"transfer sending", "decode, handed over"} <= set(report.cancelled_in)
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_a_plan_of_zeros_is_no_plan(tmp_path, layerwise):
+    scenario = {**BUSY, "disaggregation": {"prefill": 1, "decode": 2, "layerwise": layerwise}}
+    zeros: dict = {}
+    for kind in KINDS:
+        family, _, key = kind.partition(".")
+        zeros.setdefault(family, {})[key] = {"probability": 0.0}
+    without = logged(scenario, None, tmp_path / "without.jsonl")
+    assert logged(scenario, fault_plan(zeros), tmp_path / "with.jsonl") == without
+    assert without.count(b'"move":"join"') == 60
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_not(tmp_path):
+    plan = swarm_plan(4, transfers=True)
+    runs = [logged({**BUSY, "seed": seed}, plan, tmp_path / "log.jsonl") for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_log_of_a_run_under_faults_replays(tmp_path, seed):
+    path = tmp_path / "log.jsonl"
+    logged(disaggregated_service(seed), swarm_plan(seed, transfers=True), path)
+    report = replay(
+        path,
+        lambda header, replica, events: assemble(scenario_from_dict(header["scenario"], "log")).make_engine(
+            events, replica
+        ),
+    )
+    assert report.identical and report.num_replicas >= 2, report.difference
+
+
+# -- promises that are broken ---------------------------------------------------------------------------------------------
+
+
+def believe_every_page(monkeypatch):
+    hear = HandoffPart.hear_pages
+    monkeypatch.setattr(
+        HandoffPart, "hear_pages", lambda self, peer, pages: hear(self, peer, [(page, page.seal) for page, _ in pages])
+    )
+
+
+def forget_who_has_joined(monkeypatch):
+    monkeypatch.setattr(DecodeSide, "_remember", lambda self, *arguments: None)
+
+
+def try_for_ever(monkeypatch):
+    retry = PrefillSide._retry
+
+    def again(self, transfer, why, now_ns):
+        transfer.attempts = 1
+        retry(self, transfer, why, now_ns)
+
+    monkeypatch.setattr(PrefillSide, "_retry", again)
+
+
+def give_away_what_is_read(monkeypatch):
+    def settle(self, transfer, now_ns):
+        transfer.num_reading = 0
+        self._finish(transfer, transfer.end, now_ns)
+
+    monkeypatch.setattr(PrefillSide, "_settle", settle)
+
+
+def keep_every_hold(monkeypatch):
+    """One row of each engine, or the service would come to a halt."""
+    release = KVStore.release_hold
+
+    def keep(self, row, last_committed):
+        if row != 1:
+            release(self, row, last_committed)
+
+    monkeypatch.setattr(KVStore, "release_hold", keep)
+
+
+SLOW = {**BUSY, "disaggregation": {"prefill": 1, "decode": 1, "bandwidth_gbps": 2.0}}
+BREAKS: list[tuple[str, Callable, FaultPlan, dict]] = [
+    ("fails_closed", believe_every_page, only("transfer.corrupt", 0.3), BUSY),
+    ("joins_once", forget_who_has_joined, only("transfer.ack_lost"), BUSY),
+    ("one_retry", try_for_ever, only("transfer.lost", 0.3), BUSY),
+    ("pages_kept", give_away_what_is_read, only("transfer.cancelled", 0.6), SLOW),
+    ("drained", keep_every_hold, only("transfer.slow"), BUSY),
+]
+
+
+@pytest.mark.parametrize(("promise", "sabotage", "plan", "scenario"), BREAKS, ids=[b[1].__name__ for b in BREAKS])
+def test_a_broken_promise_is_reported(monkeypatch, promise, sabotage, plan, scenario):
+    assert serve(scenario, plan)[1].kept
+    sabotage(monkeypatch)
+    _, report = serve(scenario, plan)
+    assert promise in [broken.promise for broken in report.broken], report.broken
+    assert PROMISES[promise] in str(next(broken for broken in report.broken if broken.promise == promise))
+
+
+def test_engines_that_wait_for_each_other_for_ever_are_reported(monkeypatch):
+    """Neither renewals nor deadlines keep a run going in which nothing more will come of a request."""
+    monkeypatch.setattr(DecodeSide, "_reserve_waiting", lambda self, now_ns: None)
+    _, report = serve(BUSY, fault_plan({"recovery_s": 30.0, "transfer": {"slow": {"probability": 0.01}}}))
+    assert ["wait for ever" in str(broken) for broken in report.broken] == [True]
+
+
+@pytest.mark.parametrize("kind", ["pool.denied", "pool.retraction", "device.raises", "device.restarts"])
+def test_what_happens_to_any_engine_leaves_no_transfer_behind(kind):
+    """Denied or retracted prompts, lost steps and workers: transfers of the old row end, those of the new one begin."""
+    small = {**BUSY["engine"], "chunk_size": 256, "kv_slots": 8192}
+    _, report = serve({**BUSY, "engine": small}, only(kind, 0.08))
+    assert report.kept, report.broken
+    assert report.injected[kind] > 0

@@ -1,0 +1,352 @@
+"""Services under faults: nothing is lost, every kind does something, and every promise is one that can be broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from foretoken.core.adaptive import AdaptiveController
+from foretoken.core.contract.events import Aborted, Planned, StepsLost
+from foretoken.core.contract.request import FinishReason
+from foretoken.core.kv.store import KVStore
+from foretoken.core.scheduler.engine import AbortOutcome, CommitOutcome, Engine
+from foretoken.core.scheduler.output import OutputLog
+from foretoken.core.scheduler.recovery import Recovery
+from foretoken.observe.log import EventLog
+from foretoken.observe.metrics import RunMetrics
+from foretoken.observe.replay import replay
+from foretoken.sim.actors.engine import EngineActor
+from foretoken.sim.assembly import assemble
+from foretoken.sim.faults.clock import HostClock
+from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
+from foretoken.sim.faults.promises import OF_KIND, PROMISES
+from foretoken.sim.faults.replica import FaultyReplica
+from foretoken.sim.scenario_file import scenario_from_dict
+from service_under_faults import serve, serve_swarm, service
+
+BUSY = {
+    "model": {"context_len": 1024},
+    "engine": {"max_running": 8, "max_queue": 12, "kv_slots": 4000, "chunk_size": 256},
+    "speculation": {"algorithm": "EAGLE3", "adaptive": "with-zero"},
+    "workload": {
+        "num_requests": 40,
+        "rate": 12.0,
+        "prompt": {"mean": 120.0, "high": 600},
+        "output": {"mean": 50.0, "high": 200},
+    },
+}
+
+
+OF_ANY_SERVICE = [name for name, kind in KINDS.items() if not kind.needs_transfers]
+
+
+def only(kind: str, probability: float, **settings) -> FaultPlan:
+    family, _, key = kind.partition(".")
+    return fault_plan({family: {key: {"probability": probability, **settings}}})
+
+
+def logged(scenario: dict, plan: FaultPlan | None, path: Path) -> bytes:
+    with EventLog(path, {"scenario": scenario_from_dict(scenario, "test").model_dump(mode="json")}) as log:
+        serve(scenario, plan, sinks=lambda replica: [log.sink(replica)])
+    return path.read_bytes()
+
+
+# -- the soak -------------------------------------------------------------------------------------------------------------
+
+
+def test_twenty_services_under_the_swarm():
+    fired: dict[str, int] = {}
+    for seed in range(20):
+        for kind, count in serve_swarm(seed).injected.items():
+            fired[kind] = fired.get(kind, 0) + count
+    assert sorted(fired) == sorted(OF_ANY_SERVICE) and all(fired.values()), fired
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hundred", range(10))
+def test_a_thousand_services_under_the_swarm(hundred):
+    fired: dict[str, int] = {}
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        for kind, count in serve_swarm(seed).injected.items():
+            fired[kind] = fired.get(kind, 0) + count
+    assert sorted(fired) == sorted(OF_ANY_SERVICE) and all(fired.values()), fired
+
+
+# -- no faults, equal faults ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{}, {"mode": "synchronous", "block_rounds": 1}, {"mixed": False, "preempt": True}])
+def test_a_plan_of_zeros_is_no_plan(tmp_path, change):
+    scenario = {**BUSY, "engine": {**BUSY["engine"], **change}, "clients": {"cancel_share": 0.2}}
+    zeros: dict = {}
+    for kind in KINDS:
+        family, _, key = kind.partition(".")
+        zeros.setdefault(family, {})[key] = {"probability": 0.0}
+    without = logged(scenario, None, tmp_path / "without.jsonl")
+    assert logged(scenario, fault_plan(zeros), tmp_path / "with.jsonl") == without
+    assert without.count(b"\n") > 300
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_not(tmp_path):
+    runs = [logged({**BUSY, "seed": seed}, swarm_plan(4), tmp_path / "log.jsonl") for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_log_of_a_run_under_faults_replays(tmp_path, seed):
+    """What goes wrong is part of the decision log, so a fresh engine decides the same."""
+    path = tmp_path / "log.jsonl"
+    scenario = service(seed)
+    logged(scenario, swarm_plan(seed), path)
+    report = replay(
+        path,
+        lambda header, replica, events: assemble(scenario_from_dict(header["scenario"], "log")).make_engine(events),
+    )
+    assert report.identical, report.difference
+    assert report.num_decisions > 100
+
+
+# -- each kind ------------------------------------------------------------------------------------------------------------
+
+PROBABILITY = {"step": 0.05, "request": 0.3, "message": 0.3, "run": 1.0}
+
+
+@pytest.mark.parametrize("kind", OF_ANY_SERVICE)
+def test_each_kind_happens_and_is_borne(kind):
+    settings = {"within_s": 6.0} if kind == "service.shutdown" else {}
+    metrics = RunMetrics(None)
+    plan = only(kind, PROBABILITY[KINDS[kind].occasion], **settings)
+    _, report = serve(BUSY, plan, sinks=lambda replica: [metrics.sink(replica)])
+    assert report.kept, report.broken
+    assert report.injected[kind] > 0 and not report.never_fired
+    assert all(report.checked[promise] > 0 for promise in OF_KIND[kind])
+    summary = metrics.summary()
+    assert not summary["incomplete"] and summary["unfinished"] == 0
+    assert (summary["lost_steps"] > 0) == (kind.startswith("device.") and kind not in ("device.slow", "device.nan"))
+    assert (summary["restarts"] > 0) == (kind in ("device.hangs", "device.restarts"))
+    if kind in ("device.poison", "device.nan"):
+        assert 0 < summary["failed"] <= 25
+    if kind in ("device.out_of_memory", "pool.denied", "pool.retraction"):
+        assert summary["retractions"] > 0 and summary["failed"] == 0
+    if kind.startswith("clock."):
+        assert summary["p99_ttft_ms"] >= summary["median_ttft_ms"] >= 0
+
+
+def test_clients_leave_in_every_state():
+    client = {"cancels": {"probability": 0.9, "mean_s": 0.3}}
+    plan = fault_plan({"client": client, "link": {"late": {"probability": 0.3}}})
+    engine = {**BUSY["engine"], "max_queue": None, "chunk_size": 16}
+    _, report = serve({**BUSY, "engine": engine, "workload": {**BUSY["workload"], "prompt": {"value": 600}}}, plan)
+    assert report.kept, report.broken
+    assert {"not here yet", "waiting", "prefill", "decode", "ended"} == set(report.cancelled_in)
+
+
+def test_poison_takes_its_victims_and_nobody_else():
+    simulation, report = serve(BUSY, only("device.poison", 0.2))
+    assert report.kept
+    poisoned = simulation.replicas[0].device.poisoned
+    alone = sum(count for message, count in simulation.refusals.items() if "it ran alone" in message)
+    assert 3 < alone == len(poisoned)
+
+
+def test_wrong_drafts_bring_the_steps_to_zero_and_good_ones_bring_them_back():
+    steps: list[tuple[int, int]] = []
+
+    def watch(event) -> None:
+        if type(event) is Planned and event.step is not None and event.step.decode is not None:
+            steps.append((event.now_ns, event.step.decode.steps))
+
+    config = {"1": {"candidate_steps": [0, 1, 3], "warmup_batches": 2, "update_interval": 2}}
+    scenario = {
+        **BUSY,
+        "speculation": {"algorithm": "EAGLE3", "adaptive": config, "steps": 3},
+        "workload": {**BUSY["workload"], "num_requests": 150, "rate": 5.0},
+    }
+    plan = fault_plan({"stop_s": 1.0, "draft": {"wrong": {"probability": 1.0, "lasts_s": 6.0}}})
+    _, report = serve(scenario, plan, sinks=lambda replica: [watch])
+    assert report.kept
+    during = [step for now_ns, step in steps if 3e9 < now_ns < 6e9]
+    after = [step for now_ns, step in steps if now_ns > 12e9]
+    assert during.count(0) > len(during) / 2
+    assert any(step > 0 for step in during), "0 is probed from, not absorbing"
+    assert sum(step > 0 for step in after) > len(after) / 2
+
+
+def test_a_watchdog_says_what_was_in_flight():
+    messages = []
+    plan = only("device.hangs", 0.01)
+    serve(
+        BUSY,
+        plan,
+        sinks=lambda replica: [
+            lambda event: messages.append(event.failure.message) if type(event) is StepsLost else None
+        ],
+    )
+    assert messages
+    for message in messages:
+        assert message.startswith("no answer in time; in flight: step ") and "requests r" in message
+
+
+def test_an_enabled_kind_that_never_fires_is_named():
+    _, report = serve({**BUSY, "workload": {**BUSY["workload"], "num_requests": 3}}, only("device.hangs", 1e-9))
+    assert report.kept and report.never_fired == ("device.hangs",)
+
+
+# -- promises that are broken ---------------------------------------------------------------------------------------------
+
+
+def forget_a_token(monkeypatch):
+    close = OutputLog.close
+
+    def wrong(self, record, kv_len):
+        close(self, record, kv_len)
+        record.emitted_before = max(0, record.emitted_before - 1)
+
+    monkeypatch.setattr(OutputLog, "close", wrong)
+
+
+def release_without_fence(monkeypatch):
+    monkeypatch.setattr(KVStore, "close_row", lambda self, departure, last_committed: self._release(departure))
+
+
+def blame_everybody(monkeypatch):
+    monkeypatch.setattr(Recovery, "failed", lambda self, *arguments: True)
+
+
+def give_no_reason(monkeypatch):
+    end = Engine._end
+    monkeypatch.setattr(Engine, "_end", lambda self, record, reason, message="": end(self, record, reason))
+
+
+def say_nothing(monkeypatch):
+    monkeypatch.setattr(Engine, "describe_in_flight", lambda self: "something")
+
+
+def tell_no_abort(monkeypatch):
+    def silent(self, finished):
+        del self.device.truths[finished.request_id]
+        if finished.reason is not FinishReason.ABORT:
+            self._on_finished(self.replica, finished)
+
+    monkeypatch.setattr(EngineActor, "_report", silent)
+
+
+def ignore_cancels(monkeypatch):
+    def abort(self, request_id, now_ns):
+        self._events(Aborted(now_ns, request_id))
+        return AbortOutcome(None, False)
+
+    monkeypatch.setattr(Engine, "abort", abort)
+
+
+def let_everybody_in(monkeypatch):
+    monkeypatch.setattr(Engine, "_refusal", lambda self, request: "")
+
+
+def forget_who_was_here(monkeypatch):
+    monkeypatch.setattr(FaultyReplica, "_remember", staticmethod(lambda names, name: None))
+
+
+def call_every_end_a_limit(monkeypatch):
+    monkeypatch.setattr("foretoken.core.scheduler.engine.finish_reason", lambda stopped: FinishReason.LENGTH)
+
+
+def believe_any_feedback(monkeypatch):
+    monkeypatch.setattr(AdaptiveController, "on_verify_complete", lambda self, correct, bs, steps: None)
+
+
+def take_any_table(monkeypatch):
+    monkeypatch.setattr(AdaptiveController, "reload", lambda self, text, source: None)
+
+
+def trust_the_clock(monkeypatch):
+    monkeypatch.setattr(HostClock, "_hold", lambda self, now_ns, before_ns: None)
+
+
+def lose_slots(monkeypatch):
+    def release(self, departure):
+        self.allocated[departure.row] = self._shared[departure.row]  # what lay beyond is nobody's now
+        original(self, departure)
+
+    original = KVStore._release
+    monkeypatch.setattr(KVStore, "_release", release)
+
+
+def keep_what_is_known(monkeypatch):
+    monkeypatch.setattr(EngineActor, "_report", lambda self, finished: self._on_finished(self.replica, finished))
+
+
+def release_what_is_still_written(monkeypatch):
+    monkeypatch.setattr(Engine, "_fence_of", lambda self, row: 0)
+
+
+def commit_what_is_lost(monkeypatch):
+    """The driver takes a result of a lost step for that of the next."""
+    lost = Engine.lose_steps
+
+    def kept(self, failure, now_ns):
+        launched = list(self._launched)
+        outcome = lost(self, failure, now_ns)
+        self._launched.extend(launched)
+        return outcome
+
+    def resume(self, now_ns, *, restarted=False):
+        self._awaits_quiet = False
+
+    monkeypatch.setattr(Engine, "lose_steps", kept)
+    monkeypatch.setattr(Engine, "resume", resume)
+
+
+def take_any_result(monkeypatch):
+    commit = Engine.commit
+
+    def believing(self, result, now_ns):
+        if self._launched and self._launched[0].step.step_id == result.step_id:
+            return commit(self, result, now_ns)
+        return CommitOutcome((), ())
+
+    monkeypatch.setattr(Engine, "commit", believing)
+
+
+BREAKS: list[tuple[str, Callable, FaultPlan]] = [
+    ("nothing_seen", take_any_result, only("device.raises", 0.05)),
+    ("stream_intact", forget_a_token, only("pool.retraction", 0.1)),
+    ("fenced", release_without_fence, only("device.raises", 0.05)),
+    ("fenced", release_what_is_still_written, only("device.restarts", 0.05)),
+    ("victim_alone", blame_everybody, only("device.raises", 0.05)),
+    ("fails_for_itself", give_no_reason, only("device.nan", 0.05)),
+    ("watchdog_speaks", say_nothing, only("device.hangs", 0.02)),
+    ("one_end", tell_no_abort, only("client.cancels", 0.3, mean_s=0.5)),
+    ("no_later_token", ignore_cancels, only("client.cancels", 0.3, mean_s=0.5)),
+    ("refused_at_the_door", let_everybody_in, only("client.duplicate_id", 0.5)),
+    ("bounded_queue", let_everybody_in, only("load.burst", 0.3)),
+    ("counts_once", forget_who_was_here, only("link.duplicated", 0.5)),
+    ("first_end_wins", call_every_end_a_limit, only("client.stop_edge", 0.3)),
+    ("steps_valid", believe_any_feedback, only("draft.nan", 0.1)),
+    ("last_good_config", take_any_table, only("config.half_written", 0.1)),
+    ("time_forward", trust_the_clock, only("clock.jump", 0.05)),
+    ("books_agree", lose_slots, only("device.raises", 0.05)),
+    ("drained", keep_what_is_known, only("client.cancels", 0.3)),
+    ("no_crash", commit_what_is_lost, only("device.raises", 0.05)),
+]
+
+
+@pytest.mark.parametrize(("promise", "sabotage", "plan"), BREAKS, ids=[f"{b[0]}-{b[1].__name__}" for b in BREAKS])
+def test_a_broken_promise_is_reported(monkeypatch, promise, sabotage, plan):
+    assert serve(BUSY, plan)[1].kept
+    sabotage(monkeypatch)
+    _, report = serve(BUSY, plan)
+    assert promise in [broken.promise for broken in report.broken], report.broken
+    assert PROMISES[promise] in str(next(broken for broken in report.broken if broken.promise == promise))
+
+
+def test_recovery_that_never_comes_is_reported(monkeypatch):
+    """Without the way back up everybody is served one after the other, long after the last fault."""
+    plan = fault_plan({"recovery_s": 10.0, "stop_s": 3.0, "device": {"raises": {"probability": 0.06}}})
+    load = {**BUSY["workload"], "num_requests": 60, "rate": 20.0, "output": {"value": 150}}
+    scenario = {**BUSY, "engine": {**BUSY["engine"], "max_queue": None}, "workload": load}
+    assert serve(scenario, plan)[1].kept
+    monkeypatch.setattr(Recovery, "succeeded", lambda self: False)
+    broken = serve(scenario, plan)[1].broken
+    assert [b.promise for b in broken] == ["recovered"], broken

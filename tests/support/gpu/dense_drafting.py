@@ -1,0 +1,172 @@
+"""Drafting without a KV pool: every proposal recomputed from the row's whole text with dense attention, on trees of `core.tree.build`.
+
+A *frontier* is what one more pass of the draft needs of a branch: its tokens, and for heads the hidden states beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from foretoken.core.tree.build import Candidates, VerifyTree, build_chain, build_tree, expand_topk, first_candidates
+from foretoken.gpu.models.decoder import Capture, Decoder
+from foretoken.gpu.models.eagle import DraftHead, MultiLayerEagle
+from foretoken.gpu.tiny.dense import DenseAttention
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a round asks for."""
+
+    steps: int
+    topk: int
+    num_draft_tokens: int
+    max_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """What a row's round should begin with."""
+
+    topk_ids: np.ndarray  # int64 [n]
+    topk_probabilities: np.ndarray  # float64 [n]
+    hidden: np.ndarray | None  # float64 [H]
+
+
+def best(logits: Tensor, topk: int) -> tuple[np.ndarray, np.ndarray]:
+    probabilities = logits.softmax(-1)
+    order = torch.argsort(probabilities, dim=-1, descending=True, stable=True)[..., :topk]
+    return order.numpy(), probabilities.gather(-1, order).numpy()
+
+
+def captured_states(target: Decoder, text: Sequence[int], aux_layers: tuple[int, ...]) -> Tensor:
+    """What the target's pass over `text` captures for a head, [n, C]."""
+    out = target.forward(torch.tensor(text), DenseAttention([len(text)]), Capture(aux_layers=aux_layers))
+    return out.aux if aux_layers else out.hidden
+
+
+class DenseModel:
+    """STANDALONE: a branch is its text."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+
+    def begin(self, text: Sequence[int], topk: int) -> tuple[Relay, list[int]]:
+        ids, probabilities = self._candidates([text], topk)
+        return Relay(ids[0], probabilities[0], None), list(text)
+
+    def go_on(self, frontier: list[list[int]], tokens: Sequence[int], topk: int):
+        frontier = [[*branch, token] for branch, token in zip(frontier, tokens, strict=True)]
+        return frontier, *self._candidates(frontier, topk)
+
+    def _candidates(self, texts, topk: int) -> tuple[np.ndarray, np.ndarray]:
+        length = len(texts[0])
+        out = self._model.forward(torch.tensor(texts).view(-1), DenseAttention([length] * len(texts)))
+        return best(self._model.logits(out.hidden.view(len(texts), length, -1)[:, -1]), topk)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBranch:
+    """Slots 0 … m − 1 of a head: tokens one ahead, what stands beside them, and what the last slot said."""
+
+    tokens: Tensor  # int64 [m]
+    hidden: Tensor  # [m, H]
+    last: Tensor  # [H]
+
+
+class DenseHead:
+    """EAGLE and EAGLE-3."""
+
+    def __init__(self, head: DraftHead, target: Decoder) -> None:
+        self._head, self._target = head, target
+
+    def begin(self, text: Sequence[int], topk: int) -> tuple[Relay, HeadBranch]:
+        hidden = self._head.prepare_hidden(captured_states(self._target, text[:-1], self._head.aux_layers))
+        branches, ids, probabilities = self._pass(torch.tensor(text[1:])[None], hidden[None], topk)
+        return Relay(ids[0], probabilities[0], branches[0].last.numpy()), branches[0]
+
+    def go_on(self, frontier: list[HeadBranch], tokens: Sequence[int], topk: int):
+        new = torch.tensor([int(token) for token in tokens])
+        return self._pass(
+            torch.cat([torch.stack([branch.tokens for branch in frontier]), new[:, None]], 1),
+            torch.stack([torch.cat([branch.hidden, branch.last[None]]) for branch in frontier]),
+            topk,
+        )
+
+    def _pass(self, tokens: Tensor, hidden: Tensor, topk: int):
+        count, length = tokens.shape
+        out = self._head.forward(tokens.view(-1), hidden.view(count * length, -1), DenseAttention([length] * count))
+        said = out.hidden.view(count, length, -1)[:, -1]
+        ids, probabilities = best(self._head.logits(out.logits_hidden.view(count, length, -1)[:, -1]), topk)
+        ids = self._head.to_target_ids(torch.from_numpy(ids)).numpy()
+        return [HeadBranch(t, h, s) for t, h, s in zip(tokens, hidden, said, strict=True)], ids, probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a round should begin with, what it should draft step by step (empty without steps), and the tree that it makes of it."""
+
+    relay: Relay
+    levels: list[Candidates]
+    tree: VerifyTree
+
+
+def dense_tree(drafter, text: Sequence[int], shape: Shape, relayed_topk: int) -> Proposal:
+    """The proposal of a row whose text ends with the root."""
+    relay, branch = drafter.begin(text, relayed_topk)
+    root, lengths = np.array(text[-1:]), np.array([len(text) - 1])
+    k = shape.topk
+    if shape.steps == 0:
+        return Proposal(relay, [], build_chain(root, np.zeros((1, 0), np.int32), lengths, shape.max_position))
+    ids, probabilities = relay.topk_ids[:k], relay.topk_probabilities[:k]
+    level, beam = first_candidates(ids[None], probabilities[None])
+    levels, frontier = [level], [branch] * k
+    for _ in range(1, shape.steps):
+        frontier = [frontier[source] for source in beam.sources[0]]
+        frontier, ids, probabilities = drafter.go_on(frontier, beam.tokens[0].tolist(), k)
+        level, beam = expand_topk(beam, ids[None], probabilities[None])
+        levels.append(level)
+    if k == 1:
+        drafts = np.concatenate([level.tokens for level in levels], 1)
+        return Proposal(relay, levels, build_chain(root, drafts, lengths, shape.max_position))
+    return Proposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))
+
+
+def dense_heads(
+    heads: MultiLayerEagle, target: Decoder, text: Sequence[int], begins: np.ndarray, relayed_topk: int
+) -> Relay:
+    """Multi-layer EAGLE, head after head. `begins` bool [n]: nothing was known of the slot before, as at the start of a text."""
+    hidden = heads.prepare_hidden(captured_states(target, text[:-1], heads.aux_layers))
+    tokens = torch.tensor(text[1:])
+    n = len(tokens)
+    found, carried = [], []
+    for head in range(heads.num_heads):
+        if head:
+            hidden = torch.cat([torch.zeros_like(hidden[:1]), hidden])
+            hidden[:n][torch.from_numpy(begins)] = 0
+            tokens = torch.cat([tokens, torch.tensor(found[-1][0][:1])])
+        out = heads.forward(tokens, hidden, DenseAttention([len(tokens)]), head)
+        hidden = out.hidden
+        carried.append(hidden[n - 1])
+        found.append(best(heads.logits(out.logits_hidden[-1]), relayed_topk))
+    carry = torch.cat(carried[:-1]).numpy() if len(carried) > 1 else np.zeros(heads.hidden_size)
+    return Relay(np.concatenate([ids for ids, _ in found]), np.concatenate([p for _, p in found]), carry)
+
+
+def heads_tree(relay: Relay, text: Sequence[int], shape: Shape, relayed_topk: int) -> Proposal:
+    """A head knows no branch: all branches of a step go on with the same candidates."""
+    root, lengths, k = np.array(text[-1:]), np.array([len(text) - 1]), shape.topk
+    ids = relay.topk_ids.reshape(-1, relayed_topk)[: shape.steps, :k]
+    probabilities = relay.topk_probabilities.reshape(-1, relayed_topk)[: shape.steps, :k]
+    if shape.steps == 0 or k == 1:
+        return Proposal(relay, [], build_chain(root, ids[:, :1].T, lengths, shape.max_position))
+    level, beam = first_candidates(ids[:1], probabilities[:1])
+    levels = [level]
+    for step in range(1, shape.steps):
+        again = (np.broadcast_to(x[step], (1, k, k)) for x in (ids, probabilities))
+        level, beam = expand_topk(beam, *again)
+        levels.append(level)
+    return Proposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))

@@ -1,0 +1,172 @@
+"""Random batches for the forward pass's operations, and their results computed one query at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from foretoken.gpu.ops.port import KVView
+from torch import Tensor
+
+MAX_POSITIONS = 512
+
+
+@dataclass
+class Batch:
+    """Pools with pages handed to rows 1 … bs in a random order; row 0 and page 0 are padding."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_pool: Tensor
+    v_pool: Tensor
+    table: Tensor
+    rows: Tensor
+    prefix_lens: Tensor
+    starts: Tensor  # of the new tokens
+    scale: float
+
+    def to(self, device: str) -> Batch:
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return Batch(**moved, scale=self.scale)
+
+    @property
+    def max_prefix_len(self) -> int:
+        return int(self.prefix_lens.max()) if self.prefix_lens.numel() else 0
+
+    @property
+    def max_new_len(self) -> int:
+        return int(self.starts.diff().max()) if self.starts.numel() > 1 else 0
+
+
+def make_batch(
+    seed: int,
+    prefix_lens: list[int],
+    new_lens: list[int],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    d: int = 16,
+    page: int = 4,
+    dtype: torch.dtype = torch.float64,
+) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    bs = len(prefix_lens)
+    pages_each = [-(-(prefix + new) // page) for prefix, new in zip(prefix_lens, new_lens, strict=True)]
+    width = max([*pages_each, 1]) * page
+    order = torch.randperm(sum(pages_each), generator=generator) + 1
+    num_slots = (sum(pages_each) + 1) * page
+    table = torch.zeros(bs + 1, width, dtype=torch.int32)
+    row_order = (torch.randperm(bs, generator=generator) + 1).tolist()
+    for i, pages in enumerate(torch.split(order, pages_each) if bs else ()):
+        slots = (pages.unsqueeze(1) * page + torch.arange(page)).flatten()
+        table[row_order[i], : len(slots)] = slots.int()
+    n = sum(new_lens)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return Batch(
+        q=normal(n, heads, d),
+        k=normal(n, kv_heads, d),
+        v=normal(n, kv_heads, d),
+        k_pool=normal(num_slots, kv_heads, d),
+        v_pool=normal(num_slots, kv_heads, d),
+        table=table,
+        rows=torch.tensor(row_order, dtype=torch.int64),
+        prefix_lens=torch.tensor(prefix_lens, dtype=torch.int64),
+        starts=torch.tensor([0, *torch.tensor(new_lens, dtype=torch.int64).cumsum(0).tolist()], dtype=torch.int64),
+        scale=d**-0.5,
+    )
+
+
+def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """One query [Hq, d] over k, v [keys, Hk, d], in float64; 0 without keys."""
+    if not len(k):
+        return torch.zeros_like(q, dtype=torch.float64)
+    group = q.shape[0] // k.shape[1]
+    k, v = k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
+    weights = torch.softmax(torch.einsum("hd,jhd->hj", q.double(), k) * scale, 1)
+    return torch.einsum("hj,jhd->hd", weights, v)
+
+
+def dense_decode(batch: Batch, view: KVView) -> Tensor:
+    out = []
+    for i, q in enumerate(batch.q):
+        columns = [j if j < view.bases[i] else int(view.tails[i] + j - view.bases[i]) for j in range(int(view.lens[i]))]
+        slots = batch.table[view.rows[i], columns].long()
+        out.append(attend_one(q, batch.k_pool[slots], batch.v_pool[slots], batch.scale))
+    return torch.stack(out) if out else torch.zeros_like(batch.q)
+
+
+def prefix_of(batch: Batch, i: int) -> tuple[Tensor, Tensor]:
+    slots = batch.table[batch.rows[i], : int(batch.prefix_lens[i])].long()
+    return batch.k_pool[slots], batch.v_pool[slots]
+
+
+def dense_verify(batch: Batch, bits: Tensor) -> Tensor:
+    bs, nd = bits.shape
+    out = torch.zeros_like(batch.q, dtype=torch.float64)
+    for i in range(bs):
+        k, v = prefix_of(batch, i)
+        for node in range(nd):
+            seen = [i * nd + j for j in range(nd) if int(bits[i, node]) >> j & 1]
+            if seen:
+                keys, values = torch.cat((k, batch.k[seen])), torch.cat((v, batch.v[seen]))
+                out[i * nd + node] = attend_one(batch.q[i * nd + node], keys, values, batch.scale)
+    return out
+
+
+def dense_extend(batch: Batch) -> Tensor:
+    out = torch.zeros_like(batch.q, dtype=torch.float64)
+    for i in range(len(batch.rows)):
+        k, v = prefix_of(batch, i)
+        first = int(batch.starts[i])
+        for token in range(first, int(batch.starts[i + 1])):
+            keys = torch.cat((k, batch.k[first : token + 1]))
+            values = torch.cat((v, batch.v[first : token + 1]))
+            out[token] = attend_one(batch.q[token], keys, values, batch.scale)
+    return out
+
+
+def random_tree_bits(seed: int, bs: int, nd: int, padding: bool = False) -> Tensor:
+    """int64 [bs, nd]: each node hangs below an earlier one; with `padding` some nodes belong to no tree."""
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.zeros(bs, nd, dtype=torch.int64)
+    for row in range(bs):
+        for node in range(nd):
+            above = int(bits[row, int(torch.randint(node, (), generator=generator))]) if node else 0
+            own = above | 1 << node
+            if padding and node and torch.rand((), generator=generator) < 0.3:
+                own = 0
+            bits[row, node] = own - (1 << 64) if own >= 1 << 63 else own
+    return bits
+
+
+def decode_view(
+    batch: Batch, lens: list[int], bases: list[int] | None = None, tails: list[int] | None = None
+) -> KVView:
+    """What the batch's rows see; without bases a plain decode, whose bases are its lens."""
+    as_lens = torch.tensor(lens, dtype=torch.int64)
+    return KVView(
+        rows=batch.rows,
+        bases=as_lens if bases is None else torch.tensor(bases, dtype=torch.int64),
+        tails=torch.zeros_like(as_lens) if tails is None else torch.tensor(tails, dtype=torch.int64),
+        lens=as_lens,
+        max_len=max(lens, default=0),
+    )
+
+
+def rotary_table(d: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    frequencies = 10000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+    angles = torch.arange(MAX_POSITIONS, dtype=torch.float64).unsqueeze(1) * frequencies
+    return torch.cat((angles.cos(), angles.sin()), 1).to(dtype)
+
+
+def rotate_one(x: Tensor, table: Tensor, position: int) -> Tensor:
+    """x [heads, d] turned by the angles of one position: pairs (c, c + d/2), as complex numbers."""
+    half = x.shape[1] // 2
+    turned = torch.complex(x[:, :half].double(), x[:, half:].double()) * torch.complex(
+        table[position, :half].double(), table[position, half:].double()
+    )
+    return torch.cat((turned.real, turned.imag), 1)

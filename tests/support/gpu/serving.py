@@ -1,0 +1,126 @@
+"""Small models served by the real executor on a CPU, with whatever shape and configuration a test is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from foretoken.checks.driver import CALM, Dice, Disturbance, Driver
+from foretoken.checks.matrix import LetterDecoder
+from foretoken.core.acceptance.process import AcceptanceProcess
+from foretoken.core.adaptive import AdaptiveController, fixed_controller
+from foretoken.core.algorithm.registry import get_algorithm
+from foretoken.core.contract.request import FinishedRequest, Request
+from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.driver import run_until_idle
+from foretoken.core.scheduler.engine import Engine
+from foretoken.gpu.executor.build import DraftModel, build_executor
+from foretoken.gpu.executor.executor import TorchExecutor
+from foretoken.gpu.models.decoder import Decoder
+from foretoken.gpu.ops.port import Ops
+from matrix_cells import OPS, count_retractions, noisy_copy, small_head, small_model
+
+CONFIG = {
+    "num_pages": 400,
+    "context_len": 96,
+    "max_running": 4,
+    "chunk_size": 8,
+    "block_rounds": 4,
+    "watermark": 0.0,
+    "track_tokens": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to serve: which algorithm with which draft, the shape of its trees, and what differs from `CONFIG`."""
+
+    algorithm: str = "NONE"
+    draft: DraftModel | None = None
+    shape: dict | None = None  # of `fixed_controller`, `steps` among it
+    config: dict | None = None
+
+    def controller(self) -> AdaptiveController:
+        shape = {"steps": 0, **(self.shape or {})}
+        return fixed_controller(shape.pop("steps"), **shape, depth_limited=self.algorithm != "NGRAM")
+
+
+def chain(algorithm: str, steps: int, noise: float = 0.05, seed: int = 0, **config) -> Way:
+    """A chain of the algorithm's usual draft for `small_model(seed)`."""
+    return Way(algorithm, draft_for(algorithm, noise, seed), {"steps": steps}, config)
+
+
+def tree(algorithm: str, steps: int, topk: int, nodes: int, noise: float = 0.05, seed: int = 0, **config) -> Way:
+    shape = {"steps": steps, "topk": topk, "num_draft_tokens": nodes}
+    return Way(algorithm, draft_for(algorithm, noise, seed), shape, config)
+
+
+def draft_for(algorithm: str, noise: float, seed: int) -> DraftModel | None:
+    if algorithm in ("NONE", "NGRAM"):
+        return None
+    return noisy_copy(seed, noise) if algorithm == "STANDALONE" else small_head(seed, algorithm)
+
+
+@dataclass(slots=True)
+class Served:
+    """What became of a run, and what ran it."""
+
+    finished: dict[str, FinishedRequest]
+    engine: Engine
+    executor: TorchExecutor
+    events: list
+
+    @property
+    def tokens(self) -> dict[str, list[int]]:
+        return {name: end.tokens.tolist() for name, end in self.finished.items()}
+
+    @property
+    def retractions(self) -> int:
+        return count_retractions(self.events)
+
+
+def serve(
+    way: Way,
+    requests: Sequence[Request],
+    *,
+    target: Decoder | None = None,
+    disturbance: Disturbance | None = CALM,
+    acceptance: AcceptanceProcess | None = None,
+    controller: AdaptiveController | None = None,
+    before: Callable[[TorchExecutor], None] = lambda executor: None,
+    ops: Ops = OPS,
+    seed: int = 0,
+    dice: int = 0,
+    debug: bool = True,
+) -> Served:
+    """Serve `requests` under `disturbance`; `before` is shown the executor before the first step.
+
+    None for `disturbance` is the plain loop, without the checks after every move.
+    """
+    events: list = []
+    engine = Engine(
+        EngineConfig(**{**CONFIG, **(way.config or {})}),
+        get_algorithm(way.algorithm),
+        controller or way.controller(),
+        events=events.append,
+        text_decoder=LetterDecoder(),
+    )
+    executor = build_executor(
+        engine, target or small_model(0), way.draft, ops, acceptance=acceptance, seed=seed, debug=debug
+    )
+    before(executor)
+    if disturbance is None:
+        finished = _run_undisturbed(engine, executor, requests)
+    else:
+        finished = Driver(engine, executor, list(requests), Dice(dice), disturbance).run()
+    return Served(finished, engine, executor, events)
+
+
+def _run_undisturbed(
+    engine: Engine, executor: TorchExecutor, requests: Sequence[Request]
+) -> dict[str, FinishedRequest]:
+    finished: list[FinishedRequest] = []
+    for request in requests:
+        assert engine.submit(request, 0).refusal == ""
+    run_until_idle(engine, executor, lambda: 0, lambda outcome: finished.extend(outcome.finished))
+    return {end.request_id: end for end in finished}
