@@ -13,13 +13,13 @@ from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.models.checkpoint import load_target, random_head, save_draft
 from foretoken.gpu.models.head_config import HeadConfig
+from foretoken.gpu.session import plan as session_plan
 from foretoken.gpu.session import round_cost
 from foretoken.gpu.session.devices import ops_for
 from foretoken.gpu.session.plan import NotEnoughMemory, plan_session, recognise_draft
 from foretoken.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
 from foretoken.gpu.session.round_cost import batch_sizes, cost_table
 from foretoken.gpu.session.session import DecodeSession, SessionOptions, check_lengths, check_vocabulary
-from foretoken.gpu.session.session import plan as session_plan
 from foretoken.gpu.session.text import Tokenizer
 from foretoken.observe.engine_description import EngineDescription
 from foretoken.observe.log import EventLog

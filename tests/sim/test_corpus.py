@@ -1,0 +1,23 @@
+"""Stored digests of event logs: a rewrite of the scheduler or of the simulator changes no decision and no time."""
+
+from __future__ import annotations
+
+import corpus
+import pytest
+
+
+def test_every_service_has_a_digest():
+    assert list(corpus.stored()) == corpus.names()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if number % 4 == 0 else pytest.mark.slow)
+        for number, name in enumerate(corpus.names())
+    ],
+)
+def test_events_are_as_stored(name: str):
+    assert corpus.digest_of(name) == corpus.stored()[name], (
+        "the events have changed: see `python tests/support/corpus.py`, and store new digests if that is meant"
+    )
