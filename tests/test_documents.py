@@ -18,7 +18,7 @@ from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import load_scenario
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "sim", "gpu", "properties", "observe", "cli")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "cli")
 
 
 def documents() -> list[Path]:

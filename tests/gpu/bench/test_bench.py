@@ -9,13 +9,13 @@ import pytest
 import torch
 from foretoken.core.algorithm.algorithm import Drafter
 from foretoken.core.errors import ForetokenError
+from foretoken.gpu.bench import copy_bandwidth as bandwidth_module
 from foretoken.gpu.bench.arm import Arm, common_outputs
 from foretoken.gpu.bench.floor import round_bytes
 from foretoken.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench
 from foretoken.gpu.bench.prompts import bench_prompts
 from foretoken.gpu.bench.report import graph_costs, report
 from foretoken.gpu.bench.run import Bench
-from foretoken.gpu.bench.run import copy_bandwidth as bandwidth_module
 from foretoken.gpu.bench.shapes import BUILT_IN, random_draft, random_target, shape_of
 from foretoken.gpu.executor.graphs import CaptureReport
 from foretoken.gpu.session.devices import ops_for

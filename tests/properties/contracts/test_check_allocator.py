@@ -68,7 +68,7 @@ def test_equal_seeds_are_equal_and_others_are_not():
 def test_hash_seeds_change_nothing():
     code = (
         "import json\n"
-        "from foretoken.properties.adapters import kv_store\n"
+        "from foretoken.checks.adapters import kv_store\n"
         "from foretoken.properties.conformance import check\n"
         "from foretoken.properties.allocator.suite import SUITE as ALLOCATOR\n"
         "report = check(ALLOCATOR, kv_store.make, budget=3000).to_json()\n"
@@ -181,7 +181,7 @@ def test_how_an_invariant_is_checked_is_said_honestly():
         folder / "driver.py",
         folder / "matrix.py",
         folder / "block_rounds.py",
-        *(folder / "reference").glob("*.py"),
+        *(folder.parent / "properties" / "reference").glob("*.py"),
     ]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     assert set(re.findall(r'InvariantViolation\(\s*"([A-Z]+-\d+)"', text)) == BY_THE_MATRIX

@@ -63,7 +63,7 @@ def test_capabilities_have_foundations():
 def test_hash_seeds_change_nothing():
     code = (
         "import json\n"
-        "from foretoken.properties.adapters import prefix_store\n"
+        "from foretoken.checks.adapters import prefix_store\n"
         "from foretoken.properties.conformance import check\n"
         "from foretoken.properties.prefix_cache.suite import SUITE\n"
         "report = check(SUITE, prefix_store.make, budget=3000).to_json()\n"
