@@ -1,4 +1,4 @@
-"""Running the command, inside this process and in another, as the shell would."""
+"""Run the command, inside this process or in another, as a shell in the foreground would."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import pytest
 from foretoken.cli.app import main
+
+# A process that a shell started in the background ignores SIGINT, and so do its children.
+FOREGROUND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
 class Outcome(NamedTuple):
@@ -37,7 +40,7 @@ def command(monkeypatch, capsys) -> Callable[..., Outcome]:
 
 @pytest.fixture
 def process() -> Callable[..., subprocess.Popen[str]]:
-    """`process("simulate", …)` starts a process of its own; `env` adds to its environment, `code` runs instead of the command."""
+    """`process("simulate", …)` starts another process; `env` adds to its environment, `code` runs instead of the command."""
     started: list[subprocess.Popen[str]] = []
 
     def start(
@@ -46,7 +49,7 @@ def process() -> Callable[..., subprocess.Popen[str]]:
         code: str = "from foretoken.cli.app import main; main()",
         **options,
     ) -> subprocess.Popen[str]:
-        line = [sys.executable, "-c", code, *map(str, arguments)]
+        line = [sys.executable, "-c", FOREGROUND + code, *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(line, env={**os.environ, **(env or {})}, **{**pipes, **options}))
         return started[-1]

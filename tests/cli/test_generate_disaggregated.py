@@ -138,7 +138,10 @@ def test_whoever_ends_it_nothing_is_left(process, models, number):
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks at processes in /proc")
 def test_an_interruption_while_workers_start_ends_them(process, models):
-    running = process("generate", "--model", models["target"], "--device", "cpu", "--prompt", "def add", *PAIR)
+    running = process(
+        "generate", "--model", models["target"], "--device", "cpu", "--prompt", "def add", "--max-tokens", 100_000,
+        "--ignore-eos", *PAIR, "--context-len", 256,
+    )  # fmt: skip
     deadline = time.monotonic() + GONE_S
     while len(workers := children_of(running.pid)) < 2:
         assert time.monotonic() < deadline and running.poll() is None, running.stderr.read()

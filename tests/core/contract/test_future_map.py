@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from foretoken.core.contract.future_map import FutureMap, NumpyStorage, RelayField
 from foretoken.core.errors import InvariantViolation
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 HIDDEN = RelayField("hidden_states", (4,), "float32")
 BONUS = RelayField("bonus_tokens", (), "int32")
@@ -219,80 +216,6 @@ def test_no_placeholder_reaches_a_draft():
     assert "row 2" in violation("RELAY-05", relay.stash, rows_of(2, 3), epochs_of(1, 1), values)
     relay.stash(rows_of(0, 3), epochs_of(1, 1), values)  # padding lanes may hold anything
     assert relay.num_unread == 1
-
-
-class RelayMachine(RuleBasedStateMachine):
-    """The relay against a dict of what each row's owner has written; every illegal call must change nothing."""
-
-    def __init__(self):
-        super().__init__()
-        self.relay = FutureMap(3, (BONUS,), debug_poison=True)
-        self.epochs = {1: 1, 2: 1, 3: 1}
-        self.lengths, self.values = {}, {}
-        self.counter = 0
-
-    rows = st.lists(st.integers(0, 3), max_size=4, unique_by=lambda row: row or object())
-
-    def outcome(self, call, *arguments):
-        try:
-            return call(*arguments), None
-        except InvariantViolation as violated:
-            return None, violated.invariant
-
-    def owners(self, rows, shift):
-        return epochs_of(*[self.epochs.get(row, 0) + shift for row in rows])
-
-    @rule(rows=rows)
-    def publish(self, rows):
-        self.counter += 10
-        values = np.arange(len(rows)) + self.counter
-        _, error = self.outcome(self.relay.publish, rows_of(*rows), self.owners(rows, 0), values)
-        if any(row in self.lengths for row in rows):
-            assert error == "RELAY-02"
-        else:
-            assert error is None
-            self.lengths |= {row: int(v) for row, v in zip(rows, values, strict=True) if row}
-
-    @rule(rows=rows)
-    def stash(self, rows):
-        self.counter += 10
-        values = (np.arange(len(rows)) + self.counter).astype(np.int32)
-        _, error = self.outcome(self.relay.stash, rows_of(*rows), self.owners(rows, 0), {"bonus_tokens": values})
-        if any(row in self.values for row in rows):
-            assert error == "RELAY-02"
-        else:
-            assert error is None
-            self.values |= {row: int(v) for row, v in zip(rows, values, strict=True) if row}
-
-    @rule(rows=rows, shift=st.sampled_from([0, 0, 0, 1]))
-    def resolve(self, rows, shift):
-        found, error = self.outcome(self.relay.resolve, rows_of(*rows), self.owners(rows, shift))
-        real = [row for row in rows if row]
-        if shift and any(row in self.lengths or row in self.values for row in real):
-            assert error == "RELAY-03"
-        elif not all(row in self.lengths and row in self.values for row in real):
-            assert error == "RELAY-02"
-        else:
-            lengths, values = found
-            assert lengths.tolist() == [self.lengths.pop(row, 0) for row in rows]
-            assert values["bonus_tokens"].tolist() == [self.values.pop(row, 0) for row in rows]
-
-    @precondition(lambda self: self.counter)
-    @rule(row=st.integers(1, 3))
-    def change_owner(self, row):
-        self.relay.drop(rows_of(row))
-        self.lengths.pop(row, None)
-        self.values.pop(row, None)
-        self.epochs[row] += 1
-
-    @invariant()
-    def counts_agree(self):
-        assert self.relay.num_unread == len(self.lengths.keys() | self.values.keys())
-        self.relay.check()
-
-
-TestRelayMachine = RelayMachine.TestCase
-TestRelayMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
 def test_more_rows_than_there_are(relay):
