@@ -20,7 +20,6 @@ import numpy as np
 
 from ..core.acceptance.process import GaussianAcceptance
 from ..core.adaptive import AdaptiveController, CostTable, build_controller, fixed_controller
-from ..core.adaptive.controller import RuntimeHost
 from ..core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ..core.algorithm.builtin import Standalone
 from ..core.algorithm.registry import get_algorithm
@@ -181,10 +180,10 @@ def _drafts_on_host(cell: Cell) -> bool:
     return algorithm_of(cell).drafter is Drafter.LOOKUP
 
 
-def controller_of(cell: Cell, host: RuntimeHost | None = None) -> AdaptiveController:
+def controller_of(cell: Cell) -> AdaptiveController:
     """The step policy of a cell: candidates up to `steps`, zero among them, trees as large as the smallest one fills."""
     steps, topk = cell.steps, cell.topk
-    shape: dict = {"depth_limited": not _drafts_on_host(cell), "host": host}
+    shape: dict = {"depth_limited": not _drafts_on_host(cell)}
     if cell.policy == "fixed":
         if topk > 1 and steps:
             shape |= {"topk": topk, "num_draft_tokens": _tree_size(cell, steps)}

@@ -12,7 +12,6 @@ from typing import Any
 
 from ..core.adaptive import AdaptiveConfig, AdaptiveController, CostTable, SlotConfig, build_controller
 from ..core.adaptive.config import load_adaptive_config
-from ..core.adaptive.controller import RuntimeHost
 from ..core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ..core.algorithm.registry import get_algorithm
 from ..core.contract.events import EventSink
@@ -40,11 +39,8 @@ class EngineDescription:
     def make_algorithm(self) -> SpecAlgorithm:
         return get_algorithm(self.algorithm)
 
-    def make_controller(self, host: RuntimeHost | None = None) -> AdaptiveController:
-        """A fresh controller. ConfigError or another ForetokenError for what cannot be.
-
-        With a `host` its runtime states are still to be built, by the executor that has them (`init_states`).
-        """
+    def make_controller(self) -> AdaptiveController:
+        """Return a fresh controller. Raises ConfigError or another ForetokenError for what cannot be."""
         controller = build_controller(
             self.policy,
             self.adaptive,
@@ -53,22 +49,19 @@ class EngineDescription:
             topk=self.topk,
             num_draft_tokens=self.num_draft_tokens,
             depth_limited=self.make_algorithm().drafter is not Drafter.LOOKUP,
-            host=host,
         )
-        if host is None:
-            controller.init_states(self.graph_sizes)
+        controller.init_states(self.graph_sizes)
         return controller
 
     def make_engine(
         self,
         events: EventSink | None = None,
         text_decoder: TextDecoder | None = None,
-        host: RuntimeHost | None = None,
     ) -> Engine:
         """A fresh engine. Without a `text_decoder` one that was described as decoding text takes the log's word for it."""
         if text_decoder is None and self.decodes_text:
             text_decoder = TextUnseen()
-        controller = self.make_controller(host)
+        controller = self.make_controller()
         return Engine(self.config, self.make_algorithm(), controller, events=events, text_decoder=text_decoder)
 
     def to_json(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Hardware(Table):
     tensor_parallel: Count = Field(1, description="devices that share one replica")
     replicas: Count = Field(1, description="engines behind the router")
     reserved_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(0.10, description="device memory left alone")
-    cuda_graphs: bool = Field(True, description="padded batch sizes, captured per runtime state")
+    cuda_graphs: bool = Field(True, description="padded batch sizes, captured per number of draft steps")
     graph_sizes: list[Count] | None = Field(None, description="captured batch sizes; default: 1, 2, 4, 8, 16, …")
     host: str = Field("foretoken", description="host time per step: foretoken, vllm-0.10, sglang-overlap")
     launch: Literal["full-graph", "piecewise"] = Field(

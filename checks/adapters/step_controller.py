@@ -11,22 +11,28 @@ from ...core.adaptive import (
     GoodputPolicy,
     load_adaptive_config,
 )
+from ...core.adaptive.graph_plan import GraphTable
 from ...core.adaptive.policy import FixedPolicy, StepPolicy
-from ...properties.step_controller.contract import RuntimeHost, StepsCapabilities, StepsConfig
+from ...properties.step_controller.contract import BuildGraph, StepsCapabilities, StepsConfig
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class ControllerAdapter:
-    """A controller without a runtime until it is given one."""
+    """A controller with the table of graphs that an executor has."""
 
-    def __init__(self, policy: StepPolicy) -> None:
+    def __init__(
+        self,
+        policy: StepPolicy,
+        controller: type[AdaptiveController] = AdaptiveController,
+        graphs: type[GraphTable[object]] = GraphTable,
+    ) -> None:
         self.policy = policy
-        self.host: RuntimeHost | None = None
-        self.controller = AdaptiveController(policy)
+        self.graphs = graphs()
+        self.controller = controller(policy)
 
     def steps_for(self, batch_size: int, kv_tokens: int) -> int:
-        return self.policy.steps_for(batch_size, kv_tokens)
+        return self.controller.activate_step_by_batch(batch_size, kv_tokens)
 
     def observe(self, correct_drafts: Sequence[float], batch_size: int, executed_steps: int) -> None:
         self.controller.on_verify_complete(correct_drafts, batch_size, executed_steps)
@@ -41,14 +47,11 @@ class ControllerAdapter:
     def average(self, batch_size: int) -> float:
         return self.policy.slot_for_batch(batch_size).ema_accept_len
 
-    def attach(self, host: RuntimeHost, captured: Sequence[int] | None) -> None:
-        if self.host is not host:
-            self.host = host
-            self.controller = AdaptiveController(self.policy, host=host)
-        self.controller.init_states(captured)
+    def attach(self, build: BuildGraph, captured: Sequence[int] | None) -> None:
+        self.controller.init_states(captured, lambda keys: self.graphs.build(keys, lambda key: build(*key)))
 
-    def activate(self, batch_size: int, kv_tokens: int) -> int:
-        return self.controller.activate_step_by_batch(batch_size, kv_tokens)
+    def graph(self, steps: int, batch_size: int) -> object:
+        return self.graphs.find(steps, self.controller.num_draft_tokens_for(steps, batch_size), batch_size)
 
     def reload(self, text: str) -> None:
         self.controller.reload(text)

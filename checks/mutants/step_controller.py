@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, AdaptiveStepSlot, load_adaptive_config
+from ...core.adaptive.graph_plan import GraphTable, MissingGraph
 from ...core.errors import ConfigError, Problem
 from ...properties.mutants import Mutant
 from ...properties.step_controller.contract import StepsCapabilities, StepsConfig
@@ -131,9 +132,9 @@ class ResetsBeforeItReads(ControllerAdapter):
 
     captured = None
 
-    def attach(self, host, captured):
+    def attach(self, build, captured):
         self.captured = captured
-        super().attach(host, captured)
+        super().attach(build, captured)
 
     def reload(self, text):
         self.policy.__init__(None, self.policy.config)
@@ -156,86 +157,75 @@ class ReadsHalfOfATable(ControllerAdapter):
 class CapturesEverything(ControllerAdapter):
     """Every step count gets graphs for every captured size."""
 
-    def attach(self, host, captured):
-        super().attach(_Host(host, sizes_of=lambda sizes: captured), captured)
+    def attach(self, build, captured):
+        super().attach(build, captured)
+        for steps in self.controller.candidates:
+            for size in captured or ():
+                build(steps, steps + 1, size)
 
 
-class CapturesOneTooFew(ControllerAdapter):
+class BuildsWhatIsMissing(ControllerAdapter):
+    """A graph is built when a round first looks for it, while requests wait."""
+
+    def attach(self, build, captured):
+        self.build = build
+        self.controller.init_states(captured)
+
+    def graph(self, steps, batch_size):
+        try:
+            return super().graph(steps, batch_size)
+        except MissingGraph:
+            return self.build(steps, steps + 1, batch_size)
+
+
+class RebuildsAtFeedback(ControllerAdapter):
+    """A result that changes the choice builds the graphs again, under the rounds that are in flight."""
+
+    def attach(self, build, captured):
+        super().attach(build, captured)
+        self.attached = build, captured
+
+    def observe(self, correct_drafts, batch_size, executed_steps):
+        super().observe(correct_drafts, batch_size, executed_steps)
+        if self.steps_for(batch_size, 0) != executed_steps:
+            super().attach(*self.attached)
+
+
+# -- controllers and tables: graphs by key -----------------------------------------------------------------------------
+
+
+class CapturesOneTooFew(AdaptiveController):
     """The largest batch size is left out: an off-by-one in the pruning."""
 
-    def attach(self, host, captured):
-        super().attach(_Host(host, sizes_of=lambda sizes: sizes[:-1]), captured)
-
-
-class SwapsHalfAState(ControllerAdapter):
-    """The graph is swapped, and its buffers stay those of the last step count."""
-
-    def attach(self, host, captured):
-        super().attach(_Host(host, keep=("graph", "metadata")), captured)
-
-
-class _Host:
-    """A host between the controller and the real one."""
-
-    def __init__(self, host, sizes_of=lambda sizes: sizes, keep=("graph", "buffers", "metadata")):
-        self.host, self.sizes_of, self.keep = host, sizes_of, keep
-        self.runtime_fields = host.runtime_fields
-
-    def build_runtime_state(self, steps, num_draft_tokens, cuda_graph_bs):
-        sizes = None if cuda_graph_bs is None else self.sizes_of(cuda_graph_bs)
-        return self.host.build_runtime_state(steps, num_draft_tokens, sizes)
-
-    def install_runtime_fields(self, fields):
-        is_building = self.host.fields["metadata"] == -1
-        self.host.install_runtime_fields(
-            {name: value for name, value in fields.items() if is_building or name in self.keep}
+    def init_states(self, captured_sizes=None, build=None):
+        super().init_states(
+            captured_sizes, lambda keys: build([key for key in keys if key.batch_size < keys[0].batch_size])
         )
 
 
-# -- controllers: runtime states ---------------------------------------------------------------------------------------
+class RoutesBeforeItBuilds(AdaptiveController):
+    """The captured sizes are taken first, and stay if the building fails."""
+
+    def init_states(self, captured_sizes=None, build=None):
+        super().init_states(captured_sizes)
+        super().init_states(captured_sizes, build)
 
 
-class ForgetsWhatWasLive(AdaptiveController):
-    """A state comes back as it was built, not as it was left."""
+class KeepsHalfABuild(GraphTable):
+    """Each graph is filed as it is built, also when a later one fails."""
 
-    def _activate(self, steps, num_draft_tokens):
-        key = (steps, num_draft_tokens)
-        if key != self._active_key:
-            self._host.install_runtime_fields(self._states[key])
-            self._active_key = key
-
-
-class BuildsInPlace(AdaptiveController):
-    """What was built last stays live, also when its building fails."""
-
-    def init_states(self, captured_sizes=None):
-        install = self._host.install_runtime_fields
-        self._host.install_runtime_fields = lambda fields: None
-        try:
-            super().init_states(captured_sizes)
-        finally:
-            self._host.install_runtime_fields = install
+    def build(self, keys, capture):
+        self._sizes = tuple(sorted({key.batch_size for key in keys}))
+        for key in keys:
+            self._graphs[key] = capture(key)
 
 
-class LeavesHalfInstalled(AdaptiveController):
-    """An install that fails half way leaves the fields as they are."""
+class FilesBySize(GraphTable):
+    """Graphs are found by their batch size alone: of several step counts, those of the last one."""
 
-    def _activate(self, steps, num_draft_tokens):
-        live = dict(self._host.runtime_fields())
-        try:
-            super()._activate(steps, num_draft_tokens)
-        except RuntimeError:
-            self._host.install_runtime_fields({**live, "buffers": num_draft_tokens})
-            raise
-
-
-class SwapsAtFeedback(AdaptiveController):
-    """A result that changes the choice swaps the runtime state, under the rounds that are in flight."""
-
-    def on_verify_complete(self, correct_drafts, bs, executed_steps):
-        super().on_verify_complete(correct_drafts, bs, executed_steps)
-        if self._host is not None and self._active_key is not None:
-            self.activate_step_by_batch(bs)
+    def find(self, steps, num_draft_tokens, batch_size):
+        found = [graph for key, graph in self._graphs.items() if key.batch_size >= batch_size]
+        return found[-1] if found else None
 
 
 # -- of no policy: what knows the cost -----------------------------------------------------------------------------------
@@ -303,7 +293,7 @@ def _declared(build, capabilities=make_ema.capabilities):
 
 
 def _ema(config: StepsConfig) -> AdaptiveSpeculativeParams:
-    """The policy, told of the captured sizes even if nobody attaches a runtime."""
+    """The policy, told of the captured sizes even without `attach`."""
     policy = AdaptiveSpeculativeParams(None, config.table)
     policy.set_cuda_graph_bs(config.captured or None)
     return policy
@@ -338,14 +328,11 @@ def of_adapter_with_state_alone(kind):
 
 
 def of_controller(kind):
-    class Adapter(ControllerAdapter):
-        def attach(self, host, captured):
-            if self.host is not host:
-                self.host = host
-                self.controller = kind(self.policy, host=host)
-            self.controller.init_states(captured)
+    return of_adapter(lambda policy: ControllerAdapter(policy, controller=kind))
 
-    return of_adapter(Adapter)
+
+def of_graphs(kind):
+    return of_adapter(lambda policy: ControllerAdapter(policy, graphs=kind))
 
 
 def that_knows_the_cost(kind):
@@ -373,12 +360,12 @@ _DEFECTS = (
     (ResetsBeforeItReads, of_adapter, ("STEPS-09",)),
     (ReadsHalfOfATable, of_adapter, ("STEPS-09",)),
     (CapturesEverything, of_adapter, ("STEPS-11",)),
-    (CapturesOneTooFew, of_adapter, ("STEPS-11",)),
-    (SwapsHalfAState, of_adapter, ("STEPS-12",)),
-    (ForgetsWhatWasLive, of_controller, ("STEPS-12",)),
-    (BuildsInPlace, of_controller, ("STEPS-12",)),
-    (LeavesHalfInstalled, of_controller, ("STEPS-12",)),
-    (SwapsAtFeedback, of_controller, ("STEPS-12",)),
+    (BuildsWhatIsMissing, of_adapter, ("STEPS-11",)),
+    (RebuildsAtFeedback, of_adapter, ("STEPS-12",)),
+    (CapturesOneTooFew, of_controller, ("STEPS-11",)),
+    (RoutesBeforeItBuilds, of_controller, ("STEPS-01", "STEPS-12")),
+    (KeepsHalfABuild, of_graphs, ("STEPS-12",)),
+    (FilesBySize, of_graphs, ("STEPS-12",)),
     (DraftsTheMost, that_knows_the_cost, ("STEPS-08",)),
     (DraftsTheLeast, that_knows_the_cost, ("STEPS-08",)),
     (DraftsMoreTheLessIsAccepted, with_its_choices_alone, ("STEPS-06",)),

@@ -1,4 +1,4 @@
-"""The shape of a draft for a step count and a batch size: chains, trees, look-up; and what cannot be adaptive."""
+"""The shape of a draft for a step count and a batch size: chains, trees, look-up."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections.abc import Mapping
 
 from ..errors import ForetokenError
 from .config import AdaptiveConfig
+from .graph_plan import GraphKey
 from .routing import RangeRouter
 
 
 class InfeasibleDraftShape(ForetokenError):
     """A tree that its smallest candidate cannot fill, or a shape that contradicts itself, with the numbers."""
-
-
-class NotAdaptive(ForetokenError):
-    """An algorithm, or a candidate of it, that cannot run with adaptive steps; the message has the reason."""
 
 
 class DraftShape:
@@ -81,7 +78,7 @@ class DraftShape:
         self._router = router
 
     def num_draft_tokens(self, steps: int, batch_size: int) -> int:
-        """Nodes of the verify tree, root included."""
+        """Return the nodes of the verify tree, root included."""
         if steps == 0:
             return 1
         if self._chain:
@@ -89,51 +86,31 @@ class DraftShape:
         return self._nodes[self._router.range_index(batch_size)]
 
     def fewest_steps(self, batch_size: int) -> int:
-        """The smallest candidate of the batch size's range."""
-        return self._config.slots[self._router.range_index(batch_size)].candidate_steps[0]
-
-    def max_correct_drafts(self, steps: int, batch_size: int) -> int:
-        """The longest run that a round can accept."""
-        return steps if self.depth_limited else self.num_draft_tokens(steps, batch_size) - 1
+        """Return the smallest candidate of the batch size's range."""
+        return self._router.candidates(batch_size)[0]
 
     @property
     def max_num_draft_tokens(self) -> int:
-        """The greatest width over all candidates of all ranges."""
+        """The greatest number of nodes over all candidates of all ranges."""
         widest = max(self._nodes, default=1)
         return max(widest, self._config.candidate_steps[-1] + 1) if self._chain else widest
 
-    def state_keys(self) -> tuple[tuple[int, int], ...]:
-        """Every (steps, num_draft_tokens) that routing can reach, ascending: one runtime state each."""
+    def tree_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Return every (steps, num_draft_tokens) that a round may have, ascending."""
         found = set()
         for index, slot in enumerate(self._config.slots):
             for steps in slot.candidate_steps:
-                nd = 1 if steps == 0 else steps + 1 if self._chain else self._nodes[index]
-                found.add((steps, nd))
+                found.add((steps, 1 if steps == 0 else steps + 1 if self._chain else self._nodes[index]))
         return tuple(sorted(found))
 
-    def graph_sizes(self, steps: int, num_draft_tokens: int) -> tuple[int, ...] | None:
-        """The captured sizes at which a runtime state is used; None without graphs."""
-        sizes = self._router.graph_sizes_of_step(steps)
-        if sizes is None:
-            return None
-        return tuple(size for size in sizes if self.num_draft_tokens(steps, size) == num_draft_tokens)
+    def graph_keys(self) -> tuple[GraphKey, ...]:
+        """Return the keys of all graphs that routing can reach; none without captured sizes.
 
-
-def check_candidates(
-    config: AdaptiveConfig, *, algorithm: str, has_steps: bool = True, max_steps: int | None = None
-) -> None:
-    """Refuse what cannot be adaptive, with the reason.
-
-    `has_steps` False: the algorithm has no draft steps to choose (0 stays legal). `max_steps` is a limit of the
-    algorithm, such as the number of heads of multi-layer EAGLE. Raises `NotAdaptive`.
-    """
-    drafting = [steps for steps in config.candidate_steps if steps > 0]
-    if not has_steps and drafting:
-        raise NotAdaptive(f"{config.source}: {algorithm} has no draft steps, but the candidates are {drafting}")
-    if max_steps is not None:
-        above = [steps for steps in drafting if steps > max_steps]
-        if above:
-            raise NotAdaptive(
-                f"{config.source}: candidate steps {above} are more than {algorithm} can draft;"
-                f" expected at most {max_steps}"
-            )
+        Of equal steps the largest batch comes first: the graphs of smaller ones fit into the memory that it took.
+        """
+        keys = [
+            GraphKey(steps, self.num_draft_tokens(steps, size), size)
+            for size in reversed(self._router.sizes)
+            for steps in self._router.candidates(size)
+        ]
+        return tuple(sorted(keys, key=lambda key: key[:2]))

@@ -1,68 +1,77 @@
-"""Which CUDA graphs adaptive steps need: every (steps, batch size) pair that routing can reach, and no other."""
+"""Which CUDA graphs adaptive steps need, and the table in which a round finds its own."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
+from ..errors import ForetokenError
 from .config import AdaptiveConfig
 from .routing import RangeRouter
+
+Graph = TypeVar("Graph")
+
+
+class MissingGraph(ForetokenError):
+    """A round fits into a captured batch size, but nothing was built under its key; the message lists what was."""
+
+
+class GraphKey(NamedTuple):
+    """What the graph of a decode round is found by; `batch_size` is the captured size that the round is padded to."""
+
+    steps: int
+    num_draft_tokens: int
+    batch_size: int
+
+
+class GraphTable(Generic[Graph]):
+    """The graphs of decode rounds by key: built before the first round, all or none, and only read from then on."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[GraphKey, Graph] = {}
+        self._sizes: tuple[int, ...] = ()
+
+    def build(self, keys: Sequence[GraphKey], capture: Callable[[GraphKey], Graph]) -> None:
+        """Replace the table by one graph per key, captured in this order. If `capture` raises, the table stays as it was."""
+        self._graphs = {key: capture(key) for key in keys}
+        self._sizes = tuple(sorted({key.batch_size for key in keys}))
+
+    def find(self, steps: int, num_draft_tokens: int, batch_size: int) -> Graph | None:
+        """Return the graph of a round, or None if no captured size is large enough. Raises `MissingGraph`."""
+        index = bisect_left(self._sizes, batch_size)
+        if index == len(self._sizes):
+            return None
+        key = GraphKey(steps, num_draft_tokens, self._sizes[index])
+        if key not in self._graphs:
+            raise MissingGraph(f"no graph of {key}; there are graphs of {sorted(self._graphs)}: call init_states first")
+        return self._graphs[key]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """The graphs to capture, with what pruning saves.
-
-    `pairs` are (steps, captured batch size), ascending; the unpruned counterpart is every candidate at every size.
-    `metadata_num_draft_tokens` is the greatest width over all candidates. Metadata buffers of every graph have it, as a
-    width per step count would change split points, so numerics, so acceptance, so the choice of steps.
-    """
+    """The (steps, captured batch size) pairs that routing can reach, ascending, and what leaving out the others saves."""
 
     pairs: tuple[tuple[int, int], ...]
     num_graphs: int
     num_graphs_unpruned: int
     num_bytes: int
     num_bytes_unpruned: int
-    metadata_num_draft_tokens: int
-
-    def sizes_of_step(self, steps: int) -> tuple[int, ...]:
-        """The batch sizes to capture for one step count."""
-        return tuple(size for step, size in self.pairs if step == steps)
-
-    def explain(self) -> str:
-        """One line for a log."""
-        mib = 1 << 20
-        return (
-            f"CUDA graphs: {self.num_graphs} of {self.num_graphs_unpruned} (steps, batch size) pairs are reachable,"
-            f" {self.num_bytes / mib:.1f} of {self.num_bytes_unpruned / mib:.1f} MiB"
-        )
 
 
 def graph_plan(
-    config: AdaptiveConfig,
-    captured_sizes: Sequence[int],
-    bytes_per_graph: int | Callable[[int, int], int] = 0,
-    max_num_draft_tokens: int | None = None,
+    config: AdaptiveConfig, captured_sizes: Sequence[int], bytes_per_graph: int | Callable[[int, int], int] = 0
 ) -> GraphPlan:
-    """The plan for these captured sizes. `bytes_per_graph` is a number or a function of (steps, batch size).
+    """Return the plan for these captured sizes. `bytes_per_graph` is a number or a function of (steps, batch size).
 
-    `max_num_draft_tokens` is the greatest tree width; the default is that of chains. Raises `InvalidGraphSizes`.
+    Raises `InvalidGraphSizes`.
     """
     router = RangeRouter(config, captured_sizes)
-    union = config.candidate_steps
-    every = [(step, size) for step in union for size in router.sizes]
-    pairs = tuple(
-        (step, size) for step, size in every if step in config.slots[router.range_index(size)].candidate_steps
-    )
+    every = [(steps, size) for steps in config.candidate_steps for size in router.sizes]
+    pairs = tuple((steps, size) for steps, size in every if steps in router.candidates(size))
 
     def cost(pair: tuple[int, int]) -> int:
         return bytes_per_graph(*pair) if callable(bytes_per_graph) else bytes_per_graph
 
-    return GraphPlan(
-        pairs=pairs,
-        num_graphs=len(pairs),
-        num_graphs_unpruned=len(every),
-        num_bytes=sum(map(cost, pairs)),
-        num_bytes_unpruned=sum(map(cost, every)),
-        metadata_num_draft_tokens=max(union[-1] + 1, max_num_draft_tokens or 1),
-    )
+    return GraphPlan(pairs, len(pairs), len(every), sum(map(cost, pairs)), sum(map(cost, every)))

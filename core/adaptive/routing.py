@@ -1,26 +1,25 @@
-"""From a batch size to its range: pad to the next captured graph size, then the largest lower bound below it."""
+"""Find the range of a batch size: pad to the next captured graph size, then take the largest lower bound up to it."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ..errors import ForetokenError
 from .config import AdaptiveConfig
 
 
 class InvalidGraphSizes(ForetokenError):
-    """Captured batch sizes that are no positive integers."""
+    """A captured batch size is not a positive integer."""
 
 
 class RangeRouter:
-    """Routes batch sizes over the ranges of one table. `sizes` are the captured batch sizes, None without graphs."""
+    """Routes batch sizes to the ranges of one table. `sizes` are the captured batch sizes, None without graphs."""
 
-    __slots__ = ("_bounds", "_config", "_sizes")
+    __slots__ = ("_config", "_sizes")
 
     def __init__(self, config: AdaptiveConfig, sizes: Iterable[int] | None = None) -> None:
         self._config = config
-        self._bounds = config.bounds
         self._sizes: tuple[int, ...] = ()
         if sizes is not None:
             given = list(sizes)
@@ -34,22 +33,19 @@ class RangeRouter:
         """The captured sizes, ascending; empty without graphs."""
         return self._sizes
 
-    @property
-    def bounds(self) -> Sequence[int]:
-        return self._bounds
-
     def padded(self, batch_size: int) -> int:
-        """The captured size a batch runs at, or the batch size itself if no graph is large enough."""
+        """Return the captured size a batch runs at, or the batch size itself if no graph is large enough."""
         index = bisect_left(self._sizes, batch_size)
         return self._sizes[index] if index < len(self._sizes) else batch_size
 
     def range_index(self, batch_size: int) -> int:
-        """The index of the range that decides for this batch size."""
-        return max(0, bisect_right(self._bounds, self.padded(batch_size)) - 1)
+        """Return the index of the range that decides for this batch size."""
+        return max(0, bisect_right(self._config.bounds, self.padded(batch_size)) - 1)
+
+    def candidates(self, batch_size: int) -> tuple[int, ...]:
+        """Return the steps that a batch of this size may draft."""
+        return self._config.slots[self.range_index(batch_size)].candidate_steps
 
     def graph_sizes_of_step(self, step: int) -> tuple[int, ...] | None:
-        """The captured sizes whose own range has `step` among its candidates; None without graphs."""
-        if not self._sizes:
-            return None
-        slots = self._config.slots
-        return tuple(size for size in self._sizes if step in slots[self.range_index(size)].candidate_steps)
+        """Return the captured sizes whose own range has `step` among its candidates; None without graphs."""
+        return tuple(size for size in self._sizes if step in self.candidates(size)) if self._sizes else None

@@ -23,7 +23,7 @@ from ...core.errors import ForetokenError, InvariantViolation
 from ...core.prompt import Prompt
 from ...core.scheduler.engine import Engine
 from ..executor.build import DraftModel, build_executor
-from ..executor.graphs import CaptureReport, RoundStates
+from ..executor.graphs import CaptureReport
 from ..models.decoder import Decoder
 from ..ops.port import Ops
 from ..session.loop import DecodeLoop, Deliveries, all_of
@@ -95,14 +95,12 @@ class Arm:
         seed: int = 0,
     ) -> None:
         self.plan = plan
-        self.states = RoundStates()
         algorithm = get_algorithm(plan.algorithm)
         controller = fixed_controller(
             plan.steps,
             topk=plan.topk,
             num_draft_tokens=plan.num_draft_tokens,
             depth_limited=algorithm.drafter is not Drafter.LOOKUP,
-            host=self.states,
         )
         deliveries = Deliveries()
         self._rounds = _Rounds()
@@ -112,7 +110,6 @@ class Arm:
             target,
             draft if plan.steps else None,
             ops,
-            states=self.states,
             graph_sizes=plan.graph_sizes,
             graph_sampling=False,
             acceptance=acceptance,
@@ -129,7 +126,7 @@ class Arm:
     @property
     def captures(self) -> tuple[CaptureReport, ...]:
         """What its graphs cost."""
-        return tuple(self.states.reports)
+        return tuple(self.executor.graphs.reports)
 
     def run(self, max_tokens: int | None = None) -> Timing:
         """Serve all requests up to the end of the first; `max_tokens` may be fewer than the arm was made for (a warm-up)."""

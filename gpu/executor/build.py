@@ -21,7 +21,6 @@ from ..models.projection import pack_projections
 from ..ops.debug import CheckedOps
 from ..ops.port import Ops
 from .executor import TorchExecutor
-from .graphs import RoundStates
 
 DraftModel = Decoder | DraftHead
 
@@ -35,7 +34,6 @@ def build_executor(
     draft_model: DraftModel | None,
     ops: Ops,
     *,
-    states: RoundStates | None = None,
     graph_sizes: Sequence[int] | None = None,
     graph_sampling: bool = True,
     acceptance: AcceptanceProcess | None = None,
@@ -43,10 +41,10 @@ def build_executor(
     debug: bool = False,
     eager: bool | None = None,
 ) -> TorchExecutor:
-    """An executor with the sizes of `engine`, on the device of `target`.
+    """Return an executor with the sizes of `engine`, on the device of `target`.
 
-    `states` are those that the engine's controller was made with (its `host`); they get graphs for `graph_sizes` rows, for sampling batches
-    too if `graph_sampling`. ConfigError where algorithm and draft do not belong together.
+    Rounds are captured for batches of `graph_sizes` rows (None: graphs are off), of sampling batches too if `graph_sampling`.
+    Raises ConfigError if the draft does not belong to the algorithm.
     """
     config = engine.config
     num_slots = (config.num_pages + 1) * config.page_size
@@ -77,16 +75,15 @@ def build_executor(
         relayed=shape,
         device=target.device,
         draft_pool=draft_pool,
-        states=states,
         acceptance=acceptance,
         seed=seed,
         debug=debug,
         eager=eager,
     )
-    if states is not None:
-        states.bind(executor.capture, sampled=graph_sampling)
-        # Some drafts work on the host, which no graph can hold.
-        engine.controller.init_states(None if draft.on_host else graph_sizes)
+    if graph_sizes is not None:
+        # No graph can hold a draft that works on the host.
+        sizes = None if draft.on_host else graph_sizes
+        engine.controller.init_states(sizes, lambda keys: executor.graphs.build(keys, graph_sampling))
     return executor
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...core.acceptance.process import AcceptanceProcess
+from ...core.adaptive.graph_plan import GraphKey
 from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.contract.future_map import FutureMap
 from ...core.contract.hidden import check_hidden
@@ -30,7 +31,7 @@ from ..draft.port import Draft, RoundBatch
 from ..models.decoder import Decoder
 from ..ops.port import Ops
 from .clock import EventClock, HostClock
-from .graphs import CapturedRound, RoundKind, RoundStates, graph_for, padded_shape
+from .graphs import CapturedRound, RoundGraphs, RoundKind, padded_shape
 from .outputs import USER_OUTPUTS, at_places, node_outputs
 from .relay import TorchStorage
 from .round import DecodeRound, capture_for, draft_hidden, first_tokens
@@ -66,7 +67,6 @@ class TorchExecutor:
         relayed: AlgorithmShape,
         device: torch.device,
         draft_pool: KVPool | None = None,
-        states: RoundStates | None = None,
         acceptance: AcceptanceProcess | None = None,
         seed: int = 0,
         debug: bool = False,
@@ -96,7 +96,7 @@ class TorchExecutor:
         self._round = DecodeRound(ops, target, pool, draft)
         self._topk = engine.controller.topk
         self._memory_pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self.states = states or RoundStates()
+        self.graphs = RoundGraphs(self._capture)
         self._queue: deque[Running] = deque()
         self._last_step_id = 0
         self._stop_through = 0
@@ -113,7 +113,7 @@ class TorchExecutor:
         if self.launched_table is not None:
             writes = step.table_writes
             self.launched_table[writes.rows, writes.columns] = writes.slots
-        self._queue.append(Running(step, step.max_rounds, self.states.graphs))
+        self._queue.append(Running(step, step.max_rounds))
         if self._eager:
             self._start_what_can_run()
 
@@ -280,7 +280,9 @@ class TorchExecutor:
             sampling = self._rows.sampling(part.rows)
         forced = self._forced_runs(part)
         wanted = self._rows.wanted(part.rows)
-        captured = None if wanted else graph_for(running.graphs, len(part.rows), RoundKind.of(sampling))
+        captured = None
+        if not wanted:
+            captured = self.graphs.find(part.steps, part.num_draft_tokens, len(part.rows), RoundKind.of(sampling))
         if captured is not None:
             with self.clock.phase("graph"):
                 result = captured.run(batch, relayed, sampling, forced)
@@ -339,10 +341,9 @@ class TorchExecutor:
         self.future_map.publish(rows, epochs, lengths)
         self.future_map.stash(rows, epochs, relay)
 
-    def capture(self, steps: int, num_draft_tokens: int, batch_size: int, kind: RoundKind) -> CapturedRound:
-        """The graph of one (steps, batch size); see `RoundStates`."""
-        shape = padded_shape(self._rows.table, batch_size, steps, self._topk, num_draft_tokens, self._max_position)
-        width = self.algorithm.accept_width(steps, num_draft_tokens)
+    def _capture(self, key: GraphKey, kind: RoundKind) -> CapturedRound:
+        shape = padded_shape(self._rows.table, key, self._topk, self._max_position)
+        width = self.algorithm.accept_width(key.steps, key.num_draft_tokens)
         fields = self.future_map.fields
         forced = self._acceptance is not None
         with torch.no_grad():

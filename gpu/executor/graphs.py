@@ -1,4 +1,4 @@
-"""Captured rounds: the device work of a whole decode round as one CUDA graph per runtime state and padded batch size.
+"""Captured rounds: the device work of a whole decode round as one CUDA graph per (steps, nodes, padded batch size, kind).
 
 A graph reads and writes the same memory every time, so a round's inputs are copied to their places, the rows beyond the batch are padding
 (row 0, length 0: they read nothing and write to the sink), and what comes out is valid until the graph runs again. That is enough: the
@@ -9,8 +9,7 @@ everything but the capture itself is the same code.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.adaptive.graph_plan import GraphKey, GraphTable
 from ...core.contract.future_map import RelayField
 from ..draft.port import RoundBatch
 from .round import DecodeRound, NoClock, RoundResult, SamplingInputs
@@ -140,73 +140,46 @@ def _capture(run: Callable[[], RoundResult], memory_pool: object | None) -> Call
     return replay
 
 
-class RoundStates:
-    """The runtime states of one executor, as the controller's `RuntimeHost`: each has the graphs of one step count."""
+class RoundGraphs:
+    """The graphs of one executor by (steps, nodes, padded batch size, kind), and what each cost.
 
-    def __init__(self) -> None:
+    `capture(key, kind)` captures one of them.
+    """
+
+    def __init__(self, capture: Callable[[GraphKey, RoundKind], CapturedRound]) -> None:
         self.reports: list[CaptureReport] = []
-        self._capture: Callable[[int, int, int, RoundKind], CapturedRound] | None = None
-        self._kinds: tuple[RoundKind, ...] = (RoundKind.GREEDY,)
-        self._live: dict[str, object] = {"graphs": {}}
-
-    def bind(self, capture: Callable[[int, int, int, RoundKind], CapturedRound], sampled: bool) -> None:
-        """`capture(steps, num_draft_tokens, batch_size, kind)`; `sampled` asks for graphs of sampling batches too."""
         self._capture = capture
-        self._kinds = tuple(RoundKind) if sampled else (RoundKind.GREEDY,)
+        self._table: GraphTable[Mapping[RoundKind, CapturedRound]] = GraphTable()
 
-    # -- RuntimeHost ----------------------------------------------------------------------------------------------
+    def build(self, keys: Sequence[GraphKey], sampled: bool) -> None:
+        """Capture the graphs of all keys before the first round; `sampled` asks for those of sampling batches too."""
+        kinds = tuple(RoundKind) if sampled else (RoundKind.GREEDY,)
+        self._table.build(keys, lambda key: {kind: self._timed(key, kind) for kind in kinds})
 
-    def build_runtime_state(
-        self, steps: int, num_draft_tokens: int, cuda_graph_bs: tuple[int, ...] | None
-    ) -> Mapping[str, object]:
-        graphs: dict[tuple[int, RoundKind], CapturedRound] = {}
-        # The greatest first: later ones fit into the memory that it took.
-        for size in sorted(cuda_graph_bs or (), reverse=True):
-            for kind in self._kinds:
-                begin, before = time.perf_counter(), _reserved_bytes()
-                graphs[size, kind] = self._capture(steps, num_draft_tokens, size, kind)
-                seconds = time.perf_counter() - begin
-                report = CaptureReport(steps, num_draft_tokens, size, kind, seconds, _reserved_bytes() - before)
-                self.reports.append(report)
-        return {"graphs": graphs}
+    def _timed(self, key: GraphKey, kind: RoundKind) -> CapturedRound:
+        begin, before = time.perf_counter(), _reserved_bytes()
+        graph = self._capture(key, kind)
+        self.reports.append(CaptureReport(*key, kind, time.perf_counter() - begin, _reserved_bytes() - before))
+        return graph
 
-    def runtime_fields(self) -> Mapping[str, object]:
-        return self._live
-
-    def install_runtime_fields(self, fields: Mapping[str, object]) -> None:
-        self._live = dict(fields)
-
-    # -- for the executor -----------------------------------------------------------------------------------------
-
-    @property
-    def graphs(self) -> Mapping[tuple[int, RoundKind], CapturedRound]:
-        """Those of the live state, by (batch size, kind)."""
-        return self._live["graphs"]
+    def find(self, steps: int, num_draft_tokens: int, batch_size: int, kind: RoundKind) -> CapturedRound | None:
+        """Return the smallest graph that the batch fits into, or None if none was captured for such a batch."""
+        graphs = self._table.find(steps, num_draft_tokens, batch_size)
+        return None if graphs is None else graphs.get(kind)
 
 
-def graph_for(
-    graphs: Mapping[tuple[int, RoundKind], CapturedRound], batch_size: int, kind: RoundKind
-) -> CapturedRound | None:
-    """The smallest graph that the batch fits into, None if there is none."""
-    sizes = sorted(size for size, captured in graphs if captured is kind)
-    index = bisect_left(sizes, batch_size)
-    return graphs[sizes[index], kind] if index < len(sizes) else None
-
-
-def padded_shape(
-    table: Tensor, size: int, steps: int, topk: int, num_draft_tokens: int, max_position: int
-) -> RoundBatch:
-    """A batch of padding rows; a graph must hold for every length, so the bound is the context's."""
-    padding = torch.zeros(size, dtype=torch.int64, device=table.device)
+def padded_shape(table: Tensor, key: GraphKey, topk: int, max_position: int) -> RoundBatch:
+    """Return a batch of padding rows; a graph must hold for every length, so the bound is the context's."""
+    padding = torch.zeros(key.batch_size, dtype=torch.int64, device=table.device)
     return RoundBatch(
-        row_numbers=np.zeros(size, np.int64),
+        row_numbers=np.zeros(key.batch_size, np.int64),
         rows=padding,
         lengths=padding,
         roots=padding,
         table=table,
-        steps=steps,
-        topk=topk if steps else 1,
-        num_draft_tokens=num_draft_tokens,
+        steps=key.steps,
+        topk=topk if key.steps else 1,
+        num_draft_tokens=key.num_draft_tokens,
         max_len=min(max_position + 1, table.shape[1]),
         max_position=max_position,
     )

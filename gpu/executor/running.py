@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ...core.contract.step import PrefillResult, RoundRecord, Step, StepResult
-from .graphs import CapturedRound, RoundKind
 
 
 @dataclass(slots=True)
@@ -30,7 +28,6 @@ class Running:
 
     step: Step
     limit: int  # rounds after which it returns
-    graphs: Mapping[tuple[int, RoundKind], CapturedRound]  # of the runtime state that was live when it was planned
     started: bool = False
     pending: PendingRound | None = None
     prefill_tokens: PendingRound | None = None

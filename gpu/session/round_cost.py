@@ -22,7 +22,6 @@ from ...core.scheduler.driver import Executor
 from ...core.scheduler.engine import Engine
 from ...observe.engine_description import EngineDescription
 from ..executor.build import DraftModel, build_executor
-from ..executor.graphs import RoundStates
 from ..models.decoder import Decoder
 from ..ops.port import Ops
 
@@ -30,8 +29,8 @@ WARM_UP_ROUNDS = 2
 TIMED_ROUNDS = 7
 SHORT_PROMPT = 16
 LONG_PROMPT = 512  # at most; a short context has to do with less
-MakeExecutor = Callable[[Engine, RoundStates | None], Executor]
-"""An executor for the engine, with the graphs of its largest batch if it is given states (then they are the controller's host)."""
+MakeExecutor = Callable[[Engine], Executor]
+"""Return an executor for the engine, with the graphs of its largest batch where the session has graphs."""
 
 
 def measure_cost_table(
@@ -39,11 +38,11 @@ def measure_cost_table(
 ) -> CostTable:
     """The cost table for the candidates of `description`; rounds are captured where the session's will be."""
 
-    def make_executor(engine: Engine, states: RoundStates | None) -> Executor:
+    def make_executor(engine: Engine) -> Executor:
         if target.device.type == "cuda":
-            gc.collect()  # executors are in cycles with their engines' controllers, and their pools are large
-        sizes = None if states is None else (engine.config.max_running,)
-        return build_executor(engine, target, draft, ops, states=states, graph_sizes=sizes, graph_sampling=False)
+            gc.collect()  # executors are in reference cycles, and their pools are large
+        sizes = None if description.graph_sizes is None else (engine.config.max_running,)
+        return build_executor(engine, target, draft, ops, graph_sizes=sizes, graph_sampling=False)
 
     return cost_table(description, make_executor)
 
@@ -122,9 +121,8 @@ def _round_ns(
         cost_table=None,
         decodes_text=False,
     )
-    states = None if description.graph_sizes is None else RoundStates()
-    engine = alone.make_engine(host=states)
-    executor = make_executor(engine, states)
+    engine = alone.make_engine()
+    executor = make_executor(engine)
     prompt = Prompt.of_tokens(np.zeros(prompt_len, dtype=np.int64))
     for number in range(batch_size):
         engine.submit(Request(f"timing {number}", prompt, _rounds_reach(description)), 0)

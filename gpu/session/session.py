@@ -257,7 +257,6 @@ def load_engine(
 ) -> tuple[Engine, TorchExecutor, SessionPlan]:
     """Load the models of `plan` and make their engine and executor; the plan comes back with what was measured on the way."""
     from ..executor.build import build_executor
-    from ..executor.graphs import RoundStates
     from .devices import ops_for, set_threads
 
     options, description = plan.options, plan.description
@@ -272,14 +271,12 @@ def load_engine(
             whole = replace(description, config=replace(description.config, role=EngineRole.BOTH))
             description = replace(description, cost_table=measure_cost_table(whole, target, draft, ops))
             plan = replace(plan, description=description)
-        states = RoundStates()
-        engine = description.make_engine(all_of(make_sinks(description)), tokenizer, states)
+        engine = description.make_engine(all_of(make_sinks(description)), tokenizer)
         executor = build_executor(
             engine,
             target,
             draft,
             ops,
-            states=states,
             graph_sizes=description.graph_sizes,
             seed=options.seed,
             debug=options.debug,

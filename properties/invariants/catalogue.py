@@ -237,7 +237,11 @@ CATALOGUE: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("STEPS-09", "invalid or half-written config leaves the running policy as it was", "E"),
         ("STEPS-10", "each verify result is counted once; idle/empty batches do not move the estimate", "S"),
         ("STEPS-11", "the captured (step, batch size) pairs are exactly those that routing can reach", "S"),
-        ("STEPS-12", "swapping runtime states A → B → A restores every field; a failed build changes nothing", "E"),
+        (
+            "STEPS-12",
+            "a round finds the graph of its steps, nodes and padded size, built before; a failed build changes nothing",
+            "E",
+        ),
         ("STEPS-13", "feedback produced at another step count than the slot's current one is counted nowhere", "E"),
     ),
     "Request lifecycle and scheduling": (

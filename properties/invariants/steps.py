@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ..step_controller.moment import Moment, Shown
 from ..step_controller.operations import (
-    ActivateFailing,
     Deliver,
     Garbage,
     Idle,
@@ -248,47 +247,41 @@ def every_result_counts_once(m: Moment) -> Outcome:
 
 @checks("STEPS-11", CONTRACT, "runtime")
 def graphs_are_those_that_routing_reaches(m: Moment) -> Outcome:
-    if m.graphs is None:
+    if m.built_keys is None:
         return None
-    captured, reachable = m.graphs
-    built, needed = m.states
-    if built != needed:
-        return Finding(
-            f"states were built for (steps, draft tokens) {list(built)}",
-            f"{list(needed)}: one per candidate",
-            "a round without a state cannot be launched, a state without a round is memory lost",
-        )
-    if captured == reachable:
+    built, reachable = m.built_keys
+    if built == reachable:
         return True
-    missing, idle = sorted(reachable - captured), sorted(captured - reachable)
-    was = f"no graph for (steps, batch size) {missing[0]}" if missing else f"a graph for (steps, batch size) {idle[0]}"
+    missing, idle = sorted(reachable - built), sorted(built - reachable)
+    key = "(steps, draft tokens, batch size)"
+    was = f"no graph of {key} {missing[0]}" if missing else f"a graph of {key} {idle[0]}"
     why = "a batch would run without its graph" if missing else "no batch ever runs it, and it holds memory"
-    return Finding(was, f"graphs for exactly {sorted(reachable)}", why)
+    return Finding(was, f"graphs of exactly {sorted(reachable)}", why)
 
 
 @checks("STEPS-12", CONTRACT, "runtime")
-def states_are_swapped_whole(m: Moment) -> Outcome:
+def a_round_finds_the_graph_of_its_key(m: Moment) -> Outcome:
     if m.built is not None and m.built.failed:
         if m.built.refusal is None:
-            was = "a state could not be built or installed, and nothing was said"
-            return Finding(was, "the error goes on", "a round would run with half of a state")
+            return Finding("a graph could not be built, and nothing was said", "the error goes on", "it is missing")
         changed = _difference(m.before, m.after)
-        if changed and m.operation != "make":
-            return Finding(f"after a failure, {changed}", "all as it was", "the caller goes on with what it had")
+        if changed:
+            return Finding(f"after a failed build, {changed}", "all as it was", "the caller goes on with what it had")
     elif m.built is not None and m.built.refusal is not None:
         return Finding(
-            f"the states were not built: {m.built.refusal}", "they are, nothing fails", "nothing can be launched"
+            f"the graphs were not built: {m.built.refusal}", "they are, nothing fails", "nothing can be launched"
         )
-    if m.after.live != m.live:
+    if m.after.graphs != m.graphs:
+        found, due = next((a, b) for a, b in zip(m.after.graphs, m.graphs, strict=True) if a != b)
         return Finding(
-            f"the live fields are {dict(m.after.live)}",
-            f"{dict(m.live)}, as when these steps were last live",
-            "only activation swaps a state, and it swaps all of it",
+            f"a round finds {found}",
+            f"{due or 'none'}, built before the first round under its steps, draft tokens and padded batch size",
+            "another graph computes other tokens, and building one stops the service",
         )
     return True if m.built is not None or isinstance(m.operation, _LAUNCHES) else None
 
 
-_LAUNCHES = (Repeat, Phase, Offer, ActivateFailing)
+_LAUNCHES = (Repeat, Phase, Offer, Reload)
 
 
 @checks("STEPS-13", CONTRACT, "averages", on=(Deliver, Observe))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -19,7 +19,7 @@ class StepsConfig:
     of them, if there is one, and then belongs to the range with the largest bound not above it (the first, below all).
 
     A round of S steps and b rows that reads k KV tokens takes `base_ns` + S · `draft_ns` + b · (S + 1) · `token_ns` + k · `kv_token_ps`
-    / 1000 nanoseconds, with k = b · `kv_per_row`. The rest is about the world, and nothing for a component to look at: which runtime state
+    / 1000 nanoseconds, with k = b · `kv_per_row`. The rest is about the world, and nothing for a component to look at: which graph
     fails to be built at first (`fail_at`, from 1 on; 0: none), how much longer than drawn all accepted runs are (`lift`), and what an
     invariant over two runs varies between them (`varied`: "acceptance" or "cost").
     """
@@ -56,32 +56,15 @@ class StepsCapabilities(Capabilities):
     goodput: bool = False
     """It knows the modelled cost, and is held to the throughput of the best fixed steps."""
     runtime: bool = False
-    """`attach(host, captured)` and `activate(batch_size, kv_tokens)`: a runtime state per step count, swapped at activation"""
+    """`attach(build, captured)` and `graph(steps, batch_size)`: the graph of a round is found under its key"""
     reload: bool = False
     """`reload(text)`"""
 
     FOUNDATIONS: ClassVar = {"averages": ("adaptive",), "goodput": ("adaptive",), "reload": ("adaptive",)}
 
 
-class RuntimeHost(Protocol):
-    """What a controller with `runtime` is given: the owner of the live fields. A runtime state is a mapping of all of them.
-
-    Building may change the live fields and may fail, and so may installing; the controller puts things back.
-    """
-
-    def build_runtime_state(
-        self, steps: int, num_draft_tokens: int, cuda_graph_bs: tuple[int, ...] | None
-    ) -> Mapping[str, object]:
-        """The state for a step count, with steps + 1 draft tokens and graphs for these batch sizes (None: no graphs)."""
-        ...
-
-    def runtime_fields(self) -> Mapping[str, object]:
-        """The live values."""
-        ...
-
-    def install_runtime_fields(self, fields: Mapping[str, object]) -> None:
-        """Make these the live values."""
-        ...
+BuildGraph = Callable[[int, int, int], object]
+"""What a controller with `runtime` is given: builds the graph of (steps, draft tokens, batch size). May raise."""
 
 
 class StepController(Protocol):
@@ -110,12 +93,14 @@ class StepController(Protocol):
         """The average of the range that a batch size belongs to: `(1 − ema_alpha) · average + ema_alpha · mean` per result."""
 
     # runtime
-    def attach(self, host: RuntimeHost, captured: Sequence[int] | None) -> object:
-        """Build one state per candidate, each with graphs for exactly those captured sizes (None: no graphs) whose range has it. If a
-        build fails, the error goes on and nothing has changed; `attach` may be called again with the same host."""
+    def attach(self, build: BuildGraph, captured: Sequence[int] | None) -> object:
+        """Build a graph for every candidate (with steps + 1 draft tokens) and exactly those captured sizes (None: no graphs)
+        whose range has it, and route by these sizes. If a build fails, the error goes on and nothing has changed; `attach` may be
+        called again."""
 
-    def activate(self, batch_size: int, kv_tokens: int) -> int:
-        """`steps_for`, and the host's live fields are those of these steps; only this swaps them."""
+    def graph(self, steps: int, batch_size: int) -> object:
+        """The graph of a round: what `build` returned for the captured size that the batch is padded to. None if there is none so large,
+        and before graphs were built; never builds."""
 
     # reload
     def reload(self, text: str) -> object:
@@ -129,7 +114,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "inspection": ("state",),
     "counters": ("counted",),
     "averages": ("average",),
-    "runtime": ("attach", "activate"),
+    "runtime": ("attach", "graph"),
     "reload": ("reload",),
 }
 """Capability -> the methods of a controller that it promises; "" is what every controller has."""

@@ -15,7 +15,7 @@ class Shown(NamedTuple):
     state: object = None
     averages: tuple[float, ...] | None = None
     counted: tuple[int, ...] | None = None
-    live: tuple[tuple[str, object], ...] | None = None
+    graphs: tuple[object, ...] | None = None  # of every batch size and each of its candidates
 
 
 class Told(NamedTuple):
@@ -89,8 +89,9 @@ class Moment:
     bounded: bool = False  # whether ten switches are the limit, and not one per interval
     offered: Offered | None = None
     built: Built | None = None
-    graphs: tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]] | None = None  # captured, and reachable
-    states: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] | None = None  # built, and needed
-    live: tuple[tuple[str, object], ...] | None = None  # what the live fields must be
+    built_keys: tuple[frozenset[tuple[int, int, int]], frozenset[tuple[int, int, int]]] | None = (
+        None  # and reachable ones
+    )
+    graphs: tuple[object, ...] | None = None  # those that must be found
     reload: str = ""  # "valid" or how it is damaged
     unfinite: str = ""  # a number of the state that is not finite

@@ -79,22 +79,6 @@ class Offer(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Touch(Operation):
-    """A forward pass changes a live field of the runtime."""
-
-    tag = "touch"
-    amount: int
-
-
-@dataclass(frozen=True, slots=True)
-class ActivateFailing(Operation):
-    """A round is about to be launched, and half of the live fields are set when the runtime fails."""
-
-    tag = "activate-failing"
-    batch_size: int
-
-
-@dataclass(frozen=True, slots=True)
 class Reload(Operation):
     """The table again, with another interval, and without candidate number `dropped` of every range that has more (−1: with all)."""
 
@@ -113,5 +97,5 @@ class ReloadBroken(Operation):
 
 OPERATIONS: tuple[type[Operation], ...] = (
     *(Round, Deliver, Idle, Observe, Garbage, Repeat, Phase, Offer),
-    *(Touch, ActivateFailing, Reload, ReloadBroken),
+    *(Reload, ReloadBroken),
 )

@@ -10,7 +10,7 @@ from ..invariants.registry import Invariant
 from ..trial import Refused, Trial, check_methods
 from . import operations as ops
 from .contract import METHODS, StepController, StepsCapabilities, StepsConfig
-from .host import RecordingHost
+from .host import RecordingBuilder
 from .moment import Built, Moment, Offered, Shown, Stretch, Told
 from .processes import PROCESSES, accepted, correct_drafts
 from .table import DAMAGES, damaged, read_table, reloaded
@@ -62,11 +62,8 @@ class StepControllerTrial(Trial):
         self.batch_sizes = looked_at(config)
         self.in_flight: list[tuple[int, int, tuple[int, ...]]] = []
         self.stretches: list[tuple[object, Stretch]] = []
-        self.host = RecordingHost()
-        self.active: int | None = None
-        self.live: dict[str, object] = dict(self.host.fields)
-        self.states: dict[int, dict[str, object]] = {}
-        self.choose = subject.steps_for
+        self.build = RecordingBuilder()
+        self.graphs: dict[tuple[int, int, int], str] = {}
         self.captured = () if capabilities.runtime else config.captured  # known once it is attached
         self._shown: Shown | None = None
         self._begin("make")
@@ -88,7 +85,7 @@ class StepControllerTrial(Trial):
     def _end(self) -> bool:
         m = self.moment
         self._shown = m.after = self._look()
-        m.live = tuple(self.live.items()) if self.capabilities.runtime else None
+        m.graphs = self._each_round(self._graph_due) if self.capabilities.runtime else None
         self.transcript.append((str(m.operation), m.refusal, m.after.steps))
         return True
 
@@ -114,7 +111,20 @@ class StepControllerTrial(Trial):
             counted = tuple([self._count(number) for number in self._counted()])
         if has.inspection:
             state = self._frozen(self.must(subject.state), "state()")
-        return Shown(steps, state, averages, counted, tuple(self.host.fields.items()) if has.runtime else None)
+        return Shown(steps, state, averages, counted, self._each_round(self._graph) if has.runtime else None)
+
+    def _each_round(self, find: Callable[[int, int], object]) -> tuple[object, ...]:
+        """`find(steps, batch_size)` for every batch size and each of its candidates."""
+        return tuple(find(steps, size) for size in self.batch_sizes for steps in self._candidates(size))
+
+    def _graph(self, steps: int, batch_size: int) -> object:
+        answer = self.ask(self.subject.graph, steps, batch_size)
+        return answer.reason if isinstance(answer, Refused) else answer
+
+    def _graph_due(self, steps: int, batch_size: int) -> str | None:
+        """The graph that a round must find: the one that was built for the captured size it is padded to."""
+        size = min((size for size in self.captured if size >= batch_size), default=0)
+        return self.graphs.get((steps, steps + 1, size))
 
     def _average(self, batch_size: int) -> float:
         answer = self.must(self.subject.average, batch_size)
@@ -155,22 +165,11 @@ class StepControllerTrial(Trial):
 
     def _launch(self, batch_size: int) -> int | None:
         """Choose the steps of a round, as a launch does; None if they are none that it may have."""
-        answer = self.must(self.choose, batch_size, self._kv_tokens(batch_size))
-        steps = answer if type(answer) is int else self.integer(answer, f"the steps for {batch_size} rows")
-        has_state = self.choose == self.subject.steps_for or steps in self.states
-        if steps not in self._candidates(batch_size) or not has_state:
+        steps = self._steps_for(batch_size)
+        if steps not in self._candidates(batch_size):
             self.moment.stray_choice = (batch_size, steps, self._candidates(batch_size))
             return None
-        if self.choose != self.subject.steps_for and steps != self.active:
-            self._swapped(steps)
         return steps
-
-    def _swapped(self, steps: int) -> None:
-        """The live fields go to the state that they belong to, and another state's come."""
-        if self.active is not None:
-            self.states[self.active] = self.live
-        self.active = steps
-        self.live = dict(self.states[steps])
 
     def _tell(self, correct: Sequence[float], batch_size: int, executed: int, valid: bool = True) -> bool:
         """Tell one result; whether it was taken. What is counted is added up in the moment."""
@@ -322,54 +321,30 @@ class StepControllerTrial(Trial):
         gain = max((1 + steps) * plain / self._time_ns(steps, batch_size) for steps in candidates)
         return gain >= MIN_GAIN or not self.capabilities.goodput
 
-    # -- the runtime ----------------------------------------------------------------------------------------------------
+    # -- graphs -----------------------------------------------------------------------------------------------------
 
     def _attach(self, fail_at: int) -> None:
-        """Let it build its states; once more if that was to fail."""
-        captured = list(self.config.captured) or None
-        union, host = self.table.union, self.host
-        failing = 0 < fail_at <= len(union)
-        for fails in (True, False) if failing else (False,):
+        """Let it build its graphs; once more if that was to fail."""
+        captured, build = self.config.captured, self.build
+        ranges = self.table.candidates
+        reachable = frozenset(
+            (steps, steps + 1, size) for size in captured for steps in ranges[self.table.range_of(size, captured)]
+        )
+        for fails in (True, False) if 0 < fail_at <= len(reachable) else (False,):
             self.operation = "attach, and a build fails" if fails else "attach"
             m = self._begin(self.operation)
-            host.built.clear()
-            host.builds_to_failure = fail_at if fails else 0
-            answer = self.ask(self.subject.attach, host, captured)
-            host.builds_to_failure = 0
+            build.built.clear()
+            build.builds_to_failure = fail_at if fails else 0
+            answer = self.ask(self.subject.attach, build, list(captured) or None)
+            build.builds_to_failure = 0
             refusal = answer.reason if isinstance(answer, Refused) else "False" if answer is False else None
             if not fails:
-                self.captured = self.config.captured
-                reachable = frozenset(
-                    (steps, size) for size in self.config.captured for steps in self._candidates(size)
-                )
-                pairs = frozenset((key[0], size) for key, sizes in host.built.items() for size in sizes or ())
-                built, needed = tuple(sorted(host.built)), tuple((steps, steps + 1) for steps in union)
-                self.states = {steps: dict(fields) for steps, fields in host.states.items()}
-                self.choose = self.subject.activate
+                self.captured, self.graphs = captured, dict(build.built)
                 m = self._begin(self.operation)
-                m.graphs, m.states = (pairs, reachable), (built, needed)
+                m.built_keys = frozenset(build.built), reachable
             m.refusal, m.built = refusal, Built(fails, refusal)
             self._end()
             self.check()
-
-    def _touch(self, op: ops.Touch) -> bool:
-        if self.active is None:
-            return False
-        self._begin(op)
-        self.live["metadata"] += op.amount
-        self.host.fields["metadata"] += op.amount
-        return self._end()
-
-    def _activate_failing(self, op: ops.ActivateFailing) -> bool:
-        if op.batch_size < 1 or self._steps_for(op.batch_size) == self.active:
-            return False
-        m = self._begin(op)
-        self.host.fail_install = True
-        answer = self.ask(self.subject.activate, op.batch_size, self._kv_tokens(op.batch_size))
-        self.host.fail_install = False
-        m.refusal = answer.reason if isinstance(answer, Refused) else None
-        m.built = Built(True, m.refusal)
-        return self._end()
 
     # -- another table ----------------------------------------------------------------------------------------------------
 
@@ -404,8 +379,6 @@ class StepControllerTrial(Trial):
         ops.Repeat: _repeat,
         ops.Phase: _phase,
         ops.Offer: _offer,
-        ops.Touch: _touch,
-        ops.ActivateFailing: _activate_failing,
         ops.Reload: _reload,
         ops.ReloadBroken: _reload_broken,
     }

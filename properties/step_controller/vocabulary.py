@@ -108,10 +108,6 @@ def vocabulary(config: StepsConfig, capabilities: StepsCapabilities) -> Vocabula
             Letter(ops.Phase, 1, PROCESSES, [size for size in small if size >= FEWEST_ROWS] or [FEWEST_ROWS]),
             Letter(ops.Offer, 1, small),
         ),
-        "runtime": (
-            Letter(ops.Touch, 3, (1, 7)),
-            Letter(ops.ActivateFailing, 3, sizes),
-        ),
         "reload": (
             Letter(ops.Reload, 2, (-1, 0, 1, 2), (5, 1, 2)),
             Letter(ops.ReloadBroken, 4, DAMAGES),

@@ -1,4 +1,4 @@
-"""A4, A7 and A9: runtime states swapped whole, late feedback, counters, reload."""
+"""A4, A7 and A9: graphs by key, late feedback, counters, reload."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from foretoken.core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, build_controller, fixed_controller
-from foretoken.core.adaptive.controller import MissingRuntimeState
+from foretoken.core.adaptive.graph_plan import GraphKey, GraphTable, MissingGraph
 from foretoken.core.adaptive.routing import InvalidGraphSizes
 from foretoken.core.adaptive.slot import NEVER, InvalidObservation
 from foretoken.core.errors import ConfigError
@@ -16,128 +16,59 @@ FAST = {"warmup_batches": 0, "update_interval": 1, "ema_alpha": 1.0, "down_hyste
 RANGES = {**FAST, "1": {"candidate_steps": [1, 3]}, "8": {"candidate_steps": [0, 1]}}
 
 
-class Host:
-    """Owner of two fields that a runtime state sets, with faults on demand."""
-
-    def __init__(self):
-        self.fields: dict[str, object] = {"graphs": "initial", "width": 0}
-        self.built: list[tuple[int, int, tuple[int, ...] | None]] = []
-        self.fail_at: int | None = None
-        self.fail_install = False
-
-    def build_runtime_state(self, steps, num_draft_tokens, cuda_graph_bs):
-        self.fields = {"graphs": f"half of {steps}", "width": -1}  # building disturbs the live fields
-        if steps == self.fail_at:
-            raise RuntimeError("out of memory")
-        self.built.append((steps, num_draft_tokens, cuda_graph_bs))
-        return {"graphs": f"graphs of {steps}", "width": num_draft_tokens}
-
-    def runtime_fields(self):
-        return self.fields
-
-    def install_runtime_fields(self, fields):
-        if self.fail_install:
-            self.fail_install = False
-            self.fields = {"graphs": "torn", "width": -2}
-            raise RuntimeError("lost device")
-        self.fields = dict(fields)
+def adaptive() -> AdaptiveController:
+    return AdaptiveController(AdaptiveSpeculativeParams(3, RANGES))
 
 
-def controller_with_host() -> tuple[AdaptiveController, Host]:
-    host = Host()
-    return AdaptiveController(AdaptiveSpeculativeParams(3, RANGES), host=host), host
-
-
-def test_one_state_per_candidate_with_its_own_sizes_only():
-    controller, host = controller_with_host()
-    controller.init_states([1, 4, 8, 16])
-    assert host.built == [(0, 1, (8, 16)), (1, 2, (1, 4, 8, 16)), (3, 4, (1, 4))]
-    assert host.fields == {"graphs": "initial", "width": 0}  # building is invisible
-    assert controller.cuda_graph_bs_for_step(3) == (1, 4)
-
-
-def test_registered_states_are_not_built_again():
-    controller, host = controller_with_host()
-    controller.register(3, host.runtime_fields())
-    controller.init_states(None)
-    assert host.built == [(0, 1, None), (1, 2, None)]
-    controller.activate_step_by_batch(1)
-    assert host.fields == {"graphs": "initial", "width": 0}
-
-
-def test_trees_build_a_state_per_width():
-    host = Host()
+def trees() -> AdaptiveController:
     params = AdaptiveSpeculativeParams(1, {"1": {"candidate_steps": [1]}, "8": {"candidate_steps": [1]}})
-    controller = AdaptiveController(params, topk=4, num_draft_tokens={1: 5, 8: 3}, host=host)
-    controller.init_states([4, 16])
-    assert host.built == [(1, 3, (16,)), (1, 5, (4,))]
-    controller.activate_step_by_batch(16)
-    assert host.fields["width"] == 3
-    controller.activate_step_by_batch(2)
-    assert host.fields["width"] == 5
-    assert controller.topk == 4 and controller.max_num_draft_tokens == 5
+    return AdaptiveController(params, topk=4, num_draft_tokens={1: 5, 8: 3})
 
 
-def test_a_failed_build_restores_everything():
-    controller, host = controller_with_host()
-    host.fail_at = 3
+def test_keys_are_those_that_routing_reaches_the_largest_batch_first():
+    built = []
+    adaptive().init_states([1, 4, 8, 16], built.extend)
+    assert built == [(0, 1, 16), (0, 1, 8), (1, 2, 16), (1, 2, 8), (1, 2, 4), (1, 2, 1), (3, 4, 4), (3, 4, 1)]
+    built.clear()
+    trees().init_states([4, 16], built.extend)
+    assert built == [(1, 3, 16), (1, 5, 4)]
+    adaptive().init_states(None, built.append)
+    assert built[-1] == (), "no graphs, no keys"
+
+
+def test_a_failed_build_leaves_the_routing():
+    def fail(keys):
+        raise RuntimeError("out of memory")
+
+    controller = trees()
     with pytest.raises(RuntimeError, match="out of memory"):
-        controller.init_states([1, 16])
-    assert host.fields == {"graphs": "initial", "width": 0}
-    assert controller.cuda_graph_bs_for_step(1) is None
-    with pytest.raises(MissingRuntimeState, match=r"3 steps .* states for \[\]"):
-        controller.activate_step_by_batch(1)
+        controller.init_states([16], fail)  # where 2 rows would run at 16
+    assert controller.num_draft_tokens_for(1, 2) == 5
     with pytest.raises(InvalidGraphSizes):
         controller.init_states([-1])
-    host.fail_at, host.built = None, []
-    controller.init_states([1, 16])
-    assert [steps for steps, *_ in host.built] == [0, 1, 3]
+    controller.init_states([16])
+    assert controller.num_draft_tokens_for(1, 2) == 3
 
 
-def test_a_failed_build_restores_the_routing_of_tree_widths():
-    host = Host()
-    params = AdaptiveSpeculativeParams(1, {"1": {"candidate_steps": [1]}, "8": {"candidate_steps": [1]}})
-    controller = AdaptiveController(params, topk=4, num_draft_tokens={1: 5, 8: 3}, host=host)
-    host.fail_at = 1
-    with pytest.raises(RuntimeError):
-        controller.init_states([16])  # where 2 rows would run at 16
-    assert controller.num_draft_tokens_for(1, 2) == 5
+def test_a_table_is_built_whole_or_not_at_all():
+    table = GraphTable()
+    keys = [GraphKey(1, 2, 8), GraphKey(1, 2, 4), GraphKey(3, 4, 4)]
+    table.build(keys, str)
+    assert table.find(1, 2, 3) == str(keys[1]) and table.find(1, 2, 5) == str(keys[0]) and table.find(3, 4, 9) is None
+    with pytest.raises(MissingGraph, match=r"steps=3, num_draft_tokens=4, batch_size=8"):
+        table.find(3, 4, 5)
+    with pytest.raises(ZeroDivisionError):
+        table.build([*keys, GraphKey(0, 1, 16)], lambda key: 1 // key.steps)
+    assert table.find(1, 2, 3) == str(keys[1]) and table.find(0, 1, 16) is None
 
 
-def test_a_b_a_brings_back_every_field():
-    controller, host = controller_with_host()
+def test_feedback_shows_at_the_next_choice():
+    controller = adaptive()
     controller.init_states([1, 8])
     assert controller.activate_step_by_batch(1) == 3
-    host.fields["width"] = "as the forward pass left it"
-    first = dict(host.fields)
-    assert controller.activate_step_by_batch(8) == 1
-    assert host.fields == {"graphs": "graphs of 1", "width": 2}
-    assert controller.activate_step_by_batch(1) == 3
-    assert host.fields == first
-    assert controller.metrics().activations == 2
-
-
-def test_a_failed_swap_leaves_the_old_state_live():
-    controller, host = controller_with_host()
-    controller.init_states([1, 8])
-    controller.activate_step_by_batch(1)
-    before = dict(host.fields)
-    host.fail_install = True
-    with pytest.raises(RuntimeError, match="lost device"):
-        controller.activate_step_by_batch(8)
-    assert host.fields == before
-    assert controller.activate_step_by_batch(8) == 1 and host.fields["width"] == 2
-
-
-def test_feedback_never_swaps_the_state():
-    controller, host = controller_with_host()
-    controller.init_states([1, 8])
-    controller.activate_step_by_batch(1)
     controller.on_verify_complete(np.zeros(2, np.int32), 1, 3)
-    assert host.fields["width"] == 4
     assert controller.metrics().steps == 3
-    assert controller.activate_step_by_batch(1) == 1
-    assert host.fields["width"] == 2
+    assert controller.activate_step_by_batch(1) == 1 and controller.metrics().activations == 1
 
 
 def test_late_feedback_of_other_steps_does_not_decide():
@@ -184,7 +115,7 @@ def test_fixed_controller():
         controller = fixed_controller(steps)
         assert controller.activate_step_by_batch(100, 5) == steps
         assert controller.candidates == (steps,)
-        assert controller.min_steps == controller.max_steps == steps
+        assert controller.max_steps == steps
         assert controller.num_draft_tokens_for(steps, 3) == steps + 1
         assert controller.rounds_to_next_decision(1) == NEVER
     with pytest.raises(ConfigError):
@@ -271,7 +202,7 @@ class TestReload:
 
     def test_what_was_left_out_may_come_back(self):
         """What counts is what was built and captured, not what the last table used of it."""
-        controller = build_controller("ema", RANGES, host=Host())
+        controller = build_controller("ema", RANGES)
         controller.init_states([4, 8])
         controller.reload({**FAST, "1": {"candidate_steps": [1]}, "8": {"candidate_steps": [0]}})
         controller.reload(RANGES)

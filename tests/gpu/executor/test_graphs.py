@@ -16,9 +16,8 @@ from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.driver import run_until_idle
 from foretoken.core.scheduler.engine import Engine
-from foretoken.gpu.executor import executor as executor_module
 from foretoken.gpu.executor.build import build_executor
-from foretoken.gpu.executor.graphs import RoundKind, RoundStates, graph_for
+from foretoken.gpu.executor.graphs import RoundGraphs, RoundKind
 from foretoken.gpu.session.plan import SessionOptions
 from foretoken.gpu.session.session import DecodeSession
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
@@ -31,12 +30,14 @@ ALGORITHMS = ("NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGR
 def test_padded_captured_rounds_and_eager_launching_change_no_token(algorithm, eager, monkeypatch):
     used = []
 
-    def counting(graphs, batch_size, kind):
-        found = graph_for(graphs, batch_size, kind)
+    find = RoundGraphs.find
+
+    def counting(*arguments):
+        found = find(*arguments)
         used.append(found is not None)
         return found
 
-    monkeypatch.setattr(executor_module, "graph_for", counting)
+    monkeypatch.setattr(RoundGraphs, "find", counting)
     dice = Dice(31)
     fixed = {"algorithm": algorithm, "faults": "none", "drafts": "model", "outputs": False, "topk": 1}
     rounds = 0
@@ -49,14 +50,11 @@ def test_padded_captured_rounds_and_eager_launching_change_no_token(algorithm, e
 
 
 def serve(draft_name: str, *, graph_sizes, table, requests, seed=3):
-    states = RoundStates()
-    controller = build_controller("ema", table, host=states)
+    controller = build_controller("ema", table)
     config = EngineConfig(num_pages=400, context_len=96, max_running=4, track_tokens=True, overlap=False)
     engine = Engine(config, get_algorithm(draft_name), controller)
     draft = noisy_copy(0, 0.05) if draft_name == "STANDALONE" else small_head(0, draft_name)
-    executor = build_executor(
-        engine, small_model(0), draft, OPS, states=states, graph_sizes=graph_sizes, seed=seed, debug=True
-    )
+    executor = build_executor(engine, small_model(0), draft, OPS, graph_sizes=graph_sizes, seed=seed, debug=True)
     for request in requests:
         engine.submit(request, 0)
     done = {}
@@ -65,7 +63,7 @@ def serve(draft_name: str, *, graph_sizes, table, requests, seed=3):
         done.update({end.request_id: end.tokens.tolist() for end in outcome.finished})
 
     run_until_idle(engine, executor, lambda: 0, keep)
-    return done, states, executor
+    return done, executor
 
 
 TABLE = {
@@ -83,24 +81,24 @@ def prompts(n: int, **sampling) -> list[Request]:
 
 
 def test_only_reachable_graphs_are_captured_and_each_is_reported():
-    _, states, _ = serve("STANDALONE", graph_sizes=(1, 2, 4), table=TABLE, requests=prompts(3))
-    captured = {(report.steps, report.batch_size) for report in states.reports}
+    _, executor = serve("STANDALONE", graph_sizes=(1, 2, 4), table=TABLE, requests=prompts(3))
+    captured = {(report.steps, report.batch_size) for report in executor.graphs.reports}
     assert captured == {(1, 1), (3, 1), (1, 2), (3, 2), (0, 4), (1, 4)}
-    assert all(report.seconds > 0 for report in states.reports)
+    assert all(report.seconds > 0 for report in executor.graphs.reports)
 
 
 @pytest.mark.parametrize(
     "sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}, {"temperature": 1.0, "top_k": 5}]
 )
 def test_sampled_rounds_draw_the_same_tokens_with_and_without_graphs(sampling):
-    with_graphs, states, _ = serve("EAGLE3", graph_sizes=(4,), table=TABLE, requests=prompts(4, **sampling))
-    without, _, _ = serve("EAGLE3", graph_sizes=None, table=TABLE, requests=prompts(4, **sampling))
-    assert {report.kind for report in states.reports} == set(RoundKind)
+    with_graphs, executor = serve("EAGLE3", graph_sizes=(4,), table=TABLE, requests=prompts(4, **sampling))
+    without, _ = serve("EAGLE3", graph_sizes=None, table=TABLE, requests=prompts(4, **sampling))
+    assert {report.kind for report in executor.graphs.reports} == set(RoundKind)
     assert with_graphs == without
 
 
 def test_padding_rows_leave_the_pools_and_the_relay_of_others_alone():
-    _, _, executor = serve("STANDALONE", graph_sizes=(4,), table=TABLE, requests=prompts(1))
+    _, executor = serve("STANDALONE", graph_sizes=(4,), table=TABLE, requests=prompts(1))
     executor.future_map.check()
     keys = executor.pool.keys
     written = (keys != 0).flatten(2).any(dim=2).any(dim=0)
@@ -119,7 +117,7 @@ def test_a_session_captures_the_sizes_that_its_batches_can_have(nano_pair):
         requests = [Request(f"r{i}", Prompt.of_tokens(tokens[: 2 + i]), 12) for i in range(3)]
         texts.append({name: output.text for name, output in session.run(requests).items()})
         sizes.append(
-            [report.batch_size for report in session.executor.states.reports if report.kind is RoundKind.GREEDY]
+            [report.batch_size for report in session.executor.graphs.reports if report.kind is RoundKind.GREEDY]
         )
     assert texts[0] == texts[1]
     assert sizes == [[], [3, 2, 1]]

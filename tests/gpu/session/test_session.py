@@ -370,7 +370,7 @@ def test_the_cost_table_is_the_time_of_rounds(models):
     )
     plan = plan_session(options)
     draft = HashDraft(HashLanguageModel(seed=1, vocab_size=24))
-    table = cost_table(plan.description, lambda engine, _: Timed.for_engine(engine, draft), lambda: now[0])
+    table = cost_table(plan.description, lambda engine: Timed.for_engine(engine, draft), lambda: now[0])
     assert table.steps == (0, 2) and table.batch_sizes == batch_sizes(plan.description) == (1, 2, 4, 5)
     for steps, row, token_ps in zip(table.steps, table.round_ns, table.kv_token_ps, strict=True):
         for size, time_ns in zip(table.batch_sizes, row, strict=True):
@@ -381,9 +381,9 @@ def test_the_cost_table_is_the_time_of_rounds(models):
 def test_where_rounds_are_captured_the_measured_ones_are_too(models, monkeypatch):
     captured = []
 
-    def build(engine, *models, states, **options):
-        executor = build_executor(engine, *models, states=states, **options)
-        captured.append(None if states is None else [(r.steps, r.batch_size, r.kind.value) for r in states.reports])
+    def build(*models, **options):
+        executor = build_executor(*models, **options)
+        captured.append([(r.steps, r.batch_size, r.kind.value) for r in executor.graphs.reports])
         return executor
 
     monkeypatch.setattr(round_cost, "build_executor", build)

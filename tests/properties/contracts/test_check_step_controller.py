@@ -1,6 +1,7 @@
 """The step controller's suite: ours hold with every policy, one that is not ours too, and what is wrong is said in words."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from foretoken.checks.adapters.step_controller import make_ema, make_fixed, make_goodput
@@ -11,7 +12,7 @@ from foretoken.properties.invariants import of_contract
 from foretoken.properties.report import PropertiesBroken
 from foretoken.properties.step_controller import operations as ops
 from foretoken.properties.step_controller.contract import StepsConfig
-from foretoken.properties.step_controller.host import BuildFailed, RecordingHost
+from foretoken.properties.step_controller.host import BuildFailed, RecordingBuilder
 from foretoken.properties.step_controller.processes import CONSTANT, DEPTH, PROCESSES, correct_drafts, longest_runs
 from foretoken.properties.step_controller.suite import SUITE as STEPS
 from foretoken.properties.step_controller.table import DAMAGES, Table, damaged, read_table, reloaded
@@ -135,7 +136,6 @@ def test_results_come_late_and_in_part():
 def test_what_makes_no_sense_is_left_out():
     senseless = [ops.Deliver(0), ops.Round(0, (1,)), ops.Repeat(1, (1,), 0), ops.Phase("odd", 1), ops.Offer(4)]
     senseless += [
-        ops.Touch(1),
         ops.Garbage(1, "odd"),
         ops.Reload(0, 0),
         ops.ReloadBroken("odd"),
@@ -144,30 +144,18 @@ def test_what_makes_no_sense_is_left_out():
     assert run(make_ema, senseless).num_operations == 0
 
 
-def test_a_state_comes_back_as_it_was_left():
-    history = [
-        ops.Round(1, (0,)),
-        ops.Touch(7),
-        ops.Repeat(1, (0,), 30),
-        ops.Repeat(5, (3,), 5),
-        ops.ActivateFailing(1),
-    ]
-    trial = run(make_ema, history)
-    assert trial.executed[ops.ActivateFailing] == 1 and trial.moment.refusal.startswith("BuildFailed")
-    assert any(fields["metadata"] % 1000 == 7 for fields in trial.states.values())
+def test_graphs_are_found_after_a_build_that_failed_and_one_that_did_not():
+    trial = run(make_ema, [ops.Repeat(1, (0,), 30), ops.Repeat(5, (3,), 5)], replace(CONFIG, fail_at=3))
+    assert trial.build.num_builds == 3 + 5 and set(trial.moment.after.graphs) > {None}
 
 
-def test_the_host_fails_when_told_to():
-    host = RecordingHost()
-    host.builds_to_failure = 2
-    host.build_runtime_state(1, 2, (4,))
-    with pytest.raises(BuildFailed):
-        host.build_runtime_state(3, 4, None)
-    assert host.built == {(1, 2): (4,)} and host.fields["graph"] == "capturing 3"
-    host.fail_install = True
-    with pytest.raises(BuildFailed):
-        host.install_runtime_fields({"graph": "a", "buffers": 1, "metadata": 2})
-    assert host.fields == {"graph": "a", "buffers": 1, "metadata": -1}
+def test_the_builder_fails_when_told_to():
+    build = RecordingBuilder()
+    build.builds_to_failure = 2
+    graph = build(1, 2, 4)
+    with pytest.raises(BuildFailed, match="3 steps for 8 rows"):
+        build(3, 4, 8)
+    assert build.built == {(1, 2, 4): graph} and build(1, 2, 4) != graph
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------

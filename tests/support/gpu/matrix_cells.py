@@ -15,7 +15,6 @@ from foretoken.core.contract.events import Committed
 from foretoken.core.contract.request import FinishReason, Request
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.executor.build import build_executor
-from foretoken.gpu.executor.graphs import RoundStates
 from foretoken.gpu.models.config import LLAMA, ModelConfig
 from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle
@@ -177,9 +176,8 @@ def applicable(cell: Cell) -> Cell:
 def run_real_cell(cell: Cell, ops: Ops = OPS, graph_sizes: tuple[int, ...] | None = None, **options) -> CellReport:
     """Serve one cell on the real executor, with captured rounds for `graph_sizes`; raises at the first contradiction."""
     dice = Dice(cell.seed * 1_000_003 + 17)
-    states = None if graph_sizes is None else RoundStates()
-    algorithm, controller = algorithm_of(cell), controller_of(cell, states)
-    options |= {"states": states, "graph_sizes": graph_sizes}
+    algorithm, controller = algorithm_of(cell), controller_of(cell)
+    options |= {"graph_sizes": graph_sizes}
     events: list = []
     engine = Engine(
         config_of(cell, algorithm, controller),
