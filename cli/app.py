@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -15,9 +14,6 @@ from .replay import replay
 from .schema import schema
 from .simulate import simulate
 from .tiny import tiny
-
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="foretoken",
@@ -53,18 +49,3 @@ def foretoken(
     ] = False,
 ) -> None:
     """Speculative decoding of large language models: simulate a deployment with the scheduler that would run it."""
-
-
-def main() -> None:
-    """Entry point. Bad input is one message and exit code 2, an interruption is exit code 130, neither a traceback."""
-    from ..core.errors import ForetokenError
-
-    try:
-        app()
-    except ForetokenError as error:
-        for line in str(error).splitlines():
-            print(f"foretoken: {line}", file=sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)
-    except KeyboardInterrupt:
-        print("foretoken: interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)

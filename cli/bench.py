@@ -141,9 +141,6 @@ def bench(
     Ctrl-C keeps the finished cells; the exit code is 130. Bad input, and more
     memory than there is, is one message before any weight is read, exit code 2.
     """
-    from .generate import _check_installed
-
-    _check_installed()
     from ..gpu.bench.plan import BenchOptions, plan_bench
     from .bench_display import Progress, show
 

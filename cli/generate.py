@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import sys
@@ -111,7 +110,6 @@ def generate(
     Ctrl-C ends all requests with what they have; the exit code is 130. Bad input
     is one message before any weight is read, and exit code 2.
     """
-    _check_installed()
     from ..gpu.session.plan import SessionOptions
     from ..gpu.session.prompts import RequestDefaults
 
@@ -197,16 +195,6 @@ def _standard_input() -> str:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError("<standard input>", [Problem("", f"is not UTF-8: {error}")]) from None
-
-
-def _check_installed() -> None:
-    from ..core.errors import ForetokenError
-
-    missing = [name for name in ("torch", "tokenizers", "safetensors", "jinja2") if not importlib.util.find_spec(name)]
-    if missing:
-        raise ForetokenError(
-            f"{', '.join(missing)} is not installed; decoding needs the extra: pip install 'foretoken[gpu]'"
-        )
 
 
 @contextmanager

@@ -119,19 +119,9 @@ class RunRecord:
 
     def finish(self, report: RunReport) -> dict[str, Any]:
         """Close all files and write the summary, which is returned."""
-        from ..observe.summary import SLO
+        from ..simulation import summarize_run
 
-        for replica, busy_ns in enumerate(report.device_busy_ns):
-            self._metrics.observe_device(replica, busy_ns)
-        slo = SLO(**self.scenario.slo.model_dump())
-        summary = self._metrics.summary(report.duration_ns, slo, incomplete=not report.complete)
-        summary = {"name": self.scenario.name, "seed": self.scenario.seed, **summary}
-        summary["skipped_rows"] = report.num_skipped_rows
-        if report.disaggregation is not None:
-            summary |= report.disaggregation.to_json(report.duration_ns)
-        if report.faults is not None:
-            summary |= report.faults.to_json()
-        summary |= {f"timeline_{key}": value for key, value in self._metrics.timeline().items()}
+        summary = summarize_run(self.scenario, report, self._metrics)
         self._close(complete=report.complete)
         if self.directory is not None:
             lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in summary.items()]

@@ -67,14 +67,9 @@ def tiny(
     """
     # Threads that wait by spinning would take the cores of whoever they wait for on a machine that has other work. Read when torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
-        from ..gpu.tiny.directory import PairOptions, partial_directory
-        from ..gpu.tiny.pair import make_pair
-        from ..gpu.tiny.sizes import size_of
-    except ModuleNotFoundError as error:
-        from ..core.errors import ForetokenError
-
-        raise ForetokenError(f"{error.name} is not installed; training needs: pip install 'foretoken[gpu]'") from None
+    from ..gpu.tiny.directory import PairOptions, partial_directory
+    from ..gpu.tiny.pair import make_pair
+    from ..gpu.tiny.sizes import size_of
     from .training_progress import training_display
 
     options = PairOptions(size_of(size), seed, time_budget_s)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,15 @@ DEFAULT = "default"
 
 
 def load_scenario(
-    path: str | Path | None = None, settings: Sequence[str] = (), base: Mapping[str, Any] | None = None
+    path: str | PathLike[str] | None = None, settings: Sequence[str] = ()
 ) -> tuple[Scenario, dict[str, str]]:
-    """The scenario, and for every key that was given the place it came from (the others are defaults).
+    """Return the scenario and, for every key that was given, the place it came from (the others are defaults).
 
-    path: a TOML file, or None. settings: "table.key=value" with a TOML value, or a bare word; they win over the file. base: settings of the
-    caller, weaker than the file. Raises ConfigError with every problem of the first source that has any.
+    path: a TOML file, or None. settings: "table.key=value" with a TOML value, or a bare word; they win over the file. Raises ConfigError
+    with every problem of the first source that has any.
     """
     data: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    if base:
-        _merge(data, base, "command line", origins)
     if path is not None:
         _merge(data, _read_toml(Path(path)), str(path), origins)
         _validate(data, origins)
@@ -39,6 +39,14 @@ def load_scenario(
         _assign(data, key, value)
         origins[key] = SETTINGS
     return _validate(data, origins), origins
+
+
+def scenario_with(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Scenario:
+    """Return the scenario of plain data with some values replaced. settings: dotted keys with their values."""
+    data = deepcopy(dict(tables))
+    for key, value in settings.items():
+        _assign(data, key, value)
+    return _validate(data, dict.fromkeys(settings, "overrides"))
 
 
 def scenario_from_dict(data: Mapping[str, Any], source: str) -> Scenario:

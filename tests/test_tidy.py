@@ -15,24 +15,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "cli")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "cli", "foretoken")
 ABOVE = {  # package -> the packages that it may import
     "core": {"core"},
     "observe": {"observe", "core"},
     "sim": {"sim", "core", "observe"},
     "gpu": {"gpu", "core", "observe"},
     "properties": {"properties", "core", "observe"},
-    "checks": set(PACKAGES) - {"cli"},
+    "checks": set(PACKAGES) - {"cli", "foretoken"},
+    "foretoken": set(PACKAGES) - {"cli", "checks"},
     "cli": set(PACKAGES),
 }
 LIBRARIES = {  # package -> what it may import from outside the standard library
-    "core": {"numpy", "pydantic"},
+    "core": {"numpy"},
     "observe": {"numpy", "pyarrow", "rich", "plotly"},
     "sim": {"numpy", "pydantic", "simpy", "ray"},
     "gpu": {"numpy", "torch", "triton", "safetensors", "tokenizers", "jinja2", "fastapi", "uvicorn"},
     "properties": {"numpy", "hypothesis", "pytest"},
     "checks": {"numpy", "torch", "simpy", "pyarrow", "hypothesis", "transformers"},
     "cli": {"numpy", "pydantic", "typer", "rich"},
+    "foretoken": {"pyarrow", "rich"},
 }
 # The core waits for nothing, reads no clock, draws no chance, talks to nobody.
 NOT_IN_CORE = {
@@ -59,7 +61,7 @@ LONG_FILES = {
 LONG_FUNCTIONS: dict[str, str] = {}
 # Modules that nothing in the packages imports: entrances for users.
 ENTRANCES = {
-    "cli.app": "the entry point `foretoken`",
+    "cli.__main__": "the entry point `foretoken`",
     "core.acceptance.fit": "for users who fit acceptance to a recording of their own",
     "core.adaptive.export": "writes the adaptive table as other engines read it",
 }
@@ -117,10 +119,13 @@ def imports_of(path: Path) -> tuple[Import, ...]:
 
     def add(name: str, members: tuple[str, ...], at_import: bool, line: int, relative: bool = False) -> None:
         if name == "foretoken" or name.startswith("foretoken."):
-            name, relative = name.removeprefix("foretoken").lstrip("."), True
+            inside = name.removeprefix("foretoken").lstrip(".")
+            name, relative = (inside if inside and is_module(inside) else name), True
         if not relative:
             found.append(Import(name.split(".")[0], False, at_import, line))
             return
+        if not is_module(name) and is_module(f"foretoken.{name}"):  # the package's own modules stand in foretoken/
+            name = f"foretoken.{name}"
         modules = [f"{name}.{member}".lstrip(".") for member in members]
         for module in [m for m in modules if is_module(m)] or [name]:
             found.append(Import(module, True, at_import, line))
@@ -136,8 +141,9 @@ def test_the_walk_sees_the_tree():
     assert len(list(sources(*PACKAGES))) > 60
     engine = {(item.target, item.ours) for item in imports_of(ROOT / "core" / "scheduler" / "engine.py")}
     assert ("core.errors", True) in engine and ("numpy", False) in engine
-    app = imports_of(ROOT / "cli" / "app.py")
-    assert any(item.target == "core.errors" and not item.at_import for item in app)
+    entry = imports_of(ROOT / "cli" / "__main__.py")
+    assert any(item.target == "core.errors" and not item.at_import for item in entry)
+    assert any(item.target == "foretoken.simulation" for item in imports_of(ROOT / "foretoken" / "__init__.py"))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -348,6 +354,7 @@ def test_every_package_is_packaged():
         for package in PACKAGES
         for path in (ROOT / package).rglob("__init__.py")
     }
+    folders = folders - {"foretoken.foretoken"} | {"foretoken"}
     assert set(pyproject()["tool"]["setuptools"]["packages"]) == folders
     without_init = {
         str(path.parent.relative_to(ROOT)) for path in sources(*PACKAGES) if not (path.parent / "__init__.py").is_file()
@@ -370,16 +377,25 @@ def test_constraints_pin_every_dependency():
     assert normal["torch"] == "2.13.0"
 
 
-def test_dependencies_cover_the_base_packages():
-    """What core, sim, observe and cli import must come with a plain install."""
-    base = {re.split(r"[\s\[<>=;!~]", item)[0] for item in pyproject()["project"]["dependencies"]}
+@pytest.mark.parametrize(
+    ("extra", "folders", "optional"),
+    [
+        (None, ("core",), set()),
+        ("properties", ("core", "properties"), {"pytest"}),
+        ("sim", ("core", "sim", "observe", "cli"), {"plotly", "ray"}),
+    ],
+)
+def test_an_extra_covers_what_its_packages_import(extra: str | None, folders: tuple[str, ...], optional: set[str]):
+    """NumPy comes with a plain install; `optional` is imported only where it is there."""
+    project = pyproject()["project"]
+    wanted = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
     imported = {
         item.target
-        for path in sources("core", "sim", "observe", "cli")
+        for path in sources(*folders)
         for item in imports_of(path)
         if not item.ours and item.target not in sys.stdlib_module_names
     }
-    assert imported <= base | {"plotly", "ray"}
+    assert imported <= {re.split(r"[\s\[<>=;!~]", item)[0] for item in wanted} | optional
 
 
 def test_test_files_have_names_of_their_own():

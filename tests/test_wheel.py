@@ -1,4 +1,4 @@
-"""The wheel, in an empty environment without extras: it runs, without torch, and from nothing but itself."""
+"""The wheel in an empty environment: what it has, and what runs with which extra, from nothing but itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wheel(tmp_path_factory) -> Path:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"].values()
     for folder in packages:
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     out = tmp_path_factory.mktemp("wheel")
     call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source, cwd=source)
@@ -40,25 +40,61 @@ def wheel(tmp_path_factory) -> Path:
     return built
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> Path:
+    """The folder of an empty environment's commands."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    return folder / ("Scripts" if os.name == "nt" else "bin")
+
+
+def install(environment: Path, requirement: str) -> None:
+    pip = [environment / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+    call(*pip, "--constraint", ROOT / "constraints.txt", requirement, cwd=environment)
+
+
 @pytest.mark.xdist_group("wheel")
 def test_the_wheel_has_every_module_and_nothing_else(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
-    modules = {name for name in names if ".dist-info/" not in name}
+    archive = zipfile.ZipFile(wheel)
+    modules = {name for name in archive.namelist() if ".dist-info/" not in name}
     folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"].values()
-    expected = {
-        f"foretoken/{path.relative_to(ROOT).as_posix()}" for folder in folders for path in (ROOT / folder).rglob("*.py")
-    }
-    assert modules == expected
+    expected = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    expected = {f"foretoken/{name.removeprefix('foretoken/')}" for name in expected}
+    assert modules == expected | {"foretoken/py.typed"}
 
 
 @pytest.mark.xdist_group("wheel")
-def test_simulate_in_an_empty_environment(wheel, tmp_path):
-    environment = tmp_path / "environment"
-    venv.create(environment, with_pip=True)
-    scripts = environment / ("Scripts" if os.name == "nt" else "bin")
-    python = scripts / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-    call(*pip, "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+def test_the_wheel_has_its_licence(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (information,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+    assert archive.read(f"{information}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    metadata = archive.read(f"{information}/METADATA").decode()
+    assert "License-Expression: Apache-2.0\n" in metadata and "License-File: LICENSE\n" in metadata
+    assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.xdist_group("wheel")
+def test_properties_need_numpy_and_hypothesis_alone(wheel, environment, tmp_path):
+    install(environment, f"{wheel}[properties]")
+    code = (
+        "import sys\n"
+        "import foretoken.properties.conformance, foretoken.properties.machines\n"
+        "from foretoken import check\n"
+        "from foretoken.properties.allocator.plain import make\n"
+        "good, bad = check('allocator', make, budget=5000), check('allocator', lambda config: object(), budget=100)\n"
+        "known = ('pydantic', 'simpy', 'pyarrow', 'typer', 'rich', 'pytest', 'torch')\n"
+        "print(good.ok, bad.ok, [name for name in known if name in sys.modules])\n"
+    )
+    assert call(environment / "python", "-c", code, cwd=tmp_path).stdout == "True False []\n"
+    done = subprocess.run([environment / "foretoken", "simulate"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "foretoken: typer is not installed: pip install 'foretoken[sim]'\n"
+
+
+@pytest.mark.xdist_group("wheel")
+def test_simulate_with_the_extra_sim(wheel, environment, tmp_path):
+    install(environment, f"{wheel}[sim]")
+    scripts, python = environment, environment / "python"
 
     example = tmp_path / "work" / "example.toml"
     example.parent.mkdir()
@@ -72,16 +108,16 @@ def test_simulate_in_an_empty_environment(wheel, tmp_path):
     code = (
         "import importlib.util, json, sys\n"
         "sys.argv = ['foretoken', 'simulate', '--quiet', '--set', 'workload.num_requests=5', '--out', 'again']\n"
-        "from foretoken.cli.app import main\n"
+        "from foretoken.cli.__main__ import main\n"
         "try: main()\n"
         "except SystemExit as ended: assert not ended.code\n"
         "ours = {m.__file__ for n, m in sys.modules.items() if n.startswith('foretoken.') and m.__file__}\n"
-        "extras = ['torch', 'triton', 'hypothesis', 'pytest', 'plotly', 'ray']\n"
+        "extras = ['torch', 'triton', 'pytest', 'plotly', 'ray']\n"
         "found = [name for name in extras if importlib.util.find_spec(name)]\n"
         "print(json.dumps({'ours': sorted(ours), 'found': found, 'path': sys.path}))\n"
     )
     seen = json.loads(call(python, "-c", code, cwd=example.parent).stdout.splitlines()[-1])
     assert not seen["found"], "the environment has an extra; this test proves nothing then"
     assert len(seen["ours"]) > 40
-    assert all(Path(file).is_relative_to(environment) for file in seen["ours"])
+    assert all(Path(file).is_relative_to(environment.parent) for file in seen["ours"])
     assert not any(Path(place).is_relative_to(ROOT) for place in seen["path"] if place)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from foretoken.cli.app import main
+from foretoken.cli.__main__ import main
 
 # A process that a shell started in the background ignores SIGINT, and so do its children.
 FOREGROUND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -46,7 +46,7 @@ def process() -> Callable[..., subprocess.Popen[str]]:
     def start(
         *arguments: object,
         env: dict[str, str] | None = None,
-        code: str = "from foretoken.cli.app import main; main()",
+        code: str = "from foretoken.cli.__main__ import main; main()",
         **options,
     ) -> subprocess.Popen[str]:
         line = [sys.executable, "-c", FOREGROUND + code, *map(str, arguments)]

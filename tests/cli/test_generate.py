@@ -248,13 +248,21 @@ def test_output_fits_the_encoding_of_standard_output(models, process, tmp_path):
     assert err == "" and out.isascii() and json.loads(out)["id"] == "ö"
 
 
-def test_missing_libraries_are_named(generate, monkeypatch):
-    import importlib.util
-
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
-    outcome = generate("--prompt", "x")
-    assert outcome.code == 2 and "torch is not installed" in outcome.err and "foretoken[gpu]" in outcome.err
+@pytest.mark.parametrize(
+    ("package", "extra", "arguments"),
+    [
+        ("torch", "gpu", ("generate", "--model", "TARGET", "--prompt", "x")),
+        ("typer", "sim", ("simulate",)),
+        ("pydantic", "sim", ("simulate", "--quiet")),
+    ],
+)
+def test_missing_libraries_are_named_with_their_extra(models, process, package, extra, arguments):
+    code = f"import sys; sys.modules[{package!r}] = None; from foretoken.cli.__main__ import main; main()"
+    arguments = [str(models["target"]) if word == "TARGET" else word for word in arguments]
+    running = process(*arguments, code=code)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 2 and out == ""
+    assert err == f"foretoken: {package} is not installed: pip install 'foretoken[{extra}]'\n"
 
 
 def test_a_terminal_without_a_prompt_is_told_what_to_give(generate, monkeypatch):

@@ -106,7 +106,7 @@ def test_options_are_the_keys_that_they_name(command, tmp_path):
 FULL_DISK = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-from foretoken.cli.app import main
+from foretoken.cli.__main__ import main
 main()
 """
 
@@ -260,7 +260,7 @@ def test_version_and_help(command):
 def test_a_run_loads_only_what_it_needs(process):
     code = (
         "import sys; sys.argv = ['foretoken', 'simulate', '--quiet', '--set', 'workload.num_requests=5']\n"
-        "from foretoken.cli.app import main\n"
+        "from foretoken.cli.__main__ import main\n"
         "heavy = {'numpy', 'pydantic', 'simpy', 'rich.progress'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "try: main()\n"

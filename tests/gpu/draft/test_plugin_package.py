@@ -50,7 +50,7 @@ def documented() -> list[list[str]]:
 
 @pytest.mark.xdist_group("plugin package")
 def test_the_documented_commands_run(installed, nano_pair, tmp_path):
-    foretoken = [sys.executable, "-c", "from foretoken.cli.app import main; main()"]
+    foretoken = [sys.executable, "-c", "from foretoken.cli.__main__ import main; main()"]
     programs = {"foretoken": foretoken, "python": [sys.executable]}
     seen = []
     for program, *words in documented():

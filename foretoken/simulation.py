@@ -1,0 +1,108 @@
+"""A simulation from Python: a scenario in, a `Result` out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from .core.errors import ForetokenError
+from .observe.metrics import RunMetrics
+from .observe.summary import SLO
+from .sim.run import RunReport, Simulation
+from .sim.scenario import Scenario
+from .sim.scenario_file import load_scenario, scenario_with
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a simulated run has shown. `print(result)` shows the tables of `foretoken simulate`.
+
+    Attributes:
+        scenario: The scenario with all its values.
+        summary: Every number of the run by its name, as in summary.json (docs/simulate.md).
+        requests: A row per completed request: arrival, lengths, latencies.
+        rounds: A row per step: batch size, draft steps, tokens, times.
+
+    Example:
+        ```python
+        result = simulate({"workload": {"rate": 10.0}, "slo": {"ttft_ms": 200.0}})
+        if not result.meets_slo(0.95):
+            print(f"only {result.slo_attainment:.0%} of the requests met the SLO")
+        slowest = result.requests.sort_by([("finish_ns", "descending")]).slice(0, 10)
+        ```
+    """
+
+    scenario: Scenario
+    summary: dict[str, Any]
+    requests: pyarrow.Table
+    rounds: pyarrow.Table
+
+    @property
+    def slo_attainment(self) -> float | None:
+        """The share of requests that kept every limit of the scenario's SLO; None if it sets no limit."""
+        return self.summary.get("slo_attainment")
+
+    def meets_slo(self, share: float = 0.99) -> bool:
+        """Return whether at least this share of the requests kept every limit of the SLO.
+
+        Raises:
+            ForetokenError: The scenario has no SLO.
+        """
+        if self.slo_attainment is None:
+            raise ForetokenError("the scenario sets no SLO: give slo.ttft_ms, slo.tpot_ms or another limit")
+        return self.slo_attainment >= share
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        from .observe.tables import WIDTH, report_tables
+
+        console = Console(width=WIDTH, highlight=False, color_system=None)
+        with console.capture() as captured:
+            for table in report_tables(self.summary):
+                console.print(table)
+        return captured.get()
+
+
+def run_scenario(
+    scenario: Scenario | Mapping[str, Any] | str | PathLike[str] | None, overrides: Mapping[str, Any]
+) -> Result:
+    """Run the scenario that `foretoken.simulate` was given."""
+    if scenario is None or isinstance(scenario, str | PathLike):
+        scenario, _ = load_scenario(scenario)
+    if isinstance(scenario, Scenario):
+        scenario = scenario.model_dump(mode="json")
+    return _run(scenario_with(scenario, overrides))
+
+
+def _run(scenario: Scenario) -> Result:
+    from pyarrow import parquet
+
+    with TemporaryDirectory(prefix="foretoken-") as directory:
+        metrics = RunMetrics(directory)
+        report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)]).run()
+        summary = summarize_run(scenario, report, metrics)
+        metrics.close()
+        requests, rounds = (parquet.read_table(f"{directory}/{name}.parquet") for name in ("requests", "rounds"))
+    return Result(scenario, summary, requests, rounds)
+
+
+def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) -> dict[str, Any]:
+    """Return the summary of a run: its name and seed, what was measured, and the timeline."""
+    for replica, busy_ns in enumerate(report.device_busy_ns):
+        metrics.observe_device(replica, busy_ns)
+    slo = SLO(**scenario.slo.model_dump())
+    summary = {"name": scenario.name, "seed": scenario.seed}
+    summary |= metrics.summary(report.duration_ns, slo, incomplete=not report.complete)
+    summary["skipped_rows"] = report.num_skipped_rows
+    if report.disaggregation is not None:
+        summary |= report.disaggregation.to_json(report.duration_ns)
+    if report.faults is not None:
+        summary |= report.faults.to_json()
+    return summary | {f"timeline_{key}": value for key, value in metrics.timeline().items()}

@@ -1,0 +1,87 @@
+"""The names of the package itself: what a user imports, how light that is, and that it is the same as the commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import foretoken
+import pytest
+from foretoken.cli.__main__ import main
+from foretoken.core.errors import ConfigError, ForetokenError
+from small_checkpoint import write_head, write_target
+
+SMALL = {"workload": {"num_requests": 30, "rate": 20.0}}
+
+
+def test_the_package_loads_nothing_until_it_is_asked():
+    code = (
+        "import sys, foretoken\n"
+        "print([name for name in sys.modules if name.startswith(('foretoken.', 'numpy'))])\n"
+        "print(foretoken.Scenario.__name__, foretoken.Result.__name__, foretoken.Session.__name__, foretoken.__version__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "Scenario Result Session 0.1.0"]
+
+
+def test_every_name_is_there_and_no_other():
+    assert dir(foretoken) == sorted(foretoken.__all__)
+    assert all(getattr(foretoken, name) for name in foretoken.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'simulator'"):
+        _ = foretoken.simulator
+
+
+def test_simulate_is_the_command(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "scenario.toml"
+    file.write_text("seed = 3\n[workload]\nnum_requests = 30\nrate = 5.0\n[slo]\nttft_ms = 100.0\n")
+    command = ["foretoken", "simulate", str(file), "--set", "workload.rate=20.0", "--out", str(tmp_path), "--quiet"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    result = foretoken.simulate(file, {"workload.rate": 20.0})
+    assert json.loads(json.dumps(result.summary)) == json.loads((tmp_path / "summary.json").read_text())
+    assert "\n".join(line.rstrip() for line in str(result).splitlines()[2:]) in "\n".join(
+        line.rstrip() for line in capsys.readouterr().out.splitlines()
+    )
+    assert result.scenario.seed == 3 and result.requests.num_rows == 30
+    assert sum(result.rounds["tokens"].to_pylist()) == result.summary["total_output_tokens"]
+
+
+def test_a_scenario_comes_as_tables_or_as_itself():
+    tables = {**SMALL, "slo": {"ttft_ms": 10_000.0}}
+    of_tables = foretoken.simulate(tables)
+    of_itself = foretoken.simulate(foretoken.Scenario(**SMALL), {"slo.ttft_ms": 10_000.0})
+    assert of_tables.summary == of_itself.summary and tables["workload"] == SMALL["workload"]
+    assert of_tables.slo_attainment == 1.0 and of_tables.meets_slo()
+    tight = foretoken.simulate(tables, {"slo.ttft_ms": 0.001})
+    assert tight.slo_attainment == 0.0 and not tight.meets_slo(0.5)
+
+
+def test_bad_scenarios_name_the_key():
+    with pytest.raises(ConfigError, match=r"overrides: workload\.rte: unknown key"):
+        foretoken.simulate(SMALL, {"workload.rte": 3})
+    with pytest.raises(ForetokenError, match="sets no SLO"):
+        foretoken.simulate(SMALL).meets_slo()
+
+
+def test_check_reports_what_breaks():
+    assert foretoken.check("allocator", "plain-allocator", budget=2000).ok
+    report = foretoken.check("allocator", lambda config: object(), budget=100, capabilities=())
+    assert not report.ok and report.failures
+    with pytest.raises(ConfigError, match="alocator"):
+        foretoken.check("alocator", "plain-allocator")
+
+
+def test_a_session_decodes_and_streams_the_same_text(tmp_path):
+    target = write_target(tmp_path / "target")
+    plain = foretoken.Session(target, dtype="float64")
+    drafted = foretoken.Session(str(target), draft=write_head(tmp_path / "eagle3"), dtype="float64", steps=2)
+    outputs = plain.generate(["def f(", "class A:"], max_tokens=12, ignore_eos=True)
+    assert [output.text for output in outputs] == [
+        drafted.generate(text, max_tokens=12, ignore_eos=True).text for text in ("def f(", "class A:")
+    ]
+    assert "".join(drafted.stream("def f(", max_tokens=12, ignore_eos=True)) == outputs[0].text
+    assert drafted.stats().requests == 3 and drafted.stats().output_tokens == 36
+    with pytest.raises(ConfigError, match="max_tokens"):
+        plain.generate("x", max_tokens=0)
