@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from foretoken.core.contract.request import TRANSITIONS, RequestState
 from foretoken.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
+from foretoken.core.scheduler.life import TRANSITIONS, RequestState
 from foretoken.sim.cost import round as round_cost
 from foretoken.sim.cost.hardware import known_gpus
 from foretoken.sim.cost.model import known_models
@@ -24,7 +24,7 @@ BLOCK = re.compile(r"(<!-- from ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def life_of_a_request() -> str:
-    """The states and events of `core/contract/request.py` as a Mermaid diagram."""
+    """The states and events of `core/scheduler/life.py` as a Mermaid diagram."""
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {RequestState.NEW.value}"]
     for state, events in TRANSITIONS.items():
         lines += [f"    {state.value} --> {following.value}: {event.value}" for event, following in events.items()]

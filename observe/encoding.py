@@ -45,12 +45,12 @@ from ..core.contract.events import (
     StepsLost,
     Submitted,
 )
+from ..core.contract.failure import FailureCause, StepFailure
 from ..core.contract.request import GREEDY, FinishedRequest, FinishReason, Request, SamplingParams
 from ..core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
 from ..core.contract.table_writes import TableWrites
 from ..core.errors import ForetokenError
 from ..core.prompt import Prompt
-from ..core.scheduler.recovery import FailureCause, StepFailure
 
 DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = np.frombuffer(DIGITS, dtype=np.uint8)

@@ -15,7 +15,7 @@ from ..core.adaptive.config import load_adaptive_config
 from ..core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ..core.algorithm.registry import get_algorithm
 from ..core.contract.events import EventSink
-from ..core.contract.finish import TextDecoder
+from ..core.contract.request import TextDecoder
 from ..core.errors import ConfigError, ForetokenError, Problem, nearest
 from ..core.scheduler.config import EngineConfig
 from ..core.scheduler.engine import Engine

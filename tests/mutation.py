@@ -25,7 +25,7 @@ TIMEOUT_S = 60.0
 
 TESTS: dict[str, tuple[str, ...]] = {
     "core/contract/hidden.py": ("tests/core/contract/test_hidden.py", "tests/core/tree/test_tree_outputs.py"),
-    "core/contract/finish.py": ("tests/core/contract/test_finish.py",),
+    "core/contract/request.py": ("tests/core/contract/test_finish.py",),
     "core/tree/outputs.py": ("tests/core/tree/test_tree_outputs.py",),
     "core/kv/moves.py": ("tests/core/kv/test_kv_moves.py",),
     "core/kv/sizing.py": ("tests/core/kv/test_kv_sizing.py",),

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...core.adaptive import AdaptiveController, build_controller, fixed_controller
-from ...core.algorithm.algorithm import DraftInput, HandoffBatch, SpecAlgorithm
+from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
 from ...core.contract.events import EventSink
+from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.step import Step, StepResult
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine

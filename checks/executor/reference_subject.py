@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ...core.algorithm.algorithm import DraftInput, HandoffBatch
+from ...core.contract.handoff_batch import DraftInput, HandoffBatch
+from ...core.contract.hidden import merge_hidden
 from ...core.contract.step import Step, StepResult
-from ...core.tree.outputs import NodeOutputs
 from ...properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
-from ...properties.reference.executor import DRAFT_HIDDEN
 from ...properties.reference.language_model import HIDDEN_SIZE
 from .contract import ExecutorCapabilities, ExecutorConfig
 
@@ -48,8 +47,7 @@ class ReferenceAdapter:
         return (self.executor.model,)
 
     def merge(self, first: list[list[float]] | None, second: list[list[float]] | None) -> Any:
-        batches = [NodeOutputs({DRAFT_HIDDEN: None if rows is None else _array(rows)}) for rows in (first, second)]
-        return batches[0].merge(batches[1])[DRAFT_HIDDEN]
+        return merge_hidden(*(None if rows is None else _array(rows) for rows in (first, second)))
 
     def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
         return self.executor.algorithm.build_disagg_draft_input(batch, last_tokens, None)

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.algorithm.algorithm import Drafter, DraftInput, HandoffBatch
+from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
+from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.hidden import merge_hidden
 from ...core.contract.step import Step, StepResult
 from ...gpu.executor.build import DraftModel, build_executor

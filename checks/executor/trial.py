@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...core.algorithm.algorithm import DraftInput, HandoffBatch
+from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.request import Request
 from ...core.contract.step import Step
 from ...core.draws import Purpose, hash64, request_key

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...core.contract.request import FinishReason, RequestState
+from ...core.contract.request import FinishReason
 from ...core.kv.store import Departure, KVStore
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.engine import Engine, LossOutcome
+from ...core.scheduler.life import RequestState
 from ...core.scheduler.rounds import DecodeRounds
 from ...properties.engine.contract import Answer, Event, ServingConfig, Wish
 from ...properties.engine.language import STOP, stream_of

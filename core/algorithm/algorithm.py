@@ -6,16 +6,16 @@ A plugin overrides the same methods (see `registry.py`); nothing else in the cor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
 import numpy as np
 
 from ..contract.future_map import FutureMap, RelayField
+from ..contract.handoff_batch import DraftInput, HandoffBatch
 from ..contract.hidden import CaptureHiddenMode, ForwardPhase, capture_mode
-from ..errors import ForetokenError, Problem
+from ..errors import Problem
 from .proposer import Proposer
 
 
@@ -41,10 +41,6 @@ class DraftKV(Enum):
     SHIFTED = "shifted"  # the KV of (hidden state j, token j + 1)
 
 
-class MissingHiddenState(ForetokenError):
-    """A request arrived from a prefill worker without the hidden state that its algorithm needs."""
-
-
 @dataclass(frozen=True, slots=True)
 class AlgorithmShape:
     """The sizes that an algorithm's answers depend on; the maximum over all adaptive candidates."""
@@ -55,41 +51,6 @@ class AlgorithmShape:
     num_heads: int | None = None  # draft heads that the checkpoint has, for one-head-per-step drafts
     target_vocab_size: int | None = None
     draft_vocab_size: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HandoffBatch:
-    """Requests that arrive at a decode worker with their prompt's KV, one row each; may be empty.
-
-    probabilities float32 [bs, n], token_ids int64 [bs, n]: the first draft step's top-k, or None. hidden_states: one entry per row,
-    float [H] or None. relayed: the values of every other relay field that the algorithm declares, [bs, *shape_suffix] by name.
-    """
-
-    rows: np.ndarray  # int32 [bs]
-    epochs: np.ndarray  # int64 [bs]
-    request_ids: tuple[str, ...]
-    seq_lens: np.ndarray  # int64 [bs], KV-ready length
-    probabilities: np.ndarray | None
-    token_ids: np.ndarray | None
-    hidden_states: tuple[np.ndarray | None, ...]
-    hidden_size: int = 0
-    relayed: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftInput:
-    """What the first decode round of handed-over requests drafts from, for the rows that could be served."""
-
-    rows: np.ndarray  # int32 [n]
-    bonus_tokens: np.ndarray  # int64 [n]
-    probabilities: np.ndarray | None  # float32 [n, k]
-    token_ids: np.ndarray | None  # int64 [n, k]
-    hidden_states: np.ndarray | None  # float32 [n, H], None unless the algorithm needs them
-    capture: CaptureHiddenMode
-    failures: tuple[tuple[int, MissingHiddenState], ...] = ()  # (row, error): those requests fail, the others go on
-    relayed: Mapping[str, np.ndarray] = field(
-        default_factory=dict
-    )  # the algorithm's own relay fields, [n, *shape_suffix]
 
 
 class SpecAlgorithm:

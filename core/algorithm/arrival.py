@@ -1,9 +1,9 @@
-"""What a prefill worker knows of a request beside its KV: the first token, and what the first draft starts from.
+"""What a prefill worker sends beside a request's KV: the first token, and what the first draft starts from.
 
     prefill side   the row's FutureMap cell  ──►  DraftPayload  ──►  Arrival of one request
     decode side    Arrivals of a step  ──►  HandoffBatch  ──►  algorithm.build_disagg_draft_input  ──►  the rows' FutureMap cells
 
-Hidden states are there or None by the algorithm's word: a payload of an algorithm that needs none cannot hold any.
+A payload of an algorithm that needs no hidden states cannot hold any.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from ..contract.request import RequestRecord
-from ..contract.step import Arrivals
+from ..contract.handoff_batch import HandoffBatch
+from ..contract.step import Arrivals, Join
 from ..errors import InvariantViolation
-from .algorithm import AlgorithmShape, HandoffBatch, SpecAlgorithm
+from .algorithm import AlgorithmShape, SpecAlgorithm
 
 BONUS, HIDDEN, PROBABILITIES, TOKEN_IDS = "bonus_tokens", "hidden_states", "topk_probabilities", "topk_ids"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftPayload:
-    """The draft input of one request, as its prefill worker relays it. Raises ACCEPT-17 for hidden states that nobody needs."""
+    """The draft input of one request, as its prefill worker relays it. Raises ACCEPT-17 for hidden states that are not needed."""
 
     values: Mapping[str, np.ndarray] = field(default_factory=dict)  # per relay field its row, [*shape_suffix]
     hidden_states: np.ndarray | None = None  # float32 [H]; may be missing, which is that request's error
@@ -33,7 +33,7 @@ class DraftPayload:
     def __post_init__(self) -> None:
         if self.hidden_states is not None and not self.needs_hidden_states:
             raise InvariantViolation(
-                "ACCEPT-17", f"a handoff with hidden states of shape {self.hidden_states.shape}, but nobody needs any"
+                "ACCEPT-17", f"a handoff with hidden states of shape {self.hidden_states.shape}, but none are needed"
             )
 
     @classmethod
@@ -44,7 +44,7 @@ class DraftPayload:
         return cls(rows, None if hidden is None else np.asarray(hidden)[0], algorithm.needs_hidden_states)
 
     def problem(self, algorithm: SpecAlgorithm, shape: AlgorithmShape) -> str:
-        """What is wrong with the payload for this algorithm; empty if nothing. A missing hidden state is for the algorithm to say."""
+        """Say what is wrong with the payload for this algorithm; empty if nothing. The algorithm itself reports a missing hidden state."""
         if self.needs_hidden_states != algorithm.needs_hidden_states:
             return f"the handoff says that hidden states are {'' if self.needs_hidden_states else 'not '}needed"
         fields = {f.name: f for f in algorithm.relay_fields(shape) if f.name not in (BONUS, HIDDEN)}
@@ -70,40 +70,38 @@ class Arrival:
     failure: str = ""  # why the request cannot go on although its KV is here
 
 
-def handoff_batch(records: Sequence[RequestRecord], arrivals: Sequence[Arrival], hidden_size: int) -> HandoffBatch:
+def arrivals_of(joins: Sequence[Join], arrivals: Sequence[Arrival]) -> Arrivals | None:
+    """Return what a step tells its executor of the received rows that join with it; None where the executor has no tokens."""
+    if any(arrival.draft is None for arrival in arrivals):
+        return None
+    sizes = [len(arrival.draft.hidden_states) for arrival in arrivals if arrival.draft.hidden_states is not None]
+    first_tokens = np.array([arrival.first_token for arrival in arrivals], dtype=np.int64)
+    return Arrivals(_batch_of(joins, arrivals, max(sizes, default=0)), first_tokens)
+
+
+def arrival_failure(join: Join, arrival: Arrival, algorithm: SpecAlgorithm) -> str:
+    """Say why this request alone cannot join; empty if it can. The algorithm is asked to rebuild its draft input."""
+    if arrival.failure or arrival.draft is None:
+        return arrival.failure
+    batch = _batch_of([join], [arrival], 0)
+    draft = algorithm.build_disagg_draft_input(batch, np.array([arrival.first_token], dtype=np.int64), None)
+    return "" if draft is None or not draft.failures else str(draft.failures[0][1])
+
+
+def _batch_of(joins: Sequence[Join], arrivals: Sequence[Arrival], hidden_size: int) -> HandoffBatch:
     """The batch that an algorithm rebuilds its draft input from; all arrivals have a draft payload, with the same fields."""
     payloads = [arrival.draft for arrival in arrivals]
     stacked: dict[str, np.ndarray] = {}
     if payloads:
         stacked = {name: np.stack([payload.values[name] for payload in payloads]) for name in payloads[0].values}
     return HandoffBatch(
-        rows=np.array([record.row for record in records], dtype=np.int32),
-        epochs=np.array([record.epoch for record in records], dtype=np.int64),
-        request_ids=tuple(record.request.request_id for record in records),
-        seq_lens=np.array([record.prefill_len for record in records], dtype=np.int64),
+        rows=np.array([join.row for join in joins], dtype=np.int32),
+        epochs=np.array([join.epoch for join in joins], dtype=np.int64),
+        request_ids=tuple(join.request.request_id for join in joins),
+        seq_lens=np.array([join.num_received for join in joins], dtype=np.int64),
         probabilities=stacked.pop(PROBABILITIES, None),
         token_ids=stacked.pop(TOKEN_IDS, None),
         hidden_states=tuple(payload.hidden_states for payload in payloads),
         hidden_size=hidden_size,
         relayed=stacked,
     )
-
-
-def arrivals_of(arrived: Sequence[tuple[RequestRecord, Arrival]]) -> Arrivals | None:
-    """What a step tells its executor of the rows that join with it; None where the executor has no tokens."""
-    arrivals = [arrival for _, arrival in arrived]
-    if any(arrival.draft is None for arrival in arrivals):
-        return None
-    records = [record for record, _ in arrived]
-    sizes = [len(arrival.draft.hidden_states) for arrival in arrivals if arrival.draft.hidden_states is not None]
-    first_tokens = np.array([arrival.first_token for arrival in arrivals], dtype=np.int64)
-    return Arrivals(handoff_batch(records, arrivals, max(sizes, default=0)), first_tokens)
-
-
-def arrival_failure(record: RequestRecord, arrival: Arrival, algorithm: SpecAlgorithm) -> str:
-    """Why this request alone cannot join: what the algorithm itself says when it rebuilds the draft input. Empty if it can."""
-    if arrival.failure or arrival.draft is None:
-        return arrival.failure
-    batch = handoff_batch([record], [arrival], 0)
-    draft = algorithm.build_disagg_draft_input(batch, np.array([arrival.first_token], dtype=np.int64), None)
-    return "" if draft is None or not draft.failures else str(draft.failures[0][1])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..contract.future_map import FutureMap, RelayField
+from ..contract.handoff_batch import DraftInput, HandoffBatch, MissingHiddenState
 from ..contract.hidden import ForwardPhase
 from ..errors import Problem
-from .algorithm import AlgorithmShape, Drafter, DraftInput, DraftKV, HandoffBatch, MissingHiddenState, SpecAlgorithm
+from .algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from .ngram import NgramProposer
 
 

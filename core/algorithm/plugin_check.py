@@ -15,8 +15,9 @@ import numpy as np
 
 from ..acceptance.presets import PRESETS
 from ..contract.future_map import LENGTH_FIELD, RelayField
+from ..contract.handoff_batch import HandoffBatch
 from ..errors import Problem, nearest
-from .algorithm import BONUS_TOKENS, AlgorithmShape, Drafter, DraftKV, HandoffBatch, SpecAlgorithm
+from .algorithm import BONUS_TOKENS, AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from .proposer import Proposer
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..scheduler.recovery import StepFailure
+from .failure import StepFailure
 from .request import FinishedRequest, Request
 from .step import Step, StepResult
 

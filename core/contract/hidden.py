@@ -66,11 +66,6 @@ def merge_hidden(first: np.ndarray | None, second: np.ndarray | None) -> np.ndar
     return np.concatenate((first, second))
 
 
-def filter_hidden(hidden_states: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
-    """The given rows (indices or a mask along axis 0) of hidden states, or None if there are none."""
-    return None if hidden_states is None else hidden_states[rows]
-
-
 def check_hidden(hidden_states: np.ndarray | None, needs_hidden_states: bool, where: str) -> None:
     """Assert that hidden states are present exactly if the algorithm needs them (ACCEPT-17); `where` names the
     place."""

@@ -1,81 +1,20 @@
-"""A request, and its life as a table.
+"""What a client asks for, what it gets, and the rule that says when its request ends.
 
-Theory of operation. A request is WAITING until the engine admits it to a row; then its prompt is computed in chunks (PREFILL); when
-the last chunk is *launched* it joins the decode batch (DECODE). Under memory pressure it is retracted: all that it holds is
-released and it is WAITING again, with what it has emitted so far as part of its prompt. FINISHED, ABORTED, FAILED and REFUSED absorb.
-
-Where prefill and decode are two engines, a request is TRANSFERRING on both while its KV is on its way: on the prefill side from the
-commit of its last chunk until the other side has it all (TRANSFERRED, which absorbs), on the decode side from the reservation of its
-slots until it joins the batch.
-
-Every event passes through `advance`: first the table accepts or refuses, then the effects happen. A refused event changes nothing.
+The rule is one for every executor (to end a block of rounds) and for the engine (to finish the request). A verify round emits a *run* of
+`accept_lens` tokens for a row. The run is cut by the first stop inside it and by what is left of `max_tokens`, whichever comes first; a
+stop on the very last allowed token is a stop.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import InvalidRequest, InvariantViolation
+from ..errors import InvalidRequest
 from ..prompt import Prompt
-
-
-class RequestState(Enum):
-    NEW = "new"
-    WAITING = "waiting"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    TRANSFERRING = "transferring"
-    TRANSFERRED = "transferred"
-    FINISHED = "finished"
-    ABORTED = "aborted"
-    FAILED = "failed"
-    REFUSED = "refused"
-
-
-class RequestEvent(Enum):
-    QUEUE = "queue"  # accepted at the door
-    REFUSE = "refuse"  # can never fit, or the queue is full
-    ADMIT = "admit"  # given a row
-    PREFILLED = "prefilled"  # the last chunk of the prompt is launched
-    HAND_OVER = "hand_over"  # prefill side: the prompt is computed, its KV is to be sent
-    TRANSFER = "transfer"  # prefill side: the decode side has it all
-    RESERVE = "reserve"  # decode side: given a row for KV that is still to arrive
-    JOIN = "join"  # decode side: the KV has arrived and is verified
-    RETRACT = "retract"  # gives everything back, waits again
-    FINISH = "finish"  # stop or length
-    ABORT = "abort"  # the client is gone
-    FAIL = "fail"  # the executor reported an error for this request alone, or the worker that it was to go to is gone
-
-
-S, E = RequestState, RequestEvent
-TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
-    S.NEW: {E.QUEUE: S.WAITING, E.REFUSE: S.REFUSED, E.RESERVE: S.TRANSFERRING},
-    S.WAITING: {E.ADMIT: S.PREFILL, E.ABORT: S.ABORTED, E.FAIL: S.FAILED},
-    S.PREFILL: {
-        E.PREFILLED: S.DECODE,
-        E.HAND_OVER: S.TRANSFERRING,
-        E.RETRACT: S.WAITING,
-        E.ABORT: S.ABORTED,
-        E.FAIL: S.FAILED,
-    },
-    S.DECODE: {E.FINISH: S.FINISHED, E.RETRACT: S.WAITING, E.ABORT: S.ABORTED, E.FAIL: S.FAILED},
-    S.TRANSFERRING: {
-        E.TRANSFER: S.TRANSFERRED,
-        E.JOIN: S.DECODE,
-        E.FINISH: S.FINISHED,
-        E.ABORT: S.ABORTED,
-        E.FAIL: S.FAILED,
-    },
-    S.TRANSFERRED: {},
-    S.FINISHED: {},
-    S.ABORTED: {},
-    S.FAILED: {},
-    S.REFUSED: {},
-}
-TERMINAL_STATES = tuple(state for state, events in TRANSITIONS.items() if not events)
 
 
 class FinishReason(IntEnum):
@@ -116,7 +55,7 @@ GREEDY = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks for. Immutable; the engine keeps its own `RequestRecord` beside it.
+    """What a user asks for. Immutable; the engine keeps a `RequestRecord` beside it.
 
     `max_tokens` bounds the output; the length that the model really produces is known to the executor alone.
     `outputs` names per-node outputs to return ("logprobs", "hidden_states", …). `namespace` separates prefix caches.
@@ -149,51 +88,6 @@ class Request:
             raise InvalidRequest(f"request {self.request_id!r}: a stop string is empty")
 
 
-@dataclass(slots=True, eq=False)
-class RequestRecord:
-    """The engine's view of one live request.
-
-    ```
-    prompt tokens        0 ──────────── prompt_len
-    context to prefill   0 ──────────── prompt_len + emitted        (emitted > 0 only after a retraction)
-    KV when decoding     0 ──────────── prompt_len + emitted - 1    (the last emitted token has no KV yet)
-    ```
-    """
-
-    request: Request
-    arrival_number: int  # order of submission; FCFS within a priority
-    max_tokens: int  # the request's own, capped by context and pool
-    state: RequestState = RequestState.NEW
-    row: int = 0  # request-table row; 0 while it has none
-    epoch: int = 0  # the row's epoch at admission
-    prefill_len: int = 0  # tokens to compute before decoding, fixed at admission
-    prefill_launched: int = 0  # KV length that launched chunks reach
-    prefill_committed: int = 0  # KV length that committed chunks reach
-    num_cached: int = 0  # KV tokens taken from the prefix cache at the last admission
-    emitted_before: int = 0  # tokens emitted before the last admission
-    retractions: int = 0
-    overtaken: int = 0  # admissions of later arrivals while this one waited
-    context: np.ndarray | None = None  # int64 [prompt_len + emitted_before]; None if the content is unknown
-    outputs: dict[str, list] = field(default_factory=dict)  # per-token user outputs, one entry per emitted token
-
-    @property
-    def prompt_len(self) -> int:
-        return self.request.prompt.length
-
-    @property
-    def is_terminal(self) -> bool:
-        return not TRANSITIONS[self.state]
-
-    def advance(self, event: RequestEvent) -> None:
-        """Take `event`, or raise InvariantViolation ENGINE-02 and change nothing."""
-        following = TRANSITIONS[self.state].get(event)
-        if following is None:
-            raise InvariantViolation(
-                "ENGINE-02", f"request {self.request.request_id!r} is {self.state.value} and cannot {event.value}"
-            )
-        self.state = following
-
-
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
     """One ended request, as `Engine.commit` and `Engine.abort` report it."""
@@ -204,3 +98,60 @@ class FinishedRequest:
     tokens: np.ndarray | None = None  # int64 [num_output]; None where the executor has no tokens
     outputs: dict[str, list] | None = None  # what `Request.outputs` asked for, one entry per token
     message: str = ""  # for ERROR: what happened
+
+
+# -- when a request ends ----------------------------------------------------------------------------------------------
+
+
+class SettledRuns(NamedTuple):
+    """What is kept of each row's run, as arrays [bs]."""
+
+    kept: np.ndarray  # int64: tokens delivered, 1 … accept_lens
+    ended: np.ndarray  # bool: the request is over
+    stopped: np.ndarray  # bool: … because of a stop (else: length)
+
+
+def settle_runs(accept_lens: np.ndarray, stop_index: np.ndarray | None, remaining: np.ndarray) -> SettledRuns:
+    """Cut each run at its first stop and at the length cap.
+
+    accept_lens: int [bs], 1 … width. stop_index: int [bs], index inside the run of the first stop, −1 for none (None: no row has one).
+    remaining: int [bs], tokens the request may still emit, ≥ 1 for a live row.
+    """
+    kept = np.minimum(accept_lens, remaining)
+    if stop_index is None:
+        ended = kept == remaining
+        return SettledRuns(kept, ended, np.zeros(len(kept), dtype=bool))
+    stopped = (stop_index >= 0) & (stop_index < kept)
+    kept = np.where(stopped, stop_index + 1, kept)
+    return SettledRuns(kept, stopped | (kept == remaining), stopped)
+
+
+def finish_reason(stopped: bool) -> FinishReason:
+    return FinishReason.STOP if stopped else FinishReason.LENGTH
+
+
+def first_stop_token(run: np.ndarray, stop_tokens: tuple[int, ...]) -> int:
+    """Index in `run` (int [n]) of the first stop token, −1 if there is none."""
+    if not stop_tokens:
+        return -1
+    hits = np.flatnonzero(np.isin(run, stop_tokens))
+    return int(hits[0]) if len(hits) else -1
+
+
+class TextDecoder(Protocol):
+    """Turns tokens into text; the engine needs one only when a request has stop strings."""
+
+    def decode(self, tokens: np.ndarray) -> str: ...
+
+
+def first_stop_string(decoder: TextDecoder, before: np.ndarray, run: np.ndarray, stop_strings: tuple[str, ...]) -> int:
+    """Index in `run` of the token that completes the first stop string in the text of the whole output, −1 if none does.
+
+    `before` int [m] are the output tokens already delivered. A stop string may begin in them; it cannot end in them, since the request
+    would have ended there. Text is decoded from the start of the output, for a tokenizer may join tokens into one character.
+    """
+    for length in range(1, len(run) + 1):
+        text = decoder.decode(np.concatenate([before, run[:length]]))
+        if any(stop in text for stop in stop_strings):
+            return length - 1
+    return -1

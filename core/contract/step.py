@@ -17,7 +17,7 @@ from enum import Enum
 
 import numpy as np
 
-from ..algorithm.algorithm import HandoffBatch
+from .handoff_batch import HandoffBatch
 from .request import Request
 from .table_writes import TableWrites
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..contract.request import RequestEvent, RequestRecord
 from ..contract.step import NO_TOKEN, Join, PrefillStep
 from ..kv.radix import PrefixMatch
 from ..kv.sizing import ceil_to_page
 from ..kv.store import KVStore
 from .config import EngineConfig, EngineSizes
+from .life import RequestEvent, RequestRecord
 from .waiting import WaitingQueue
 
 

@@ -36,17 +36,18 @@ from ..contract.events import (
     StepsLost,
     Submitted,
 )
-from ..contract.finish import TextDecoder, finish_reason
-from ..contract.request import FinishedRequest, FinishReason, Request, RequestEvent, RequestRecord, RequestState
+from ..contract.failure import StepFailure
+from ..contract.request import FinishedRequest, FinishReason, Request, TextDecoder, finish_reason
 from ..contract.step import DecodeResult, DecodeStep, Join, Step, StepResult
 from ..errors import InvariantViolation
 from ..kv.radix import RadixCache
 from ..kv.store import Departure, KVStore
 from .admission import Admission, Chunk, prefill_step
 from .config import EngineConfig, EngineRole, EngineSizes
+from .life import RequestEvent, RequestRecord, RequestState
 from .output import OutputLog
 from .precedence import entitlement, giving_way, least_entitled
-from .recovery import Recovery, StepFailure
+from .recovery import Recovery
 from .rounds import DecodeRounds, LaunchedRounds, SettledRounds
 from .transfers import Transferring
 
@@ -311,9 +312,10 @@ class Engine(Transferring):
             record = self._live[join.request.request_id]
             self._by_row[record.row] = record
             self.output.open(record)  # makes the context, of which the chunks are cut
-        arrived = self._arrived
-        if arrived:
-            arriving, arrived = self._take_arrived()
+        received = None
+        if self._arrived:
+            arriving, arrivals = self._take_arrived()
+            received = arrivals_of(arriving, arrivals)
             joins = arriving + joins
         self.last_step_id += 1
         step = Step(
@@ -323,7 +325,7 @@ class Engine(Transferring):
             self.store.take_writes(),
             prefill_step(chunks, self.config.track_tokens) if chunks else None,
             rounds.step if rounds is not None else None,
-            arrivals_of(arrived) if arrived else None,
+            received,
         )
         self._launched.append(Launched(step, chunks, rounds, self.rounds.departures))
         for chunk in chunks:

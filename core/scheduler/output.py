@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..algorithm.arrival import Arrival
-from ..contract.finish import TextDecoder, first_stop_string
-from ..contract.request import RequestRecord, RequestState
+from ..contract.request import TextDecoder, first_stop_string
 from ..contract.step import DecodeResult, PrefillResult
 from .config import EngineConfig, EngineSizes
+from .life import RequestRecord, RequestState
 from .rounds import SettledRounds
 
 

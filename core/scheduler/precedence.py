@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from ..contract.request import RequestRecord
 from ..errors import InvariantViolation
+from .life import RequestRecord
 
 
 def entitlement(record: RequestRecord) -> tuple[int, int]:

@@ -18,36 +18,11 @@ rounds never hides a commit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-
 GOOD_STEPS = 8
 """Commits in a row before one rung is climbed."""
 
 LEAST_BUDGET_SHARE = 8
 """The prefill budget of a step is never cut below this part of the configured chunk size."""
-
-
-class FailureCause(Enum):
-    """What happened to a step, as far as the driver knows."""
-
-    RAISED = "raised"
-    OUT_OF_MEMORY = "out_of_memory"
-    HUNG = "hung"  # a watchdog gave it up
-    WORKER_LOST = "worker_lost"  # the process or the device is gone, and its KV with it
-
-
-@dataclass(frozen=True, slots=True)
-class StepFailure:
-    """The oldest uncommitted step will have no result."""
-
-    step_id: int
-    cause: FailureCause
-    message: str = ""
-
-    def __str__(self) -> str:
-        detail = f": {self.message}" if self.message else ""
-        return f"step {self.step_id} {self.cause.value.replace('_', ' ')}{detail}"
 
 
 class Recovery:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..adaptive import AdaptiveController
-from ..contract.finish import settle_runs
+from ..contract.request import settle_runs
 from ..contract.step import DecodeResult, DecodeStep
 from ..errors import InvariantViolation
 from ..kv.sizing import ceil_to_page, reserve_per_block

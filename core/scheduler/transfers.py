@@ -17,11 +17,12 @@ import numpy as np
 
 from ..algorithm.arrival import Arrival, arrival_failure
 from ..contract.events import HandoffMove, HandoffMoved
-from ..contract.request import FinishedRequest, FinishReason, Request, RequestEvent, RequestRecord, RequestState
+from ..contract.request import FinishedRequest, FinishReason, Request
 from ..contract.step import Join
 from ..errors import InvariantViolation
 from ..kv.sizing import ceil_to_page
 from .config import EngineRole
+from .life import RequestEvent, RequestRecord, RequestState
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -187,7 +188,7 @@ class Transferring:
         A request that its algorithm cannot go on with (no hidden state) fails alone.
         """
         record = self._live[request_id]
-        failure = arrival_failure(record, arrival, self.algorithm)
+        failure = arrival_failure(self._join_of(record), arrival, self.algorithm)
         if failure:
             finished = self._end(record, FinishReason.ERROR, failure)
             self._tell(HandoffMoved(now_ns, HandoffMove.JOIN, request_id, 0, detail=failure, finished=(finished,)))
@@ -214,28 +215,25 @@ class Transferring:
         self._tell(HandoffMoved(now_ns, HandoffMove.JOIN, request_id, row, first_token=arrival.first_token))
         return JoinOutcome(None, True)
 
-    def _take_arrived(self: Engine) -> tuple[list[Join], list[tuple[RequestRecord, Arrival]]]:
+    def _take_arrived(self: Engine) -> tuple[list[Join], list[Arrival]]:
         """The rows that join the executor's batch with the next step."""
         arrived, self._arrived = self._arrived, []
-        joins = []
         for record, _ in arrived:
             self.store.announce_row(record.row)
-            tokens = None
-            if self.config.track_tokens:
-                tokens = record.context[: record.prefill_len]
-            joins.append(
-                Join(
-                    record.row,
-                    record.epoch,
-                    record.request,
-                    record.max_tokens,
-                    1,
-                    record.num_cached,
-                    tokens,
-                    record.prefill_len,
-                )
-            )
-        return joins, arrived
+        return [self._join_of(record) for record, _ in arrived], [arrival for _, arrival in arrived]
+
+    def _join_of(self: Engine, record: RequestRecord) -> Join:
+        tokens = record.context[: record.prefill_len] if self.config.track_tokens else None
+        return Join(
+            record.row,
+            record.epoch,
+            record.request,
+            record.max_tokens,
+            1,
+            record.num_cached,
+            tokens,
+            record.prefill_len,
+        )
 
     def _forget_transfer(self: Engine, record: RequestRecord) -> None:
         """`record` leaves its row: no arrival of it is left to be announced."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..contract.request import RequestRecord
+from .life import RequestRecord
 
 
 class WaitingQueue:

@@ -1,8 +1,7 @@
 """Everything that verify produces per draft node, in one mapping, so that no output can be forgotten on the way.
 
 Tokens, logprobs, hidden states that a user asked for, routed experts, indexer top-k, recurrent state: an entry is a
-name and an array whose leading axis counts nodes, bs · nd of them. Compaction, filtering and merging map over all
-entries; there is no second list to keep in step.
+name and an array whose leading axis counts nodes, bs · nd of them. Compaction maps over all entries.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ..contract.hidden import merge_hidden
 from ..errors import InvariantViolation
 
 
@@ -56,20 +54,6 @@ class NodeOutputs:
                 f"{self.num_nodes} nodes in the outputs, but {accept_index.shape[0]} rows of {num_draft_tokens}",
             )
         return self.map(lambda array: array[source])
-
-    def filter(self, rows: np.ndarray, num_draft_tokens: int) -> NodeOutputs:
-        """The outputs of the given rows (int [n] or bool [bs]), in that order."""
-        return self.map(
-            lambda array: array.reshape(-1, num_draft_tokens, *array.shape[1:])[rows].reshape(-1, *array.shape[1:])
-        )
-
-    def merge(self, other: NodeOutputs) -> NodeOutputs:
-        """The rows of both, which must have the same entries, None at the same names (ACCEPT-17)."""
-        if self.entries.keys() != other.entries.keys():
-            raise InvariantViolation(
-                "ACCEPT-17", f"per-node outputs differ: {sorted(self.entries)} and {sorted(other.entries)}"
-            )
-        return NodeOutputs({name: merge_hidden(array, other.entries[name]) for name, array in self.entries.items()})
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NodeOutputs:
         """`function` of every array, so that whatever is done to one output is done to all. Executors compact on their device by it."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.algorithm.proposer import HostDrafts
+from ...core.algorithm.host_drafts import HostDrafts
 from ...core.tree.build import build_proposed_tree
 from ..batch.chunks import Chunks
 from ..batch.tree import DeviceTree

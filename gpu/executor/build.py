@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
-from ...core.algorithm.proposer import HostDrafts
+from ...core.algorithm.host_drafts import HostDrafts
 from ...core.errors import ConfigError, Problem
 from ...core.scheduler.engine import Engine
 from ..batch.pools import KVPool

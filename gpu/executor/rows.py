@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ...core.contract.finish import settle_runs
-from ...core.contract.request import Request
+from ...core.contract.request import Request, settle_runs
 from ...core.contract.step import Join, TableWrites
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation

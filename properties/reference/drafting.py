@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
-from ...core.algorithm.proposer import HostDrafts
+from ...core.algorithm.host_drafts import HostDrafts
 from ...core.errors import InvariantViolation
 from ...core.kv.moves import KVMovePlan, draft_branch_layout
 from ...core.tree.build import (

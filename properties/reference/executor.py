@@ -18,10 +18,9 @@ import numpy as np
 
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.algorithm.algorithm import AlgorithmShape, DraftKV, SpecAlgorithm
-from ...core.contract.finish import first_stop_token
 from ...core.contract.future_map import FutureMap
 from ...core.contract.hidden import check_hidden
-from ...core.contract.request import Request
+from ...core.contract.request import Request, first_stop_token
 from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, RoundRecord, Step, StepResult
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation

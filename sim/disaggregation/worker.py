@@ -16,7 +16,7 @@ from zlib import crc32
 
 import simpy
 
-from ...core.contract.request import Request, RequestState
+from ...core.contract.request import Request
 from ...core.handoff import (
     DecodeSide,
     Message,
@@ -31,6 +31,7 @@ from ...core.handoff import (
 from ...core.handoff.messages import Accept, Offer, Page
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.engine import AbortOutcome, CommitOutcome, SubmitOutcome
+from ...core.scheduler.life import RequestState
 from ..actors.clock import call_at
 from ..actors.device import Truth
 from ..actors.engine import EngineActor

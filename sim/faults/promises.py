@@ -21,11 +21,11 @@ from ...core.contract.events import (
     StepsLost,
     Submitted,
 )
+from ...core.contract.failure import FailureCause
 from ...core.contract.request import FinishedRequest, FinishReason
 from ...core.contract.step import Step
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
-from ...core.scheduler.recovery import FailureCause
 
 PROMISES = {
     "nothing_seen": "no token of a lost step is delivered",

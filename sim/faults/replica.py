@@ -11,11 +11,11 @@ import numpy as np
 import simpy
 
 from ...core.adaptive.slot import InvalidObservation
+from ...core.contract.failure import FailureCause, StepFailure
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.contract.step import Step, StepResult
 from ...core.errors import ConfigError, InvalidRequest, InvariantViolation
 from ...core.scheduler.engine import LossOutcome
-from ...core.scheduler.recovery import FailureCause, StepFailure
 from ..actors.clock import until
 from ..actors.device import Truth
 from ..actors.engine import EngineActor, Flight

@@ -8,12 +8,12 @@ from dataclasses import replace
 import simpy
 
 from ...core.contract.events import Aborted, Event, EventSink, HandoffMoved
+from ...core.contract.failure import FailureCause
 from ...core.contract.step import Step
 from ...core.errors import InvariantViolation
 from ...core.handoff import Send, TransferOutcome, TransferState, WritePage
 from ...core.handoff.messages import Ack, Page
 from ...core.scheduler.engine import CommitOutcome, LossOutcome
-from ...core.scheduler.recovery import FailureCause
 from ..actors.clock import call_at, until
 from ..actors.device import Truth
 from ..disaggregation.worker import HandoffPart

@@ -7,7 +7,7 @@ import pytest
 from foretoken.checks.driver import Dice
 from foretoken.checks.matrix import Cell, pairwise_cells, random_cell, run_cell, run_cell_in_blocks
 from foretoken.core.algorithm.builtin import Eagle
-from foretoken.core.contract.finish import SettledRuns
+from foretoken.core.contract.request import SettledRuns
 from foretoken.core.kv import store as store_module
 from foretoken.core.kv.store import KVStore
 from foretoken.core.scheduler import config as engine_config

@@ -6,7 +6,7 @@ import pytest
 from foretoken.checks.matrix import Cell, CellReport, random_cells, run_cell, run_cell_in_blocks, run_cells, summary
 from foretoken.core.adaptive import fixed_controller
 from foretoken.core.algorithm.builtin import Eagle3, MultiLayerEagle, Standalone
-from foretoken.core.algorithm.proposer import PluginError
+from foretoken.core.algorithm.host_drafts import PluginError
 from foretoken.core.algorithm.registry import (
     algorithm_names,
     get_algorithm,

@@ -9,8 +9,7 @@ import numpy as np
 from foretoken.core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, fixed_controller
 from foretoken.core.algorithm.builtin import Standalone
 from foretoken.core.contract.events import Event
-from foretoken.core.contract.finish import settle_runs
-from foretoken.core.contract.request import Request
+from foretoken.core.contract.request import Request, settle_runs
 from foretoken.core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig

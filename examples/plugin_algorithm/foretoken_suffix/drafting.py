@@ -7,10 +7,11 @@ so the proposer says for every node what the trust is if that node is the last o
 from __future__ import annotations
 
 import numpy as np
-from foretoken.core.algorithm.algorithm import AlgorithmShape, DraftInput, HandoffBatch
+from foretoken.core.algorithm.algorithm import AlgorithmShape
 from foretoken.core.algorithm.builtin import LookupDrafting
 from foretoken.core.algorithm.proposer import Proposal, ProposalRequest
 from foretoken.core.contract.future_map import FutureMap, RelayField
+from foretoken.core.contract.handoff_batch import DraftInput, HandoffBatch
 from foretoken.core.contract.hidden import ForwardPhase
 
 from .automaton import DraftTree, SuffixAutomaton

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from foretoken.checks.matrix import random_cells, run_cell
 from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm.algorithm import AlgorithmShape, Drafter, HandoffBatch
-from foretoken.core.algorithm.proposer import HostDrafts, ProposalRequest
+from foretoken.core.algorithm.algorithm import AlgorithmShape, Drafter
+from foretoken.core.algorithm.host_drafts import HostDrafts
+from foretoken.core.algorithm.proposer import ProposalRequest
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.future_map import FutureMap
+from foretoken.core.contract.handoff_batch import HandoffBatch
 from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig

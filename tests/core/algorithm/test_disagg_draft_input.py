@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from foretoken.core.algorithm.algorithm import AlgorithmShape, HandoffBatch, MissingHiddenState
+from foretoken.core.algorithm.algorithm import AlgorithmShape
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.future_map import FutureMap
+from foretoken.core.contract.handoff_batch import HandoffBatch, MissingHiddenState
 from foretoken.core.contract.hidden import CaptureHiddenMode
 from foretoken.core.errors import InvariantViolation
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from foretoken.core.algorithm.algorithm import AlgorithmShape
 from foretoken.core.algorithm.builtin import LookupDrafting, Ngram
+from foretoken.core.algorithm.host_drafts import HostDrafts, PluginError
 from foretoken.core.algorithm.ngram import NgramIndex
-from foretoken.core.algorithm.proposer import HostDrafts, PluginError, Proposal
+from foretoken.core.algorithm.proposer import Proposal
 from foretoken.core.contract.future_map import RelayField
 from foretoken.core.errors import ForetokenError
 from foretoken.core.tree.build import build_lookup_tree, build_proposed_tree

@@ -4,8 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
-from foretoken.core.contract.finish import finish_reason, first_stop_string, first_stop_token, settle_runs
-from foretoken.core.contract.request import FinishReason
+from foretoken.core.contract.request import (
+    FinishReason,
+    finish_reason,
+    first_stop_string,
+    first_stop_token,
+    settle_runs,
+)
 
 
 def by_hand(accept_len, stop, remaining):

@@ -9,7 +9,6 @@ from foretoken.core.contract.hidden import (
     ForwardPhase,
     capture_mode,
     check_hidden,
-    filter_hidden,
     merge_hidden,
 )
 from foretoken.core.errors import InvariantViolation
@@ -27,11 +26,10 @@ def test_what_each_phase_captures(phase):
     assert capture_mode(phase, needs_hidden_states=False) is CaptureHiddenMode.NULL
 
 
-def test_merge_and_filter():
+def test_merge():
     states = np.arange(6.0).reshape(3, 2)
-    assert merge_hidden(None, None) is None and filter_hidden(None, np.array([0])) is None
+    assert merge_hidden(None, None) is None
     assert merge_hidden(states, states[:1]).tolist() == [[0, 1], [2, 3], [4, 5], [0, 1]]
-    assert filter_hidden(states, np.array([2, 0])).tolist() == [[4, 5], [0, 1]]
     assert merge_hidden(states[:0], states[:0]).shape == (0, 2)
 
 

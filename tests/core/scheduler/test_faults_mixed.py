@@ -1,9 +1,9 @@
 """Everything that goes wrong at once, in front of an executor with tokens: what is delivered is what plain decoding gives."""
 
 import pytest
+from foretoken.core.contract.failure import FailureCause, StepFailure
 from foretoken.core.contract.request import FinishReason
 from foretoken.core.draws import Purpose, uniform
-from foretoken.core.scheduler.recovery import FailureCause, StepFailure
 from foretoken.properties.reference import HashDraft, ReferenceExecutor, plain_greedy
 from served_engine import MODEL, ask, make
 

@@ -4,12 +4,13 @@ import pytest
 from foretoken.core.adaptive import build_controller
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.events import Planned, Resumed, StepsLost
+from foretoken.core.contract.failure import FailureCause, StepFailure
 from foretoken.core.contract.request import FinishReason
 from foretoken.core.draws import uniform
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.engine import Engine
-from foretoken.core.scheduler.recovery import GOOD_STEPS, FailureCause, Recovery, StepFailure
+from foretoken.core.scheduler.recovery import GOOD_STEPS, Recovery
 from foretoken.properties.reference import HashDraft, ReferenceExecutor, plain_greedy
 from served_engine import MODEL, ask, make, turn
 

@@ -1,9 +1,10 @@
 """Who is retracted first."""
 
 import pytest
-from foretoken.core.contract.request import Request, RequestRecord
+from foretoken.core.contract.request import Request
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.prompt import Prompt
+from foretoken.core.scheduler.life import RequestRecord
 from foretoken.core.scheduler.precedence import giving_way, least_entitled
 
 

@@ -1,9 +1,10 @@
 """The waiting queue: first come first served within a priority, and nobody is overtaken for ever."""
 
 import pytest
-from foretoken.core.contract.request import Request, RequestRecord
+from foretoken.core.contract.request import Request
 from foretoken.core.draws import uniform
 from foretoken.core.prompt import Prompt
+from foretoken.core.scheduler.life import RequestRecord
 from foretoken.core.scheduler.waiting import WaitingQueue
 
 PROMPT = Prompt.of_length(1)

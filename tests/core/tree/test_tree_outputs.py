@@ -89,21 +89,6 @@ def test_compaction_refuses_foreign_nodes_and_foreign_strides():
         NodeOutputs({"x": np.arange(4), "y": np.arange(5)})
 
 
-def test_filter_and_merge_move_whole_rows():
-    first = NodeOutputs({"x": np.arange(6), "h": np.arange(12).reshape(6, 2), "n": None})
-    kept = first.filter(np.array([2, 0]), 2)
-    assert kept["x"].tolist() == [4, 5, 0, 1] and kept["h"].tolist() == [[8, 9], [10, 11], [0, 1], [2, 3]]
-    assert kept["n"] is None
-    assert first.filter(np.array([False, True, False]), 2)["x"].tolist() == [2, 3]
-    assert first.filter(np.zeros(0, np.int64), 2)["h"].shape == (0, 2)
-    both = kept.merge(first)
-    assert both["x"].tolist() == [4, 5, 0, 1, 0, 1, 2, 3, 4, 5] and both["n"] is None
-    with pytest.raises(InvariantViolation, match="ACCEPT-17"):
-        first.merge(NodeOutputs({"x": np.arange(6), "h": None, "n": None}))
-    with pytest.raises(InvariantViolation, match="ACCEPT-17"):
-        first.merge(NodeOutputs({"x": np.arange(6)}))
-
-
 def test_finalize_moves_tokens_kv_and_outputs_together():
     #       0 → 1 → 3          accepted: 0, 2, 4
     #         → 2 → 4

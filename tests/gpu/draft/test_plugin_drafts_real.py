@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from foretoken.checks.matrix import Cell, random_cells
 from foretoken.core.algorithm.builtin import Eagle, Eagle3, MultiLayerEagle, Standalone
-from foretoken.core.algorithm.proposer import PluginError
+from foretoken.core.algorithm.host_drafts import PluginError
 from foretoken.core.algorithm.registry import algorithm_names, register_algorithm, unregister_algorithm
 from matrix_cells import applicable, run_real_cell
 from witness import Witness, WitnessProposer

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import tokenizers
-from foretoken.core.contract.finish import first_stop_string
+from foretoken.core.contract.request import first_stop_string
 from foretoken.core.errors import ConfigError, InvalidRequest
 from foretoken.gpu.session.text import REPLACEMENT, StreamDecoder, Tokenizer
 from hypothesis import given, settings

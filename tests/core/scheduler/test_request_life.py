@@ -3,17 +3,10 @@
 import itertools
 
 import pytest
-from foretoken.core.contract.request import (
-    TERMINAL_STATES,
-    TRANSITIONS,
-    Request,
-    RequestEvent,
-    RequestRecord,
-    RequestState,
-    SamplingParams,
-)
+from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.errors import InvalidRequest, InvariantViolation
 from foretoken.core.prompt import Prompt
+from foretoken.core.scheduler.life import TERMINAL_STATES, TRANSITIONS, RequestEvent, RequestRecord, RequestState
 
 
 def record_in(state):
