@@ -53,11 +53,11 @@ def _candidates(header: Mapping[str, Any], source: str) -> tuple[int, ...] | Non
             from ..sim.assembly import assemble
             from ..sim.scenario_file import scenario_from_dict
 
-            return assemble(scenario_from_dict(scenario, source)).make_controller().candidates
+            return assemble(scenario_from_dict(scenario, source)).spec.make_controller().candidates
         if "engine" in header:
-            from ..observe.engine_description import EngineDescription
+            from ..core.scheduler.spec import EngineSpec
 
-            return EngineDescription.from_json(header["engine"], source).make_controller().candidates
+            return EngineSpec.from_json(header["engine"], source).make_controller().candidates
     except ForetokenError:
         return None
     return None

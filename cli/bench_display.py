@@ -103,7 +103,7 @@ def heading(plan: BenchPlan, machine: Machine) -> list[str]:
     dtype = str(plan.dtype).removeprefix("torch.")
     return [
         f"{plan.name}{random}, {plan.algorithm.name}, {dtype}: {weights}{draft}",
-        f"{machine.device_name}{threads}, {plan.mode}: memory copies at {machine.copy_bytes_per_s / 1e9:,.1f} GB/s",
+        f"{machine.device_name}{threads}, {plan.spec.config.mode}: memory copies at {machine.copy_bytes_per_s / 1e9:,.1f} GB/s",
     ]
 
 

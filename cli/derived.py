@@ -9,7 +9,6 @@ from ..core.acceptance.process import GaussianAcceptance
 from ..core.adaptive.graph_plan import graph_plan
 from ..core.algorithm.algorithm import AlgorithmShape
 from ..core.contract.future_map import LENGTH_FIELD
-from ..core.scheduler.config import EngineSizes
 from ..sim.cost.memory import GRAPH_BYTES
 
 if TYPE_CHECKING:
@@ -42,12 +41,12 @@ def _acceptance(assembly: Assembly) -> Iterator[DerivedRow]:
 
 
 def _steps(assembly: Assembly) -> Iterator[DerivedRow]:
-    adaptive, policy = assembly.adaptive, assembly.scenario.speculation.policy
+    adaptive, policy = assembly.spec.adaptive, assembly.scenario.speculation.policy
     source = "policy fixed" if policy == "fixed" else f"policy {policy}, {adaptive.source}"
     for bound, slot in zip(adaptive.bounds, adaptive.slots, strict=True):
         steps = ", ".join(map(str, slot.candidate_steps))
         yield f"draft steps from batch size {bound}", steps, "", source
-    sizes = assembly.cost.graph_sizes
+    sizes = assembly.spec.graph_sizes
     graphs = ", ".join(map(str, sizes)) if sizes else "none"
     given = assembly.scenario.hardware.graph_sizes is not None
     source = "hardware.graph_sizes" if given else "hardware.cuda_graphs and engine.max_running"
@@ -62,16 +61,14 @@ def _steps(assembly: Assembly) -> Iterator[DerivedRow]:
 
 def _relay(assembly: Assembly) -> Iterator[DerivedRow]:
     """What a row relays from step to step on the device: written and read once per round."""
-    shape = AlgorithmShape(
-        assembly.adaptive.candidate_steps[-1], assembly.scenario.speculation.topk, assembly.target.hidden
-    )
+    shape = AlgorithmShape(assembly.spec.max_steps, assembly.spec.topk, assembly.target.hidden)
     for field in (LENGTH_FIELD, *assembly.algorithm.relay_fields(shape)):
         source = f"computed: {field.dtype}, fields that {assembly.algorithm.name} relays"
         yield f"relay per request and round: {field.name}", field.bytes_per_row, "B", source
 
 
 def _reservations(assembly: Assembly) -> Iterator[DerivedRow]:
-    sizes = EngineSizes.resolve(assembly.engine_config, assembly.algorithm, assembly.make_controller())
+    sizes = assembly.spec.resolve_sizes()
     yield (
         "greatest verify tree",
         sizes.max_draft_tokens,
@@ -79,7 +76,7 @@ def _reservations(assembly: Assembly) -> Iterator[DerivedRow]:
         "computed: the largest of all candidates, the root included",
     )
     yield "slots that a round may write", sizes.alloc_len, "tokens", "computed from the greatest steps, top-k and tree"
-    rounds = "two rounds, one of them unseen" if assembly.engine_config.overlap else "one round"
+    rounds = "two rounds, one of them unseen" if assembly.spec.config.overlap else "one round"
     yield "reserve of a request", sizes.reserve, "tokens", f"computed: {rounds}"
     yield "width of a request-table row", sizes.row_width, "tokens", "computed: context and reserve, page aligned"
     yield "prompt and output of a request", sizes.total_limit, "tokens", "computed: context less the greatest round"

@@ -135,10 +135,10 @@ def stats_text(stats: SessionStats, plan: SessionPlan) -> str:
 
 def _speculation(plan: SessionPlan) -> str:
     """What drafted, in a few words."""
-    description = plan.description
+    spec = plan.spec
     if not plan.algorithm.is_speculative:
         return "plain decoding"
-    steps = description.adaptive.candidate_steps
-    counts = f"{steps[0]} steps" if len(steps) == 1 else f"{description.policy}: {', '.join(map(str, steps))} steps"
-    tree = f", trees of {description.num_draft_tokens} nodes" if description.num_draft_tokens is not None else ""
+    steps = spec.adaptive.candidate_steps
+    counts = f"{steps[0]} steps" if len(steps) == 1 else f"{spec.policy}: {', '.join(map(str, steps))} steps"
+    tree = f", trees of {spec.num_draft_tokens} nodes" if spec.num_draft_tokens is not None else ""
     return f"{plan.algorithm.name}, {counts}{tree}"

@@ -13,8 +13,8 @@ from .run_record import EVENTS, SUMMARY, RunDirectoryError
 
 if TYPE_CHECKING:
     from ..core.contract.events import EventSink
+    from ..core.scheduler.spec import EngineSpec
     from ..gpu.session.session import Output, SessionPlan, SessionStats
-    from ..observe.engine_description import EngineDescription
     from ..observe.log import EventLog
     from ..observe.metrics import RunMetrics
 
@@ -46,14 +46,14 @@ class GenerationRecord:
     def __exit__(self, *error: object) -> None:
         self._close(complete=False)
 
-    def make_sinks(self, description: EngineDescription, plan: SessionPlan) -> Sequence[EventSink]:
+    def make_sinks(self, spec: EngineSpec, plan: SessionPlan) -> Sequence[EventSink]:
         """The event sinks of the engine that is described; its log begins now."""
         if self.directory is None:
             return ()
         from ..observe.log import EventLog
         from ..observe.metrics import RunMetrics
 
-        header = {"engine": description.to_json(), "run": run_facts(plan)}
+        header = {"engine": spec.to_json(), "run": run_facts(plan)}
         self._log = EventLog(self.directory / EVENTS, header)
         self._metrics = RunMetrics()
         return (self._log.sink(0), self._metrics.sink(0))
@@ -147,7 +147,7 @@ def run_facts(plan: SessionPlan) -> Mapping[str, Any]:
         "model": str(options.model),
         "draft": None if options.draft is None else str(options.draft),
         "algorithm": plan.algorithm.name,
-        "policy": plan.description.policy,
+        "policy": plan.spec.policy,
         "device": plan.device,
         "dtype": str(plan.dtype).removeprefix("torch."),
         "seed": options.seed,

@@ -68,9 +68,9 @@ class _EngineFactory:
 
             return assemble(scenario_from_dict(scenario, self._source)).make_engine
         if "engine" in header:
-            from ..observe.engine_description import EngineDescription
+            from ..core.scheduler.spec import EngineSpec
 
-            described = EngineDescription.from_json(header["engine"], f"{self._source}: line 1")
+            described = EngineSpec.from_json(header["engine"], f"{self._source}: line 1")
             return lambda events, replica: described.make_engine(events)
         what = 'the header has no "scenario" and no "engine": neither a simulation nor a real run wrote this log'
         raise ConfigError(self._source, [Problem("line 1", what)])

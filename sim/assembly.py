@@ -1,8 +1,8 @@
-"""From a scenario to its parts: models, cost, memory, algorithm, acceptance, workload, engines."""
+"""From a scenario to the parts of a run: models, cost, memory, acceptance, and the specification of its engines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,24 +10,21 @@ from ..core.acceptance.drift import Regimes
 from ..core.acceptance.presets import PRESETS, acceptance_preset
 from ..core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
 from ..core.acceptance.recorded import TraceAcceptance
-from ..core.adaptive import AdaptiveConfig, AdaptiveController, CostTable, build_controller, load_adaptive_config
-from ..core.adaptive.config import fixed_config
+from ..core.adaptive import CostTable
 from ..core.adaptive.graph_plan import graph_plan
 from ..core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ..core.algorithm.registry import get_algorithm
 from ..core.contract.events import EventSink
 from ..core.errors import ConfigError, ForetokenError, Problem
-from ..core.kv.sizing import max_speculative_num_draft_tokens
-from ..core.scheduler.config import EngineConfig, EngineSizes
+from ..core.scheduler.config import EngineConfig
 from ..core.scheduler.engine import Engine
-from ..core.scheduler.overlap_mode import Routing, choose_mode
-from ..core.tree.build import MAX_TREE_NODES, tree_capacity
+from ..core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from .cost.calibration import load_calibration
 from .cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from .cost.hardware import GPU, lookup_gpu
 from .cost.hf_config import from_hf_config
 from .cost.host import HostCost, host_preset
-from .cost.launch import DEFAULT_GRAPH_SIZES, launch_preset
+from .cost.launch import launch_preset
 from .cost.memory import GRAPH_BYTES, MemoryPlan, kv_pool_slots
 from .cost.model import ModelShape, lookup_model
 from .cost.round import RoundCost
@@ -35,154 +32,109 @@ from .disaggregation.pools import Pools, pools_of, timing_of
 from .scenario import Scenario
 from .scenario_check import SCENARIO, check_context, check_names, is_config_file
 
-DEFAULT_STEPS = 3
-DEFAULT_TREE_NODES = 16
-BACKEND = "simulated"
-
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """The parts of a run. Everything here is immutable or a pure function; engines are made from it, one per replica."""
+    """The parts of a run, all immutable. Each replica's engine is made from `spec`."""
 
     scenario: Scenario
     target: ModelShape
     gpu: GPU
     draft: DraftShape | None
     algorithm: SpecAlgorithm
-    adaptive: AdaptiveConfig  # of a fixed policy: one candidate
-    num_draft_tokens: int | None  # of trees; chains follow from the steps
+    spec: EngineSpec
     cost: RoundCost
     host: HostCost
     memory: MemoryPlan | None  # None: the scenario gives the KV pool's size
     acceptance: AcceptanceProcess
-    routing: Routing
-    engine_config: EngineConfig
-    cost_table: CostTable | None
     pools: Pools
 
-    def make_controller(self) -> AdaptiveController:
-        """A fresh controller; graph sizes are its routing, as in a real engine."""
-        speculation = self.scenario.speculation
-        controller = build_controller(
-            speculation.policy if self.algorithm.is_speculative else "fixed",
-            self.adaptive,
-            initial_steps=_initial_steps(self.scenario, self.algorithm),
-            cost_table=self.cost_table,
-            topk=speculation.topk,
-            num_draft_tokens=self.num_draft_tokens,
-            depth_limited=self.algorithm.drafter is not Drafter.LOOKUP,
-        )
-        controller.init_states(self.cost.graph_sizes)
-        return controller
-
     def make_engine(self, events: EventSink | None, replica: int = 0) -> Engine:
-        """The engine of `replica`, with the role that its number has."""
-        config = replace(self.engine_config, role=self.pools.role_of(replica))
-        return Engine(config, self.algorithm, self.make_controller(), events=events)
+        """Make the engine of `replica`, in the role that its number has."""
+        return self.spec.with_role(self.pools.role_of(replica)).make_engine(events)
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """(name, value, unit, source) of every number behind the run."""
         rows: list[tuple[str, float | str, str, str]] = [*self.cost.explain(), *self.host.explain()]
         if self.memory is not None:
             rows += self.memory.explain()
-        rows.append(("scheduling mode", self.routing.mode, "", self.routing.reason))
-        rows.append(
-            ("acceptance", type(self.acceptance).__name__, "", _acceptance_source(self.scenario, self.algorithm))
-        )
+        config = self.spec.config
+        rows.append(("scheduling mode", config.mode, "", config.mode_reason))
+        source = _acceptance_source(self.scenario, self.algorithm)
+        rows.append(("acceptance", type(self.acceptance).__name__, "", source))
         return rows
 
 
 def assemble(scenario: Scenario) -> Assembly:
-    """Resolve a scenario. Raises a ForetokenError for whatever cannot be run, before anything is."""
+    """Resolve a scenario. Raises a ForetokenError for all that cannot be run, before anything is."""
     check_names(scenario)
+    hardware = scenario.hardware
     algorithm = get_algorithm(scenario.speculation.algorithm)
     target = _model(scenario.model.target, "model.target")
     target = target.with_dtypes(scenario.model.weight_dtype, scenario.model.kv_dtype)
     check_context(scenario, target)
-    gpu = lookup_gpu(scenario.hardware.gpu)
-    adaptive = _adaptive_config(scenario, algorithm)
-    num_draft_tokens = _tree_nodes(scenario, algorithm, adaptive)
-    max_steps = adaptive.candidate_steps[-1]
-    draft = _draft_shape(scenario, algorithm, target, max_steps)
-    graph_sizes = _graph_sizes(scenario)
-    warm = draft is not None and 0 in adaptive.candidate_steps and max_steps > 0
-    profile = scenario.hardware.profile
+    gpu = lookup_gpu(hardware.gpu)
+    spec = _spec(scenario, algorithm, target)
+    draft = _draft_shape(scenario, algorithm, target, spec.max_steps)
     cost = RoundCost(
         target,
         gpu,
-        scenario.hardware.tensor_parallel,
+        hardware.tensor_parallel,
         draft,
-        graph_sizes=graph_sizes,
-        launch=launch_preset(scenario.hardware.launch),
-        calibration=load_calibration(profile) if profile else None,
-        keep_draft_warm=warm,
+        graph_sizes=spec.graph_sizes,
+        launch=launch_preset(hardware.launch),
+        calibration=load_calibration(hardware.profile) if hardware.profile else None,
+        keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
     )
-    host = host_preset(scenario.hardware.host)
-    routing = choose_mode(
-        scenario.engine.mode,
-        page_size=scenario.engine.page_size,
-        topk=scenario.speculation.topk,
-        backend=BACKEND,
-        backend_supports_paged_trees=True,
-        algorithm=algorithm.name,
-        algorithm_supports_overlap=algorithm.supports_overlap,
-    )
-    candidates = adaptive.candidate_steps
-    nodes = max_speculative_num_draft_tokens(
-        [(s, num_draft_tokens) if num_draft_tokens else s for s in candidates], None, scenario.speculation.topk
-    )
-    memory, config = _engine_config(scenario, target, gpu, draft, graph_sizes, adaptive, nodes or 1, routing)
-    table = None
-    if scenario.speculation.policy == "goodput" and algorithm.is_speculative:
-        table = _cost_table(scenario, cost, host, candidates, num_draft_tokens, routing.mode == "overlap")
+    host = host_preset(hardware.host)
+    memory = _memory(scenario, target, gpu, draft, spec) if scenario.engine.kv_slots is None else None
+    slots = scenario.engine.kv_slots if memory is None else memory.slots
+    spec = spec.with_config(num_pages=slots // spec.config.page_size)
+    if spec.policy == "goodput":
+        spec = replace(spec, cost_table=_cost_table(spec, cost, host))
     acceptance = _acceptance(scenario, algorithm)
-    assembly = Assembly(
-        scenario,
-        target,
-        gpu,
-        draft,
-        algorithm,
-        adaptive,
-        num_draft_tokens,
-        cost,
-        host,
-        memory,
-        acceptance,
-        routing,
-        config,
-        table,
-        pools_of(scenario),
-    )
     timing_of(scenario)
-    _check(assembly, max_steps)
-    return assembly
+    _check(scenario, spec, acceptance)
+    return Assembly(scenario, target, gpu, draft, algorithm, spec, cost, host, memory, acceptance, pools_of(scenario))
 
 
-def _check(assembly: Assembly, max_steps: int) -> None:
-    scenario, algorithm = assembly.scenario, assembly.algorithm
-    shape = AlgorithmShape(
-        max_steps, scenario.speculation.topk, assembly.target.hidden, scenario.speculation.heads or max(max_steps, 1)
+def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> EngineSpec:
+    """Return the specification of the engines, but for what follows from memory and cost."""
+    engine, hardware, speculation = scenario.engine, scenario.hardware, scenario.speculation
+    sizes = default_graph_sizes(engine.max_running) if hardware.graph_sizes is None else hardware.graph_sizes
+    own = {"mode", "kv_slots"}  # fields of the table that the engine does not have
+    spec = resolve_spec(
+        EngineConfig(
+            num_pages=UNSIZED_POOL,
+            context_len=scenario.model.context_len or target.max_context,
+            **engine.model_dump(exclude=own),
+        ),
+        algorithm,
+        **speculation.model_dump(exclude={"algorithm", "heads"}),
+        mode=engine.mode,
+        graph_sizes=sizes if hardware.cuda_graphs else None,
+        read_file=lambda path: Path(path).read_text(encoding="utf-8"),
+        source="speculation",
     )
-    problems = algorithm.problems(shape)
+    heads = speculation.heads or max(spec.max_steps, 1)
+    problems = algorithm.problems(AlgorithmShape(spec.max_steps, spec.topk, target.hidden, heads))
     if problems:
         raise ConfigError("speculation", problems)
-    _check_tree_acceptance(assembly)
+    return spec
+
+
+def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) -> None:
+    """Raise ConfigError if acceptance or engine cannot be what the scenario asks for."""
+    if spec.num_draft_tokens is not None and isinstance(acceptance, GaussianAcceptance):
+        for steps in filter(None, spec.adaptive.candidate_steps):
+            acceptance.for_tree(spec.topk, steps, spec.num_draft_tokens, scenario.acceptance.rank_ratio)
     try:
-        EngineSizes.resolve(assembly.engine_config, algorithm, assembly.make_controller())
+        spec.resolve_sizes()
+        spec.make_controller()
     except ConfigError as error:
-        # The pool's size in pages is the engine's own word for what a scenario gives in tokens.
+        # A scenario gives the pool in tokens, the engine has it in pages.
         renamed = [Problem("kv_slots" if p.key == "num_pages" else p.key, p.message) for p in error.problems]
         raise ConfigError(error.source, renamed) from None
-
-
-def _check_tree_acceptance(assembly: Assembly) -> None:
-    """Trees beyond what the acceptance process covers are refused now, not in the round that first drafts one."""
-    nodes, process = assembly.num_draft_tokens, assembly.acceptance
-    if nodes is None or not isinstance(process, GaussianAcceptance):
-        return
-    for steps in assembly.adaptive.candidate_steps:
-        if steps > 0:
-            process.for_tree(assembly.scenario.speculation.topk, steps, nodes, assembly.scenario.acceptance.rank_ratio)
 
 
 def _model(name: str, key: str) -> ModelShape:
@@ -192,57 +144,6 @@ def _model(name: str, key: str) -> ModelShape:
         return lookup_model(name)
     except ForetokenError as error:
         raise ConfigError(SCENARIO, [Problem(key, str(error))]) from None
-
-
-def _initial_steps(scenario: Scenario, algorithm: SpecAlgorithm) -> int | None:
-    """The configured steps; a fixed policy without one drafts three, and without speculation there are none."""
-    if not algorithm.is_speculative:
-        return 0
-    if scenario.speculation.steps is None and scenario.speculation.policy == "fixed":
-        return DEFAULT_STEPS
-    return scenario.speculation.steps
-
-
-def _adaptive_config(scenario: Scenario, algorithm: SpecAlgorithm) -> AdaptiveConfig:
-    steps = _initial_steps(scenario, algorithm)
-    if not algorithm.is_speculative or scenario.speculation.policy == "fixed":
-        return fixed_config(steps)
-    table = scenario.speculation.adaptive
-    return load_adaptive_config(table, "speculation.adaptive" if isinstance(table, dict) else None)
-
-
-def _tree_nodes(scenario: Scenario, algorithm: SpecAlgorithm, adaptive: AdaptiveConfig) -> int | None:
-    """nd of a tree, or None for chains, whose nd follows from the steps. A given nd must suit a chain's steps."""
-    speculation = scenario.speculation
-    steps = [step for step in adaptive.candidate_steps if step > 0]
-    asked = speculation.num_draft_tokens
-    if not steps:
-        return None
-    if speculation.topk == 1 or not algorithm.supports_trees:
-        if asked is not None and (len(steps) > 1 or asked != steps[0] + 1):
-            expected = f"{steps[0] + 1}" if len(steps) == 1 else "no value: it follows from the steps"
-            raise ConfigError(
-                "speculation", [Problem("num_draft_tokens", f"{asked} does not suit a chain, expected {expected}")]
-            )
-        return None
-    capacity = tree_capacity(speculation.topk, min(steps)) + 1
-    nodes = asked if asked is not None else min(capacity, DEFAULT_TREE_NODES)
-    if nodes < 2:
-        raise ConfigError(
-            "speculation", [Problem("num_draft_tokens", f"{nodes} is the root alone, expected 2 or more")]
-        )
-    if nodes > min(capacity, MAX_TREE_NODES):
-        raise ConfigError(
-            "speculation",
-            [
-                Problem(
-                    "num_draft_tokens",
-                    f"{nodes} is beyond the tree's capacity: topk {speculation.topk} and {min(steps)} steps hold at most "
-                    f"{min(capacity, MAX_TREE_NODES)} nodes",
-                )
-            ],
-        )
-    return nodes
 
 
 def _draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_steps: int) -> DraftShape | None:
@@ -261,87 +162,37 @@ def _draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShap
             )
 
 
-def _graph_sizes(scenario: Scenario) -> tuple[int, ...] | None:
-    hardware = scenario.hardware
-    if not hardware.cuda_graphs:
-        return None
-    if hardware.graph_sizes is not None:
-        return tuple(hardware.graph_sizes)
-    most = scenario.engine.max_running
-    return tuple(size for size in DEFAULT_GRAPH_SIZES if size < most + 8)
-
-
-def _engine_config(
-    scenario: Scenario,
-    target: ModelShape,
-    gpu: GPU,
-    draft: DraftShape | None,
-    graph_sizes: tuple[int, ...] | None,
-    adaptive: AdaptiveConfig,
-    nodes: int,
-    routing: Routing,
-) -> tuple[MemoryPlan | None, EngineConfig]:
-    engine, hardware = scenario.engine, scenario.hardware
-    memory = None
-    if engine.kv_slots is not None:
-        slots = engine.kv_slots
-    else:
-        memory = kv_pool_slots(
-            target,
-            gpu,
-            hardware.tensor_parallel,
-            draft,
-            graph_count=graph_plan(adaptive, graph_sizes, GRAPH_BYTES).num_graphs if graph_sizes else 0,
-            max_prefill_tokens=engine.chunk_size,
-            max_batch_size=engine.max_running,
-            max_num_draft_tokens=nodes,
-            reserved_fraction=hardware.reserved_fraction,
-            page_size=engine.page_size,
-        )
-        slots = memory.slots
-    config = EngineConfig(
-        num_pages=slots // engine.page_size,
-        context_len=scenario.model.context_len or target.max_context,
-        page_size=engine.page_size,
-        overlap=routing.mode == "overlap",
-        mode_reason=routing.reason,
-        max_running=engine.max_running,
-        max_queue=engine.max_queue,
-        chunk_size=engine.chunk_size,
-        max_step_tokens=engine.max_step_tokens,
-        mixed=engine.mixed,
-        prefix_cache=engine.prefix_cache,
-        eviction_policy=engine.eviction_policy,
-        watermark=engine.watermark,
-        block_rounds=engine.block_rounds,
-        preempt=engine.preempt,
-        ageing_bound=engine.ageing_bound,
+def _memory(scenario: Scenario, target: ModelShape, gpu: GPU, draft: DraftShape | None, spec: EngineSpec) -> MemoryPlan:
+    config, hardware = spec.config, scenario.hardware
+    return kv_pool_slots(
+        target,
+        gpu,
+        hardware.tensor_parallel,
+        draft,
+        graph_count=graph_plan(spec.adaptive, spec.graph_sizes, GRAPH_BYTES).num_graphs if spec.graph_sizes else 0,
+        max_prefill_tokens=config.chunk_size,
+        max_batch_size=config.max_running,
+        max_num_draft_tokens=spec.max_num_draft_tokens,
+        reserved_fraction=hardware.reserved_fraction,
+        page_size=config.page_size,
     )
-    return memory, config
 
 
-def _cost_table(
-    scenario: Scenario,
-    cost: RoundCost,
-    host: HostCost,
-    candidates: Iterable[int],
-    num_draft_tokens: int | None,
-    overlap: bool,
-) -> CostTable:
+def _cost_table(spec: EngineSpec, cost: RoundCost, host: HostCost) -> CostTable:
     """Round times for the goodput policy: what the device takes, and the host beside it (overlap) or after it."""
-    most = scenario.engine.max_running
+    most = spec.config.max_running
     sizes = sorted({1, 2, 3, 4, 6, 8, 12, 16, *range(24, most, 8), most} - {n for n in range(17) if n > most})
-    topk = scenario.speculation.topk
     round_ns, kv_token_ps = [], []
-    for steps in candidates:
-        nodes = 1 if steps == 0 else num_draft_tokens or steps + 1
-        k = topk if steps else 1
-        device = [int(cost.decode_ns(size, steps, k, nodes, 0)) for size in sizes]
+    for steps in spec.adaptive.candidate_steps:
+        nodes = 1 if steps == 0 else spec.num_draft_tokens or steps + 1
+        topk = spec.topk if steps else 1
+        device = [int(cost.decode_ns(size, steps, topk, nodes, 0)) for size in sizes]
         hosts = [host.round_ns(size, size) for size in sizes]
-        round_ns.append(tuple(max(d, h) if overlap else d + h for d, h in zip(device, hosts, strict=True)))
+        combine = max if spec.config.overlap else operator.add
+        round_ns.append(tuple(map(combine, device, hosts)))
         read = 1_000_000
-        kv_token_ps.append((int(cost.decode_ns(sizes[-1], steps, k, nodes, read)) - device[-1]) * 1000 // read)
-    return CostTable(tuple(candidates), tuple(sizes), tuple(round_ns), tuple(kv_token_ps))
+        kv_token_ps.append((int(cost.decode_ns(sizes[-1], steps, topk, nodes, read)) - device[-1]) * 1000 // read)
+    return CostTable(spec.adaptive.candidate_steps, tuple(sizes), tuple(round_ns), tuple(kv_token_ps))
 
 
 def _acceptance(scenario: Scenario, algorithm: SpecAlgorithm) -> AcceptanceProcess:

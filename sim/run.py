@@ -103,8 +103,8 @@ class Simulation:
         self._day = DayCurve(day) if day else None
         self.faults: FaultyService | None = None
         if faults is not None:
-            self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.engine_config.context_len)
-        self._max_tokens = scenario.workload.max_tokens or self.assembly.engine_config.context_len
+            self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.spec.config.context_len)
+        self._max_tokens = scenario.workload.max_tokens or self.assembly.spec.config.context_len
         pools = self.assembly.pools
         self.cluster: Cluster | None = None
         self._on_finished = self._ended
@@ -197,7 +197,7 @@ class Simulation:
         return Progress(self.env.now, self._num_submitted, self._num_ended, rounds, self.num_expected)
 
     def _make_replica(self, replica: int, sinks: Sequence[EventSink], spans: SpanSink | None) -> EngineActor:
-        config = self.assembly.engine_config
+        config = self.assembly.spec.config
         parts = (self.assembly.cost, config.max_running, self.assembly.acceptance, self._tree_process)
         if self.faults is not None:
             witness = self.faults.witness(replica, config.max_queue, config.max_running)

@@ -1,8 +1,8 @@
 """The table of adaptive steps: batch-size ranges, their candidates and the knobs of the EMA rule.
 
 A table is a JSON object. A key of ASCII digits is the lower bound of a batch-size range and maps to an entry; the other
-keys are defaults for all entries. `load_adaptive_config` reads a file, a JSON text, a preset's name or a dict and
-reports every problem at once.
+keys are defaults for all entries. `load_adaptive_config` reads a dict, a JSON text, a preset's name, or a file through a
+function that opens it, and reports every problem at once.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, ForetokenError, Problem, nearest
+
+ReadFile = Callable[[str], str]
+"""Returns the text of a file by its path; core opens no files itself."""
 
 MAX_BATCH_SIZE_BOUND = 1 << 30
 MAX_STEPS = 1 << 10
@@ -105,32 +106,30 @@ def _object_of_pairs(pairs: list[tuple[str, Any]]) -> _Pairs:
 
 
 def load_adaptive_config(
-    path_or_text_or_dict: str | os.PathLike[str] | Mapping[str, Any] | AdaptiveConfig, source: str | None = None
+    given: str | Mapping[str, Any] | AdaptiveConfig, source: str | None = None, read_file: ReadFile | None = None
 ) -> AdaptiveConfig:
-    """Read a table from a dict, a JSON text (it begins with `{`), a preset's name, or the path of a file.
+    """Read a table from a dict, a JSON text (it begins with `{`), a preset's name, or the path of a file for `read_file`.
 
-    `source` names the input in messages; the default is the path, or `<arguments>`.
-    Raises `ConfigError` with all problems at once.
+    `source` names the input in messages; the default is the path, or `<arguments>`. Raises ConfigError with all problems at once.
     """
-    given = path_or_text_or_dict
     if isinstance(given, AdaptiveConfig):
         return given
     if isinstance(given, Mapping):
         return _read_table(given, source or "<arguments>")
-    if isinstance(given, str) and given in PRESETS:
+    if given in PRESETS:
         return _read_table(PRESETS[given], source or f"preset {given}")
-    if isinstance(given, str) and (given.lstrip()[:1] in ("{", "[") or not given.strip()):
+    if given.lstrip()[:1] in ("{", "[") or not given.strip():
         return _read_text(given, source or "<arguments>")
-    path = Path(given)
-    name = source or str(path)
+    hint, presets = nearest(given, PRESETS), ", ".join(PRESETS)
+    if read_file is None:
+        message = f"{given!r} is no JSON object and none of the presets {presets}{hint}"
+        raise ConfigError(source or "<arguments>", [Problem("", message)])
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(given)
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        hint = nearest(str(given), PRESETS)
-        presets = ", ".join(PRESETS)
         message = f"cannot be read ({error}){hint}; expected a JSON file or one of the presets {presets}"
-        raise ConfigError(name, [Problem("", message)]) from error
-    return _read_text(text, name)
+        raise ConfigError(source or given, [Problem("", message)]) from error
+    return _read_text(text, source or given)
 
 
 def _read_text(text: str, source: str) -> AdaptiveConfig:

@@ -7,7 +7,6 @@ It touches no device: an executor finds the graph of a round under (steps, nodes
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -171,9 +170,7 @@ class AdaptiveController:
 
     # --- a new table, metrics, state ---
 
-    def reload(
-        self, config: str | os.PathLike[str] | Mapping[str, Any] | AdaptiveConfig, source: str | None = None
-    ) -> None:
+    def reload(self, config: str | Mapping[str, Any] | AdaptiveConfig, source: str | None = None) -> None:
         """Use another table from the next round on; steps in flight keep theirs.
 
         Raises `ConfigError`, and the running policy goes on as it was, if the table is invalid, or needs candidates,
@@ -241,7 +238,7 @@ def fixed_controller(steps: int, **shape: Any) -> AdaptiveController:
 
 def build_controller(
     policy: str,
-    config: str | os.PathLike[str] | Mapping[str, Any] | AdaptiveConfig = "default",
+    config: str | Mapping[str, Any] | AdaptiveConfig = "default",
     *,
     initial_steps: int | None = None,
     cost_table: CostTable | None = None,

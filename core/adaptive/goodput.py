@@ -13,7 +13,6 @@ when the estimate notices that acceptance has changed, another stretch begins.
 from __future__ import annotations
 
 import math
-import os
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,7 +109,7 @@ class GoodputPolicy:
 
     def __init__(
         self,
-        config: str | os.PathLike[str] | Mapping[str, Any] | AdaptiveConfig,
+        config: str | Mapping[str, Any] | AdaptiveConfig,
         cost_table: CostTable,
         initial_steps: int | None = None,
     ) -> None:

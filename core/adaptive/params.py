@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ class AdaptiveSpeculativeParams:
     def __init__(
         self,
         initial_steps: int | None = None,
-        config: str | os.PathLike[str] | Mapping[str, Any] | AdaptiveConfig = "default",
+        config: str | Mapping[str, Any] | AdaptiveConfig = "default",
     ) -> None:
         self.config = load_adaptive_config(config)
         self._initial_steps = resolve_initial_steps(self.config, initial_steps)

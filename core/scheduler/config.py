@@ -34,7 +34,7 @@ class EngineConfig:
     context_len: int  # positions that the model can see
     page_size: int = 1
     overlap: bool = True  # pipeline depth 2, else 1
-    mode_reason: str = ""  # why, as `routing.choose_mode` says it; logged once, when the engine starts
+    mode_reason: str = ""  # why, as `choose_mode` says it
     max_running: int = 256  # requests in a batch
     max_queue: int | None = None  # waiting requests; None: no bound
     chunk_size: int = 8192  # prefill tokens of one step
@@ -55,6 +55,10 @@ class EngineConfig:
         # A configuration that was read from a file has the name; one that means nothing is left for `problems`.
         if not isinstance(self.role, EngineRole) and self.role in list(EngineRole):
             object.__setattr__(self, "role", EngineRole(self.role))
+
+    @property
+    def mode(self) -> str:
+        return "overlap" if self.overlap else "synchronous"
 
     def problems(self) -> list[Problem]:
         """All that is wrong with the values taken by themselves."""

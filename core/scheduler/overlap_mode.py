@@ -33,12 +33,13 @@ def choose_mode(
     backend_supports_paged_trees: bool,
     algorithm: str,
     algorithm_supports_overlap: bool,
+    device_is_host: bool = False,
 ) -> Routing:
     """Choose the mode. `asked_for` None means the user left the choice; `topk` 1 stands for chains and no speculation.
 
     Overlap is chosen unless synchronous mode was asked for, the algorithm has no overlap, or trees (topk > 1) meet
-    pages (page_size > 1) on a backend that does not declare the page layout of draft branches. Raises `ConfigError`
-    for arguments that are not resolved.
+    pages (page_size > 1) on a backend that does not declare the page layout of draft branches. If `device_is_host`,
+    one CPU plans and computes, so synchronous mode is the default. Raises `ConfigError` for wrong arguments.
     """
     problems = []
     if asked_for is not None and asked_for not in MODES:
@@ -52,6 +53,8 @@ def choose_mode(
 
     if asked_for == "synchronous":
         return Routing("synchronous", "synchronous mode was asked for")
+    if asked_for is None and device_is_host:
+        return Routing("synchronous", "a CPU computes where the host would plan ahead")
     if not algorithm_supports_overlap:
         return Routing("synchronous", f"algorithm {algorithm} does not support overlap mode")
     if page_size > 1 and topk > 1 and not backend_supports_paged_trees:

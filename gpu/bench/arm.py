@@ -14,14 +14,10 @@ import numpy as np
 import torch
 
 from ...core.acceptance.process import AcceptanceProcess
-from ...core.adaptive import fixed_controller
-from ...core.algorithm.algorithm import Drafter
-from ...core.algorithm.registry import get_algorithm
 from ...core.contract.events import Committed, Event
 from ...core.contract.request import Request
 from ...core.errors import ForetokenError, InvariantViolation
 from ...core.prompt import Prompt
-from ...core.scheduler.engine import Engine
 from ..executor.build import DraftModel, build_executor
 from ..executor.graphs import CaptureReport
 from ..models.decoder import Decoder
@@ -95,22 +91,15 @@ class Arm:
         seed: int = 0,
     ) -> None:
         self.plan = plan
-        algorithm = get_algorithm(plan.algorithm)
-        controller = fixed_controller(
-            plan.steps,
-            topk=plan.topk,
-            num_draft_tokens=plan.num_draft_tokens,
-            depth_limited=algorithm.drafter is not Drafter.LOOKUP,
-        )
         deliveries = Deliveries()
         self._rounds = _Rounds()
-        engine = Engine(plan.config, algorithm, controller, events=all_of([deliveries, self._rounds]))
+        engine = plan.spec.make_engine(all_of([deliveries, self._rounds]))
         self.executor = build_executor(
             engine,
             target,
             draft if plan.steps else None,
             ops,
-            graph_sizes=plan.graph_sizes,
+            graph_sizes=plan.spec.graph_sizes,
             graph_sampling=False,
             acceptance=acceptance,
             seed=seed,
@@ -120,7 +109,7 @@ class Arm:
         self._max_tokens = max_tokens
         verified = len(prompts) * plan.num_nodes
         self._bytes: RoundBytes = round_bytes(
-            target, draft if plan.steps else None, algorithm.drafter, plan.steps, verified
+            target, draft if plan.steps else None, engine.algorithm.drafter, plan.steps, verified
         )
 
     @property

@@ -1,4 +1,4 @@
-"""From the options of a benchmark to its cells, before a weight is read: everything that contradicts, and the memory it takes."""
+"""Resolve a benchmark's options into its cells before a weight is read: every contradiction, and the memory that it needs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from typing import TYPE_CHECKING
 
 from ...core.acceptance.presets import PRESETS, acceptance_preset
 from ...core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
-from ...core.adaptive import fixed_controller
-from ...core.adaptive.config import fixed_config
-from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
+from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.kv.sizing import ceil_to_page
-from ...core.scheduler.config import EngineConfig, EngineSizes
+from ...core.scheduler.config import EngineConfig
+from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ..session.plan import (
     ARGUMENTS,
     AUTO,
     NotEnoughMemory,
     SessionOptions,
-    _algorithm_name,
-    _check_algorithm,
-    _check_choices,
-    _device,
-    _draft_config,
-    _dtype,
-    _mode,
-    _slot_bytes,
-    _tree_nodes,
-    _weight_bytes,
+    algorithm_name,
+    bytes_per_token,
+    check_algorithm,
+    check_choices,
+    check_directories,
+    checkpoint_bytes,
+    draft_config,
     free_bytes,
+    resolve_device,
+    resolve_dtype,
+    spec_settings,
 )
 
 if TYPE_CHECKING:
@@ -76,18 +75,17 @@ class BenchOptions:
 class ArmPlan:
     """One way to decode the requests of a cell: plain (0 steps) or with that many draft steps."""
 
-    steps: int
-    algorithm: str
-    topk: int
-    num_draft_tokens: int | None  # of a tree; None: a chain
-    config: EngineConfig
-    graph_sizes: tuple[int, ...] | None
+    spec: EngineSpec
     kv_bytes: int
+
+    @property
+    def steps(self) -> int:
+        return self.spec.max_steps
 
     @property
     def num_nodes(self) -> int:
         """Tokens that a round verifies per request, root included."""
-        return self.steps + 1 if self.num_draft_tokens is None else self.num_draft_tokens
+        return self.spec.max_num_draft_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +111,6 @@ class BenchPlan:
     algorithm: SpecAlgorithm
     dtype: torch.dtype
     device: str
-    mode: str  # "synchronous" or "overlap"
-    mode_reason: str
     acceptance: AcceptanceProcess | None  # None: as the draft's tokens are accepted
     acceptance_name: str
     graphs: bool
@@ -122,6 +118,11 @@ class BenchPlan:
     repeat: int
     cells: tuple[CellPlan, ...]
     weight_bytes: int
+
+    @property
+    def spec(self) -> EngineSpec:
+        """The engine that drafts most, whose mode all engines have."""
+        return self.cells[0].arms[-1].spec
 
     @property
     def kv_bytes(self) -> int:
@@ -159,13 +160,12 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
         device=options.device,
         seed=options.seed,
     )
-    _check_choices(session)
+    check_choices(session)
     target, algorithm, draft = _models(options, session, steps)
     steps = _steps_of(algorithm, options, steps)
-    device = _device(options.device)
+    device = resolve_device(options.device)
     graphs = _graphs(options, algorithm, device)
-    dtype = _dtype(options.dtype, target, device)
-    routing = _mode(session, algorithm, device)
+    dtype = resolve_dtype(options.dtype, target, device)
     acceptance, name = _acceptance(options, algorithm)
     plan = BenchPlan(
         options=options,
@@ -175,8 +175,6 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
         algorithm=algorithm,
         dtype=dtype,
         device=device,
-        mode=routing.mode,
-        mode_reason=routing.reason,
         acceptance=acceptance,
         acceptance_name=name,
         graphs=graphs,
@@ -186,9 +184,7 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
         weight_bytes=_bytes_of_weights(options, session, target, draft, dtype, device),
     )
     cells = [
-        CellPlan(batch_size, length, tuple(_arm(plan, session, batch_size, length, count) for count in steps))
-        for length in context_lengths
-        for batch_size in batch_sizes
+        _cell(plan, session, batch_size, length, steps) for length in context_lengths for batch_size in batch_sizes
     ]
     plan = replace(plan, cells=tuple(cells))
     _check_memory(plan)
@@ -235,14 +231,11 @@ def _models(
         algorithm = get_algorithm("EAGLE3" if options.algorithm.lower() == AUTO else options.algorithm)
         draft = draft_shape(target, algorithm, max(steps), options.draft)
     else:
-        for directory in filter(None, (session.model, session.draft)):
-            if not directory.is_dir():
-                message = "no such directory; expected a Hugging Face checkpoint"
-                raise ConfigError(str(directory), [Problem("", message)])
+        check_directories(session)
         target = ModelConfig.from_directory(session.model)
-        algorithm = get_algorithm(_algorithm_name(session))
-        draft = _draft_config(session, algorithm, target)
-    _check_algorithm(session, algorithm, fixed_config(max(steps)), target, draft)
+        algorithm = get_algorithm(algorithm_name(session))
+        draft = draft_config(session, algorithm, target)
+    check_algorithm(session, algorithm, max(steps) if algorithm.is_speculative else 0, target, draft)
     return target, algorithm, draft
 
 
@@ -295,55 +288,59 @@ def _acceptance(options: BenchOptions, algorithm: SpecAlgorithm) -> tuple[Accept
 
 def acceptance_of_arm(plan: BenchPlan, arm: ArmPlan) -> AcceptanceProcess | None:
     """The process of the arm's trees or chains; plain decoding has none."""
-    if plan.acceptance is None or arm.steps == 0:
+    spec = arm.spec
+    if plan.acceptance is None or spec.max_steps == 0:
         return None
-    if arm.num_draft_tokens is not None and isinstance(plan.acceptance, GaussianAcceptance):
-        return plan.acceptance.for_tree(arm.topk, arm.steps, arm.num_draft_tokens)
+    if spec.num_draft_tokens is not None and isinstance(plan.acceptance, GaussianAcceptance):
+        return plan.acceptance.for_tree(spec.topk, spec.max_steps, spec.num_draft_tokens)
     return plan.acceptance
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------
 
 
-def _arm(plan: BenchPlan, session: SessionOptions, batch_size: int, length: int, steps: int) -> ArmPlan:
+def _cell(plan: BenchPlan, session: SessionOptions, batch_size: int, length: int, steps: tuple[int, ...]) -> CellPlan:
+    specs = [_spec(plan, session, batch_size, count) for count in steps]
+    mode = specs[-1].config  # plain decoding runs in the mode of the algorithm that it is compared with
+    specs = [spec.with_config(overlap=mode.overlap, mode_reason=mode.mode_reason) for spec in specs]
+    return CellPlan(batch_size, length, tuple(_arm(plan, spec, length) for spec in specs))
+
+
+def _spec(plan: BenchPlan, session: SessionOptions, batch_size: int, steps: int) -> EngineSpec:
     algorithm = plan.algorithm if steps else get_algorithm("NONE")
-    topk = session.topk if steps else 1
-    nodes = None
-    if steps:
-        nodes = _tree_nodes(replace(session, topk=topk), algorithm, fixed_config(steps))
     config = EngineConfig(
-        num_pages=1 << 40,
+        num_pages=UNSIZED_POOL,
         context_len=plan.target.max_position_embeddings,
         page_size=session.page_size,
-        overlap=plan.mode == "overlap",
-        mode_reason=plan.mode_reason,
         max_running=batch_size,
         chunk_size=CPU_CHUNK if plan.device == "cpu" else GPU_CHUNK,
         mixed=False,  # all prompts first, so that every decode round has the whole batch
         prefix_cache=False,
         watermark=0.0,
-        # A block's rounds wait for each other; in overlap mode the next step's are enqueued before one is over.
-        block_rounds=1 if plan.mode == "overlap" else CPU_BLOCK_ROUNDS,
         track_tokens=True,
     )
-    controller = fixed_controller(
-        steps, topk=topk, num_draft_tokens=nodes, depth_limited=algorithm.drafter is not Drafter.LOOKUP
-    )
-    sizes = EngineSizes.resolve(config, algorithm, controller)
-    context_len = length + plan.output_tokens + config.context_len - sizes.total_limit
-    if context_len > plan.target.max_position_embeddings:
+    settings = spec_settings(session, plan.device) | ({} if steps else {"topk": 1, "num_draft_tokens": None})
+    graph_sizes = (batch_size,) if plan.graphs else None
+    return resolve_spec(config, algorithm, policy="fixed", steps=steps, graph_sizes=graph_sizes, **settings)
+
+
+def _arm(plan: BenchPlan, spec: EngineSpec, length: int) -> ArmPlan:
+    page_size, positions = spec.config.page_size, spec.config.context_len
+    # A block's rounds wait for each other; in overlap mode the next step's are enqueued before one is over.
+    spec = spec.with_config(block_rounds=1 if spec.config.overlap else CPU_BLOCK_ROUNDS)
+    context_len = length + plan.output_tokens + positions - spec.resolve_sizes().total_limit
+    if context_len > positions:
         message = (
-            f"{length} with {plan.output_tokens} output tokens and {steps} steps needs {context_len} positions; "
-            f"the model has {plan.target.max_position_embeddings}"
+            f"{length} with {plan.output_tokens} output tokens and {spec.max_steps} steps needs {context_len} positions; "
+            f"the model has {positions}"
         )
         raise ConfigError(ARGUMENTS, [Problem("--context-lengths", message)])
-    config = replace(config, context_len=context_len)
-    row_width = EngineSizes.resolve(config, algorithm, controller).row_width
-    num_pages = batch_size * (ceil_to_page(row_width, config.page_size) // config.page_size + 1)
-    slot_bytes = _slot_bytes(plan.target, plan.draft if steps else None, algorithm, plan.dtype)
-    kv_bytes = (num_pages + 1) * config.page_size * slot_bytes
-    graph_sizes = (batch_size,) if plan.graphs else None
-    return ArmPlan(steps, algorithm.name, topk, nodes, replace(config, num_pages=num_pages), graph_sizes, kv_bytes)
+    spec = spec.with_config(context_len=context_len)
+    pages_of_row = ceil_to_page(spec.resolve_sizes().row_width, page_size) // page_size
+    num_pages = spec.config.max_running * (pages_of_row + 1)
+    draft = plan.draft if spec.max_steps else None
+    slot_bytes = bytes_per_token(plan.target, draft, spec.make_algorithm(), plan.dtype)
+    return ArmPlan(spec.with_config(num_pages=num_pages), (num_pages + 1) * page_size * slot_bytes)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -361,7 +358,7 @@ def _bytes_of_weights(
     from .shapes import meta_models
 
     if options.model is not None:
-        total = _weight_bytes(session, target, dtype)
+        total = checkpoint_bytes(session, target, dtype)
     else:
         total = sum(model.weight_bytes for model in meta_models(target, draft, dtype) if model is not None)
     # On a CPU small models keep a second layout for the products of a few rows.

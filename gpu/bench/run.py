@@ -185,8 +185,8 @@ def _median_shares(timings: list[Timing]) -> dict[str, float]:
 def _in_words(arm: ArmPlan) -> str:
     if not arm.steps:
         return "plain decoding"
-    shape = "a chain" if arm.num_draft_tokens is None else f"trees of {arm.num_draft_tokens} nodes"
-    return f"{arm.algorithm} with {arm.steps} steps, {shape}"
+    nodes = arm.spec.num_draft_tokens
+    return f"{arm.spec.algorithm} with {arm.steps} steps, {'a chain' if nodes is None else f'trees of {nodes} nodes'}"
 
 
 def device_name(device: str) -> str:

@@ -18,13 +18,13 @@ from ...core.errors import ForetokenError
 from ...core.handoff import HandoffTiming
 from ...core.handoff.wire import request_to_json
 from ...core.scheduler.config import EngineRole
-from ...observe.engine_description import EngineDescription
+from ...core.scheduler.spec import EngineSpec
 from ..session.plan import SessionPlan
 from ..session.session import FINISH, REFUSED, Output, SessionStats, TextDelta, check_vocabulary, join_deltas
 from ..session.text import StreamDecoder, Tokenizer
 from .processes import WorkerProcess, Workers
 from .router import Placement, Router, Verdict
-from .worker_session import SessionOrder, description_for
+from .worker_session import SessionOrder, spec_for
 
 SECOND_NS = 1_000_000_000
 TIMING = HandoffTiming(lease_ns=60 * SECOND_NS, hold_ns=180 * SECOND_NS, fence_ns=5 * SECOND_NS)
@@ -90,7 +90,7 @@ class DisaggregatedSession:
             order = SessionOrder(
                 session=workers.num_sessions,
                 options=replace(options, device=worker.device),
-                engine=description_for(worker.place.role, plan.description),
+                engine=spec_for(worker.place.role, plan.spec),
                 dtype=str(plan.dtype).removeprefix("torch."),
                 device=worker.device,
                 weight_bytes=plan.weight_bytes,
@@ -104,8 +104,8 @@ class DisaggregatedSession:
         opened = workers.answers("opened")
         for worker in workers.living():
             if worker.place.role is EngineRole.DECODE:
-                described = EngineDescription.from_json(opened[worker.name]["engine"], f"the engine of {worker.name}")
-                plan = replace(plan, description=described)
+                described = EngineSpec.from_json(opened[worker.name]["engine"], f"the engine of {worker.name}")
+                plan = replace(plan, spec=described)
                 break
         return cls(workers, plan, tokenizer)
 

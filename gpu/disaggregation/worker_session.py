@@ -13,7 +13,7 @@ from ...core.algorithm.registry import get_algorithm
 from ...core.contract.events import EventSink
 from ...core.handoff import HandoffTiming
 from ...core.scheduler.config import EngineRole
-from ...observe.engine_description import EngineDescription
+from ...core.scheduler.spec import EngineSpec
 from ...observe.log import EventLog
 from ..models.config import ModelConfig
 from ..session.loop import Deliveries
@@ -34,7 +34,7 @@ class SessionOrder:
         int  # counts the sessions of a set of workers: the generation of prefill workers, the epoch of decode workers
     )
     options: SessionOptions
-    engine: EngineDescription  # with the worker's role
+    engine: EngineSpec  # with the worker's role
     dtype: str
     device: str
     weight_bytes: int
@@ -52,7 +52,7 @@ class SessionOrder:
         engine = self.engine
         if engine.policy == "goodput" and engine.cost_table is None:
             engine = replace(engine, policy="ema")  # an engine that is complete in itself, until the costs are measured
-        described = {"policy": self.engine.policy, "description": engine.to_json()}
+        described = {"policy": self.engine.policy, "spec": engine.to_json()}
         return {**plain, "options": options, "engine": described, "timing": asdict(self.timing)}
 
     @classmethod
@@ -60,7 +60,7 @@ class SessionOrder:
         options = dict(value["options"])
         for name in _PATHS:
             options[name] = None if options[name] is None else Path(options[name])
-        engine = EngineDescription.from_json(value["engine"]["description"], "the order of a session")
+        engine = EngineSpec.from_json(value["engine"]["spec"], "the order of a session")
         return cls(
             **{
                 **value,
@@ -77,8 +77,8 @@ class SessionOrder:
 
 def open_serving(
     order: SessionOrder, links: Mapping[str, PeerLink], news: News
-) -> tuple[Serving, EventLog | None, EngineDescription]:
-    """Load what is ordered; the description comes back with what was measured on the way. Raises ForetokenErrors."""
+) -> tuple[Serving, EventLog | None, EngineSpec]:
+    """Load what is ordered; the specification comes back with what was measured on the way. Raises ForetokenErrors."""
     options = order.options
     plan = SessionPlan(
         options=options,
@@ -87,7 +87,7 @@ def open_serving(
         algorithm=get_algorithm(order.engine.algorithm),
         dtype=getattr(torch, order.dtype),
         device=order.device,
-        description=order.engine,
+        spec=order.engine,
         weight_bytes=order.weight_bytes,
         kv_bytes=order.kv_bytes,
     )
@@ -95,11 +95,11 @@ def open_serving(
     watched: list[Any] = []  # the decode side's sink is there when its engine is
     log: EventLog | None = None
 
-    def make_sinks(description: EngineDescription) -> list[EventSink]:
+    def make_sinks(spec: EngineSpec) -> list[EventSink]:
         nonlocal log
         sinks: list[EventSink] = [deliveries, lambda event: [sink(event) for sink in watched]]
         if order.log is not None:
-            log = EventLog(Path(order.log), {"engine": description.to_json(), "run": order.run})
+            log = EventLog(Path(order.log), {"engine": spec.to_json(), "run": order.run})
             sinks.append(log.sink(0))
         return sinks
 
@@ -108,13 +108,13 @@ def open_serving(
     serving = role(order.session, engine, executor, deliveries, links, news, timing=order.timing)
     if isinstance(serving, DecodeServing):
         watched.append(serving.watch)
-    return serving, log, plan.description
+    return serving, log, plan.spec
 
 
-def description_for(role: EngineRole, description: EngineDescription) -> EngineDescription:
+def spec_for(role: EngineRole, spec: EngineSpec) -> EngineSpec:
     """The engine of a worker in `role`. Prefill drafts nothing, so it needs neither measured costs nor captured rounds."""
-    config = replace(description.config, role=role)
+    spec = spec.with_role(role)
     if role is EngineRole.DECODE:
-        return replace(description, config=config)
-    policy = "ema" if description.policy == "goodput" else description.policy
-    return replace(description, config=config, policy=policy, cost_table=None, graph_sizes=None)
+        return spec
+    policy = "ema" if spec.policy == "goodput" else spec.policy
+    return replace(spec, policy=policy, cost_table=None, graph_sizes=None)

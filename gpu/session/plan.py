@@ -1,22 +1,18 @@
-"""From a session's options to its engine, before a weight is read: configurations, algorithm, mode, memory, and all that contradicts."""
+"""Resolve a session's options before a weight is read: configurations, algorithm, engine, memory, and every contradiction."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ...core.adaptive import AdaptiveConfig, load_adaptive_config
-from ...core.adaptive.config import fixed_config
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ConfigError, ForetokenError, Problem, nearest
 from ...core.kv.sizing import ceil_to_page
 from ...core.scheduler.config import EngineConfig, EngineSizes
-from ...core.scheduler.overlap_mode import Routing, choose_mode
-from ...core.tree.build import MAX_TREE_NODES, tree_capacity
-from ...observe.engine_description import EngineDescription
+from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +22,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS = "<arguments>"
 AUTO = "auto"
-DEFAULT_STEPS = 3
-DEFAULT_TREE_NODES = 16
-DEFAULT_CACHE_SHARE = 0.25  # slots beyond what running requests need, for prefixes that come again
+DEFAULT_CACHE_SHARE = 0.25  # share of slots beyond what running requests need, for prefixes that return
 POLICIES = ("ema", "goodput")
 
 
@@ -69,7 +63,7 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """What a session will be. `description.cost_table` of the goodput policy is measured once the weights are there."""
+    """What a session will be. `spec.cost_table` of the goodput policy is measured once the weights are loaded."""
 
     options: SessionOptions
     target: ModelConfig
@@ -77,18 +71,18 @@ class SessionPlan:
     algorithm: SpecAlgorithm
     dtype: torch.dtype
     device: str
-    description: EngineDescription
+    spec: EngineSpec
     weight_bytes: int
     kv_bytes: int
 
     @property
     def sizes(self) -> EngineSizes:
-        return _sizes(self.description)
+        return self.spec.resolve_sizes()
 
     def max_prompt_len(self) -> int:
         """The longest prompt that leaves room for a token of output."""
-        config = self.description.config
-        return min(self.sizes.total_limit - 1, config.num_pages * config.page_size - self.sizes.reserve - 1)
+        config, sizes = self.spec.config, self.sizes
+        return min(sizes.total_limit - 1, config.num_pages * config.page_size - sizes.reserve - 1)
 
 
 def plan_session(options: SessionOptions, longest_request: int | None = None) -> SessionPlan:
@@ -98,63 +92,61 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     """
     from ..models.config import ModelConfig
 
-    _check_choices(options)
-    for directory in filter(None, (options.model, options.draft)):
-        if not Path(directory).is_dir():
-            raise ConfigError(str(directory), [Problem("", "no such directory; expected a Hugging Face checkpoint")])
+    check_choices(options)
+    check_directories(options)
     target = ModelConfig.from_directory(options.model)
-    algorithm = get_algorithm(_algorithm_name(options))
-    draft = _draft_config(options, algorithm, target)
-    device = _device(options.device)
-    dtype = _dtype(options.dtype, target, device)
-    adaptive, initial_steps = _adaptive(options, algorithm)
-    policy = "fixed" if options.adaptive is None and options.policy is None else options.policy or "ema"
-    policy = policy if algorithm.is_speculative else "fixed"
-    nodes = _tree_nodes(options, algorithm, adaptive)
-    _check_algorithm(options, algorithm, adaptive, target, draft)
-    routing = _mode(options, algorithm, device)
-    description = EngineDescription(
-        config=EngineConfig(
-            num_pages=1 << 40,
+    algorithm = get_algorithm(algorithm_name(options))
+    if options.steps and not algorithm.is_speculative:
+        raise ConfigError(ARGUMENTS, [Problem("steps", f"{options.steps} steps, but {algorithm.name} drafts none")])
+    draft = draft_config(options, algorithm, target)
+    device = resolve_device(options.device)
+    dtype = resolve_dtype(options.dtype, target, device)
+    spec = resolve_spec(
+        EngineConfig(
+            num_pages=UNSIZED_POOL,
             context_len=target.max_position_embeddings,
             page_size=options.page_size,
-            overlap=routing.mode == "overlap",
-            mode_reason=routing.reason,
             max_running=options.max_running,
             chunk_size=options.chunk_size,
             prefix_cache=options.prefix_cache,
             block_rounds=options.block_rounds or (8 if device == "cpu" else 1),
             track_tokens=True,
         ),
-        algorithm=algorithm.name,
-        policy=policy,
-        adaptive=adaptive,
-        initial_steps=initial_steps,
-        topk=options.topk,
-        num_draft_tokens=nodes,
+        algorithm,
+        policy=options.policy,
+        steps=options.steps,
+        adaptive=options.adaptive,
         graph_sizes=_graph_sizes(options, algorithm, device),
-        decodes_text=True,
+        **spec_settings(options, device),
     )
-    context_len = _context_len(options, target, description, longest_request)
-    description = replace(description, config=replace(description.config, context_len=context_len))
-    weight_bytes = _weight_bytes(options, target, dtype)
-    num_pages, kv_bytes = _pool(options, target, draft, algorithm, dtype, device, description, weight_bytes)
-    description = replace(description, config=replace(description.config, num_pages=num_pages))
-    plan = SessionPlan(options, target, draft, algorithm, dtype, device, description, weight_bytes, kv_bytes)
-    _sizes(description)  # a pool too small for anything is refused now
-    return plan
+    check_algorithm(options, algorithm, spec.max_steps, target, draft)
+    spec = replace(
+        spec.with_config(context_len=_context_len(options, target, spec, longest_request)), decodes_text=True
+    )
+    weight_bytes = checkpoint_bytes(options, target, dtype)
+    num_pages, kv_bytes = _pool(options, bytes_per_token(target, draft, algorithm, dtype), device, spec, weight_bytes)
+    spec = spec.with_config(num_pages=num_pages)
+    spec.resolve_sizes()  # refuses a pool that is too small for any request
+    return SessionPlan(options, target, draft, algorithm, dtype, device, spec, weight_bytes, kv_bytes)
 
 
-def _sizes(description: EngineDescription) -> EngineSizes:
-    if description.policy == "goodput" and description.cost_table is None:
-        description = replace(description, policy="ema")  # sizes depend on the candidates, not on who chooses
-    return EngineSizes.resolve(description.config, description.make_algorithm(), description.make_controller())
+def spec_settings(options: SessionOptions, device: str) -> dict[str, Any]:
+    """Return the arguments of `resolve_spec` that sessions and benchmarks have in common."""
+    return {
+        "topk": options.topk,
+        "num_draft_tokens": options.num_draft_tokens,
+        "mode": None if options.overlap is None else "overlap" if options.overlap else "synchronous",
+        "backend": "torch" if device == "cpu" else "triton",
+        "device_is_host": device == "cpu",
+        "read_file": lambda path: Path(path).read_text(encoding="utf-8"),
+        "source": ARGUMENTS,
+    }
 
 
 # -- names and shapes -------------------------------------------------------------------------------------------------
 
 
-def _check_choices(options: SessionOptions) -> None:
+def check_choices(options: SessionOptions) -> None:
     problems = []
     if options.policy is not None and options.policy not in POLICIES:
         hint = nearest(options.policy, POLICIES)
@@ -170,7 +162,13 @@ def _check_choices(options: SessionOptions) -> None:
         raise ConfigError(ARGUMENTS, problems)
 
 
-def _algorithm_name(options: SessionOptions) -> str:
+def check_directories(options: SessionOptions) -> None:
+    for directory in filter(None, (options.model, options.draft)):
+        if not Path(directory).is_dir():
+            raise ConfigError(str(directory), [Problem("", "no such directory; expected a Hugging Face checkpoint")])
+
+
+def algorithm_name(options: SessionOptions) -> str:
     if options.algorithm.lower() != AUTO:
         return options.algorithm
     return "NONE" if options.draft is None else recognise_draft(options.draft)
@@ -192,7 +190,7 @@ def recognise_draft(directory: Path) -> str:
     return "EAGLE" if "Eagle" in name or "fc.weight" in tensors else "STANDALONE"
 
 
-def _draft_config(
+def draft_config(
     options: SessionOptions, algorithm: SpecAlgorithm, target: ModelConfig
 ) -> ModelConfig | HeadConfig | None:
     from ..models.config import ModelConfig
@@ -211,15 +209,15 @@ def _draft_config(
     return ModelConfig.from_directory(options.draft)
 
 
-def _check_algorithm(
+def check_algorithm(
     options: SessionOptions,
     algorithm: SpecAlgorithm,
-    adaptive: AdaptiveConfig,
+    max_steps: int,
     target: ModelConfig,
     draft: ModelConfig | HeadConfig | None,
 ) -> None:
     shape = AlgorithmShape(
-        steps=adaptive.candidate_steps[-1],
+        steps=max_steps,
         topk=options.topk,
         hidden_size=target.hidden_size,
         num_heads=draft.num_heads if algorithm.drafter is Drafter.HEADS else None,
@@ -231,41 +229,10 @@ def _check_algorithm(
         raise ConfigError(str(options.draft or ARGUMENTS), problems)
 
 
-def _adaptive(options: SessionOptions, algorithm: SpecAlgorithm) -> tuple[AdaptiveConfig, int | None]:
-    """The candidates, and the steps to begin with."""
-    if not algorithm.is_speculative:
-        if options.steps:
-            raise ConfigError(ARGUMENTS, [Problem("steps", f"{options.steps} steps, but {algorithm.name} drafts none")])
-        return fixed_config(0), 0
-    if options.adaptive is None and options.policy is None:
-        steps = DEFAULT_STEPS if options.steps is None else options.steps
-        return fixed_config(steps), steps
-    return load_adaptive_config(options.adaptive or "default"), options.steps
-
-
-def _tree_nodes(options: SessionOptions, algorithm: SpecAlgorithm, adaptive: AdaptiveConfig) -> int | None:
-    """nd of a tree; None for chains, whose nd follows from the steps."""
-    asked = options.num_draft_tokens
-    steps = [count for count in adaptive.candidate_steps if count > 0]
-    if not steps:
-        return None
-    if options.topk == 1 or not algorithm.supports_trees:
-        if asked is not None and steps != [asked - 1]:
-            message = f"{asked} does not suit a chain, which has one more than its steps; give topk for a tree"
-            raise ConfigError(ARGUMENTS, [Problem("num_draft_tokens", message)])
-        return None
-    most = min(tree_capacity(options.topk, steps[0]) + 1, MAX_TREE_NODES)
-    nodes = min(most, DEFAULT_TREE_NODES) if asked is None else asked
-    if not 2 <= nodes <= most:
-        message = f"{nodes} nodes; topk {options.topk} with {steps[0]} steps makes trees of 2 to {most}"
-        raise ConfigError(ARGUMENTS, [Problem("num_draft_tokens", message)])
-    return nodes
-
-
 # -- the device -------------------------------------------------------------------------------------------------------
 
 
-def _device(name: str) -> str:
+def resolve_device(name: str) -> str:
     import torch
 
     if name == AUTO:
@@ -281,7 +248,7 @@ def _device(name: str) -> str:
     return name
 
 
-def _dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
+def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
     import torch
 
     from ..models.config import DTYPES
@@ -299,35 +266,17 @@ def _dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
 
 
 def _graph_sizes(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> tuple[int, ...] | None:
-    """Batch sizes to capture: powers of two up to the largest batch, which is one of them. None: no graphs."""
+    """Return the batch sizes to capture, or None for no graphs: a round that drafts on the host cannot be captured."""
     wanted = device != "cpu" and not options.debug if options.graphs is None else options.graphs
     if not wanted or algorithm.drafter is Drafter.LOOKUP:
         return None
-    powers = (1 << i for i in range(options.max_running.bit_length()))
-    return tuple(sorted({*powers, options.max_running}))
-
-
-def _mode(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> Routing:
-    asked = None if options.overlap is None else "overlap" if options.overlap else "synchronous"
-    if asked is None and device == "cpu":
-        return Routing("synchronous", "a CPU computes where the host would plan ahead")
-    return choose_mode(
-        asked,
-        page_size=options.page_size,
-        topk=options.topk,
-        backend="torch" if device == "cpu" else "triton",
-        backend_supports_paged_trees=True,
-        algorithm=algorithm.name,
-        algorithm_supports_overlap=algorithm.supports_overlap,
-    )
+    return default_graph_sizes(options.max_running)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def _context_len(
-    options: SessionOptions, target: ModelConfig, description: EngineDescription, longest_request: int | None
-) -> int:
+def _context_len(options: SessionOptions, target: ModelConfig, spec: EngineSpec, longest_request: int | None) -> int:
     most = target.max_position_embeddings
     if options.context_len is not None:
         if options.context_len > most:
@@ -336,11 +285,11 @@ def _context_len(
         return options.context_len
     if longest_request is None:
         return most
-    room = most - _sizes(description).total_limit  # what a round may overshoot
+    room = most - spec.resolve_sizes().total_limit  # what a round may overshoot
     return min(most, max(2, longest_request) + room)
 
 
-def _weight_bytes(options: SessionOptions, target: ModelConfig, dtype: torch.dtype) -> int:
+def checkpoint_bytes(options: SessionOptions, target: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of the target's and the draft's weights as they are loaded."""
     from ..models.checkpoint import required_bytes
     from ..models.tensor_files import list_tensors
@@ -355,7 +304,7 @@ def _weight_bytes(options: SessionOptions, target: ModelConfig, dtype: torch.dty
     return sum(required_bytes(target, dtype).values()) + draft
 
 
-def _slot_bytes(
+def bytes_per_token(
     target: ModelConfig, draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm, dtype: torch.dtype
 ) -> int:
     from ..batch.pools import bytes_per_slot
@@ -369,18 +318,10 @@ def _slot_bytes(
 
 
 def _pool(
-    options: SessionOptions,
-    target: ModelConfig,
-    draft: ModelConfig | HeadConfig | None,
-    algorithm: SpecAlgorithm,
-    dtype: torch.dtype,
-    device: str,
-    description: EngineDescription,
-    weight_bytes: int,
+    options: SessionOptions, slot_bytes: int, device: str, spec: EngineSpec, weight_bytes: int
 ) -> tuple[int, int]:
     """Pages of the KV pool, and their bytes in all pools. NotEnoughMemory if the device cannot hold one request."""
-    sizes, page_size = _sizes(description), options.page_size
-    slot_bytes = _slot_bytes(target, draft, algorithm, dtype)
+    sizes, page_size = spec.resolve_sizes(), options.page_size
     one_request = ceil_to_page(sizes.row_width, page_size) + page_size
     wanted = options.kv_tokens
     least = wanted

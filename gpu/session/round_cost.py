@@ -20,7 +20,7 @@ from ...core.kv.sizing import ceil_to_page
 from ...core.prompt import Prompt
 from ...core.scheduler.driver import Executor
 from ...core.scheduler.engine import Engine
-from ...observe.engine_description import EngineDescription
+from ...core.scheduler.spec import EngineSpec
 from ..executor.build import DraftModel, build_executor
 from ..models.decoder import Decoder
 from ..ops.port import Ops
@@ -33,67 +33,65 @@ MakeExecutor = Callable[[Engine], Executor]
 """Return an executor for the engine, with the graphs of its largest batch where the session has graphs."""
 
 
-def measure_cost_table(
-    description: EngineDescription, target: Decoder, draft: DraftModel | None, ops: Ops
-) -> CostTable:
-    """The cost table for the candidates of `description`; rounds are captured where the session's will be."""
+def measure_cost_table(spec: EngineSpec, target: Decoder, draft: DraftModel | None, ops: Ops) -> CostTable:
+    """The cost table for the candidates of `spec`; rounds are captured where the session's will be."""
 
     def make_executor(engine: Engine) -> Executor:
         if target.device.type == "cuda":
             gc.collect()  # executors are in reference cycles, and their pools are large
-        sizes = None if description.graph_sizes is None else (engine.config.max_running,)
+        sizes = None if spec.graph_sizes is None else (engine.config.max_running,)
         return build_executor(engine, target, draft, ops, graph_sizes=sizes, graph_sampling=False)
 
-    return cost_table(description, make_executor)
+    return cost_table(spec, make_executor)
 
 
 def cost_table(
-    description: EngineDescription, make_executor: MakeExecutor, clock_ns: Callable[[], int] = time.perf_counter_ns
+    spec: EngineSpec, make_executor: MakeExecutor, clock_ns: Callable[[], int] = time.perf_counter_ns
 ) -> CostTable:
     """The table as `make_executor`'s executors run it: round times on `batch_sizes`, and what a KV token adds at the largest."""
-    candidates = description.adaptive.candidate_steps
-    sizes = batch_sizes(description)
+    candidates = spec.adaptive.candidate_steps
+    sizes = batch_sizes(spec)
     round_ns, kv_token_ps = [], []
     for steps in candidates:
-        row = [_round_ns(description, steps, size, SHORT_PROMPT, make_executor, clock_ns) for size in sizes]
-        long = _long_prompt(description, sizes[-1])
-        longer_ns = _round_ns(description, steps, sizes[-1], long, make_executor, clock_ns) if long else row[-1]
+        row = [_round_ns(spec, steps, size, SHORT_PROMPT, make_executor, clock_ns) for size in sizes]
+        long = _long_prompt(spec, sizes[-1])
+        longer_ns = _round_ns(spec, steps, sizes[-1], long, make_executor, clock_ns) if long else row[-1]
         added_tokens = sizes[-1] * max(1, long - SHORT_PROMPT)
         round_ns.append(tuple(row))
         kv_token_ps.append(max(0, (longer_ns - row[-1]) * 1000 // added_tokens))
     return CostTable(tuple(candidates), sizes, tuple(round_ns), tuple(kv_token_ps))
 
 
-def batch_sizes(description: EngineDescription) -> tuple[int, ...]:
+def batch_sizes(spec: EngineSpec) -> tuple[int, ...]:
     """1, 2, 4, … up to what may run at once and what the pool holds."""
-    config = description.config
-    room = config.num_pages * config.page_size // _request_slots(description, SHORT_PROMPT)
+    config = spec.config
+    room = config.num_pages * config.page_size // _request_slots(spec, SHORT_PROMPT)
     most = max(1, min(config.max_running, room))
     return tuple(sorted({min(1 << i, most) for i in range(most.bit_length() + 1)}))
 
 
-def _rounds_reach(description: EngineDescription) -> int:
+def _rounds_reach(spec: EngineSpec) -> int:
     """Slots past the prompt that the measured rounds may write, in whichever mode."""
-    nodes = max(description.num_draft_tokens or 0, description.adaptive.candidate_steps[-1] * description.topk + 1)
+    nodes = max(spec.num_draft_tokens or 0, spec.adaptive.candidate_steps[-1] * spec.topk + 1)
     return (WARM_UP_ROUNDS + TIMED_ROUNDS + 4) * nodes
 
 
-def _request_slots(description: EngineDescription, prompt_len: int) -> int:
-    page_size = description.config.page_size
-    branches = description.topk * 2 * page_size if page_size > 1 else 0  # branches fill pages of their own
-    return ceil_to_page(prompt_len + _rounds_reach(description) + branches, page_size) + page_size
+def _request_slots(spec: EngineSpec, prompt_len: int) -> int:
+    page_size = spec.config.page_size
+    branches = spec.topk * 2 * page_size if page_size > 1 else 0  # branches fill pages of their own
+    return ceil_to_page(prompt_len + _rounds_reach(spec) + branches, page_size) + page_size
 
 
-def _long_prompt(description: EngineDescription, batch_size: int) -> int:
+def _long_prompt(spec: EngineSpec, batch_size: int) -> int:
     """The longest prompt that fits context and pool at this batch size; 0 if it is not much longer than the short one."""
-    config = description.config
-    reach = _request_slots(description, 0)
+    config = spec.config
+    reach = _request_slots(spec, 0)
     longest = min(LONG_PROMPT, config.context_len - reach, config.num_pages * config.page_size // batch_size - reach)
     return longest if longest >= 4 * SHORT_PROMPT else 0
 
 
 def _round_ns(
-    description: EngineDescription,
+    spec: EngineSpec,
     steps: int,
     batch_size: int,
     prompt_len: int,
@@ -102,7 +100,7 @@ def _round_ns(
 ) -> int:
     """The median time of one round, from plan to commit."""
     config = replace(
-        description.config,
+        spec.config,
         overlap=False,
         mode_reason="timing",
         block_rounds=1,
@@ -111,13 +109,13 @@ def _round_ns(
         watermark=0.0,
     )
     alone = replace(
-        description,
-        config=replace(config, num_pages=batch_size * _request_slots(description, prompt_len) // config.page_size + 1),
+        spec,
+        config=replace(config, num_pages=batch_size * _request_slots(spec, prompt_len) // config.page_size + 1),
         policy="fixed",
         adaptive=fixed_config(steps),
         initial_steps=steps,
-        num_draft_tokens=description.num_draft_tokens if steps else None,
-        topk=description.topk if steps else 1,
+        num_draft_tokens=spec.num_draft_tokens if steps else None,
+        topk=spec.topk if steps else 1,
         cost_table=None,
         decodes_text=False,
     )
@@ -125,7 +123,7 @@ def _round_ns(
     executor = make_executor(engine)
     prompt = Prompt.of_tokens(np.zeros(prompt_len, dtype=np.int64))
     for number in range(batch_size):
-        engine.submit(Request(f"timing {number}", prompt, _rounds_reach(description)), 0)
+        engine.submit(Request(f"timing {number}", prompt, _rounds_reach(spec)), 0)
     times: list[int] = []
     while len(times) < WARM_UP_ROUNDS + TIMED_ROUNDS and not engine.is_idle:
         begin = clock_ns()

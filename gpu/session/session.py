@@ -20,7 +20,7 @@ from .plan import NotEnoughMemory, SessionOptions, SessionPlan, plan_session
 from .text import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
-    from ...observe.engine_description import EngineDescription
+    from ...core.scheduler.spec import EngineSpec
     from ..executor.build import DraftModel
     from ..executor.executor import TorchExecutor
     from ..models.decoder import Decoder
@@ -138,9 +138,9 @@ class DecodeSession:
         *,
         plan: SessionPlan | None = None,
         tokenizer: Tokenizer | None = None,
-        make_sinks: Callable[[EngineDescription], Sequence[EventSink]] = lambda description: (),
+        make_sinks: Callable[[EngineSpec], Sequence[EventSink]] = lambda spec: (),
     ) -> DecodeSession:
-        """Load the models and make the engine. `make_sinks` is given the engine's description, for a log's header.
+        """Load the models and make the engine. `make_sinks` is given the engine's specification, for a log's header.
 
         A `plan` and a `tokenizer` that were made before are used. Raises ConfigError and other ForetokenErrors.
         """
@@ -148,9 +148,7 @@ class DecodeSession:
         tokenizer = tokenizer or Tokenizer.load(options.model)
         check_vocabulary(tokenizer, plan)
         deliveries = Deliveries()
-        engine, executor, plan = load_engine(
-            plan, tokenizer, lambda description: [deliveries, *make_sinks(description)]
-        )
+        engine, executor, plan = load_engine(plan, tokenizer, lambda spec: [deliveries, *make_sinks(spec)])
         return cls(
             engine, executor, deliveries, tokenizer, plan=plan, phase_seconds=lambda: dict(executor.clock.seconds)
         )
@@ -253,31 +251,31 @@ class DecodeSession:
 
 
 def load_engine(
-    plan: SessionPlan, tokenizer: Tokenizer, make_sinks: Callable[[EngineDescription], Sequence[EventSink]]
+    plan: SessionPlan, tokenizer: Tokenizer, make_sinks: Callable[[EngineSpec], Sequence[EventSink]]
 ) -> tuple[Engine, TorchExecutor, SessionPlan]:
     """Load the models of `plan` and make their engine and executor; the plan comes back with what was measured on the way."""
     from ..executor.build import build_executor
     from .devices import ops_for, set_threads
 
-    options, description = plan.options, plan.description
+    options, spec = plan.options, plan.spec
     ops = ops_for(plan.device)
     set_threads(plan.device, options.threads, plan.target, plan.weight_bytes)
     with named_memory_errors(plan):
         target, draft = _load_models(plan, ops)
-        if description.policy == "goodput" and description.cost_table is None:
+        if spec.policy == "goodput" and spec.cost_table is None:
             from .round_cost import measure_cost_table
 
             # A decode worker's engine takes no prompts, the one that is measured does.
-            whole = replace(description, config=replace(description.config, role=EngineRole.BOTH))
-            description = replace(description, cost_table=measure_cost_table(whole, target, draft, ops))
-            plan = replace(plan, description=description)
-        engine = description.make_engine(all_of(make_sinks(description)), tokenizer)
+            whole = spec.with_role(EngineRole.BOTH)
+            spec = replace(spec, cost_table=measure_cost_table(whole, target, draft, ops))
+            plan = replace(plan, spec=spec)
+        engine = spec.make_engine(all_of(make_sinks(spec)), tokenizer)
         executor = build_executor(
             engine,
             target,
             draft,
             ops,
-            graph_sizes=description.graph_sizes,
+            graph_sizes=spec.graph_sizes,
             seed=options.seed,
             debug=options.debug,
         )
@@ -339,7 +337,7 @@ def check_vocabulary(tokenizer: Tokenizer, plan: SessionPlan) -> None:
 def check_lengths(requests: Iterable[Request], plan: SessionPlan, source: str, places: Mapping[str, str]) -> None:
     """Raise ConfigError for every request whose prompt leaves no room for output; `places` say where each stands in `source`."""
     problems = []
-    config, sizes = plan.description.config, plan.sizes
+    config, sizes = plan.spec.config, plan.sizes
     for request in requests:
         if sizes.max_tokens(config, request.prompt.length, request.max_tokens) < 1:
             message = (

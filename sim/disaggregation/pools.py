@@ -89,7 +89,7 @@ def timing_of(scenario: Scenario) -> HandoffTiming:
 
 def page_format_of(assembly: Assembly) -> PageFormat:
     """A page in both pools, all layers: the bytes that the cost model counts per token of KV."""
-    size, target, draft = assembly.engine_config.page_size, assembly.target, assembly.draft
+    size, target, draft = assembly.spec.config.page_size, assembly.target, assembly.draft
     needs_hidden = assembly.algorithm.needs_hidden_states
     return PageFormat(
         page_size=size,
@@ -102,8 +102,7 @@ def page_format_of(assembly: Assembly) -> PageFormat:
 
 def draft_input_bytes(assembly: Assembly) -> int:
     """What goes with the last page: first token, top-k, hidden state, whatever the algorithm relays of a row."""
-    speculation = assembly.scenario.speculation
-    max_steps = assembly.adaptive.candidate_steps[-1]
-    heads = speculation.heads or max(max_steps, 1)
-    shape = AlgorithmShape(max_steps, speculation.topk, assembly.target.hidden, heads)
+    spec = assembly.spec
+    heads = assembly.scenario.speculation.heads or max(spec.max_steps, 1)
+    shape = AlgorithmShape(spec.max_steps, spec.topk, assembly.target.hidden, heads)
     return sum(field.bytes_per_row for field in assembly.algorithm.relay_fields(shape))

@@ -65,7 +65,7 @@ def test_an_interruption_keeps_finished_cells(command, arguments, tmp_path, monk
     run, runs = Arm.run, []
 
     def interrupted(arm, **options):
-        runs.append(arm.plan.config.max_running)
+        runs.append(arm.plan.spec.config.max_running)
         if len(runs) == 6:
             raise KeyboardInterrupt
         return run(arm, **options)

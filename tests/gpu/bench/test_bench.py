@@ -61,9 +61,9 @@ def test_cells_are_batch_sizes_times_contexts_with_plain_decoding_first(small):
     assert [(cell.batch_size, cell.context_len) for cell in plan.cells] == [(1, 8), (4, 8), (1, 30), (4, 30)]
     for cell in plan.cells:
         assert [arm.steps for arm in cell.arms] == [0, 2, 5]
-        assert [arm.algorithm for arm in cell.arms] == ["NONE", "EAGLE3", "EAGLE3"]
+        assert [arm.spec.algorithm for arm in cell.arms] == ["NONE", "EAGLE3", "EAGLE3"]
         assert [arm.num_nodes for arm in cell.arms] == [1, 3, 6]
-        assert all(arm.config.max_running == cell.batch_size for arm in cell.arms)
+        assert all(arm.spec.config.max_running == cell.batch_size for arm in cell.arms)
     assert plan.kv_bytes == max(cell.kv_bytes for cell in plan.cells) == plan.cells[3].kv_bytes
     assert [arm.steps for arm in plan_bench(small).cells[0].arms] == [0, 1, 3, 5]
     assert [arm.steps for arm in plan_bench(replace(small, algorithm="NONE")).cells[0].arms] == [0]
@@ -71,7 +71,7 @@ def test_cells_are_batch_sizes_times_contexts_with_plain_decoding_first(small):
 
 def test_trees_have_the_nodes_that_their_steps_can_have(small):
     plan = plan_bench(replace(small, topk=4, steps="1,2,3"))
-    assert [arm.num_draft_tokens for arm in plan.cells[0].arms] == [None, 5, 16, 16]
+    assert [arm.spec.num_draft_tokens for arm in plan.cells[0].arms] == [None, 5, 16, 16]
 
 
 ERRORS = {
@@ -85,7 +85,7 @@ ERRORS = {
     "no turn": ({"repeat": 0}, ["--repeat", "at least 1"]),
     "topk 0": ({"topk": 0}, ["topk", "at least 1"]),
     "page size 0": ({"page_size": 0}, ["page_size", "at least 1"]),
-    "too many nodes": ({"topk": 2, "steps": "2", "num_draft_tokens": 60}, ["num_draft_tokens", "2 to 7"]),
+    "too many nodes": ({"topk": 2, "steps": "2", "num_draft_tokens": 60}, ["num_draft_tokens", "at most 7"]),
     "nodes of a chain": ({"steps": "3", "num_draft_tokens": 9}, ["num_draft_tokens", "chain"]),
     "steps without a draft": ({"algorithm": "NONE", "steps": "3"}, ["--steps", "--draft"]),
     "unknown algorithm": ({"algorithm": "EAGEL3"}, ["'EAGEL3'", "did you mean 'EAGLE3'"]),
@@ -226,12 +226,18 @@ def test_turns_repeat_themselves_and_end_with_the_first_request(small):
     assert first.tokens == sum(lengths) - 3, "all but the tokens of the prefill"
     # Captured rounds decode the same, on a CPU too.
     captured = Arm(
-        replace(arm_plan, graph_sizes=(4,)), target, draft, ops, prompts, 60, acceptance_of_arm(plan, arm_plan)
+        replace(arm_plan, spec=replace(arm_plan.spec, graph_sizes=(4,))),
+        target,
+        draft,
+        ops,
+        prompts,
+        60,
+        acceptance_of_arm(plan, arm_plan),
     )
     timing = captured.run()
     assert timing.outputs == first.outputs and "graph" in timing.phase_s
     assert [(capture.steps, capture.batch_size) for capture in captured.captures] == [(3, 4)]
-    overlapped = replace(arm_plan, config=replace(arm_plan.config, overlap=True, block_rounds=1))
+    overlapped = replace(arm_plan, spec=arm_plan.spec.with_config(overlap=True, block_rounds=1))
     timing = Arm(overlapped, target, draft, ops, prompts, 60, acceptance_of_arm(plan, arm_plan)).run()
     assert timing.outputs == first.outputs
     assert (timing.rounds, timing.tokens) == (first.rounds, first.tokens), "a round in flight past the end is not timed"

@@ -10,6 +10,7 @@ import pytest
 from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.handoff import HandoffTiming
 from foretoken.core.prompt import Prompt
+from foretoken.core.scheduler.spec import EngineSpec
 from foretoken.gpu.disaggregation.planning import plan_disaggregated
 from foretoken.gpu.disaggregation.processes import WorkerFailed, Workers
 from foretoken.gpu.disaggregation.session import TIMING, DisaggregatedSession
@@ -17,7 +18,6 @@ from foretoken.gpu.disaggregation.topology import Disaggregation
 from foretoken.gpu.session.plan import SessionOptions
 from foretoken.gpu.session.session import DecodeSession
 from foretoken.gpu.session.text import Tokenizer
-from foretoken.observe.engine_description import EngineDescription
 from foretoken.observe.replay import replay
 
 ONE_TO_ONE, TWO_TO_TWO = Disaggregation(1, 1), Disaggregation(2, 2)
@@ -223,7 +223,7 @@ def test_each_worker_keeps_a_log_that_replays(workers, nano_pair, plain, tmp_pat
     for path in logs.values():
         report = replay(
             path,
-            lambda header, replica, events: EngineDescription.from_json(header["engine"], "log").make_engine(events),
+            lambda header, replica, events: EngineSpec.from_json(header["engine"], "log").make_engine(events),
         )
         assert report.difference is None and report.complete and report.num_commits > 0
 

@@ -10,6 +10,7 @@ from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.errors import ConfigError, ForetokenError, InvariantViolation
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.engine import Engine
+from foretoken.core.scheduler.spec import EngineSpec
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.models.checkpoint import load_target, random_head, save_draft
 from foretoken.gpu.models.head_config import HeadConfig
@@ -21,7 +22,6 @@ from foretoken.gpu.session.prompts import RequestDefaults, make_requests, read_p
 from foretoken.gpu.session.round_cost import batch_sizes, cost_table
 from foretoken.gpu.session.session import DecodeSession, SessionOptions, check_lengths, check_vocabulary
 from foretoken.gpu.session.text import Tokenizer
-from foretoken.observe.engine_description import EngineDescription
 from foretoken.observe.log import EventLog
 from foretoken.observe.replay import replay
 from small_checkpoint import CONTEXT, SHAPE, VOCAB_SIZE, write_head, write_standalone, write_target
@@ -78,8 +78,8 @@ def test_greedy_outputs_are_the_same_whatever_drafts_and_the_log_replays(models,
     path = tmp_path / "events.jsonl"
     logs = []
 
-    def make_sinks(description):
-        logs.append(EventLog(path, {"engine": description.to_json()}))
+    def make_sinks(spec):
+        logs.append(EventLog(path, {"engine": spec.to_json()}))
         return [logs[0].sink(0)]
 
     session = DecodeSession.open(options_for(models, draft, **options), make_sinks=make_sinks)
@@ -93,7 +93,7 @@ def test_greedy_outputs_are_the_same_whatever_drafts_and_the_log_replays(models,
     assert len(outputs["3"].tokens) == 20 and outputs["4"].finish == "length"
 
     def from_header(header, replica, events):
-        return EngineDescription.from_json(header["engine"], "log").make_engine(events)
+        return EngineSpec.from_json(header["engine"], "log").make_engine(events)
 
     report = replay(path, from_header)
     assert report.identical and report.complete, report.difference
@@ -211,15 +211,15 @@ def test_a_head_that_calls_itself_a_language_model_is_recognised_by_its_tensors(
 def test_the_context_is_what_the_requests_need(models):
     plan = plan_session(options_for(models, "standalone", steps=4), longest_request=50)
     # One round may write past the last token that a user sees.
-    assert plan.sizes.total_limit == 50 and plan.description.config.context_len == 55
-    assert plan_session(options_for(models, "standalone"), 10**6).description.config.context_len == CONTEXT
-    assert plan_session(options_for(models)).description.config.context_len == CONTEXT
-    assert plan_session(options_for(models, context_len=40), 200).description.config.context_len == 40
+    assert plan.sizes.total_limit == 50 and plan.spec.config.context_len == 55
+    assert plan_session(options_for(models, "standalone"), 10**6).spec.config.context_len == CONTEXT
+    assert plan_session(options_for(models)).spec.config.context_len == CONTEXT
+    assert plan_session(options_for(models, context_len=40), 200).spec.config.context_len == 40
 
 
 def test_the_mode_is_that_of_the_device_unless_it_is_asked_for(models):
-    assert plan_session(options_for(models)).description.config.overlap is False
-    config = plan_session(options_for(models, overlap=True)).description.config
+    assert plan_session(options_for(models)).spec.config.overlap is False
+    config = plan_session(options_for(models, overlap=True)).spec.config
     assert config.overlap and config.mode_reason == "overlap mode was asked for"
 
 
@@ -228,14 +228,14 @@ def test_the_pool_is_as_large_as_the_requests_or_the_memory(models, monkeypatch)
         return plan_session(options_for(models, "standalone", dtype="float32", max_running=4, **options), 60)
 
     roomy = plan(page_size=4)
-    slots = roomy.description.config.num_pages * 4
+    slots = roomy.spec.config.num_pages * 4
     assert 4 * roomy.sizes.row_width <= slots <= 6 * (roomy.sizes.row_width + 4)
     # 2 · layers · key-value heads · channels · 4 bytes, of the target and of the draft.
     slot_bytes = 2 * 4 * (SHAPE.num_layers * 2 * 8 + 1 * 2 * 4)
     assert roomy.kv_bytes == (slots + 4) * slot_bytes
-    assert plan(kv_tokens=100).description.config.num_pages == 100
+    assert plan(kv_tokens=100).spec.config.num_pages == 100
     monkeypatch.setattr(session_plan, "free_bytes", lambda device: 2 * (roomy.weight_bytes + 100 * slot_bytes))
-    assert plan(memory_fraction=0.5).description.config.num_pages == 99
+    assert plan(memory_fraction=0.5).spec.config.num_pages == 99
     with pytest.raises(NotEnoughMemory, match=r"weights need .* KV of \d+ tokens"):
         plan(memory_fraction=0.4)
     with pytest.raises(NotEnoughMemory):
@@ -298,7 +298,7 @@ BAD = {
     "unknown device": ({"device": "cdua"}, "did you mean 'cuda'"),
     "a device that is not there": ({"device": "cuda:99"}, "not there"),
     "more steps than heads": ({"draft": "MULTI_LAYER_EAGLE", "steps": 3}, "3 steps need 3 heads, the draft has 2"),
-    "a tree beyond its capacity": ({"draft": "standalone", "topk": 2, "steps": 2, "num_draft_tokens": 8}, "2 to 7"),
+    "a tree beyond its capacity": ({"draft": "standalone", "topk": 2, "steps": 2, "num_draft_tokens": 8}, "at most 7"),
     "nodes of a chain": ({"draft": "standalone", "steps": 2, "num_draft_tokens": 8}, "give topk for a tree"),
     "a context that is not there": ({"context_len": 257}, "beyond the model's 256 positions"),
     "no pool": ({"kv_tokens": 2}, "hold no request"),
@@ -370,8 +370,8 @@ def test_the_cost_table_is_the_time_of_rounds(models):
     )
     plan = plan_session(options)
     draft = HashDraft(HashLanguageModel(seed=1, vocab_size=24))
-    table = cost_table(plan.description, lambda engine: Timed.for_engine(engine, draft), lambda: now[0])
-    assert table.steps == (0, 2) and table.batch_sizes == batch_sizes(plan.description) == (1, 2, 4, 5)
+    table = cost_table(plan.spec, lambda engine: Timed.for_engine(engine, draft), lambda: now[0])
+    assert table.steps == (0, 2) and table.batch_sizes == batch_sizes(plan.spec) == (1, 2, 4, 5)
     for steps, row, token_ps in zip(table.steps, table.round_ns, table.kv_token_ps, strict=True):
         for size, time_ns in zip(table.batch_sizes, row, strict=True):
             assert abs(time_ns - (100 + 10 * size + 7 * steps + size * 30)) <= size * 16

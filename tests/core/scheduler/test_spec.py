@@ -12,7 +12,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.driver import run_until_idle
-from foretoken.observe.engine_description import EngineDescription
+from foretoken.core.scheduler.spec import EngineSpec
 from foretoken.observe.log import EventLog, read_log
 from foretoken.observe.replay import replay
 from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
@@ -28,9 +28,9 @@ class Letters:
         return "".join(chr(ord("a") + int(token)) for token in tokens)
 
 
-def described(**fields) -> EngineDescription:
+def described(**fields) -> EngineSpec:
     values = {"config": CONFIG, "algorithm": "STANDALONE", "policy": "fixed", "adaptive": fixed_config(3)}
-    return EngineDescription(**{**values, **fields})
+    return EngineSpec(**{**values, **fields})
 
 
 def ask(number: int, **fields) -> Request:
@@ -50,7 +50,7 @@ def plain_outputs() -> dict[str, np.ndarray]:
 
 
 def record(
-    path: Path, description: EngineDescription, requests: list[Request], agreement: float = 0.7
+    path: Path, description: EngineSpec, requests: list[Request], agreement: float = 0.7
 ) -> dict[str, FinishReason]:
     """Serve `requests` with a log at `path`; how each of them ended."""
     reasons = {}
@@ -69,7 +69,7 @@ def record(
 
 
 def from_header(header, replica, events):
-    return EngineDescription.from_json(header["engine"], "log").make_engine(events)
+    return EngineSpec.from_json(header["engine"], "log").make_engine(events)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -123,7 +123,7 @@ COSTS = CostTable((0, 1, 3), (1, 8), ((100, 120), (130, 160), (150, 200)), (1, 1
 )
 def test_a_description_reads_back(description):
     written = json.loads(json.dumps(description.to_json()))
-    again = EngineDescription.from_json(written, "log")
+    again = EngineSpec.from_json(written, "log")
     assert again.to_json() == description.to_json()
     assert again.make_engine().sizes == description.make_engine().sizes
     assert again.make_controller().candidates == description.make_controller().candidates
@@ -164,5 +164,5 @@ def test_a_header_that_describes_no_engine_is_named(change, words):
     value = described().to_json()
     change(value)
     with pytest.raises(ConfigError) as caught:
-        EngineDescription.from_json(value, "log: line 1")
+        EngineSpec.from_json(value, "log: line 1")
     assert all(word in str(caught.value) for word in ["log: line 1", *words]), str(caught.value)

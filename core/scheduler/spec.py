@@ -1,0 +1,242 @@
+"""The specification of an engine: what follows from a user's settings, and all that an engine is built from.
+
+Simulator, session, benchmark and checks resolve their settings with `resolve_spec` and build engines from the result, so that the same
+settings make the same engine everywhere. As JSON a specification is part of a log's header; a replay builds an equal engine from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from ..adaptive import AdaptiveConfig, AdaptiveController, CostTable, SlotConfig, build_controller
+from ..adaptive.config import ReadFile, fixed_config, load_adaptive_config
+from ..algorithm.algorithm import Drafter, SpecAlgorithm
+from ..algorithm.registry import get_algorithm
+from ..contract.events import EventSink
+from ..contract.request import TextDecoder
+from ..errors import ConfigError, ForetokenError, Problem, nearest
+from ..tree.build import MAX_TREE_NODES, tree_capacity
+from .config import EngineConfig, EngineRole, EngineSizes
+from .engine import Engine
+from .overlap_mode import Mode, choose_mode
+
+DEFAULT_STEPS = 3
+DEFAULT_TREE_NODES = 16
+UNSIZED_POOL = 1 << 40  # `num_pages` while the size of the KV pool is not known yet
+GRAPH_SIZES = (1, 2, 4, *range(8, 513, 8))  # dense where padding is dear
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """The arguments of an engine and its controller. `adaptive` of a fixed policy has one candidate."""
+
+    config: EngineConfig
+    algorithm: str
+    policy: str
+    adaptive: AdaptiveConfig
+    initial_steps: int | None = None
+    topk: int = 1
+    num_draft_tokens: int | None = None  # nodes of a tree; None: chains
+    cost_table: CostTable | None = None  # of the goodput policy
+    graph_sizes: tuple[int, ...] | None = None  # captured batch sizes, which the controller routes by; None: no graphs
+    decodes_text: bool = False  # the engine has a tokenizer, so it takes requests with stop strings
+
+    @property
+    def max_steps(self) -> int:
+        return self.adaptive.candidate_steps[-1]
+
+    @property
+    def max_num_draft_tokens(self) -> int:
+        """Nodes that the largest verify round has per request, the root included."""
+        return self.num_draft_tokens or self.max_steps + 1
+
+    def resolve_sizes(self) -> EngineSizes:
+        """Return what the engine reserves. Raises ConfigError if configuration, algorithm and candidates contradict each other."""
+        chooser = "fixed" if self.policy == "fixed" else "ema"  # needs no cost table; the candidates alone matter
+        controller = replace(self, policy=chooser).make_controller()
+        return EngineSizes.resolve(self.config, self.make_algorithm(), controller)
+
+    def with_config(self, **changes: Any) -> EngineSpec:
+        """The same specification with other fields of its configuration."""
+        return replace(self, config=replace(self.config, **changes))
+
+    def with_role(self, role: EngineRole) -> EngineSpec:
+        return self.with_config(role=role)
+
+    def make_algorithm(self) -> SpecAlgorithm:
+        return get_algorithm(self.algorithm)
+
+    def make_controller(self) -> AdaptiveController:
+        """Build a fresh controller. Raises ConfigError or another ForetokenError if the specification contradicts itself."""
+        controller = build_controller(
+            self.policy,
+            self.adaptive,
+            initial_steps=self.initial_steps,
+            cost_table=self.cost_table,
+            topk=self.topk,
+            num_draft_tokens=self.num_draft_tokens,
+            depth_limited=self.make_algorithm().drafter is not Drafter.LOOKUP,
+        )
+        controller.init_states(self.graph_sizes)
+        return controller
+
+    def make_engine(self, events: EventSink | None = None, text_decoder: TextDecoder | None = None) -> Engine:
+        """Build a fresh engine. If it decodes text but has no `text_decoder`, the results must say where text ended a request."""
+        if text_decoder is None and self.decodes_text:
+            text_decoder = NoTextDecoder()
+        return Engine(
+            self.config, self.make_algorithm(), self.make_controller(), events=events, text_decoder=text_decoder
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object that `from_json` reads back."""
+        slots = zip(self.adaptive.bounds, self.adaptive.slots, strict=True)
+        return {
+            "config": self.config.to_json(),
+            "algorithm": self.algorithm,
+            "policy": self.policy,
+            "adaptive": {str(bound): _slot_to_json(slot) for bound, slot in slots},
+            "initial_steps": self.initial_steps,
+            "topk": self.topk,
+            "num_draft_tokens": self.num_draft_tokens,
+            "cost_table": None if self.cost_table is None else json.loads(self.cost_table.to_json()),
+            "graph_sizes": None if self.graph_sizes is None else list(self.graph_sizes),
+            "decodes_text": self.decodes_text,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any, source: str) -> EngineSpec:
+        """Read what `to_json` wrote. Raises ConfigError with `source` and every key that does not fit."""
+        _check_keys(value, cls, "engine", source)
+        _check_keys(value["config"], EngineConfig, "engine.config", source)
+        table, sizes = value["cost_table"], value["graph_sizes"]
+        try:
+            spec = cls(
+                **{
+                    **value,
+                    "config": EngineConfig(**value["config"]),
+                    "adaptive": load_adaptive_config(value["adaptive"], source),
+                    "cost_table": None if table is None else CostTable.from_json(json.dumps(table), source),
+                    "graph_sizes": None if sizes is None else tuple(sizes),
+                }
+            )
+            spec.make_engine()  # finds every contradiction now
+        except ForetokenError as error:
+            raise ConfigError(source, [Problem("engine", str(error))]) from error
+        except (TypeError, ValueError, AttributeError, AssertionError) as error:
+            raise ConfigError(source, [Problem("engine", f"describes no engine: {error}")]) from error
+        return spec
+
+
+class NoTextDecoder:
+    """The text decoder of a replayed engine: it never finds a stop string, as the results say where text ended a request."""
+
+    def decode(self, tokens: object) -> str:
+        return ""
+
+
+def resolve_spec(
+    config: EngineConfig,
+    algorithm: SpecAlgorithm,
+    *,
+    policy: str | None = None,
+    steps: int | None = None,
+    topk: int = 1,
+    num_draft_tokens: int | None = None,
+    adaptive: str | Mapping[str, Any] | None = None,
+    mode: Mode | None = None,
+    backend: str = "simulated",
+    device_is_host: bool = False,
+    graph_sizes: Sequence[int] | None = None,
+    read_file: ReadFile | None = None,
+    source: str = "<arguments>",
+) -> EngineSpec:
+    """Resolve what a user chose (None: left open); `config` comes back with the scheduling mode and its reason.
+
+    `policy` defaults to "fixed", or "ema" if there is an `adaptive` table, which defaults to the preset "default". `steps` are those of a
+    fixed policy, else those to begin with. Without speculation steps, policy and table have no meaning. `source` names the settings in
+    messages. Raises ConfigError and other ForetokenErrors.
+    """
+    if not algorithm.is_speculative:
+        policy, steps = "fixed", 0
+    elif policy is None:
+        policy = "fixed" if adaptive is None else "ema"
+    if policy == "fixed":
+        steps = DEFAULT_STEPS if steps is None else steps
+        table = fixed_config(steps)
+    else:
+        given = "default" if adaptive is None else adaptive
+        table = load_adaptive_config(given, f"{source}.adaptive" if isinstance(given, Mapping) else None, read_file)
+    routing = choose_mode(
+        mode,
+        page_size=config.page_size,
+        topk=topk,
+        backend=backend,
+        backend_supports_paged_trees=True,
+        algorithm=algorithm.name,
+        algorithm_supports_overlap=algorithm.supports_overlap,
+        device_is_host=device_is_host,
+    )
+    return EngineSpec(
+        config=replace(config, overlap=routing.mode == "overlap", mode_reason=routing.reason),
+        algorithm=algorithm.name,
+        policy=policy,
+        adaptive=table,
+        initial_steps=steps,
+        topk=topk,
+        num_draft_tokens=_tree_nodes(algorithm, table, topk, num_draft_tokens, source),
+        graph_sizes=None if graph_sizes is None else tuple(graph_sizes),
+        decodes_text=False,
+    )
+
+
+def default_graph_sizes(max_running: int) -> tuple[int, ...]:
+    """Return the batch sizes to capture if the user names none: the last one holds the largest batch."""
+    return tuple(size for size in GRAPH_SIZES if size < max_running + 8)
+
+
+def _tree_nodes(
+    algorithm: SpecAlgorithm, adaptive: AdaptiveConfig, topk: int, asked: int | None, source: str
+) -> int | None:
+    """Return the nodes of a verify tree, or None for chains, whose nodes follow from the steps."""
+    steps = [count for count in adaptive.candidate_steps if count > 0]
+    if not steps:
+        return None
+    message = None
+    if topk == 1 or not algorithm.supports_trees:
+        nodes = None
+        if asked is not None and steps != [asked - 1]:
+            expected = f"expected {steps[0] + 1}" if len(steps) == 1 else "leave it out: it follows from the steps"
+            message = f"{asked} does not suit a chain, {expected}; give topk for a tree"
+    else:
+        most = min(tree_capacity(topk, steps[0]) + 1, MAX_TREE_NODES)  # of the smallest tree
+        nodes = min(most, DEFAULT_TREE_NODES) if asked is None else asked
+        if nodes < 2:
+            message = f"{nodes} is the root alone, expected 2 or more"
+        elif nodes > most:
+            message = (
+                f"{nodes} is beyond the tree's capacity: topk {topk} and {steps[0]} steps hold at most {most} nodes"
+            )
+    if message is not None:
+        raise ConfigError(source, [Problem("num_draft_tokens", message)])
+    return nodes
+
+
+def _slot_to_json(slot: SlotConfig) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(slot).items()}
+
+
+def _check_keys(value: Any, kind: type, key: str, source: str) -> None:
+    """Raise ConfigError unless `value` is an object with exactly the fields of the dataclass `kind`."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(source, [Problem(key, f"is {value!r}; expected an object")])
+    known = tuple(field.name for field in fields(kind))
+    problems = [
+        Problem(f"{key}.{name}", f"is not known{nearest(str(name), known)}") for name in value if name not in known
+    ]
+    problems += [Problem(f"{key}.{name}", "is missing") for name in known if name not in value]
+    if problems:
+        raise ConfigError(source, problems)

@@ -1,0 +1,113 @@
+"""The same settings make the same engine in a scenario and in a session, or are refused with the same words."""
+
+from dataclasses import replace
+
+import pytest
+from foretoken.core.errors import ConfigError, ForetokenError
+from foretoken.gpu.session.plan import SessionOptions, plan_session
+from foretoken.sim.assembly import assemble
+from foretoken.sim.scenario_file import scenario_from_dict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_checkpoint import CONTEXT, write_head, write_standalone, write_target
+
+HEADS = ("EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
+TABLES = ("default", "with-zero", '{"1": {"candidate_steps": [2]}, "8": {"candidate_steps": [0, 2]}}', "defualt")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    found = {"target": write_target(root / "target"), "STANDALONE": write_standalone(root / "standalone")}
+    for directory in found.values():  # the cost model knows no wider weights
+        config = directory / "config.json"
+        config.write_text(config.read_text().replace("float32", "bfloat16"))
+    return found | {name: write_head(root / name, name) for name in HEADS}
+
+
+def outcome(resolve):
+    """The specification, or the messages of what is wrong."""
+    try:
+        return resolve()
+    except ConfigError as error:
+        return {problem.message for problem in error.problems}
+    except ForetokenError as error:
+        return {str(error)}
+
+
+SETTINGS = st.fixed_dictionaries(
+    {
+        "algorithm": st.sampled_from(["NONE", "NGRAM", "STANDALONE", *HEADS]),
+        "policy": st.sampled_from([None, "ema", "goodput"]),
+        "adaptive": st.sampled_from([None, *TABLES]),
+        "steps": st.none() | st.integers(0, 4),
+        "topk": st.integers(1, 3),
+        "nodes": st.none() | st.integers(1, 20),
+        "overlap": st.booleans(),
+        "page_size": st.sampled_from([1, 4]),
+        "max_running": st.integers(1, 40),
+        "kv_tokens": st.integers(4, 400),
+        "context_len": st.integers(2, CONTEXT),
+        "graphs": st.booleans(),
+    }
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(chosen=SETTINGS)
+def test_scenario_and_session_resolve_alike(models, chosen):
+    c = chosen
+    if c["algorithm"] == "NONE":
+        c = c | {"steps": None}  # a session refuses steps that nothing drafts; a scenario may be one of a sweep
+    graphs = c["graphs"] and c["algorithm"] != "NGRAM"  # the real executor captures no round that drafts on the host
+    options = SessionOptions(
+        models["target"],
+        models.get(c["algorithm"]),
+        algorithm=c["algorithm"],
+        policy=c["policy"],
+        adaptive=c["adaptive"],
+        steps=c["steps"],
+        topk=c["topk"],
+        num_draft_tokens=c["nodes"],
+        overlap=c["overlap"],
+        page_size=c["page_size"],
+        max_running=c["max_running"],
+        kv_tokens=c["kv_tokens"],
+        context_len=c["context_len"],
+        block_rounds=32,
+        chunk_size=8192,
+        graphs=graphs,
+        dtype="float32",
+        device="cpu",
+    )
+    is_fixed = c["policy"] is None and c["adaptive"] is None
+    scenario = {
+        "model": {"target": str(models["target"]), "draft": str(models["STANDALONE"])}
+        | {"draft_vocab": 320, "context_len": c["context_len"]},
+        "hardware": {"cuda_graphs": graphs},
+        "speculation": {
+            "algorithm": c["algorithm"],
+            "policy": "fixed" if is_fixed else c["policy"] or "ema",
+            "adaptive": c["adaptive"] or "default",
+            "topk": c["topk"],
+            "heads": 2,
+        }
+        | {key: c[of] for key, of in (("steps", "steps"), ("num_draft_tokens", "nodes")) if c[of] is not None},
+        "engine": {
+            "mode": "overlap" if c["overlap"] else "synchronous",
+            "page_size": c["page_size"],
+            "max_running": c["max_running"],
+            "kv_slots": c["kv_tokens"],
+        },
+    }
+    simulated = outcome(lambda: assemble(scenario_from_dict(scenario, "test")).spec)
+    real = outcome(lambda: plan_session(options).spec)
+    if isinstance(simulated, set) or isinstance(real, set):
+        assert real and real <= simulated  # a session may stop before the size of its pool is known
+        return
+    # A session has tokens and text, and measures its costs.
+    simulated = replace(simulated.with_config(track_tokens=True), decodes_text=True)
+    assert replace(simulated, cost_table=None) == real
+    assert simulated.resolve_sizes() == real.resolve_sizes()
+    if real.policy != "goodput":
+        assert simulated.make_controller().snapshot() == real.make_controller().snapshot()
