@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..properties.report import Report
+    from ..properties.harness.report import Report
 
 EXIT_BROKEN = 1
 DEFAULT_BUDGET = "60s"
@@ -68,9 +68,9 @@ def check(
 
 def _check(contract, subject, budget, seed, capability, expect, json_file, cases) -> None:
     from ..properties.conformance import check as check_one
-    from ..properties.importing import NotInstalled, load_make
+    from ..properties.harness.importing import NotInstalled, load_make
+    from ..properties.harness.swarm import Budget
     from ..properties.suites import contracts, suite_of
-    from ..properties.swarm import Budget
 
     suites = [suite_of(name) for name in ([contract] if contract is not None else contracts())]
     if (capability or expect) and subject is None:
@@ -147,8 +147,8 @@ def _write(path: Path, value: Any) -> None:
 
 
 def _replay(path: Path, subject: str | None) -> None:
-    from ..properties.cases import load_case
-    from ..properties.importing import load_make
+    from ..properties.harness.cases import load_case
+    from ..properties.harness.importing import load_make
 
     case = load_case(path)
     make = load_make(subject or case.subject)
@@ -192,7 +192,7 @@ def _print_invariants(contract: str | None) -> None:
 
 
 def _check_mutants(contract: str | None, budget: str, json_file: Path | None) -> None:
-    from ..properties.mutants import kill_all
+    from ..properties.harness.mutants import kill_all
     from ..properties.suites import contracts
 
     names = [contract] if contract is not None else contracts()

@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from ..core.errors import ConfigError, Problem, nearest
-from .cases import Case
-from .contracts import MISBEHAVIOURS, SUITE_VERSION, Capabilities
+from .harness.cases import Case
+from .harness.contract import MISBEHAVIOURS, SUITE_VERSION, Capabilities, capabilities_of
+from .harness.operation import Operation
+from .harness.report import Failure, PropertiesBroken, Report
+from .harness.shrink import Shrinker
+from .harness.suite import Suite
+from .harness.swarm import Budget, Found, Swarm
 from .invariants import Invariant, invariant, of_contract
-from .operations import Operation
-from .report import Failure, PropertiesBroken, Report
-from .shrink import Shrinker
-from .suites import Suite, suite_of
-from .swarm import Budget, Found, Swarm
+from .suites import suite_of
 
 
 def check(
@@ -150,11 +151,6 @@ def explain(
         ends_in=story.ends_in or str(violation.operation),
         expected=(announced or {}).get(id, ""),
     )
-
-
-def capabilities_of(make: Callable[[Any], Any]) -> Any:
-    """What `make` declares itself, nothing if it does not."""
-    return getattr(make, "capabilities", ())
 
 
 def name_of(make: Callable[[Any], Any]) -> str:

@@ -16,7 +16,7 @@ from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.step import Step, StepResult
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
-from ...properties.contracts import Capabilities
+from ...properties.harness.contract import Capabilities
 
 VOCAB_SIZE = 24
 STOP_TOKENS = (5, 11)

@@ -14,9 +14,9 @@ from ...core.draws import Purpose, hash64, request_key
 from ...core.errors import InvariantViolation
 from ...core.prompt import Prompt
 from ...core.scheduler.engine import CommitOutcome
-from ...properties.contracts import REFUSALS
+from ...properties.harness.contract import REFUSALS
+from ...properties.harness.trial import Trial
 from ...properties.invariants.registry import Invariant
-from ...properties.trial import Trial, check_methods
 from . import operations as ops
 from .arrays import FoundArray, hidden_arrays
 from .contract import HIDDEN_STATES, METHODS, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
@@ -32,6 +32,8 @@ LAST = "last"
 class ExecutorTrial(Trial):
     """`subject` serves an engine of `config`. Its results are checked against the model before they are committed."""
 
+    methods = METHODS
+
     def __init__(
         self,
         subject: Executor,
@@ -39,11 +41,7 @@ class ExecutorTrial(Trial):
         capabilities: ExecutorCapabilities,
         invariants: Iterable[Invariant],
     ) -> None:
-        super().__init__(invariants)
-        check_methods(subject, METHODS, capabilities)
-        self.subject = subject
-        self.config = config
-        self.capabilities = capabilities
+        super().__init__(subject, config, capabilities, invariants)
         self.core = RecordedCore(config.make_engine)
         self.engine = self.core.live
         self.model = DeviceModel(config, self.engine.algorithm)

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 
 from ...core.errors import ConfigError
 from ...core.scheduler.config import EngineSizes
-from ...properties.vocabulary import Letter, Vocabulary
+from ...properties.harness.letters import Letter, Vocabulary
 from . import operations as ops
 from .contract import ExecutorCapabilities, ExecutorConfig
 

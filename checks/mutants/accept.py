@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...properties.accept.contract import AcceptCapabilities, AcceptConfig
 from ...properties.accept.plain import EVERYTHING, PlainAccept
-from ...properties.mutants import Mutant
+from ...properties.harness.mutants import Mutant
 from ..adapters.tree_accept import TreeAccept
 from ..adapters.tree_accept import make as make_tree_accept
 from . import plain_accept as plain

@@ -11,7 +11,7 @@ from ...core.kv.allocator import KVAllocator
 from ...core.kv.store import KVStore
 from ...properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
 from ...properties.allocator.plain import EVERYTHING, PlainAllocator
-from ...properties.mutants import Mutant
+from ...properties.harness.mutants import Mutant
 from ..adapters.kv_allocator import KVAllocatorAdapter
 from ..adapters.kv_allocator import make as make_allocator
 from ..adapters.kv_store import KVStoreAdapter

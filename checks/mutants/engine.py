@@ -16,7 +16,7 @@ from ...core.scheduler.waiting import WaitingQueue
 from ...properties.engine.contract import Answer, Event, ServingConfig
 from ...properties.engine.plain import PlainEngine
 from ...properties.engine.plain import make as make_plain
-from ...properties.mutants import Mutant
+from ...properties.harness.mutants import Mutant
 from ..adapters.core_engine import CoreEngine
 from ..adapters.core_engine import make as make_good
 from .engine_slots import (

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...core.contract.future_map import FutureMap, RelayField
 from ...core.contract.step import NO_TOKEN, PADDING_ROW
-from ...properties.mutants import Mutant
+from ...properties.harness.mutants import Mutant
 from ...properties.reference import ReferenceExecutor
 from ...properties.reference.language_model import HIDDEN_SIZE, hidden_of
 from ..executor.contract import HIDDEN_STATES, ExecutorConfig

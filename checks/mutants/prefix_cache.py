@@ -7,7 +7,7 @@ import numpy as np
 from ...core.kv.eviction import EvictionQueue
 from ...core.kv.radix import Insertion, PrefixMatch, RadixCache
 from ...core.kv.store import KVStore
-from ...properties.mutants import Mutant
+from ...properties.harness.mutants import Mutant
 from ...properties.prefix_cache.contract import PrefixCacheConfig
 from ...properties.prefix_cache.plain import EVERYTHING, PlainPrefixCache
 from ..adapters.prefix_store import MAX_REQUESTS, MAX_TOKENS, PrefixStoreAdapter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...core.contract.future_map import FutureMap, NumpyStorage
-from ...properties.mutants import Mutant
+from ...properties.harness.mutants import Mutant
 from ...properties.relay.contract import HIDDEN, RelayCapabilities, RelayConfig
 from ..adapters.future_map import FutureMapAdapter, make, relay_fields
 

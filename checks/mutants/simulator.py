@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from ...properties.mutants import Mutant
+from ...properties.harness.mutants import Mutant
 
 BESIDE_ITS_ADAPTER = "foretoken.checks.mutants.simulated_service"
 """Where `DEFECTS` are: (name, defect, make, caught by)."""

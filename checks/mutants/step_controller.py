@@ -7,7 +7,7 @@ from dataclasses import replace
 from ...core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, AdaptiveStepSlot, load_adaptive_config
 from ...core.adaptive.graph_plan import GraphTable, MissingGraph
 from ...core.errors import ConfigError, Problem
-from ...properties.mutants import Mutant
+from ...properties.harness.mutants import Mutant
 from ...properties.step_controller.contract import StepsCapabilities, StepsConfig
 from ...properties.step_controller.table import read_table
 from ..adapters.step_controller import ControllerAdapter, make_ema

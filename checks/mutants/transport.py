@@ -13,7 +13,7 @@ from ...core.handoff.life import TransferCounts
 from ...core.handoff.messages import Ack
 from ...core.handoff.records import Trace
 from ...core.scheduler.engine import Engine
-from ...properties.mutants import Mutant
+from ...properties.harness.mutants import Mutant
 from ..transport.contract import TransportCapabilities, TransportConfig
 from ..transport.handoff_subject import HandoffTransport
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from ...properties.contracts import Capabilities
+from ...properties.harness.contract import Capabilities
 
 PREFILL, DECODE = "prefill", "decode"
 SIDES = (PREFILL, DECODE)

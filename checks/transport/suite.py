@@ -1,6 +1,6 @@
 """The suite of the transport contract."""
 
-from ...properties.suites import Suite
+from ...properties.harness.suite import Suite
 from . import invariants as invariants  # registers the checkers
 from . import operations as ops
 from .contract import TransportCapabilities, TransportConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...properties.vocabulary import Letter, Vocabulary
+from ...properties.harness.letters import Letter, Vocabulary
 from . import operations as ops
 from .contract import DECODE, PREFILL, SIDES, TransportCapabilities, TransportConfig
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ...properties.harness.trial import Trial
 from ...properties.invariants.registry import Invariant
-from ...properties.trial import Trial, check_methods
 from . import contract
 from .contract import (
     DECODE,
@@ -44,6 +44,8 @@ class Parcel(NamedTuple):
 class TransportWatch(Trial):
     """The subject, the model beside it, both pools and the link; `TransportTrial` adds what is done."""
 
+    methods = METHODS
+
     def __init__(
         self,
         subject: Transport,
@@ -51,11 +53,7 @@ class TransportWatch(Trial):
         capabilities: TransportCapabilities,
         invariants: Iterable[Invariant],
     ) -> None:
-        super().__init__(invariants)
-        check_methods(subject, METHODS, capabilities)
-        self.subject = subject
-        self.config = config
-        self.capabilities = capabilities
+        super().__init__(subject, config, capabilities, invariants)
         self.model = TransportModel(config)
         self.now_ns = 1
         self.pools: dict[str, dict[int, PageContent]] = {PREFILL: {}, DECODE: {}}

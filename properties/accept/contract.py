@@ -20,7 +20,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from ..contracts import Capabilities
+from ..harness.contract import Capabilities
 
 MAX_NODES = 64
 

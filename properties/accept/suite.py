@@ -1,6 +1,6 @@
 """The suite of the acceptance contract."""
 
-from ..suites import Suite
+from ..harness.suite import Suite
 from . import operations as ops
 from .contract import AcceptCapabilities, AcceptConfig
 from .trial import AcceptTrial

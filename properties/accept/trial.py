@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..harness.trial import Trial
 from ..invariants.registry import Invariant
-from ..trial import Trial, check_methods
 from . import inputs, shares
 from . import operations as ops
 from .contract import MAX_NODES, METHODS, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
@@ -21,6 +21,8 @@ from .telling import tell
 class AcceptTrial(Trial):
     """`subject` under operations. Paths are followed as far as they make sense; where they do not, the request is replaced."""
 
+    methods = METHODS
+
     def __init__(
         self,
         subject: Accept,
@@ -28,11 +30,7 @@ class AcceptTrial(Trial):
         capabilities: AcceptCapabilities,
         invariants: Iterable[Invariant],
     ) -> None:
-        super().__init__(invariants)
-        check_methods(subject, METHODS, capabilities)
-        self.subject = subject
-        self.config = config
-        self.capabilities = capabilities
+        super().__init__(subject, config, capabilities, invariants)
         self.model = AcceptModel(config)
         self.shape = (1, 1, 2)
         self.rounds: dict[str, Round] = {}

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from ..contracts import Capabilities
+from ..harness.contract import Capabilities
+from ..harness.letters import Choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,16 @@ class AllocatorConfig:
     def __post_init__(self) -> None:
         assert self.num_pages >= 0 and self.page_size >= 1 and self.num_rows >= 0
         assert self.row_width % self.page_size == 0
+
+    @classmethod
+    def draw(cls, choose: Choices, has: AllocatorCapabilities) -> AllocatorConfig:
+        """Choose a pool of a few pages."""
+        page_size = choose((1, 1, 2, 2, 3, 4, 8, 16)) if has.paged else 1
+        num_pages = choose(range(1, 9))
+        if not has.table:
+            return cls(num_pages, page_size)
+        row_pages = choose(range(1, num_pages + 2))
+        return cls(num_pages, page_size, choose((1, 2, 3)), row_pages * page_size)
 
 
 @dataclass(frozen=True, slots=True)

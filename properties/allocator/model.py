@@ -7,8 +7,11 @@ so: how many pages are held, by how many holders, which are cached, which wait f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from ..canary import Cell
+from ..reference.canary import Cell
+from .contract import AllocatorCapabilities, AllocatorConfig
 
 
 class Holder:
@@ -100,6 +103,24 @@ class AllocatorModel:
     def num_rows_taken(self) -> int:
         return len(self.rows) + sum(with_row for _, _, with_row in self.deferred)
 
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that have begun and are not processed."""
+        return self.launched - self.completed
+
+    def room(self, request: str) -> int:
+        """How many more tokens of a request can become final; 0 if it has no row."""
+        row = self.rows.get(request)
+        return len(row.slots) - row.committed if row is not None else 0
+
+    def cut(self, name: str, num_pages: int) -> Holder:
+        """Take the last pages from a holder, at most all of them, and return them."""
+        holder = self.holders[name]
+        gone = holder.cut(min(num_pages, len(holder.pages)), self.page_size)
+        if not holder.pages:
+            del self.holders[name]
+        return gone
+
     def complete(self) -> None:
         """The oldest step has been processed: what waited for it is free."""
         self.completed += 1
@@ -123,3 +144,50 @@ class AllocatorModel:
             tuple((step - self.completed, tuple(holder.pages), with_row) for step, holder, with_row in self.deferred),
             self.launched - self.completed,
         )
+
+
+class Observation(NamedTuple):
+    """All that an allocator shows; None where it declares no such capability. Equal if and only if nothing has changed."""
+
+    num_free: int
+    free_pages: tuple[int, ...] | None
+    cached_pages: tuple[int, ...] | None
+    num_deferred: int | None
+    references: tuple[int, ...] | None
+    rows: tuple[tuple[str, tuple[int, ...]], ...] | None
+
+
+@dataclass(slots=True)
+class Moment:
+    """One operation and what came of it. `held` and `waiting` are recounts: page -> number of references."""
+
+    config: AllocatorConfig
+    capabilities: AllocatorCapabilities
+    model: AllocatorModel
+    all_pages: frozenset[int] = frozenset()
+    operation: object = "make"
+    drained: bool = False
+    asked: int | None = None  # slots that an allocation asked for
+    answer: tuple[int, ...] | None = None  # slots that it got
+    refusal: str | None = None
+    allowed: bool | None = None  # what can_allocate said just before
+    must_succeed: bool = False
+    must_refuse: bool = False
+    twice: int | None = None  # the page that a free named twice
+    row_granted: bool | None = None  # whether a request got a row
+    row_was_free: bool = False  # and whether there was one
+    stale: tuple | None = None  # (whose, slot, found, expected) of a slot that does not hold what its owner wrote
+    not_cacheable: tuple[int, ...] = ()
+    before: Observation = field(default_factory=lambda: Observation(0, None, None, None, None, None))
+    after: Observation = field(default_factory=lambda: Observation(0, None, None, None, None, None))
+    held_before: dict[int, int] = field(default_factory=dict)
+    waiting_before: dict[int, int] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
+    waiting: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def first_page(self) -> int:
+        return 1 if self.capabilities.padding_page else 0
+
+    def pages_of_answer(self) -> list[int]:
+        return [slot // self.config.page_size for slot in self.answer]

@@ -2,61 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
-from ..canary import ShadowMemory, contents
-from ..invariants.registry import Invariant
-from ..trial import Refused, Trial, check_methods
-from . import operations as ops
+from ..harness.operation import Handles, Operation, operation
+from ..harness.trial import Refused, Trial
+from ..reference.canary import ShadowMemory, contents
 from .contract import METHODS, Allocator, AllocatorCapabilities, AllocatorConfig
-from .model import AllocatorModel, Holder
-from .moment import Moment, Observation
+from .model import AllocatorModel, Holder, Moment, Observation
 
+HOLDERS = Handles("abcd")
+REQUESTS = Handles(("r1", "r2", "r3"))
+SNAPSHOTS = Handles("st")
 MAX_IN_FLIGHT = 3
-_NOBODY: dict[int, int] = {}
+_NO_PAGES: dict[int, int] = {}
+
+
+def _amounts(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
+    """Slots to ask for: mostly whole pages, few or all of them; sometimes no whole pages, or less than nothing."""
+    size, pages = config.page_size, config.num_pages
+    whole = [n * size for n in (1, 1, 1, 1, 1, 0, 2, 2, 2, 3, max(pages - 1, 0), pages, pages + 1)]
+    return whole * 7 + [1, size + 1, -1, -size, size * pages + 1, size * (pages + 1)]
+
+
+def _tokens(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
+    """Lengths of a row: at a page's edge, one before and one behind it; over several pages; at the row's width and past it."""
+    edges = [n * config.page_size + d for n in range(4) for d in (-1, 0, 1)]
+    return sorted({n for n in (*edges, config.row_width, config.row_width + 1) if n >= 0})
+
+
+def _few_tokens(config: AllocatorConfig, has: AllocatorCapabilities) -> tuple[int, ...]:
+    return (1, 2, config.page_size, config.page_size + 1)
+
+
+def _strays(config: AllocatorConfig, has: AllocatorCapabilities) -> list[tuple[int, ...]]:
+    """One page or two, in the pool and around it."""
+    pages = range(-1, config.num_pages + 2)
+    return [(page,) for page in pages] + [(a, b) for a in pages for b in pages]
+
+
+def _has_pages(t: AllocatorTrial, holder: str) -> bool:
+    return holder in t.model.holders
+
+
+def _can_give(t: AllocatorTrial, holder: str, num_pages: int) -> bool:
+    return holder in t.model.holders and num_pages > 0
+
+
+def _can_defer(t: AllocatorTrial, holder: str) -> bool:
+    return holder in t.model.holders and t.model.num_in_flight > 0
+
+
+def _can_fork(t: AllocatorTrial, holder: str, new: str, num_pages: int) -> bool:
+    return _can_give(t, holder, num_pages) and new not in t.model.holders
+
+
+def _can_reuse(t: AllocatorTrial, holder: str, num_pages: int) -> bool:
+    return bool(t.model.cached) and num_pages > 0
+
+
+def _one_is_stray(t: AllocatorTrial, pages: tuple[int, ...]) -> bool:
+    # An allocator cannot know who frees a page. So one of them must have no holder, and wait for no step either.
+    return not all(page in t.moment.held or page in t.moment.waiting for page in pages)
+
+
+def _has_row(t: AllocatorTrial, request: str) -> bool:
+    return request in t.model.rows
+
+
+def _may_need(t: AllocatorTrial, request: str, num_tokens: int) -> bool:
+    return request in t.model.rows and num_tokens >= 0
+
+
+def _can_commit(t: AllocatorTrial, request: str, num_tokens: int) -> bool:
+    return num_tokens > 0 and t.model.room(request) > 0
 
 
 class AllocatorTrial(Trial):
     """`subject` under operations. A state of the model that is impossible for the subject is a Violation at once."""
 
-    def __init__(
-        self,
-        subject: Allocator,
-        config: AllocatorConfig,
-        capabilities: AllocatorCapabilities,
-        invariants: Iterable[Invariant],
-    ) -> None:
-        super().__init__(invariants)
-        check_methods(subject, METHODS, capabilities)
-        self.subject = subject
-        self.config = config
-        self.capabilities = capabilities
-        self.model = AllocatorModel(config.page_size)
+    contract = "allocator"
+    config_type = AllocatorConfig
+    capabilities_type = AllocatorCapabilities
+    methods = METHODS
+    quick = 60_000
+
+    subject: Allocator
+    config: AllocatorConfig
+    capabilities: AllocatorCapabilities
+    moment: Moment
+
+    def prepare(self) -> None:
+        self.model = AllocatorModel(self.config.page_size)
         self.memory = ShadowMemory()
         self.saved: dict[str, tuple[object, AllocatorModel, Observation]] = {}
-        first = 1 if capabilities.padding_page else 0
-        self._all_pages = range(first, first + config.num_pages)
-        self.moment = Moment(config, capabilities, self.model, frozenset(self._all_pages))
+        first = 1 if self.capabilities.padding_page else 0
+        self._all_pages = range(first, first + self.config.num_pages)
+        self.moment = Moment(self.config, self.capabilities, self.model, frozenset(self._all_pages))
         self._observe()
-        self.check()
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
-    def _begin(self, operation: ops.Operation) -> Moment:
+    def begin(self, operation: Operation | str) -> None:
         """Forget the last operation; what was after it is now before."""
         m = self.moment
         m.operation = operation
         m.asked = m.answer = m.refusal = m.allowed = m.twice = m.row_granted = None
         m.must_succeed = m.must_refuse = False
         m.before, m.held_before, m.waiting_before = m.after, m.held, m.waiting
-        return m
 
-    def _end(self) -> bool:
+    def end(self) -> None:
         self._observe()
         m = self.moment
         self.transcript.append(m.answer if m.refusal is None else "refused")
-        return True
 
     def _observe(self) -> None:
         """Ask the subject for all that it shows, and recount the model."""
@@ -93,7 +150,7 @@ class AllocatorTrial(Trial):
             rows = tuple([(name, self._row(name, row)) for name, row in model.rows.items()])
         m.after = Observation(num_free, free, cached, deferred, references, rows)
         m.held = model.held()
-        m.waiting = model.waiting() if model.deferred else _NOBODY
+        m.waiting = model.waiting() if model.deferred else _NO_PAGES
         m.stale = None
         read = self.memory.read
         for holder in model.everybody():
@@ -103,7 +160,7 @@ class AllocatorTrial(Trial):
                 break
 
     def _follow_the_cache(self, cached: tuple[int, ...]) -> None:
-        """What the subject no longer caches, it has evicted; that it may do. What it caches beyond the retired pages, it may not."""
+        """Take over what the subject has evicted, as it may. It may not cache other pages than the retired ones."""
         model, m = self.model, self.moment
         m.not_cacheable = tuple(page for page in cached if page not in model.cached)
         if len(cached) != len(model.cached):
@@ -127,31 +184,14 @@ class AllocatorTrial(Trial):
                     return f"{kind} {name}", *wrong
         return None
 
-    def _answer(self, answer: object, what: str) -> tuple[int, ...] | None:
-        """Take an answer that may be a refusal: slots, or None with the reason in the moment."""
-        if answer is None or isinstance(answer, Refused):
-            self.moment.refusal = "None" if answer is None else answer.reason
-            return None
-        self.moment.answer = self.integers(answer, what)
-        return self.moment.answer
-
     def _may_be_refused(self, method, *arguments: object) -> bool:
-        """Whether it was carried out, for methods that return nothing (or False for no)."""
+        """Call a method that returns nothing, or False for no. Return whether it was carried out."""
         answer = self.ask(method, *arguments)
         if isinstance(answer, Refused):
             self.moment.refusal = answer.reason
-            return False
-        if answer is False:
+        elif answer is False:
             self.moment.refusal = "False"
-            return False
-        return True
-
-    def _expect(self, num_slots: int, *, possible: bool) -> None:
-        """What must become of a wish for so many slots."""
-        m = self.moment
-        available = m.before.num_free + len(self.model.cached) * self.config.page_size
-        grantable = possible and num_slots <= available and num_slots % self.config.page_size == 0
-        m.must_succeed, m.must_refuse = grantable, not grantable
+        return self.moment.refusal is None
 
     def _carries_out(self, method, *arguments: object) -> None:
         """Call what the contract gives no reason to refuse here."""
@@ -160,276 +200,224 @@ class AllocatorTrial(Trial):
                 "RAISES", f"{self.operation} was refused: {self.moment.refusal}", "it is carried out"
             )
 
-    # -- operations ---------------------------------------------------------------------------------------------------
+    def _expect(self, num_slots: int, *, possible: bool) -> None:
+        """Note whether a request for so many slots must be granted or refused."""
+        m = self.moment
+        available = m.before.num_free + len(self.model.cached) * self.config.page_size
+        grantable = possible and num_slots <= available and num_slots % self.config.page_size == 0
+        m.must_succeed, m.must_refuse = grantable, not grantable
 
-    def _alloc(self, op: ops.Alloc) -> bool:
-        m = self._begin(op)
-        m.asked = op.num_slots
-        m.allowed = bool(self.must(self.subject.can_allocate, op.num_slots))
-        self._expect(op.num_slots, possible=op.num_slots >= 0)
-        slots = self._answer(self.ask(self.subject.alloc, op.num_slots), f"alloc({op.num_slots})")
+    # -- pages --------------------------------------------------------------------------------------------------------
+
+    @operation(weight=10, holder=HOLDERS, num_slots=_amounts)
+    def alloc(self, holder: str, num_slots: int) -> None:
+        """`holder` takes `num_slots` more slots."""
+        m = self.moment
+        m.asked = num_slots
+        m.allowed = bool(self.must(self.subject.can_allocate, num_slots))
+        self._expect(num_slots, possible=num_slots >= 0)
+        answer = self.ask(self.subject.alloc, num_slots)
+        if answer is None or isinstance(answer, Refused):
+            m.refusal = "None" if answer is None else answer.reason
+            return
+        slots = m.answer = self.integers(answer, f"alloc({num_slots})")
         if slots:
-            holder = self.model.holder(op.holder)
-            cells = contents(holder.owner, len(holder.cells), len(holder.cells) + len(slots))
-            holder.slots += slots
-            holder.pages += self.model.pages_of(slots)
-            holder.cells += cells
+            taker = self.model.holder(holder)
+            cells = contents(taker.owner, len(taker.cells), len(taker.cells) + len(slots))
+            taker.slots += slots
+            taker.pages += self.model.pages_of(slots)
+            taker.cells += cells
             self.memory.write(slots, cells)
-        return self._end()
 
-    def _cut(self, name: str, num_pages: int) -> Holder | None:
-        """The last pages of a holder, who no longer has them; None if there are none to take."""
-        holder = self.model.holders.get(name)
-        if holder is None or num_pages <= 0:
-            return None
-        gone = holder.cut(min(num_pages, len(holder.pages)), self.config.page_size)
-        if not holder.pages:
-            del self.model.holders[name]
-        return gone
+    @operation(weight=7, when=_can_give, holder=HOLDERS, num_pages=lambda c, has: (1, 1, 2, c.num_pages))
+    def free(self, holder: str, num_pages: int) -> None:
+        """`holder` gives back its last `num_pages` pages, or all that it has."""
+        self._carries_out(self.subject.free, self.model.cut(holder, num_pages).slots)
 
-    def _free(self, op: ops.Free) -> bool:
-        gone = self._cut(op.holder, op.num_pages)
-        if gone is None:
-            return False
-        self._begin(op)
-        self._carries_out(self.subject.free, gone.slots)
-        return self._end()
+    @operation(weight=2, hostile=True, probes="ALLOC-10", when=_one_is_stray, pages=_strays)
+    def free_stray(self, pages: tuple[int, ...]) -> None:
+        """Pages are freed of which at least one is not held. Must be refused."""
+        self._may_be_refused(self.subject.free, self.model.slots_of(pages))
 
-    def _free_stray(self, op: ops.FreeStray) -> bool:
-        # Who frees a page, no allocator can know. So one of them must be nobody's, and wait for no step either.
-        if all(page in self.moment.held or page in self.moment.waiting for page in op.pages):
-            return False
-        self._begin(op)
-        self._may_be_refused(self.subject.free, self.model.slots_of(op.pages))
-        return self._end()
-
-    def _free_twice(self, op: ops.FreeTwice) -> bool:
-        holder = self.model.holders.get(op.holder)
-        if holder is None:
-            return False
-        m = self._begin(op)
-        m.twice = holder.pages[-1]
-        slots = holder.slots[-self.config.page_size :]
+    @operation(weight=1, hostile=True, probes="ALLOC-10", when=_has_pages, holder=HOLDERS)
+    def free_twice(self, holder: str) -> None:
+        """`holder` gives back its last page, and names it twice in one call: one reference less, or a refusal."""
+        giver = self.model.holders[holder]
+        self.moment.twice = giver.pages[-1]
+        slots = giver.slots[-self.config.page_size :]
         if self._may_be_refused(self.subject.free, slots + slots):
-            self._cut(op.holder, 1)
-        return self._end()
+            self.model.cut(holder, 1)
 
-    def _fork(self, op: ops.Fork) -> bool:
-        source = self.model.holders.get(op.holder)
-        if source is None or op.new in self.model.holders or op.num_pages < 1:
-            return False
-        count = min(op.num_pages, len(source.pages))
-        num_slots = count * self.config.page_size
-        self._begin(op)
-        self._carries_out(self.subject.share, source.slots[:num_slots])
-        new = self.model.holder(op.new)
-        new.pages, new.slots, new.cells = source.pages[:count], source.slots[:num_slots], source.cells[:num_slots]
-        return self._end()
+    @operation(needs="snapshots", weight=1, name=SNAPSHOTS)
+    def snapshot(self, name: str) -> None:
+        self.saved[name] = (self.must(self.subject.snapshot), self.model.copy(), self.moment.before)
 
-    def _retire(self, op: ops.Retire) -> bool:
-        gone = self._cut(op.holder, op.num_pages)
-        if gone is None:
-            return False
-        self._begin(op)
-        self._carries_out(self.subject.retire, gone.slots)
-        size, held, waiting = self.config.page_size, self.model.held(), self.model.waiting()
-        for number, page in enumerate(gone.pages):
-            if page not in held and page not in waiting:
-                self.model.cached[page] = gone.cells[number * size : (number + 1) * size]
-        return self._end()
-
-    def _reuse(self, op: ops.Reuse) -> bool:
-        pages = sorted(self.model.cached)[: max(op.num_pages, 0)]
-        if not pages:
-            return False
-        self._begin(op)
-        slots = self.model.slots_of(pages)
-        self._carries_out(self.subject.reuse, slots)
-        holder = self.model.holder(op.holder)
-        holder.pages += pages
-        holder.slots += slots
-        for page in pages:
-            holder.cells += self.model.cached.pop(page)
-        return self._end()
-
-    def _evict(self, op: ops.Evict) -> bool:
-        if op.num_pages < 0:
-            return False
-        self._begin(op)
-        self._carries_out(self.subject.evict, op.num_pages)
-        wanted = min(op.num_pages, len(self.model.cached))
-        before = len(self.model.cached)
-        self._end()
-        # A flush that leaves something is ALLOC-15, when all is drained.
-        if op.num_pages < self.config.num_pages and before - len(self.model.cached) < wanted:
-            raise self.misbehaviour(
-                "CAPABILITY", f"{before - len(self.model.cached)} pages were evicted", f"at least {wanted}"
-            )
-        return True
-
-    def _launch(self, op: ops.Launch) -> bool:
-        if self.model.launched - self.model.completed >= MAX_IN_FLIGHT:
-            return False
-        self._begin(op)
-        self.model.launched += 1
-        return self._end()
-
-    def _complete(self, op: ops.Complete) -> bool:
-        if self.model.launched == self.model.completed:
-            return False
-        self._begin(op)
-        self.model.complete()
-        if self.capabilities.deferred_free or self.capabilities.deferred_close:
-            self._carries_out(self.subject.complete, self.model.completed)
-        return self._end()
-
-    def _free_after(self, op: ops.FreeAfter) -> bool:
-        if op.holder not in self.model.holders or self.model.launched == self.model.completed:
-            return False
-        self._begin(op)
-        holder = self.model.holders.pop(op.holder)
-        self._carries_out(self.subject.free_after, holder.slots, self.model.launched)
-        self.model.deferred.append((self.model.launched, holder, False))
-        return self._end()
-
-    def _snapshot(self, op: ops.Snapshot) -> bool:
-        m = self._begin(op)
-        self.saved[op.name] = (self.must(self.subject.snapshot), self.model.copy(), m.before)
-        return self._end()
-
-    def _restore(self, op: ops.Restore) -> bool:
-        if op.name not in self.saved:
-            return False
-        m = self._begin(op)
-        snapshot, model, _ = self.saved[op.name]
+    @operation(needs="snapshots", weight=1, when=lambda t, name: name in t.saved, name=SNAPSHOTS)
+    def restore(self, name: str) -> None:
+        snapshot, model, _ = self.saved[name]
         self._carries_out(self.subject.restore, snapshot)
         # Owners stay numbered onwards: the memory is not rolled back, so those who come now must not write what others wrote.
         owners = self.model._owners
-        self.model = m.model = model.copy()
+        self.model = self.moment.model = model.copy()
         self.model._owners = owners
         for holder in self.model.everybody():
             self.memory.write(holder.slots[: len(holder.cells)], holder.cells)
         for page, cells in self.model.cached.items():
             self.memory.write(self.model.slots_of([page]), cells)
-        return self._end()
+
+    @operation(needs="sharing", weight=3, when=_can_fork, holder=HOLDERS, new=HOLDERS, num_pages=(1, 2, 3))
+    def fork(self, holder: str, new: str, num_pages: int) -> None:
+        """`new` becomes one more holder of the first `num_pages` pages of `holder`."""
+        source = self.model.holders[holder]
+        count = min(num_pages, len(source.pages))
+        num_slots = count * self.config.page_size
+        self._carries_out(self.subject.share, source.slots[:num_slots])
+        twin = self.model.holder(new)
+        twin.pages, twin.slots, twin.cells = source.pages[:count], source.slots[:num_slots], source.cells[:num_slots]
+
+    @operation(needs="eviction", weight=4, when=_can_give, holder=HOLDERS, num_pages=(1, 2, 3))
+    def retire(self, holder: str, num_pages: int) -> None:
+        """`holder` gives back its last `num_pages` pages, whose content may be kept."""
+        gone = self.model.cut(holder, num_pages)
+        self._carries_out(self.subject.retire, gone.slots)
+        size, held, waiting = self.config.page_size, self.model.held(), self.model.waiting()
+        for number, page in enumerate(gone.pages):
+            if page not in held and page not in waiting:
+                self.model.cached[page] = gone.cells[number * size : (number + 1) * size]
+
+    @operation(needs="eviction", weight=2, when=_can_reuse, holder=HOLDERS, num_pages=(1, 2))
+    def reuse(self, holder: str, num_pages: int) -> None:
+        """`holder` takes the `num_pages` cached pages with the lowest ids."""
+        pages = sorted(self.model.cached)[:num_pages]
+        slots = self.model.slots_of(pages)
+        self._carries_out(self.subject.reuse, slots)
+        taker = self.model.holder(holder)
+        taker.pages += pages
+        taker.slots += slots
+        for page in pages:
+            taker.cells += self.model.cached.pop(page)
+
+    @operation(needs="eviction", weight=1, num_pages=lambda c, has: (0, 1, 2, c.num_pages))
+    def evict(self, num_pages: int) -> None:
+        """Free `num_pages` cached pages, or all that are cached."""
+        num_cached = len(self.model.cached)
+        self._carries_out(self.subject.evict, num_pages)
+        # A flush that leaves something is ALLOC-15, when all is drained.
+        if num_pages < self.config.num_pages:
+            num_left = len(self.integers(self.must(self.subject.cached_pages), "cached_pages()"))
+            evicted, wanted = num_cached - num_left, min(num_pages, num_cached)
+            if evicted < wanted:
+                raise self.misbehaviour("CAPABILITY", f"{evicted} pages were evicted", f"at least {wanted}")
+
+    # -- steps in flight ----------------------------------------------------------------------------------------------
+
+    @operation(needs="deferred_close", weight=2)
+    @operation(needs="deferred_free", weight=2, when=lambda t: t.model.num_in_flight < MAX_IN_FLIGHT)
+    def launch(self) -> None:
+        """A step begins, which may touch all that is held."""
+        self.model.launched += 1
+
+    @operation(needs="deferred_close", weight=2)
+    @operation(needs="deferred_free", weight=2, when=lambda t: t.model.num_in_flight > 0)
+    def complete(self) -> None:
+        """The oldest step has been processed."""
+        self.model.complete()
+        self._carries_out(self.subject.complete, self.model.completed)
+
+    @operation(needs="deferred_free", weight=3, when=_can_defer, holder=HOLDERS)
+    def free_after(self, holder: str) -> None:
+        """`holder` gives back all that it has while the newest step may still touch it."""
+        giver = self.model.holders.pop(holder)
+        self._carries_out(self.subject.free_after, giver.slots, self.model.launched)
+        self.model.deferred.append((self.model.launched, giver, False))
 
     # -- rows -----------------------------------------------------------------------------------------------------------
 
-    def _open(self, op: ops.Open) -> bool:
-        if op.request in self.model.rows:
-            return False
-        m = self._begin(op)
-        room = self.model.num_rows_taken < self.config.num_rows
-        opened = self._may_be_refused(self.subject.open, op.request)
-        if opened:
-            self.model.rows[op.request] = self.model.new_holder()
-        m.row_granted, m.row_was_free = opened, room
-        return self._end()
+    @operation(needs="table", weight=3, when=lambda t, request: not _has_row(t, request), request=REQUESTS)
+    def open(self, request: str) -> None:
+        """A request gets a row."""
+        m = self.moment
+        m.row_was_free = self.model.num_rows_taken < self.config.num_rows
+        m.row_granted = self._may_be_refused(self.subject.open, request)
+        if m.row_granted:
+            self.model.rows[request] = self.model.new_holder()
 
-    def _grow(self, op: ops.Grow) -> bool:
-        row = self.model.rows.get(op.request)
-        if row is None or op.num_tokens < 0:
-            return False
-        m = self._begin(op)
-        size = self.config.page_size
-        target = row.committed + op.num_tokens
+    @operation(needs="table", weight=7, when=_may_need, request=REQUESTS, num_tokens=_tokens)
+    def grow(self, request: str, num_tokens: int) -> None:
+        """Room for `num_tokens` tokens past what is committed."""
+        m, row, size = self.moment, self.model.rows[request], self.config.page_size
+        target = row.committed + num_tokens
         m.asked = max(-(-target // size) * size - len(row.slots), 0)
         fits = target <= self.config.row_width
         if fits and m.asked:
             m.allowed = bool(self.must(self.subject.can_allocate, m.asked))
         self._expect(m.asked, possible=fits)
-        if self._may_be_refused(self.subject.grow, op.request, target):
+        if self._may_be_refused(self.subject.grow, request, target):
             row.wanted = max(row.wanted, target)
-        return self._end()
 
-    def _commit(self, op: ops.Commit) -> bool:
-        row = self.model.rows.get(op.request)
-        count = min(op.num_tokens, len(row.slots) - row.committed) if row is not None else 0
-        if count <= 0:
-            return False
-        self._begin(op)
-        cells = contents(row.owner, row.committed, row.committed + count)
-        self.memory.write(row.slots[row.committed : row.committed + count], cells)
+    @operation(needs="table", weight=4, when=_can_commit, request=REQUESTS, num_tokens=_few_tokens)
+    def commit(self, request: str, num_tokens: int) -> None:
+        """`num_tokens` more tokens of a request are final, or as many as fit."""
+        row = self.model.rows[request]
+        start, stop = row.committed, row.committed + min(num_tokens, self.model.room(request))
+        cells = contents(row.owner, start, stop)
+        self.memory.write(row.slots[start:stop], cells)
         row.cells += cells
-        row.committed += count
+        row.committed = stop
         row.wanted = max(row.wanted, row.committed)
-        return self._end()
 
-    def _trim(self, op: ops.Trim) -> bool:
-        row = self.model.rows.get(op.request)
-        if row is None or op.num_tokens < 0:
-            return False
-        self._begin(op)
-        target = row.committed + op.num_tokens
-        self._carries_out(self.subject.trim, op.request, target)
+    @operation(
+        needs="table", weight=2, when=_may_need, request=REQUESTS, num_tokens=lambda c, has: (0, 0, 1, c.page_size)
+    )
+    def trim(self, request: str, num_tokens: int) -> None:
+        """Only `num_tokens` past what is committed are still needed."""
+        row = self.model.rows[request]
+        target = row.committed + num_tokens
+        self._carries_out(self.subject.trim, request, target)
         row.wanted = min(row.wanted, target)
-        return self._end()
 
-    def _close(self, op: ops.Close) -> bool:
-        if op.request not in self.model.rows:
-            return False
-        self._begin(op)
-        row = self.model.rows.pop(op.request)
-        if self.capabilities.deferred_close and self.model.launched > self.model.completed:
-            self._carries_out(self.subject.close, op.request, self.model.launched)
+    @operation(needs="table", weight=2, when=_has_row, request=REQUESTS)
+    def close(self, request: str) -> None:
+        """The request leaves; its row may be in use by the newest step, if there is one."""
+        row = self.model.rows.pop(request)
+        if self.capabilities.deferred_close and self.model.num_in_flight:
+            self._carries_out(self.subject.close, request, self.model.launched)
             self.model.deferred.append((self.model.launched, row, True))
         else:
-            self._carries_out(self.subject.close, op.request)
-        return self._end()
-
-    actions: ClassVar = {
-        ops.Alloc: _alloc,
-        ops.Free: _free,
-        ops.FreeStray: _free_stray,
-        ops.FreeTwice: _free_twice,
-        ops.Fork: _fork,
-        ops.Retire: _retire,
-        ops.Reuse: _reuse,
-        ops.Evict: _evict,
-        ops.Launch: _launch,
-        ops.Complete: _complete,
-        ops.FreeAfter: _free_after,
-        ops.Snapshot: _snapshot,
-        ops.Restore: _restore,
-        ops.Open: _open,
-        ops.Grow: _grow,
-        ops.Commit: _commit,
-        ops.Trim: _trim,
-        ops.Close: _close,
-    }
+            self._carries_out(self.subject.close, request)
 
     # -- the end ----------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Everybody gives everything back, all steps complete, the cache is flushed; then the whole pool is taken and given back."""
+        """Give everything back, complete all steps, flush the cache; then take the whole pool and give it back."""
         total = self.config.num_pages
         for name, holder in list(self.model.holders.items()):
-            self.apply(ops.Free(name, len(holder.pages)))
+            self.free(name, len(holder.pages))
         for name in list(self.model.rows):
-            self.apply(ops.Close(name))
-        while self.model.launched > self.model.completed:
-            self.apply(ops.Complete())
+            self.close(name)
+        while self.model.num_in_flight:
+            self.complete()
         if self.capabilities.eviction:
-            self.apply(ops.Evict(total))
-        self._drained()
+            self.evict(total)
+        self._check_idle()
         for _ in range(total + 1):
-            self.apply(ops.Alloc("everything", self.config.page_size))
+            self.alloc("everything", self.config.page_size)
         if total:
-            self.apply(ops.Free("everything", total))
-        self._drained()
+            self.free("everything", total)
+        self._check_idle()
 
-    def _drained(self) -> None:
-        """Check once more, as what it is now: idle."""
+    def _check_idle(self) -> None:
+        """Check once more, for what must hold when all is given back."""
         self.operation = "drained"
-        m = self._begin(self.operation)
-        m.drained = True
+        self.begin(self.operation)
+        self.moment.drained = True
         self._observe()
         self.check()
-        m.drained = False
+        self.moment.drained = False
 
     def state(self) -> object:
-        """All that decides what can happen next: what the model knows and what the subject shows. Without `inspection`, that is too
-        little for equal states to have equal futures; then only sequences with the same answers are taken for equal."""
+        """Return what the model knows and what the subject shows: all that decides what can happen next. Without `inspection`, that is
+        too little for equal states to have equal futures; then only sequences with the same answers are taken for equal."""
         hidden = () if self.capabilities.inspection else tuple(map(str, self.transcript))
         saved = tuple((name, model.known(), shown) for name, (_, model, shown) in sorted(self.saved.items()))
         return self.model.known(), self.moment.after, saved, hidden

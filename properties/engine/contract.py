@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ...core.kv.sizing import get_alloc_len_per_decode, reserve_per_decode
-from ..contracts import Capabilities
+from ..harness.contract import Capabilities
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..suites import Suite
+from ..harness.suite import Suite
 from . import operations as ops
 from .contract import EngineCapabilities, ServingConfig
 from .trial import EngineTrial

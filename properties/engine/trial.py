@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from ..trial import Refused
+from ..harness.trial import Refused
 from . import operations as ops
 from .contract import Answer, Wish
 from .language import STOP, prompt_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...core.kv.sizing import ceil_to_page
-from ..vocabulary import Letter, Vocabulary
+from ..harness.letters import Letter, Vocabulary
 from . import operations as ops
 from .contract import EngineCapabilities, ServingConfig
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..harness.trial import Trial, Violation
 from ..invariants.registry import Invariant
-from ..trial import Trial, Violation, check_methods
 from . import operations as ops
 from .contract import METHODS, Answer, Engine, EngineCapabilities, ServingConfig
 from .device import Device
@@ -18,6 +18,8 @@ from .rules import ahead_of, written_pages
 class EngineWatch(Trial):
     """`ahead[S]`: slots past its length that a round of S steps may write."""
 
+    methods = METHODS
+
     def __init__(
         self,
         subject: Engine,
@@ -25,11 +27,7 @@ class EngineWatch(Trial):
         capabilities: EngineCapabilities,
         invariants: Iterable[Invariant],
     ) -> None:
-        super().__init__(invariants)
-        check_methods(subject, METHODS, capabilities)
-        self.subject = subject
-        self.config = config
-        self.capabilities = capabilities
+        super().__init__(subject, config, capabilities, invariants)
         self.model = EngineModel(config)
         self.ahead = {steps: ahead_of(config, steps) for steps in config.candidates}
         self.device = Device(config, capabilities, self.ahead)

@@ -21,7 +21,7 @@ from ..accept.operations import (
 from .registry import Finding, Outcome, checks
 
 if TYPE_CHECKING:
-    from ..trial import Trial
+    from ..harness.trial import Trial
 
 CONTRACT = "accept"
 

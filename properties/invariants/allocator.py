@@ -1,18 +1,17 @@
 """ALLOC-01 … ALLOC-16: what is true of every KV allocator and request table, after every operation.
 
-A checker gets a `Moment` (`allocator/moment.py`) and looks at it alone.
+A checker gets a `Moment` (`allocator/model.py`) and looks at it alone.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..allocator.moment import Moment
-from ..allocator.operations import Alloc, FreeStray, FreeTwice, Grow, Open
+from ..allocator.model import Moment
 from .registry import Finding, Outcome, checks
 
 if TYPE_CHECKING:
-    from ..trial import Trial
+    from ..harness.trial import Trial
 
 
 CONTRACT = "allocator"
@@ -201,16 +200,16 @@ def as_many_pages_as_needed(m: Moment) -> Outcome:
     return None if m.answer is None else True
 
 
-@checks("ALLOC-09", CONTRACT, on=(Alloc, Grow, Open))
+@checks("ALLOC-09", CONTRACT, on=("alloc", "grow", "open"))
 def a_refusal_changes_nothing(m: Moment) -> Outcome:
     if m.refusal is None:
         return None
     return _unchanged(m, "the caller goes on as if it had never asked")
 
 
-@checks("ALLOC-10", CONTRACT, on=(FreeStray, FreeTwice))
+@checks("ALLOC-10", CONTRACT, on=("free-stray", "free-twice"))
 def only_what_is_held_can_be_freed(m: Moment) -> Outcome:
-    if isinstance(m.operation, FreeStray):
+    if m.operation.tag == "free-stray":
         if m.refusal is None:
             return Finding(
                 f"free of pages {list(m.operation.pages)} was accepted",
@@ -218,7 +217,7 @@ def only_what_is_held_can_be_freed(m: Moment) -> Outcome:
                 "a page freed twice is handed out twice",
             )
         return _unchanged(m, "a refused free gives nothing back")
-    if isinstance(m.operation, FreeTwice):
+    if m.operation.tag == "free-twice":
         if m.refusal is not None:
             return _unchanged(m, "a refused free gives nothing back")
         still = m.held.get(m.twice, 0) + m.waiting.get(m.twice, 0)
@@ -233,7 +232,7 @@ def only_what_is_held_can_be_freed(m: Moment) -> Outcome:
     return None
 
 
-@checks("ALLOC-11", CONTRACT, on=(Alloc,))
+@checks("ALLOC-11", CONTRACT, on=("alloc",))
 def ids_are_good(m: Moment) -> Outcome:
     if m.answer is None:
         return None
@@ -281,7 +280,7 @@ def same_history_same_ids(runs: tuple[Trial, Trial]) -> Outcome:
     return True
 
 
-@checks("ALLOC-14", CONTRACT, on=(Alloc, Grow))
+@checks("ALLOC-14", CONTRACT, on=("alloc", "grow"))
 def what_is_promised_is_kept(m: Moment) -> Outcome:
     if m.allowed is None:
         return None
@@ -326,9 +325,9 @@ def all_comes_back(m: Moment) -> Outcome:
     return True
 
 
-@checks("ALLOC-16", CONTRACT, on=(Alloc, Grow))
+@checks("ALLOC-16", CONTRACT, on=("alloc", "grow"))
 def edges_of_the_pool(m: Moment) -> Outcome:
-    if m.asked == 0 and isinstance(m.operation, Alloc):
+    if m.asked == 0 and m.operation.tag == "alloc":
         if m.answer != ():
             was = f"got {list(m.answer)}" if m.answer is not None else f"was refused: {m.refusal}"
             return Finding(f"alloc(0) {was}", "[]", "a step that needs nothing is not an error")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..operations import Operation
+from ..harness.operation import Operation
 from .catalogue import CATALOGUE
 
 
@@ -45,7 +45,7 @@ BY_THE_MATRIX = {
 class Invariant:
     """One statement. `contract` and `needs` (capabilities, all of them) say for which components `check` is run.
 
-    `on` are the operations that it has something to say about; () is all of them.
+    `on` are the tags of the operations that it has something to say about; () is all of them.
 
     A `general` one is upset by almost any defect. With `twin`, it is about two runs of the same operations: `check` gets both trials,
     and the suite's `twin_config(twin, config)` says how the second one was configured.
@@ -58,7 +58,7 @@ class Invariant:
     contract: str = ""
     needs: tuple[str, ...] = ()
     check: Checker | None = None
-    on: tuple[type[Operation], ...] = ()
+    on: tuple[str | type[Operation], ...] = ()
     general: bool = False
     twin: str = ""
 
@@ -82,6 +82,10 @@ class Invariant:
     def when_in_words(self) -> str:
         return " and ".join(WHEN[letter] for letter in self.when.split(","))
 
+    def concerns(self, kind: type) -> bool:
+        """Whether it has something to say about an operation of this kind; `str` is the kind of "make" and "drained"."""
+        return not self.on or kind in self.on or getattr(kind, "tag", "") in self.on
+
     def missing(self, capabilities: object) -> tuple[str, ...]:
         """The capabilities that it needs and that are not declared."""
         return tuple(name for name in self.needs if not getattr(capabilities, name))
@@ -96,7 +100,7 @@ def checks(
     id: str,
     contract: str,
     *needs: str,
-    on: tuple[type[Operation], ...] = (),
+    on: tuple[str | type[Operation], ...] = (),
     general: bool = False,
     twin: str = "",
 ) -> Callable[[Checker], Checker]:

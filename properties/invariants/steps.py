@@ -24,7 +24,7 @@ from ..step_controller.operations import (
 from .registry import Finding, Outcome, checks
 
 if TYPE_CHECKING:
-    from ..trial import Trial
+    from ..harness.trial import Trial
 
 CONTRACT = "step-controller"
 

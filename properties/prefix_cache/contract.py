@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from ..contracts import Capabilities
+from ..harness.contract import Capabilities
 
 
 @dataclass(frozen=True, slots=True)

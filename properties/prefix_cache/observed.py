@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...core.errors import InvariantViolation
+from ..harness.operation import Operation
+from ..harness.trial import Refused, Trial
 from ..invariants.registry import Invariant
-from ..operations import Operation
-from ..trial import Refused, Trial, check_methods
 from .contract import METHODS, PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
 from .model import PrefixCacheModel, Running
 from .moment import Moment, Node, Observation
@@ -18,6 +18,8 @@ from .texts import Text, text_of
 class ObservedCache(Trial):
     """`subject`, its model, and the memory that both speak of. The operations are the subclass's."""
 
+    methods = METHODS
+
     def __init__(
         self,
         subject: PrefixCache,
@@ -25,11 +27,7 @@ class ObservedCache(Trial):
         capabilities: PrefixCacheCapabilities,
         invariants: Iterable[Invariant],
     ) -> None:
-        super().__init__(invariants)
-        check_methods(subject, METHODS, capabilities)
-        self.subject = subject
-        self.config = config
-        self.capabilities = capabilities
+        super().__init__(subject, config, capabilities, invariants)
         self.model = PrefixCacheModel(config.page_size, config.policy if capabilities.policies else "lru")
         self.memory: dict[int, int] = {}  # slot -> cell
         self.free = list(range(config.num_pages, 0, -1))

@@ -1,6 +1,6 @@
 """The suite of the prefix cache contract."""
 
-from ..suites import Suite
+from ..harness.suite import Suite
 from . import operations as ops
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
 from .trial import PrefixCacheTrial

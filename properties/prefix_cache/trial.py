@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from ..trial import Refused
+from ..harness.trial import Refused
 from . import operations as ops
 from .model import Path, Remembered, Running
 from .moment import Evicted, Inserted, Matched

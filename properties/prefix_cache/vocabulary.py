@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
-from ..operations import Operation
-from ..vocabulary import Letter, Vocabulary
+from ..harness.letters import Letter, Vocabulary
+from ..harness.operation import Operation
 from . import operations as ops
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
 from .texts import HUGE_KIND

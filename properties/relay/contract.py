@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from ..contracts import Capabilities
+from ..harness.contract import Capabilities
 
 HIDDEN = "hidden_states"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..operations import Operation
+from ..harness.operation import Operation
 
 
 @dataclass(frozen=True, slots=True)

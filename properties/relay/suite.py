@@ -1,6 +1,6 @@
 """The suite of the relay contract."""
 
-from ..suites import Suite
+from ..harness.suite import Suite
 from . import operations as ops
 from .contract import RelayCapabilities, RelayConfig
 from .trial import RelayTrial

@@ -7,8 +7,8 @@ from functools import wraps
 from typing import Any, ClassVar
 
 from ...core.errors import InvariantViolation
+from ..harness.trial import Refused, Trial
 from ..invariants.registry import Invariant
-from ..trial import Refused, Trial, check_methods
 from . import operations as ops
 from .contract import HIDDEN, METHODS, Relay, RelayCapabilities, RelayConfig
 from .model import Owner, RelayModel, length_of, stamp_of, values_of
@@ -20,6 +20,8 @@ PADDING = Owner(0, 0)
 class RelayTrial(Trial):
     """`subject` under operations. A lane of a batch is an `Owner`: a row, and the generation that it is asked for."""
 
+    methods = METHODS
+
     def __init__(
         self,
         subject: Relay,
@@ -27,11 +29,7 @@ class RelayTrial(Trial):
         capabilities: RelayCapabilities,
         invariants: Iterable[Invariant],
     ) -> None:
-        super().__init__(invariants)
-        check_methods(subject, METHODS, capabilities)
-        self.subject = subject
-        self.config = config
-        self.capabilities = capabilities
+        super().__init__(subject, config, capabilities, invariants)
         self.model = RelayModel(config, 1 if capabilities.padding_row else 0)
         self.moment = Moment(config, capabilities)
         self._observe()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..contracts import Capabilities
+from ..harness.contract import Capabilities
 
 FAULTS = (
     *("device.slow", "device.raises", "device.restarts", "link.late", "link.lost"),

@@ -1,6 +1,6 @@
 """The suite of the simulator contract."""
 
-from ..suites import Suite
+from ..harness.suite import Suite
 from . import operations as ops
 from .contract import SimulatorCapabilities, SimulatorConfig
 from .trial import SimulatorTrial

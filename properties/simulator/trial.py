@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import log
 from typing import Any, ClassVar
 
+from ..harness.operation import Operation
+from ..harness.trial import Refused, Trial
 from ..invariants.registry import Invariant
-from ..operations import Operation
-from ..trial import Refused, Trial, check_methods
 from . import operations as ops
 from .contract import FAULTS, METHODS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
 from .impossible import ALL
@@ -39,6 +39,8 @@ ALONE = Service(num_requests=40, arrivals="even", rate_per_ks=10, prompt_lens=(1
 class SimulatorTrial(Trial):
     """`subject` under operations. Nothing is held between two runs, so there is nothing to give back in the end."""
 
+    methods = METHODS
+
     def __init__(
         self,
         subject: Simulator,
@@ -46,11 +48,7 @@ class SimulatorTrial(Trial):
         capabilities: SimulatorCapabilities,
         invariants: Iterable[Invariant],
     ) -> None:
-        super().__init__(invariants)
-        check_methods(subject, METHODS, capabilities)
-        self.subject = subject
-        self.config = config
-        self.capabilities = capabilities
+        super().__init__(subject, config, capabilities, invariants)
         self.service = Service()
         self._last: Answer | None = None  # of the service as it is
         self.moment = Moment(config, capabilities)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..vocabulary import Letter, Vocabulary
+from ..harness.letters import Letter, Vocabulary
 from . import operations as ops
 from .contract import FAULTS, SimulatorCapabilities, SimulatorConfig
 from .impossible import IMPOSSIBLE, IMPOSSIBLE_DEMANDS, IMPOSSIBLE_FAULTS

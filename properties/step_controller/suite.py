@@ -1,6 +1,6 @@
 """The suite of the step-controller contract."""
 
-from ..suites import Suite
+from ..harness.suite import Suite
 from . import operations as ops
 from .contract import StepsCapabilities, StepsConfig
 from .trial import StepControllerTrial

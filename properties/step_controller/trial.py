@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
+from ..harness.trial import Refused, Trial
 from ..invariants.registry import Invariant
-from ..trial import Refused, Trial, check_methods
 from . import operations as ops
 from .contract import METHODS, StepController, StepsCapabilities, StepsConfig
 from .host import RecordingBuilder
@@ -46,6 +46,8 @@ GARBAGE: dict[str, Callable[[int], float]] = {
 class StepControllerTrial(Trial):
     """`subject` under operations. Batch sizes other than those of `looked_at` are legal, too; these stand for all."""
 
+    methods = METHODS
+
     def __init__(
         self,
         subject: StepController,
@@ -53,11 +55,7 @@ class StepControllerTrial(Trial):
         capabilities: StepsCapabilities,
         invariants: Iterable[Invariant],
     ) -> None:
-        super().__init__(invariants)
-        check_methods(subject, METHODS, capabilities)
-        self.subject = subject
-        self.config = config
-        self.capabilities = capabilities
+        super().__init__(subject, config, capabilities, invariants)
         self.table = read_table(config.table)
         self.batch_sizes = looked_at(config)
         self.in_flight: list[tuple[int, int, tuple[int, ...]]] = []

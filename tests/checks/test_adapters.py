@@ -4,7 +4,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import pytest
 from foretoken.core.errors import ConfigError
-from foretoken.properties.importing import ENTRY_POINTS, NotInstalled, load_make
+from foretoken.properties.harness.importing import ENTRY_POINTS, NotInstalled, load_make
 from foretoken.properties.suites import contracts, suite_of
 
 OFFERED = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
@@ -38,7 +38,7 @@ def test_a_name_means_what_its_module_does(monkeypatch, tmp_path):
     (tmp_path / "named.py").write_text("CAPABILITIES = ('paged',)\ndef make(config): return config\n")
     (tmp_path / "needing.py").write_text("import a_package_that_nobody_has\n")
     offered = [EntryPoint(name, f"{module}:make", ENTRY_POINTS) for name, module in (("a", "named"), ("b", "needing"))]
-    monkeypatch.setattr("foretoken.properties.importing.entry_points", lambda group: offered)
+    monkeypatch.setattr("foretoken.properties.harness.importing.entry_points", lambda group: offered)
     monkeypatch.syspath_prepend(tmp_path)
     assert load_make("a").capabilities == ("paged",) and load_make("a")(7) == 7
     with pytest.raises(NotInstalled, match="a_package_that_nobody_has"):

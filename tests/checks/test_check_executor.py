@@ -22,12 +22,12 @@ from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.driver import run_until_idle
 from foretoken.observe.log import EventLog
 from foretoken.observe.replay import replay
-from foretoken.properties.cases import Case
 from foretoken.properties.conformance import check, check_executor
-from foretoken.properties.importing import load_make
-from foretoken.properties.machines import machine
-from foretoken.properties.operations import decode, encode
-from foretoken.properties.trial import Violation
+from foretoken.properties.harness.cases import Case
+from foretoken.properties.harness.importing import load_make
+from foretoken.properties.harness.machines import machine
+from foretoken.properties.harness.operation import decode, encode
+from foretoken.properties.harness.trial import Violation
 from hypothesis import settings
 
 EVERYTHING = make_reference.capabilities

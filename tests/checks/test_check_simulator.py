@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from foretoken.checks.adapters.simulator import CheckedSimulator, make
-from foretoken.properties.cases import load_case
 from foretoken.properties.conformance import check
+from foretoken.properties.harness.cases import load_case
+from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
 from foretoken.properties.invariants.simulator import more_pages_are_no_worse
 from foretoken.properties.simulator import operations as ops
@@ -17,7 +18,6 @@ from foretoken.properties.simulator.contract import SimulatorConfig
 from foretoken.properties.simulator.exceptions import EXCEPTIONS, excuse
 from foretoken.properties.simulator.impossible import ALL
 from foretoken.properties.simulator.suite import SUITE as SIMULATOR
-from foretoken.properties.trial import Violation
 
 CASES = Path(__file__).parents[1] / "support" / "cases"
 CAPABILITIES = SIMULATOR.capabilities.of(make.capabilities)

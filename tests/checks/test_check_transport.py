@@ -5,9 +5,9 @@ from foretoken.checks.transport import handoff_subject as handoff
 from foretoken.checks.transport import operations as ops
 from foretoken.checks.transport.contract import DECODE, PREFILL, TransportConfig
 from foretoken.properties.conformance import check
+from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
 from foretoken.properties.suites import suite_of
-from foretoken.properties.trial import Violation
 
 TRANSPORT = suite_of("transport")
 CAPABILITIES = handoff.make.capabilities

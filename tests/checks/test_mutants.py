@@ -3,15 +3,15 @@
 from functools import cache
 
 import pytest
+from foretoken.properties.harness.mutants import MAX_SHRUNK, Kill, Mutant, invariants_without_mutant, kill, mutants_of
 from foretoken.properties.invariants import of_contract
-from foretoken.properties.mutants import MAX_SHRUNK, Kill, Mutant, invariants_without_mutant, kill, mutants_of
 from foretoken.properties.suites import contracts
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("foretoken.properties.suites.RUN_LIMIT_S", 0.4)
-    monkeypatch.setattr("foretoken.properties.shrink.HANG_LIMIT_S", 0.04)
+    monkeypatch.setattr("foretoken.properties.harness.suite.RUN_LIMIT_S", 0.4)
+    monkeypatch.setattr("foretoken.properties.harness.shrink.HANG_LIMIT_S", 0.04)
 
 
 ALL = [mutant for contract in contracts() for mutant in mutants_of(contract)]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 from foretoken.properties.conformance import check
-from foretoken.properties.importing import load_make
-from foretoken.properties.machines import machine
+from foretoken.properties.harness.importing import load_make
+from foretoken.properties.harness.machines import machine
 from foretoken.properties.suites import contracts, suite_of
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test

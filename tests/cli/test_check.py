@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from foretoken.checks.adapters import kv_allocator
-from foretoken.properties import mutants
+from foretoken.properties.harness import mutants
 from foretoken.properties.suites import suite_of
 
 BAD = Path(__file__).parents[1] / "support" / "bad_allocators.py"

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from foretoken.properties.alarm import PATIENCE, Hanging, alarm
+from foretoken.properties.harness.alarm import PATIENCE, Hanging, alarm
 
 
 def test_who_only_waits_a_little_is_left_alone():

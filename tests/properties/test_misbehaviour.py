@@ -4,9 +4,11 @@ import threading
 
 import bad_allocators as bad
 import pytest
-from foretoken.properties.alarm import Hanging, alarm, can_interrupt
-from foretoken.properties.allocator.suite import SUITE as ALLOCATOR
 from foretoken.properties.conformance import check
+from foretoken.properties.harness.alarm import Hanging, alarm, can_interrupt
+from foretoken.properties.suites import suite_of
+
+ALLOCATOR = suite_of("allocator")
 
 
 def failure_of(make, **options):
@@ -40,8 +42,8 @@ def test_it_is_reported_as_what_it_is(make, capabilities, id, words):
 
 @pytest.mark.parametrize("make", [bad.Hangs, bad.SwallowsEverything])
 def test_what_hangs_is_stopped_and_shrunk(make, monkeypatch):
-    monkeypatch.setattr("foretoken.properties.suites.RUN_LIMIT_S", 0.4)
-    monkeypatch.setattr("foretoken.properties.shrink.HANG_LIMIT_S", 0.04)
+    monkeypatch.setattr("foretoken.properties.harness.suite.RUN_LIMIT_S", 0.4)
+    monkeypatch.setattr("foretoken.properties.harness.shrink.HANG_LIMIT_S", 0.04)
     failure = failure_of(make)
     assert failure.id == "HANGS" and "did not return" in failure.finding.was
     assert len(failure.case.operations) <= 4

@@ -7,19 +7,20 @@ import pytest
 from bad_allocators import CannotBeMade, Exact, ListAllocator
 from foretoken.checks.adapters import kv_allocator
 from foretoken.core.errors import ConfigError
-from foretoken.properties.allocator import operations as ops
 from foretoken.properties.allocator.contract import AllocatorConfig
 from foretoken.properties.allocator.model import AllocatorModel
-from foretoken.properties.allocator.operations import OPERATIONS
-from foretoken.properties.allocator.suite import SUITE as ALLOCATOR
-from foretoken.properties.canary import ShadowMemory, contents
-from foretoken.properties.cases import load_case, parse_case
+from foretoken.properties.allocator.trial import AllocatorTrial as ops
 from foretoken.properties.conformance import check
-from foretoken.properties.contracts import SUITE_VERSION
-from foretoken.properties.importing import load_make
-from foretoken.properties.mutants import kill, mutants_of
-from foretoken.properties.operations import decode, encode, simpler
-from foretoken.properties.trial import Violation
+from foretoken.properties.harness.cases import load_case, parse_case
+from foretoken.properties.harness.contract import SUITE_VERSION
+from foretoken.properties.harness.importing import load_make
+from foretoken.properties.harness.mutants import kill, mutants_of
+from foretoken.properties.harness.operation import decode, encode, simpler
+from foretoken.properties.harness.trial import Violation
+from foretoken.properties.reference.canary import ShadowMemory, contents
+from foretoken.properties.suites import suite_of
+
+ALLOCATOR = suite_of("allocator")
 
 CASES = sorted((Path(__file__).parents[1] / "support" / "cases").glob("*.json"))
 
@@ -78,18 +79,18 @@ def test_equal_failures_have_equal_cases():
 # -- operations as data -------------------------------------------------------------------------------------------------
 
 EXAMPLES = [
-    ops.Alloc("a", -3), ops.Free("b", 2), ops.FreeStray((0, 7)), ops.FreeTwice("a"), ops.Fork("a", "b", 1),
-    ops.Retire("a", 1), ops.Reuse("b", 2), ops.Evict(3), ops.Launch(), ops.Complete(), ops.FreeAfter("a"),
-    ops.Snapshot("s"), ops.Restore("s"), ops.Open("r1"), ops.Grow("r1", 17), ops.Commit("r1", 4), ops.Trim("r1", 0),
-    ops.Close("r1"),
+    ops.alloc("a", -3), ops.free("b", 2), ops.free_stray((0, 7)), ops.free_twice("a"), ops.fork("a", "b", 1),
+    ops.retire("a", 1), ops.reuse("b", 2), ops.evict(3), ops.launch(), ops.complete(), ops.free_after("a"),
+    ops.snapshot("s"), ops.restore("s"), ops.open("r1"), ops.grow("r1", 17), ops.commit("r1", 4), ops.trim("r1", 0),
+    ops.close("r1"),
 ]  # fmt: skip
 
 
 def test_every_operation_survives_json():
-    assert {type(example) for example in EXAMPLES} == set(OPERATIONS)
+    assert {type(example) for example in EXAMPLES} == set(ALLOCATOR.operations)
     for operation in EXAMPLES:
         data = json.loads(json.dumps(encode(operation)))
-        assert decode(OPERATIONS, data, "test", "operations[0]") == operation
+        assert decode(ALLOCATOR.operations, data, "test", "operations[0]") == operation
         assert str(operation).startswith(operation.tag)
         with pytest.raises((AttributeError, TypeError)):
             operation.tag = "x"
@@ -108,7 +109,7 @@ def test_every_operation_survives_json():
 )
 def test_damaged_operations_are_refused_with_their_place(data, words):
     with pytest.raises(ConfigError, match=r"case.json: operations\[4\]") as caught:
-        decode(OPERATIONS, data, "case.json", "operations[4]")
+        decode(ALLOCATOR.operations, data, "case.json", "operations[4]")
     assert words in str(caught.value)
 
 
@@ -116,13 +117,13 @@ def test_simpler_operations_are_simpler_and_end():
     def weight(operation):
         return sum(abs(v) * 2 + (v < 0) for v in [getattr(operation, "num_slots", 0)])
 
-    operation, seen = ops.Alloc("c", -9), 0
-    while (candidate := next(iter(simpler(operation, [ops.Alloc("a", 1)])), None)) is not None:
+    operation, seen = ops.alloc("c", -9), 0
+    while (candidate := next(iter(simpler(operation, [ops.alloc("a", 1)])), None)) is not None:
         assert weight(candidate) < weight(operation) or candidate.holder < operation.holder
         operation, seen = candidate, seen + 1
         assert seen < 50
-    assert operation == ops.Alloc("a", 0)
-    assert ops.FreeStray((3,)) in set(simpler(ops.FreeStray((3, 5)), []))
+    assert operation == ops.alloc("a", 0)
+    assert ops.free_stray((3,)) in set(simpler(ops.free_stray((3, 5)), []))
 
 
 # -- files --------------------------------------------------------------------------------------------------------------
@@ -231,7 +232,12 @@ def test_the_model_recounts():
 def test_a_trial_leaves_out_what_makes_no_sense():
     config = AllocatorConfig(2)
     capabilities = kv_allocator.make.capabilities
-    senseless = [ops.Free("a", 1), ops.Restore("s"), ops.FreeTwice("a"), ops.Complete()]
+    senseless = [
+        ops.free("a", 1),
+        ops.restore("s"),
+        ops.free_twice("a"),
+        ops.complete(),
+    ]
     trial = ALLOCATOR.execute(
         kv_allocator.make, config, capabilities, ALLOCATOR.invariants(capabilities), senseless, drain=False
     )
@@ -241,5 +247,5 @@ def test_a_trial_leaves_out_what_makes_no_sense():
 def test_a_violation_names_itself():
     invariants = ALLOCATOR.invariants(ALLOCATOR.capabilities())
     with pytest.raises(Violation, match=r"ALLOC-14 at alloc a 2: .*expected: ") as caught:
-        ALLOCATOR.execute(Exact, AllocatorConfig(2), ALLOCATOR.capabilities(), invariants, [ops.Alloc("a", 2)])
-    assert caught.value.trial.trace == [ops.Alloc("a", 2)]
+        ALLOCATOR.execute(Exact, AllocatorConfig(2), ALLOCATOR.capabilities(), invariants, [ops.alloc("a", 2)])
+    assert caught.value.trial.trace == [ops.alloc("a", 2)]

@@ -4,15 +4,16 @@ import pytest
 from foretoken.checks.adapters import kv_allocator, kv_store
 from foretoken.properties.allocator.contract import AllocatorConfig
 from foretoken.properties.allocator.plain import EVERYTHING, PlainAllocator
-from foretoken.properties.allocator.suite import SUITE as ALLOCATOR
-from foretoken.properties.allocator.vocabulary import alphabet
-from foretoken.properties.exhaustive import Scope, explore
-from foretoken.properties.machines import machine
-from foretoken.properties.mutants import mutants_of
-from foretoken.properties.strategies import histories
-from foretoken.properties.trial import Violation
+from foretoken.properties.allocator.small_scope import alphabet
+from foretoken.properties.harness.exhaustive import Scope, explore
+from foretoken.properties.harness.machines import histories, machine
+from foretoken.properties.harness.mutants import mutants_of
+from foretoken.properties.harness.trial import Violation
+from foretoken.properties.suites import suite_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
+
+ALLOCATOR = suite_of("allocator")
 
 MUTANTS = {mutant.name: mutant for mutant in mutants_of("allocator")}
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)

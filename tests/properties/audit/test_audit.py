@@ -8,8 +8,8 @@ from foretoken.checks.driver import Dice, Disturbance, Driver
 from foretoken.checks.matrix import build_cell, pairwise_cells, requests_of
 from foretoken.core.errors import ForetokenError
 from foretoken.observe.log import EventLog, LogError
-from foretoken.properties.audit_findings import AUDITED, MAX_FINDINGS
-from foretoken.properties.history import audit_log
+from foretoken.properties.audit.findings import AUDITED, MAX_FINDINGS
+from foretoken.properties.audit.history import audit_log
 from foretoken.properties.invariants import all_invariants
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import load_scenario
@@ -223,8 +223,8 @@ def test_a_log_without_limits_is_audited_for_the_rest(logs, tmp_path):
 
 def test_what_is_kept_does_not_grow_with_the_log(logs):
     from foretoken.observe.log import read_log
-    from foretoken.properties.audit_findings import Tally
-    from foretoken.properties.engine_history import EngineHistory
+    from foretoken.properties.audit.engine_history import EngineHistory
+    from foretoken.properties.audit.findings import Tally
 
     history = None
     most = 0

@@ -13,13 +13,13 @@ from foretoken.properties.accept.contract import AcceptCapabilities, AcceptConfi
 from foretoken.properties.accept.model import LAYERS, AcceptModel, code_of
 from foretoken.properties.accept.suite import SUITE as ACCEPT
 from foretoken.properties.conformance import AcceptConformance, check, check_accept
-from foretoken.properties.importing import NotInstalled, load_make
+from foretoken.properties.harness.importing import NotInstalled, load_make
+from foretoken.properties.harness.machines import machine
+from foretoken.properties.harness.operation import decode, encode
+from foretoken.properties.harness.report import PropertiesBroken
+from foretoken.properties.harness.swarm import Swarm
+from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
-from foretoken.properties.machines import machine
-from foretoken.properties.operations import decode, encode
-from foretoken.properties.report import PropertiesBroken
-from foretoken.properties.swarm import Swarm
-from foretoken.properties.trial import Violation
 
 CHECKED = [f"ACCEPT-{number:02}" for number in (1, 2, 4, 5, 6, 7, 9, 13, 14, 16, 18)]
 

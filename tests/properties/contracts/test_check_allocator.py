@@ -15,14 +15,15 @@ from foretoken.checks.adapters import kv_allocator, kv_store
 from foretoken.core.errors import ConfigError
 from foretoken.properties.allocator import plain
 from foretoken.properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
-from foretoken.properties.allocator.suite import SUITE as ALLOCATOR
 from foretoken.properties.conformance import AllocatorConformance, check, check_allocator
-from foretoken.properties.importing import load_make
+from foretoken.properties.harness.importing import load_make
+from foretoken.properties.harness.report import PropertiesBroken
+from foretoken.properties.harness.swarm import Budget, Swarm
 from foretoken.properties.invariants import Invariant, all_invariants, of_contract
 from foretoken.properties.invariants.registry import BY_THE_MATRIX
-from foretoken.properties.report import PropertiesBroken
 from foretoken.properties.suites import PACKAGES, contracts, suite_of
-from foretoken.properties.swarm import Budget, Swarm
+
+ALLOCATOR = suite_of("allocator")
 
 OPERATIONS = 40_000
 
@@ -70,8 +71,8 @@ def test_hash_seeds_change_nothing():
         "import json\n"
         "from foretoken.checks.adapters import kv_store\n"
         "from foretoken.properties.conformance import check\n"
-        "from foretoken.properties.allocator.suite import SUITE as ALLOCATOR\n"
-        "report = check(ALLOCATOR, kv_store.make, budget=3000).to_json()\n"
+        "from foretoken.properties.suites import suite_of\n"
+        "report = check(suite_of('allocator'), kv_store.make, budget=3000).to_json()\n"
         "report.pop('seconds')\n"
         "print(json.dumps(report))\n"
     )
@@ -151,7 +152,7 @@ def test_the_import_needs_no_test_library():
         "import sys\n"
         "for name in ('pytest', 'hypothesis', 'torch', 'transformers'): sys.modules[name] = None\n"
         "from foretoken.properties.conformance import AllocatorConformance, check_allocator\n"
-        "from foretoken.properties.mutants import mutants_of\n"
+        "from foretoken.properties.harness.mutants import mutants_of\n"
         "from foretoken.checks.adapters.kv_allocator import make\n"
         "print(check_allocator(make, budget=4000).ok, len(mutants_of('allocator')) > 16)\n"
     )

@@ -18,12 +18,12 @@ from foretoken.properties.engine.model import Chunk, EngineModel, Flight, Life, 
 from foretoken.properties.engine.rules import ahead_of, extent, verdict
 from foretoken.properties.engine.suite import SUITE, twin_config
 from foretoken.properties.engine.vocabulary import draw_config, simpler_configs
-from foretoken.properties.importing import load_make
+from foretoken.properties.harness.importing import load_make
+from foretoken.properties.harness.machines import machine
+from foretoken.properties.harness.report import PropertiesBroken
+from foretoken.properties.harness.swarm import Swarm
+from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
-from foretoken.properties.machines import machine
-from foretoken.properties.report import PropertiesBroken
-from foretoken.properties.swarm import Swarm
-from foretoken.properties.trial import Violation
 from hypothesis import settings
 
 OURS = core_engine.make.capabilities
@@ -70,7 +70,7 @@ def test_hash_seeds_change_nothing():
     code = (
         "from foretoken.checks.adapters.core_engine import make\n"
         "from foretoken.properties.engine.suite import SUITE\n"
-        "from foretoken.properties.swarm import Swarm\n"
+        "from foretoken.properties.harness.swarm import Swarm\n"
         "swarm = Swarm(SUITE, make, make.capabilities, 4)\n"
         "for run in range(6):\n"
         "    config, operations = swarm.drawn(run)\n"

@@ -8,12 +8,15 @@ import pytest
 from foretoken.checks.adapters import prefix_store, radix_cache
 from foretoken.core.errors import ConfigError
 from foretoken.properties.conformance import PrefixCacheConformance, check, check_prefix_cache
-from foretoken.properties.exhaustive import Scope, explore
-from foretoken.properties.importing import load_make
+from foretoken.properties.harness.exhaustive import Scope, explore
+from foretoken.properties.harness.importing import load_make
+from foretoken.properties.harness.machines import machine
+from foretoken.properties.harness.mutants import kill, mutants_of
+from foretoken.properties.harness.operation import decode, encode, simpler
+from foretoken.properties.harness.report import PropertiesBroken
+from foretoken.properties.harness.swarm import Swarm
+from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import all_invariants, of_contract
-from foretoken.properties.machines import machine
-from foretoken.properties.mutants import kill, mutants_of
-from foretoken.properties.operations import decode, encode, simpler
 from foretoken.properties.prefix_cache import operations as ops
 from foretoken.properties.prefix_cache import plain
 from foretoken.properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixCacheConfig
@@ -21,9 +24,6 @@ from foretoken.properties.prefix_cache.model import PrefixCacheModel
 from foretoken.properties.prefix_cache.plain import EVERYTHING, PlainPrefixCache
 from foretoken.properties.prefix_cache.suite import SUITE
 from foretoken.properties.prefix_cache.texts import HUGE_TOKEN, LARGE_TOKEN, page_of, text_of
-from foretoken.properties.report import PropertiesBroken
-from foretoken.properties.swarm import Swarm
-from foretoken.properties.trial import Violation
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 

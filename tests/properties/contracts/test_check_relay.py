@@ -3,15 +3,15 @@
 import pytest
 from foretoken.checks.adapters import future_map
 from foretoken.properties.conformance import RelayConformance, check, check_relay
-from foretoken.properties.importing import load_make
+from foretoken.properties.harness.importing import load_make
+from foretoken.properties.harness.report import PropertiesBroken
+from foretoken.properties.harness.swarm import Swarm
+from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
 from foretoken.properties.relay import operations as ops
 from foretoken.properties.relay.contract import HIDDEN, RelayConfig
 from foretoken.properties.relay.model import RelayModel, length_of, stamp_of, values_of
 from foretoken.properties.relay.suite import SUITE as RELAY
-from foretoken.properties.report import PropertiesBroken
-from foretoken.properties.swarm import Swarm
-from foretoken.properties.trial import Violation
 
 OPERATIONS = 20_000
 

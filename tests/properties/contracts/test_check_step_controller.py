@@ -8,8 +8,10 @@ from foretoken.checks.adapters.step_controller import make_ema, make_fixed, make
 from foretoken.core.adaptive import load_adaptive_config
 from foretoken.core.errors import ConfigError
 from foretoken.properties.conformance import StepControllerConformance, check, check_step_controller
+from foretoken.properties.harness.report import PropertiesBroken
+from foretoken.properties.harness.swarm import Swarm
+from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
-from foretoken.properties.report import PropertiesBroken
 from foretoken.properties.step_controller import operations as ops
 from foretoken.properties.step_controller.contract import StepsConfig
 from foretoken.properties.step_controller.host import BuildFailed, RecordingBuilder
@@ -18,8 +20,6 @@ from foretoken.properties.step_controller.suite import SUITE as STEPS
 from foretoken.properties.step_controller.table import DAMAGES, Table, damaged, read_table, reloaded
 from foretoken.properties.step_controller.trial import looked_at
 from foretoken.properties.step_controller.vocabulary import simpler_configs, vary
-from foretoken.properties.swarm import Swarm
-from foretoken.properties.trial import Violation
 
 ZERO_ONE_THREE = Table((1, 4), ((0, 1, 3), (1, 3)), update_interval=2, warmup_batches=0)
 CONFIG = StepsConfig(ZERO_ONE_THREE.text(), captured=(2, 8))

@@ -5,8 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from foretoken.properties.harness.mutants import MAX_SHRUNK, invariants_without_mutant, mutants_of
 from foretoken.properties.invariants import all_invariants, of_contract
-from foretoken.properties.mutants import MAX_SHRUNK, invariants_without_mutant, mutants_of
 from foretoken.properties.suites import PACKAGES, suite_of
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -3,8 +3,10 @@
 import re
 from pathlib import Path
 
-from foretoken.properties.allocator.suite import SUITE as ALLOCATOR
 from foretoken.properties.conformance import check
+from foretoken.properties.suites import suite_of
+
+ALLOCATOR = suite_of("allocator")
 
 TEXT = (Path(__file__).parents[3] / "docs" / "properties.md").read_text(encoding="utf-8")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from foretoken.checks.executor.suite import SUITE
 from foretoken.properties.conformance import check
-from foretoken.properties.importing import load_make
+from foretoken.properties.harness.importing import load_make
+from foretoken.properties.harness.mutants import mutants_of
 from foretoken.properties.invariants import invariant
-from foretoken.properties.mutants import mutants_of
 
 TEXT = (Path(__file__).parents[3] / "docs" / "standalone-hidden-states.md").read_text(encoding="utf-8")
 STORIES = dict(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from foretoken.checks.mutants import plain_accept as plain_mutants
 from foretoken.checks.mutants import trees as tree_mutants
+from foretoken.properties.harness.mutants import kill, mutants_of
 from foretoken.properties.invariants import invariant
-from foretoken.properties.mutants import kill, mutants_of
 
 TEXT = (Path(__file__).parents[3] / "docs" / "no-out-of-bounds-kv-move.md").read_text(encoding="utf-8")
 BLOCKS = {

@@ -10,9 +10,9 @@ from foretoken.checks.adapters.torch_accept import make as make_twins
 from foretoken.gpu.ops.triton_ops import TritonOps
 from foretoken.properties.accept.operations import Distribution
 from foretoken.properties.accept.suite import SUITE
-from foretoken.properties.cases import load_case
-from foretoken.properties.swarm import Budget, Swarm
-from foretoken.properties.trial import Violation
+from foretoken.properties.harness.cases import load_case
+from foretoken.properties.harness.swarm import Budget, Swarm
+from foretoken.properties.harness.trial import Violation
 
 
 def make(config):

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..invariants import Finding, invariant
 from .cases import Case
-from .contracts import SUITE_VERSION
-from .invariants import Finding, invariant
+from .contract import SUITE_VERSION
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,21 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from ..core.errors import InvariantViolation
-from .contracts import MISBEHAVIOURS, REFUSALS
-from .invariants.registry import Checker, Finding, Invariant, invariant
-from .operations import Operation
+from ...core.errors import InvariantViolation
+from ..invariants.registry import Checker, Finding, Invariant, invariant
+from .contract import MISBEHAVIOURS, REFUSALS, Capabilities
+from .letters import Vocabulary, vocabulary_of
+from .operation import Declared, Operation
 
 _INTEGERS = frozenset({int})
 
 
 class Broken(NamedTuple):
-    """One broken invariant (or misbehaviour), with what the checker found."""
+    """One broken invariant (or misbehaviour), with what the checker found; `kind` tells misbehaviours of one id apart."""
 
     id: str
     finding: Finding
+    kind: str = ""
 
     @property
     def sentence(self) -> str:
@@ -54,14 +56,39 @@ class Refused(NamedTuple):
 
 
 class Trial:
-    """Base of the trials of all contracts. A subclass fills `actions`, and sets `moment` before the checkers run.
+    """Base of the trials of all contracts: one component under operations, beside a model of it.
 
-    An action returns False when its operation makes no sense now; then nothing was done and nothing is checked.
+    A subclass declares its operations (`operation.py`), sets `moment`, the value that the checkers look at, and says what its
+    contract is in the class variables. `begin` and `end` stand around every operation.
     """
 
-    actions: ClassVar[dict[type[Operation], Callable[[Any, Any], bool]]] = {}
+    contract: ClassVar[str]
+    config_type: ClassVar[
+        type
+    ]  # a data class with `draw(choose, capabilities)`: a configuration by choices (`Choices`)
+    capabilities_type: ClassVar[type[Capabilities]]
+    methods: ClassVar[
+        dict[str, tuple[str, ...]]
+    ] = {}  # capability, "" for all components -> the methods that it promises
+    quick: ClassVar[int]  # operations that are enough to find every planted defect
+    run_length: ClassVar[int] = 200  # operations of one run
+    limit_s: ClassVar[float | None] = None  # how long a run may take, if not as long as most
 
-    def __init__(self, invariants: Iterable[Invariant]) -> None:
+    declared: ClassVar[tuple[Declared, ...]] = ()
+    operations: ClassVar[tuple[type[Operation], ...]] = ()
+    actions: ClassVar[dict[type[Operation], Callable[[Any, Any], bool]]] = {}  # of contracts that do not declare yet
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        found = {name: item for base in reversed(cls.__mro__) for name, item in vars(base).items()}
+        cls.declared = tuple(item for item in found.values() if isinstance(item, Declared))
+        cls.operations = tuple(item.kind for item in cls.declared)
+
+    def __init__(self, subject: Any, config: Any, capabilities: Any, invariants: Iterable[Invariant]) -> None:
+        check_methods(subject, self.methods, capabilities)
+        self.subject = subject
+        self.config = config
+        self.capabilities = capabilities
         self.invariants = tuple(invariants)
         self._checks: dict[type, list[tuple[int, Checker]]] = {}  # kind of operation -> (number, checker)
         self.evaluations = [0] * len(self.invariants)
@@ -72,9 +99,43 @@ class Trial:
         self.operation: Operation | str = "make"
         self.moment: Any = None
         self.failed = False
+        self.prepare()
+        if self.moment is not None:
+            self.check()
+
+    def prepare(self) -> None:
+        """Make the model, and the first moment, which is checked at once."""
+
+    @classmethod
+    def vocabulary(cls, config: Any, capabilities: Any) -> Vocabulary:
+        """The letters of one configuration. Which groups and kinds there are depends on the capabilities alone."""
+        return vocabulary_of(cls.declared, config, capabilities)
+
+    @classmethod
+    def twin_config(cls, kind: str, config: Any) -> Any:
+        """For an invariant over two runs: the other one's configuration, None if there is none."""
+        return config
 
     def apply(self, operation: Operation) -> bool:
         """Carry out one operation and check everything. Raises Violation; returns False if the operation was left out."""
+        kind = type(operation)
+        if kind.body is None:
+            return self._apply_action(operation)
+        if kind.when is not None and not kind.when(self, *operation.arguments[: kind.num_when]):
+            return False
+        self.operation = operation
+        self.trace.append(operation)
+        self.begin(operation)
+        if kind.body(self, *operation.arguments) is False:
+            self.trace.pop()
+            return False
+        self.end()
+        self.num_operations += 1
+        self.executed[kind] = self.executed.get(kind, 0) + 1
+        self.check()
+        return True
+
+    def _apply_action(self, operation: Operation) -> bool:
         self.operation = operation
         kind = type(operation)
         self.trace.append(operation)
@@ -86,6 +147,12 @@ class Trial:
         self.check()
         return True
 
+    def begin(self, operation: Operation | str) -> None:
+        """Make the moment ready for the next operation."""
+
+    def end(self) -> None:
+        """Observe what the operation has changed."""
+
     def check(self) -> None:
         """Run every checker that the last operation concerns on the moment."""
         broken: list[Broken] = []
@@ -96,7 +163,7 @@ class Trial:
             checks = self._checks[kind] = [
                 (number, item.check)
                 for number, item in enumerate(self.invariants)
-                if not item.twin and (not item.on or kind in item.on)
+                if not item.twin and item.concerns(kind)
             ]
         for number, check in checks:
             outcome = check(moment)
@@ -146,15 +213,14 @@ class Trial:
         name = getattr(method, "__name__", repr(method))
         if isinstance(error, NotImplementedError):
             return self.misbehaviour("CAPABILITY", f"{name} is not implemented", "a declared capability is there")
-        was = f"{name} raised {type(error).__name__}: {error}"
-        return self.misbehaviour(
-            "RAISES", was, "an answer, or a refusal (None, or one of the error types) where one is due"
-        )
+        kind = f"{name} raised {type(error).__name__}"
+        should = "an answer, or a refusal (None, or one of the error types) where one is due"
+        return self.misbehaviour("RAISES", f"{kind}: {error}", should, kind)
 
-    def misbehaviour(self, id: str, was: str, should: str) -> Violation:
+    def misbehaviour(self, id: str, was: str, should: str, kind: str = "") -> Violation:
         """What to raise when the component does something that no invariant is about."""
         self.failed = True
-        return Violation(self.operation, [Broken(id, Finding(was, should, MISBEHAVIOURS[id]))])
+        return Violation(self.operation, [Broken(id, Finding(was, should, MISBEHAVIOURS[id]), kind)])
 
     def integer(self, answer: object, what: str) -> int:
         if type(answer) is int:

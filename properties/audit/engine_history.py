@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core.algorithm.algorithm import Drafter
-from ..core.algorithm.registry import get_algorithm
-from ..core.errors import ForetokenError
-from ..observe.encoding import MalformedRecord, decode_lens
-from .audit_findings import Tally
-from .audit_rows import Launched
+from ...core.algorithm.algorithm import Drafter
+from ...core.algorithm.registry import get_algorithm
+from ...core.errors import ForetokenError
+from ...observe.encoding import MalformedRecord, decode_lens
+from .findings import Tally
 from .request_history import Life, RequestHistory
+from .rows import Launched
 
 
 class EngineHistory(RequestHistory):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .audit_findings import Tally
-from .audit_rows import Rows
+from .findings import Tally
+from .rows import Rows
 
 
 @dataclass(slots=True, eq=False)

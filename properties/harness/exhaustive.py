@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import ConfigError, Problem
-from .conformance import capabilities_of, explain, name_of
-from .contracts import Capabilities
-from .operations import Operation
+from ...core.errors import ConfigError, Problem
+from ..conformance import explain, name_of
+from ..suites import suite_of
+from .contract import Capabilities, capabilities_of
+from .operation import Operation
 from .report import Failure
-from .suites import Suite, suite_of
+from .suite import Suite
 from .swarm import Found
 from .trial import Trial, Violation
 

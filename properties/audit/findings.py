@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .contracts import SUITE_VERSION
-from .invariants import invariant
+from ..harness.contract import SUITE_VERSION
+from ..invariants import invariant
 
 MAX_FINDINGS = 100
 """How many are kept; all are counted."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from ..core.errors import ForetokenError
-from ..observe.log import LogError, read_log
-from .audit_findings import Audit, Tally
+from ...core.errors import ForetokenError
+from ...observe.log import LogError, read_log
 from .engine_history import EngineHistory
+from .findings import Audit, Tally
 
 
 def audit_log(

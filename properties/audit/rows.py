@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..observe.encoding import MalformedRecord
+from ...observe.encoding import MalformedRecord
 
 MAX_ROW = 1 << 20
 """No engine runs as many requests at once; a damaged number must not cost memory."""

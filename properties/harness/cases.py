@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.errors import ConfigError, Problem, nearest
-from .contracts import MISBEHAVIOURS, SUITE_VERSION
-from .invariants import of_contract
-from .operations import Operation, decode, decode_fields, encode
-from .suites import Suite, suite_of
+from ...core.errors import ConfigError, Problem, nearest
+from ..invariants import of_contract
+from ..suites import suite_of
+from .contract import MISBEHAVIOURS, SUITE_VERSION
+from .operation import Operation, decode, decode_fields, encode
+from .suite import Suite
 from .trial import Trial, Violation
 
 MAX_BYTES = 1_000_000

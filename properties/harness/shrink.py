@@ -2,18 +2,19 @@
 
 First whole stretches of operations are left out (delta debugging: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing
 input", IEEE TSE 28(2), 2002), then single ones, then the arguments and the configuration get simpler, as long as something still
-does. Every attempt is a run of its own on a fresh subject.
+does. Every attempt is a run of its own on a fresh subject, and so is the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .contracts import MISBEHAVIOURS
-from .invariants import Invariant, invariant
-from .operations import Operation, simpler
-from .suites import Suite
+from ..invariants import Invariant, invariant
+from .contract import MISBEHAVIOURS
+from .letters import Choices, simpler_choices, translated
+from .operation import Operation, renamed, simpler
+from .suite import Suite
 from .swarm import Found
 from .trial import Violation
 
@@ -23,7 +24,11 @@ HANG_LIMIT_S = 0.1
 
 
 class Shrinker:
-    """Shrinks one failure; `operations` and `config` are the best so far, `drain` says whether draining them is part of it."""
+    """Shrinks one failure; `operations` and `config` are the best so far, `drain` says whether draining them is part of it.
+
+    Only a run that fails in the same way counts: its first failure has the id of the one that was found and, for a misbehaviour, its
+    kind, say the same error from the same call.
+    """
 
     def __init__(
         self,
@@ -36,7 +41,7 @@ class Shrinker:
         self.suite = suite
         self.make = make
         self.capabilities = capabilities
-        self.id = found.violation.id
+        self.id, self.kind = found.violation.id, found.violation.broken[0].kind
         # What else is checked would only stop a run before the failure that is wanted.
         wanted = [item for item in invariants if item.id == self.id]
         self.invariants = wanted if self.id not in MISBEHAVIOURS else list(invariants)
@@ -44,6 +49,7 @@ class Shrinker:
         self.config = found.config
         self.operations = list(found.operations)
         self.drain = True
+        self._choices = list(found.choices)
         self._trace = list(found.violation.trial.trace) if found.violation.trial is not None else []
         self.attempts_left = MAX_HANGING_ATTEMPTS if self.id == "HANGS" else MAX_ATTEMPTS
 
@@ -58,6 +64,7 @@ class Shrinker:
         self._leave_out()
         while self.attempts_left > 0 and (self._simplify_config() | self._simplify_arguments()):
             self._leave_out()
+        self._keeps(self.config, renamed(self.operations))
 
     def _violation(self, config: Any, operations: Sequence[Operation]) -> Violation | None:
         """The wanted failure of an attempt, None if it passes or fails in another way."""
@@ -75,7 +82,8 @@ class Shrinker:
                 **limit,
             )
         except Violation as violation:
-            return violation if any(broken.id == self.id for broken in violation.broken) else None
+            first = violation.broken[0]
+            return violation if (first.id, first.kind) == (self.id, self.kind) else None
         return None
 
     def _keeps(self, config: Any, operations: list[Operation]) -> bool:
@@ -113,7 +121,28 @@ class Shrinker:
         return changed
 
     def _simplify_config(self) -> bool:
+        """Make the configuration simpler, the operations with it: what was two pages stays two pages where pages are smaller."""
         changed = False
-        while any(self._keeps(config, self.operations) for config in self.suite.simpler_configs(self.config)):
+        while any(self._takes(*attempt) for attempt in self._simpler_configs()):
             changed = True
         return changed
+
+    def _simpler_configs(self) -> Iterator[tuple[list[int], Any]]:
+        """Simpler configurations, each with its choices."""
+        if self.suite.simpler_configs is not None:
+            yield from (([], config) for config in self.suite.simpler_configs(self.config))
+        for given in simpler_choices(self._choices) if self.suite.draw_config is None else ():
+            choose = Choices(given=given)
+            config = self.suite.configure(choose, self.capabilities)
+            if config != self.config:
+                yield choose.taken, config
+
+    def _takes(self, choices: list[int], config: Any) -> bool:
+        """Take a configuration over if the operations, as they are or as they read there, still fail under it."""
+        before = self.suite.vocabulary(self.config, self.capabilities)
+        after = self.suite.vocabulary(config, self.capabilities)
+        there = [translated(operation, before, after) for operation in self.operations]
+        if self._keeps(config, there) or (there != self.operations and self._keeps(config, self.operations)):
+            self._choices = choices
+            return True
+        return False

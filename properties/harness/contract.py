@@ -11,11 +11,11 @@ declared one that is not there is reported. The import needs neither pytest nor 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from ..core.errors import ConfigError, ForetokenError, Problem, nearest
+from ...core.errors import ConfigError, ForetokenError, Problem, nearest
 
 SUITE_VERSION = "2026.1"
 """What a stored case and a report were made with. It changes whenever the meaning of an operation or an invariant does."""
@@ -67,3 +67,8 @@ MISBEHAVIOURS: dict[str, str] = {
     "ANSWER": "an answer says what the contract lets it say at that point",
     "CAPABILITY": "what is declared is there",
 }
+
+
+def capabilities_of(make: Callable[[Any], Any]) -> Any:
+    """What `make` declares itself, nothing if it does not."""
+    return getattr(make, "capabilities", ())

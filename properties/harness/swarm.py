@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.draws import Purpose, hash64
-from ..core.errors import ConfigError, Problem
-from .invariants import Invariant
-from .operations import Operation
-from .suites import Suite
+from ...core.draws import Purpose, hash64
+from ...core.errors import ConfigError, Problem
+from ..invariants import Invariant
+from .letters import Choices, Vocabulary, draw, kept_features
+from .operation import Operation
+from .suite import Suite
 from .trial import Trial, Violation
-from .vocabulary import Vocabulary, draw, kept_features
 
 REPEAT_EVERY = 16  # every so many runs the same operations run twice, for what must hold over runs
 _KEPT_VOCABULARIES = 512
@@ -62,13 +62,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A failing run, as it was drawn."""
+    """A failing run, as it was drawn; `choices` are those of its configuration."""
 
     seed: int
     run: int
     config: Any
     operations: tuple[Operation, ...]
     violation: Violation
+    choices: tuple[int, ...] = ()
 
 
 class Swarm:
@@ -115,7 +116,9 @@ class Swarm:
             except Violation as violation:
                 if violation.trial is not None:
                     self._count(violation.trial)
-                return Found(self.seed, run, config, tuple(operations), violation)
+                choose = Choices(self._bits(run))
+                self.suite.configure(choose, self.capabilities)
+                return Found(self.seed, run, config, tuple(operations), violation, tuple(choose.taken))
             finally:
                 self.seconds = before_s + time.perf_counter() - begin
             self._count(trial)
@@ -140,12 +143,15 @@ class Swarm:
 
     def drawn(self, run: int, without: Sequence[type[Operation]] = ()) -> tuple[Any, list[Operation]]:
         """The configuration and the operations of a run."""
-        bits = int(hash64(self.seed, Purpose.SWARM, run, 0))
-        config = self.suite.draw_config(bits & 0xFFFFFFFF, self.capabilities)
+        choose = Choices(self._bits(run))
+        config = self.suite.configure(choose, self.capabilities)
         vocabulary = self._vocabularies.get(config)
         if vocabulary is None:
             if len(self._vocabularies) >= _KEPT_VOCABULARIES:
                 self._vocabularies.clear()
             vocabulary = self._vocabularies[config] = self.suite.vocabulary(config, self.capabilities)
-        features = kept_features(vocabulary, bits >> 32)
+        features = kept_features(vocabulary, choose.bits >> 32)
         return config, draw(vocabulary, self.seed, run, self.suite.run_length, features, without)
+
+    def _bits(self, run: int) -> int:
+        return int(hash64(self.seed, Purpose.SWARM, run, 0))

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ConfigError, Problem, nearest
+from ...core.errors import ConfigError, Problem, nearest
 
 ENTRY_POINTS = "foretoken.adapters"
 """The entry-point group in which other packages offer components under a name of their own."""

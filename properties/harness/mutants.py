@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .conformance import explain
-from .invariants import of_contract
+from ..conformance import explain
+from ..invariants import of_contract
+from ..suites import PACKAGES, suite_of
 from .report import Failure
-from .suites import PACKAGES, suite_of
 from .swarm import Budget, Swarm
 
 MAX_SHRUNK = 20

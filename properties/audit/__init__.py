@@ -1,0 +1,1 @@
+"""Audits an event log that an engine wrote: does its history contradict itself?"""

@@ -1,0 +1,1 @@
+"""The harness: trials, operations, and the searches over them that every contract shares."""

@@ -1,0 +1,153 @@
+"""How the drivers speak the operations of a contract.
+
+A letter is one kind of operation with the values that each of its arguments may have. The swarm draws from them, Hypothesis samples them:
+both speak one language, which the trial declares once (`operation.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ...core.draws import Purpose, hash64
+from .operation import Declared, Operation
+
+T = TypeVar("T")
+_MASK = (1 << 64) - 1
+
+
+class Choices:
+    """Choose one of several values at a time, and remember which: a configuration is a function of these choices.
+
+    The choices come from random bits, or are `given` as indices, 0 where none is left. The simplest value stands first, so that
+    smaller indices give simpler configurations; a value that stands there several times is chosen more often.
+    """
+
+    def __init__(self, bits: int | None = None, given: Sequence[int] = ()) -> None:
+        self.bits = bits or 0
+        self.taken: list[int] = []
+        self._is_random = bits is not None
+        self._given = given
+
+    def __call__(self, values: Sequence[T]) -> T:
+        """One of the values."""
+        number = len(self.taken)
+        if self._is_random:
+            mixed = (self.bits + (number + 1) * 0x9E3779B97F4A7C15) & _MASK  # splitmix64
+            mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+            at = (mixed ^ mixed >> 27) % len(values)
+        else:
+            at = min(self._given[number], len(values) - 1) if number < len(self._given) else 0
+        value = values[at]
+        self.taken.append(values.index(value))
+        return value
+
+
+def simpler_choices(taken: Sequence[int]) -> list[list[int]]:
+    """Choices like these with one of them simpler, the simplest first."""
+    return [
+        [*taken[:number], smaller, *taken[number + 1 :]]
+        for number, index in enumerate(taken)
+        for smaller in sorted({0, index // 2, index - 1})
+        if 0 <= smaller < index
+    ]
+
+
+class Letter:
+    """`kind(*arguments)`, each argument one of its values. The simplest come first; what is repeated is drawn more often.
+
+    Equal operations are one object: drawing makes no new ones for long.
+    """
+
+    def __init__(self, kind: type[Operation], weight: int, *arguments: Sequence[object]) -> None:
+        assert weight > 0 and all(len(values) for values in arguments), f"{kind.__name__}: an argument without values"
+        self.kind = kind
+        self.weight = weight
+        self.arguments = tuple(tuple(values) for values in arguments)
+        self.size = prod(len(values) for values in self.arguments)
+        self._made: dict[int, Operation] = {}
+
+    def operation(self, number: int) -> Operation:
+        """One of the operations, by a number that is taken modulo `size`."""
+        number %= self.size
+        made = self._made.get(number)
+        if made is None:
+            rest, chosen = number, []
+            for values in self.arguments:
+                rest, at = divmod(rest, len(values))
+                chosen.append(values[at])
+            made = self._made[number] = self.kind(*chosen)
+        return made
+
+    def sensible(self, trial: Any) -> list[tuple[object, ...]]:
+        """What the first arguments, those that `when` takes, may be in the state of the trial. [()] if there is no `when`."""
+        distinct = [tuple(dict.fromkeys(values)) for values in self.arguments[: self.kind.num_when]]
+        when = self.kind.when
+        return [first for first in product(*distinct) if when is None or when(trial, *first)]
+
+
+Vocabulary = Mapping[str, tuple[Letter, ...]]
+"""Group -> its letters. "" is what can be done to every component, "hostile" what no caller should do; the others are capabilities."""
+
+
+def vocabulary_of(declared: Sequence[Declared], config: Any, capabilities: Any) -> Vocabulary:
+    """The letters of one configuration, for a component of these capabilities."""
+    letters: dict[str, tuple[Letter, ...]] = {"": ()}
+    for method in declared:
+        for variant in method.variants:
+            if not all(getattr(capabilities, name) for name in variant.needs):
+                continue
+            arguments = [
+                values(config, capabilities) if callable(values) else values
+                for values in (variant.values[name] for name in method.kind.__match_args__)
+            ]
+            if all(len(values) for values in arguments):
+                letter = Letter(method.kind, variant.weight, *arguments)
+                letters[variant.group] = (*letters.get(variant.group, ()), letter)
+    return letters
+
+
+def translated(operation: Operation, before: Vocabulary, after: Vocabulary) -> Operation:
+    """The operation that says under another configuration what this one says under its own, say two pages where pages are smaller.
+
+    The operation itself if it is none that its vocabulary knows.
+    """
+    for group, letters in before.items():
+        for old, new in zip(letters, after.get(group, ()), strict=False):
+            if old.kind is type(operation) is new.kind and all(
+                value in values for value, values in zip(operation.arguments, old.arguments, strict=True)
+            ):
+                places = [values.index(v) for v, values in zip(operation.arguments, old.arguments, strict=True)]
+                return new.kind(*(v[min(at, len(v) - 1)] for at, v in zip(places, new.arguments, strict=True)))
+    return operation
+
+
+def kept_features(vocabulary: Vocabulary, bits: int) -> tuple[str, ...]:
+    """Which groups a run speaks of: each but "" is left out in a quarter of the runs, by two of the random bits."""
+    optional = [feature for feature in vocabulary if feature]
+    return ("", *(feature for number, feature in enumerate(optional) if (bits >> (2 * number)) & 3))
+
+
+def draw(
+    vocabulary: Vocabulary,
+    seed: int,
+    run: int,
+    count: int,
+    features: Sequence[str],
+    without: Sequence[type[Operation]] = (),
+) -> list[Operation]:
+    """`count` operations of run number `run`, from the draws keyed by (seed, run)."""
+    table = [
+        letter
+        for feature in features
+        for letter in vocabulary[feature]
+        if letter.kind not in without
+        for _ in range(letter.weight)
+    ]
+    bits = hash64(seed, Purpose.SWARM, run, np.arange(count), lane=1).tolist()
+    size = len(table)
+    return [table[b % size].operation(b >> 16) for b in bits]

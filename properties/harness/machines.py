@@ -1,0 +1,122 @@
+"""Hypothesis over the same operations, models and invariants as the swarm's: state machines, and strategies for tests of your own.
+
+    TestMine = machine("allocator", lambda config: MyAllocator(config.num_pages)).TestCase
+
+Hypothesis looks for short histories and shrinks what it finds itself; the swarm is much faster and finds what takes long ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from ..suites import suite_of
+from .alarm import alarm
+from .contract import Capabilities, capabilities_of
+from .letters import Letter
+from .operation import Operation
+from .suite import RUN_LIMIT_S
+from .trial import Trial
+
+
+def configs(contract: str, capabilities: Capabilities) -> st.SearchStrategy[Any]:
+    """Small configurations, from the choices that the swarm has."""
+    suite = suite_of(contract)
+    if suite.draw_config is not None:
+        return st.integers(0, 2**32 - 1).map(lambda bits: suite.draw_config(bits, capabilities))
+
+    @st.composite
+    def drawn(draw: Any) -> Any:
+        return suite.config.draw(lambda values: draw(st.sampled_from(values)), capabilities)
+
+    return drawn()
+
+
+def operations(contract: str, config: Any, capabilities: Capabilities) -> st.SearchStrategy[Operation]:
+    """Any operation that these capabilities allow, hostile ones included, whether it makes sense at that point or not."""
+    spoken = suite_of(contract).vocabulary(config, capabilities)
+    return st.one_of([_of(letter) for letters in spoken.values() for letter in letters])
+
+
+def _of(letter: Letter, trial: Trial | None = None) -> st.SearchStrategy[Operation]:
+    """The operations of a letter, in a trial only those that make sense in its state."""
+    first = () if trial is None else letter.sensible(trial)
+    rest = [st.sampled_from(tuple(dict.fromkeys(v))) for v in letter.arguments[letter.kind.num_when if trial else 0 :]]
+    if trial is None:
+        return st.builds(letter.kind, *rest)
+    return st.tuples(st.sampled_from(first), *rest).map(lambda drawn: letter.kind(*drawn[0], *drawn[1:]))
+
+
+@st.composite
+def histories(draw: Any, contract: str, capabilities: Capabilities, max_size: int = 30) -> tuple[Any, list[Operation]]:
+    """A configuration and a sequence of operations for it."""
+    config = draw(configs(contract, capabilities))
+    return config, draw(st.lists(operations(contract, config, capabilities), max_size=max_size))
+
+
+class TrialMachine(RuleBasedStateMachine):
+    """A trial as a state machine. `machine` makes the subclass that has the rules of a contract."""
+
+    limit_s: float
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trial: Trial | None = None
+        self.letters: dict[type[Operation], list[Letter]] = {}
+
+    def possible(self, kind: type[Operation]) -> st.SearchStrategy[Operation]:
+        """The operations of this kind that make sense now."""
+        return st.one_of([_of(letter, self.trial) for letter in self.letters[kind] if letter.sensible(self.trial)])
+
+    def is_possible(self, kind: type[Operation]) -> bool:
+        return any(letter.sensible(self.trial) for letter in self.letters.get(kind, ()))
+
+    def carry_out(self, operation: Operation) -> None:
+        with alarm(self.limit_s):
+            self.trial.apply(operation)
+
+    def teardown(self) -> None:
+        # After a failure the subject's state means nothing any more.
+        if self.trial is not None and not self.trial.failed:
+            with alarm(self.limit_s):
+                self.trial.drain()
+
+
+def machine(
+    contract: str, make: Callable[[Any], Any], capabilities: Capabilities | Iterable[str] | None = None
+) -> type[RuleBasedStateMachine]:
+    """A state machine with a rule for each of the contract's operations; everything is checked after each, and drained at the end.
+
+    `capabilities` as in `conformance.check`. A broken invariant is a `Violation` in the machine's test. What takes two runs
+    to see is left to the swarm.
+    """
+    suite = suite_of(contract)
+    declared = suite.capabilities.of(capabilities_of(make) if capabilities is None else capabilities)
+    invariants = suite.invariants(declared)
+
+    @initialize(config=configs(contract, declared))
+    def start(self: TrialMachine, config: Any) -> None:
+        self.trial = suite.start(make, config, declared, invariants)
+        for letters in suite.vocabulary(config, declared).values():
+            for letter in letters:
+                self.letters.setdefault(letter.kind, []).append(letter)
+
+    members: dict[str, Any] = {kind.tag.replace("-", "_"): _rule_of(kind) for kind in suite.enabled(declared)}
+    members |= {"start": start, "limit_s": suite.limit_s or RUN_LIMIT_S}
+    return type(f"{contract.title().replace('-', '')}Machine", (TrialMachine,), members)
+
+
+def _rule_of(kind: type[Operation]) -> Any:
+    """The rule of one operation. It is drawn where the state allows it, with arguments that the state allows."""
+
+    @precondition(lambda self: self.is_possible(kind))
+    @rule(operation=st.runner().flatmap(lambda self: self.possible(kind)))
+    def carry_out(self: TrialMachine, operation: Operation) -> None:
+        self.carry_out(operation)
+
+    carry_out.__name__ = carry_out.__qualname__ = kind.tag.replace("-", "_")
+    carry_out.__doc__ = kind.__doc__
+    return carry_out

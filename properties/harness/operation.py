@@ -1,0 +1,283 @@
+"""Operations as data: what a driver does to a component. Frozen, tagged, JSON both ways.
+
+A trial declares its operations as methods:
+
+    class AllocatorTrial(Trial):
+        @operation(weight=10, holder=HOLDERS, num_slots=amounts)
+        def alloc(self, holder: str, num_slots: int) -> None:
+            "`holder` takes `num_slots` more slots."
+
+`AllocatorTrial.alloc` is then a frozen data class with these fields: `AllocatorTrial.alloc("a", 2)` is an operation, to be stored, drawn
+and shrunk. On a trial, `trial.alloc("a", 2)` carries that operation out and checks everything after it.
+
+An operation names what it acts on ("holder a", "request r1"), so that its meaning survives when others are taken out of the sequence.
+Where it makes no sense, because its holder has nothing, it is left out, and is no error. Amounts are what a caller would say:
+they may be too large, negative or odd, on purpose.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import field as dataclass_field
+from functools import cache, partial
+from typing import Any, ClassVar
+
+from ...core.errors import ConfigError, Problem, nearest
+
+Values = Sequence[Any] | Callable[[Any, Any], Sequence[Any]]
+"""The values that an argument may have, the simplest first; what is repeated is drawn more often. Or a function of the configuration and
+the capabilities that returns them; no values at all: there is no such operation here."""
+
+
+class Handles(tuple):
+    """Names of one sort of thing, such as holders or requests, the simplest first. The shrinker renames within a sort only."""
+
+    __slots__ = ()
+
+
+class Operation:
+    """Base of all operations. `tag` is its name in JSON and in reports, `arguments` are the values of its fields."""
+
+    __slots__ = ("arguments",)
+    tag: ClassVar[str]
+    values: ClassVar[dict[str, Values]] = {}
+    body: ClassVar[Callable[..., Any] | None] = None
+    when: ClassVar[Callable[..., bool] | None] = None
+    num_when: ClassVar[int] = 0  # how many of the arguments `when` takes
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", tuple(getattr(self, field.name) for field in fields(self)))
+
+    def makes_sense(self, trial: Any) -> bool:
+        """Whether the state of the trial allows this operation."""
+        return self.when is None or type(self).when(trial, *self.arguments[: self.num_when])
+
+    def __str__(self) -> str:
+        return " ".join([self.tag, *(str(list(v)) if isinstance(v, tuple) else str(v) for v in self.arguments)])
+
+
+# -- declarations -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to draw an operation: how often, for which capabilities, with which values."""
+
+    weight: int
+    needs: tuple[str, ...]
+    group: str  # what a run leaves out together: "" nothing, "hostile", or a capability
+    values: dict[str, Values]
+
+
+class Declared:
+    """A method of a trial that is an operation. See the module for what it is on the class and on a trial."""
+
+    def __init__(self, body: Callable[..., Any], when: Callable[..., bool] | None, probes: str) -> None:
+        self.kind = _kind_of(body, when)
+        self.probes = probes
+        self.variants: list[Variant] = []
+
+    def __get__(self, trial: Any, owner: type) -> Any:
+        return self.kind if trial is None else partial(self._apply, trial)
+
+    def _apply(self, trial: Any, *arguments: Any, **named: Any) -> bool:
+        return trial.apply(self.kind(*arguments, **named))
+
+
+def operation(
+    *,
+    weight: int,
+    needs: str | Sequence[str] = (),
+    hostile: bool = False,
+    when: Callable[..., bool] | None = None,
+    probes: str = "",
+    **values: Values,
+) -> Callable[[Any], Any]:
+    """Declare a method of a trial as an operation. The method's parameters are the fields, its docstring that of the data class.
+
+    weight     how often it is drawn, beside the others
+    needs      the capabilities that the component must declare; a run leaves the operations of a capability out together
+    hostile    what no caller should do; a run leaves these out together
+    when       `when(trial, …)` with the first arguments, as many as it takes: whether it makes sense in this state. If not, it is left
+               out. A method may also return False before it has changed anything
+    probes     the id of the invariant that it does nothing but probe: for a component known to break that one, it is not drawn
+    values     for each parameter without a default the values that it may have (see `Values`); a bool has both
+
+    Applied once more on top, it adds another way to draw the same operation, with the same values where no others are given.
+    """
+    needs = (needs,) if isinstance(needs, str) else tuple(needs)
+    assert weight > 0, "an operation that is never drawn"
+
+    def declare(method: Callable[..., Any] | Declared) -> Declared:
+        declared = method if isinstance(method, Declared) else Declared(method, when, probes)
+        kind, given = declared.kind, dict(values)
+        for field in fields(kind):
+            if field.name in given:
+                continue
+            if declared.variants:
+                given[field.name] = declared.variants[0].values[field.name]
+            elif field_types(kind)[field.name] is bool:
+                given[field.name] = (False, True)
+            else:
+                given[field.name] = (field.default,)
+        assert sorted(given) == sorted(field.name for field in fields(kind)), f"{kind.tag}: {sorted(values)}"
+        if not declared.variants:
+            kind.values = given
+        group = "hostile" if hostile else needs[0] if needs else ""
+        declared.variants.append(Variant(weight, needs, group, given))
+        return declared
+
+    return declare
+
+
+def _kind_of(body: Callable[..., Any], when: Callable[..., bool] | None) -> type[Operation]:
+    """The data class of an operation, made from the method that carries it out."""
+    hints = typing.get_type_hints(body)
+    columns = []
+    for parameter in list(inspect.signature(body).parameters.values())[1:]:
+        default = {} if parameter.default is parameter.empty else {"default": parameter.default}
+        columns.append((parameter.name, hints[parameter.name], dataclass_field(**default)))
+    taken = [*inspect.signature(when).parameters][1:] if when is not None else []
+    assert taken == [name for name, *_ in columns[: len(taken)]], f"{body.__name__}: `when` takes the first arguments"
+    name = "".join(word.title() for word in body.__name__.split("_"))
+    kind = make_dataclass(
+        name,
+        columns,
+        bases=(Operation,),
+        namespace={"__doc__": body.__doc__, "__module__": body.__module__},
+        frozen=True,
+        slots=True,
+    )
+    kind.tag = body.__name__.replace("_", "-")
+    kind.body, kind.when, kind.num_when = body, when, len(taken)
+    return kind
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def encode(operation: Operation) -> dict[str, Any]:
+    """A JSON object: `{"op": tag, field: value, …}`."""
+    return {"op": operation.tag, **{field.name: _plain(getattr(operation, field.name)) for field in fields(operation)}}
+
+
+def decode(operations: Iterable[type[Operation]], data: object, source: str, key: str) -> Operation:
+    """The operation, one of these kinds, that `encode` wrote; raises ConfigError with `source` and `key` for anything else."""
+    kinds = {kind.tag: kind for kind in operations}
+    if not isinstance(data, dict) or not isinstance(data.get("op"), str):
+        raise ConfigError(source, [Problem(key, 'expected an object with the key "op"')])
+    kind = kinds.get(data["op"])
+    if kind is None:
+        hint = nearest(data["op"], kinds)
+        raise ConfigError(source, [Problem(f"{key}.op", f"this contract has no operation {data['op']!r}{hint}")])
+    return decode_fields(kind, {name: value for name, value in data.items() if name != "op"}, source, key)
+
+
+def decode_fields(kind: type, data: dict[str, Any], source: str, key: str) -> Any:
+    """A dataclass of integers, strings, booleans and tuples of integers, from a JSON object with exactly its fields."""
+    wanted = field_types(kind)
+    problems = [Problem(f"{key}.{name}", f"unknown{nearest(name, wanted)}") for name in data if name not in wanted]
+    values = {}
+    for name, expected in wanted.items():
+        if name not in data:
+            problems.append(Problem(f"{key}.{name}", "missing"))
+        elif not _is(data[name], expected):
+            said = "a list of integers" if expected is tuple else f"of type {expected.__name__}"
+            problems.append(Problem(f"{key}.{name}", f"{data[name]!r} is not {said}"))
+        else:
+            values[name] = tuple(data[name]) if expected is tuple else data[name]
+    if problems:
+        raise ConfigError(source, problems)
+    return kind(**values)
+
+
+@cache
+def field_types(kind: type) -> dict[str, type]:
+    """Field -> int, str, bool or tuple."""
+    hints = typing.get_type_hints(kind)
+    found = {}
+    for field in fields(kind):
+        hint = hints[field.name]
+        found[field.name] = typing.get_origin(hint) or hint
+        assert found[field.name] in (int, str, bool, tuple), f"{kind.__name__}.{field.name}: {hint}"
+    return found
+
+
+def _is(value: object, expected: type) -> bool:
+    if expected is tuple:
+        return isinstance(value, list) and all(type(item) is int for item in value)
+    return type(value) is expected
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+# -- simpler ones, for shrinking --------------------------------------------------------------------------------------
+
+
+def simpler(operation: Operation, neighbours: Sequence[Operation]) -> Iterator[Operation]:
+    """Operations like this one, but simpler, the simplest first: smaller numbers, shorter lists, names that are declared earlier."""
+    used = [
+        (field.name, getattr(n, field.name))
+        for n in neighbours
+        for field in fields(n)
+        if field_types(type(n))[field.name] is str
+    ]
+    for field in fields(operation):
+        value = getattr(operation, field.name)
+        declared = operation.values.get(field.name)
+        if declared is not None and not callable(declared):
+            names = [name for name in dict.fromkeys(declared) if isinstance(name, str)]
+            names = names[: names.index(value)] if value in names else names
+        else:
+            # Nothing is a name for what may have none, say a namespace; nobody else is called that.
+            names = [name for place, name in used if name or place == field.name]
+            names = sorted({name for name in names if (len(name), name) < (len(str(value)), str(value))})
+        for candidate in _simpler_values(value, names):
+            yield replace(operation, **{field.name: candidate})
+
+
+def _simpler_values(value: object, names: Sequence[str]) -> Iterator[object]:
+    match value:
+        case bool():
+            if value:
+                yield False
+        case int():
+            yield from _smaller(value)
+        case str():
+            yield from names
+        case tuple():
+            for at in range(len(value)):
+                yield value[:at] + value[at + 1 :]
+            for at, item in enumerate(value):
+                for smaller in _smaller(item):
+                    yield (*value[:at], smaller, *value[at + 1 :])
+        case types.NoneType():
+            pass
+
+
+def _smaller(value: int) -> Iterator[int]:
+    if value < 0:
+        yield -value
+    yield from sorted({n for n in (0, 1, value // 2, value - 1) if 0 <= n < value})
+
+
+def renamed(operations: Sequence[Operation]) -> list[Operation]:
+    """The same operations with the handles of each sort renamed in the order of their first use."""
+    names: dict[Handles, dict[str, str]] = {}
+    found = []
+    for operation in operations:
+        changes = {}
+        for name, sort in operation.values.items():
+            value = getattr(operation, name)
+            if not isinstance(sort, Handles) or value not in sort:
+                continue
+            of_sort = names.setdefault(sort, {})
+            changes[name] = of_sort.setdefault(value, sort[len(of_sort)])
+        found.append(replace(operation, **changes) if changes else operation)
+    return found

@@ -1,0 +1,202 @@
+"""A suite: all that the drivers need to know of a contract."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..invariants import Finding, Invariant, invariant, of_contract
+from .alarm import Hanging, alarm
+from .contract import MISBEHAVIOURS, Capabilities
+from .letters import Choices, Vocabulary
+from .operation import Operation
+from .trial import Broken, Trial, Violation
+
+RUN_LIMIT_S = 2.0
+"""How long one run of a few hundred operations may take before it counts as hanging; a good one takes milliseconds."""
+
+WARM_UP_LIMIT_S = 60.0
+
+
+SmallScope = Callable[[Any, int, int], Iterable[tuple[Any, list[Operation]]]]
+
+
+def _the_same(kind: str, config: Any) -> Any:
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Everything about a contract that a driver needs.
+
+    trial(subject, config, capabilities, invariants)   a component under test; the first checks run at once
+    draw_config(bits, capabilities)                    a configuration from 32 random bits; 0 is the simplest. None if `config` draws itself
+    vocabulary(config, capabilities)                   the letters of its operations; which features and kinds there are depends on the
+                                                       capabilities alone
+    simpler_configs(config)                            configurations like this one, but simpler; with `draw_config`
+    small_scope(capabilities, max_pages, max_page_size) the smallest configurations, each with a few letters; None if a contract has none
+    twin_config(kind, config)                          for an invariant over two runs: the other one's configuration, None if there is none
+    probes                                             for an invariant that a subject is known to break, the operations that do nothing
+                                                       but probe it
+    subjects                                           ours, as import strings
+    quick                                              operations that are enough to find every planted defect
+    run_length, limit_s                                operations of one run, and how long it may take
+    """
+
+    name: str
+    config: type
+    capabilities: type[Capabilities]
+    operations: tuple[type[Operation], ...]
+    trial: Callable[[Any, Any, Any, Iterable[Invariant]], Trial]
+    draw_config: Callable[[int, Any], Any] | None
+    vocabulary: Callable[[Any, Any], Vocabulary]
+    subjects: tuple[str, ...]
+    quick: int
+    simpler_configs: Callable[[Any], Iterator[Any]] | None = None
+    small_scope: SmallScope | None = None
+    twin_config: Callable[[str, Any], Any] = _the_same
+    probes: dict[str, tuple[type[Operation], ...]] = field(default_factory=dict)
+    run_length: int = 200
+    limit_s: float | None = None
+
+    @classmethod
+    def of(cls, trial: type[Trial], subjects: tuple[str, ...], small_scope: SmallScope | None = None) -> Suite:
+        """The suite of a contract whose trial declares its operations."""
+        probes: dict[str, tuple[type[Operation], ...]] = {}
+        for method in trial.declared:
+            if method.probes:
+                probes[method.probes] = (*probes.get(method.probes, ()), method.kind)
+        return cls(
+            name=trial.contract,
+            config=trial.config_type,
+            capabilities=trial.capabilities_type,
+            operations=trial.operations,
+            trial=trial,
+            draw_config=None,
+            vocabulary=trial.vocabulary,
+            subjects=subjects,
+            quick=trial.quick,
+            small_scope=small_scope,
+            twin_config=trial.twin_config,
+            probes=probes,
+            run_length=trial.run_length,
+            limit_s=trial.limit_s,
+        )
+
+    def configure(self, choose: Choices, capabilities: Any) -> Any:
+        """The configuration of these choices, the simplest one of `Choices()`."""
+        if self.draw_config is not None:
+            return self.draw_config(choose.bits & 0xFFFFFFFF, capabilities)
+        return self.config.draw(choose, capabilities)
+
+    def invariants(self, capabilities: Any) -> tuple[Invariant, ...]:
+        """Those that are checked for a subject of these capabilities."""
+        return tuple(item for item in of_contract(self.name) if not item.missing(capabilities))
+
+    def enabled(self, capabilities: Any) -> tuple[type[Operation], ...]:
+        """The operations that are tried on such a subject."""
+        spoken = self.vocabulary(self.configure(Choices(), capabilities), capabilities)
+        return tuple(dict.fromkeys(letter.kind for letters in spoken.values() for letter in letters))
+
+    def warm_up(self, make: Callable[[Any], Any], config: Any) -> None:
+        """Make a subject once, and forget it: what loads libraries does so now, and not within the limit of a run."""
+        with suppress(Exception, Hanging), alarm(WARM_UP_LIMIT_S):
+            make(config)
+
+    def start(
+        self, make: Callable[[Any], Any], config: Any, capabilities: Any, invariants: Iterable[Invariant]
+    ) -> Trial:
+        """A fresh subject and its trial. Raises Violation."""
+        try:
+            subject = make(config)
+        except Exception as error:
+            was = f"make({config}) raised {type(error).__name__}: {error}"
+            finding = Finding(was, f"a component for the contract {self.name}", MISBEHAVIOURS["RAISES"])
+            raise Violation("make", [Broken("RAISES", finding)]) from error
+        return self.trial(subject, config, capabilities, invariants)
+
+    def execute(
+        self,
+        make: Callable[[Any], Any],
+        config: Any,
+        capabilities: Any,
+        invariants: Sequence[Invariant],
+        operations: Sequence[Operation],
+        *,
+        drain: bool = True,
+        twice: bool = False,
+        limit_s: float | None = None,
+        watch: Callable[[Operation, Trial], None] | None = None,
+    ) -> Trial:
+        """Run the operations on a fresh subject, then drain it. Raises Violation, also if the subject raises, hangs or answers
+        nonsense; its `trial` says how far that came.
+
+        With `twice`, twins of the subject go through the same, for the invariants that compare two runs. `watch` is called after each
+        operation.
+        """
+        limit_s = limit_s or self.limit_s or RUN_LIMIT_S
+        first = self._execute_once(make, config, capabilities, invariants, operations, drain, limit_s, watch)
+        twins: dict[Any, Trial | None] = {}
+        broken: list[Broken] = []
+        for item in invariants if twice else ():
+            other = self.twin_config(item.twin, config) if item.twin else None
+            if other is None:
+                continue
+            if other not in twins:
+                try:
+                    twins[other] = self._execute_once(
+                        make, other, capabilities, invariants, operations, drain, limit_s, None
+                    )
+                except Violation:
+                    if other == config:
+                        raise
+                    twins[other] = None  # that configuration fails by itself; a run of its own will tell
+            if twins[other] is None:
+                continue
+            outcome = item.check((first, twins[other]))
+            first.evaluations[first.invariants.index(item)] += outcome is not None
+            if isinstance(outcome, Finding):
+                broken.append(Broken(item.id, outcome))
+        if broken:
+            raise Violation(f"the same operations {invariant(broken[0].id).twin}", broken)
+        return first
+
+    def _execute_once(self, make, config, capabilities, invariants, operations, drain, limit_s, watch) -> Trial:
+        trial = None
+        try:
+            with alarm(limit_s):
+                trial = self.start(make, config, capabilities, invariants)
+                apply = trial.apply
+                for operation in operations:
+                    if apply(operation) and watch is not None:
+                        watch(operation, trial)
+                if drain:
+                    trial.drain()
+        except Hanging:
+            at = trial.operation if trial is not None else "make"
+            finding = Finding(f"{at} did not return within {limit_s:g} s", "an answer", MISBEHAVIOURS["HANGS"])
+            violation = Violation(at, [Broken("HANGS", finding)])
+            violation.trial = trial
+            raise violation from None
+        except Violation as violation:
+            violation.trial = trial
+            raise
+        except Exception as error:
+            # Each trial looks at the answers that it expects; what it did not foresee ends here, and is no crash of the suite.
+            at = trial.operation if trial is not None else "make"
+            violation = Violation(at, [Broken("TYPE", _unreadable(error))])
+            violation.trial = trial
+            raise violation from error
+        return trial
+
+
+def _unreadable(error: Exception) -> Finding:
+    """What an answer was that a trial stumbled over: the error and where, since the answer itself is not at hand any more."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).parent.name}/{Path(place.filename).name}, line {place.lineno}"
+    was = f"an answer could not be read: {type(error).__name__}: {error} ({where}: {place.line})"
+    return Finding(was, "answers of the types and shapes of the contract", MISBEHAVIOURS["TYPE"])
