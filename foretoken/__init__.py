@@ -16,7 +16,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .properties.report import Report
+    from .properties.harness.report import Report
     from .session import Session
     from .sim.scenario import Scenario
     from .simulation import Result
@@ -66,7 +66,8 @@ def check(contract: str, make: Callable[[Any], Any] | str, **options: Any) -> Re
         assert report.ok, report.text()
         ```
     """
-    from .properties import conformance, importing, suites
+    from .properties import conformance, suites
+    from .properties.harness import importing
 
     return conformance.check(
         suites.suite_of(contract), importing.load_make(make) if isinstance(make, str) else make, **options

@@ -78,7 +78,7 @@ def test_properties_need_numpy_and_hypothesis_alone(wheel, environment, tmp_path
     install(environment, f"{wheel}[properties]")
     code = (
         "import sys\n"
-        "import foretoken.properties.conformance, foretoken.properties.machines\n"
+        "import foretoken.properties.conformance, foretoken.properties.harness.machines\n"
         "from foretoken import check\n"
         "from foretoken.properties.allocator.plain import make\n"
         "good, bad = check('allocator', make, budget=5000), check('allocator', lambda config: object(), budget=100)\n"
