@@ -276,6 +276,7 @@ def test_a_request_whose_messages_are_always_lost_fails_within_a_bound(workers, 
 # -- deaths ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_who_dies_takes_only_what_it_had(nano_pair, plain, ask):
     """Four workers; three of them die one after the other, in the middle of their work."""
     options = options_for(nano_pair, "draft")

@@ -185,8 +185,9 @@ def serve_watched(cell: Cell, draft_model: DraftModel | None = None) -> tuple[Wa
 DRAFTS = ("STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("topk", [1, 4])
+@pytest.mark.parametrize(
+    ("topk", "page_size"), [(1, 4), (4, 1), *(pytest.param(*both, marks=pytest.mark.slow) for both in ((1, 1), (4, 4)))]
+)
 @pytest.mark.parametrize("algorithm", DRAFTS)
 def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, record_property):
     common = {"algorithm": algorithm, "topk": topk, "page_size": page_size, "chunk_size": 3, "prefixes": "shared"}

@@ -48,6 +48,7 @@ def documented() -> list[list[str]]:
     return [shlex.split(line) for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("plugin package")
 def test_the_documented_commands_run(installed, nano_pair, tmp_path):
     foretoken = [sys.executable, "-c", "from foretoken.cli.__main__ import main; main()"]

@@ -123,11 +123,11 @@ class Walked:
             self.kept += self._created.alive()
 
 
-def run(way: Way, watch: Walked, adaptive: bool = False):
+def run(way: Way, watch: Walked, adaptive: bool = False, num_requests: int = 6):
     controller = build_controller("ema", ADAPTIVE) if adaptive else None
     return serve(
         way,
-        requests(),
+        requests()[:num_requests],
         target=small_model(0, **TARGET),
         disturbance=Disturbance(submit=50, retract=6),
         controller=controller,
@@ -170,7 +170,7 @@ def test_one_that_is_kept_is_found(monkeypatch):
     created = Created()
     watch = Walked(created)
     with created:
-        run(Way("STANDALONE", small_model(9, **DRAFT), {"steps": 3}), watch)
+        run(Way("STANDALONE", small_model(9, **DRAFT), {"steps": 3}), watch, num_requests=1)
     assert any("kept" in path and path.endswith("hidden") for path in watch.paths)
     assert any(shape[-1] == HIDDEN for shape in watch.kept)
 

@@ -1,7 +1,7 @@
 """Compile kernels for a GPU that is not there, and read from the machine code what they would cost there.
 
-`python compile_ahead.py 90` prints one JSON object per kernel for that architecture. It is a process of its own because interpreting
-and compiling cannot share one.
+`python compile_ahead.py 90` compiles one case of each kernel for that architecture, `python compile_ahead.py 90 all` every case, and
+prints one JSON object for each. It is a process of its own because interpreting and compiling cannot share one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from foretoken.gpu.kernels.aot import AotCase
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-ARCHITECTURES = (80, 90, 100)  # compute capabilities, times ten
-# Least shared memory of a block that a GPU of the family allows (compute capability 8.6 has less than 8.0).
-MAX_SHARED_BYTES = {80: 100 << 10, 90: 227 << 10, 100: 227 << 10}
 # Instructions of the tensor cores: mma.sync, Hopper's wgmma, Blackwell's tcgen05.
 TENSOR_CORES = re.compile(r"\b(HMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA|OMMA)\b")
 
@@ -51,6 +48,14 @@ def cases_for(architecture: int) -> list[tuple[str, AotCase]]:
         cases = getattr(module, "AOT_CASES", ())
         found += [(name.rpartition(".")[2], case) for case in cases if architecture // 10 in case.capabilities]
     return found
+
+
+def one_of_each(cases: list[tuple[str, AotCase]]) -> list[tuple[str, AotCase]]:
+    """The first case of each kernel."""
+    first = {}
+    for name, case in cases:
+        first.setdefault(id(case.kernel), (name, case))
+    return list(first.values())
 
 
 @functools.cache
@@ -95,7 +100,8 @@ def compile_case(case: AotCase, architecture: int) -> Compiled:
 
 if __name__ == "__main__":
     wanted = int(sys.argv[1])
-    for kernel_file, aot_case in cases_for(wanted):
+    cases = cases_for(wanted)
+    for kernel_file, aot_case in cases if "all" in sys.argv else one_of_each(cases):
         result = compile_case(aot_case, wanted)
         print(
             json.dumps(

@@ -42,7 +42,7 @@ def test_what_is_left_of_the_cover_has_every_pair():
         assert {getattr(cell, name) for cell in cells} == set(DIMENSIONS[name]), name
 
 
-@pytest.mark.parametrize("seed", range(COVERS))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, COVERS))])
 def test_pairwise_cells_serve_the_tokens_of_plain_decoding(seed, record_property):
     cells = cover(seed)
     counts = total(serve(cells))

@@ -26,7 +26,7 @@ SLOW = (Distribution,)
 
 def test_the_kernels_hold():
     swarm = Swarm(SUITE, make, CAPABILITIES, seed=5)
-    found = swarm.search(SUITE.invariants(CAPABILITIES), Budget.of(70), SLOW)
+    found = swarm.search(SUITE.invariants(CAPABILITIES), Budget.of(40), SLOW)
     assert found is None, str(found.violation)
     assert all(swarm.evaluations[item.id] for item in SUITE.invariants(CAPABILITIES))
 

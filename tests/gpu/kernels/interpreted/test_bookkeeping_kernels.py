@@ -91,8 +91,22 @@ def test_greedy_verification_is_the_twins(kind):
         assert torch.equal(emitted, expected[0]) and torch.equal(bonus, expected[1])
 
 
-@pytest.mark.parametrize(("chunk", "dtype"), [(1024, np.float32), (2, np.float64)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "chunk", "dtype"),
+    [
+        ("beam", 1024, np.float32),
+        ("chain", 2, np.float64),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("chain", 1024, np.float32),
+                ("lookup", 1024, np.float32),
+                ("beam", 2, np.float64),
+                ("lookup", 2, np.float64),
+            )
+        ),
+    ],
+)
 def test_sampling_verification_is_the_twins(kind, chunk, dtype, monkeypatch):
     """`chunk` 2 spreads five tokens over three parts."""
     monkeypatch.setattr(verify_sampling, "MIN_CHUNK", chunk)
