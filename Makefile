@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 RUN_DIR := runs/demo
 
-.PHONY: setup demo test soak mutation bench lint format docs clean
+.PHONY: setup demo test soak mutation bench lint format docs site clean
 
 setup: $(STAMP)
 
@@ -47,6 +47,10 @@ format: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/refresh.py
 
+# The documentation as a site: open site/index.html.
+site: $(STAMP)
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site docs site
+
 clean:
-	rm -rf .venv build dist runs *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf .venv build dist runs site *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -37,12 +37,11 @@ def simulate(
     Raises:
         ForetokenError: The scenario cannot run; the message names every key at fault.
 
-    Example:
-        ```python
+    Example::
+
         for gpu in ("H100", "H200"):
             result = simulate("examples/chat_on_h100.toml", {"hardware.gpu": gpu})
             print(gpu, result.summary["p99_ttft_ms"], result.slo_attainment)
-        ```
     """
     from .simulation import run_scenario
 
@@ -60,11 +59,10 @@ def check(contract: str, make: Callable[[Any], Any] | str, **options: Any) -> Re
     Raises:
         ConfigError: There is no such contract, component or capability.
 
-    Example:
-        ```python
+    Example::
+
         report = check("allocator", lambda config: MyAllocator(config.num_pages), budget="10s")
         assert report.ok, report.text()
-        ```
     """
     from .properties import conformance, suites
     from .properties.harness import importing

@@ -27,14 +27,13 @@ class Session:
     Raises:
         ForetokenError: A checkpoint cannot be used, options contradict each other, or memory does not suffice.
 
-    Example:
-        ```python
+    Example::
+
         session = Session("models/target", draft="models/eagle3", steps=3)
         print(session.generate("def fib(n):", max_tokens=64).text)
         for piece in session.stream("class Cache:"):
             print(piece, end="", flush=True)
         print(session.stats().accept_length)
-        ```
     """
 
     def __init__(self, model: str | PathLike[str], draft: str | PathLike[str] | None = None, **options: Any) -> None:

@@ -22,7 +22,7 @@ PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "cli")
 
 
 def documents() -> list[Path]:
-    return [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def code_of(text: str) -> Iterator[str]:

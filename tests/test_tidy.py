@@ -310,7 +310,7 @@ def test_reservations_know_only_the_maximum():
 
 def tracked_texts() -> Iterator[tuple[str, str]]:
     """Names and contents of the project's own text files."""
-    names = ["pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "constraints.txt", ".ci/run"]
+    names = ["pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", ".ci/run"]
     paths = [ROOT / name for name in names]
     for folder in (*PACKAGES, "tests", "benchmarks", "examples", "docs"):
         paths += [p for p in sorted((ROOT / folder).rglob("*")) if p.suffix in (".py", ".md", ".toml", ".json", ".csv")]
