@@ -73,7 +73,7 @@ class Times:
 
 def drive(arm: Arm, requests: list[Request]) -> Times:
     """Serve `requests`; keeps the times of steps that are one round of the whole batch."""
-    engine, executor, times, now = arm.loop.engine, arm.executor, Times(), time.perf_counter_ns
+    engine, executor, times, now = arm.loop.driver.engine, arm.executor, Times(), time.perf_counter_ns
     for request in requests:
         assert not engine.submit(request, 0).refusal
     launched = {}

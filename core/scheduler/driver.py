@@ -1,17 +1,20 @@
 """The executor port, and the loop that joins an engine to an executor that can be waited for.
 
-The simulator's `EngineActor` walks the same three moves (plan until None, launch, commit the oldest) on simulated time.
+submit / abort ─► Engine ─ plan ─► Step ─► Executor.launch        (until None)
+                    ▲                          │
+                    └── commit ◄─ result ◄─ Executor.collect      (the oldest step)
+
+The simulator's `EngineActor` walks the same three moves on simulated time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from ..contract.request import FinishedRequest, Request
 from ..contract.step import Step, StepResult
-
-if TYPE_CHECKING:
-    from .engine import CommitOutcome, Engine
+from .engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
 
 
 class Executor(Protocol):
@@ -24,26 +27,73 @@ class Executor(Protocol):
         """Wait for the oldest launched step and return its result."""
 
     def request_stop(self, last_step_id: int) -> None:
-        """Every step up to `last_step_id`, running, launched or only planned, ends at its next round boundary."""
+        """End every step up to `last_step_id`, running, launched or only planned, at its next round boundary."""
 
 
-def run_until_idle(
-    engine: Engine,
-    executor: Executor,
-    clock_ns: Callable[[], int],
-    on_commit: Callable[[CommitOutcome], None] | None = None,
-) -> int:
-    """The main loop: plan until None, then commit the oldest step; returns when nothing is left to do.
+class Driver:
+    """Serves requests with `engine` and `executor`. Not thread-safe.
 
-    Returns the number of committed steps. `clock_ns` only stamps events.
+    `clock_ns` stamps events and measures `host_ns`. A driver that does something between the moves overrides `launch` or `collect`.
     """
-    num_committed = 0
-    while True:
-        while (step := engine.plan(clock_ns())) is not None:
-            executor.launch(step)
-        if not engine.num_uncommitted:
-            return num_committed
-        outcome = engine.commit(executor.collect(), clock_ns())
-        num_committed += 1
-        if on_commit is not None:
-            on_commit(outcome)
+
+    def __init__(self, engine: Engine, executor: Executor, clock_ns: Callable[[], int] = lambda: 0) -> None:
+        self.engine = engine
+        self.executor = executor
+        self.clock_ns = clock_ns
+        self.num_steps = 0  # committed
+        self.host_ns = 0  # spent in planning, launching and committing, not in waiting for results
+
+    def submit(self, request: Request) -> SubmitOutcome:
+        """Queue a request, unless the engine refuses it."""
+        outcome = self.engine.submit(request, self.clock_ns())
+        self.interrupt(outcome.replan)
+        return outcome
+
+    def abort(self, request_id: str) -> AbortOutcome:
+        """Give a request up; it ends now or in a later commit. An id that is not live changes nothing."""
+        outcome = self.engine.abort(request_id, self.clock_ns())
+        self.interrupt(outcome.replan)
+        return outcome
+
+    def interrupt(self, replan: bool) -> None:
+        """If the engine wants to `replan`, end its planned steps at their next round boundary."""
+        if replan:
+            self.executor.request_stop(self.engine.last_step_id)
+
+    def turn(self) -> CommitOutcome | None:
+        """Plan and launch all steps that the engine has, then commit the oldest. Returns None if no step is in flight."""
+        self.plan()
+        return self.commit()
+
+    def run_until_idle(self) -> dict[str, FinishedRequest]:
+        """Take turns until no step is in flight. Returns the requests that ended meanwhile, by id."""
+        ended: dict[str, FinishedRequest] = {}
+        while (outcome := self.turn()) is not None:
+            ended.update((end.request_id, end) for end in outcome.finished)
+        return ended
+
+    def plan(self) -> list[Step]:
+        """Plan and launch until the engine has no step. Returns the launched steps."""
+        steps, begin = [], self.clock_ns()
+        while (step := self.engine.plan(self.clock_ns())) is not None:
+            self.launch(step)
+            steps.append(step)
+        self.host_ns += self.clock_ns() - begin
+        return steps
+
+    def commit(self) -> CommitOutcome | None:
+        """Commit the result of the oldest step; None if no step is in flight."""
+        if not self.engine.num_uncommitted:
+            return None
+        result = self.collect()
+        begin = self.clock_ns()
+        outcome = self.engine.commit(result, begin)
+        self.host_ns += self.clock_ns() - begin
+        self.num_steps += 1
+        return outcome
+
+    def launch(self, step: Step) -> None:
+        self.executor.launch(step)
+
+    def collect(self) -> StepResult:
+        return self.executor.collect()

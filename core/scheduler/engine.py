@@ -113,7 +113,7 @@ _ENDINGS = {
 
 
 class Engine(Transferring):
-    """One replica's scheduler. See the module's description, and `run_until_idle` for the loop around it."""
+    """One replica's scheduler. See the module's description, and `driver.py` for the loop around it."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ import torch
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.contract.events import Committed, Event
 from ...core.contract.request import Request
-from ...core.errors import ForetokenError, InvariantViolation
+from ...core.errors import ForetokenError
 from ...core.prompt import Prompt
 from ..executor.build import DraftModel, build_executor
 from ..executor.graphs import CaptureReport
@@ -130,16 +130,12 @@ class Arm:
         tokens: dict[str, list[int]] = {str(number): [] for number in range(len(self._prompts))}
         host_begin = host_end = None
         while not loop.is_idle:
-            steps_before = loop.num_steps
-            deltas = loop.turn()
-            if not deltas and loop.num_steps == steps_before:
-                raise InvariantViolation("ENGINE-11", "nothing is planned, but requests are not over")
-            for delta in deltas:
+            for delta in loop.turn():
                 tokens[delta.request_id].extend(delta.tokens.tolist())
             if host_begin is None and rounds.num_prefilled == len(self._prompts):
-                host_begin = loop.times.host_ns
+                host_begin = loop.driver.host_ns
             if rounds.has_ended and host_end is None:
-                host_end = loop.times.host_ns
+                host_end = loop.driver.host_ns
                 loop.abort_all()
         phase_s = self._phases(phases_before, executor.counters.rounds - rounds_before)
         outputs = tuple(tuple(part) for part in tokens.values())

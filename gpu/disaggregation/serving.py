@@ -18,6 +18,7 @@ from torch import Tensor
 from ...core.algorithm.arrival import DraftPayload
 from ...core.contract.events import Event, HandoffMove, HandoffMoved
 from ...core.contract.request import FinishedRequest, Request
+from ...core.contract.step import StepResult
 from ...core.handoff import (
     DecodeSide,
     HandoffTiming,
@@ -28,7 +29,8 @@ from ...core.handoff import (
     WritePage,
 )
 from ...core.handoff.messages import Page
-from ...core.scheduler.engine import AbortOutcome, CommitOutcome, Engine
+from ...core.scheduler.driver import Driver
+from ...core.scheduler.engine import CommitOutcome, Engine
 from ..executor.executor import TorchExecutor
 from ..session.loop import Deliveries
 from .link import Parcel, PeerLink
@@ -37,6 +39,17 @@ from .page_tensors import PageTensors
 MAX_PAGES_BYTES = 64 << 20  # of the pages of one parcel: what is on its way takes memory on both sides
 
 now_ns = time.perf_counter_ns
+
+
+class PolledDriver(Driver):
+    """Calls `poll` between the rounds of a step, so that messages are read while a block runs."""
+
+    poll: Callable[[], None]
+
+    def collect(self) -> StepResult:
+        while not self.executor.advance(1):
+            self.poll()
+        return super().collect()
 
 
 class News:
@@ -91,6 +104,7 @@ class Serving(ABC):
     ) -> None:
         self.engine = engine
         self.executor = executor
+        self.driver = PolledDriver(engine, executor, now_ns)
         self.pages = PageTensors(executor, engine.config.page_size)
         self.news = news
         self.num_malformed = 0
@@ -103,14 +117,10 @@ class Serving(ABC):
 
     def turn(self, poll: Callable[[], None]) -> bool:
         """One step; says whether there was one. `poll` is called between its rounds."""
-        engine, executor = self.engine, self.executor
-        while (step := engine.plan(now_ns())) is not None:
-            executor.launch(step)
-        if not engine.num_uncommitted:
+        self.driver.poll = poll
+        outcome = self.driver.turn()
+        if outcome is None:
             return False
-        while not executor.advance(1):
-            poll()
-        outcome = engine.commit(executor.collect(), now_ns())
         tokens, outputs = self._deliveries.take()
         for request_id, values in tokens.items():
             self.news.tokens(request_id, values, outputs.get(request_id, {}))
@@ -129,9 +139,8 @@ class Serving(ABC):
         self.carry_out()
 
     def abort(self, request_id: str) -> None:
-        outcome: AbortOutcome = self.side.abort(request_id, now_ns())
-        if outcome.replan:
-            self.executor.request_stop(self.engine.last_step_id)
+        outcome = self.side.abort(request_id, now_ns())
+        self.driver.interrupt(outcome.replan)
         if outcome.finished is not None:
             self.news.ended(outcome.finished)
         self.carry_out()
@@ -229,8 +238,7 @@ class PrefillServing(Serving):
         outcome = self.side.submit(request, peer, now_ns())
         if outcome.refusal:
             self.news.refused(request.request_id, outcome.refusal)
-        if outcome.replan:
-            self.executor.request_stop(self.engine.last_step_id)
+        self.driver.interrupt(outcome.replan)
         self.carry_out()
 
     def _committed(self, outcome: CommitOutcome) -> None:
@@ -311,5 +319,4 @@ class DecodeServing(Serving):
 
     def carry_out(self) -> None:
         super().carry_out()
-        if self.side.take_replan():
-            self.executor.request_stop(self.engine.last_step_id)
+        self.driver.interrupt(self.side.take_replan())

@@ -1,9 +1,4 @@
-"""The loop around engine and executor: plan until None, launch, commit the oldest; submits and aborts go in between.
-
-submit / abort ─► Engine ─ plan ─► Step ─► Executor.launch        (until None)
-                    ▲                          │
-                    └── commit ◄─ result ◄─ Executor.collect      (the oldest) ─► what each request got
-"""
+"""The decode loop: a driver whose turns return what each request got."""
 
 from __future__ import annotations
 
@@ -16,7 +11,8 @@ import numpy as np
 
 from ...core.contract.events import Committed, Event, EventSink, Planned
 from ...core.contract.request import FinishedRequest, Request
-from ...core.scheduler.driver import Executor
+from ...core.errors import InvariantViolation
+from ...core.scheduler.driver import Driver, Executor
 from ...core.scheduler.engine import Engine
 
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -24,16 +20,16 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one step brought to one request. All deltas of a request together are its output."""
+    """What one step delivered to one request. All deltas of a request together are its output."""
 
     request_id: str
-    tokens: np.ndarray  # int64 [n]: new output tokens; n is 0 in a delta that only says how it ended
+    tokens: np.ndarray  # int64 [n]: new output tokens; n may be 0 in the last delta
     outputs: dict[str, list[np.ndarray]] = field(default_factory=dict)  # what the request asked for, n entries each
     finished: FinishedRequest | None = None  # in the last delta
 
 
 class Deliveries:
-    """An event sink that takes apart what steps delivered: tokens by request."""
+    """An event sink that sorts what steps delivered by request."""
 
     def __init__(self) -> None:
         self._request_of_row: dict[int, Request] = {}
@@ -89,20 +85,6 @@ def all_of(sinks: Sequence[EventSink]) -> EventSink:
     return tell
 
 
-@dataclass(slots=True)
-class LoopTimes:
-    """Where the loop's own thread spent its time, in ns. On a CPU collecting is computing; on a GPU it is waiting."""
-
-    plan_ns: int = 0
-    launch_ns: int = 0
-    collect_ns: int = 0
-    commit_ns: int = 0
-
-    @property
-    def host_ns(self) -> int:
-        return self.plan_ns + self.launch_ns + self.commit_ns
-
-
 class DecodeLoop:
     """Drives `engine` with `executor`; `deliveries` must be among the engine's event sinks. Not thread-safe."""
 
@@ -113,64 +95,43 @@ class DecodeLoop:
         deliveries: Deliveries,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.engine = engine
-        self.executor = executor
-        self.times = LoopTimes()
-        self.num_steps = 0
+        self.driver = Driver(engine, executor, clock_ns)
         self._deliveries = deliveries
-        self._clock_ns = clock_ns
         self._live: dict[str, None] = {}  # in the order of submission
-        self._aborted: list[FinishedRequest] = []  # at once, to be told by the next turn
+        self._aborted: list[FinishedRequest] = []  # ended at once; the next turn returns their last deltas
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to do and nothing to tell."""
-        return self.engine.is_idle and not self._aborted
+        """Whether no request is live and no delta is left to return."""
+        return self.driver.engine.is_idle and not self._aborted
 
     def submit(self, request: Request) -> str:
         """Queue a request; returns why it was refused, or an empty text."""
-        outcome = self.engine.submit(request, self._clock_ns())
-        if not outcome.refusal:
+        refusal = self.driver.submit(request).refusal
+        if not refusal:
             self._live[request.request_id] = None
-        if outcome.replan:
-            self.executor.request_stop(self.engine.last_step_id)
-        return outcome.refusal
+        return refusal
 
     def abort(self, request_id: str) -> None:
         """Give a request up. Its last delta comes with one of the next turns; an id that is not live changes nothing."""
-        outcome = self.engine.abort(request_id, self._clock_ns())
-        if outcome.finished is not None:
-            self._aborted.append(outcome.finished)
-        if outcome.replan:
-            self.executor.request_stop(self.engine.last_step_id)
+        finished = self.driver.abort(request_id).finished
+        if finished is not None:
+            self._aborted.append(finished)
 
     def abort_all(self) -> None:
         for request_id in tuple(self._live):
             self.abort(request_id)
 
     def turn(self) -> list[Delta]:
-        """Plan and launch what can be, then commit the oldest step. Returns what requests got; empty if nothing was in flight."""
-        engine, times, now = self.engine, self.times, self._clock_ns
-        begin = now()
-        while True:
-            step = engine.plan(begin)
-            planned = now()
-            times.plan_ns += planned - begin
-            if step is None:
-                break
-            self.executor.launch(step)
-            begin = now()
-            times.launch_ns += begin - planned
-        finished = self._aborted
-        self._aborted = []
-        if engine.num_uncommitted:
-            begin = now()
-            result = self.executor.collect()
-            collected = now()
-            finished += engine.commit(result, collected).finished
-            times.collect_ns += collected - begin
-            times.commit_ns += now() - collected
-            self.num_steps += 1
+        """Take a driver's turn; returns what requests got. Raises InvariantViolation if requests live, but no step is planned."""
+        outcome = self.driver.turn()
+        finished, self._aborted = self._aborted, []
+        if outcome is not None:
+            finished += outcome.finished
+        elif not finished and self._live:
+            raise InvariantViolation(
+                "ENGINE-11", f"no step is planned, but these requests live: {', '.join(self._live)}"
+            )
         return self._deltas(finished)
 
     def _deltas(self, finished: list[FinishedRequest]) -> list[Delta]:

@@ -18,7 +18,7 @@ from ...core.adaptive.config import fixed_config
 from ...core.contract.request import Request
 from ...core.kv.sizing import ceil_to_page
 from ...core.prompt import Prompt
-from ...core.scheduler.driver import Executor
+from ...core.scheduler.driver import Driver, Executor
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import EngineSpec
 from ..executor.build import DraftModel, build_executor
@@ -120,16 +120,15 @@ def _round_ns(
         decodes_text=False,
     )
     engine = alone.make_engine()
-    executor = make_executor(engine)
+    driver = Driver(engine, make_executor(engine), clock_ns)
     prompt = Prompt.of_tokens(np.zeros(prompt_len, dtype=np.int64))
     for number in range(batch_size):
-        engine.submit(Request(f"timing {number}", prompt, _rounds_reach(spec)), 0)
+        driver.submit(Request(f"timing {number}", prompt, _rounds_reach(spec)))
     times: list[int] = []
     while len(times) < WARM_UP_ROUNDS + TIMED_ROUNDS and not engine.is_idle:
         begin = clock_ns()
-        step = engine.plan(begin)
-        executor.launch(step)
-        engine.commit(executor.collect(), begin)
+        (step,) = driver.plan()
+        driver.commit()
         if step.prefill is None and len(step.decode.rows) == batch_size:
             times.append(clock_ns() - begin)
     return max(1, int(np.median(times[min(WARM_UP_ROUNDS, len(times) - 1) :])))

@@ -19,7 +19,7 @@ from foretoken.core.contract.request import Request
 from foretoken.core.contract.step import BlockEnd
 from foretoken.core.errors import ConfigError
 from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.driver import run_until_idle
+from foretoken.core.scheduler.driver import Driver
 from foretoken.observe.log import EventLog
 from foretoken.observe.replay import replay
 from foretoken.properties.conformance import check, check_executor
@@ -299,13 +299,14 @@ def test_a_log_of_a_run_replays_without_its_executor(tmp_path, name):
     config = replace(PLAIN, steps=2, adaptive=True, block_rounds=8, overlap=True, tokens=capabilities.tokens)
     log = EventLog(tmp_path / "events.jsonl", {})
     engine = config.make_engine(log.sink(0))
+    driver = Driver(engine, make(config))
     for number in range(5):
         prompt = Prompt.of_tokens(np.arange(3 + number) % config.vocab_size)
-        assert engine.submit(Request(f"r{number}", prompt, 12), 0).refusal == ""
-    num_steps = run_until_idle(engine, make(config), lambda: 0)
+        assert driver.submit(Request(f"r{number}", prompt, 12)).refusal == ""
+    driver.run_until_idle()
     log.close(True)
     report = replay(log.path, lambda header, replica, events: config.make_engine(events))
-    assert report.identical and report.complete and report.num_commits == num_steps > 8, report.difference
+    assert report.identical and report.complete and report.num_commits == driver.num_steps > 8, report.difference
 
 
 def test_the_first_field_that_differs():

@@ -7,7 +7,7 @@ from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.driver import run_until_idle
+from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.engine import Engine
 from foretoken.core.tree import verify as verify_module
 from foretoken.core.tree.verify import target_distribution
@@ -32,13 +32,10 @@ def serve(algorithm, shape, overlap, requests, rule=SamplingRule.TREE, model=Non
     )
     draft = HashDraft(model or HashLanguageModel(seed=5, vocab_size=VOCAB), agreement=0.6, depth=2)
     executor = ReferenceExecutor.for_engine(engine, draft, sampling_rule=rule)
+    driver = Driver(engine, executor)
     for request in requests:
-        assert not engine.submit(request, 0).refusal
-    tokens = {}
-    run_until_idle(
-        engine, executor, lambda: 0, lambda outcome: tokens.update({f.request_id: f.tokens for f in outcome.finished})
-    )
-    return tokens
+        assert not driver.submit(request).refusal
+    return {name: end.tokens for name, end in driver.run_until_idle().items()}
 
 
 def sampled(temperature=0.9, **params):

@@ -5,6 +5,7 @@ from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.engine import Engine
 from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 
@@ -33,11 +34,8 @@ def ask(name, prompt_len=5, max_tokens=12, start=0, **fields):
 
 def turn(engine, executor):
     """Plan and launch until None, then commit the oldest step. Returns the steps planned and the outcome (None: nothing in flight)."""
-    planned = []
-    while (step := engine.plan(0)) is not None:
-        executor.launch(step)
-        planned.append(step)
-    outcome = engine.commit(executor.collect(), 0) if engine.num_uncommitted else None
+    driver = Driver(engine, executor)
+    planned, outcome = driver.plan(), driver.commit()
     engine.check()
     return planned, outcome
 

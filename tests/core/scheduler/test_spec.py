@@ -11,7 +11,7 @@ from foretoken.core.contract.request import FinishReason, Request
 from foretoken.core.errors import ConfigError
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.driver import run_until_idle
+from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.spec import EngineSpec
 from foretoken.observe.log import EventLog, read_log
 from foretoken.observe.replay import replay
@@ -39,33 +39,22 @@ def ask(number: int, **fields) -> Request:
 
 def plain_outputs() -> dict[str, np.ndarray]:
     engine = described().make_engine()
-    ended = {}
-    executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL))
+    driver = Driver(engine, ReferenceExecutor.for_engine(engine, HashDraft(MODEL)))
     for number in range(6):
-        engine.submit(ask(number), 0)
-    run_until_idle(
-        engine, executor, lambda: 0, lambda outcome: ended.update({f.request_id: f for f in outcome.finished})
-    )
-    return {name: end.tokens for name, end in ended.items()}
+        driver.submit(ask(number))
+    return {name: end.tokens for name, end in driver.run_until_idle().items()}
 
 
 def record(
     path: Path, description: EngineSpec, requests: list[Request], agreement: float = 0.7
 ) -> dict[str, FinishReason]:
     """Serve `requests` with a log at `path`; how each of them ended."""
-    reasons = {}
     with EventLog(path, {"engine": description.to_json()}) as log:
         engine = description.make_engine(log.sink(0), Letters())
-        executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL, agreement))
+        driver = Driver(engine, ReferenceExecutor.for_engine(engine, HashDraft(MODEL, agreement)))
         for request in requests:
-            engine.submit(request, 0)
-        run_until_idle(
-            engine,
-            executor,
-            lambda: 0,
-            lambda outcome: reasons.update({f.request_id: f.reason for f in outcome.finished}),
-        )
-    return reasons
+            driver.submit(request)
+        return {name: end.reason for name, end in driver.run_until_idle().items()}
 
 
 def from_header(header, replica, events):

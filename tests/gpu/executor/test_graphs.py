@@ -14,7 +14,7 @@ from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.driver import run_until_idle
+from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.executor.graphs import RoundGraphs, RoundKind
@@ -55,15 +55,10 @@ def serve(draft_name: str, *, graph_sizes, table, requests, seed=3):
     engine = Engine(config, get_algorithm(draft_name), controller)
     draft = noisy_copy(0, 0.05) if draft_name == "STANDALONE" else small_head(0, draft_name)
     executor = build_executor(engine, small_model(0), draft, OPS, graph_sizes=graph_sizes, seed=seed, debug=True)
+    driver = Driver(engine, executor)
     for request in requests:
-        engine.submit(request, 0)
-    done = {}
-
-    def keep(outcome):
-        done.update({end.request_id: end.tokens.tolist() for end in outcome.finished})
-
-    run_until_idle(engine, executor, lambda: 0, keep)
-    return done, executor
+        driver.submit(request)
+    return {name: end.tokens.tolist() for name, end in driver.run_until_idle().items()}, executor
 
 
 TABLE = {

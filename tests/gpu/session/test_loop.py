@@ -71,7 +71,7 @@ def test_the_deltas_of_a_request_are_its_output(config):
     for request in requests:
         assert loop.submit(request) == ""
     collected.run(loop)
-    assert loop.is_idle and loop.engine.is_idle
+    assert loop.is_idle and loop.driver.engine.is_idle
     for request in requests:
         name, end = request.request_id, collected.ends[request.request_id]
         wanted = plain_greedy(MODEL, request, 20)
@@ -86,7 +86,8 @@ def test_the_deltas_of_a_request_are_its_output(config):
 def test_little_memory_does_retract():
     """Else the case above would not show what it is there for."""
     loop, seen = make(num_pages=62, prefix_cache=False), []
-    loop.engine._events = all_of([loop.engine._events, lambda event: seen.extend(getattr(event, "retracted", ()))])
+    engine = loop.driver.engine
+    engine._events = all_of([engine._events, lambda event: seen.extend(getattr(event, "retracted", ()))])
     for n in range(9):
         loop.submit(ask(n))
     Collected().run(loop)
@@ -126,13 +127,15 @@ def test_a_request_that_comes_later_is_served():
 def test_the_loop_says_where_its_time_went():
     ticks = iter(range(0, 10**9, 10))
     loop = make()
-    loop._clock_ns = lambda: next(ticks)
+    driver = loop.driver
+    driver.clock_ns = lambda: next(ticks)
+    waiting_ns = 100_000
+    collect = driver.executor.collect
+    driver.executor.collect = lambda: [next(ticks) for _ in range(waiting_ns // 10)] and collect()
     loop.submit(ask(1))
     Collected().run(loop)
-    times = loop.times
-    assert loop.num_steps >= 2
-    assert min(times.plan_ns, times.launch_ns, times.collect_ns, times.commit_ns) >= 10 * loop.num_steps
-    assert times.host_ns == times.plan_ns + times.launch_ns + times.commit_ns
+    assert driver.num_steps >= 2
+    assert 20 * driver.num_steps <= driver.host_ns < waiting_ns, "waiting for results is not the host's time"
 
 
 def test_the_first_token_of_a_request_that_left_is_not_told():

@@ -97,7 +97,7 @@ def test_greedy_outputs_are_the_same_whatever_drafts_and_the_log_replays(models,
 
     report = replay(path, from_header)
     assert report.identical and report.complete, report.difference
-    assert report.num_commits == session.loop.num_steps
+    assert report.num_commits == session.loop.driver.num_steps
     assert session.plan.algorithm.name == (options.get("algorithm") or recognise_draft(models[draft]))
 
 

@@ -14,6 +14,7 @@ from foretoken.core.draws import request_key
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.engine import Engine
 from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
 from foretoken.properties.reference.language_model import (
@@ -39,19 +40,12 @@ def serve(algorithm="EAGLE", controller=None, requests=(), acceptance=None, agre
         events=events.append,
     )
     executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL, agreement), acceptance=acceptance)
+    driver = Driver(engine, executor)
+    if on_commit is not None:
+        driver.collect = lambda: on_commit(engine, result := executor.collect()) or result
     for request in requests:
-        engine.submit(request, 0)
-    ended = {}
-    while True:
-        while (step := engine.plan(0)) is not None:
-            executor.launch(step)
-        if not engine.num_uncommitted:
-            return engine, executor, ended, events
-        result = executor.collect()
-        if on_commit is not None:
-            on_commit(engine, result)
-        for end in engine.commit(result, 0).finished:
-            ended[end.request_id] = end
+        driver.submit(request)
+    return engine, executor, driver.run_until_idle(), events
 
 
 def ask(name, tokens, max_tokens=20, **fields):

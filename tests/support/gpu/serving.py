@@ -12,7 +12,7 @@ from foretoken.core.adaptive import AdaptiveController, fixed_controller
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import FinishedRequest, Request
 from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.driver import run_until_idle
+from foretoken.core.scheduler.driver import Driver as EngineDriver
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.executor.build import DraftModel, build_executor
 from foretoken.gpu.executor.executor import TorchExecutor
@@ -119,8 +119,7 @@ def serve(
 def _run_undisturbed(
     engine: Engine, executor: TorchExecutor, requests: Sequence[Request]
 ) -> dict[str, FinishedRequest]:
-    finished: list[FinishedRequest] = []
+    driver = EngineDriver(engine, executor)
     for request in requests:
-        assert engine.submit(request, 0).refusal == ""
-    run_until_idle(engine, executor, lambda: 0, lambda outcome: finished.extend(outcome.finished))
-    return {end.request_id: end for end in finished}
+        assert driver.submit(request).refusal == ""
+    return driver.run_until_idle()
