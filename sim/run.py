@@ -18,21 +18,19 @@ from ..core.errors import ForetokenError
 from .actors.client import Patience, closed_loop_client
 from .actors.device import Device, Truth
 from .actors.engine import EngineActor, SpanSink
+from .actors.hooks import NO_HOOKS
 from .actors.link import Link
-from .actors.router import Router
+from .actors.router import ReplicaRouter
 from .actors.source import open_loop_source
 from .assembly import Assembly, assemble
 from .disaggregation.cluster import Cluster
-from .disaggregation.network import Network
+from .disaggregation.endpoint import EndpointHooks
+from .disaggregation.network import Network, PacketHooks
 from .disaggregation.transfers import DisaggregationReport
-from .disaggregation.worker import Worker
-from .faults.device import FaultyDevice
-from .faults.link import FaultyLink
+from .faults.clock import StampedMoves
+from .faults.link import UnreliableLink
 from .faults.plan import FaultPlan
-from .faults.replica import FaultyReplica
 from .faults.service import FaultReport, FaultyService
-from .faults.transfers import FaultyCluster
-from .faults.worker import FaultyWorker, StampedMoves
 from .load import make_workload, scan_workload
 from .scenario import Scenario
 from .workload.arrival import Arrival
@@ -103,28 +101,27 @@ class Simulation:
         self._day = DayCurve(day) if day else None
         self.faults: FaultyService | None = None
         if faults is not None:
-            self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.spec.config.context_len)
+            self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.spec.config)
         self._max_tokens = scenario.workload.max_tokens or self.assembly.spec.config.context_len
         pools = self.assembly.pools
         self.cluster: Cluster | None = None
         self._on_finished = self._ended
         if pools.is_disaggregated:
-            parts = (self.env, self.assembly, self._make_network(), self._ended)
-            if self.faults is None:
-                self.cluster = Cluster(*parts)
-            else:
-                self.cluster = FaultyCluster(*parts, ledger=self.faults.ledger, promises=self.faults.promises)
+            self.cluster = Cluster(self.env, self.assembly, self._make_network(), self._ended)
             self._on_finished = self.cluster.finished
         self.replicas = [
             self._make_replica(replica, sinks(replica) if sinks else (), spans) for replica in range(pools.num_engines)
         ]
         links = [self._make_link(replica) for replica in range(len(self.replicas))]
-        self.router: Router | Cluster
-        if self.cluster is not None:
-            self.router = self.cluster
-            self.cluster.start(self.replicas, links)
+        self.router: ReplicaRouter | Cluster
+        if self.cluster is None:
+            self.router = ReplicaRouter(scenario.router.policy, self.replicas, links, scenario.seed)
         else:
-            self.router = Router(scenario.router.policy, self.replicas, links, scenario.seed)
+            self.router = self.cluster
+            if self.faults is None:
+                self.cluster.start(self.replicas, links, PacketHooks(), EndpointHooks())
+            else:
+                self.faults.start_transfers(self.cluster, links)
 
     def run(self, on_progress: Callable[[Progress], None] | None = None) -> RunReport:
         """Simulate to the end of the workload. Ctrl-C ends the run early, and the report says so."""
@@ -197,34 +194,33 @@ class Simulation:
         return Progress(self.env.now, self._num_submitted, self._num_ended, rounds, self.num_expected)
 
     def _make_replica(self, replica: int, sinks: Sequence[EventSink], spans: SpanSink | None) -> EngineActor:
-        config = self.assembly.spec.config
-        parts = (self.assembly.cost, config.max_running, self.assembly.acceptance, self._tree_process)
-        if self.faults is not None:
-            witness = self.faults.witness(replica, config.max_queue, config.max_running)
-            events, kind = _fan_out([*sinks, witness]), FaultyReplica
+        assembly, hooks = self.assembly, NO_HOOKS
+        if self.faults is None:
+            events = _fan_out(sinks)
+        else:
+            hooks = self.faults.make_injector()
+            events = _fan_out([*sinks, hooks.witness.take])
             if self.cluster is not None:
-                events, kind = StampedMoves(events), FaultyWorker
-            engine = self.assembly.make_engine(events, replica)
-            others = (engine, FaultyDevice(*parts), self.assembly.host, self._on_finished, spans)
-            made = self.faults.make_replica(kind, replica, *others)
-            if isinstance(events, StampedMoves):
-                events.clock = made.clock
-            return made
-        engine = self.assembly.make_engine(_fan_out(sinks), replica)
-        kind = EngineActor if self.cluster is None else Worker
-        return kind(self.env, replica, engine, Device(*parts), self.assembly.host, self._on_finished, spans)
+                events = StampedMoves(events, hooks.clock)
+        engine = assembly.make_engine(events, replica)
+        device = Device(assembly.cost, assembly.spec.config.max_running, assembly.acceptance, self._tree_process)
+        actor = EngineActor(self.env, replica, engine, device, assembly.host, self._on_finished, spans, hooks)
+        if self.faults is not None:
+            hooks.actor = actor
+        return actor
 
     def _make_network(self) -> Network:
         table, devices = self.scenario.disaggregation, self.scenario.hardware.tensor_parallel
         latency_ns, bytes_per_s = round(table.latency_us * 1000), devices * table.bandwidth_gbps * 1e9 / 8
         return Network(self.env, self.assembly.pools.num_engines, latency_ns, bytes_per_s)
 
-    def _make_link(self, replica: int) -> Link:
+    def _make_link(self, replica: int) -> Link | UnreliableLink:
         table = self.scenario.router
         latency_ns, bytes_per_s = round(table.latency_us * 1000), table.bandwidth_gbps * 1e9 / 8
+        link = Link(self.env, latency_ns, bytes_per_s)
         if self.faults is None:
-            return Link(self.env, latency_ns, bytes_per_s)
-        return FaultyLink(self.env, latency_ns, bytes_per_s, replica, self.faults.ledger, self._given_up)
+            return link
+        return UnreliableLink(link, replica, self.faults.ledger, self._given_up)
 
     def _tree_process(self, topk: int, steps: int, num_draft_tokens: int) -> AcceptanceProcess:
         """Acceptance along the deepest accepted path of a tree; pinned and recorded processes hold as they are."""

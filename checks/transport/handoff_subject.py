@@ -46,8 +46,8 @@ _HOW = {
 
 
 @dataclass(slots=True)
-class Worker:
-    """An engine, its side of the handoff, and as much of an executor as the engine needs: who is how far from its end."""
+class CountingWorker:
+    """An engine, its side of the handoff, and as much of an executor as the engine needs: the tokens that each row has left."""
 
     engine: Engine
     side: Any
@@ -118,13 +118,13 @@ class HandoffTransport:
         )
         return self.engine(config, self.algorithm, fixed_controller(1))
 
-    def _make_prefill(self) -> Worker:
+    def _make_prefill(self) -> CountingWorker:
         engine = self._make_engine(EngineRole.PREFILL, self.config.prefill_pages)
-        return Worker(engine, self.prefill_side(engine, self.page_format, self._generation, self.timing))
+        return CountingWorker(engine, self.prefill_side(engine, self.page_format, self._generation, self.timing))
 
-    def _make_decode(self) -> Worker:
+    def _make_decode(self) -> CountingWorker:
         engine = self._make_engine(EngineRole.DECODE, self.config.decode_pages)
-        return Worker(engine, self.decode_side(engine, self.page_format, self._epoch, self.timing))
+        return CountingWorker(engine, self.decode_side(engine, self.page_format, self._epoch, self.timing))
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
@@ -178,8 +178,9 @@ class HandoffTransport:
         result = worker.run(step, {})
         computed = [] if step.prefill is None else step.prefill.rows.tolist()
         names = [int(worker.names[row, int(worker.engine.store.table.epochs[row])]) for row in computed]
-        worker.note(worker.engine.commit(result, now_ns).finished)
-        worker.side.committed(now_ns)
+        outcome = worker.engine.commit(result, now_ns)
+        worker.note(outcome.finished)
+        worker.side.committed(outcome, now_ns)
         return names
 
     def _note_arrivals(self, step: Step) -> None:
@@ -205,7 +206,7 @@ class HandoffTransport:
         worker.side.take_outcomes()
         return messages
 
-    def _send_pages(self, worker: Worker, action: SendPages) -> list[Message]:
+    def _send_pages(self, worker: CountingWorker, action: SendPages) -> list[Message]:
         messages = []
         for index, slots in zip(action.indices, action.slots, strict=True):
             target, draft = self.read(int(slots[0]) // self.config.page_size)

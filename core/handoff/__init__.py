@@ -1,11 +1,12 @@
 """Prefill and decode on different workers: the handoff of a request as two state machines, and the messages between them.
 
-The machines do no I/O: messages, local completions and the time come in, actions go out (see `actions.py`). A driver carries them out
-in order: the simulator on a modelled link, the reference executor in memory, the real executor between processes.
+The machines do no I/O: messages, local completions and the time come in, actions go out (`actions.py`). `HandoffDriver` feeds a machine
+and carries its actions out over a transport: a modelled network, memory, or links between processes.
 """
 
 from .actions import DecodeAction, PrefillAction, Send, SendPages, TransferOutcome, WritePage
 from .decode_side import DecodeSide
+from .driver import HandoffDriver, Transport, make_side
 from .life import TransferCounts, TransferState
 from .messages import Message, PageFormat, PageSeal, TransferKey
 from .prefill_side import PrefillSide
@@ -14,6 +15,7 @@ from .timing import HandoffTiming
 __all__ = [
     "DecodeAction",
     "DecodeSide",
+    "HandoffDriver",
     "HandoffTiming",
     "Message",
     "PageFormat",
@@ -26,5 +28,7 @@ __all__ = [
     "TransferKey",
     "TransferOutcome",
     "TransferState",
+    "Transport",
     "WritePage",
+    "make_side",
 ]

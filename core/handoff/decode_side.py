@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 
 from ..algorithm.algorithm import AlgorithmShape
-from ..scheduler.engine import AbortOutcome, Engine
+from ..algorithm.arrival import DraftPayload
+from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine
 from .actions import TransferOutcome, WritePage
 from .life import DECODE_TRANSITIONS, ENDED, ENDING_EVENTS, TransferEvent, TransferState
 from .messages import (
@@ -62,7 +63,6 @@ class DecodeSide(HandoffSide):
         self._traces: dict[tuple[str, str], Trace] = {}
         self._trace_ends = Deadlines()
         self._joined_by: dict[str, tuple[str, str]] = {}  # request -> the trace of the transfer with which it came
-        self._replan = False
 
     # -- what a driver may ask ----------------------------------------------------------------------------------------
 
@@ -74,10 +74,6 @@ class DecodeSide(HandoffSide):
     def _timers(self) -> tuple[Deadlines, ...]:
         return self._deadlines, self._renewals, self._trace_ends
 
-    def take_replan(self) -> bool:
-        replan, self._replan = self._replan, False
-        return replan
-
     # -- events -------------------------------------------------------------------------------------------------------
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
@@ -88,8 +84,8 @@ class DecodeSide(HandoffSide):
             self._give_up(transfer, TransferState.CANCELLED, "aborted", now_ns)
         return outcome
 
-    def committed(self, now_ns: int) -> None:
-        """A step was committed: there may be room for who waits."""
+    def committed(self, outcome: CommitOutcome, now_ns: int, payloads: dict[str, DraftPayload] | None = None) -> None:
+        """Reserve slots for waiting transfers: a step was committed, so there may be room. The signature is the prefill side's."""
         self._reserve_waiting(now_ns)
 
     def receive(self, peer: str, message: Message, now_ns: int, measured: PageSeal | None = None) -> None:

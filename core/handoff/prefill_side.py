@@ -223,7 +223,7 @@ class PrefillSide(HandoffSide):
         if transfer.state is not TransferState.OFFERED:
             return False
         self._fail_request(transfer, f"refused by the decode worker: {message.reason}", now_ns)
-        self._settle(transfer, now_ns)
+        self._release_when_read(transfer, now_ns)
         return True
 
     def _acknowledged(self, transfer: Outgoing, message: Ack, now_ns: int) -> bool:
@@ -241,7 +241,7 @@ class PrefillSide(HandoffSide):
         finished = self.engine.end_transfer(transfer.request.request_id, now_ns)
         if finished is not None:
             self._finished.append(finished)
-        self._settle(transfer, now_ns)
+        self._release_when_read(transfer, now_ns)
         return True
 
     def _not_acknowledged(self, transfer: Outgoing, message: Nack, now_ns: int) -> bool:
@@ -263,13 +263,13 @@ class PrefillSide(HandoffSide):
                 self._forget_request(transfer)
                 transfer.end, transfer.message = TransferState.CANCELLED, message.reason
                 self._abort_engine_request(transfer.request.request_id, now_ns)
-        self._settle(transfer, now_ns)
+        self._release_when_read(transfer, now_ns)
         return True
 
     def _cancel_answered(self, transfer: Outgoing, message: CancelAck, now_ns: int) -> bool:
         if transfer.state not in (TransferState.CANCELLING, TransferState.FENCED) or transfer.awaits_readers:
             return False
-        self._settle(transfer, now_ns)
+        self._release_when_read(transfer, now_ns)
         return True
 
     # -- moves --------------------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class PrefillSide(HandoffSide):
             del self._current[request_id]
             self._payloads.pop(request_id, None)
 
-    def _settle(self, transfer: Outgoing, now_ns: int) -> None:
+    def _release_when_read(self, transfer: Outgoing, now_ns: int) -> None:
         """The other side wants no more: the row is free, as soon as nothing of it is being read."""
         if transfer.num_reading:
             transfer.awaits_readers = True

@@ -29,6 +29,7 @@ class HandoffSide:
         self._actions: list[Any] = []
         self._finished: list[FinishedRequest] = []
         self._outcomes: list[TransferOutcome] = []
+        self._replan = False
 
     @property
     def num_in_flight(self) -> int:
@@ -58,6 +59,11 @@ class HandoffSide:
         """Transfers that are over."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
+
+    def take_replan(self) -> bool:
+        """Whether the running block of rounds should be stopped, since a new plan could differ."""
+        replan, self._replan = self._replan, False
+        return replan
 
     def check(self) -> None:
         """Recount; raises InvariantViolation with the id of what is broken."""

@@ -1,13 +1,12 @@
-"""What a worker does in one session: its engine and executor, its side of the handoff, and the news for the parent.
+"""A worker in one session: its engine and executor, the transport of its handoffs, and the news for the parent.
 
-turn     plan and launch, run round by round (between rounds `poll` lets messages in), commit, tell
-take     a parcel from a peer ─► the state machine ─► what it asks for is carried out at once
+turn     plan and launch, run round by round (between rounds `poll` lets messages in), commit, tell the parent
+take     a parcel from a peer ─► the handoff's driver ─► its actions are carried out at once
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -21,16 +20,19 @@ from ...core.contract.request import FinishedRequest, Request
 from ...core.contract.step import StepResult
 from ...core.handoff import (
     DecodeSide,
+    HandoffDriver,
     HandoffTiming,
     Message,
+    PageSeal,
     PrefillSide,
-    Send,
     SendPages,
+    TransferOutcome,
     WritePage,
+    make_side,
 )
 from ...core.handoff.messages import Page
 from ...core.scheduler.driver import Driver
-from ...core.scheduler.engine import CommitOutcome, Engine
+from ...core.scheduler.engine import Engine
 from ..executor.executor import TorchExecutor
 from ..session.loop import Deliveries
 from .link import Parcel, PeerLink
@@ -88,10 +90,12 @@ class News:
             self._send({"say": "news", "session": self._session, **news})
 
 
-class Serving(ABC):
-    """Either role; see `PrefillServing` and `DecodeServing`."""
+class Serving:
+    """One worker in one session: the transport of its `HandoffDriver`.
 
-    side: PrefillSide | DecodeSide
+    A prefill worker computes prompts and sends their KV to the decode workers that the parent names; a decode worker takes requests from
+    prefill workers and decodes them to their end.
+    """
 
     def __init__(
         self,
@@ -101,22 +105,40 @@ class Serving(ABC):
         deliveries: Deliveries,
         links: Mapping[str, PeerLink],
         news: News,
+        timing: HandoffTiming,
     ) -> None:
         self.engine = engine
         self.executor = executor
         self.driver = PolledDriver(engine, executor, now_ns)
         self.pages = PageTensors(executor, engine.config.page_size)
+        self.handoff = HandoffDriver(make_side(engine, self.pages.format, session, timing, executor.relayed), self)
         self.news = news
         self.num_malformed = 0
         self._session = session
         self._deliveries = deliveries
         self._links = links
         self._lost: dict[str, None] = {}
+        self._outgoing: dict[str, list[Message]] = {}
+        self._rows: Tensor | None = None  # the pages of the parcel that is being taken
+        self._arrived: dict[int, int] = {}  # id of a page's message -> its row there
+        self._writes: list[tuple[int, np.ndarray]] = []  # rows there, and the slots that they go to
+
+    @property
+    def side(self) -> PrefillSide | DecodeSide:
+        return self.handoff.side
 
     # -- from outside -------------------------------------------------------------------------------------------------
 
+    def submit(self, request: Request, peer: str) -> None:
+        """Queue a request on a prefill worker."""
+        outcome = self.handoff.submit(request, peer, now_ns())
+        if outcome.refusal:
+            self.news.refused(request.request_id, outcome.refusal)
+            self.news.flush()
+        self.driver.interrupt(outcome.replan)
+
     def turn(self, poll: Callable[[], None]) -> bool:
-        """One step; says whether there was one. `poll` is called between its rounds."""
+        """Run one step; returns whether there was one. `poll` is called between its rounds."""
         self.driver.poll = poll
         outcome = self.driver.turn()
         if outcome is None:
@@ -126,42 +148,56 @@ class Serving(ABC):
             self.news.tokens(request_id, values, outputs.get(request_id, {}))
         for end in outcome.finished:
             self.news.ended(end)
-        self._committed(outcome)
-        self.carry_out()
+        self.news.flush()
+        payloads = {request_id: self._draft_payload(request_id) for request_id in outcome.computed}
+        self.handoff.committed(outcome, now_ns(), payloads)
         return True
 
+    def _draft_payload(self, request_id: str) -> DraftPayload:
+        """Read the row's first relay cell, which no round here will read."""
+        progress = self.engine.progress_of(request_id)
+        _, values = self.executor.future_map.resolve(np.array([progress.row]), np.array([progress.epoch]))
+        on_host = {name: value.cpu().numpy() for name, value in values.items()}
+        return DraftPayload.of_cell(self.executor.algorithm, on_host)
+
     def take(self, peer: str, parcel: Parcel, num_malformed: int) -> None:
-        """What `peer` has sent. Of a peer that the parent called lost nothing is heard any more."""
+        """Take what `peer` has sent, unless the parent has called it lost. Pages are verified by the bytes that arrived."""
         if peer in self._lost or parcel.session != self._session:
             return
         self.num_malformed += num_malformed
-        self._take(peer, parcel)
-        self.carry_out()
+        pages = [message for message in parcel.messages if isinstance(message, Page)]
+        seals: list[PageSeal] = []
+        if pages:
+            self._arrived = {id(page): row for row, page in enumerate(pages)}
+            self._rows, seals = self.pages.seals_of_arrived(parcel.pages, len(pages))
+        measured = iter(seals)
+        messages = [(message, next(measured) if isinstance(message, Page) else None) for message in parcel.messages]
+        self.handoff.receive(peer, messages, now_ns())
 
     def abort(self, request_id: str) -> None:
+        """End a request here. The parent is told before other workers are."""
         outcome = self.side.abort(request_id, now_ns())
         self.driver.interrupt(outcome.replan)
         if outcome.finished is not None:
             self.news.ended(outcome.finished)
-        self.carry_out()
+        self.handoff.carry_out()
 
     def lose(self, peer: str) -> None:
-        """The parent says that `peer` is dead."""
+        """Take the parent's word that `peer` is dead."""
         self._lost[peer] = None
-        self.side.peer_lost(peer, now_ns())
-        self.carry_out()
+        self.handoff.peer_lost(peer, now_ns())
 
     def tick(self) -> None:
-        self.side.tick(now_ns())
-        self.carry_out()
+        """Act on deadlines that have passed."""
+        self.handoff.tick(now_ns())
 
     def wait_s(self) -> float | None:
-        """Seconds until `tick` has something to do; None: never, as things are."""
+        """Return the seconds until `tick` has something to do; None if nothing is due as things are."""
         due = self.side.next_deadline_ns
         return None if due is None else max(0.0, (due - now_ns()) / 1e9)
 
-    def report(self) -> dict[str, Any]:
-        """What is held, and what was done. Slots that only the prefix cache has can be given up at any time: they are free."""
+    def describe(self) -> dict[str, Any]:
+        """Describe what is held, and what was done. Slots that only the prefix cache has are free: they can be given up at any time."""
         store, counts = self.engine.store, self.side.counts
         self.side.check()
         self.engine.check()
@@ -182,83 +218,21 @@ class Serving(ABC):
             "phase_seconds": dict(self.executor.clock.seconds),
         }
 
-    # -- inside ---------------------------------------------------------------------------------------------------------
+    def watch(self, event: Event) -> None:
+        """Tell the parent of requests that join; an event sink."""
+        if isinstance(event, HandoffMoved) and event.move is HandoffMove.JOIN and not event.finished:
+            self.news.joined(event.request_id)
 
-    @abstractmethod
-    def _committed(self, outcome: CommitOutcome) -> None:
-        """Hand the state machine what a committed step has brought."""
+    # -- what the driver calls (`core.handoff.Transport`) ---------------------------------------------------------------
+    #
+    # The parent is told first of what happened to a request: then it hears in the order in which the workers acted, whichever of them
+    # it listens to first.
 
-    @abstractmethod
-    def _take(self, peer: str, parcel: Parcel) -> None:
-        """What a peer has sent: messages, and pages with them."""
+    def send(self, peer: str, message: Message) -> None:
+        self._outgoing.setdefault(peer, []).append(message)
 
-    def carry_out(self) -> None:
-        """Do what the state machine asks for. The parent hears of it first: what it is told of a request is then in the order in which
-        the workers did it, whichever of them it listens to first."""
-        self._tell_ends()
-        outgoing: dict[str, list[Message]] = {}
-        while actions := self._actions():
-            for action in actions:
-                if isinstance(action, Send):
-                    outgoing.setdefault(action.peer, []).append(action.message)
-                else:
-                    self._post(action.peer, outgoing.pop(action.peer, []))
-                    self._send_pages(action)
-        for peer, messages in outgoing.items():
-            self._post(peer, messages)
-        self._tell_ends()
-
-    def _actions(self) -> list[Send | SendPages]:
-        return self.side.take_actions()
-
-    def _tell_ends(self) -> None:
-        for end in self.side.take_finished():
-            self.news.ended(end)
-        self.side.take_outcomes()
-        self.news.flush()
-
-    def _send_pages(self, action: SendPages) -> None:
-        raise AssertionError(f"{type(self).__name__} has no pages to send")
-
-    def _post(self, peer: str, messages: list[Message], pages: Tensor | None = None) -> None:
-        if messages and peer not in self._lost:
-            self._links[peer].send(Parcel(self._session, tuple(messages), pages))
-
-
-class PrefillServing(Serving):
-    """Computes prompts and sends their KV to the decode workers that the parent names."""
-
-    side: PrefillSide
-
-    def __init__(self, *arguments: Any, timing: HandoffTiming) -> None:
-        super().__init__(*arguments)
-        self.side = PrefillSide(self.engine, self.pages.format, self._session, timing)
-
-    def submit(self, request: Request, peer: str) -> None:
-        outcome = self.side.submit(request, peer, now_ns())
-        if outcome.refusal:
-            self.news.refused(request.request_id, outcome.refusal)
-        self.driver.interrupt(outcome.replan)
-        self.carry_out()
-
-    def _committed(self, outcome: CommitOutcome) -> None:
-        payloads = {request_id: self._draft_payload(request_id) for request_id in outcome.computed}
-        # The first tokens are told before the messages that let somebody go on from them.
-        self.news.flush()
-        self.side.committed(outcome, now_ns(), payloads)
-
-    def _draft_payload(self, request_id: str) -> DraftPayload:
-        """The row's first relay cell, which no round here will read."""
-        progress = self.engine.progress_of(request_id)
-        _, values = self.executor.future_map.resolve(np.array([progress.row]), np.array([progress.epoch]))
-        on_host = {name: value.cpu().numpy() for name, value in values.items()}
-        return DraftPayload.of_cell(self.executor.algorithm, on_host)
-
-    def _take(self, peer: str, parcel: Parcel) -> None:
-        for message in parcel.messages:
-            self.side.receive(peer, message, now_ns())
-
-    def _send_pages(self, action: SendPages) -> None:
+    def send_pages(self, action: SendPages) -> None:
+        self._post(action.peer, self._outgoing.pop(action.peer, []))
         at_once = max(1, MAX_PAGES_BYTES // self.pages.row_bytes)
         for begin in range(0, len(action.indices), at_once):
             indices = action.indices[begin : begin + at_once]
@@ -266,57 +240,30 @@ class PrefillServing(Serving):
             seals = self.pages.seals(rows)
             messages = [Page(action.key, action.epoch, *page) for page in zip(indices, seals, strict=True)]
             self._post(action.peer, messages, rows.view(-1))
-            # What travels is a copy: the slots may be written again.
-            for index, seal in zip(indices, seals, strict=True):
-                self.side.page_sent(action.key, index, seal, now_ns())
+            self.handoff.pages_sent(messages, now_ns())  # a copy travels: the slots may be written again
 
+    def write_page(self, action: WritePage) -> None:
+        self._writes.append((self._arrived[id(action.page)], action.slots))
 
-class DecodeServing(Serving):
-    """Takes requests from prefill workers and decodes them to their end."""
+    def report(self, finished: FinishedRequest) -> None:
+        self.news.ended(finished)
 
-    side: DecodeSide
+    def transfer_ended(self, outcome: TransferOutcome) -> None:
+        """Do nothing: the parent is told of requests, not of transfers."""
 
-    def __init__(self, *arguments: Any, timing: HandoffTiming) -> None:
-        super().__init__(*arguments)
-        self.side = DecodeSide(self.engine, self.pages.format, self._session, timing, self.executor.relayed)
-        self._others: list[Send] = []
-
-    def watch(self, event: Event) -> None:
-        """An event sink: who joins is told to the parent."""
-        if isinstance(event, HandoffMoved) and event.move is HandoffMove.JOIN and not event.finished:
-            self.news.joined(event.request_id)
-
-    def _committed(self, outcome: CommitOutcome) -> None:
+    def flush(self, replan: bool) -> None:
+        """Write pages in one operation, then tell the parent, then the other workers."""
+        if self._writes:
+            rows, slots = zip(*self._writes, strict=True)
+            self.pages.write(np.stack(slots), self._rows[list(rows)])
+        self._writes, self._arrived, self._rows = [], {}, None
         self.news.flush()
-        self.side.committed(now_ns())
+        outgoing, self._outgoing = self._outgoing, {}
+        for peer, messages in outgoing.items():
+            self._post(peer, messages)
+        self.driver.interrupt(replan)
 
-    def _take(self, peer: str, parcel: Parcel) -> None:
-        """Verify every page by what arrived of it; all that are to be kept are written in one operation."""
-        count = sum(isinstance(message, Page) for message in parcel.messages)
-        rows, seals = self.pages.seals_of_arrived(parcel.pages, count)
-        number = 0
-        kept: list[int] = []
-        slots: list[np.ndarray] = []
-        for message in parcel.messages:
-            measured = None
-            if isinstance(message, Page):
-                measured, number = seals[number], number + 1
-            self.side.receive(peer, message, now_ns(), measured)
-            if measured is None:
-                continue
-            for action in self.side.take_actions():
-                if isinstance(action, WritePage):
-                    kept.append(number - 1)
-                    slots.append(action.slots)
-                else:
-                    self._others.append(action)
-        if kept:
-            self.pages.write(np.stack(slots), rows[kept])
-
-    def _actions(self) -> list[Send]:
-        others, self._others = self._others, []
-        return others + self.side.take_actions()
-
-    def carry_out(self) -> None:
-        super().carry_out()
-        self.driver.interrupt(self.side.take_replan())
+    def _post(self, peer: str, messages: list[Message], pages: Tensor | None = None) -> None:
+        self.news.flush()
+        if messages and peer not in self._lost:
+            self._links[peer].send(Parcel(self._session, tuple(messages), pages))

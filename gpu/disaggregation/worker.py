@@ -22,7 +22,7 @@ from ...core.handoff.wire import request_from_json
 from .control import ControlSocket
 from .link import LinkNews, PeerLink, connect, links
 from .link_faults import FaultPlan, LinkFaults
-from .serving import News, PrefillServing, Serving
+from .serving import News, Serving
 from .worker_session import SessionOrder, open_serving
 
 
@@ -116,7 +116,6 @@ class Worker:
         self._answer("opened", engine=measured.to_json())
 
     def _submit(self, request: dict[str, Any], peer: str) -> None:
-        assert isinstance(self._serving, PrefillServing), "requests begin on prefill workers"
         self._serving.submit(request_from_json(request), peer)
 
     def _abort(self, request_id: str) -> None:
@@ -130,7 +129,7 @@ class Worker:
         self._answer("lost", peer=peer)
 
     def _report(self) -> None:
-        found = {} if self._serving is None else self._serving.report()
+        found = {} if self._serving is None else self._serving.describe()
         self._answer("report", report=found)
 
     def _close(self, complete: bool) -> None:

@@ -21,7 +21,7 @@ from ..session.plan import SessionOptions, SessionPlan
 from ..session.session import load_engine
 from ..session.text import Tokenizer
 from .link import PeerLink
-from .serving import DecodeServing, News, PrefillServing, Serving
+from .serving import News, Serving
 
 _PATHS = ("model", "draft")
 
@@ -92,7 +92,7 @@ def open_serving(
         kv_bytes=order.kv_bytes,
     )
     deliveries = Deliveries()
-    watched: list[Any] = []  # the decode side's sink is there when its engine is
+    watched: list[Any] = []  # the sink of what is served, which is made after the engine
     log: EventLog | None = None
 
     def make_sinks(spec: EngineSpec) -> list[EventSink]:
@@ -104,10 +104,8 @@ def open_serving(
         return sinks
 
     engine, executor, plan = load_engine(plan, Tokenizer.load(options.model), make_sinks)
-    role = PrefillServing if order.role is EngineRole.PREFILL else DecodeServing
-    serving = role(order.session, engine, executor, deliveries, links, news, timing=order.timing)
-    if isinstance(serving, DecodeServing):
-        watched.append(serving.watch)
+    serving = Serving(order.session, engine, executor, deliveries, links, news, timing=order.timing)
+    watched.append(serving.watch)
     return serving, log, plan.spec
 
 

@@ -1,6 +1,6 @@
 """A prefill and a decode worker over reference executors, joined by a link in memory: every cell of KV is its own canary.
 
-    PrefillWorker ──► Link ──► DecodeWorker          messages may be lost, late, doubled, reordered, cut short or changed by the test
+    ReferenceWorker ──► Link ──► ReferenceWorker     messages may be lost, late, doubled, reordered, cut short or changed by the test
          ▲              │
          └──── Link ◄───┘
 
@@ -10,7 +10,7 @@ a page of another prompt, an old one, or one that is missing is found when the f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,15 +19,16 @@ from ...core.algorithm.arrival import DraftPayload
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.handoff import (
     DecodeSide,
+    HandoffDriver,
     HandoffTiming,
     Message,
     PageFormat,
     PageSeal,
     PrefillSide,
-    Send,
     SendPages,
     TransferOutcome,
     WritePage,
+    make_side,
 )
 from ...core.handoff.messages import Page
 from ...core.handoff.wire import decode, encode
@@ -81,156 +82,109 @@ class Link:
         return messages
 
 
-class Worker:
-    """An engine, its executor and its side of the handoff. `name` is what the other side calls it."""
+class ReferenceWorker:
+    """An engine, its executor and its side of the handoff: the transport of its `HandoffDriver`, over `out`.
 
-    side: PrefillSide | DecodeSide
+    `name` is what the other side calls it, `peer` what it calls the other side; `incarnation` counts its lives.
+    """
 
-    def __init__(self, name: str, engine: Engine, executor: ReferenceExecutor, out: Link) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        executor: ReferenceExecutor,
+        out: Link,
+        *,
+        peer: str = "",
+        incarnation: int = 1,
+        timing: HandoffTiming | None = None,
+    ) -> None:
         self.name = name
+        self.peer = peer
         self.engine = engine
         self.executor = executor
         self.out = out
+        self.handoff = HandoffDriver(make_side(engine, page_format_of(executor), incarnation, timing), self)
         self.finished: dict[str, FinishedRequest] = {}
         self.outcomes: list[TransferOutcome] = []
+        self.now_ns = 0
+
+    @property
+    def side(self) -> PrefillSide | DecodeSide:
+        return self.handoff.side
+
+    def submit(self, request: Request, now_ns: int) -> str:
+        """Queue a request; returns why it was refused, or nothing."""
+        return self.handoff.submit(request, self.peer, now_ns).refusal
 
     def turn(self, now_ns: int) -> bool:
-        """Plan and launch until None, then commit the oldest step; says whether there was one."""
+        """Plan and launch until None, then commit the oldest step; returns whether there was one."""
+        self.now_ns = now_ns
         while (step := self.engine.plan(now_ns)) is not None:
             self.executor.launch(step)
-        committed = bool(self.engine.num_uncommitted)
-        if committed:
-            self._commit(now_ns)
-        self.carry_out()
-        return committed
+        if not self.engine.num_uncommitted:
+            self.handoff.carry_out()
+            return False
+        outcome = self.engine.commit(self.executor.collect(), now_ns)
+        payloads = {request_id: self._draft_payload(request_id) for request_id in outcome.computed}
+        for finished in outcome.finished:
+            self.report(finished)
+        self.handoff.committed(outcome, now_ns, payloads)
+        return True
+
+    def _draft_payload(self, request_id: str) -> DraftPayload:
+        """Read the row's first relay cell, which no round here will read."""
+        progress = self.engine.progress_of(request_id)
+        _, values = self.executor.future_map.resolve(np.array([progress.row]), np.array([progress.epoch]))
+        return DraftPayload.of_cell(self.executor.algorithm, values)
 
     def receive(self, peer: str, message: Message, now_ns: int) -> None:
-        self.side.receive(peer, message, now_ns)
-        self.carry_out()
+        self.handoff.receive(peer, [(message, None)], now_ns)
 
     def tick(self, now_ns: int) -> None:
-        self.side.tick(now_ns)
-        self.carry_out()
+        self.handoff.tick(now_ns)
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
-        outcome = self.side.abort(request_id, now_ns)
+        outcome = self.handoff.abort(request_id, now_ns)
         if outcome.replan:
             self.executor.request_stop(self.engine.last_step_id)
-        self._keep([] if outcome.finished is None else [outcome.finished])
-        self.carry_out()
+        if outcome.finished is not None:
+            self.report(outcome.finished)
         return outcome
-
-    def carry_out(self) -> None:
-        """Do what the state machine asks for, and keep what it reports."""
-        actions = self.side.take_actions()
-        while actions:
-            for action in actions:
-                self._carry_out(action)
-            actions = self.side.take_actions()
-        self._keep(self.side.take_finished())
-        self.outcomes += self.side.take_outcomes()
 
     def check(self) -> None:
         self.engine.check()
         self.side.check()
 
-    def _commit(self, now_ns: int) -> None:
-        raise NotImplementedError
+    # -- what the driver calls (`core.handoff.Transport`) -------------------------------------------------------------
 
-    def _carry_out(self, action: Send | SendPages | WritePage) -> None:
-        assert isinstance(action, Send)
-        self.out.messages.append(action.message)
+    def send(self, peer: str, message: Message) -> None:
+        self.out.messages.append(message)
 
-    def _keep(self, finished: Iterable[FinishedRequest]) -> None:
-        for end in finished:
-            assert end.request_id not in self.finished, f"{end.request_id!r} ended twice on {self.name}"
-            self.finished[end.request_id] = end
-
-
-class PrefillWorker(Worker):
-    """Computes prompts and sends them to `peer`."""
-
-    def __init__(
-        self,
-        name: str,
-        engine: Engine,
-        executor: ReferenceExecutor,
-        out: Link,
-        *,
-        peer: str,
-        generation: int = 1,
-        timing: HandoffTiming | None = None,
-    ) -> None:
-        super().__init__(name, engine, executor, out)
-        self.peer = peer
-        self.now_ns = 0
-        self.side = PrefillSide(engine, page_format_of(executor), generation, timing)
-
-    def submit(self, request: Request, now_ns: int) -> str:
-        """Queue a request; returns why it was refused, or nothing."""
-        return self.side.submit(request, self.peer, now_ns).refusal
-
-    def turn(self, now_ns: int) -> bool:
-        self.now_ns = now_ns
-        return super().turn(now_ns)
-
-    def _commit(self, now_ns: int) -> None:
-        outcome = self.engine.commit(self.executor.collect(), now_ns)
-        payloads = {request_id: self._draft_payload(request_id) for request_id in outcome.computed}
-        self._keep(outcome.finished)
-        self.side.committed(outcome, now_ns, payloads)
-
-    def _draft_payload(self, request_id: str) -> DraftPayload:
-        """The row's first relay cell, which no round here will read."""
-        progress = self.engine.progress_of(request_id)
-        _, values = self.executor.future_map.resolve(np.array([progress.row]), np.array([progress.epoch]))
-        return DraftPayload.of_cell(self.executor.algorithm, values)
-
-    def _carry_out(self, action: Send | SendPages | WritePage) -> None:
-        if not isinstance(action, SendPages):
-            super()._carry_out(action)
-            return
+    def send_pages(self, action: SendPages) -> None:
         kv = self.executor.kv
+        pages = []
         for index, slots in zip(action.indices, action.slots, strict=True):
             target, draft = read_page(kv.target, slots), read_page(kv.draft, slots)
-            seal = PageSeal.of(target, draft)
-            self.out.messages.append(Page(action.key, action.epoch, index, seal, target, draft))
-            self.side.page_sent(action.key, index, seal, self.now_ns)
+            pages.append(Page(action.key, action.epoch, index, PageSeal.of(target, draft), target, draft))
+        self.out.messages += pages
+        self.handoff.pages_sent(pages, self.now_ns)
 
-
-class DecodeWorker(Worker):
-    """Takes requests from prefill workers and decodes them to their end."""
-
-    def __init__(
-        self,
-        name: str,
-        engine: Engine,
-        executor: ReferenceExecutor,
-        out: Link,
-        *,
-        epoch: int = 1,
-        timing: HandoffTiming | None = None,
-    ) -> None:
-        super().__init__(name, engine, executor, out)
-        self.side = DecodeSide(engine, page_format_of(executor), epoch, timing)
-
-    def carry_out(self) -> None:
-        super().carry_out()
-        if self.side.take_replan():
-            self.executor.request_stop(self.engine.last_step_id)
-
-    def _commit(self, now_ns: int) -> None:
-        outcome = self.engine.commit(self.executor.collect(), now_ns)
-        self._keep(outcome.finished)
-        self.side.committed(now_ns)
-
-    def _carry_out(self, action: Send | SendPages | WritePage) -> None:
-        if not isinstance(action, WritePage):
-            super()._carry_out(action)
-            return
+    def write_page(self, action: WritePage) -> None:
         kv, stay = self.executor.kv, int(stay_of(action.row, action.epoch))
         write_page(kv.target, action.slots, stay, action.page.target)
         write_page(kv.draft, action.slots, stay, action.page.draft)
+
+    def report(self, finished: FinishedRequest) -> None:
+        assert finished.request_id not in self.finished, f"{finished.request_id!r} ended twice on {self.name}"
+        self.finished[finished.request_id] = finished
+
+    def transfer_ended(self, outcome: TransferOutcome) -> None:
+        self.outcomes.append(outcome)
+
+    def flush(self, replan: bool) -> None:
+        if replan:
+            self.executor.request_stop(self.engine.last_step_id)
 
 
 Meddler = Callable[[list[Message]], list[Message]]
@@ -250,8 +204,8 @@ class HandoffPair:
         tick_ns: int = 1_000_000,
     ) -> None:
         self.to_decode, self.to_prefill = Link(), Link()
-        self.prefill = PrefillWorker("prefill", *prefill, self.to_decode, peer="decode", timing=timing)
-        self.decode = DecodeWorker("decode", *decode, self.to_prefill, timing=timing)
+        self.prefill = ReferenceWorker("prefill", *prefill, self.to_decode, peer="decode", timing=timing)
+        self.decode = ReferenceWorker("decode", *decode, self.to_prefill, timing=timing)
         self.meddle = meddle
         self.tick_ns = tick_ns
         self.now_ns = 0
@@ -297,10 +251,10 @@ class HandoffPair:
         here = {name: end for name, end in ends.items() if end.reason is not FinishReason.TRANSFERRED}
         return self.decode.finished | here
 
-    def _living(self) -> list[Worker]:
+    def _living(self) -> list[ReferenceWorker]:
         return [w for w, alive in ((self.prefill, self.prefill_alive), (self.decode, self.decode_alive)) if alive]
 
-    def _deliver(self, link: Link, sender: str, receiver: Worker, alive: bool) -> bool:
+    def _deliver(self, link: Link, sender: str, receiver: ReferenceWorker, alive: bool) -> bool:
         messages = link.take()
         if self.meddle is not None:
             messages = self.meddle(messages)

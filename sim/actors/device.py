@@ -63,6 +63,8 @@ class Device:
         self.cost = cost
         self.truths: dict[str, Truth] = {}
         self.busy_ns = 0
+        self.slowdown = 1.0  # multiplies all device times
+        self.forced_drafts = ""  # "right" or "wrong": every draft is; "": as the acceptance process has it
         self._num_rows = num_rows
         self._acceptance = acceptance
         self._for_tree = for_tree
@@ -125,7 +127,11 @@ class Device:
         return PrefillResult(None, np.array(stopped) if any(stopped) else None)
 
     def step_ns(self, step: Step) -> int:
-        """Device time of a step with a prefill part, before it is run."""
+        """Return the device time of a step with a prefill part, before it is run."""
+        device_ns = self._cost_ns(step)
+        return device_ns if self.slowdown == 1.0 else int(device_ns * self.slowdown)
+
+    def _cost_ns(self, step: Step) -> int:
         chunks = list(zip(step.prefill.lens.tolist(), step.prefill.starts.tolist(), strict=True))
         decode = step.decode
         if decode is None:
@@ -160,10 +166,16 @@ class Device:
                 device_ns = np.array([self.cost.decode_ns(*shape, kv_tokens)])
             else:
                 device_ns = self.cost.decode_ns(*shape, kv_tokens + grown)
+            if self.slowdown != 1.0:
+                device_ns = (device_ns * self.slowdown).astype(np.int64)
         return DrawnRounds(rounds, lens, emitted, device_ns, left)
 
     def _draw_lens(self, decode: DecodeStep, batch: Batch, left: np.ndarray, limit: int) -> tuple[np.ndarray, int]:
         """Accept lengths int32 [≥ rounds, bs] and the number of rounds, up to the first in which a request ends."""
+        if self.forced_drafts:
+            accepted = min(decode.steps + 1, decode.num_draft_tokens) if self.forced_drafts == "right" else 1
+            rounds = min(limit, max(1, -(-int(left.min()) // accepted)))
+            return np.full((rounds, len(batch.index)), accepted, dtype=np.int32), rounds
         cache = self._last_cache = self._cache(decode)
         positions = batch.position_end - left
         if limit == 1:

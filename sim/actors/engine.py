@@ -19,13 +19,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import simpy
 
+from ...core.contract.failure import StepFailure
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.contract.step import Step, StepResult
 from ...core.errors import InvariantViolation
-from ...core.scheduler.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
+from ...core.scheduler.engine import Engine
 from ..cost.host import HostCost
-from .clock import until
+from .clock import AFTER_ARRIVALS, until
 from .device import Device, DrawnRounds, Truth
+from .hooks import NO_HOOKS, HandoffPart, Hooks, StepFault
 
 
 class SpanSink(Protocol):
@@ -53,7 +55,7 @@ class BlockTimes(NamedTuple):
 
 
 class EngineActor:
-    """One replica. Messages arrive by `receive` and `cancel`; what ends is reported to `on_finished`."""
+    """One replica. Messages arrive by `receive` and `cancel`; ends of requests are reported to `on_finished`."""
 
     def __init__(
         self,
@@ -64,94 +66,101 @@ class EngineActor:
         host: HostCost,
         on_finished: Callable[[int, FinishedRequest], None],
         spans: SpanSink | None = None,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         self.env = env
         self.replica = replica
         self.engine = engine
         self.device = device
         self.host = host
+        self.hooks = hooks
+        self.handoff: HandoffPart | None = None  # set where prefill and decode are apart
         self.rounds = 0
+        self.ran_ns = (0, 0)  # from and to when the device was at the newest step of one round
         self._on_finished = on_finished
         self._spans = spans
         self._flights: deque[Flight] = deque()
         self._cpu_free_ns = 0
         self._device_free_ns = 0
-        self._ran_ns = (0, 0)  # from and to when the device was at the newest step of one round
         self._stop_id = 0  # steps up to here end at their next round boundary
         self._tail_planned_ns = 0
         self._idle: simpy.Event | None = None
         self._in_block = False
         self.process = env.process(self._run())
 
-    # -- mailbox ------------------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
     def receive(self, request: Request, truth: Truth) -> None:
-        """A request arrives now."""
+        """Take a request that arrives now."""
+        refusal = self.hooks.on_request(request, truth)
+        if refusal is None:
+            return
+        if refusal:
+            self._refuse(request, refusal)
+            return
         self.device.truths[request.request_id] = truth
-        outcome = self._submit(request)
+        if self.handoff is None:
+            outcome = self.engine.submit(request, self.hooks.stamp(self.env.now))
+        else:
+            outcome = self.handoff.submit(request)
         if outcome.refusal:
             del self.device.truths[request.request_id]
-            self._on_finished(
-                self.replica, FinishedRequest(request.request_id, FinishReason.ERROR, 0, message=outcome.refusal)
-            )
-        self._wake(outcome.replan)
+            self._refuse(request, outcome.refusal)
+        self.wake(outcome.replan)
+
+    def _refuse(self, request: Request, reason: str) -> None:
+        self._on_finished(self.replica, FinishedRequest(request.request_id, FinishReason.ERROR, 0, message=reason))
 
     def cancel(self, request_id: str) -> None:
-        """A client gives up a request now."""
-        outcome = self._abort(request_id)
+        """Take a client's word that it gives up a request."""
+        if self.hooks.on_cancel(request_id):
+            self.abort(request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now."""
+        if self.handoff is None:
+            outcome = self.engine.abort(request_id, self.hooks.stamp(self.env.now))
+        else:
+            outcome = self.handoff.abort(request_id)
         if outcome.finished is not None:
-            self._report(outcome.finished)
-        self._wake(outcome.replan)
+            self.report(outcome.finished)
+        self.wake(outcome.replan)
 
-    # -- what an engine that shares its requests with others does otherwise -------------------------------------------
-
-    def _submit(self, request: Request) -> SubmitOutcome:
-        return self.engine.submit(request, self._stamp(self.env.now))
-
-    def _abort(self, request_id: str) -> AbortOutcome:
-        return self.engine.abort(request_id, self._stamp(self.env.now))
-
-    def _planned(self) -> None:
-        """A step was planned and launched."""
-
-    def _committed(self, outcome: CommitOutcome) -> None:
-        """A step was committed; what ended in it is reported."""
-
-    @property
-    def _may_wait(self) -> bool:
-        """Whether an engine that runs nothing and plans nothing is all right: something outside will wake it."""
-        return self.engine.is_idle
-
-    # -----------------------------------------------------------------------------------------------------------------
-
-    def _wake(self, replan: bool) -> None:
+    def wake(self, replan: bool) -> None:
+        """Plan again if the actor waits for work. With `replan`, also end the steps in flight at their next round boundary."""
         if self._idle is not None:
             idle, self._idle = self._idle, None
             idle._ok, idle._value = True, None
-            self.env.schedule(idle, priority=2)
+            self.env.schedule(idle, priority=AFTER_ARRIVALS)
         elif replan:
             self._stop_id = self.engine.last_step_id
             if self._in_block:
                 self._in_block = False
                 self.process.interrupt()
 
-    def _stamp(self, time_ns: int) -> int:
-        """The scheduler's time at a simulated time: the same, but for a host whose clock has faults."""
-        return time_ns
+    def stop_launched_steps(self) -> None:
+        """End the steps in flight after one round each; not the tail of a block, which goes on."""
+        if self._flights[-1].launched_ns is not None:
+            self._stop_id = self.engine.last_step_id
 
-    def _report(self, finished: FinishedRequest) -> None:
+    def report(self, finished: FinishedRequest) -> None:
+        """Pass on the end of a request that was submitted."""
+        self.hooks.on_finished(finished)
         del self.device.truths[finished.request_id]
         self._on_finished(self.replica, finished)
 
     # -- the main loop ------------------------------------------------------------------------------------------------
 
     def _run(self) -> Generator[simpy.Event, None, None]:
-        env, engine = self.env, self.engine
+        env, engine, stamp = self.env, self.engine, self.hooks.stamp
         while True:
-            step = engine.plan(self._stamp(env.now))
+            step = engine.plan(stamp(env.now))
             if step is not None:
+                self.hooks.before_launch(step)
                 self._launch(step)
-                self._planned()
+                self.hooks.after_launch(step)
+                if self.handoff is not None:
+                    self.handoff.launched()
                 if engine.num_uncommitted < engine.pipeline_depth:
                     yield until(env, self._cpu_free_ns)
                     continue
@@ -161,7 +170,13 @@ class EngineActor:
             yield from self._commit_oldest()
 
     def _wait_for_work(self) -> Generator[simpy.Event, None, None]:
-        if not self._may_wait:
+        fault = self.hooks.fault_of(None)
+        if fault is not None:
+            yield from self._resume(None, fault)
+            return
+        if self.handoff is not None:
+            self.handoff.before_wait()
+        if not self.engine.is_idle and (self.handoff is None or not self.handoff.may_wait):
             raise InvariantViolation("ENGINE-07", "requests wait, nothing runs, and the plan is empty")
         self._idle = self.env.event()
         yield self._idle
@@ -184,7 +199,7 @@ class EngineActor:
             self._spans.span(self.replica, "scheduler", "plan", self.env.now, host_ns, {"step": step.step_id})
 
     def _is_block(self, flight: Flight) -> bool:
-        """Whether the next step to run has more than one round, as far as its requests and the driver let it. Draws it."""
+        """Whether a step will run more than one round, as far as its requests and the driver let it. Draws its rounds."""
         step = flight.step
         if step.max_rounds == 1 or step.step_id <= self._stop_id:
             return False
@@ -194,16 +209,59 @@ class EngineActor:
 
     def _commit_oldest(self) -> Generator[simpy.Event, None, None]:
         flight = self._flights[0]
+        fault = self.hooks.fault_of(flight.step)
+        if fault is not None:
+            yield from self._lose_steps(flight, fault)
+            return
         if self._is_block(flight):
             result = yield from self._run_block(flight)
         else:
             result = self._run_single(flight)
             yield until(self.env, self._cpu_free_ns)
         self._flights.popleft()
-        outcome = self.engine.commit(result, self._stamp(self.env.now))
+        outcome = self.engine.commit(self.hooks.after_run(result), self.hooks.stamp(self.env.now))
         for finished in outcome.finished:
-            self._report(finished)
-        self._committed(outcome)
+            self.report(finished)
+        if self.handoff is not None:
+            self.handoff.committed(outcome)
+
+    # -- a step that fails --------------------------------------------------------------------------------------------
+
+    def _lose_steps(self, flight: Flight, fault: StepFault) -> Generator[simpy.Event, None, None]:
+        """Let the oldest step fail while it runs, and with it those launched behind it; then resume."""
+        env, engine = self.env, self.engine
+        started_ns = max(self._device_free_ns, flight.launched_ns)
+        lasts_ns = fault.timeout_ns
+        if lasts_ns is None:
+            lasts_ns = int(fault.run_share * self._device_ns(flight))
+        yield until(env, max(started_ns + lasts_ns, self._cpu_free_ns, env.now))
+        self.device.busy_ns += lasts_ns
+        message = f"{fault.message}; in flight: {engine.describe_in_flight()}"
+        failure = StepFailure(flight.step.step_id, fault.cause, message)
+        outcome = engine.lose_steps(failure, self.hooks.stamp(env.now))
+        self._flights.clear()
+        self.hooks.after_loss(flight.step, outcome)
+        for finished in outcome.finished:
+            self.report(finished)
+        if self.handoff is not None:
+            self.handoff.lost(outcome, fault.restarts)
+        yield from self._resume(flight.step, fault)
+
+    def _resume(self, step: Step | None, fault: StepFault) -> Generator[simpy.Event, None, None]:
+        """Wait until the device is quiet, or a new worker runs, and plan again."""
+        yield until(self.env, self.env.now + fault.away_ns)
+        if fault.restarts and self.handoff is not None:
+            self.handoff.restarted()
+        self.engine.resume(self.hooks.stamp(self.env.now), restarted=fault.restarts)
+        self.hooks.after_resume(step, fault.restarts)
+        self._device_free_ns = self._cpu_free_ns = self.env.now
+
+    def _device_ns(self, flight: Flight) -> int:
+        if flight.step.prefill is not None:
+            return self.device.step_ns(flight.step)
+        if flight.drawn is None:
+            flight.drawn = self.device.draw(flight.step.decode, flight.step.max_rounds)
+        return int(flight.drawn.device_ns[: flight.drawn.rounds].sum())
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -227,7 +285,7 @@ class EngineActor:
             self.rounds += 1
         started_ns = max(self._device_free_ns, flight.launched_ns)
         self._device_free_ns = started_ns + device_ns
-        self._ran_ns = (started_ns, self._device_free_ns)
+        self.ran_ns = (started_ns, self._device_free_ns)
         batch_size = 0 if step.decode is None else len(step.decode.rows)
         committing_ns = max(self._cpu_free_ns, self._device_free_ns)
         self._cpu_free_ns = committing_ns + self.host.commit_ns(batch_size, tokens)

@@ -86,7 +86,7 @@ class Balancer:
         return best
 
 
-class Router:
+class ReplicaRouter:
     """Sends requests to replicas, and cancels after them."""
 
     def __init__(self, policy: str, replicas: list[EngineActor], links: list[Link], seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Engines of two roles behind one router: who computes a prompt, who decodes it, what they send each other, and when a request is over."""
+"""Engines of two roles behind one router: who computes a prompt, who decodes it, and when a request is over."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Callable
 
 import simpy
 
+from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.contract.request import FinishedRequest, FinishReason, Request
-from ...core.handoff import Message, PageSeal
-from ...core.handoff.messages import Manifest, Page
+from ...core.handoff import PageFormat
 from ...core.scheduler.config import EngineRole
 from ..actors.device import Truth
+from ..actors.engine import EngineActor
 from ..actors.link import Link
 from ..actors.router import BYTES_PER_TOKEN, Balancer
 from ..assembly import Assembly
-from .network import Layers, Network
-from .pools import draft_input_bytes, page_format_of, timing_of
+from .endpoint import EndpointHooks, HandoffEndpoint, Surroundings
+from .network import Interconnect, Network, PacketHooks
+from .pools import timing_of
 from .roles import Roles
-from .transfers import DisaggregationReport, Transfers
-from .worker import HandoffPart
+from .transfers import DisaggregationReport, TransferTimes
 
 OnFinished = Callable[[int, FinishedRequest], None]
 
@@ -35,41 +36,52 @@ class _Route:
 
 
 class Cluster:
-    """The router of a disaggregated service (see `Router`), and what its engines share.
+    """The router of a disaggregated service (see `ReplicaRouter`), and its endpoints.
 
-    Both engines of a request are chosen when it arrives. A request is over for its client at the first end that any of them tells,
-    other than that its prompt has been handed over.
+    Both engines of a request are chosen when it arrives. A request is over for its client at the first end that one of them reports,
+    other than that its prompt was handed over.
     """
 
     def __init__(self, env: simpy.Environment, assembly: Assembly, network: Network, on_finished: OnFinished) -> None:
         scenario = assembly.scenario
         table = scenario.disaggregation
         self.env = env
+        self.assembly = assembly
         self.network = network
         self.page_format = page_format_of(assembly)
         self.timing = timing_of(scenario)
-        self.is_layerwise = table.layerwise
-        self.num_layers = assembly.target.layers
-        self.transfers = Transfers()
         self.last_end_ns = 0
         self.last_sent_ns = 0
-        self._draft_input_bytes = draft_input_bytes(assembly)
         self._on_finished = on_finished
         num_engines = assembly.pools.num_engines
         self._prefill = Balancer(table.prefill_policy, num_engines, scenario.seed, 1)
         self._decode = Balancer(table.decode_policy, num_engines, scenario.seed, 2)
         self._routes: dict[str, _Route] = {}
-        every_s = table.rebalance_s
-        self.roles = Roles(self, None if every_s is None else round(every_s * 1e9))
-        self.workers: list[HandoffPart] = []
-        self.links: list[Link] = []
+        self.endpoints: list[HandoffEndpoint] = []
+        self.roles = Roles(self, None if table.rebalance_s is None else round(table.rebalance_s * 1e9))
+        self._times = TransferTimes()
+        self._links: list[Link] = []
 
-    def start(self, workers: list[HandoffPart], links: list[Link]) -> None:
-        """`links` are those from the clients, one per worker."""
-        self.workers = workers
-        self.links = links
-        for worker in workers:
-            worker.join_cluster(self)
+    def start(
+        self, actors: list[EngineActor], links: list[Link], packet_hooks: PacketHooks, endpoint_hooks: EndpointHooks
+    ) -> Interconnect:
+        """Make the endpoints of the actors, before the first event. `links` are those from the clients, one per actor."""
+        size = _draft_input_bytes(self.assembly)
+        interconnect = Interconnect(self.network, self.page_format, size, self.endpoints, packet_hooks)
+        around = Surroundings(
+            interconnect,
+            self.timing,
+            self._times,
+            self.assembly.target.layers,
+            self.assembly.scenario.disaggregation.layerwise,
+            self._peer_of,
+            self.decoder_of,
+            lambda engine: self.outstanding[engine],
+            endpoint_hooks,
+        )
+        self._links = links
+        self.endpoints += [HandoffEndpoint(actor, around) for actor in actors]
+        return interconnect
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
@@ -78,8 +90,17 @@ class Cluster:
         """Per engine: requests that it computes, or will decode, or decodes."""
         return [p + d for p, d in zip(self._prefill.outstanding, self._decode.outstanding, strict=True)]
 
+    @property
+    def request_ids(self) -> list[str]:
+        """The requests that are not over for their clients."""
+        return list(self._routes)
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._routes)
+
     def submit(self, request: Request, truth: Truth) -> int:
-        """Send a request to its prefill engine, which is returned."""
+        """Send a request to its prefill engine, whose number is returned."""
         self.last_sent_ns = self.env.now
         route = _Route(
             self._prefill.assign(request, self.roles.serving(EngineRole.PREFILL)),
@@ -88,26 +109,22 @@ class Cluster:
         self.roles.keep_looking()
         self._routes[request.request_id] = route
         size = request.prompt.length * BYTES_PER_TOKEN
-        self.links[route.prefill].send(size, self.workers[route.prefill].receive, request, truth)
+        self._links[route.prefill].send(size, self.endpoints[route.prefill].actor.receive, request, truth)
         return route.prefill
 
-    @property
-    def has_requests(self) -> bool:
-        return bool(self._routes)
-
     def cancel(self, request_id: str) -> None:
-        """Tell the prefill engine that the client is gone, and it the decode engine; nothing if the request has ended."""
+        """Tell the engine that has the request that its client has left; nothing if the request is over."""
         route = self._routes.get(request_id)
         if route is not None and not route.is_computing:
-            self.links[route.decode].send(0, self.workers[route.decode].withdraw, request_id)
+            self._links[route.decode].send(0, self.endpoints[route.decode].withdraw, request_id)
         elif route is not None:
-            self.links[route.prefill].send(0, self.workers[route.prefill].cancel, request_id)
+            self._links[route.prefill].send(0, self.endpoints[route.prefill].actor.cancel, request_id)
 
     def ended(self, replica: int, request_id: str) -> None:
         """The client was told; see `finished` for the rest."""
 
     def finished(self, replica: int, finished: FinishedRequest) -> None:
-        """An engine is done with a request. The first end counts, and a handover is none."""
+        """Take an engine's report of an end. The first one counts, and a handover is none."""
         route = self._routes.get(finished.request_id)
         if route is None:
             return
@@ -125,65 +142,56 @@ class Cluster:
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
-    def peer_of(self, request_id: str) -> str:
-        """The decode engine of a request."""
+    def _peer_of(self, request_id: str) -> str:
+        decode = self.decoder_of(request_id)
+        if decode is None:
+            # A copy of a request that is over for its client has no route; any decode engine will do.
+            decode = self.roles.serving(EngineRole.DECODE)[0]
+        return self.endpoints[decode].name
+
+    def decoder_of(self, request_id: str) -> int | None:
+        """Return the engine where a request is or will be decoded; None if it is over."""
         route = self._routes.get(request_id)
-        # A copy of a request that is over for its client has no route; it goes anywhere.
-        decode = self.roles.serving(EngineRole.DECODE)[0] if route is None else route.decode
-        return self.workers[decode].name
-
-    def decoder_of(self, request_id: str) -> HandoffPart | None:
-        """Where a request is or will be decoded; None if it is over."""
-        route = self._routes.get(request_id)
-        return None if route is None else self.workers[route.decode]
-
-    def pass_cancel_on(self, source: HandoffPart, request_id: str) -> None:
-        """From the prefill engine of a request to where it is decoded."""
-        target = self.decoder_of(request_id)
-        if target is not None:
-            self.network.say(source.replica, target.replica, 0, target.withdraw, request_id)
-
-    def send(self, source: HandoffPart, peer: str, message: Message, truth: Truth | None) -> None:
-        """A message of the handoff; a manifest brings the draft input along."""
-        target = self._named(peer)
-        size = self._draft_input_bytes if type(message) is Manifest else 0
-        self.network.say(source.replica, target.replica, size, self.deliver, source, target, message, truth)
-
-    def send_pages(self, source: HandoffPart, peer: str, pages: list[Page], layers: Layers | None) -> tuple[int, int]:
-        """Pages of one action; returns when the first byte left and when the last one does."""
-        target = self._named(peer)
-        page_bytes = self.page_format.target_bytes + self.page_format.draft_bytes
-        arrived = [(page, page.seal) for page in pages]
-        arguments = (self.deliver_pages, source, target, arrived)
-        return self.network.send(source.replica, target.replica, len(pages) * page_bytes, *arguments, layers=layers)
-
-    def deliver(self, source: HandoffPart, target: HandoffPart, message: Message, truth: Truth | None) -> None:
-        """A message has arrived."""
-        target.hear(source.name, message, truth)
-
-    def deliver_pages(self, source: HandoffPart, target: HandoffPart, pages: list[tuple[Page, PageSeal]]) -> None:
-        """Pages have arrived, each with the seal of what is really there."""
-        target.hear_pages(source.name, pages)
-
-    def _named(self, peer: str) -> HandoffPart:
-        return self.workers[int(peer.removeprefix("engine "))]
+        return None if route is None else route.decode
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def report(self, duration_ns: int) -> DisaggregationReport:
-        counts = [worker.side.counts for worker in self.workers]
-        prefill = [worker for worker in self.workers if worker.is_prefill]
+        """Summarize the run, at its end."""
+        counts = [endpoint.side.counts for endpoint in self.endpoints]
+        num_prefill = sum(endpoint.is_prefill for endpoint in self.endpoints)
         shares = self.roles.busy_shares(duration_ns)
         return DisaggregationReport(
-            len(prefill),
-            len(self.workers) - len(prefill),
+            num_prefill,
+            len(self.endpoints) - num_prefill,
             self.roles.num_changes,
             shares[EngineRole.PREFILL],
             shares[EngineRole.DECODE],
             tuple(self.network.out_busy_ns),
             tuple(self.network.in_busy_ns),
             self.network.num_bytes,
-            sum(worker.side.counts.retries for worker in prefill),
+            sum(endpoint.side.counts.retries for endpoint in self.endpoints if endpoint.is_prefill),
             sum(count.ignored for count in counts),
-            self.transfers.to_json(),
+            self._times.to_json(),
         )
+
+
+def page_format_of(assembly: Assembly) -> PageFormat:
+    """A page in both pools, all layers: the bytes that the cost model counts per token of KV."""
+    size, target, draft = assembly.spec.config.page_size, assembly.target, assembly.draft
+    needs_hidden = assembly.algorithm.needs_hidden_states
+    return PageFormat(
+        page_size=size,
+        target_bytes=size * target.kv_bytes_per_token,
+        draft_bytes=size * draft.kv_bytes_per_token if draft is not None else 0,
+        hidden_size=target.hidden if needs_hidden else 0,
+        layout=f"{target.name}, {target.layers} layers of {target.kv_dtype}",
+    )
+
+
+def _draft_input_bytes(assembly: Assembly) -> int:
+    """What goes with the last page: first token, top-k, hidden state, whatever the algorithm relays of a row."""
+    spec = assembly.spec
+    heads = assembly.scenario.speculation.heads or max(spec.max_steps, 1)
+    shape = AlgorithmShape(spec.max_steps, spec.topk, assembly.target.hidden, heads)
+    return sum(field.bytes_per_row for field in assembly.algorithm.relay_fields(shape))

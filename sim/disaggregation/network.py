@@ -6,17 +6,23 @@ engine 1 ══out══╩═══ switch ══════╩══in══ 
 ```
 
 The switch is never the bottleneck. Short messages (offers, answers) take the latency alone: they go beside the pages, as they do where
-KV is written from memory to memory and words go over another connection.
+KV is written from memory to memory and messages go over another connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import simpy
 
+from ...core.handoff import Message, PageFormat, PageSeal
+from ...core.handoff.messages import Manifest, Page
 from ..actors.clock import call_at
+from ..actors.device import Truth
+
+ArrivedPages = list[tuple[Page, PageSeal]]
+"""Pages, each with the seal of what has really arrived."""
 
 
 class Layers(NamedTuple):
@@ -37,12 +43,12 @@ class Network:
         self.out_busy_ns = [0] * num_ports
         self.in_busy_ns = [0] * num_ports
         self.num_bytes = 0
-        self.slowdown = 1.0  # of all ways, for a while
+        self.slowdown = 1.0  # multiplies the time of all bytes
         self._out_free_ns = [0] * num_ports
         self._in_free_ns = [0] * num_ports
 
     def say(self, source: int, target: int, num_bytes: int, deliver: Callable[..., None], *arguments) -> None:
-        """A short message; `num_bytes` of it are more than words. It waits for nobody and nobody for it."""
+        """Send a short message with an attachment of `num_bytes`. It waits for no other, and no other for it."""
         takes_ns = self._count(source, target, num_bytes)
         call_at(self.env, self.env.now + takes_ns + self.latency_ns, deliver, *arguments)
 
@@ -73,9 +79,97 @@ class Network:
         return started_ns, ended_ns
 
     def _count(self, source: int, target: int, num_bytes: int) -> int:
-        """Note bytes that pass, and return how long they take."""
+        """Count bytes that pass; returns how long they take."""
         takes_ns = int(num_bytes / self.bytes_per_s * self.slowdown * 1e9)
         self.out_busy_ns[source] += takes_ns
         self.in_busy_ns[target] += takes_ns
         self.num_bytes += num_bytes
         return takes_ns
+
+
+class Station(Protocol):
+    """What the network delivers to: an engine's `HandoffEndpoint`. While it is not alive it neither sends nor receives."""
+
+    name: str
+    replica: int
+    is_alive: bool
+
+    def hear(self, peer: str, message: Message, truth: Truth | None) -> None: ...
+    def hear_pages(self, peer: str, pages: ArrivedPages) -> None: ...
+    def withdraw(self, request_id: str) -> None: ...
+
+
+class PacketHooks:
+    """Hooks on packets between engines that change nothing; subclasses override what they need."""
+
+    def on_message(self, source: Station, target: Station, message: Message, truth: Truth | None) -> bool:
+        """A message is being sent: return whether to send it on."""
+        return True
+
+    def on_pages(self, source: Station, target: Station, pages: ArrivedPages) -> tuple[ArrivedPages, int | None]:
+        """Pages are being sent: return what will arrive of them, and by how much too late, if they are late."""
+        return pages, None
+
+    def on_arrival(self, source: Station, pages: ArrivedPages) -> None:
+        """Pages have arrived at an engine that is alive."""
+
+
+class Interconnect:
+    """Carries the packets of handoffs between the engines of a cluster."""
+
+    def __init__(
+        self,
+        network: Network,
+        page_format: PageFormat,
+        draft_input_bytes: int,
+        stations: Sequence[Station],
+        hooks: PacketHooks,
+    ) -> None:
+        """`stations` are numbered as the network's ports; the list may be filled later."""
+        self.network = network
+        self.page_format = page_format
+        self.stations = stations
+        self._draft_input_bytes = draft_input_bytes
+        self._hooks = hooks
+
+    def send(self, source: Station, peer: str, message: Message, truth: Truth | None) -> None:
+        """Send a message of the handoff; a manifest brings the draft input along."""
+        target = self._station(peer)
+        if not source.is_alive or not self._hooks.on_message(source, target, message, truth):
+            return
+        size = self._draft_input_bytes if type(message) is Manifest else 0
+        self.network.say(source.replica, target.replica, size, self.deliver, source, target, message, truth)
+
+    def send_pages(self, source: Station, peer: str, pages: list[Page], layers: Layers | None) -> tuple[int, int]:
+        """Send the pages of one action; returns when the first byte left and when the last one does."""
+        if not source.is_alive:
+            now_ns = self.network.env.now
+            return now_ns, now_ns
+        target = self._station(peer)
+        arrived, delay_ns = self._hooks.on_pages(source, target, [(page, page.seal) for page in pages])
+        deliver = (self.deliver_pages, source, target, arrived)
+        if delay_ns is not None:
+            deliver = (self._deliver_later, delay_ns, *deliver)
+        page_bytes = self.page_format.target_bytes + self.page_format.draft_bytes
+        return self.network.send(source.replica, target.replica, len(pages) * page_bytes, *deliver, layers=layers)
+
+    def withdraw(self, source: Station, target: int, request_id: str) -> None:
+        """Tell engine `target` that a request's client has left."""
+        self.network.say(source.replica, target, 0, self.stations[target].withdraw, request_id)
+
+    def deliver(self, source: Station, target: Station, message: Message, truth: Truth | None) -> None:
+        """A message arrives."""
+        if target.is_alive:
+            target.hear(source.name, message, truth)
+
+    def deliver_pages(self, source: Station, target: Station, pages: ArrivedPages) -> None:
+        """Pages arrive."""
+        if target.is_alive:
+            self._hooks.on_arrival(source, pages)
+            target.hear_pages(source.name, pages)
+
+    def _deliver_later(self, delay_ns: int, deliver: Callable[..., None], *arguments) -> None:
+        call_at(self.network.env, self.network.env.now + delay_ns, deliver, *arguments)
+
+    def _station(self, peer: str) -> Station:
+        return self.stations[int(peer.removeprefix("engine "))]

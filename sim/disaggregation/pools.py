@@ -1,18 +1,14 @@
-"""How many engines compute prompts and how many decode, what a page between them is, and how long they wait for each other."""
+"""How many engines compute prompts and how many decode, and how long they wait for each other."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.errors import ConfigError, Problem
-from ...core.handoff import HandoffTiming, PageFormat
+from ...core.handoff import HandoffTiming
 from ...core.scheduler.config import EngineRole
 from ..scenario import Scenario
-
-if TYPE_CHECKING:
-    from ..assembly import Assembly
 
 SOURCE = "<scenario>"  # problems have the full keys of a scenario
 
@@ -85,24 +81,3 @@ def timing_of(scenario: Scenario) -> HandoffTiming:
         return HandoffTiming(*times)
     except ConfigError:
         raise _error("hold_s", f"{table.hold_s:g} must be more than lease_s, which is {table.lease_s:g}") from None
-
-
-def page_format_of(assembly: Assembly) -> PageFormat:
-    """A page in both pools, all layers: the bytes that the cost model counts per token of KV."""
-    size, target, draft = assembly.spec.config.page_size, assembly.target, assembly.draft
-    needs_hidden = assembly.algorithm.needs_hidden_states
-    return PageFormat(
-        page_size=size,
-        target_bytes=size * target.kv_bytes_per_token,
-        draft_bytes=size * draft.kv_bytes_per_token if draft is not None else 0,
-        hidden_size=target.hidden if needs_hidden else 0,
-        layout=f"{target.name}, {target.layers} layers of {target.kv_dtype}",
-    )
-
-
-def draft_input_bytes(assembly: Assembly) -> int:
-    """What goes with the last page: first token, top-k, hidden state, whatever the algorithm relays of a row."""
-    spec = assembly.spec
-    heads = assembly.scenario.speculation.heads or max(spec.max_steps, 1)
-    shape = AlgorithmShape(spec.max_steps, spec.topk, assembly.target.hidden, heads)
-    return sum(field.bytes_per_row for field in assembly.algorithm.relay_fields(shape))

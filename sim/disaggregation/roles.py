@@ -1,4 +1,4 @@
-"""Engines that change sides: of the pool that is the idler one, one at a time, and only when it is empty.
+"""Engines that change roles: one at a time, out of the pool that is less busy, and only when the engine is empty.
 
 ```
 serving ──the other pool is much busier──► draining: no new requests ──empty──► serving in the other role
@@ -10,14 +10,13 @@ Empty means that no request, no row, no transfer is left, nor the memory of one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+import simpy
 
 from ...core.scheduler.config import EngineRole
 from ..actors.clock import call_at
-
-if TYPE_CHECKING:
-    from .cluster import Cluster
-    from .worker import HandoffPart
+from .endpoint import HandoffEndpoint
 
 BUSIER_BY = 0.2
 """A pool gets an engine of the other one when its devices were busier by more than this share of the time."""
@@ -25,11 +24,23 @@ BUSIER_BY = 0.2
 ROLES = (EngineRole.PREFILL, EngineRole.DECODE)
 
 
-class Roles:
-    """Who has which role, for how long, and how busy it was in it. `every_ns` None: nobody changes."""
+class Engines(Protocol):
+    """What `Roles` has to know of a cluster."""
 
-    def __init__(self, cluster: Cluster, every_ns: int | None) -> None:
-        self.draining: HandoffPart | None = None
+    env: simpy.Environment
+    endpoints: list[HandoffEndpoint]
+
+    @property
+    def outstanding(self) -> list[int]: ...
+    @property
+    def has_requests(self) -> bool: ...
+
+
+class Roles:
+    """Which engine has which role, for how long, and how busy it was in it. `every_ns` None: roles never change."""
+
+    def __init__(self, cluster: Engines, every_ns: int | None) -> None:
+        self.draining: HandoffEndpoint | None = None
         self.num_changes = 0
         self._cluster = cluster
         self._every_ns = every_ns
@@ -40,15 +51,14 @@ class Roles:
         self._engine_ns = dict.fromkeys(ROLES, 0)
 
     def serving(self, role: EngineRole) -> list[int]:
-        """The engines that take new requests in this role."""
-        workers = self._cluster.workers
-        return [worker.replica for worker in workers if worker.engine.role is role and worker is not self.draining]
+        """Return the engines that take new requests in this role."""
+        return [e.replica for e in self._cluster.endpoints if e.engine.role is role and e is not self.draining]
 
     def keep_looking(self) -> None:
-        """There is work: look at the pools every so often, as long as there is."""
+        """Look at the pools every `every_ns` from now on, as long as there are requests."""
         if self._every_ns is not None and not self._is_looking:
             self._is_looking = True
-            self._last_look = {worker.replica: worker.device.busy_ns for worker in self._cluster.workers}
+            self._last_look = {endpoint.replica: endpoint.device.busy_ns for endpoint in self._cluster.endpoints}
             call_at(self._cluster.env, self._cluster.env.now + self._every_ns, self._look)
 
     def _look(self) -> None:
@@ -68,27 +78,27 @@ class Roles:
         if len(donors) > 1:
             outstanding = self._cluster.outstanding
             least = min(donors, key=lambda engine: (outstanding[engine], engine))
-            self.draining = self._cluster.workers[least]
+            self.draining = self._cluster.endpoints[least]
 
     def _busy_share(self, engines: Sequence[int]) -> float:
-        workers = self._cluster.workers
-        busy_ns = sum(workers[engine].device.busy_ns - self._last_look[engine] for engine in engines)
+        endpoints = self._cluster.endpoints
+        busy_ns = sum(endpoints[engine].device.busy_ns - self._last_look[engine] for engine in engines)
         return busy_ns / (self._every_ns * len(engines))
 
-    def _change(self, worker: HandoffPart) -> None:
-        self._account(worker, self._cluster.env.now)
-        worker.change_role(EngineRole.DECODE if worker.is_prefill else EngineRole.PREFILL)
+    def _change(self, endpoint: HandoffEndpoint) -> None:
+        self._account(endpoint, self._cluster.env.now)
+        endpoint.change_role(EngineRole.DECODE if endpoint.is_prefill else EngineRole.PREFILL)
         self.num_changes += 1
 
-    def _account(self, worker: HandoffPart, now_ns: int) -> None:
-        since_ns, before_ns = self._since.get(worker.replica, (0, 0))
-        role = worker.engine.role
-        self._busy_ns[role] += worker.device.busy_ns - before_ns
+    def _account(self, endpoint: HandoffEndpoint, now_ns: int) -> None:
+        since_ns, before_ns = self._since.get(endpoint.replica, (0, 0))
+        role = endpoint.engine.role
+        self._busy_ns[role] += endpoint.device.busy_ns - before_ns
         self._engine_ns[role] += now_ns - since_ns
-        self._since[worker.replica] = (now_ns, worker.device.busy_ns)
+        self._since[endpoint.replica] = (now_ns, endpoint.device.busy_ns)
 
     def busy_shares(self, now_ns: int) -> dict[EngineRole, float | None]:
-        """Per role, of the time that engines had it; to be asked at the end."""
-        for worker in self._cluster.workers:
-            self._account(worker, max(now_ns, self._since.get(worker.replica, (0, 0))[0]))
+        """Return the devices' busy share per role, of the time that engines had it; called once, at the end."""
+        for endpoint in self._cluster.endpoints:
+            self._account(endpoint, max(now_ns, self._since.get(endpoint.replica, (0, 0))[0]))
         return {role: self._busy_ns[role] / time_ns if time_ns else None for role, time_ns in self._engine_ns.items()}

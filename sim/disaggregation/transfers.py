@@ -1,4 +1,4 @@
-"""What became of the transfers of a run: how long they took, how much of that anybody had to wait for, and how busy the ports were."""
+"""Reports on the transfers of a run: how long they took, how long requests waited for them, and how busy the ports were."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...core.handoff import TransferState
 PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
 
 
-class Transfers:
+class TransferTimes:
     """Times of every transfer, in nanoseconds."""
 
     def __init__(self) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import simpy
 
 from ...core.contract.request import Request, SamplingParams
 from ...core.prompt import Prompt
 from ..actors.clock import call_at
 from ..actors.device import Truth
 from ..workload.arrival import Arrival
+from .injector import FaultInjector
 from .ledger import Ledger
-
-if TYPE_CHECKING:
-    from .service import FaultyService
 
 HUGE = 1 << 40
 NAN = float("nan")
@@ -42,13 +41,18 @@ BAD_REQUESTS: tuple[Callable[[str, int], Request], ...] = (
 class FaultyClients:
     """Shapes requests before they are sent, and sends what should not be sent beside them."""
 
-    def __init__(self, service: FaultyService, ledger: Ledger) -> None:
-        self._service = service
+    def __init__(
+        self, env: simpy.Environment, ledger: Ledger, injectors: list[FaultInjector], context_len: int
+    ) -> None:
+        """`injectors` are those of the replicas; the list may be filled later."""
+        self._env = env
         self._ledger = ledger
+        self._injectors = injectors
+        self._context_len = context_len
         self._kinds: dict[int, tuple[str, ...]] = {}
 
     def copies(self, arrival: Arrival, now_ns: int) -> int:
-        """How many requests come for this arrival: one, or a burst."""
+        """Return how many requests come for this arrival: one, or a burst."""
         kinds = self._ledger.kinds_at("request", 0, arrival.row, now_ns)
         self._kinds = {arrival.row: kinds}
         if "load.burst" not in kinds:
@@ -57,10 +61,11 @@ class FaultyClients:
         return self._ledger.plan.load.burst.factor
 
     def shape(self, arrival: Arrival, request: Request, truth: Truth, now_ns: int) -> Request:
-        """The request as this client asks it."""
+        """Return the request as this client sends it."""
         kinds, ledger = self._kinds[arrival.row], self._ledger
         if "device.poison" in kinds:
-            self._service.poison(request.request_id)
+            for injector in self._injectors:
+                injector.poisoned.add(request.request_id)
         if "client.stop_edge" in kinds:
             ledger.note("client.stop_edge", now_ns)
             past = int(3 * ledger.draws.amount("client.stop_edge", 0, arrival.row)) - 1
@@ -72,22 +77,21 @@ class FaultyClients:
         return request
 
     def after(self, arrival: Arrival, request: Request, replica: int, now_ns: int) -> None:
-        """What this client does after it has sent its request."""
-        ledger, service = self._ledger, self._service
+        """Let this client do what it does after it has sent its request to `replica`."""
+        ledger, env, injector = self._ledger, self._env, self._injectors[replica]
         for kind in self._kinds[arrival.row]:
             share = ledger.draws.amount(kind, 0, arrival.row, 1)
             name = request.request_id
-            at = service.replicas[replica]
             if kind == "client.cancels":
                 wait_ns = int(-math.log1p(-share) * ledger.plan.client.cancels.mean_s * 1e9)
-                call_at(service.env, now_ns + wait_ns, at.leave, name, kind)
-                call_at(service.env, now_ns + 2 * wait_ns, at.cancel, name)
+                call_at(env, now_ns + wait_ns, injector.leave, name, kind)
+                call_at(env, now_ns + 2 * wait_ns, injector.actor.cancel, name)
             elif kind == "client.gone":
                 notice_ns = round(ledger.plan.client.gone.notice_s * 1e9)
-                call_at(service.env, now_ns + notice_ns, at.leave, name, kind)
+                call_at(env, now_ns + notice_ns, injector.leave, name, kind)
             elif kind == "client.duplicate_id":
                 again = Request(name, Prompt.of_length(3), 4)
-                call_at(service.env, now_ns + int(share * 3e9), at.try_duplicate, again)
+                call_at(env, now_ns + int(share * 3e9), injector.try_duplicate, again)
             elif kind == "client.bad_request":
                 make = BAD_REQUESTS[int(share * len(BAD_REQUESTS))]
-                at.try_bad(lambda name=name, make=make: make(f"{name}!", service.context_len))
+                injector.try_bad(lambda name=name, make=make: make(f"{name}!", self._context_len))

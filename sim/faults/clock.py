@@ -7,6 +7,9 @@ they were. Both are functions of simulated time, so that the end of an earlier r
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
+
+from ...core.contract.events import Aborted, Event, EventSink, HandoffMoved
 
 
 class HostClock:
@@ -52,3 +55,16 @@ class HostClock:
         if missing_ns > 0:
             self._hold_from.append(now_ns)
             self._holds.append(self._holds[-1] + missing_ns)
+
+
+class StampedMoves:
+    """An event sink that puts what a handoff does on the host's clock: endpoints time it by a monotonic one."""
+
+    def __init__(self, sink: EventSink, clock: HostClock) -> None:
+        self._sink = sink
+        self._clock = clock
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, HandoffMoved | Aborted) and not self._clock.is_true:
+            event = replace(event, now_ns=self._clock.stamp(event.now_ns))
+        self._sink(event)

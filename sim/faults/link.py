@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import simpy
-
 from ..actors.clock import call_at
 from ..actors.link import Link
 from .ledger import Ledger
 
 
-class FaultyLink(Link):
-    """`unreachable(*arguments)` is called for a message that was given up."""
+class UnreliableLink:
+    """Sends over `link` what its faults leave. `unreachable(*arguments)` is called for a message that was given up."""
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        latency_ns: int,
-        bytes_per_s: float,
-        number: int,
-        ledger: Ledger,
-        unreachable: Callable[..., None],
-    ) -> None:
-        super().__init__(env, latency_ns, bytes_per_s)
+    def __init__(self, link: Link, number: int, ledger: Ledger, unreachable: Callable[..., None]) -> None:
+        self._link = link
         self._number = number
         self._ledger = ledger
         self._unreachable = unreachable
@@ -34,8 +24,8 @@ class FaultyLink(Link):
 
     def _attempt(self, attempt: int, num_bytes: int, deliver: Callable[..., None], *arguments) -> None:
         """Send a message for the first or another time; a sender that hears nothing tries again."""
-        ledger, now_ns = self._ledger, self.env.now
-        occasion = self._num_sent
+        ledger, env = self._ledger, self._link.env
+        now_ns, occasion = env.now, self._num_sent
         self._num_sent += 1
         kinds = ledger.kinds_at("message", self._number, occasion, now_ns)
         if "link.lost" in kinds:
@@ -43,12 +33,12 @@ class FaultyLink(Link):
             lost = ledger.plan.link.lost
             retry = self._unreachable if attempt == lost.retries else self._attempt
             again = (attempt + 1, num_bytes, deliver) if attempt < lost.retries else (deliver,)
-            call_at(self.env, now_ns + round(lost.retry_s * 1e9), retry, *again, *arguments)
+            call_at(env, now_ns + round(lost.retry_s * 1e9), retry, *again, *arguments)
             return
         for kind in kinds:
             # A copy of its own, past all others: order is not kept.
             ledger.note(kind, now_ns)
             delay_s = ledger.plan.of(kind).delay_s * ledger.draws.amount(kind, self._number, occasion)
-            call_at(self.env, now_ns + self.latency_ns + round(delay_s * 1e9), deliver, *arguments)
+            call_at(env, now_ns + self._link.latency_ns + round(delay_s * 1e9), deliver, *arguments)
         if "link.late" not in kinds:
-            super().send(num_bytes, deliver, *arguments)
+            self._link.send(num_bytes, deliver, *arguments)

@@ -1,4 +1,4 @@
-"""A service under a fault plan: its parts, what ends it early, and the report of what was injected and what was kept."""
+"""A service under a fault plan: its injectors, its early end, and the report of what was injected and which promises were kept."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any
 
 import simpy
 
-from ...core.contract.events import EventSink
 from ...core.contract.request import FinishedRequest, FinishReason
 from ...core.errors import InvariantViolation
+from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
+from ..actors.link import Link
+from ..disaggregation.cluster import Cluster
 from ..workload.arrival import Arrival
 from .clients import FaultyClients
+from .injector import FaultInjector
 from .ledger import Ledger
 from .plan import KINDS, FaultPlan
 from .promises import OF_KIND, Broken, Promises, Witness
-from .replica import FaultyReplica
+from .transfers import TransferFaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class FaultReport:
 
     @property
     def never_fired(self) -> tuple[str, ...]:
-        """Enabled kinds that never happened: of them nothing was shown."""
+        """Enabled kinds that never happened, so that nothing was shown of them."""
         return tuple(kind for kind, count in self.injected.items() if not count)
 
     def checked_of(self, kind: str) -> int:
@@ -55,46 +58,38 @@ class FaultReport:
 
 
 class FaultyService:
-    """What the replicas, links and clients of one run share."""
+    """What the injectors, links and clients of one run share."""
 
-    def __init__(self, env: simpy.Environment, plan: FaultPlan, seed: int, context_len: int) -> None:
+    def __init__(self, env: simpy.Environment, plan: FaultPlan, seed: int, config: EngineConfig) -> None:
         self.env = env
         self.plan = plan
-        self.context_len = context_len
         self.ledger = Ledger(plan, seed)
         self.promises = Promises()
-        self.clients = FaultyClients(self, self.ledger)
-        self.replicas: list[FaultyReplica] = []
-        self._witnesses: dict[int, Witness] = {}
+        self.injectors: list[FaultInjector] = []
+        self.clients = FaultyClients(env, self.ledger, self.injectors, config.context_len)
+        self._config = config
         self._sent: dict[str, int] = {}  # id -> how often it has ended
         self._last_end_ns = 0
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def witness(self, replica: int, max_queue: int | None, max_rows: int) -> EventSink:
-        """The event sink that keeps the books of a replica."""
-        self._witnesses[replica] = Witness(self.promises, max_queue, max_rows)
-        return self._witnesses[replica].take
+    def make_injector(self) -> FaultInjector:
+        """Make the injector of the next replica."""
+        witness = Witness(self.promises, self._config.max_queue, self._config.max_running)
+        self.injectors.append(FaultInjector(len(self.injectors), self.ledger, self.promises, witness))
+        return self.injectors[-1]
 
-    def make_replica(self, kind: type[FaultyReplica], replica: int, *arguments) -> FaultyReplica:
-        made = kind(
-            self.env,
-            replica,
-            *arguments,
-            ledger=self.ledger,
-            promises=self.promises,
-            witness=self._witnesses[replica],
-        )
-        self.replicas.append(made)
-        return made
+    def start_transfers(self, cluster: Cluster, links: list[Link]) -> None:
+        """Make the endpoints of a cluster, with the faults between them."""
+        TransferFaults(self.env, self.ledger, self.promises).start(cluster, self.injectors, links)
 
     def arrivals(self, workload: Iterable[Arrival]) -> Iterator[Arrival]:
-        """The workload; faults end with its last arrival."""
+        """Yield the workload; faults end with its last arrival."""
         yield from workload
         self.ledger.end()
 
     def start(self) -> None:
-        """What happens to the run as a whole."""
+        """Begin the faults of the run as a whole."""
         if self.ledger.draws.at("run", 0, 0):
             self.env.process(self._shut_down())
 
@@ -104,20 +99,16 @@ class FaultyService:
         yield self.env.timeout(round(at_s * 1e9))
         self.ledger.note(kind, self.env.now)
         give_up = draws.amount(kind, 0, 0, 1) < 0.5
-        for replica in self.replicas:
-            replica.shut_down(give_up)
+        for injector in self.injectors:
+            injector.shut_down(give_up)
 
     # -- requests -----------------------------------------------------------------------------------------------------
-
-    def poison(self, request_id: str) -> None:
-        for replica in self.replicas:
-            replica.device.poisoned.add(request_id)
 
     def sent(self, request_id: str) -> None:
         self._sent[request_id] = 0
 
     def ended(self, request_id: str) -> None:
-        """A client hears that its request is over."""
+        """Count an end that a client is told of."""
         self._sent[request_id] += 1
         once = self._sent[request_id] == 1
         self.promises.check("one_end", once, self.env.now, f"{request_id} has ended {self._sent[request_id]} times")
@@ -135,13 +126,13 @@ class FaultyService:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def broken_by(self, error: Exception) -> None:
-        """Something came out of the service that should not: the last places that it passed are named."""
+        """Report an exception that left the service, with the last places that it passed."""
         places = [f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in _frames(error)[-4:]]
         message = f"{type(error).__name__}: {error}; in {' > '.join(places)}"
         self.promises.check("no_crash", False, self.env.now, message)
 
     def finish(self, complete: bool) -> FaultReport:
-        """Look at what is left, if the run came to its end."""
+        """Check what is left, if the run came to its end; returns the report."""
         if complete and not self.promises.broken:
             self._check_drained()
         ledger = self.ledger
@@ -163,17 +154,17 @@ class FaultyService:
         promises.check(
             "recovered", in_time, now_ns, f"the last request ended {took_ns / 1e9:.1f} s after the last fault"
         )
-        for actor in self.replicas:
-            left = actor.left_over
-            promises.check("drained", not left, now_ns, f"replica {actor.replica}: {left}")
-            promises.recount("books_agree", actor.engine, now_ns)
+        for injector in self.injectors:
+            left = injector.left_over
+            promises.check("drained", not left, now_ns, f"replica {injector.replica}: {left}")
+            promises.recount("books_agree", injector.engine, now_ns)
             if not promises.broken:
-                left = _left_over(actor.engine)
-                promises.check("drained", not left, now_ns, f"replica {actor.replica}: {left}")
+                left = _left_over(injector.engine)
+                promises.check("drained", not left, now_ns, f"replica {injector.replica}: {left}")
 
 
 def _left_over(engine: Engine) -> str:
-    """What is not free after the prefix cache has given everything back; empty if nothing."""
+    """Describe what is not free after the prefix cache has given everything back; empty if nothing."""
     try:
         engine.store.forget()
     except InvariantViolation as violation:
@@ -183,7 +174,7 @@ def _left_over(engine: Engine) -> str:
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Where an error was raised first: SimPy hands errors of a process on as the cause of another."""
+    """Return where an error was raised first: SimPy passes errors of a process on as the cause of another."""
     while error.__cause__ is not None:
         error = error.__cause__
     return list(traceback.extract_tb(error.__traceback__))

@@ -6,28 +6,28 @@ was offered, where it joined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
 import simpy
 
 from ...core.errors import InvariantViolation
-from ...core.handoff import Message, PageSeal, TransferKey
+from ...core.handoff import Message, PageSeal, TransferKey, TransferOutcome, TransferState, WritePage
 from ...core.handoff.messages import Accept, Ack, Offer, Page
 from ..actors.clock import call_at
 from ..actors.device import Truth
 from ..actors.link import Link
 from ..disaggregation.cluster import Cluster
-from ..disaggregation.network import Layers
+from ..disaggregation.endpoint import EndpointHooks, HandoffEndpoint
+from ..disaggregation.network import ArrivedPages, PacketHooks, Station
+from .injector import FaultInjector
 from .ledger import Ledger
 from .promises import Promises
-from .worker import FaultyWorker
 
 SHUFFLE_NS = 1_000_000  # by so much at most a packet is passed by others
 CANCEL_WITHIN_NS = 100_000_000  # a client leaves so soon after its transfer has begun, at most
 DEATH_WITHIN_NS = 30_000_000
 MAX_REMEMBERED = 1 << 14  # attempts; the oldest are forgotten
-PAGE_KINDS = ("transfer.short", "transfer.corrupt")
 
 
 @dataclass(slots=True)
@@ -79,141 +79,124 @@ class TransferWitness:
         self.promises.check("fails_closed", kept, now_ns, f"{name} joins without pages {missing[:5]} of {key}")
 
 
-class FaultyCluster(Cluster):
-    """A cluster whose packets meet the faults of a plan."""
+class TransferFaults(PacketHooks, EndpointHooks):
+    """Injects a plan's faults into the packets between engines, and checks what is promised of transfers."""
 
-    def __init__(self, *arguments, ledger: Ledger, promises: Promises) -> None:
-        super().__init__(*arguments)
+    def __init__(self, env: simpy.Environment, ledger: Ledger, promises: Promises) -> None:
+        self.env = env
         self.ledger = ledger
-        self.witness = TransferWitness(promises, self.timing.max_attempts)
+        self.promises = promises
         self._num_packets: dict[int, int] = {}
         self._num_transfers = 0
         self._ack_lost: set[str] = set()  # whose acknowledgement is to be lost; only asked
         self._slow_until_ns = 0
 
-    def start(self, workers: list[FaultyWorker], links: list[Link]) -> None:
-        super().start(workers, links)
-        self.env.process(self._watch())
+    def start(self, cluster: Cluster, injectors: list[FaultInjector], links: list[Link]) -> None:
+        """Make the endpoints of the injectors' actors, and watch them."""
+        self.injectors = injectors
+        self.witness = TransferWitness(self.promises, cluster.timing.max_attempts)
+        for injector in injectors:
+            injector.cluster = cluster
+        self.interconnect = cluster.start([injector.actor for injector in injectors], links, self, self)
+        self.env.process(self._watch(cluster))
 
-    def _watch(self) -> Generator[simpy.Event, None, None]:
-        """Engines that wait for each other for ever would keep the run going: that is no end, and is reported."""
+    def _watch(self, cluster: Cluster) -> Generator[simpy.Event, None, None]:
+        """Raise if engines wait for each other for ever, which would keep the run going."""
         bound_ns = round(2 * self.ledger.plan.recovery_s * 1e9)
         while True:
             yield self.env.timeout(bound_ns)
-            if not self._routes and self.ledger.has_ended:
+            waiting = cluster.request_ids
+            if not waiting and self.ledger.has_ended:
                 return
-            if self.env.now - max(self.last_end_ns, self.last_sent_ns) > bound_ns:
-                stuck = next(iter(self._routes))
+            if self.env.now - max(cluster.last_end_ns, cluster.last_sent_ns) > bound_ns:
                 raise InvariantViolation(
-                    "ENGINE-11", f"{len(self._routes)} requests wait for ever, {stuck!r} among them"
+                    "ENGINE-11", f"{len(waiting)} requests wait for ever, {waiting[0]!r} among them"
                 )
 
-    # -- sending ------------------------------------------------------------------------------------------------------
+    # -- packets ------------------------------------------------------------------------------------------------------
 
-    def send(self, source: FaultyWorker, peer: str, message: Message, truth: Truth | None) -> None:
-        if source.is_dead:
-            return
-        target = self._named(peer)
-        num_pages = self.page_format.num_pages(message.request.prompt.length) if type(message) is Offer else 0
-        self.witness.sent(source.name, peer, message, num_pages)
+    def on_message(self, source: Station, target: Station, message: Message, truth: Truth | None) -> bool:
+        now_ns, ledger, request_id = self.env.now, self.ledger, message.key.request_id
+        just_joined = self.injectors[source.replica].witness.just_joined
+        if type(message) is Ack and request_id in just_joined:
+            just_joined.discard(request_id)
+            self.witness.joined(target.name, message.key, now_ns)
+        num_pages = 0
+        if type(message) is Offer:
+            num_pages = self.interconnect.page_format.num_pages(message.request.prompt.length)
+        self.witness.sent(source.name, target.name, message, num_pages)
         if type(message) is Offer and message.first_attempt == message.key.attempt:
-            self._begin(source, target, message.key.request_id)
-        if type(message) is Ack and message.key.request_id in self._ack_lost:
-            self._ack_lost.discard(message.key.request_id)
-            self.ledger.note("transfer.ack_lost", self.env.now)
-            return
+            self._begin(source, target, request_id)
+        if type(message) is Ack and request_id in self._ack_lost:
+            self._ack_lost.discard(request_id)
+            ledger.note("transfer.ack_lost", now_ns)
+            return False
         kinds, occasion = self._kinds(source)
-        now_ns, ledger = self.env.now, self.ledger
         if "transfer.lost" in kinds:
             ledger.note("transfer.lost", now_ns)
-            return
-        self._copies(kinds, occasion, source, self.deliver, source, target, message, truth)
+            return False
+        deliver = (self.interconnect.deliver, source, target, message, truth)
+        self._copy(kinds, occasion, source, *deliver)
         for kind in ("transfer.reordered", "transfer.late"):
             if kind in kinds:
                 ledger.note(kind, now_ns)
-                call_at(
-                    self.env,
-                    now_ns + self._delay_ns(kind, source, occasion),
-                    self.deliver,
-                    source,
-                    target,
-                    message,
-                    truth,
-                )
-                return
-        super().send(source, peer, message, truth)
+                call_at(self.env, now_ns + self._delay_ns(kind, source, occasion), *deliver)
+                return False
+        return True
 
-    def send_pages(self, source: FaultyWorker, peer: str, pages: list[Page], layers: Layers | None) -> tuple[int, int]:
-        now_ns, ledger = self.env.now, self.ledger
-        if source.is_dead:
-            return now_ns, now_ns
+    def on_pages(self, source: Station, target: Station, pages: ArrivedPages) -> tuple[ArrivedPages, int | None]:
+        now_ns, ledger, network = self.env.now, self.ledger, self.interconnect.network
         kinds, occasion = self._kinds(source)
         if "transfer.slow" in kinds:
             ledger.note("transfer.slow", now_ns)
             self._slow_until_ns = now_ns + round(ledger.plan.transfer.slow.lasts_s * 1e9)
-        self.network.slowdown = ledger.plan.transfer.slow.factor if now_ns < self._slow_until_ns else 1.0
-        target = self._named(peer)
-        arrived = [(page, page.seal) for page in pages]
+        network.slowdown = ledger.plan.transfer.slow.factor if now_ns < self._slow_until_ns else 1.0
         chosen = int(ledger.draws.amount("transfer.lost", source.replica, occasion) * len(pages))
-        page, seal = arrived[chosen]
+        page, seal = pages[chosen]
         damaged = {
             "transfer.short": replace(seal, target_bytes=seal.target_bytes - 1),
             "transfer.corrupt": replace(seal, target_checksum=seal.target_checksum ^ 1),
         }
-        for kind in PAGE_KINDS:
+        for kind, found in damaged.items():
             if kind in kinds:
                 ledger.note(kind, now_ns)
-                arrived[chosen] = (page, damaged[kind])
+                pages[chosen] = (page, found)
         if "transfer.lost" in kinds:
             ledger.note("transfer.lost", now_ns)
-            del arrived[chosen]
+            del pages[chosen]
         if "transfer.reordered" in kinds:
             ledger.note("transfer.reordered", now_ns)
-            arrived.reverse()
-        self._copies(kinds, occasion, source, self.deliver_pages, source, target, list(arrived))
-        page_bytes = self.page_format.target_bytes + self.page_format.draft_bytes
-        deliver = (self.deliver_pages, source, target, arrived)
-        if "transfer.late" in kinds:
-            ledger.note("transfer.late", now_ns)
-            deliver = (self._later, self._delay_ns("transfer.late", source, occasion), *deliver)
-        return self.network.send(source.replica, target.replica, len(pages) * page_bytes, *deliver, layers=layers)
+            pages.reverse()
+        self._copy(kinds, occasion, source, self.interconnect.deliver_pages, source, target, list(pages))
+        if "transfer.late" not in kinds:
+            return pages, None
+        ledger.note("transfer.late", now_ns)
+        return pages, self._delay_ns("transfer.late", source, occasion)
 
-    def _kinds(self, source: FaultyWorker) -> tuple[tuple[str, ...], int]:
-        """The faults of the next packet of an engine, and its number."""
+    def on_arrival(self, source: Station, pages: ArrivedPages) -> None:
+        for page, measured in pages:
+            self.witness.arrived(source.name, page, measured)
+
+    def _kinds(self, source: Station) -> tuple[tuple[str, ...], int]:
+        """Return the faults of the next packet of an engine, and the packet's number."""
         occasion = self._num_packets.get(source.replica, 0)
         self._num_packets[source.replica] = occasion + 1
         return self.ledger.kinds_at("packet", source.replica, occasion, self.env.now), occasion
 
-    def _copies(self, kinds: tuple[str, ...], occasion: int, source: FaultyWorker, deliver, *arguments) -> None:
-        if "transfer.duplicated" in kinds:
-            self.ledger.note("transfer.duplicated", self.env.now)
-            delay_ns = self._delay_ns("transfer.duplicated", source, occasion)
-            call_at(self.env, self.env.now + self.network.latency_ns + delay_ns, deliver, *arguments)
+    def _copy(self, kinds: tuple[str, ...], occasion: int, source: Station, deliver, *arguments) -> None:
+        kind = "transfer.duplicated"
+        if kind in kinds:
+            self.ledger.note(kind, self.env.now)
+            delay_ns = self.interconnect.network.latency_ns + self._delay_ns(kind, source, occasion)
+            call_at(self.env, self.env.now + delay_ns, deliver, *arguments)
 
-    def _later(self, delay_ns: int, deliver: Callable[..., None], *arguments) -> None:
-        call_at(self.env, self.env.now + delay_ns, deliver, *arguments)
-
-    def _delay_ns(self, kind: str, source: FaultyWorker, occasion: int) -> int:
+    def _delay_ns(self, kind: str, source: Station, occasion: int) -> int:
         most_s = SHUFFLE_NS / 1e9 if kind == "transfer.reordered" else self.ledger.plan.of(kind).delay_s
         share = self.ledger.draws.amount(kind, source.replica, occasion)
-        return self.network.latency_ns + int(share * most_s * 1e9)
+        return self.interconnect.network.latency_ns + int(share * most_s * 1e9)
 
-    # -- arriving -----------------------------------------------------------------------------------------------------
-
-    def deliver(self, source: FaultyWorker, target: FaultyWorker, message: Message, truth: Truth | None) -> None:
-        if not target.is_dead:
-            super().deliver(source, target, message, truth)
-
-    def deliver_pages(self, source: FaultyWorker, target: FaultyWorker, pages: list[tuple[Page, PageSeal]]) -> None:
-        if target.is_dead:
-            return
-        for page, measured in pages:
-            self.witness.arrived(source.name, page, measured)
-        super().deliver_pages(source, target, pages)
-
-    # -- what begins with a transfer ----------------------------------------------------------------------------------
-
-    def _begin(self, source: FaultyWorker, target: FaultyWorker, request_id: str) -> None:
+    def _begin(self, source: Station, target: Station, request_id: str) -> None:
+        """Inject the faults of a transfer that begins."""
         occasion, now_ns = self._num_transfers, self.env.now
         self._num_transfers += 1
         for kind in self.ledger.kinds_at("transfer", 0, occasion, now_ns):
@@ -221,13 +204,31 @@ class FaultyCluster(Cluster):
             if kind == "transfer.ack_lost":
                 self._ack_lost.add(request_id)
             elif kind == "transfer.cancelled":
-                call_at(self.env, now_ns + int(share * CANCEL_WITHIN_NS), source.leave, request_id, kind)
+                leave = self.injectors[source.replica].leave
+                call_at(self.env, now_ns + int(share * CANCEL_WITHIN_NS), leave, request_id, kind)
             else:
                 victim = source if self.ledger.draws.amount(kind, 0, occasion, 1) < 0.5 else target
-                call_at(self.env, now_ns + int(share * DEATH_WITHIN_NS), victim.die)
+                call_at(self.env, now_ns + int(share * DEATH_WITHIN_NS), self.injectors[victim.replica].die)
 
-    def tell_of_death(self, dead: FaultyWorker) -> None:
-        """The other engines hear that one is gone."""
-        for worker in self.workers:
-            if worker.is_prefill != dead.is_prefill and not worker.is_dead:
-                worker.peer_is_lost(dead.name)
+    # -- endpoints ----------------------------------------------------------------------------------------------------
+
+    def on_expected(self, endpoint: HandoffEndpoint, request_id: str, truth: Truth) -> None:
+        self.injectors[endpoint.replica].witness.expected_output.setdefault(request_id, truth.output_len)
+
+    def on_pages_read(self, endpoint: HandoffEndpoint, pages: list[Page], row: int, epoch: int) -> None:
+        key, store = pages[0].key, endpoint.engine.store
+        if key.generation == endpoint.side.generation:
+            kept = store.is_held_row(row) and int(store.table.epochs[row]) == epoch
+            message = f"row {row} of {key} was given away while it was read"
+            self.promises.check("pages_kept", kept, self.env.now, message)
+
+    def on_page_written(self, endpoint: HandoffEndpoint, action: WritePage) -> None:
+        table = endpoint.engine.store.table
+        kept = table.is_held(action.row) and int(table.epochs[action.row]) == action.epoch
+        message = f"row {action.row} of {action.page.key} was given away before KV came"
+        self.promises.check("pages_kept", kept, self.env.now, message)
+
+    def on_transfer_ended(self, endpoint: HandoffEndpoint, outcome: TransferOutcome) -> None:
+        gone = outcome.state is not TransferState.COMPLETED and endpoint.engine.state_of(outcome.request_id) is None
+        if not endpoint.is_prefill and gone:
+            self.injectors[endpoint.replica].witness.expected_output.pop(outcome.request_id, None)

@@ -50,12 +50,12 @@ def simulate(scenario: dict, path=None):
 
 
 def assert_drained(simulation: Simulation) -> None:
-    for worker in simulation.replicas:
-        worker.engine.check()
-        worker.side.check()
-        assert worker.engine.is_idle and worker.side.is_idle and not worker.device.truths
-        worker.engine.store.forget()
-        assert worker.engine.store.allocator.num_held_slots == 0
+    for endpoint in simulation.cluster.endpoints:
+        endpoint.engine.check()
+        endpoint.side.check()
+        assert endpoint.engine.is_idle and endpoint.side.is_idle and not endpoint.device.truths
+        endpoint.engine.store.forget()
+        assert endpoint.engine.store.allocator.num_held_slots == 0
     assert simulation.router.outstanding == [0] * len(simulation.replicas)
 
 
@@ -185,7 +185,7 @@ def test_transfers_wait_for_each_other_on_a_port():
 def test_routers_of_both_pools():
     pools = {"prefill": 2, "decode": 3, "prefill_policy": "round_robin", "decode_policy": "round_robin"}
     simulation, _, _ = simulate(merged(SMALL, disaggregation=pools))
-    started = [worker.side.counts.started for worker in simulation.replicas]
+    started = [endpoint.side.counts.started for endpoint in simulation.cluster.endpoints]
     assert started == [20, 20, 14, 13, 13]
 
 
@@ -225,7 +225,7 @@ def test_engines_of_the_idler_pool_change_sides_when_they_are_empty(tmp_path):
 def test_an_engine_that_is_not_empty_keeps_its_role(monkeypatch):
     def rash(self):
         outstanding = self._cluster.outstanding
-        self._change(max(self._cluster.workers, key=lambda worker: outstanding[worker.replica]))
+        self._change(max(self._cluster.endpoints, key=lambda endpoint: outstanding[endpoint.replica]))
 
     monkeypatch.setattr(Roles, "_drain_one", rash)
     with pytest.raises(InvariantViolation, match="HANDOFF-10"):

@@ -12,7 +12,7 @@ from foretoken.observe.log import EventLog
 from foretoken.observe.metrics import RunMetrics
 from foretoken.observe.replay import replay
 from foretoken.sim.assembly import assemble
-from foretoken.sim.disaggregation.worker import HandoffPart
+from foretoken.sim.disaggregation.endpoint import HandoffEndpoint
 from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
 from foretoken.sim.faults.promises import OF_KIND, PROMISES
 from foretoken.sim.scenario_file import scenario_from_dict
@@ -72,7 +72,7 @@ def test_each_kind_happens_and_is_borne(kind):
     if kind in ("transfer.duplicated", "transfer.reordered", "transfer.slow", "transfer.ack_lost"):
         assert summary["completed"] == 60
     if kind in ("transfer.lost", "transfer.short", "transfer.corrupt", "transfer.ack_lost"):
-        assert sum(worker.side.counts.retries for worker in simulation.replicas) > 0
+        assert sum(endpoint.side.counts.retries for endpoint in simulation.cluster.endpoints) > 0
     if kind == "transfer.peer_dies":
         assert summary["restarts"] > 0 and 0 < summary["failed"] < summary["completed"]
     if kind == "transfer.cancelled":
@@ -114,9 +114,11 @@ def test_a_log_of_a_run_under_faults_replays(tmp_path, seed):
 
 
 def believe_every_page(monkeypatch):
-    hear = HandoffPart.hear_pages
+    hear = HandoffEndpoint.hear_pages
     monkeypatch.setattr(
-        HandoffPart, "hear_pages", lambda self, peer, pages: hear(self, peer, [(page, page.seal) for page, _ in pages])
+        HandoffEndpoint,
+        "hear_pages",
+        lambda self, peer, pages: hear(self, peer, [(page, page.seal) for page, _ in pages]),
     )
 
 
@@ -135,11 +137,11 @@ def try_for_ever(monkeypatch):
 
 
 def give_away_what_is_read(monkeypatch):
-    def settle(self, transfer, now_ns):
+    def release(self, transfer, now_ns):
         transfer.num_reading = 0
         self._finish(transfer, transfer.end, now_ns)
 
-    monkeypatch.setattr(PrefillSide, "_settle", settle)
+    monkeypatch.setattr(PrefillSide, "_release_when_read", release)
 
 
 def keep_every_hold(monkeypatch):

@@ -19,9 +19,9 @@ from foretoken.observe.replay import replay
 from foretoken.sim.actors.engine import EngineActor
 from foretoken.sim.assembly import assemble
 from foretoken.sim.faults.clock import HostClock
+from foretoken.sim.faults.injector import FaultInjector
 from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
 from foretoken.sim.faults.promises import OF_KIND, PROMISES
-from foretoken.sim.faults.replica import FaultyReplica
 from foretoken.sim.scenario_file import scenario_from_dict
 from service_under_faults import serve, serve_swarm, service
 
@@ -145,7 +145,7 @@ def test_clients_leave_in_every_state():
 def test_poison_takes_its_victims_and_nobody_else():
     simulation, report = serve(BUSY, only("device.poison", 0.2))
     assert report.kept
-    poisoned = simulation.replicas[0].device.poisoned
+    poisoned = simulation.replicas[0].hooks.poisoned
     alone = sum(count for message, count in simulation.refusals.items() if "it ran alone" in message)
     assert 3 < alone == len(poisoned)
 
@@ -225,11 +225,12 @@ def say_nothing(monkeypatch):
 
 def tell_no_abort(monkeypatch):
     def silent(self, finished):
+        self.hooks.on_finished(finished)
         del self.device.truths[finished.request_id]
         if finished.reason is not FinishReason.ABORT:
             self._on_finished(self.replica, finished)
 
-    monkeypatch.setattr(EngineActor, "_report", silent)
+    monkeypatch.setattr(EngineActor, "report", silent)
 
 
 def ignore_cancels(monkeypatch):
@@ -245,7 +246,7 @@ def let_everybody_in(monkeypatch):
 
 
 def forget_who_was_here(monkeypatch):
-    monkeypatch.setattr(FaultyReplica, "_remember", staticmethod(lambda names, name: None))
+    monkeypatch.setattr(FaultInjector, "_remember", staticmethod(lambda names, name: None))
 
 
 def call_every_end_a_limit(monkeypatch):
@@ -274,7 +275,11 @@ def lose_slots(monkeypatch):
 
 
 def keep_what_is_known(monkeypatch):
-    monkeypatch.setattr(EngineActor, "_report", lambda self, finished: self._on_finished(self.replica, finished))
+    def report(self, finished):
+        self.hooks.on_finished(finished)
+        self._on_finished(self.replica, finished)
+
+    monkeypatch.setattr(EngineActor, "report", report)
 
 
 def release_what_is_still_written(monkeypatch):

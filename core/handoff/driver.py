@@ -1,0 +1,143 @@
+"""The driver of one side of a handoff: it tells the side what happens, and carries out what the side asks for, over a transport.
+
+```
+submit, abort, committed, receive, pages_sent, peer_lost, tick ──► side ──► actions ──► transport
+```
+
+The simulator's transport is a modelled network, the real executor's are sockets and device memory, the reference executor's is a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from ..algorithm.algorithm import AlgorithmShape
+from ..algorithm.arrival import DraftPayload
+from ..contract.request import FinishedRequest, Request
+from ..scheduler.config import EngineRole
+from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
+from .actions import Send, SendPages, TransferOutcome, WritePage
+from .decode_side import DecodeSide
+from .messages import Message, Page, PageFormat, PageSeal
+from .prefill_side import PrefillSide
+from .timing import HandoffTiming
+
+
+class Transport(Protocol):
+    """Carries out the actions of one side, and takes its reports. The driver calls it in the order of the actions."""
+
+    def send(self, peer: str, message: Message) -> None:
+        """Give a message to the link to `peer`."""
+
+    def send_pages(self, action: SendPages) -> None:
+        """Read pages and send them; see `SendPages`. Call `HandoffDriver.pages_sent` when their bytes are read out."""
+
+    def write_page(self, action: WritePage) -> None:
+        """Write a verified page into the pools."""
+
+    def report(self, finished: FinishedRequest) -> None:
+        """Take a request that has ended here."""
+
+    def transfer_ended(self, outcome: TransferOutcome) -> None:
+        """Take a transfer that has ended on this side."""
+
+    def flush(self, replan: bool) -> None:
+        """All actions are carried out. With `replan` a new plan could differ: stop the running block of rounds."""
+
+
+class HandoffDriver:
+    """One side and its transport. Every method carries out the actions that follow, except `submit`, from which none do."""
+
+    def __init__(self, side: PrefillSide | DecodeSide, transport: Transport) -> None:
+        self.side = side
+        self._transport = transport
+        self._is_carrying_out = False
+
+    def submit(self, request: Request, peer: str, now_ns: int) -> SubmitOutcome:
+        """Queue a request on a prefill worker; its KV will go to the decode worker `peer`."""
+        return self.side.submit(request, peer, now_ns)
+
+    def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
+        """Give up a request on this worker. The caller reports the end that the outcome holds."""
+        outcome = self.side.abort(request_id, now_ns)
+        self.carry_out()
+        return outcome
+
+    def committed(self, outcome: CommitOutcome, now_ns: int, payloads: dict[str, DraftPayload] | None = None) -> None:
+        """Tell the side that a step was committed. `payloads`: the draft inputs of `outcome.computed`, if the executor has any."""
+        self.side.committed(outcome, now_ns, payloads)
+        self.carry_out()
+
+    def receive(self, peer: str, messages: Iterable[tuple[Message, PageSeal | None]], now_ns: int) -> None:
+        """Take messages from `peer`, each with the measured seal of a page whose bytes went another way."""
+        for message, measured in messages:
+            if measured is None:
+                self.side.receive(peer, message, now_ns)
+            else:
+                self.side.receive(peer, message, now_ns, measured)
+        self.carry_out()
+
+    def pages_sent(self, pages: Iterable[Page], now_ns: int) -> None:
+        """Tell the side that the bytes of these pages are read out: their slots may be written again."""
+        for page in pages:
+            self.side.page_sent(page.key, page.index, page.seal, now_ns)
+        self.carry_out()
+
+    def peer_lost(self, peer: str, now_ns: int) -> None:
+        """Tell the side that the worker `peer` is gone."""
+        self.side.peer_lost(peer, now_ns)
+        self.carry_out()
+
+    def worker_lost(self, incarnation: int, now_ns: int) -> None:
+        """Tell the side that its own worker was restarted, with another incarnation and without its KV."""
+        self.side.worker_lost(incarnation, now_ns)
+        self.carry_out()
+
+    def tick(self, now_ns: int) -> None:
+        """Let the side act on deadlines that have passed."""
+        self.side.tick(now_ns)
+        self.carry_out()
+
+    def carry_out(self) -> None:
+        """Carry out the side's actions in order, and pass on its reports. Actions that follow on the way come last."""
+        if self._is_carrying_out:
+            return
+        self._is_carrying_out = True
+        try:
+            self._carry_out()
+        finally:
+            self._is_carrying_out = False
+
+    def _carry_out(self) -> None:
+        side, transport = self.side, self._transport
+        self._pass_reports_on()  # a client's connection learns of an end before another worker can go on from it
+        while actions := side.take_actions():
+            for action in actions:
+                if type(action) is Send:
+                    transport.send(action.peer, action.message)
+                elif type(action) is SendPages:
+                    transport.send_pages(action)
+                else:
+                    transport.write_page(action)
+        self._pass_reports_on()
+        transport.flush(side.take_replan())
+
+    def _pass_reports_on(self) -> None:
+        for finished in self.side.take_finished():
+            self._transport.report(finished)
+        for outcome in self.side.take_outcomes():
+            self._transport.transfer_ended(outcome)
+
+
+def make_side(
+    engine: Engine,
+    page_format: PageFormat,
+    incarnation: int,
+    timing: HandoffTiming | None = None,
+    shape: AlgorithmShape | None = None,
+) -> PrefillSide | DecodeSide:
+    """Return the side of the engine's role. `incarnation` counts the lives of its worker; `shape`: see `DecodeSide`."""
+    if engine.role is EngineRole.PREFILL:
+        return PrefillSide(engine, page_format, incarnation, timing)
+    return DecodeSide(engine, page_format, incarnation, timing, shape)

@@ -1,0 +1,88 @@
+"""What an `EngineActor` asks of others: hooks, which may interfere at named points, and its part in handoffs, if it has one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...core.contract.failure import FailureCause
+from ...core.contract.request import FinishedRequest, Request
+from ...core.contract.step import Step, StepResult
+from ...core.scheduler.config import EngineRole
+from ...core.scheduler.engine import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
+from .device import Truth
+
+
+@dataclass(frozen=True, slots=True)
+class StepFault:
+    """How a step fails."""
+
+    cause: FailureCause
+    message: str
+    away_ns: int  # until the device is quiet, or a new worker runs
+    run_share: float = 1.0  # of the step's device time, after which it fails
+    timeout_ns: int | None = None  # instead: it never returns, and is given up after so long
+
+    @property
+    def restarts(self) -> bool:
+        """Whether the worker has to be started again."""
+        return self.cause in (FailureCause.HUNG, FailureCause.WORKER_LOST)
+
+
+class Hooks:
+    """Hooks that change nothing; subclasses override what they need."""
+
+    def stamp(self, time_ns: int) -> int:
+        """Return what the host's clock shows the scheduler at a simulated time."""
+        return time_ns
+
+    def on_request(self, request: Request, truth: Truth) -> str | None:
+        """A request arrives: return "" to submit it, a reason to refuse it, None to ignore it."""
+        return ""
+
+    def on_cancel(self, request_id: str) -> bool:
+        """A client cancels: return whether to abort the request."""
+        return True
+
+    def on_finished(self, finished: FinishedRequest) -> None:
+        """A request that was submitted has ended."""
+
+    def before_launch(self, step: Step) -> None:
+        """A step was planned."""
+
+    def after_launch(self, step: Step) -> None:
+        """A step was launched."""
+
+    def fault_of(self, step: Step | None) -> StepFault | None:
+        """Return how the oldest step in flight fails, if it does. `step` None: nothing is in flight, the worker waits."""
+        return None
+
+    def after_run(self, result: StepResult) -> StepResult:
+        """Return the result that the engine commits."""
+        return result
+
+    def after_loss(self, step: Step, outcome: LossOutcome) -> None:
+        """`step` failed, and the engine has given up what was in flight."""
+
+    def after_resume(self, step: Step | None, restarted: bool) -> None:
+        """The engine plans again; `step` is the one that had failed."""
+
+
+NO_HOOKS = Hooks()
+
+
+class HandoffPart(Protocol):
+    """An engine's part in the handoffs of a cluster (`sim/disaggregation/endpoint.py`)."""
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether an engine with requests may do nothing, since a message or a deadline will wake it."""
+
+    def submit(self, request: Request) -> SubmitOutcome: ...
+    def abort(self, request_id: str) -> AbortOutcome: ...
+    def launched(self) -> None: ...
+    def committed(self, outcome: CommitOutcome) -> None: ...
+    def before_wait(self) -> None: ...
+    def lost(self, outcome: LossOutcome, restarts: bool) -> None: ...
+    def restarted(self) -> None: ...
+    def change_role(self, role: EngineRole) -> None: ...

@@ -1,0 +1,275 @@
+"""An engine's part in handoffs: the driver of its side, and the transport that the driver needs, on simulated time.
+
+```
+prefill   submit ─► plan, launch ─► commit ─► driver.committed ─► actions ─► interconnect
+decode    interconnect ─► side.receive ─► actions, join ─► plan, launch ─► commit ─► driver.committed
+```
+
+The state machines are those of the real executors. No KV exists here: a page is its seal, and the network says how long its bytes take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+from zlib import crc32
+
+from ...core.contract.request import FinishedRequest, Request
+from ...core.handoff import (
+    DecodeSide,
+    HandoffDriver,
+    HandoffTiming,
+    Message,
+    PageSeal,
+    PrefillSide,
+    SendPages,
+    TransferOutcome,
+    TransferState,
+    WritePage,
+    make_side,
+)
+from ...core.handoff.messages import Accept, Offer, Page
+from ...core.scheduler.config import EngineRole
+from ...core.scheduler.engine import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
+from ...core.scheduler.life import RequestState
+from ..actors.clock import call_at
+from ..actors.device import Truth
+from ..actors.engine import EngineActor
+from .network import ArrivedPages, Interconnect, Layers
+from .transfers import TransferTimes
+
+NOTHING_ENDED = CommitOutcome((), ())
+
+
+class EndpointHooks:
+    """Hooks on what an endpoint does that change nothing; subclasses override what they need."""
+
+    def on_expected(self, endpoint: HandoffEndpoint, request_id: str, truth: Truth) -> None:
+        """A decode engine has taken an offer."""
+
+    def on_pages_read(self, endpoint: HandoffEndpoint, pages: list[Page], row: int, epoch: int) -> None:
+        """The network has the bytes of these pages, from a row of that epoch."""
+
+    def on_page_written(self, endpoint: HandoffEndpoint, action: WritePage) -> None:
+        """A page is written."""
+
+    def on_transfer_ended(self, endpoint: HandoffEndpoint, outcome: TransferOutcome) -> None:
+        """A transfer has ended on this engine's side."""
+
+
+class Surroundings(NamedTuple):
+    """What the endpoints of a cluster share."""
+
+    interconnect: Interconnect
+    timing: HandoffTiming
+    times: TransferTimes
+    num_layers: int
+    is_layerwise: bool
+    peer_of: Callable[[str], str]  # request -> the name of its decode engine
+    decoder_of: Callable[[str], int | None]  # request -> the number of its decode engine; None if it is over
+    num_outstanding: Callable[[int], int]  # engine -> its requests
+    hooks: EndpointHooks
+
+
+class HandoffEndpoint:
+    """Attached to an `EngineActor`, which calls it (see `hooks.HandoffPart`). While not `is_alive` it neither sends nor receives."""
+
+    def __init__(self, actor: EngineActor, around: Surroundings) -> None:
+        self.actor = actor
+        self.engine = actor.engine
+        self.device = actor.device
+        self.replica = actor.replica
+        self.name = f"engine {actor.replica}"
+        self.is_alive = True
+        self._around = around
+        self._env = actor.env
+        self._incarnation = 0
+        self._accepted_ns: dict[str, int] = {}
+        self._within_commit = False
+        self._tick_at_ns: int | None = None
+        self._begin_role()
+        actor.handoff = self
+
+    def _begin_role(self) -> None:
+        self._incarnation += 1
+        page_format = self._around.interconnect.page_format
+        self.handoff = HandoffDriver(make_side(self.engine, page_format, self._incarnation, self._around.timing), self)
+
+    @property
+    def side(self) -> PrefillSide | DecodeSide:
+        return self.handoff.side
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.engine.role is EngineRole.PREFILL
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is here, and nothing that was here can still be asked for."""
+        is_idle = self.engine.is_idle and self.side.is_idle and self.side.next_deadline_ns is None
+        return is_idle and not self._around.num_outstanding(self.replica)
+
+    @property
+    def now_ns(self) -> int:
+        """The time by which transfers are waited for: monotonic, whatever a host's clock shows."""
+        return self._env.now
+
+    def change_role(self, role: EngineRole) -> None:
+        """Raises InvariantViolation HANDOFF-10 unless the engine is empty."""
+        self.engine.change_role(role, self.now_ns)
+        self._begin_role()
+
+    # -- what the actor calls -----------------------------------------------------------------------------------------
+
+    @property
+    def may_wait(self) -> bool:
+        return self.engine.store.num_held_rows > 0 or not self.side.is_idle
+
+    def submit(self, request: Request) -> SubmitOutcome:
+        """Queue a request on a prefill engine."""
+        return self.handoff.submit(
+            request, self._around.peer_of(request.request_id), self.actor.hooks.stamp(self.now_ns)
+        )
+
+    def abort(self, request_id: str) -> AbortOutcome:
+        """Give up a request here, and on the decode engine behind."""
+        # Until a request has joined, its end is the prefill engine's to tell.
+        is_told_elsewhere = not self.is_prefill and self.engine.state_of(request_id) is RequestState.TRANSFERRING
+        decoder = self._around.decoder_of(request_id)
+        if decoder is not None and decoder != self.replica:
+            self._around.interconnect.withdraw(self, decoder, request_id)
+        outcome = self.handoff.abort(request_id, self.now_ns)
+        return AbortOutcome(None, outcome.replan) if is_told_elsewhere else outcome
+
+    def launched(self) -> None:
+        """Offer prompts as soon as they have a row, where layers are sent as they are computed."""
+        if self.is_prefill and self._around.is_layerwise:
+            self.side.launched(self.now_ns)
+            self.handoff.carry_out()
+
+    def committed(self, outcome: CommitOutcome) -> None:
+        """A step was committed."""
+        self._within_commit = True
+        for request_id in outcome.computed:
+            self._around.times.computed(request_id, self._env.now)
+        self.handoff.committed(outcome, self.now_ns)
+        self._within_commit = False
+
+    def before_wait(self) -> None:
+        """Give up transfers of retracted requests: what they hold may be what those requests wait for."""
+        if self.is_prefill:
+            self.handoff.committed(NOTHING_ENDED, self.now_ns)
+
+    def lost(self, outcome: LossOutcome, restarts: bool) -> None:
+        """Steps were lost; with `restarts` so is this worker, until `restarted`."""
+        if restarts:
+            self.is_alive = False
+        else:
+            self.handoff.committed(CommitOutcome(outcome.finished, ()), self.now_ns)
+
+    def restarted(self) -> None:
+        """A new worker runs, without the KV of the old one."""
+        self.is_alive = True
+        self._incarnation += 1
+        self.handoff.worker_lost(self._incarnation, self.now_ns)
+
+    # -- what the interconnect delivers -------------------------------------------------------------------------------
+
+    def withdraw(self, request_id: str) -> None:
+        """Take the word of a request's prefill engine that the client has left."""
+        self.actor.abort(request_id)
+
+    def hear(self, peer: str, message: Message, truth: Truth | None) -> None:
+        """Take a message from another engine. An offer brings what this device will have to know of the request."""
+        side, request_id = self.side, message.key.request_id
+        if self.is_prefill and type(message) is Accept:
+            self._accepted_ns[request_id] = self._env.now
+        before = side.counts.started
+        side.receive(peer, message, self.now_ns)
+        if type(message) is Offer and side.counts.started > before:
+            self.device.truths.setdefault(request_id, truth)
+            self._around.hooks.on_expected(self, request_id, truth)
+        self.handoff.carry_out()
+
+    def hear_pages(self, peer: str, pages: ArrivedPages) -> None:
+        """Take the pages of one action; they are too late if the role has changed."""
+        if not self.is_prefill:
+            self.handoff.receive(peer, pages, self.now_ns)
+
+    # -- what the driver calls (`core.handoff.Transport`) -------------------------------------------------------------
+
+    def send(self, peer: str, message: Message) -> None:
+        truth = self.device.truths.get(message.key.request_id) if type(message) is Offer else None
+        self._around.interconnect.send(self, peer, message, truth)
+
+    def write_page(self, action: WritePage) -> None:
+        self._around.hooks.on_page_written(self, action)  # there are no bytes
+
+    def send_pages(self, action: SendPages) -> None:
+        """Send pages. Those of the step that was just committed left while it ran, as far as they were wanted by then."""
+        request_id, num_layers = action.key.request_id, self._around.num_layers
+        layers = None
+        if self._within_commit and self._around.is_layerwise:
+            began_ns, ended_ns = self.actor.ran_ns
+            first_ns = began_ns + (ended_ns - began_ns) // num_layers
+            layers = Layers(max(first_ns, self._accepted_ns.get(request_id, self._env.now)), ended_ns, num_layers)
+        page_format = self._around.interconnect.page_format
+        row = self.side.row_of(action.key)
+        epoch = int(self.engine.store.table.epochs[row])
+        pages = []
+        for index in action.indices:
+            mark = crc32(f"{request_id}/{index}/{epoch}".encode())
+            draft_mark = mark if page_format.draft_bytes else 0
+            seal = PageSeal(page_format.target_bytes, mark, page_format.draft_bytes, draft_mark)
+            pages.append(Page(action.key, action.epoch, index, seal))
+        started_ns, read_ns = self._around.interconnect.send_pages(self, action.peer, pages, layers)
+        self._around.times.started(request_id, started_ns)
+        call_at(self._env, read_ns, self._pages_read, pages, row, epoch)
+
+    def _pages_read(self, pages: list[Page], row: int, epoch: int) -> None:
+        """The network has the bytes of the pages; `row` and `epoch`: where they were read."""
+        if self.is_prefill:
+            self._around.hooks.on_pages_read(self, pages, row, epoch)
+            self.handoff.pages_sent(pages, self.now_ns)
+
+    def report(self, finished: FinishedRequest) -> None:
+        self.actor.report(finished)
+
+    def transfer_ended(self, outcome: TransferOutcome) -> None:
+        request_id = outcome.request_id
+        if self.is_prefill:
+            self._accepted_ns.pop(request_id, None)
+            self._around.times.ended(request_id, outcome.state)
+        elif outcome.state is TransferState.COMPLETED:
+            self._around.times.joined(request_id, self._env.now)
+        elif self.engine.state_of(request_id) is None:
+            self.device.truths.pop(request_id, None)
+        self._around.hooks.on_transfer_ended(self, outcome)
+
+    def flush(self, replan: bool) -> None:
+        self._wake_in_time()
+        self.actor.wake(replan)
+
+    # -- deadlines ----------------------------------------------------------------------------------------------------
+
+    def _wake_in_time(self) -> None:
+        """See that `_tick` comes when the side's next deadline is due. It may come early, then it looks again."""
+        due_ns = self.side.next_deadline_ns
+        if due_ns is None:
+            return
+        at_ns = max(due_ns, self._env.now)
+        if self._tick_at_ns is None or at_ns < self._tick_at_ns:
+            self._tick_at_ns = at_ns
+            call_at(self._env, at_ns, self._tick, at_ns)
+
+    def _tick(self, at_ns: int) -> None:
+        if at_ns != self._tick_at_ns:
+            return  # an earlier one was wanted meanwhile
+        self._tick_at_ns = None
+        if not self.is_alive:
+            return
+        due_ns = self.side.next_deadline_ns
+        if due_ns is not None and due_ns <= self.now_ns:
+            self.handoff.tick(self.now_ns)
+        else:
+            self._wake_in_time()

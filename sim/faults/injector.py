@@ -1,0 +1,402 @@
+"""Injects a plan's faults into one engine, and checks what is promised of them: the hooks of an `EngineActor`."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ...core.adaptive.slot import InvalidObservation
+from ...core.contract.failure import FailureCause
+from ...core.contract.request import FinishedRequest, Request
+from ...core.contract.step import Join, Step, StepResult
+from ...core.errors import ConfigError, InvalidRequest, InvariantViolation
+from ...core.scheduler.engine import Engine, LossOutcome
+from ..actors.clock import call_at
+from ..actors.device import Truth
+from ..actors.engine import EngineActor
+from ..actors.hooks import Hooks, StepFault
+from ..disaggregation.cluster import Cluster
+from ..disaggregation.endpoint import HandoffEndpoint
+from .clock import HostClock
+from .ledger import Ledger
+from .promises import Promises, Witness
+
+DEATH = "transfer.peer_dies"
+NO_NUMBERS = "the target's logits are not finite"
+DRAIN_NS = 1_000_000  # until a device that has raised is quiet
+MAX_REMEMBERED = 1 << 16  # ids: for messages that come twice, and for cancels that overtake their request
+
+FAILURES = {
+    "device.raises": (FailureCause.RAISED, "the forward pass raised"),
+    "device.out_of_memory": (FailureCause.OUT_OF_MEMORY, "no memory for activations"),
+    "device.hangs": (FailureCause.HUNG, "no answer in time"),
+    "device.restarts": (FailureCause.WORKER_LOST, "the worker is gone"),
+    "device.poison": (FailureCause.RAISED, "the forward pass raised"),
+    DEATH: (FailureCause.WORKER_LOST, "the worker is gone"),
+}
+
+
+class FaultInjector(Hooks):
+    """With no kind enabled it changes nothing. Set `actor` once the actor is made, and `cluster` where it belongs to one."""
+
+    actor: EngineActor
+
+    def __init__(self, replica: int, ledger: Ledger, promises: Promises, witness: Witness) -> None:
+        self.replica = replica
+        self.ledger = ledger
+        self.promises = promises
+        self.witness = witness
+        self.cluster: Cluster | None = None
+        self.clock = HostClock()
+        self.poisoned: set[str] = set()  # ids of requests that the device cannot bear; only asked, never iterated
+        self._poisoned_rows: set[int] = set()  # the same
+        self._is_closed = False
+        self._is_dying = False  # dead, until the actor comes to its next fault
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._cancelled_early: OrderedDict[str, None] = OrderedDict()
+        self._failing: dict[int, str] = {}  # step -> the kind of fault that it will have
+        self._memory_until_ns = self._slow_until_ns = self._drafts_until_ns = 0
+        self._memory_limit = 0
+        self._recount_due = False
+        self._nan_rows: dict[int, int] = {}  # step -> the row for which the target has no numbers
+        self._at_launch: dict[str, Callable[[Step], None]] = {
+            "device.out_of_memory": self._run_short_of_memory,
+            "device.slow": self._slow_down,
+            "device.nan": self._lose_numbers,
+            "draft.right": self._draft_right,
+            "draft.wrong": self._draft_wrong,
+            "draft.nan": self._feed_nonsense,
+            "pool.denied": self._deny,
+            "pool.retraction": self._retract,
+            "clock.jump": self._jump,
+            "clock.freeze": self._freeze,
+            "config.half_written": self._reload_half,
+        }
+
+    @property
+    def engine(self) -> Engine:
+        return self.actor.engine
+
+    @property
+    def endpoint(self) -> HandoffEndpoint | None:
+        return None if self.cluster is None else self.cluster.endpoints[self.replica]
+
+    @property
+    def now_ns(self) -> int:
+        return self.actor.env.now
+
+    def check(self, promise: str, kept: bool, message: str) -> None:
+        """Check a promise now."""
+        self.promises.check(promise, kept, self.now_ns, message)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def on_request(self, request: Request, truth: Truth) -> str | None:
+        """Ignore a second copy of a request; refuse one whose client left before it came, and any while shutting down."""
+        name = request.request_id
+        if name in self._seen:
+            return None
+        self._remember(self._seen, name)
+        if name in self._cancelled_early:
+            return "cancelled before it arrived"
+        if self._is_closed:
+            return "shutting down"
+        self.witness.expected_output[name] = truth.output_len
+        return ""
+
+    def on_cancel(self, request_id: str) -> bool:
+        """Note a cancel that has overtaken its request."""
+        if request_id in self._seen or (self.endpoint is not None and not self.endpoint.is_prefill):
+            return True
+        self._remember(self._cancelled_early, request_id)
+        return False
+
+    def on_finished(self, finished: FinishedRequest) -> None:
+        self.witness.reported(finished, self.now_ns)
+
+    def leave(self, request_id: str, kind: str) -> None:
+        """Cancel a request as the plan has it."""
+        where = self._where(request_id)
+        self.ledger.cancelled_in[where] = self.ledger.cancelled_in.get(where, 0) + 1
+        self.ledger.note(kind, self.now_ns)
+        self.actor.cancel(request_id)
+        self._recount_due = True
+
+    def _where(self, request_id: str) -> str:
+        """Describe the state of a request, also where prefill and decode are apart."""
+        state, endpoint = self.engine.state_of(request_id), self.endpoint
+        if endpoint is not None:
+            transfer = endpoint.side.state_of(request_id) if endpoint.is_prefill else None
+            if transfer is not None:
+                return f"transfer {transfer.value}"
+            decoder = self.cluster.decoder_of(request_id)
+            if state is None and decoder is not None:
+                there = self.cluster.endpoints[decoder].engine.state_of(request_id)
+                if there is not None:
+                    return f"{there.value}, handed over"
+        return state.value if state is not None else "ended" if request_id in self._seen else "not here yet"
+
+    def try_duplicate(self, request: Request) -> None:
+        """Submit a second request under an id that may be live; if it is, the engine must refuse it."""
+        if self.engine.state_of(request.request_id) is None:
+            return
+        self.ledger.note("client.duplicate_id", self.now_ns)
+        outcome = self.engine.submit(request, self.stamp(self.now_ns))
+        refused = outcome.refusal.startswith("duplicate id") and not outcome.replan
+        self.check("refused_at_the_door", refused, f"{request.request_id}: {outcome}")
+
+    def try_bad(self, make: Callable[[], Request]) -> None:
+        """Submit an impossible request; it must be refused where it is made, or by the engine."""
+        self.ledger.note("client.bad_request", self.now_ns)
+        waiting = self.engine.num_waiting
+        try:
+            refusal = self.engine.submit(make(), self.stamp(self.now_ns)).refusal
+        except InvalidRequest as error:
+            refusal = str(error)
+        says_number = any(character.isdigit() for character in refusal)
+        refused = says_number and self.engine.num_waiting == waiting
+        self.check("refused_at_the_door", refused, f"a bad request: {refusal or 'let in'}")
+
+    def shut_down(self, give_up: bool) -> None:
+        """Refuse new requests; those here finish, or with `give_up` are cancelled."""
+        self._is_closed = True
+        if give_up:
+            for name in self.witness.live:
+                self.actor.cancel(name)
+
+    @staticmethod
+    def _remember(names: OrderedDict[str, None], name: str) -> None:
+        names[name] = None
+        if len(names) > MAX_REMEMBERED:
+            names.popitem(last=False)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def stamp(self, time_ns: int) -> int:
+        return self.clock.stamp(time_ns)
+
+    def before_launch(self, step: Step) -> None:
+        if self._recount_due:
+            self._recount_due = False
+            self._recount()
+        if step.decode is not None:
+            valid = step.decode.steps in self.engine.controller.candidates
+            self.check("steps_valid", valid, f"{step.decode.steps} steps")
+        self._set_device()
+        for join in step.joins:
+            self._note_poison(join)
+
+    def after_launch(self, step: Step) -> None:
+        for kind in self.ledger.kinds_at("step", self.replica, step.step_id, self.now_ns):
+            if kind in self._at_launch:
+                self.ledger.note(kind, self.now_ns)
+                self._at_launch[kind](step)
+                self._recount_due = True
+            elif kind in FAILURES:
+                self._failing[step.step_id] = kind
+
+    def fault_of(self, step: Step | None) -> StepFault | None:
+        if self._is_dying:
+            if step is not None:
+                self._set_device()
+            return self._fault(DEATH, step)
+        if step is None:
+            return None
+        self._set_device()
+        kind = self._failing.pop(step.step_id, "")
+        if kind:
+            self.ledger.note(kind, self.now_ns)
+        elif self.now_ns < self._memory_until_ns and _num_tokens(step) > self._memory_limit:
+            kind = "device.out_of_memory"
+        elif self._is_poisoned(step):
+            self.ledger.note("device.poison", self.now_ns)
+            kind = "device.poison"
+        return self._fault(kind, step) if kind else None
+
+    def _fault(self, kind: str, step: Step | None) -> StepFault:
+        cause, message = FAILURES[kind]
+        if cause in (FailureCause.HUNG, FailureCause.WORKER_LOST):
+            away_ns = _ns(self.ledger.plan.of(kind).restart_s)
+        else:
+            away_ns = DRAIN_NS
+        if cause is FailureCause.HUNG:
+            return StepFault(cause, message, away_ns, timeout_ns=_ns(self.ledger.plan.device.hangs.watchdog_s))
+        share = 1.0 if step is None else self.ledger.draws.amount(kind, self.replica, step.step_id)
+        return StepFault(cause, message, away_ns, share)
+
+    def after_run(self, result: StepResult) -> StepResult:
+        """Add the row that has failed, if one has. Rounds end on the clock that stamps everything else."""
+        if self._nan_rows and (row := self._nan_rows.pop(result.step_id, 0)):
+            result = replace(result, failures=((row, NO_NUMBERS),))
+        if self.clock.is_true:
+            return result
+        ends = result.round_end_ns.copy()
+        ends[:] = [self.stamp(end_ns) for end_ns in ends.tolist()]
+        return replace(result, round_end_ns=ends)
+
+    def after_loss(self, step: Step, outcome: LossOutcome) -> None:
+        rows = [int(row) for part in (step.prefill, step.decode) if part is not None for row in part.rows]
+        held = all(self.engine.store.table.is_held(row) for row in rows)
+        self.check("fenced", held, f"rows {rows} of step {step.step_id} are not all held")
+        for step_id in outcome.step_ids:
+            self._failing.pop(step_id, None)
+        self._recount()
+
+    def after_resume(self, step: Step | None, restarted: bool) -> None:
+        if restarted:
+            self._is_dying = False
+        if step is not None:
+            self.check("fenced", not self.engine.store.has_fenced, "a fence stands with nothing in flight")
+            self._offer_late_result(step)
+        self._recount()
+        self.ledger.last_ns = self.now_ns
+
+    def _recount(self) -> None:
+        self.promises.recount("books_agree", self.engine, self.now_ns)
+        if self.endpoint is not None:
+            try:
+                self.endpoint.side.check()
+            except InvariantViolation as violation:
+                self.check("books_agree", False, str(violation))
+
+    def _offer_late_result(self, step: Step) -> None:
+        """Commit a result of the step that was given up, as if its old worker had returned after all."""
+        late = StepResult(step.step_id, None, None, np.array([self.stamp(self.now_ns)], dtype=np.int64))
+        try:
+            self.engine.commit(late, self.stamp(self.now_ns))
+            refused = False
+        except InvariantViolation as violation:
+            refused = violation.invariant == "RELAY-07"
+        self.check("nothing_seen", refused, f"a late result of step {step.step_id} was taken")
+
+    def die(self) -> None:
+        """Let the worker die at once. The other engines are told later, and a new worker comes in its place."""
+        endpoint = self.endpoint
+        if not endpoint.is_alive:
+            return
+        self.ledger.note(DEATH, self.now_ns)
+        endpoint.is_alive = False
+        self._is_dying = True
+        notice_ns = _ns(self.ledger.plan.transfer.peer_dies.notice_s)
+        call_at(self.actor.env, self.now_ns + notice_ns, self._tell_of_death)
+        self.actor.wake(True)
+
+    def _tell_of_death(self) -> None:
+        dead = self.endpoint
+        for endpoint in self.cluster.endpoints:
+            if endpoint.is_prefill != dead.is_prefill and endpoint.is_alive:
+                endpoint.handoff.peer_lost(dead.name, endpoint.now_ns)
+
+    @property
+    def left_over(self) -> str:
+        """What is left when everything should be over, but for slots; empty if nothing."""
+        endpoint = self.endpoint
+        if endpoint is not None and not endpoint.side.is_idle:
+            return f"{endpoint.side.num_in_flight} transfers are not over"
+        return "" if self.engine.is_idle and not self.actor.device.truths else "it is not idle"
+
+    # -- the device ---------------------------------------------------------------------------------------------------
+
+    def _set_device(self) -> None:
+        device = self.actor.device
+        device.slowdown = self.ledger.plan.device.slow.factor if self.now_ns < self._slow_until_ns else 1.0
+        if self.now_ns >= self._drafts_until_ns:
+            device.forced_drafts = ""
+
+    def _note_poison(self, join: Join) -> None:
+        if join.request.request_id in self.poisoned:
+            self._poisoned_rows.add(join.row)
+        else:
+            self._poisoned_rows.discard(join.row)
+
+    def _is_poisoned(self, step: Step) -> bool:
+        if not self._poisoned_rows:
+            return False
+        parts = [part for part in (step.prefill, step.decode) if part is not None]
+        return any(row in self._poisoned_rows for part in parts for row in part.rows.tolist())
+
+    def _run_short_of_memory(self, step: Step) -> None:
+        """From this step on, for a while: half of its tokens fit, but never less than one request alone needs."""
+        controller = self.engine.controller
+        alone = max(self.engine.config.chunk_size // 8, controller.num_draft_tokens_for(controller.fewest_steps(1), 1))
+        self._memory_limit = max(_num_tokens(step) // 2, alone)
+        self._memory_until_ns = self.now_ns + _ns(self.ledger.plan.device.out_of_memory.lasts_s)
+
+    def _lose_numbers(self, step: Step) -> None:
+        rows = (step.decode if step.decode is not None else step.prefill).rows
+        share = self.ledger.draws.amount("device.nan", self.replica, step.step_id)
+        self._nan_rows[step.step_id] = int(rows[int(share * len(rows))])
+
+    def _slow_down(self, step: Step) -> None:
+        self._slow_until_ns = self.now_ns + _ns(self.ledger.plan.device.slow.lasts_s)
+
+    def _draft_right(self, step: Step) -> None:
+        self._force_drafts("right", self.ledger.plan.draft.right.lasts_s)
+
+    def _draft_wrong(self, step: Step) -> None:
+        self._force_drafts("wrong", self.ledger.plan.draft.wrong.lasts_s)
+
+    def _force_drafts(self, how: str, lasts_s: float) -> None:
+        self.actor.device.forced_drafts = how
+        self._drafts_until_ns = self.now_ns + _ns(lasts_s)
+
+    # -- the scheduler ------------------------------------------------------------------------------------------------
+
+    def _feed_nonsense(self, step: Step) -> None:
+        controller = self.engine.controller
+        before = controller.snapshot()
+        most = controller.max_num_draft_tokens
+        for nonsense in ([float("nan")], [float("inf")], [-1], [most + 5], [1e300], [0.0, float("-inf")]):
+            try:
+                controller.on_verify_complete(nonsense, 1, controller.max_steps)
+                refused = False
+            except InvalidObservation:
+                refused = True
+            kept = refused and controller.snapshot() == before
+            self.check("steps_valid", kept, f"feedback of {nonsense} was taken")
+
+    def _deny(self, step: Step) -> None:
+        self.engine.deny_allocations(self.ledger.plan.pool.denied.count, self.stamp(self.now_ns))
+
+    def _retract(self, step: Step) -> None:
+        running = self.engine.running_ids
+        if running:
+            share = self.ledger.draws.amount("pool.retraction", self.replica, step.step_id)
+            if self.engine.request_retraction(running[int(share * len(running))], self.stamp(self.now_ns)):
+                self.actor.stop_launched_steps()
+
+    def _jump(self, step: Step) -> None:
+        share = 2 * self.ledger.draws.amount("clock.jump", self.replica, step.step_id) - 1
+        self.clock.jump(self.now_ns, int(share * self.ledger.plan.clock.jump.jump_s * 1e9))
+
+    def _freeze(self, step: Step) -> None:
+        self.clock.freeze(self.now_ns, _ns(self.ledger.plan.clock.freeze.lasts_s))
+
+    def _reload_half(self, step: Step) -> None:
+        """Reload a table that was cut off while it was written."""
+        controller = self.engine.controller
+        before, config = controller.snapshot(), controller.policy.config
+        slots = zip(config.bounds, config.slots, strict=True)
+        text = json.dumps({str(bound): {"candidate_steps": list(slot.candidate_steps)} for bound, slot in slots})
+        share = self.ledger.draws.amount("config.half_written", self.replica, step.step_id)
+        try:
+            controller.reload(text[: 1 + int(share * (len(text) - 1))], "reload")
+            refused = False
+        except ConfigError:
+            refused = True
+        kept = refused and controller.snapshot() == before and controller.policy.config is config
+        self.check("last_good_config", kept, "half a table was taken")
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _num_tokens(step: Step) -> int:
+    """Tokens that a step computes in its largest pass."""
+    tokens = 0 if step.prefill is None else int(step.prefill.lens.sum())
+    return tokens + (0 if step.decode is None else len(step.decode.rows) * step.decode.num_draft_tokens)
