@@ -5,21 +5,34 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13 py
 BIN := .venv/bin
 STAMP := .venv/.installed
 RUN_DIR := runs/demo
+comma := ,
 
 .PHONY: setup demo test soak mutation bench lint format docs site clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $(STAMP)
+	$(PYTHON) -m venv .venv
 
-demo: $(STAMP)
+# Two --quiet: errors alone are shown.
+INSTALL = $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[dev]'
+	@touch .venv/.sim .venv/.gpu $(STAMP)
+
+.venv/.sim .venv/.gpu: .venv/.%: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[sim$(if $(filter gpu,$*),$(comma)gpu)]'
+	@touch $@
+
+# Capacity first, which needs the simulator alone; then a small model that is trained for a minute, and decoding with every kind of draft.
+demo: .venv/.sim
+	$(BIN)/python examples/capacity.py
 	$(BIN)/foretoken simulate examples/chat_on_h100.toml --out $(RUN_DIR)
-	$(BIN)/foretoken tiny
-	$(BIN)/python examples/real_decode.py
+	@$(MAKE) --no-print-directory .venv/.gpu
+	$(BIN)/foretoken tiny $(RUN_DIR)/pair --time-budget-s 75
+	$(BIN)/python examples/real_decode.py $(RUN_DIR)/pair --max-tokens 48
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +20,7 @@ from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import load_scenario
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "cli")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "cli", "foretoken")
 
 
 def documents() -> list[Path]:
@@ -155,12 +157,24 @@ def test_every_result_is_documented(tmp_path):
     assert documented <= keys, f"documented, but not there: {documented - keys}"
 
 
-def test_the_example_of_the_readme_runs(capsys):
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+def readme_blocks(language: str) -> list[str]:
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )
-    (example,) = blocks
+
+
+def test_the_example_of_the_readme_runs(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    example = next(block for block in readme_blocks("python") if "simulate(" in block)
     exec(compile(example, "README.md", "exec"), {})
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["fixed", "goodput"]
-    assert all(float(number) > 1 for line in lines for number in line.split()[1:])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == ["H100", "H200"]
+    assert float(lines[0][1]) > float(lines[1][1]) > 1 and lines[1][3] == "True"
+
+
+def test_the_capacity_of_the_readme_is_what_the_example_prints():
+    (block,) = readme_blocks("console")
+    command, *shown = block.splitlines()
+    line = command.removeprefix("$ python ").split()
+    done = subprocess.run([sys.executable, *line], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
+    assert [line.rstrip() for line in done.stdout.splitlines()] == shown

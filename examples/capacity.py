@@ -1,0 +1,45 @@
+"""How many requests per second does one GPU hold? A chat service, plainly and with a draft, at rising rates.
+
+    python examples/capacity.py [SCENARIO.toml]
+
+A rate is held if 95 % of the requests keep every limit of the scenario's SLO.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from foretoken import Result, simulate
+
+CHAT = Path(__file__).parent / "chat_on_h100.toml"
+RATES = (8.0, 10.0, 12.0, 14.0, 16.0)  # requests per second
+ALGORITHMS = ("NONE", "EAGLE3")
+SHARE = 0.95
+
+
+def cells(result: Result) -> str:
+    summary = result.summary
+    return f"{result.slo_attainment:>8.1%} {summary['p99_ttft_ms']:>7.0f} ms {summary['p99_tpot_ms']:>6.1f} ms"
+
+
+def main() -> None:
+    scenario = sys.argv[1] if len(sys.argv) > 1 else CHAT
+    held = dict.fromkeys(ALGORITHMS, 0.0)
+    print(f"{'':12}" + "".join(f"{algorithm:^30}" for algorithm in ALGORITHMS))
+    print("requests/s  " + "  in SLO   p99 TTFT  p99 TPOT " * len(ALGORITHMS))
+    for rate in RATES:
+        row = []
+        for algorithm in ALGORITHMS:
+            changes = {"speculation.algorithm": algorithm, "workload.rate": rate, "workload.num_requests": 1000}
+            result = simulate(scenario, changes)
+            row.append(cells(result))
+            if result.meets_slo(SHARE):
+                held[algorithm] = rate
+        print(f"{rate:>10g}  {'  '.join(row)}", flush=True)
+    answers = ", ".join(f"{algorithm} {rate:g}" for algorithm, rate in held.items())
+    print(f"requests per second within the SLO for {SHARE:.0%} of them: {answers}")
+
+
+if __name__ == "__main__":
+    main()
