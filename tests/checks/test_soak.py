@@ -47,10 +47,6 @@ SUBJECTS = [
 ]
 
 
-def test_the_numbers_are_those_that_are_promised():
-    assert sum(map(sum, SOAK.values())) > 10 * MILLION and sum(EXAMPLES.values()) > 20_000
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2026, 2027])
 @pytest.mark.parametrize(("contract", "subject", "operations"), SUBJECTS)

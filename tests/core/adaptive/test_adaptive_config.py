@@ -1,4 +1,4 @@
-"""A1 and A6: what a table may say, and that everything wrong with it is said at once."""
+"""Tables of adaptive steps: what they may say, and that everything wrong is reported at once, under its key."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from foretoken.core.adaptive.config import (
     PRESETS,
-    AdaptiveConfig,
     InvalidInitialSteps,
     load_adaptive_config,
     resolve_initial_steps,
 )
 from foretoken.core.adaptive.export import to_sglang_json
 from foretoken.core.errors import ConfigError
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def read_file(path):
@@ -25,25 +26,6 @@ def problems_of(table, **kwargs) -> dict[str, str]:
     with pytest.raises(ConfigError) as caught:
         load_adaptive_config(table, **kwargs)
     return {problem.key: problem.message for problem in caught.value.problems}
-
-
-def test_default_preset_is_the_documented_table():
-    config = load_adaptive_config("default")
-    assert config.bounds == (1, 8, 32)
-    assert [slot.candidate_steps for slot in config.slots] == [(1, 3, 7), (1, 3), (1,)]
-    assert [slot.down_hysteresis for slot in config.slots] == [-0.25, 0.0, 0.0]
-    for slot in config.slots:
-        knobs = (slot.ema_alpha, slot.update_interval, slot.warmup_batches, slot.up_hysteresis, slot.ceiling_coeff)
-        assert knobs == (0.2, 5, 10, 0.0, 0.0)
-    assert config.candidate_steps == (1, 3, 7)
-    assert config.notices == ()
-
-
-def test_with_zero_preset():
-    config = load_adaptive_config("with-zero")
-    assert config.bounds == (1, 8, 32, 64)
-    assert [slot.candidate_steps for slot in config.slots] == [(1, 3, 5, 7), (0, 1, 3), (0, 1), (0,)]
-    assert [slot.down_hysteresis for slot in config.slots] == [-0.25, 0.0, 0.0, 0.0]
 
 
 def test_defaults_of_the_table_apply_to_all_entries_and_entries_win():
@@ -74,35 +56,35 @@ def test_candidate_steps_beside_ranges_is_no_default():
     assert "8.candidate_steps" in problems_of({"candidate_steps": [9], "8": {}})
 
 
+WRONG_VALUES = {  # key of a range -> values that it must not have
+    "candidate_steps": [3, "1,3", [], None],
+    "ema_alpha": [0, 1.01, float("nan"), "0.5"],
+    "update_interval": [0, True, 1.5],
+    "warmup_batches": [-1, "many"],
+    "min_dwell_batches": [-1, 0.5],
+    "ceiling_coeff": [-0.5, float("inf")],
+    "up_hysteresis": [float("inf"), -0.5, None],
+}
+
+
+@given(st.data())
+def test_each_wrong_value_is_refused_under_its_key(data):
+    keys = data.draw(st.sets(st.sampled_from(sorted(WRONG_VALUES)), min_size=1, max_size=4))
+    wrong = {key: data.draw(st.sampled_from(WRONG_VALUES[key])) for key in sorted(keys)}
+    assert problems_of({"4": {"candidate_steps": [1, 3], **wrong}}).keys() == {f"4.{key}" for key in keys}
+
+
 @pytest.mark.parametrize(
     ("table", "key", "words"),
     [
-        ({}, "", "neither a batch-size key nor candidate_steps"),
         ({"ema_alpha": 0.5}, "", "neither a batch-size key nor candidate_steps"),
         ({"1": [1, 3]}, "1", "is a list; expected an object"),
-        ({"1": None}, "1", "is null; expected an object"),
         ({"1": {}}, "1.candidate_steps", "is missing"),
-        ({"1": {"candidate_steps": 3}}, "1.candidate_steps", "is a number"),
-        ({"1": {"candidate_steps": "1,3"}}, "1.candidate_steps", "is a string"),
-        ({"1": {"candidate_steps": []}}, "1.candidate_steps", "is empty"),
         ({"1": {"candidate_steps": [1, True]}}, "1.candidate_steps[1]", "is True"),
-        ({"1": {"candidate_steps": [1.0]}}, "1.candidate_steps[0]", "is 1.0"),
         ({"1": {"candidate_steps": [3, -1]}}, "1.candidate_steps[1]", "is -1"),
-        ({"1": {"candidate_steps": [1], "ema_alpha": 0}}, "1.ema_alpha", "(0, 1]"),
-        ({"1": {"candidate_steps": [1], "ema_alpha": 1.01}}, "1.ema_alpha", "(0, 1]"),
-        ({"1": {"candidate_steps": [1], "ema_alpha": float("nan")}}, "1.ema_alpha", "is nan"),
-        ({"1": {"candidate_steps": [1], "update_interval": 0}}, "1.update_interval", "an integer >= 1"),
-        ({"1": {"candidate_steps": [1], "update_interval": True}}, "1.update_interval", "an integer >= 1"),
-        ({"1": {"candidate_steps": [1], "warmup_batches": -1}}, "1.warmup_batches", "an integer >= 0"),
-        ({"1": {"candidate_steps": [1], "min_dwell_batches": -1}}, "1.min_dwell_batches", "an integer >= 0"),
-        ({"1": {"candidate_steps": [1], "ceiling_coeff": -0.5}}, "1.ceiling_coeff", ">= 0"),
-        ({"1": {"candidate_steps": [1], "up_hysteresis": float("inf")}}, "1.up_hysteresis", "is inf"),
-        ({"1": {"candidate_steps": [1], "up_hysteresis": -0.5}}, "1.up_hysteresis", "it would oscillate"),
         ({"down_hysteresis": 0.5, "1": {"candidate_steps": [1]}}, "1.up_hysteresis", "it would oscillate"),
         ({"1": {"candidate_steps": [1], "ema_alfa": 0.5}}, "1.ema_alfa", "did you mean 'ema_alpha'"),
-        ({"1": {"candidate_steps": [1]}, "warmup_batch": 3}, "warmup_batch", "did you mean 'warmup_batches'"),
         ({"1": {"candidate_steps": [1]}, "٣": {"candidate_steps": [1]}}, "٣", "is not a known key"),
-        ({"1": {"candidate_steps": [1]}, "-4": {"candidate_steps": [1]}}, "-4", "is not a known key"),
         ({"1": {"candidate_steps": [1]}, "01": {"candidate_steps": [1]}}, "01", "one key for each number"),
         ({"9" * 5000: {"candidate_steps": [1]}}, "9" * 20, "is too large"),
     ],
@@ -189,9 +171,3 @@ class TestExport:
         with pytest.raises(ConfigError, match=r"1\.min_dwell_batches"):
             to_sglang_json(load_adaptive_config(table))
         assert "min_dwell_batches" not in to_sglang_json(load_adaptive_config("default"))
-
-
-def test_config_is_hashable_plain_data():
-    config = load_adaptive_config("default")
-    assert isinstance(config, AdaptiveConfig)
-    assert hash(config) == hash(load_adaptive_config("default"))

@@ -54,25 +54,6 @@ def play(controller: AdaptiveController, history) -> list[int]:
     return steps_of_rounds
 
 
-@settings(max_examples=120, deadline=None)
-@given(policies, histories)
-def test_equal_histories_choose_alike(policy, history):
-    one, two = make(policy), make(policy)
-    assert play(one, history) == play(two, history)
-    assert one.snapshot() == two.snapshot()
-
-
-@settings(max_examples=120, deadline=None)
-@given(policies, histories)
-def test_steps_are_candidates_of_the_routed_range(policy, history):
-    controller = make(policy)
-    bounds = controller.policy.config.bounds
-    for (bs, _, _), steps in zip(history, play(controller, history), strict=True):
-        index = max(i for i, bound in enumerate(bounds) if bound <= bs)
-        assert steps in controller.policy.config.slots[index].candidate_steps
-    controller.check()
-
-
 @settings(max_examples=200, deadline=None)
 @given(policies, histories, st.sampled_from(BATCH_SIZES), st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_fewer_results_than_certified_never_change_the_steps(policy, history, bs, shares):
@@ -124,27 +105,3 @@ def test_a_block_equals_its_rounds(policy, history, bs, share):
         for controller in (single, block):
             controller.on_verify_complete(accepted(share, bs, after), bs, after)
     assert single.snapshot() == block.snapshot()
-
-
-@settings(max_examples=60, deadline=None)
-@given(policies, histories, st.sampled_from(BATCH_SIZES))
-def test_empty_results_do_not_move_the_estimate(policy, history, bs):
-    controller = make(policy)
-    play(controller, history)
-    before = controller.snapshot(), controller.metrics()
-    for empty in ([], np.array([], np.int32)):
-        controller.on_verify_complete(empty, bs, 3)
-    assert (controller.snapshot(), controller.metrics()) == before
-
-
-@settings(max_examples=60, deadline=None)
-@given(policies, histories)
-def test_lists_and_arrays_are_the_same_feedback(policy, history):
-    one, two = make(policy), make(policy)
-    for bs, share, _ in history:
-        steps = one.activate_step_by_batch(bs)
-        assert two.activate_step_by_batch(bs) == steps
-        result = accepted(share, bs, steps)
-        one.on_verify_complete(result, bs, steps)
-        two.on_verify_complete(result.tolist(), bs, steps)
-    assert one.snapshot() == two.snapshot() and one.metrics() == two.metrics()

@@ -105,54 +105,6 @@ def test_start():
     assert make([3, 1, 3]).candidate_steps == (1, 3)
 
 
-def test_warm_up_feeds_the_ema_but_decides_nothing():
-    slot = make([1, 3], 3, warmup_batches=4, update_interval=3, ema_alpha=0.5)
-    steps = []
-    for _ in range(7):
-        slot.update([0])
-        steps.append(slot.current_steps)
-    assert steps == [3, 3, 3, 3, 3, 3, 1]
-    assert slot.ema_accept_len == 2.0 * 0.5**7
-
-
-@pytest.mark.parametrize(
-    ("ema", "steps"),
-    [(0.5, 1), (0.5001, 3), (2.5, 3), (2.5001, 7)],
-)
-def test_a_tie_drops_and_a_tie_does_not_rise(ema, steps):
-    assert fed(make([1, 3, 7], 3), ema).current_steps == steps
-
-
-def fed(slot: AdaptiveStepSlot, value: float) -> AdaptiveStepSlot:
-    slot.update([value])
-    return slot
-
-
-def test_several_levels_in_one_recompute():
-    assert fed(make([1, 3, 5, 7], 7), 0.2).current_steps == 1
-    assert fed(make([1, 2, 3, 7], 1, up_hysteresis=-0.4, down_hysteresis=-0.5), 1.0).current_steps == 2
-    assert fed(make([1, 2, 3], 1, up_hysteresis=-1.0, down_hysteresis=-1.0), 1.0).current_steps == 3
-
-
-def test_hystereses_shift_the_thresholds():
-    assert fed(make([1, 3], 3, down_hysteresis=-0.25), 0.26).current_steps == 3
-    assert fed(make([1, 3], 3, down_hysteresis=-0.25), 0.25).current_steps == 1
-    assert fed(make([1, 3], 1, up_hysteresis=0.25), 0.75).current_steps == 1
-    assert fed(make([1, 3], 1, up_hysteresis=0.25), 0.76).current_steps == 3
-
-
-def test_zero_is_reached_at_half_a_token():
-    assert fed(make([0, 1], 1), 0.5).current_steps == 0
-    assert fed(make([0, 1], 1), 0.51).current_steps == 1
-    assert fed(make([0, 3], 3, down_hysteresis=-0.25), 0.3).current_steps == 3
-
-
-def test_ceiling_pulls_down_but_never_blocks_a_rise():
-    assert fed(make([1, 3, 5, 7], 7, ceiling_coeff=1.0), 4.6).current_steps == 5
-    assert fed(make([2, 7], 7, ceiling_coeff=0.1, down_hysteresis=-2), 1.0).current_steps == 2  # the lowest
-    assert fed(make([1, 3], 1, ceiling_coeff=0.1), 1.0).current_steps == 3
-
-
 def test_probe_from_zero_waits_twice_as_long_after_each_failure():
     slot = make([0, 2], 2)
     probes = []
@@ -185,19 +137,6 @@ def test_a_probe_that_pays_stays_and_forgives_failures():
     assert steps == [0, 0, 2, 0]  # and the one after that counts as the first failure again
 
 
-def test_a_cold_probe_starts_neutral_a_warm_one_keeps_its_ema():
-    cold = make([0, 4], 0, ema_alpha=0.5)
-    cold.update([0])
-    assert (cold.current_steps, cold.ema_accept_len) == (4, 3.0)
-    warm = make([0, 4], 4, ema_alpha=0.5)
-    warm.update([0])
-    warm.update([0])
-    warm.update([0])
-    assert (warm.current_steps, warm.ema_accept_len) == (0, 0.375)
-    warm.update([0])
-    assert (warm.current_steps, warm.ema_accept_len) == (4, 0.375)
-
-
 @pytest.mark.parametrize("bad", [[math.nan], [1, -1], [4], [math.inf], [10**30], [-math.inf]])
 @pytest.mark.parametrize("as_array", [False, True])
 def test_impossible_observations_are_refused_and_change_nothing(bad, as_array):
@@ -221,23 +160,6 @@ def test_an_empty_list_changes_nothing():
 def test_bad_rules_are_refused():
     with pytest.raises(ConfigError, match="candidate_steps"):
         AdaptiveStepSlot(1, {"candidate_steps": []})
-
-
-@settings(max_examples=80, deadline=None)
-@given(slot_configs, st.floats(0, 1))
-def test_constant_input_settles(cfg, share):
-    # Without a ceiling and without 0 (whose probes are meant to go on), a constant settles for good.
-    cfg = SlotConfig(
-        tuple(s for s in cfg.candidate_steps if s) or (1,), 0.5, 2, 3, cfg.up_hysteresis, cfg.down_hysteresis
-    )
-    slot = AdaptiveStepSlot(None, cfg)
-    value = share * cfg.candidate_steps[0]  # possible at every candidate
-    for _ in range(200):
-        slot.update([value])
-    settled = slot.switches
-    for _ in range(200):
-        slot.update([value])
-    assert slot.switches == settled
 
 
 @settings(max_examples=60, deadline=None)

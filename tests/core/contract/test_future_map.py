@@ -57,64 +57,12 @@ def test_values_reach_the_next_step_whatever_its_order(relay):
     relay.check()
 
 
-def test_many_rounds_of_one_request(relay):
-    for step in range(5):
-        write(relay, rows_of(2), epochs_of(4), base=step)
-        lengths, values = relay.resolve(rows_of(2), epochs_of(4))
-        assert lengths.tolist() == [100 + step] and values["bonus_tokens"].tolist() == [step]
-
-
-def test_a_value_is_read_once(relay):
-    violation("RELAY-02", relay.resolve, rows_of(1), epochs_of(0))
-    write(relay, rows_of(1), epochs_of(3))
-    relay.resolve(rows_of(1), epochs_of(3))
-    violation("RELAY-02", relay.resolve, rows_of(1), epochs_of(3))
-
-
-def test_a_value_is_written_once(relay):
-    relay.publish(rows_of(1), epochs_of(3), np.array([5]))
-    violation("RELAY-02", relay.publish, rows_of(1), epochs_of(3), np.array([6]))
-    relay.stash(rows_of(1), epochs_of(3), inputs(1))
-    violation("RELAY-02", relay.stash, rows_of(1), epochs_of(3), inputs(1, 9))
-    lengths, values = relay.resolve(rows_of(1), epochs_of(3))
-    assert lengths.tolist() == [5] and values["bonus_tokens"].tolist() == [0]
-
-
-def test_half_a_write_is_not_readable(relay):
-    relay.publish(rows_of(1), epochs_of(3), np.array([5]))
-    violation("RELAY-02", relay.resolve, rows_of(1), epochs_of(3))
-    relay.stash(rows_of(2), epochs_of(3), inputs(1))
-    violation("RELAY-02", relay.resolve, rows_of(2), epochs_of(3))
-
-
 def test_another_epoch_gets_an_error_never_a_value(relay):
     write(relay, rows_of(1, 2), epochs_of(3, 3))
     message = violation("RELAY-03", relay.resolve, rows_of(2, 1), epochs_of(3, 4))
     assert "row 1" in message and "epoch 3" in message and "epoch 4" in message
     assert relay.num_unread == 2  # and nothing was consumed on the way
     relay.resolve(rows_of(1, 2), epochs_of(3, 3))
-
-
-def test_the_two_halves_come_from_one_request(relay):
-    relay.publish(rows_of(1), epochs_of(3), np.array([5]))
-    violation("RELAY-03", relay.stash, rows_of(1), epochs_of(4), inputs(1))
-
-
-def test_release_drops_the_cell_unread(relay):
-    write(relay, rows_of(1, 2), epochs_of(3, 3))
-    relay.drop(rows_of(1, 0))
-    relay.check()
-    assert relay.num_unread == 1
-    violation("RELAY-02", relay.resolve, rows_of(1), epochs_of(3))
-    write(relay, rows_of(1), epochs_of(4), base=50)
-    lengths, _ = relay.resolve(rows_of(1), epochs_of(4))
-    assert lengths.tolist() == [150]
-    relay.drop(rows_of(7))  # an empty cell may be dropped, too
-
-
-def test_an_owner_that_did_not_drop_is_noticed(relay):
-    write(relay, rows_of(1), epochs_of(3))
-    violation("RELAY-02", relay.publish, rows_of(1), epochs_of(4), np.array([1]))
 
 
 def test_the_padding_row_is_harmless(relay):

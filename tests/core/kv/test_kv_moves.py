@@ -14,42 +14,6 @@ def int32(values, shape=None):
     return array if shape is None else array.reshape(shape)
 
 
-@st.composite
-def verified_batches(draw):
-    """A batch after verify: ascending accepted paths from the root, in windows of scattered slots."""
-    bs, nd, width = draw(st.integers(0, 4)), draw(st.integers(1, 7)), draw(st.integers(1, 7))
-    pool = bs * nd + draw(st.integers(1, 4))
-    slots = draw(st.permutations(range(1, pool)))[: bs * nd]
-    accept_index = np.full((bs, width), -1, dtype=np.int32)
-    accept_lens = np.zeros(bs, dtype=np.int32)
-    for row in range(bs):
-        others = draw(st.lists(st.integers(1, nd - 1), unique=True, max_size=min(width, nd) - 1)) if nd > 1 else []
-        path = [0, *sorted(others)]
-        accept_index[row, : len(path)] = [row * nd + node for node in path]
-        accept_lens[row] = len(path)
-    return pool, accept_index, accept_lens, int32(slots, (bs, nd))
-
-
-@settings(max_examples=200, deadline=None)
-@given(verified_batches())
-def test_every_accepted_path_stands_at_the_front_of_its_window(case):
-    num_slots, accept_index, accept_lens, node_slots = case
-    pool = np.arange(num_slots * 2).reshape(num_slots, 2)
-    before = pool.copy()
-    plan = KVMovePlan.from_accept_index(accept_index, accept_lens, node_slots)
-    assert plan.src.dtype == plan.dst.dtype == np.int32
-    plan.check(num_slots, node_slots)
-    apply_moves(pool, plan)
-    untouched = np.ones(num_slots, dtype=bool)
-    for row in range(len(accept_lens)):
-        for lane in range(accept_lens[row]):
-            source = node_slots.ravel()[accept_index[row, lane]]
-            assert (pool[node_slots[row, lane]] == before[source]).all()
-            untouched[node_slots[row, lane]] = False
-    assert (pool[untouched] == before[untouched]).all()
-    assert (plan.src != plan.dst).all()
-
-
 def test_a_slot_may_be_a_source_and_a_target():
     """The path 0, 2, 3 reads slot 2 and writes it: scattering before gathering would lose node 2."""
     plan = KVMovePlan.from_accept_index(int32([[0, 2, 3]]), int32([3]), int32([[10, 11, 12, 13, 14]]))

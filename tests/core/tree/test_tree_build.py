@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from foretoken.core.tree.build import (
@@ -19,8 +17,6 @@ from foretoken.core.tree.build import (
     replace_invalid_tokens,
     tree_capacity,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def draft(rng, batch_size, topk, steps, levels=None, vocab=50):
@@ -34,65 +30,6 @@ def draft(rng, batch_size, topk, steps, levels=None, vocab=50):
         result.append(candidates)
         beams.append(beam)
     return result, beams
-
-
-def oracle(roots, steps, seq_lens, nodes):
-    """The tree of one row after the other, by sorting tuples and following parents."""
-    result = []
-    for row in range(len(roots)):
-        table = []  # (score, id, token, parent id, depth)
-        for depth, step in enumerate(steps, start=1):
-            for j in range(step.tokens.shape[1]):
-                table.append((float(step.scores[row, j]), len(table), int(step.tokens[row, j]),
-                              int(step.parents[row, j]), depth))  # fmt: skip
-        kept = sorted(sorted(table, key=lambda c: (-c[0], c[1]))[: nodes - 1], key=lambda c: c[1])
-        node_of = {c[1]: i for i, c in enumerate(kept, start=1)} | {-1: 0}
-        parents = [-1] + [node_of[c[3]] for c in kept]
-        tokens = [int(roots[row])] + [c[2] for c in kept]
-        positions = [int(seq_lens[row])] + [int(seq_lens[row]) + c[4] for c in kept]
-        children = [[j for j in range(nodes) if parents[j] == i] for i in range(nodes)]
-        first = [c[0] if c else -1 for c in children]
-        sibling = [-1] * nodes
-        for brothers in children:
-            for a, b in pairwise(brothers):
-                sibling[a] = b
-        mask = np.zeros((nodes, nodes), bool)
-        for j in range(nodes):
-            at = j
-            while at >= 0:
-                mask[j, at] = True
-                at = parents[at]
-        result.append((tokens, parents, positions, first, sibling, mask))
-    return [np.array(part) for part in zip(*result, strict=True)]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    topk=st.integers(1, 5),
-    steps=st.integers(1, 5),
-    batch_size=st.integers(1, 4),
-    ties=st.booleans(),
-    data=st.data(),
-)
-def test_tree_equals_the_oracle(seed, topk, steps, batch_size, ties, data):
-    nodes = data.draw(st.integers(1, min(tree_capacity(topk, steps) + 1, MAX_TREE_NODES)))
-    rng = np.random.default_rng(seed)
-    candidates, _ = draft(rng, batch_size, topk, steps, levels=[0.25, 0.5, 1.0] if ties else None)
-    roots, seq_lens = rng.integers(0, 50, batch_size), rng.integers(0, 2**40, batch_size)
-    tree = build_tree(roots, candidates, seq_lens, nodes)
-    tokens, parents, positions, first, sibling, mask = oracle(roots, candidates, seq_lens, nodes)
-    assert np.array_equal(tree.tokens.reshape(batch_size, nodes), tokens)
-    assert np.array_equal(tree.parents, parents)
-    assert np.array_equal(tree.positions.reshape(batch_size, nodes), positions)
-    assert np.array_equal(tree.retrieve_next_token, first)
-    assert np.array_equal(tree.retrieve_next_sibling, sibling)
-    assert np.array_equal(tree.ancestor_mask, mask)
-    assert np.array_equal(tree.retrieve_index.ravel(), np.arange(batch_size * nodes))
-    assert tree.width == steps + 1
-    assert (tree.num_nodes == nodes).all()
-    assert (tree.tokens.dtype, tree.positions.dtype) == (np.int32, np.int64)
-    assert tree.ancestor_bits.dtype == np.uint64
 
 
 def test_expand_keeps_the_best_by_cumulative_score_and_numbers_the_candidates():

@@ -37,37 +37,6 @@ def children_of(tree, row, node):
         child = tree.retrieve_next_sibling[row, child]
 
 
-def greedy_oracle(tree, targets, row, node):
-    nodes = tree.num_draft_tokens
-    want = targets[row * nodes + node]
-    for child in children_of(tree, row, node):
-        if tree.tokens[row * nodes + child] == want:
-            path, bonus = greedy_oracle(tree, targets, row, child)
-            return [row * nodes + node, *path], bonus
-    return [row * nodes + node], want
-
-
-def sampling_oracle(tree, probs, coins, row, node, depth):
-    nodes = tree.num_draft_tokens
-    p = probs[row * nodes + node].tolist()
-    mass, rejected = 0.0, set()
-    for child in children_of(tree, row, node):
-        token = int(tree.tokens[row * nodes + child])
-        if 0 <= token < len(p) and token not in rejected and p[token] > 0:
-            mass += p[token]
-            rejected.add(token)
-            if coins.accept[row, depth] < mass:
-                path, tokens = sampling_oracle(tree, probs, coins, row, child, depth + 1)
-                return [row * nodes + node, *path], [token, *tokens]
-    residual = [0.0 if token in rejected else p[token] for token in range(len(p))]
-    threshold, seen = coins.bonus[row, depth] * sum(residual), 0.0
-    for token, share in enumerate(residual):
-        seen += share
-        if seen > threshold:
-            return [row * nodes + node], [token]
-    raise AssertionError("no mass left")
-
-
 def check_shape_of(verified, tree):
     assert verified.accept_index.shape == (tree.batch_size, tree.width)
     for name in ("accept_index", "accept_lens", "num_correct_drafts", "predict", "bonus_tokens"):
@@ -81,41 +50,6 @@ def check_shape_of(verified, tree):
         nodes = path[path >= 0] - row * tree.num_draft_tokens
         assert nodes[0] == 0
         assert tree.parents[row, nodes].tolist() == [-1, *nodes[:-1].tolist()]  # ACCEPT-01: one path, no gap
-
-
-@settings(max_examples=80, deadline=None)
-@given(seed=st.integers(0, 2**32), nodes=st.integers(1, 12), batch_size=st.integers(1, 5), vocab=st.integers(1, 4))
-def test_greedy_equals_the_oracle(seed, nodes, batch_size, vocab):
-    rng = np.random.default_rng(seed)
-    tree = random_tree(rng, batch_size, nodes, vocab)
-    targets = rng.integers(0, vocab, batch_size * nodes).astype(np.int32)
-    verified = verify_greedy(tree, targets)
-    check_shape_of(verified, tree)
-    for row in range(batch_size):
-        path, bonus = greedy_oracle(tree, targets, row, 0)
-        assert verified.accept_index[row, : len(path)].tolist() == path
-        assert verified.accept_lens[row] == len(path)
-        assert verified.bonus_tokens[row] == bonus
-    assert np.array_equal(verified.predict, targets)
-    assert not verified.target_failed.any()
-
-
-@settings(max_examples=80, deadline=None)
-@given(seed=st.integers(0, 2**32), nodes=st.integers(1, 12), batch_size=st.integers(1, 5), vocab=st.integers(1, 5))
-def test_sampling_equals_the_oracle(seed, nodes, batch_size, vocab):
-    rng = np.random.default_rng(seed)
-    tree = random_tree(rng, batch_size, nodes, vocab)
-    # Multiples of 1/64 make every sum exact, in whatever order it is formed.
-    probs = rng.multinomial(64, rng.dirichlet(np.full(vocab, 0.5)), batch_size * nodes) / 64
-    coins = Coins(rng.integers(0, 64, (batch_size, tree.width)) / 64, rng.random((batch_size, tree.width)))
-    verified = verify_sampling(tree, probs, coins)
-    check_shape_of(verified, tree)
-    for row in range(batch_size):
-        path, tokens = sampling_oracle(tree, probs, coins, row, 0, 0)
-        assert verified.accept_index[row, : len(path)].tolist() == path
-        assert verified.accept_lens[row] == len(path)
-        assert verified.predict[path].tolist() == tokens
-        assert verified.bonus_tokens[row] == tokens[-1]
 
 
 def test_greedy_sampling_is_greedy_verification():
