@@ -106,18 +106,6 @@ def test_chat_puts_a_text_into_the_template(generate, models, tmp_path):
     assert plain["tokens"] != chat["tokens"]
 
 
-def test_stop_strings_and_sampling(generate, models):
-    whole = json_lines(generate("--prompt", "def add", "--max-tokens", 40, "--json").out)[0]
-    text = whole["text"]
-    stop = next(text[i : i + 2] for i in range(4, len(text)) if "\ufffd" not in text[i : i + 2])
-    cut = json_lines(generate("--prompt", "def add", "--stop", stop, "--stop", "no such text", "--json").out)[0]
-    assert cut["finish"] == "stop" and cut["text"] == text[: text.index(stop)]
-    draw = ("--prompt", "def add", "--temperature", 1, "--top-k", 50, "--top-p", 0.95, "--max-tokens", 30, "--seed")
-    assert generate(*draw, 1).out == generate(*draw, 1).out != generate(*draw, 2).out
-    logprobs = json_lines(generate("--prompt", "def add", "--max-tokens", 3, "--logprobs").out)[0]["logprobs"]
-    assert len(logprobs) == 3
-
-
 def test_the_end_of_text_ends_an_output_unless_it_is_ignored(generate, models, monkeypatch):
     tokens = json_lines(generate("--prompt", "def add", "--max-tokens", 20, "--json", "--ignore-eos").out)[0]["tokens"]
     load = Tokenizer.load.__func__

@@ -4,7 +4,6 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from foretoken.core.contract.request import FinishReason
 from foretoken.core.errors import ConfigError
 from foretoken.observe.metrics import RunMetrics
 from foretoken.sim.cost.memory import InsufficientMemory
@@ -71,13 +70,6 @@ def test_overlap_is_faster_than_synchronous_where_outputs_are_long(algorithm, co
         mode: simulate(merged(scenario, engine={"mode": mode}))[1].duration_ns for mode in ("synchronous", "overlap")
     }
     assert durations["overlap"] < durations["synchronous"]
-
-
-def test_littles_law():
-    _, report, summary = simulate(merged(SMALL, workload={"num_requests": 400}))
-    in_system = summary["mean_concurrency"]
-    arrivals_per_s = summary["completed"] / (report.duration_ns / 1e9)
-    assert in_system == pytest.approx(arrivals_per_s * summary["mean_e2el_ms"] / 1e3, rel=0.02)
 
 
 def test_a_faster_device_is_faster_and_more_replicas_shorten_queues():
@@ -176,30 +168,6 @@ def test_trees_accept_more_than_chains_of_the_same_depth():
         simulate(merged(SMALL, speculation={"policy": "fixed", "steps": 3, "topk": topk}))[2] for topk in (1, 4)
     )
     assert tree["accept_length"] > chain["accept_length"] + 0.3
-
-
-def test_no_requests_more_shift_nobody():
-    """Draws are keyed: the first requests of a longer workload are those of a shorter one, down to their acceptance."""
-    scenario = merged(SMALL, workload={"rate": 0.5})  # far apart: they do not meet
-
-    def lives(count: int) -> list:
-        ended = []
-        simulation = Simulation(
-            scenario_from_dict(merged(scenario, workload={"num_requests": count}), "test"),
-            sinks=lambda replica: [lambda event: ended.extend(getattr(event, "finished", ()))],
-        )
-        simulation.run()
-        return [(f.request_id, f.reason, f.num_output) for f in ended]
-
-    short, long = lives(10), lives(14)
-    assert long[:10] == short
-    assert all(reason is FinishReason.STOP for _, reason, _ in long)
-
-
-def test_another_seed_is_another_run():
-    first, second = (simulate({**SMALL, "seed": seed})[1].duration_ns for seed in (0, 1))
-    assert first != second
-    assert simulate({**SMALL, "seed": 1})[1].duration_ns == second
 
 
 def test_progress_is_told():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from foretoken.core.contract.events import Aborted, Committed, Planned, Submitted
 from foretoken.core.contract.request import FinishReason
-from foretoken.core.errors import ConfigError, InvariantViolation
+from foretoken.core.errors import ConfigError
 from foretoken.core.scheduler.precedence import least_entitled
 from foretoken.properties.reference import plain_greedy
 from served_engine import MODEL, ask, finish, make, turn
@@ -88,33 +88,6 @@ def test_an_algorithm_without_a_draft_is_refused_steps():
 # -- results ------------------------------------------------------------------------------------------------------------
 
 
-def test_results_are_taken_in_order_and_once():
-    engine, executor = make(overlap=True)
-    for i in range(3):
-        engine.submit(ask(f"r{i}", prompt_len=12), 0)
-    steps = [engine.plan(0), engine.plan(0)]
-    assert engine.plan(0) is None, "two uncommitted steps are the depth"
-    for step in steps:
-        executor.launch(step)
-    first, second = executor.collect(), executor.collect()
-    with pytest.raises(InvariantViolation, match="RELAY-07"):
-        engine.commit(second, 0)
-    engine.commit(first, 0)
-    with pytest.raises(InvariantViolation, match="RELAY-07"):
-        engine.commit(first, 0)
-    engine.commit(second, 0)
-    with pytest.raises(InvariantViolation, match="the oldest uncommitted is None"):
-        engine.commit(second, 0)
-
-
-def test_synchronous_mode_has_one_step_in_flight():
-    engine, executor = make(overlap=False)
-    engine.submit(ask("a"), 0)
-    executor.launch(engine.plan(0))
-    assert engine.plan(0) is None
-    assert engine.num_uncommitted == 1
-
-
 def test_a_request_that_ends_takes_part_in_the_round_in_flight_and_keeps_its_slots_until_then():
     engine, executor = make(overlap=True, prefix_cache=False, agreement=0.0, steps=1)
     engine.submit(ask("a", max_tokens=3), 0)
@@ -132,25 +105,6 @@ def test_a_request_that_ends_takes_part_in_the_round_in_flight_and_keeps_its_slo
 
 
 # -- aborts and failures --------------------------------------------------------------------------------------------------
-
-
-def test_an_abort_in_the_queue_and_in_flight_releases_everything_and_is_idempotent():
-    engine, executor = make(max_running=1, prefix_cache=False)
-    engine.submit(ask("running", max_tokens=40), 0)
-    engine.submit(ask("waiting"), 0)
-    for _ in range(4):
-        turn(engine, executor)
-    waiting = engine.abort("waiting", 0)
-    assert waiting.finished.reason is FinishReason.ABORT and waiting.finished.num_output == 0
-    running = engine.abort("running", 0)
-    assert running.replan
-    delivered = running.finished.tokens.tolist()
-    assert 0 < len(delivered) < 40 and delivered == oracle(ask("running", max_tokens=40))[: len(delivered)]
-    for name in ("running", "waiting", "nobody"):
-        again = engine.abort(name, 0)
-        assert again.finished is None and not again.replan
-    assert finish(engine, executor) == {}
-    assert engine.store.allocator.num_held_slots == 0
 
 
 def test_an_abort_in_a_running_block_keeps_what_its_earlier_rounds_delivered():
@@ -188,15 +142,6 @@ def test_a_failure_ends_one_request_with_the_reason_and_leaves_the_others_alone(
     assert ended["bad"].tokens.tolist() == oracle(ask("bad", max_tokens=20))[:index]
     assert ended["good"].tokens.tolist() == oracle(ask("good", start=3, max_tokens=20))
     assert engine.store.allocator.num_held_slots == 0
-
-
-def test_nothing_of_a_failed_request_is_cached():
-    engine, executor = make(fail_at={"bad": 4}, chunk_size=64)
-    engine.submit(ask("bad", prompt_len=30, max_tokens=20), 0)
-    assert finish(engine, executor)["bad"].reason is FinishReason.ERROR
-    assert engine.store.cache.evictable_slots <= 30, (
-        "the prompt was shared when its prefill was committed, the output is not"
-    )
 
 
 # -- who runs -------------------------------------------------------------------------------------------------------------
@@ -237,16 +182,6 @@ def test_an_aged_request_is_not_preempted_for_ever():
     assert engine.num_waiting > 2, "it did not just wait for the others to be gone"
 
 
-def test_requests_of_one_class_enter_in_the_order_of_their_arrival():
-    events = []
-    engine, executor = make(max_running=2, events=events.append)
-    for i in range(8):
-        engine.submit(ask(f"r{i}", start=i, max_tokens=3 + i % 3), 0)
-    finish(engine, executor)
-    joined = [join.request.request_id for event in events if isinstance(event, Planned) for join in event.step.joins]
-    assert joined == [f"r{i}" for i in range(8)]
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_nobody_enters_after_a_retraction_until_a_live_round_is_committed(overlap):
     engine, executor = make(overlap=overlap)  # with room for everybody, so that only the hold keeps the request out
@@ -277,18 +212,6 @@ def test_when_nobody_is_left_to_decode_the_hold_ends_by_itself():
         turn(engine, executor)
     engine._retract(next(iter(engine._by_row.values())))
     assert finish(engine, executor)["alone"].tokens.tolist() == oracle(ask("alone"))
-
-
-def test_retraction_under_pressure_loses_no_token():
-    events = []
-    engine, executor = make(num_pages=60, prefix_cache=False, events=events.append, watermark=0.0, overlap=True)
-    requests = [ask(f"r{i}", start=i, prompt_len=9, max_tokens=30) for i in range(4)]
-    for request in requests:
-        engine.submit(request, 0)
-    ended = finish(engine, executor)
-    assert sum(len(event.retracted) for event in events if isinstance(event, Planned)) > 0
-    for request in requests:
-        assert ended[request.request_id].tokens.tolist() == oracle(request)
 
 
 # -- determinism ----------------------------------------------------------------------------------------------------------

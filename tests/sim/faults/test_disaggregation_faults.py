@@ -91,12 +91,6 @@ def test_a_plan_of_zeros_is_no_plan(tmp_path, layerwise):
     assert without.count(b'"move":"join"') == 60
 
 
-def test_the_same_seed_is_the_same_run_and_another_is_not(tmp_path):
-    plan = swarm_plan(4, transfers=True)
-    runs = [logged({**BUSY, "seed": seed}, plan, tmp_path / "log.jsonl") for seed in (1, 1, 2)]
-    assert runs[0] == runs[1] != runs[2]
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_a_log_of_a_run_under_faults_replays(tmp_path, seed):
     path = tmp_path / "log.jsonl"
