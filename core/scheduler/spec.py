@@ -7,6 +7,7 @@ settings make the same engine everywhere. As JSON a specification is part of a l
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -194,8 +195,8 @@ def resolve_spec(
 
 
 def default_graph_sizes(max_running: int) -> tuple[int, ...]:
-    """Return the batch sizes to capture if the user names none: the last one holds the largest batch."""
-    return tuple(size for size in GRAPH_SIZES if size < max_running + 8)
+    """Return the batch sizes to capture if the user names none, up to the first that holds the largest batch."""
+    return GRAPH_SIZES[: bisect_left(GRAPH_SIZES, max_running) + 1]
 
 
 def _tree_nodes(

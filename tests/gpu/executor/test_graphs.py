@@ -115,4 +115,4 @@ def test_a_session_captures_the_sizes_that_its_batches_can_have(nano_pair):
             [report.batch_size for report in session.executor.graphs.reports if report.kind is RoundKind.GREEDY]
         )
     assert texts[0] == texts[1]
-    assert sizes == [[], [3, 2, 1]]
+    assert sizes == [[], [4, 2, 1]]
