@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from foretoken.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
+from foretoken.core.model_shape import known_models
 from foretoken.core.scheduler.life import TRANSITIONS, RequestState
 from foretoken.sim.cost import round as round_cost
 from foretoken.sim.cost.hardware import known_gpus
-from foretoken.sim.cost.model import known_models
 from foretoken.sim.faults.plan import KINDS, FaultPlan
 from foretoken.sim.scenario import Scenario
 from pydantic import BaseModel

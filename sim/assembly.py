@@ -14,19 +14,19 @@ from ..core.adaptive import CostTable
 from ..core.adaptive.graph_plan import graph_plan
 from ..core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ..core.algorithm.registry import get_algorithm
+from ..core.config_reader import read_json_object
 from ..core.contract.events import EventSink
 from ..core.errors import ConfigError, ForetokenError, Problem
+from ..core.model_shape import ModelShape, lookup_model, read_model_shape
 from ..core.scheduler.config import EngineConfig
 from ..core.scheduler.engine import Engine
 from ..core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from .cost.calibration import load_calibration
 from .cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from .cost.hardware import GPU, lookup_gpu
-from .cost.hf_config import from_hf_config
 from .cost.host import HostCost, host_preset
 from .cost.launch import launch_preset
 from .cost.memory import GRAPH_BYTES, MemoryPlan, kv_pool_slots
-from .cost.model import ModelShape, lookup_model
 from .cost.round import RoundCost
 from .disaggregation.pools import Pools, pools_of, timing_of
 from .scenario import Scenario
@@ -113,7 +113,7 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
         **speculation.model_dump(exclude={"algorithm", "heads"}),
         mode=engine.mode,
         graph_sizes=sizes if hardware.cuda_graphs else None,
-        read_file=lambda path: Path(path).read_text(encoding="utf-8"),
+        read_file=_read_file,
         source="speculation",
     )
     heads = speculation.heads or max(spec.max_steps, 1)
@@ -137,9 +137,14 @@ def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) 
         raise ConfigError(error.source, renamed) from None
 
 
+def _read_file(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
 def _model(name: str, key: str) -> ModelShape:
     if is_config_file(name):
-        return from_hf_config(Path(name) / "config.json" if Path(name).is_dir() else name)
+        file = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+        return read_model_shape(read_json_object(str(file), _read_file), str(file), file.resolve().parent.name)
     try:
         return lookup_model(name)
     except ForetokenError as error:

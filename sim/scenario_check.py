@@ -9,9 +9,9 @@ from ..core.acceptance.presets import acceptance_preset
 from ..core.algorithm.registry import get_algorithm
 from ..core.errors import ConfigError, ForetokenError, Problem
 from ..core.kv.eviction import unknown_policy
+from ..core.model_shape import ModelShape, lookup_model
 from .cost.hardware import lookup_gpu
 from .cost.host import host_preset
-from .cost.model import ModelShape, lookup_model
 from .scenario import Scenario
 from .scenario_file import origin_of
 

@@ -1,22 +1,21 @@
-"""Models to time without a checkpoint: well-known shapes by name, and drafts of the right form for any of them.
+"""Models to time without a checkpoint: built-in models by name, and drafts of the right form for any of them.
 
-The shapes are those of the published `config.json` files. Weights are random, so acceptance must be simulated.
+Weights are random, so acceptance must be simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ...core.errors import ConfigError, Problem, nearest
+from ...core.model_shape import BUILT_IN
 from ..models.checkpoint import HEADS, over_positions, random_head, random_weights
-from ..models.config import LLAMA, QWEN2, QWEN3, QWEN3_MOE, ModelConfig, read_json
+from ..models.config import LLAMA, ModelConfig, read_json
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
 from ..models.head_config import EAGLE3, HeadConfig, default_aux_layers
@@ -24,67 +23,6 @@ from ..ops.port import Ops
 
 EAGLE3_VOCABULARY = 32000  # tokens of published EAGLE-3 heads for vocabularies of 128 thousand and more
 LOGIT_DEVIATION = 10.0  # of a random draft
-
-
-def _shape(
-    architecture: str,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    intermediate: int,
-    vocab: int,
-    context: int,
-    **others: Any,
-) -> dict[str, Any]:
-    return {
-        "architectures": [architecture],
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": intermediate,
-        "vocab_size": vocab,
-        "max_position_embeddings": context,
-        "torch_dtype": "bfloat16",
-        **others,
-    }
-
-
-def _llama3(factor: float, **others: Any) -> dict[str, Any]:
-    scaling = {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    return {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "rope_scaling": scaling, **others}
-
-
-_QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1000000.0}
-_EXPERTS = {
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-}
-BUILT_IN: Mapping[str, Mapping[str, Any]] = {
-    "llama-3.1-8b": _shape(LLAMA, 32, 4096, 32, 8, 128, 14336, 128256, 131072, **_llama3(8.0)),
-    "llama-3.1-70b": _shape(LLAMA, 80, 8192, 64, 8, 128, 28672, 128256, 131072, **_llama3(8.0)),
-    "llama-3.2-1b": _shape(LLAMA, 16, 2048, 32, 8, 64, 8192, 128256, 131072, **_llama3(32.0, tie_word_embeddings=True)),
-    "llama-3.2-3b": _shape(
-        LLAMA, 28, 3072, 24, 8, 128, 8192, 128256, 131072, **_llama3(32.0, tie_word_embeddings=True)
-    ),
-    "llama-2-7b": _shape(LLAMA, 32, 4096, 32, 32, 128, 11008, 32000, 4096, rms_norm_eps=1e-5),
-    "qwen2.5-7b": _shape(QWEN2, 28, 3584, 28, 4, 128, 18944, 152064, 131072, **_QWEN),
-    "qwen3-0.6b": _shape(QWEN3, 28, 1024, 16, 8, 128, 3072, 151936, 40960, tie_word_embeddings=True, **_QWEN),
-    "qwen3-8b": _shape(QWEN3, 36, 4096, 32, 8, 128, 12288, 151936, 40960, **_QWEN),
-    "qwen3-30b-a3b": _shape(QWEN3_MOE, 48, 2048, 32, 4, 128, 6144, 151936, 40960, **_EXPERTS, **_QWEN),
-}
 
 
 def shape_of(name: str, key: str = "random_weights") -> ModelConfig:

@@ -1,12 +1,11 @@
-"""The shape of a decoder-only transformer, read from the `config.json` of a Hugging Face checkpoint.
+"""The configuration of the decoder: a model's shape and what its computation needs beside it, read from a checkpoint's `config.json`.
 
-Everything wrong with a file is said at once, with the file and the key. What the decoder cannot run (sliding windows, quantized weights,
-another activation) is refused here, before a weight is read.
+What the decoder cannot run (sliding windows, quantized weights, another activation) is refused before a weight is read; all problems of
+a file are reported at once, with the file and the key.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,30 +13,16 @@ from typing import Any
 
 import torch
 
-from ...core.errors import ConfigError, Problem, nearest
-from .config_reader import ConfigReader
+from ...core.config_reader import ConfigReader, read_json_object
+from ...core.errors import nearest
+from ...core.model_shape import ARCHITECTURES as ARCHITECTURE_OF_FAMILY
+from ...core.model_shape import MoeConfig, read_experts, read_sizes
 from .rope import Rope, read_rope
 
-LLAMA, QWEN2, QWEN3, QWEN3_MOE = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
-ARCHITECTURES = (LLAMA, QWEN2, QWEN3, QWEN3_MOE)
-MODEL_TYPES = {LLAMA: "llama", QWEN2: "qwen2", QWEN3: "qwen3", QWEN3_MOE: "qwen3_moe"}
+MODEL_TYPES = {ARCHITECTURE_OF_FAMILY[family]: family for family in ("llama", "qwen2", "qwen3", "qwen3_moe")}
+ARCHITECTURES = tuple(MODEL_TYPES)
+LLAMA, QWEN2, QWEN3, QWEN3_MOE = ARCHITECTURES
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class MoeConfig:
-    """A mixture of experts: each token is sent to `top_k` of `num_experts` MLPs."""
-
-    num_experts: int
-    top_k: int
-    intermediate_size: int  # of one expert
-    norm_topk_prob: bool = False  # the chosen experts' weights sum to 1
-    decoder_sparse_step: int = 1  # every how many layers has experts, counted from the end of each group
-    mlp_only_layers: tuple[int, ...] = ()
-
-    def is_sparse(self, layer: int) -> bool:
-        """Does `layer` have experts instead of one MLP?"""
-        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,60 +120,44 @@ class ModelConfig:
 
 
 def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelConfig | None:
-    """The shape for `architecture`; None if the reader has noted problems."""
-    hidden_size = reader.integer("hidden_size")
-    num_heads = reader.integer("num_attention_heads")
-    num_kv_heads = reader.integer("num_key_value_heads", num_heads)
-    default_head_dim = 128 if architecture == QWEN3 else hidden_size // max(num_heads, 1)
-    head_dim = reader.integer("head_dim", default_head_dim)
-    if num_kv_heads and num_heads % num_kv_heads:
-        reader.problem("num_key_value_heads", f"{num_heads} heads cannot share {num_kv_heads} key-value heads evenly")
-    if head_dim % 2:
-        reader.problem("head_dim", f"must be even, its halves are rotated against each other; got {head_dim}")
+    """Read the configuration of `architecture`; None if the reader has noted problems."""
+    family = None if architecture is None else MODEL_TYPES[architecture]
+    sizes = read_sizes(reader, family)
+    if sizes["head_dim"] % 2:
+        reader.problem("head_dim", f"must be even, its halves are rotated against each other; got {sizes['head_dim']}")
     activation = reader.get("hidden_act", "silu")
     if activation != "silu":
         reader.problem("hidden_act", f"only silu is implemented, got {activation!r}")
     if reader.get("quantization_config") is not None:
         reader.problem("quantization_config", "quantized checkpoints are not supported; use the unquantized weights")
-    max_position_embeddings = reader.integer("max_position_embeddings", 2048)
-    attention_bias = reader.flag("attention_bias")
-    num_layers = reader.integer("num_hidden_layers")
-    _refuse_sliding_window(reader, num_layers)
-    shape = {
-        "vocab_size": reader.integer("vocab_size"),
-        "hidden_size": hidden_size,
-        "intermediate_size": reader.integer("intermediate_size"),
-        "num_layers": num_layers,
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
+    _refuse_sliding_window(reader, sizes["layers"])
+    config = {
+        "vocab_size": sizes["vocab"],
+        "hidden_size": sizes["hidden"],
+        "intermediate_size": sizes["intermediate"],
+        "num_layers": sizes["layers"],
+        "num_heads": sizes["heads"],
+        "num_kv_heads": sizes["kv_heads"],
+        "head_dim": sizes["head_dim"],
         "rms_norm_eps": reader.number("rms_norm_eps", 1e-6),
-        "rope": read_rope(reader, max_position_embeddings),
-        "max_position_embeddings": max_position_embeddings,
-        "qkv_bias": architecture == QWEN2 or attention_bias,
-        "output_bias": architecture != QWEN2 and attention_bias,
+        "rope": read_rope(reader, sizes["max_context"]),
+        "max_position_embeddings": sizes["max_context"],
+        "qkv_bias": sizes["qkv_bias"],
+        "output_bias": architecture != QWEN2 and reader.flag("attention_bias"),
         "mlp_bias": architecture == LLAMA and reader.flag("mlp_bias"),
-        "qk_norm": architecture in (QWEN3, QWEN3_MOE),
-        "tied_embeddings": reader.flag("tie_word_embeddings"),
-        "moe": _read_moe(reader) if architecture == QWEN3_MOE else None,
+        "qk_norm": sizes["qk_norm"],
+        "tied_embeddings": sizes["tied_embeddings"],
+        "moe": read_experts(reader, family),
         "bos_token_id": next(iter(reader.token_ids("bos_token_id")), None),
         "eos_token_ids": reader.token_ids("eos_token_id"),
         "dtype": _read_dtype(reader),
     }
-    return None if reader.problems or architecture is None else ModelConfig(architecture, **shape)
+    return None if reader.problems or architecture is None else ModelConfig(architecture, **config)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises ConfigError if the file is missing, is not JSON or holds something else."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(str(path), [Problem("", f"cannot be read: {error.strerror or error}")]) from error
-    except ValueError as error:
-        raise ConfigError(str(path), [Problem("", f"is not JSON: {error}")]) from error
-    if not isinstance(data, dict):
-        raise ConfigError(str(path), [Problem("", f"must hold a JSON object, not {type(data).__name__}")])
-    return data
+    """Read a JSON object from a file. Raises ConfigError."""
+    return read_json_object(str(path), lambda name: Path(name).read_text(encoding="utf-8"))
 
 
 def _architecture(reader: ConfigReader) -> str | None:
@@ -213,21 +182,6 @@ def _refuse_sliding_window(reader: ConfigReader, num_layers: int) -> None:
     has_window = reader.get("sliding_window") is not None and reader.flag("use_sliding_window")
     if has_window and not layer_types and reader.integer("max_window_layers", 0, minimum=0) < num_layers:
         reader.problem("use_sliding_window", "sliding-window attention is not implemented")
-
-
-def _read_moe(reader: ConfigReader) -> MoeConfig:
-    key = "num_experts" if reader.get("num_experts") is not None else "num_local_experts"
-    moe = MoeConfig(
-        num_experts=reader.integer(key),
-        top_k=reader.integer("num_experts_per_tok"),
-        intermediate_size=reader.integer("moe_intermediate_size"),
-        norm_topk_prob=reader.flag("norm_topk_prob"),
-        decoder_sparse_step=reader.integer("decoder_sparse_step", 1),
-        mlp_only_layers=reader.integers("mlp_only_layers"),
-    )
-    if moe.top_k > moe.num_experts:
-        reader.problem("num_experts_per_tok", f"{moe.top_k} experts per token, but there are {moe.num_experts}")
-    return moe
 
 
 def _read_dtype(reader: ConfigReader) -> torch.dtype:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...core.config_reader import ConfigReader
 from .config import ARCHITECTURES, LLAMA, QWEN3_MOE, ModelConfig, read_json, read_model_config
-from .config_reader import ConfigReader
 
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...core.errors import ForetokenError
-from .model import DTYPE_BYTES, ModelShape
+from ...core.model_shape import DTYPE_BYTES, ModelShape
 
 STANDALONE = "STANDALONE"
 EAGLE = "EAGLE"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.errors import ForetokenError
+from ...core.model_shape import DTYPE_BYTES, ModelShape
 from .efficiency import Efficiency
 from .hardware import GPU
-from .model import DTYPE_BYTES, ModelShape
 
 # Above this many tokens (prompts, whose lengths vary freely) times are computed for whole quanta, so that they can be
 # looked up. A matrix kernel pads to 16 rows at least, so only the small kernels' traffic is overstated, by at most 3 %.

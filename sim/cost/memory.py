@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.errors import ForetokenError
+from ...core.model_shape import DTYPE_BYTES, ModelShape
 from .draft import DraftShape
 from .hardware import GPU, MIB
-from .model import DTYPE_BYTES, ModelShape
 
 GRAPH_BYTES = 25 * MIB
 CONTEXT_BYTES = 600 * MIB

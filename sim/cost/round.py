@@ -35,6 +35,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.model_shape import ModelShape
 from .calibration import Calibration
 from .curve import Curve, Pass
 from .draft import MULTI_LAYER_EAGLE, DraftShape
@@ -42,7 +43,6 @@ from .efficiency import Efficiency, default_efficiency
 from .forward import ForwardCost, Line
 from .hardware import GPU
 from .launch import DEFAULT_GRAPH_SIZES, FULL_GRAPH, LaunchCost, padded_size
-from .model import ModelShape
 from .work import DecodeWork, InvalidRound, check_round
 
 GREEDY = "greedy"

@@ -62,7 +62,7 @@ def test_old_and_new_spelling_of_rotary_parameters_and_dtype():
 def test_all_problems_at_once_with_file_and_key():
     data = MINIMAL | {"hidden_size": "64", "num_key_value_heads": 3, "hidden_act": "gelu", "tie_word_embeddings": 1}
     del data["vocab_size"]
-    message = refused(data, "hidden_size", "num_key_value_heads", "hidden_act", "vocab_size", "tie_word_embeddings")
+    message = refused(data, "hidden_size", "num_key_value_heads", "vocab_size", "tie_word_embeddings", "hidden_act")
     assert "must be a whole number, got '64'" in message
 
 

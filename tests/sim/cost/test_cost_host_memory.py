@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 from foretoken.core.errors import ConfigError
+from foretoken.core.model_shape import lookup_model
 from foretoken.sim.cost.calibration import VLLM_H100_LLAMA_8B, load_calibration
 from foretoken.sim.cost.draft import eagle3_head, multi_layer_eagle, standalone
 from foretoken.sim.cost.hardware import MIB, lookup_gpu
 from foretoken.sim.cost.host import FORETOKEN, HOST_PRESETS, VLLM_0_10, UnknownHostPreset, host_preset
 from foretoken.sim.cost.memory import InsufficientMemory, captured_graphs, kv_pool_slots
-from foretoken.sim.cost.model import lookup_model
 
 H100 = lookup_gpu("H100")
 LLAMA = lookup_model("llama-3.1-8b")

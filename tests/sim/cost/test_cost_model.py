@@ -1,6 +1,7 @@
 """Model and draft shapes against the totals that their checkpoints state."""
 
 import pytest
+from foretoken.core.model_shape import UnknownModel, known_models, lookup_model
 from foretoken.sim.cost.draft import (
     DraftMismatch,
     eagle3_head,
@@ -9,13 +10,13 @@ from foretoken.sim.cost.draft import (
     multi_layer_eagle,
     standalone,
 )
-from foretoken.sim.cost.model import UnknownModel, known_models, lookup_model
 
 # Totals of the safetensors metadata on the model pages (Qwen3-0.6B: the tied LM head counted once).
 STATED_PARAMETERS = {
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
     "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
     "llama-2-7b": 6_738_415_616,
     "qwen3-8b": 8_190_735_360,
     "qwen3-0.6b": 596_049_920,

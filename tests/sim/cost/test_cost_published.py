@@ -3,12 +3,12 @@
 from itertools import pairwise
 
 import pytest
+from foretoken.core.model_shape import lookup_model
 from foretoken.sim.cost.calibration import VLLM_H100_LLAMA_8B
 from foretoken.sim.cost.draft import eagle3_head, eagle_head
 from foretoken.sim.cost.hardware import lookup_gpu
 from foretoken.sim.cost.host import VLLM_0_10
 from foretoken.sim.cost.launch import PIECEWISE
-from foretoken.sim.cost.model import lookup_model
 from foretoken.sim.cost.round import RoundCost
 
 H100 = lookup_gpu("H100")

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...core.errors import ConfigError, Problem
+from .errors import ConfigError, Problem, nearest
 
+MAX_CONFIG_CHARACTERS = 4 << 20
 _REQUIRED = object()
 
 
 class ConfigReader:
     """Reads `data`; a wrong or missing value is noted and a harmless one returned, so that reading can go on."""
 
-    def __init__(self, data: Mapping[str, Any], source: str) -> None:
+    def __init__(
+        self, data: Mapping[str, Any], source: str, prefix: str = "", problems: list[Problem] | None = None
+    ) -> None:
         self.data = data
         self.source = source
-        self.problems: list[Problem] = []
-        self._prefix = ""
+        self.problems: list[Problem] = [] if problems is None else problems
+        self._prefix = prefix
 
     def under(self, key: str) -> ConfigReader:
-        """A reader of the object at `key` that notes its problems here; an empty object if there is none."""
+        """Return a reader of the object at `key` that notes its problems here; an empty object if there is none."""
         value = self.data.get(key)
         if value is not None and not isinstance(value, Mapping):
             self.problem(key, f"must be an object, got {value!r}")
             value = None
-        reader = ConfigReader(value or {}, self.source)
-        reader.problems = self.problems
-        reader._prefix = f"{self._prefix}{key}."
-        return reader
+        return ConfigReader(value or {}, self.source, f"{self._prefix}{key}.", self.problems)
 
     def problem(self, key: str, message: str) -> None:
         """Note what is wrong at `key`, once however often it is looked up."""
@@ -37,7 +38,7 @@ class ConfigReader:
             self.problems.append(problem)
 
     def raise_problems(self) -> None:
-        """Raises ConfigError if anything was noted."""
+        """Raise ConfigError if anything was noted."""
         if self.problems:
             raise ConfigError(self.source, self.problems)
 
@@ -50,7 +51,7 @@ class ConfigReader:
         if value is None:
             if default is not _REQUIRED:
                 return default
-            self.problem(key, "is missing")
+            self.problem(key, f"is missing{'' if key in self.data else nearest(key, self.data)}")
         elif isinstance(value, bool) or not isinstance(value, int):
             self.problem(key, f"must be a whole number, got {value!r}")
         elif value < minimum:
@@ -97,3 +98,21 @@ class ConfigReader:
         if type(value) is int and value >= 0:
             return (value,)
         return self.integers(key)
+
+
+def read_json_object(path: str, read_file: Callable[[str], str]) -> dict[str, Any]:
+    """Parse the JSON object in `path`, whose text `read_file` returns. Raises ConfigError."""
+    try:
+        text = read_file(path)
+        if len(text) > MAX_CONFIG_CHARACTERS:
+            raise ConfigError(
+                path, [Problem("", f"has more than {MAX_CONFIG_CHARACTERS} characters, which no config.json has")]
+            )
+        data = json.loads(text)
+    except OSError as error:
+        raise ConfigError(path, [Problem("", f"cannot be read: {error.strerror or error}")]) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(path, [Problem("", f"is not JSON: {error}")]) from error
+    if not isinstance(data, dict):
+        raise ConfigError(path, [Problem("", f"must hold a JSON object, not {type(data).__name__}")])
+    return data
