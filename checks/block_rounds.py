@@ -144,10 +144,10 @@ class UnitClock:
     def _standing(self) -> Standing:
         engine = self.engine
         requests = []
-        for row, record in sorted(engine._by_row.items(), key=lambda item: item[1].arrival_number):
+        for row, record in sorted(engine.requests.running.items(), key=lambda item: item[1].arrival_number):
             length = int(engine.rounds.kv_len[row]) if engine.rounds.live[row] else record.prefill_launched
             requests.append((record.request.request_id, length, int(engine.store.allocated[row])))
-        waiting = tuple(record.request.request_id for record in engine.admission.queue)
+        waiting = tuple(record.request.request_id for record in engine.requests.waiting)
         return Standing(tuple(requests), engine.store.allocator.num_held_slots, waiting)
 
 

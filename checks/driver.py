@@ -161,10 +161,10 @@ class Driver:
 
     def _retract(self) -> None:
         """Take a random running request's row, as memory pressure would; nobody but a test may ask for it."""
-        running = list(self.engine._by_row.values())
+        running = list(self.engine.requests.running.values())
         if not running:
             return
-        self.engine._retract(self.dice.choose(running))
+        self.engine.requests.retract(self.dice.choose(running))
         self.executor.request_stop(self.engine.last_step_id)
         self.num_disturbances += 1
         self.engine.check()
@@ -207,7 +207,7 @@ class Driver:
     def _check_table(self) -> None:
         """The executor's copy of the request table says what the engine's says, for all that is allocated."""
         store = self.engine.store
-        for row in self.engine._by_row:
+        for row in self.engine.requests.running:
             allocated = int(store.allocated[row])
             ours = store.table.gather(row, 0, allocated)
             if (ours != self.executor.launched_table[row, :allocated]).any():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from foretoken.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
 from foretoken.core.model_shape import known_models
-from foretoken.core.scheduler.life import TRANSITIONS, RequestState
+from foretoken.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
 from foretoken.sim.cost import round as round_cost
 from foretoken.sim.cost.hardware import known_gpus
 from foretoken.sim.faults.plan import KINDS, FaultPlan
@@ -31,6 +31,20 @@ def life_of_a_request() -> str:
         if not events:
             lines.append(f"    {state.value} --> [*]")
     return "\n".join([*lines, "```"])
+
+
+def joint_rules() -> str:
+    """The joint rules of `core/scheduler/life.py` as a table: response outside and inside a running block."""
+    states = list(next(iter(JOINT_RULES.values())))
+    rows = ["| state | " + " | ".join(demand.value.replace("_", " ") for demand in JOINT_RULES) + " |"]
+    rows.append("| --- " * (len(JOINT_RULES) + 1) + "|")
+    for state in states:
+        cells = []
+        for rules in JOINT_RULES.values():
+            outside, inside = (None if response is None else response.value for response in rules[state])
+            cells.append((outside or "–") if inside in (None, outside) else f"{outside}; in a running block {inside}")
+        rows.append(f"| {state.value} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
 
 
 def life_of_a_transfer() -> str:
@@ -107,6 +121,7 @@ def fault_kinds() -> str:
 
 BLOCKS = {
     "life-of-a-request": life_of_a_request,
+    "joint-rules": joint_rules,
     "life-of-a-transfer": life_of_a_transfer,
     "scenario-keys": scenario_keys,
     "cost-accuracy": cost_accuracy,

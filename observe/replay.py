@@ -111,17 +111,17 @@ class _Replica:
         """What the two sides of a handoff made of their messages is in the log; the messages are not needed."""
         move, now_ns, name = HandoffMove(data["move"]), data["ns"], data.get("id", "")
         if move is HandoffMove.HOLD:
-            self.engine.hold(name, now_ns)
+            self.engine.transfers.hold(name, now_ns)
         elif move is HandoffMove.RELEASE:
-            self.engine.release_hold(data["row"], now_ns)
+            self.engine.transfers.release_hold(data["row"], now_ns)
         elif move is HandoffMove.END:
-            self.engine.end_transfer(name, now_ns, data.get("detail", ""))
+            self.engine.transfers.end_transfer(name, now_ns, data.get("detail", ""))
         elif move is HandoffMove.RESERVE:
-            self.engine.reserve(replace(decode_request(data), outputs=()), now_ns)
+            self.engine.transfers.reserve(replace(decode_request(data), outputs=()), now_ns)
         elif move is HandoffMove.JOIN:
-            self.engine.join(name, Arrival(data.get("first"), failure=data.get("detail", "")), now_ns)
+            self.engine.transfers.join(name, Arrival(data.get("first"), failure=data.get("detail", "")), now_ns)
         else:
-            self.engine.change_role(EngineRole(data["detail"]), now_ns)
+            self.engine.transfers.change_role(EngineRole(data["detail"]), now_ns)
 
     def _compare(self, record: Record) -> None:
         text = self._lines.popleft() if self._lines else None

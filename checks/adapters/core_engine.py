@@ -84,7 +84,7 @@ class CoreEngine:
             raise ValueError(outcome.refusal)
         self.stop_tokens[wish.request] = request.stop_tokens
         self._interrupt(outcome.replan)
-        return self.engine._live[wish.request].max_tokens
+        return self.engine.requests.live[wish.request].max_tokens
 
     def abort(self, request: str) -> list[Event]:
         outcome = self.engine.abort(request, 0)
@@ -154,7 +154,7 @@ class CoreEngine:
 
     def key(self, row: int) -> int:
         """What an executor draws the tokens of a row from."""
-        return self.engine._live[self.requests[row]].request.sampling.seed
+        return self.engine.requests.live[self.requests[row]].request.sampling.seed
 
     def commit(self, answer: Answer) -> list[Event]:
         flight = self.steps[answer.step]
@@ -219,14 +219,14 @@ class CoreEngine:
     # -- what it shows ------------------------------------------------------------------------------------------------
 
     def waiting(self) -> list[str]:
-        return [record.request.request_id for record in self.engine.admission.queue]
+        return [record.request.request_id for record in self.engine.requests.waiting]
 
     def running(self) -> list[str]:
-        leaving = [leaving.record.request.request_id for leaving in self.engine._leaving.values()]
+        leaving = [record.request.request_id for record in self.engine.requests.leaving.values()]
         return self.engine.running_ids + leaving
 
     def slots_of(self, request: str) -> list[int]:
-        store, row = self.engine.store, self.engine._live[request].row
+        store, row = self.engine.store, self.engine.requests.live[request].row
         return store.table.slots[row, : store.allocated[row]].tolist()
 
     def free_pages(self) -> list[int]:

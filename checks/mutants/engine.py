@@ -11,6 +11,7 @@ from ...core.kv.store import KVStore
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.engine import CommitOutcome, Engine
 from ...core.scheduler.output import OutputLog
+from ...core.scheduler.requests import Requests
 from ...core.scheduler.rounds import DecodeRounds
 from ...core.scheduler.waiting import WaitingQueue
 from ...properties.engine.contract import Answer, Event, ServingConfig
@@ -46,12 +47,12 @@ from .engine_slots import (
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
-class LosesTheRetracted(Engine):
+class LosesTheRetracted(Requests):
     """A retracted request gives its row back and is in no queue."""
 
-    def _retract(self, record):
-        super()._retract(record)
-        self.admission.queue.remove(record)
+    def retract(self, record):
+        super().retract(record)
+        self.waiting.remove(record)
 
 
 class SaysGoodbyeTwice(CoreEngine):
@@ -73,45 +74,44 @@ class ForgetsTheOutputOnReturn(OutputLog):
 class KeepsTheMarksOfTheWholeRun(OutputLog):
     """Per-token outputs are kept for every accepted token, also behind the stop."""
 
-    def log(self, rows, columns, settled, decode, by_row):
-        super().log(rows, columns, settled, decode, by_row)
-        for i in columns.tolist():
-            record, kept = by_row[int(rows[i])], int(settled.kept[-1, i])
+    def log(self, rows, counted, decode, record_in):
+        super().log(rows, counted, decode, record_in)
+        for i in range(len(rows)) if counted.live_before is None else np.flatnonzero(counted.live_before).tolist():
+            record, kept = record_in(int(rows[i])), int(counted.kept[-1, i])
             for name in record.request.outputs:
                 record.outputs[name].extend(decode.outputs[-1][name][i, kept : decode.accept_lens[-1, i]])
 
 
-class LetsEverythingIn(Engine):
-    """Nobody compares the prompt with the context and the pool at the door."""
+class LetsEverythingIn(Admission):
+    """The prompt is not compared with the context and the pool at submission."""
 
-    def _refusal(self, request):
-        refusal = super()._refusal(request)
+    def refusal(self, request):
+        refusal = super().refusal(request)
         return "" if refusal.startswith("too long") else refusal
 
 
-class ReplacesTheOther(Engine):
+class ReplacesTheOther(Requests):
     """A second request of the same name takes the first one's place."""
 
-    def _refusal(self, request):
-        refusal = super()._refusal(request)
-        return "" if refusal.startswith("duplicate") else refusal
+    def refusal(self, request):
+        return ""
 
 
-class LeaksAfterAnAbort(Engine):
+class LeaksAfterAnAbort(Requests):
     """The clean-up of an aborted request forgets its last page."""
 
-    def _end(self, record, reason, message=""):
-        if record.row and reason is FinishReason.ABORT:
+    def _end(self, record):
+        if record.row and record.ending[0] is FinishReason.ABORT:
             _forget_a_page(self.store, record.row)
-        return super()._end(record, reason, message)
+        return super()._end(record)
 
 
-class LeaksAfterARetraction(Engine):
+class LeaksAfterARetraction(Requests):
     """The clean-up of a retracted request forgets its last page."""
 
-    def _retract(self, record):
+    def retract(self, record):
         _forget_a_page(self.store, record.row)
-        super()._retract(record)
+        super().retract(record)
 
 
 def _forget_a_page(store: KVStore, row: int) -> None:
@@ -123,8 +123,8 @@ class AbortsLater(Engine):
     """An abort is noted, and carried out when the request ends by itself."""
 
     def abort(self, request_id, now_ns):
-        record = self._live.get(request_id)
-        if record is not None and record.row and not self._leaving:
+        record = self.requests.live.get(request_id)
+        if record is not None and record.row and not self.requests.leaving:
             return super().abort("", now_ns)
         return super().abort(request_id, now_ns)
 
@@ -139,10 +139,10 @@ class GivesOneTokenMore(DecodeRounds):
 class MasksTheStopByTheCap(DecodeRounds):
     """A run that reaches the length cap ends by length, whatever its last token is."""
 
-    def settle(self, launched, result, departures_at_plan):
-        settled = super().settle(launched, result, departures_at_plan)
+    def count(self, launched, result, departures_at_plan, leaving):
+        counted = super().count(launched, result, departures_at_plan, leaving)
         at_the_cap = self.kv_len[launched.index] >= self.end_len[launched.index]
-        return settled._replace(stopped=settled.stopped & ~at_the_cap)
+        return counted._replace(stopped=counted.stopped & ~at_the_cap)
 
 
 class CountsWhoHasLeft(DecodeRounds):
@@ -155,12 +155,11 @@ class CountsWhoHasLeft(DecodeRounds):
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 
-class ForgetsTheVerifyTokens(Engine):
+class ForgetsTheVerifyTokens(Admission):
     """The token budget of a step counts its prefill alone."""
 
-    @staticmethod
-    def _verify_tokens(rounds):
-        return 0
+    def plan_prefill(self, num_verify_tokens):
+        return super().plan_prefill(0)
 
 
 class BatchesStatically(Admission):
@@ -179,28 +178,28 @@ class NeverAges(WaitingQueue):
         return super().head
 
 
-class PushesEqualsOut(Engine):
-    """A request that waits pushes out whoever is not greater."""
+class PushesEqualsOut(Admission):
+    """A request that waits pushes out every request that is not greater."""
 
     def _lower_than_head(self):
-        head = self.admission.queue.head
-        lower = [r for r in self._by_row.values() if r.request.priority <= head.request.priority]
+        head = self.requests.waiting.head
+        lower = [r for r in self.requests.running.values() if r.request.priority <= head.request.priority]
         return sorted(lower, key=lambda record: (record.request.priority, -record.arrival_number))
 
 
-class PushesOutTheFirst(Engine):
+class PushesOutTheFirst(Requests):
     """Under memory pressure the first in the batch goes, whatever its priority is."""
 
-    def _retract(self, record):
-        first = next(iter(self._by_row.values()))
-        super()._retract(record if record is first or self._asked_back else first)
+    def retract(self, record):
+        first = next(iter(self.running.values()))
+        super().retract(record if record is first or self.retraction_demands else first)
 
 
 class WaitsForWhatNobodyOwes(Engine):
     """After a retraction no round is planned until a step is committed, also if none is in flight."""
 
     def _plan_rounds(self):
-        return None if self._holding and not self._launched else super()._plan_rounds()
+        return None if self.requests._retracted_lately and not self.num_uncommitted else super()._plan_rounds()
 
 
 class ComputesTheChunkAgain(Admission):
@@ -232,10 +231,10 @@ class DividesByWhatWasDrafted(DecodeRounds):
 class ExpectsSurvivors(Engine):
     """After a verify the longest row is looked up, also when all requests have ended in it."""
 
-    def _commit_rounds(self, launched, result, finished):
-        kept = super()._commit_rounds(launched, result, finished)
+    def _commit_rounds(self, flight, result):
+        committed = super()._commit_rounds(flight, result)
         self.longest = max(self.rounds.kv_len[self.rounds.rows].tolist())
-        return kept
+        return committed
 
 
 class TakesTheTailFromTheSample(CoreEngine):
@@ -260,7 +259,8 @@ class TakesAnyResult(Engine):
     """A result that is not the oldest step's is dropped without a word."""
 
     def commit(self, result, now_ns):
-        if not self._launched or self._launched[0].step.step_id != result.step_id:
+        flights = self.requests.in_flight
+        if not flights or flights[0].step.step_id != result.step_id:
             return CommitOutcome((), ())
         return super().commit(result, now_ns)
 
@@ -269,11 +269,12 @@ class LaunchesBlockAfterBlock(Engine):
     """A second step of several rounds is planned behind a first."""
 
     def _max_rounds(self):
-        launched, self._launched = self._launched, type(self._launched)()
+        requests = self.requests
+        flights, requests.in_flight = requests.in_flight, type(requests.in_flight)()
         try:
             return super()._max_rounds()
         finally:
-            self._launched = launched
+            requests.in_flight = flights
 
 
 class SwitchesWithTheBatch(CoreEngine):
@@ -303,7 +304,7 @@ class NeedsLessAtOnce(CoreEngine):
 
 # -- how they are made ------------------------------------------------------------------------------------------------
 
-PARTS = {Admission: "admission", KVStore: "store", OutputLog: "output", DecodeRounds: "rounds"}
+PARTS = {Admission: "admission", KVStore: "store", OutputLog: "output", DecodeRounds: "rounds", Requests: "requests"}
 
 
 def _maker(kind: type) -> Callable[[ServingConfig], CoreEngine]:
@@ -315,7 +316,7 @@ def _maker(kind: type) -> Callable[[ServingConfig], CoreEngine]:
         made = make_good(config)
         part = made.engine
         if issubclass(kind, WaitingQueue):
-            part = made.engine.admission.queue
+            part = made.engine.requests.waiting
         for base, name in PARTS.items():
             if issubclass(kind, base):
                 part = getattr(made.engine, name)

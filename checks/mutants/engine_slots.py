@@ -8,7 +8,6 @@ from ...core.contract.request import FinishReason
 from ...core.kv.store import Departure, KVStore
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.engine import Engine, LossOutcome
-from ...core.scheduler.life import RequestState
 from ...core.scheduler.rounds import DecodeRounds
 from ...properties.engine.contract import Answer, Event, ServingConfig, Wish
 from ...properties.engine.language import STOP, stream_of
@@ -37,13 +36,13 @@ class ReservesForOneRound(CoreEngine):
 class ReservesByTheStepsInForce(DecodeRounds):
     """Slots are reserved for the steps of now, not for the most that a step in flight may have."""
 
-    def reserve(self, rounds_unseen, max_rounds, slack):
+    def reserve(self, rounds_unseen, max_rounds):
         sizes = self.sizes
         length = self.controller.num_draft_tokens_for(self.controller.policy.steps_for(1, 0), 1)
         depth = sizes.reserve // sizes.alloc_len
         self.sizes = replace(sizes, alloc_len=min(length, sizes.alloc_len), reserve=min(depth * length, sizes.reserve))
         try:
-            return super().reserve(rounds_unseen, max_rounds, slack)
+            return super().reserve(rounds_unseen, max_rounds)
         finally:
             self.sizes = sizes
 
@@ -73,7 +72,7 @@ class StreamsWhatTheDeviceSays(CoreEngine):
         events = super().commit(answer)
         told = {event[1] for event in events}
         for column, request in enumerate(flight.rows):
-            if request not in told and request in self.engine._live:
+            if request not in told and request in self.engine.requests.live:
                 events.append(("tokens", request, answer.runs[0][column]))
         return events
 
@@ -111,11 +110,12 @@ class CachesTheLastToken(KVStore):
 class RemembersItsFirstLook(Admission):
     """Where a request's own pages begin is what was found when it was looked up first."""
 
-    def _enter(self, record, prefix):
-        super()._enter(record, prefix)
+    def _enter(self, prefix):
+        record = super()._enter(prefix)
         first = self.first_looks.get(record.request.request_id, record.num_cached)
         if first < record.num_cached:
             record.num_cached = record.prefill_launched = record.prefill_committed = first
+        return record
 
     def _prefix_of(self, record):
         prefix = super()._prefix_of(record)
@@ -144,14 +144,13 @@ class FailsThemAll(Engine):
     """All requests of a step that has failed end with it."""
 
     def lose_steps(self, failure, now_ns):
-        records = [record for launched in self._launched for record in self._records_of(launched)]
+        requests = self.requests
+        records = [record for flight in requests.in_flight for record in requests.records_of(flight)]
         outcome = super().lose_steps(failure, now_ns)
         ended = []
         for record in dict.fromkeys(records):
-            if record in self.admission.queue:
-                self.admission.queue.remove(record)
-                record.state = RequestState.PREFILL
-                ended.append(self._end(record, FinishReason.ERROR))
+            if record in requests.waiting:
+                ended.append(requests.give_up(record, FinishReason.ERROR))
         return LossOutcome((*outcome.finished, *ended), outcome.step_ids)
 
 
@@ -218,7 +217,7 @@ class DrawsByHit(CoreEngine):
     """What a request draws from depends on how much of its prompt was cached."""
 
     def key(self, row):
-        return super().key(row) and super().key(row) + (self.engine._live[self.requests[row]].num_cached > 0)
+        return super().key(row) and super().key(row) + (self.engine.requests.live[self.requests[row]].num_cached > 0)
 
 
 class DrawsByBlock(CoreEngine):

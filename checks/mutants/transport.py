@@ -27,8 +27,8 @@ class FreesWhenAllIsSent(PrefillSide):
         was = transfer.state
         super()._send_manifest(transfer, now_ns)
         if transfer.state is TransferState.SENT and was is not TransferState.SENT:
-            self.engine.release_hold(transfer.row, now_ns)
-            self.engine.end_transfer(transfer.request.request_id, now_ns)
+            self.engine.transfers.release_hold(transfer.row, now_ns)
+            self.engine.transfers.end_transfer(transfer.request.request_id, now_ns)
             transfer.row = 0
 
     def _finish(self, transfer, end, now_ns):

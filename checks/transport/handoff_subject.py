@@ -149,7 +149,11 @@ class HandoffTransport:
         worker.note(outcome.finished)
         payloads = {name: self._payload(name) for name in outcome.computed}
         worker.side.committed(outcome, now_ns, payloads)
-        return [final for progress in worker.engine.prompts() for final in self._newly_final(worker.engine, progress)]
+        return [
+            final
+            for progress in worker.engine.transfers.prompts()
+            for final in self._newly_final(worker.engine, progress)
+        ]
 
     def _newly_final(self, engine: Engine, progress) -> list[tuple[int, int, int]]:
         size = self.config.page_size
@@ -262,10 +266,10 @@ class HandoffTransport:
         engine = self._workers[side].engine
         role = engine.role
         try:
-            engine.change_role(EngineRole.BOTH, self._now_ns)
+            engine.transfers.change_role(EngineRole.BOTH, self._now_ns)
         except InvariantViolation:
             return False
-        engine.change_role(role, self._now_ns)
+        engine.transfers.change_role(role, self._now_ns)
         return True
 
     # -- what can be seen ---------------------------------------------------------------------------------------------
@@ -279,7 +283,7 @@ class HandoffTransport:
 
     def pages(self, side: str, request: int) -> np.ndarray:
         engine, size = self._workers[side].engine, self.config.page_size
-        progress = engine.progress_of(str(request))
+        progress = engine.transfers.progress_of(str(request))
         if progress is None:
             return np.empty(0, np.int32)
         count = self.page_format.num_pages(progress.request.prompt.length)

@@ -262,7 +262,7 @@ class DecodeSide(HandoffSide):
             self._fail_request(transfer, problem, now_ns)
             self._give_up(transfer, TransferState.FAILED, problem, now_ns)
             return
-        outcome = self.engine.join(transfer.request_id, arrival, now_ns)
+        outcome = self.engine.transfers.join(transfer.request_id, arrival, now_ns)
         self._replan = self._replan or outcome.replan
         if outcome.finished is not None:
             self._give_up(transfer, TransferState.FAILED, outcome.finished.message, now_ns)
@@ -331,7 +331,7 @@ class DecodeSide(HandoffSide):
         """Slots for those who wait, first come first served."""
         while self._queue:
             transfer = self._queue[0]
-            outcome = self.engine.reserve(transfer.offer.request, now_ns)
+            outcome = self.engine.transfers.reserve(transfer.offer.request, now_ns)
             if outcome.refusal:
                 self._say(transfer.peer, Reject(transfer.key, self.epoch, outcome.refusal))
                 transfer.message = outcome.refusal
@@ -382,7 +382,7 @@ class DecodeSide(HandoffSide):
         if transfer.state is not TransferState.RECEIVING:
             return
         if end is TransferState.FAILED:
-            self.engine.end_transfer(transfer.request_id, now_ns, why)
+            self.engine.transfers.end_transfer(transfer.request_id, now_ns, why)
         else:
             self.engine.abort(transfer.request_id, now_ns)
 
@@ -400,7 +400,7 @@ class DecodeSide(HandoffSide):
         self._deadlines.clear(transfer)
         self._renewals.clear(transfer)
         if transfer.row:
-            self.engine.release_hold(transfer.row, now_ns)
+            self.engine.transfers.release_hold(transfer.row, now_ns)
         self.counts.end(end)
         self._outcomes.append(TransferOutcome(transfer.request_id, end, transfer.message))
         self._remember(name, Trace(transfer.key, end is TransferState.COMPLETED), now_ns)

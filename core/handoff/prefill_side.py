@@ -86,7 +86,7 @@ class PrefillSide(HandoffSide):
         """A step was committed. `payloads` are the draft inputs of `outcome.computed`; None where the executor has no tokens."""
         for finished in outcome.finished:
             self._drop(finished.request_id, TransferState.CANCELLED, "ended on the prefill side", now_ns)
-        progresses = self.engine.prompts()
+        progresses = self.engine.transfers.prompts()
         rows = {progress.request.request_id: progress.row for progress in progresses}
         for request_id, transfer in list(self._current.items()):
             if rows.get(request_id) != transfer.row:
@@ -110,7 +110,7 @@ class PrefillSide(HandoffSide):
     def launched(self, now_ns: int) -> None:
         """A step was launched; to call this is up to the driver. Prompts are offered as soon as they have a row, so that slots are there
         when the first layers are computed; else they are offered when the first chunk is."""
-        for progress in self.engine.prompts():
+        for progress in self.engine.transfers.prompts():
             if progress.is_to_transfer and progress.request.request_id not in self._current:
                 self._offer(progress, now_ns)
 
@@ -208,7 +208,7 @@ class PrefillSide(HandoffSide):
         transfer.renewal_ns = max(1, message.hold_ns // 3)
         self._renewals.set(transfer, now_ns + transfer.renewal_ns)
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
-        progress = self.engine.progress_of(transfer.request.request_id)
+        progress = self.engine.transfers.progress_of(transfer.request.request_id)
         if progress is not None:
             self._send_pages(transfer, progress, now_ns)
         return True
@@ -238,7 +238,7 @@ class PrefillSide(HandoffSide):
         self._acknowledged[transfer.key] = None
         if len(self._acknowledged) > MAX_REMEMBERED:
             del self._acknowledged[next(iter(self._acknowledged))]
-        finished = self.engine.end_transfer(transfer.request.request_id, now_ns)
+        finished = self.engine.transfers.end_transfer(transfer.request.request_id, now_ns)
         if finished is not None:
             self._finished.append(finished)
         self._release_when_read(transfer, now_ns)
@@ -279,7 +279,7 @@ class PrefillSide(HandoffSide):
         peer = self._peers.pop(request_id, None)
         if peer is None:
             return
-        row = self.engine.hold(request_id, now_ns)
+        row = self.engine.transfers.hold(request_id, now_ns)
         key = self._new_key(request_id)
         transfer = Outgoing(progress.request, peer, row, key, key.attempt)
         self.counts.started += 1
@@ -319,7 +319,7 @@ class PrefillSide(HandoffSide):
         if not self._is_computed(transfer) or any(index not in transfer.seals for index in wanted):
             return
         request_id = transfer.request.request_id
-        arrival = replace(self.engine.first_token_of(request_id), draft=self._payloads[request_id])
+        arrival = replace(self.engine.transfers.first_token_of(request_id), draft=self._payloads[request_id])
         seals = tuple(transfer.seals[index] for index in wanted)
         self._say(transfer.peer, Manifest(transfer.key, transfer.peer_epoch, transfer.first_page, seals, arrival))
         self._move(transfer, TransferEvent.SENT)
@@ -392,7 +392,7 @@ class PrefillSide(HandoffSide):
             del self._readers[key]
         self._deadlines.clear(transfer)
         self._renewals.clear(transfer)
-        self.engine.release_hold(transfer.row, now_ns)
+        self.engine.transfers.release_hold(transfer.row, now_ns)
         self.counts.end(end)
         self._outcomes.append(TransferOutcome(transfer.request.request_id, end, transfer.message))
 

@@ -73,7 +73,7 @@ class HandoffSide:
         self._actions.append(Send(peer, message))
 
     def _fail_engine_request(self, request_id: str, why: str, now_ns: int) -> None:
-        finished = self.engine.end_transfer(request_id, now_ns, why)
+        finished = self.engine.transfers.end_transfer(request_id, now_ns, why)
         if finished is not None:
             self._finished.append(finished)
 

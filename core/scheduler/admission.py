@@ -6,67 +6,138 @@ enters when its whole context and one reserve R fit, together with what the runn
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
+from ..contract.request import Request
 from ..contract.step import NO_TOKEN, Join, PrefillStep
 from ..kv.radix import PrefixMatch
 from ..kv.sizing import ceil_to_page
 from ..kv.store import KVStore
-from .config import EngineConfig, EngineSizes
-from .life import RequestEvent, RequestRecord
-from .waiting import WaitingQueue
-
-
-class Chunk(NamedTuple):
-    """Positions [start, start + length) of one request's context."""
-
-    record: RequestRecord
-    start: int
-    length: int
-
-    @property
-    def is_last(self) -> bool:
-        return self.start + self.length == self.record.prefill_len
+from .config import EngineConfig, EngineRole, EngineSizes
+from .life import RequestRecord
+from .precedence import giving_way
+from .recovery import StepLimits
+from .requests import Chunk, Requests
 
 
 class Admission:
-    """Turns the waiting queue into chunks of prefill."""
+    """Turns waiting requests into chunks of prefill."""
 
-    def __init__(self, config: EngineConfig, sizes: EngineSizes, store: KVStore) -> None:
+    def __init__(
+        self, config: EngineConfig, sizes: EngineSizes, store: KVStore, requests: Requests, limits: StepLimits
+    ) -> None:
         self.config = config
         self.sizes = sizes
         self.store = store
-        self.queue = WaitingQueue(config.ageing_bound)
-        self.in_progress: RequestRecord | None = None
-        self.row_limit: int | None = None  # rows that may be held at once, beside the table's own number of them
-        self.reserve = sizes.reserve  # slots beside its context that a request must find; none where nothing is decoded
+        self.requests = requests
+        self.limits = limits
+        self.take_role(config.role)
         self._watermark = int(config.watermark * store.allocator.num_total_slots)
         self._blocked: tuple[RequestRecord, int] | None = None  # (head, store.revision) of the last refusal
 
+    def take_role(self, role: EngineRole) -> None:
+        """Work in this role from now on."""
+        self.role = role
+        # Slots beside its context that a request must find; none where nothing is decoded.
+        self.reserve = 0 if role is EngineRole.PREFILL else self.sizes.reserve
+
+    # -- at submission ------------------------------------------------------------------------------------------------
+
+    def refusal(self, request: Request) -> str:
+        """Say why a request can never run here, or not now; empty if it may wait."""
+        max_tokens = self.max_tokens(request)
+        if self.role is EngineRole.DECODE:
+            return "this engine only decodes: requests come to it by handoff"
+        if max_tokens < 1:
+            limit = request.prompt.length + max_tokens
+            return f"too long: a prompt of {request.prompt.length} tokens and 1 of output, at most {limit} fit"
+        if self.config.max_queue is not None and len(self.requests.waiting) >= self.config.max_queue:
+            return f"queue full: {self.config.max_queue} requests wait"
+        return ""
+
+    def max_tokens(self, request: Request) -> int:
+        """The output length that context and pool allow this request; below 1 it can never run."""
+        return self.sizes.max_tokens(self.config, request.prompt.length, request.max_tokens, self.role)
+
+    def could_enter(self, record: RequestRecord) -> bool:
+        """Whether a plan could admit this newcomer before any commit; in doubt yes. Memory is not asked: a block distorts it."""
+        if self.requests.waiting.head is not record:
+            return False
+        return bool(self.store.table.num_free_rows) or self.store.has_fenced or self.config.preempt
+
+    # -- at a plan ----------------------------------------------------------------------------------------------------
+
+    def plan_prefill(self, num_verify_tokens: int) -> tuple[list[Chunk], list[Join]]:
+        """Choose the chunks of a step that verifies so many tokens, and the requests that enter for them."""
+        requests = self.requests
+        if requests.in_progress is None and not len(requests.waiting):
+            return [], []
+        budget = self.limits.prefill_budget
+        if self.config.max_step_tokens is not None:
+            budget = min(budget, self.config.max_step_tokens - num_verify_tokens)
+        is_paused = requests.is_admission_paused
+        if not is_paused:
+            requests.resume_admission()
+        return self.next_chunks(budget, len(requests.rounds.rows), not is_paused)
+
+    def head_may_enter(self) -> bool:
+        """Whether a request waits and may enter without a commit, or with one that changes what fits."""
+        if not len(self.requests.waiting):
+            return False
+        if self.config.preempt and self._lower_than_head():
+            return True
+        has_chunks_in_flight = any(flight.chunks for flight in self.requests.in_flight)
+        return self.store.has_fenced or has_chunks_in_flight or not self.head_is_blocked
+
+    def preempt(self) -> None:
+        """Retract strictly lower priorities, the least entitled first, if that lets the head of the queue in."""
+        requests = self.requests
+        if not self.config.preempt or not len(requests.waiting) or self.limits.are_reduced:
+            return
+        if requests.in_progress is not None or requests.is_admission_paused:
+            return
+        if self.store.has_fenced or requests.leaving:
+            return  # what an earlier victim held is on its way back
+        missing = self.needs(requests.waiting.head, 0) - self.store.available_slots
+        if missing <= 0 and self.store.table.num_free_rows:
+            return
+        gained = 0
+        victims = []
+        for record in self._lower_than_head():
+            victims.append(record)
+            gained += len(self.store.own_slots(record.row))
+            if gained >= missing:
+                for victim in victims:
+                    requests.retract(victim)
+                return
+
+    def _lower_than_head(self) -> list[RequestRecord]:
+        # What a transfer holds would not come back.
+        running = [record for record in self.requests.running.values() if not self.store.is_held_row(record.row)]
+        return giving_way(self.requests.waiting.head, running, self.config.ageing_bound)
+
     @property
     def head_is_blocked(self) -> bool:
-        """Nobody waits, or the head did not fit and nothing has happened since that could let it in."""
-        head = self.queue.head
+        """Whether no request waits, or the head did not fit and nothing has happened since that could let it in."""
+        head = self.requests.waiting.head
         return head is None or (
             self._blocked is not None and self._blocked[0] is head and self._blocked[1] == self.store.revision
         )
 
     def next_chunks(self, budget: int, num_decoding: int, may_admit: bool) -> tuple[list[Chunk], list[Join]]:
-        """Up to `budget` tokens of prefill, with their slots allocated, and the requests that enter for them.
+        """Allocate the slots of up to `budget` tokens of prefill, and admit the requests that enter for them.
 
-        `num_decoding` rows are about to reserve R slots each; `may_admit` is False while nobody new may enter.
+        `num_decoding` rows are about to reserve R slots each; without `may_admit` only the prompt in progress goes on.
         """
         chunks: list[Chunk] = []
         joins: list[Join] = []
-        if self.in_progress is not None:
-            chunk = self._chunk_of(self.in_progress, budget)
+        if self.requests.in_progress is not None:
+            chunk = self._chunk_of(self.requests.in_progress, budget)
             if chunk is None:
                 return chunks, joins
             chunks.append(chunk)
             budget -= chunk.length
-        while may_admit and budget > 0 and self.in_progress is None and not self.head_is_blocked:
+        while may_admit and budget > 0 and self.requests.in_progress is None and not self.head_is_blocked:
             record = self._admit(num_decoding + len(joins))
             if record is None:
                 break
@@ -76,11 +147,6 @@ class Admission:
             chunks.append(chunk)
             budget -= chunk.length
         return chunks, joins
-
-    def forget(self, record: RequestRecord) -> None:
-        """`record` leaves its row."""
-        if self.in_progress is record:
-            self.in_progress = None
 
     def needs(self, record: RequestRecord, num_cached: int) -> int:
         """Slots that a request takes on entering: its context beyond the cached prefix, and one reserve."""
@@ -94,8 +160,8 @@ class Admission:
         return self._watermark + ceil_to_page(self.reserve, self.config.page_size) * num_running
 
     def _admit(self, num_running: int) -> RequestRecord | None:
-        """Let the head of the queue in, or note that it is blocked."""
-        record = self.queue.head
+        """Admit the head of the queue, or note that it is blocked."""
+        record = self.requests.waiting.head
         if not self.has_row:
             self._blocked = (record, self.store.revision)
             return None
@@ -103,13 +169,13 @@ class Admission:
         headroom = self.headroom(num_running)
         available = self.store.available_slots
         if prefix is not None and prefix.length:
-            # Locking the prefix takes it out of what the cache could give up.
+            # A locked prefix is no longer part of what the cache could evict.
             self.store.cache.lock(prefix.node)
             available = self.store.available_slots
         fits = self.needs(record, prefix.length if prefix else 0) + headroom <= available
         denied = fits and self.store.denies()
         if fits and not denied:
-            self._enter(record, prefix)
+            self._enter(prefix)
         if prefix is not None and prefix.length:
             self.store.cache.unlock(prefix.node)
         if denied:
@@ -125,7 +191,8 @@ class Admission:
         table = self.store.table
         if not table.num_free_rows:
             return False
-        return self.row_limit is None or table.num_rows - table.num_free_rows < self.row_limit
+        row_limit = self.limits.row_limit
+        return row_limit is None or table.num_rows - table.num_free_rows < row_limit
 
     def _prefix_of(self, record: RequestRecord) -> PrefixMatch | None:
         if self.store.cache is None:
@@ -136,20 +203,15 @@ class Admission:
                 return None
         return self.store.match(record.context, record.request.namespace)
 
-    def _enter(self, record: RequestRecord, prefix: PrefixMatch | None) -> None:
-        self.queue.pop()
+    def _enter(self, prefix: PrefixMatch | None) -> RequestRecord:
         self._blocked = None
-        record.advance(RequestEvent.ADMIT)
-        record.row = self.store.open_row(prefix)
-        record.epoch = int(self.store.table.epochs[record.row])
-        record.prefill_len = record.prompt_len + record.emitted_before
-        record.num_cached = record.prefill_launched = record.prefill_committed = prefix.length if prefix else 0
-        self.in_progress = record
+        record = self.requests.admit(prefix)
         if prefix is not None:
             self.store.count_hit(record.prefill_len, prefix.length)
+        return record
 
     def _chunk_of(self, record: RequestRecord, budget: int) -> Chunk | None:
-        """The next chunk of the prompt in progress, or None if its slots are not to be had now."""
+        """The next chunk of the prompt in progress; None if there are no slots for it now."""
         start = record.prefill_launched
         length = min(budget, record.prefill_len - start)
         target = ceil_to_page(start + length, self.config.page_size)
@@ -157,14 +219,11 @@ class Admission:
             return None
         record.prefill_launched = start + length
         if record.prefill_launched == record.prefill_len:
-            self.in_progress = None
+            self.requests.in_progress = None
         return Chunk(record, start, length)
 
     def _join(self, record: RequestRecord) -> Join:
-        cached = None
-        if self.config.track_tokens:
-            # Without a match nobody may have asked for the prompt's tokens yet.
-            cached = record.context[: record.num_cached] if record.num_cached else np.empty(0, np.int64)
+        cached = record.context[: record.num_cached] if self.config.track_tokens else None
         return Join(
             record.row,
             record.epoch,

@@ -1,24 +1,31 @@
-"""A request, and its life as a table.
+"""The life of a request, as two tables.
 
-Theory of operation. A request is WAITING until the engine admits it to a row; then its prompt is computed in chunks (PREFILL); when
-the last chunk is *launched* it joins the decode batch (DECODE). Under memory pressure it is retracted: all that it holds is
-released and it is WAITING again, with what it has emitted so far as part of its prompt. FINISHED, ABORTED, FAILED and REFUSED absorb.
+Theory of operation. A request is WAITING until the engine admits it to a row; then its prompt is computed in chunks (PREFILL). When the
+last chunk is *launched* the request joins the decode batch (DECODE). Under memory pressure it is retracted: all that it holds is released
+and it is WAITING again, with what it has emitted so far as part of its prompt.
 
 Where prefill and decode are two engines, a request is TRANSFERRING on both while its KV is on its way: on the prefill side from the
-commit of its last chunk until the other side has it all (TRANSFERRED, which absorbs), on the decode side from the reservation of its
-slots until it joins the batch.
+commit of its last chunk until the other side has it all (TRANSFERRED), on the decode side from the reservation of its slots until it
+joins the batch.
 
-Every event passes through `advance`: first the table accepts or refuses, then the effects happen. A refused event changes nothing.
+`TRANSITIONS` says which event is possible in which state. `RequestRecord.advance` asks it first: a refused event changes nothing.
+
+Demands meet steps in flight. A single step needs no rule: its results for a request that has left its
+row are dropped, and the row stays fenced until the step is committed. A *block* of rounds does, because the rounds before the last one
+count as if they had been committed one by one: a request that a running block computes is LEAVING until that block is committed or
+lost. `JOINT_RULES` says for every state what a demand does, outside a running block and inside one.
+`Requests` applies the rules to a request again and again until one says that nothing more happens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
-from ..contract.request import Request
+from ..contract.request import FinishReason, Request
 from ..errors import InvariantViolation
 
 
@@ -27,32 +34,32 @@ class RequestState(Enum):
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
+    LEAVING = "leaving"
     TRANSFERRING = "transferring"
     TRANSFERRED = "transferred"
     FINISHED = "finished"
     ABORTED = "aborted"
     FAILED = "failed"
-    REFUSED = "refused"
 
 
 class RequestEvent(Enum):
-    QUEUE = "queue"  # accepted at the door
-    REFUSE = "refuse"  # can never fit, or the queue is full
+    QUEUE = "queue"  # accepted
     ADMIT = "admit"  # given a row
     PREFILLED = "prefilled"  # the last chunk of the prompt is launched
     HAND_OVER = "hand_over"  # prefill side: the prompt is computed, its KV is to be sent
-    TRANSFER = "transfer"  # prefill side: the decode side has it all
+    TRANSFER = "transfer"  # prefill side: the decode side has all of it
     RESERVE = "reserve"  # decode side: given a row for KV that is still to arrive
     JOIN = "join"  # decode side: the KV has arrived and is verified
     RETRACT = "retract"  # gives everything back, waits again
+    LEAVE = "leave"  # is to end, but a block of rounds runs
     FINISH = "finish"  # stop or length
-    ABORT = "abort"  # the client is gone
-    FAIL = "fail"  # the executor reported an error for this request alone, or the worker that it was to go to is gone
+    ABORT = "abort"  # the client gave it up
+    FAIL = "fail"  # an executor's error for this request alone, or its transfer failed
 
 
 S, E = RequestState, RequestEvent
 TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
-    S.NEW: {E.QUEUE: S.WAITING, E.REFUSE: S.REFUSED, E.RESERVE: S.TRANSFERRING},
+    S.NEW: {E.QUEUE: S.WAITING, E.RESERVE: S.TRANSFERRING},
     S.WAITING: {E.ADMIT: S.PREFILL, E.ABORT: S.ABORTED, E.FAIL: S.FAILED},
     S.PREFILL: {
         E.PREFILLED: S.DECODE,
@@ -61,7 +68,14 @@ TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
         E.ABORT: S.ABORTED,
         E.FAIL: S.FAILED,
     },
-    S.DECODE: {E.FINISH: S.FINISHED, E.RETRACT: S.WAITING, E.ABORT: S.ABORTED, E.FAIL: S.FAILED},
+    S.DECODE: {
+        E.FINISH: S.FINISHED,
+        E.RETRACT: S.WAITING,
+        E.LEAVE: S.LEAVING,
+        E.ABORT: S.ABORTED,
+        E.FAIL: S.FAILED,
+    },
+    S.LEAVING: {E.ABORT: S.ABORTED, E.FAIL: S.FAILED},
     S.TRANSFERRING: {
         E.TRANSFER: S.TRANSFERRED,
         E.JOIN: S.DECODE,
@@ -73,9 +87,67 @@ TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
     S.FINISHED: {},
     S.ABORTED: {},
     S.FAILED: {},
-    S.REFUSED: {},
 }
 TERMINAL_STATES = tuple(state for state, events in TRANSITIONS.items() if not events)
+
+ENDINGS = {
+    FinishReason.STOP: E.FINISH,
+    FinishReason.LENGTH: E.FINISH,
+    FinishReason.ABORT: E.ABORT,
+    FinishReason.ERROR: E.FAIL,
+    FinishReason.TRANSFERRED: E.TRANSFER,
+}
+
+
+class Demand(Enum):
+    """What is demanded of a request while steps are in flight."""
+
+    FINISH = "finish"  # it has its last token, or the decode side has it
+    GIVE_UP = "give_up"  # the client aborted it, or it failed
+    RETRACT = "retract"  # it is asked to give its memory back
+
+
+class Response(Enum):
+    """What a joint rule does with a demand."""
+
+    END = "end"  # the request ends for the reason that was given; its row is closed behind its fence
+    LEAVE = "leave"  # the request takes part in no later plan
+    RETRACT = "retract"  # the row is closed behind its fence, the request waits again
+    WAIT = "wait"  # nothing until the block is committed or lost
+    DROP = "drop"  # the demand is forgotten
+
+
+class JointRule(NamedTuple):
+    """What happens outside a running block, and to a request that the running block computes; None: that cannot be."""
+
+    outside: Response | None
+    inside: Response | None
+
+
+R = Response
+JOINT_RULES: dict[Demand, dict[RequestState, JointRule]] = {
+    Demand.FINISH: {
+        S.WAITING: JointRule(None, None),
+        S.PREFILL: JointRule(None, None),
+        S.DECODE: JointRule(R.END, R.END),  # the step before the block ended it: what the block computes is dropped
+        S.LEAVING: JointRule(None, None),
+        S.TRANSFERRING: JointRule(R.END, None),
+    },
+    Demand.GIVE_UP: {
+        S.WAITING: JointRule(R.END, None),
+        S.PREFILL: JointRule(R.END, None),  # a step with chunks is no block
+        S.DECODE: JointRule(R.END, R.LEAVE),
+        S.LEAVING: JointRule(R.END, R.WAIT),
+        S.TRANSFERRING: JointRule(R.END, None),
+    },
+    Demand.RETRACT: {
+        S.WAITING: JointRule(R.DROP, None),  # holds nothing that it could give back
+        S.PREFILL: JointRule(R.RETRACT, None),
+        S.DECODE: JointRule(R.RETRACT, R.WAIT),  # what its rounds deliver is known when the block is committed
+        S.LEAVING: JointRule(R.DROP, R.DROP),  # gives everything back by itself
+        S.TRANSFERRING: JointRule(R.DROP, None),  # its KV is being read or written
+    },
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +162,7 @@ class RequestRecord:
     """
 
     request: Request
-    arrival_number: int  # order of submission; FCFS within a priority
+    arrival_number: int  # order of submission; first come, first served within a priority
     max_tokens: int  # the request's own, capped by context and pool
     state: RequestState = RequestState.NEW
     row: int = 0  # request-table row; 0 while it has none
@@ -100,14 +172,24 @@ class RequestRecord:
     prefill_committed: int = 0  # KV length that committed chunks reach
     num_cached: int = 0  # KV tokens taken from the prefix cache at the last admission
     emitted_before: int = 0  # tokens emitted before the last admission
-    retractions: int = 0
     overtaken: int = 0  # admissions of later arrivals while this one waited
     context: np.ndarray | None = None  # int64 [prompt_len + emitted_before]; None if the content is unknown
     outputs: dict[str, list] = field(default_factory=dict)  # per-token user outputs, one entry per emitted token
+    ending: tuple[FinishReason, str] | None = None  # reason and message of an end that was demanded
 
     @property
     def prompt_len(self) -> int:
         return self.request.prompt.length
+
+    @property
+    def end_len(self) -> int:
+        """KV length at which the request has all its tokens."""
+        return self.request.prompt.length + self.max_tokens - 1
+
+    @property
+    def has_whole_prompt(self) -> bool:
+        """Whether the last chunk is committed."""
+        return self.prefill_committed == self.prefill_len
 
     @property
     def is_terminal(self) -> bool:

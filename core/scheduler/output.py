@@ -7,31 +7,42 @@ Where the executor has no tokens (simulated acceptance) only counts are kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import numpy as np
 
 from ..algorithm.arrival import Arrival
-from ..contract.request import TextDecoder, first_stop_string
+from ..contract.request import Request, TextDecoder, first_stop_string
 from ..contract.step import DecodeResult, PrefillResult
 from .config import EngineConfig, EngineSizes
 from .life import RequestRecord, RequestState
-from .rounds import SettledRounds
+from .rounds import CountedRounds
+
+RecordIn = Callable[[int], RequestRecord]
+"""The request in a row."""
+
+_AFTER_PREFILL = (RequestState.DECODE, RequestState.LEAVING, RequestState.TRANSFERRING)
 
 
 class OutputLog:
     """Tokens by request-table row, int32 [rows, row width + 1]; the memory is committed by the system where it is written."""
 
-    def __init__(self, config: EngineConfig, sizes: EngineSizes, text_decoder: TextDecoder | None) -> None:
+    def __init__(
+        self, config: EngineConfig, sizes: EngineSizes, kv_len: np.ndarray, text_decoder: TextDecoder | None
+    ) -> None:
+        """`kv_len` int64 [rows]: the committed lengths, which `DecodeRounds` keeps."""
         self.tracks_tokens = config.track_tokens
+        self._kv_len = kv_len
         self._decoder = text_decoder
         shape = (config.max_running + 1, sizes.row_width + 1) if config.track_tokens else (0, 0)
         self._tokens = np.zeros(shape, dtype=np.int32)
         self._flat = self._tokens.reshape(-1)
 
-    @property
-    def decodes_text(self) -> bool:
-        return self._decoder is not None and self.tracks_tokens
+    def refusal(self, request: Request) -> str:
+        """Say why the output that a request asks for cannot be had; empty if it can."""
+        if request.stop_strings and (self._decoder is None or not self.tracks_tokens):
+            return "stop strings need a tokenizer, this engine has none"
+        return ""
 
     def open(self, record: RequestRecord) -> None:
         """A request has entered: its row begins with its context."""
@@ -64,28 +75,26 @@ class OutputLog:
         for name in record.request.outputs:
             record.outputs.setdefault(name, []).append(arrival.outputs[name])
 
-    def stop_string_cut(
-        self, record: RequestRecord, decode: DecodeResult, i: int, kept: int, kv_before: int
-    ) -> int | None:
-        """Tokens of row i's run up to the end of its first stop string, None if it has none. Rounds are single."""
-        if not record.request.stop_strings:
-            return None
-        before = self._tokens[record.row, record.prompt_len : kv_before + 1]
-        found = first_stop_string(self._decoder, before, decode.tokens[0, i, :kept], record.request.stop_strings)
-        return None if found < 0 else found + 1
+    def stop_string_cuts(
+        self, rows: np.ndarray, counted: CountedRounds, decode: DecodeResult, record_in: RecordIn
+    ) -> dict[int, int]:
+        """Find stop strings in what a single round delivered. Returns, by column, the tokens up to the end of the first one."""
+        cuts = {}
+        for i in _columns(counted):
+            record, kv_before = record_in(int(rows[i])), int(counted.kv_before[i])
+            if record.request.stop_strings:
+                before = self._tokens[record.row, record.prompt_len : kv_before + 1]
+                run = decode.tokens[0, i, : counted.kept[0, i]]
+                found = first_stop_string(self._decoder, before, run, record.request.stop_strings)
+                if found >= 0:
+                    cuts[i] = found + 1
+        return cuts
 
-    def log(
-        self,
-        rows: np.ndarray,
-        columns: np.ndarray,
-        settled: SettledRounds,
-        decode: DecodeResult,
-        by_row: Mapping[int, RequestRecord],
-    ) -> None:
-        """Keep what the rounds delivered to the live `columns` of the batch; one vectorised write for all rounds."""
-        kept = settled.kept
+    def log(self, rows: np.ndarray, counted: CountedRounds, decode: DecodeResult, record_in: RecordIn) -> None:
+        """Keep what the rounds delivered; one vectorised write for all of them."""
+        kept = counted.kept
         if self.tracks_tokens:
-            start = rows * np.int64(self._tokens.shape[1]) + settled.kv_before + 1
+            start = rows * np.int64(self._tokens.shape[1]) + counted.kv_before + 1
             start = start[None, :] if decode.rounds == 1 else start + np.cumsum(kept, axis=0) - kept
             depth = np.arange(decode.tokens.shape[2])
             delivered = depth < kept[:, :, None]  # nothing of rows that have left
@@ -93,25 +102,22 @@ class OutputLog:
             self._flat[cells[delivered]] = decode.tokens[delivered]
         if decode.outputs is None:
             return
-        for i in columns.tolist():
-            record = by_row[int(rows[i])]
+        for i in _columns(counted):
+            record = record_in(int(rows[i]))
             for name in record.request.outputs:
                 output = record.outputs.setdefault(name, [])
                 for number, outputs in enumerate(decode.outputs):
                     output.extend(outputs[name][i, : kept[number, i]])
 
-    def num_delivered(self, record: RequestRecord, kv_len: np.ndarray) -> int:
+    def num_delivered(self, record: RequestRecord) -> int:
         """Output tokens so far, over all admissions of the request."""
-        if (
-            record.state in (RequestState.DECODE, RequestState.TRANSFERRING)
-            and record.prefill_committed == record.prefill_len
-        ):
-            return int(kv_len[record.row]) - record.prompt_len + 1
+        if record.state in _AFTER_PREFILL and record.has_whole_prompt:
+            return int(self._kv_len[record.row]) - record.prompt_len + 1
         return record.emitted_before
 
-    def delivered(self, record: RequestRecord, kv_len: np.ndarray) -> tuple[int, np.ndarray | None]:
+    def delivered(self, record: RequestRecord) -> tuple[int, np.ndarray | None]:
         """Number of output tokens, and the tokens int64 themselves where they are known."""
-        count = self.num_delivered(record, kv_len)
+        count = self.num_delivered(record)
         if not self.tracks_tokens:
             return count, None
         source = record.context if not record.row else self._tokens[record.row]
@@ -119,18 +125,24 @@ class OutputLog:
             return count, np.empty(0, dtype=np.int64)
         return count, source[record.prompt_len : record.prompt_len + count].astype(np.int64)
 
-    def context_of(self, record: RequestRecord, kv_len: np.ndarray) -> np.ndarray | None:
+    def context_of(self, record: RequestRecord) -> np.ndarray | None:
         """The tokens of a request with a row, as far as they are known: prompt and, if tracked, output. int64."""
         if not self.tracks_tokens:
             return record.context
-        length = record.prompt_len + self.num_delivered(record, kv_len)
+        length = record.prompt_len + self.num_delivered(record)
         return self._tokens[record.row, :length].astype(np.int64)
 
-    def close(self, record: RequestRecord, kv_len: np.ndarray) -> None:
+    def close(self, record: RequestRecord) -> None:
         """A request leaves its row; the context with which it would enter again stays in its record."""
-        emitted = self.num_delivered(record, kv_len)
+        emitted = self.num_delivered(record)
         if self.tracks_tokens:
-            record.context = self.context_of(record, kv_len)
+            record.context = self.context_of(record)
         elif emitted > 0:
             record.context = None  # the output's tokens are unknown; the prompt's are made again when they are needed
         record.emitted_before = emitted
+
+
+def _columns(counted: CountedRounds) -> list[int]:
+    """The columns of a batch to which at least one round has delivered."""
+    present = counted.live_before
+    return list(range(counted.kept.shape[1])) if present is None else np.flatnonzero(present).tolist()

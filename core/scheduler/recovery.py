@@ -1,8 +1,8 @@
-"""What an engine does after a step that failed: fewer steps, then a smaller batch, and in the end only the victim fails.
+"""What an engine does after a step that failed: fewer draft steps, then a smaller batch, and in the end one request fails.
 
 A failed step delivers nothing, and neither does a step launched behind it: all of them are *lost*. Their requests go back to the
-queue with what was delivered before, their slots stay behind a fence until the driver says that the device is quiet, and the
-next attempt asks less of the device:
+queue with what was delivered before, their slots stay fenced until the driver says that the device is quiet, and the next attempt asks
+less of the device:
 
 ```
             failed                 failed                      failed, alone and at the least budget
@@ -11,12 +11,21 @@ next attempt asks less of the device:
     └──── good steps ────┘  └── good steps ──┘  └─────┘ good steps: they double
 ```
 
-Requests that had not survived any step before the lost one are suspected first: they are tried before the others, by themselves.
-The state is a pure function of failures and commits. While it is not NORMAL the engine certifies single rounds only, so a block of
-rounds never hides a commit.
+Requests of which no earlier step was committed are suspected first: they are tried before the others, by themselves. The limits are a
+pure function of failures and commits. While they are reduced the engine plans single rounds only, so a block never hides a commit.
 """
 
 from __future__ import annotations
+
+from ..adaptive import AdaptiveController
+from ..contract.events import EventSink, Resumed, StepsLost
+from ..contract.failure import StepFailure
+from ..contract.request import FinishReason
+from ..errors import InvariantViolation
+from .life import RequestRecord
+from .outcomes import LossOutcome
+from .precedence import entitlement, least_entitled
+from .requests import Requests, StepInFlight
 
 GOOD_STEPS = 8
 """Commits in a row before one rung is climbed."""
@@ -25,8 +34,8 @@ LEAST_BUDGET_SHARE = 8
 """The prefill budget of a step is never cut below this part of the configured chunk size."""
 
 
-class Recovery:
-    """The ladder. `row_limit` None: no limit beside the engine's own."""
+class StepLimits:
+    """What a step may ask of the device, after failures less. `row_limit` None: no limit beside the engine's own."""
 
     def __init__(self, chunk_size: int, max_rows: int) -> None:
         self.fewer_steps = False
@@ -38,11 +47,12 @@ class Recovery:
         self._good_steps = 0
 
     @property
-    def is_normal(self) -> bool:
-        return not self.fewer_steps and self.row_limit is None
+    def are_reduced(self) -> bool:
+        """Whether steps are kept small because one has failed lately."""
+        return self.fewer_steps or self.row_limit is not None
 
     def failed(self, num_rows: int, num_suspects: int, has_prefill: bool, can_draft_less: bool) -> bool:
-        """A step of `num_rows` live requests is lost. Says whether the only request in it is to fail.
+        """Ask less after a lost step of `num_rows` live requests. Returns whether the only request in it is to fail.
 
         `can_draft_less`: the step drafted more than the fewest candidate steps of its batch size.
         """
@@ -63,7 +73,7 @@ class Recovery:
         return False
 
     def succeeded(self) -> bool:
-        """A step was committed. Says whether more is allowed from now on."""
+        """Count a committed step. Returns whether more is allowed from now on."""
         self._good_steps += 1
         if self._good_steps < GOOD_STEPS:
             return False
@@ -76,3 +86,84 @@ class Recovery:
         if self.row_limit >= self._max_rows and self.prefill_budget == self._chunk_size:
             self.row_limit = None
         return True
+
+
+class Recovery:
+    """Loses steps, resumes, and keeps the limits of the steps after that."""
+
+    def __init__(self, limits: StepLimits, requests: Requests, controller: AdaptiveController, emit: EventSink) -> None:
+        self.limits = limits
+        self.requests = requests
+        self.controller = controller
+        self.num_restarts = 0
+        self._emit = emit
+
+    def lose_steps(self, failure: StepFailure, now_ns: int) -> LossOutcome:
+        """Retract or end the requests of all steps in flight, of which the oldest has failed.
+
+        They wait again, with what was delivered before; their slots stay fenced until `resume`. Raises RELAY-07 for another step.
+        """
+        requests = self.requests
+        failed = requests.oldest_step(failure.step_id, "failure")
+        in_failed = requests.records_of(failed)
+        suspects = [record for record in in_failed if record.prefill_committed == record.num_cached] or in_failed
+        blamed = in_failed[0] if in_failed and self._is_to_blame(failed, len(in_failed), len(suspects)) else None
+        requests.steps_are_lost = True
+        finished = requests.end_leaving()
+        for flight in requests.in_flight:
+            for record in requests.records_of(flight):
+                if record is blamed:
+                    finished.append(requests.give_up(record, FinishReason.ERROR, f"{failure}; it ran alone"))
+                else:
+                    requests.retract(record)
+        step_ids = tuple(flight.step.step_id for flight in requests.in_flight)
+        requests.in_flight.clear()
+        self._apply_limits()
+        if self.limits.row_limit is not None:
+            self._shrink_to(self.limits.row_limit, [record for record in suspects if record is not blamed])
+        ended = tuple(end for end in finished if end.reason is not FinishReason.ABORT)
+        self._emit(StepsLost(now_ns, failure, step_ids, requests.take_retracted(), ended))
+        return LossOutcome(tuple(finished), step_ids)
+
+    def resume(self, now_ns: int, restarted: bool) -> None:
+        """Let plans be made again, and release what is fenced: no lost step can touch anything any more.
+
+        After a restart every running request begins again from what was delivered, and the prefix cache is empty; rows that are held for
+        a transfer have to be given back before. Raises RELAY-01 with steps in flight.
+        """
+        requests = self.requests
+        if requests.in_flight:
+            raise InvariantViolation("RELAY-01", f"resumed with {requests.describe_in_flight()} in flight")
+        requests.steps_are_lost = False
+        requests.last_committed = requests.last_step_id
+        requests.store.pass_fence(requests.last_step_id)
+        if restarted:
+            for record in list(requests.running.values()):
+                requests.retract(record)
+            requests.store.forget()
+            self.num_restarts += 1
+        self._emit(Resumed(now_ns, restarted, requests.take_retracted()))
+
+    def count_commit(self) -> None:
+        """Allow more again after enough committed steps."""
+        if self.limits.are_reduced and self.limits.succeeded():
+            self._apply_limits()
+
+    def _is_to_blame(self, failed: StepInFlight, num_rows: int, num_suspects: int) -> bool:
+        """Note the failure. Returns whether the only request of the step is to blame."""
+        step = failed.step
+        can_draft_less = step.decode is not None and step.decode.steps > self.controller.fewest_steps(
+            len(step.decode.rows)
+        )
+        return self.limits.failed(num_rows, num_suspects, step.prefill is not None, can_draft_less)
+
+    def _apply_limits(self) -> None:
+        self.controller.draft_fewest(self.limits.fewer_steps)
+        self.requests.store.revision += 1
+
+    def _shrink_to(self, row_limit: int, suspects: list[RequestRecord]) -> None:
+        """Retract the least entitled requests beyond the limit; the suspects are admitted before all others."""
+        requests = self.requests
+        while len(requests.running) > row_limit:
+            requests.retract(least_entitled(requests.running.values()))
+        requests.waiting.try_first(sorted(suspects, key=entitlement, reverse=True))

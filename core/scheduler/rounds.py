@@ -8,6 +8,7 @@ One column entry per request-table row. For a decoding request
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,11 +32,12 @@ class LaunchedRounds:
     allocated: np.ndarray  # int64 [bs]: slots of each row before the step reserved its own
 
 
-class SettledRounds(NamedTuple):
-    """What a decode result comes to."""
+class CountedRounds(NamedTuple):
+    """What the rounds of a decode result have delivered."""
 
     kept: np.ndarray  # int64 [rounds, bs]: tokens delivered; 0 for departed rows
     live: np.ndarray | None  # bool [bs]: rows that still belong to their request; None: all
+    live_before: np.ndarray | None  # bool [bs]: rows that did so in the rounds before the last; None: all
     ended: np.ndarray  # int64 [n]: columns (indices into rows) of the requests that are over
     stopped: np.ndarray  # bool [bs]
     kv_before: np.ndarray  # int64 [bs]: KV length at the start of the first round
@@ -43,7 +45,7 @@ class SettledRounds(NamedTuple):
 
 
 class DecodeRounds:
-    """Reserves, certifies and settles decode rounds."""
+    """Reserves and counts decode rounds."""
 
     def __init__(
         self, config: EngineConfig, sizes: EngineSizes, controller: AdaptiveController, store: KVStore
@@ -59,12 +61,12 @@ class DecodeRounds:
         self._members: list[int] = []
         self._rows = np.empty(0, dtype=np.int32)
         self._index = np.empty(0, dtype=np.intp)
-        self._ones = np.ones(
-            config.max_running, dtype=np.int64
-        )  # a dot product sums small arrays faster than a reduction
+        # A dot product sums small arrays faster than a reduction.
+        self._ones = np.ones(config.max_running, dtype=np.int64)
         self._epochs = np.empty(0, dtype=np.int64)
         self._stale = False
         self.single_round_rows = 0  # rows with stop strings: only the host can see their end, so no blocks
+        self._block_slack = self._slots_of_a_plan() if config.overlap else 0
 
     # -- membership ---------------------------------------------------------------------------------------------------
 
@@ -97,11 +99,11 @@ class DecodeRounds:
 
     # -- plan ---------------------------------------------------------------------------------------------------------
 
-    def reserve(self, rounds_unseen: int, max_rounds: int, slack: int) -> LaunchedRounds | None:
-        """Reserve slots for the next round, or for a block of up to `max_rounds`; None if not even one round fits.
+    def reserve(self, rounds_unseen: int, max_rounds: int) -> LaunchedRounds | None:
+        """Reserve slots for the next round, or for a block of up to `max_rounds`. Returns None if not even one round fits.
 
-        `rounds_unseen` are launched and uncommitted. A block takes free slots only and leaves `slack` of them; one round may
-        make the prefix cache give up some.
+        `rounds_unseen` are in flight. A block takes free slots only, and in overlap mode leaves what the plan behind it may take; a
+        single round may make the prefix cache evict some.
         """
         rows = self.rows
         batch_size = len(rows)
@@ -114,7 +116,7 @@ class DecodeRounds:
         if max_rounds > 1:
             max_rounds = min(max_rounds, self.controller.rounds_to_next_decision(batch_size) - rounds_unseen)
         if max_rounds > 1:
-            free = self.store.allocator.num_free_slots - slack
+            free = self.store.allocator.num_free_slots - self._block_slack
             unaligned = batch_size * (self.config.page_size - 1)
             by_memory = (free - kv_tokens + int(allocated.dot(ones)) - unaligned) // (batch_size * alloc_len)
             by_width = (self.sizes.row_width - int(kv_len[kv_len.argmax()])) // alloc_len
@@ -136,10 +138,33 @@ class DecodeRounds:
         )
         return LaunchedRounds(step, index, allocated)
 
+    def _slots_of_a_plan(self) -> int:
+        """The most slots that the plan after a block could take."""
+        config, sizes = self.config, self.sizes
+        newcomers = min(config.max_running, config.chunk_size)
+        reserve = sizes.reserve + config.page_size
+        return (
+            config.chunk_size
+            + sizes.row_width
+            + (newcomers + 2 * config.max_running) * reserve
+            + int(config.watermark * self.store.allocator.num_total_slots)
+        )
+
     # -- commit -------------------------------------------------------------------------------------------------------
 
-    def settle(self, launched: LaunchedRounds, result: DecodeResult, departures_at_plan: int) -> SettledRounds:
-        """Apply the finish rule and move the committed lengths of the live rows. Who ended is for the engine to finish."""
+    def count(
+        self, launched: LaunchedRounds, result: DecodeResult, departures_at_plan: int, leaving: Collection[int]
+    ) -> CountedRounds:
+        """Apply the finish rule and move the committed lengths of the live rows. Raises SIM-12 for a result of another shape.
+
+        Of `leaving` rows, which left while the block ran, the rounds before the last count.
+        """
+        step = launched.step
+        if not 1 <= result.rounds <= step.max_rounds or result.accept_lens.shape != (result.rounds, len(step.rows)):
+            raise InvariantViolation(
+                "SIM-12",
+                f"{result.rounds} rounds of shape {result.accept_lens.shape}, at most {step.max_rounds} planned",
+            )
         rows = launched.index
         lens, rounds = result.accept_lens, result.rounds
         kv_before = kv_before_last = self.kv_len[rows]
@@ -171,7 +196,22 @@ class DecodeRounds:
             self.kv_len[rows] = kv_after
         else:
             self.kv_len[rows[live]] = kv_after[live]
-        return SettledRounds(kept, live, ended.nonzero()[0], runs.stopped, kv_before, kv_before_last)
+        live_before = live
+        if leaving:
+            live_before = live.copy()
+            for i in np.flatnonzero(np.isin(rows, list(leaving))).tolist():
+                live_before[i] = True
+                kept[:-1, i] = lens[:-1, i]
+                self.kv_len[rows[i]] = kv_before[i] + int(kept[:, i].sum())
+        return CountedRounds(kept, live, live_before, ended.nonzero()[0], runs.stopped, kv_before, kv_before_last)
+
+    def cut(self, launched: LaunchedRounds, counted: CountedRounds, cuts: Mapping[int, int]) -> CountedRounds:
+        """End rows at a stop string: of column i the first `cuts[i]` tokens of the single round are kept."""
+        for i, length in cuts.items():
+            counted.kept[0, i] = length
+            counted.stopped[i] = True
+            self.kv_len[launched.index[i]] = counted.kv_before[i] + length
+        return counted._replace(ended=np.union1d(counted.ended, list(cuts))) if cuts else counted
 
     def give_back(
         self,
@@ -210,3 +250,15 @@ class DecodeRounds:
             if present is not None:
                 counts = counts[present]
             self.controller.on_verify_complete(counts, len(step.rows), step.steps)
+
+    def check(self, steps: list[DecodeStep]) -> None:
+        """Raise InvariantViolation RELAY-06 unless every row has the slots that the decode steps in flight may write."""
+        rows = self.rows
+        unseen = sum(step.max_rounds for step in steps)
+        covered = np.isin(rows, np.concatenate([step.rows for step in steps])) if steps else False
+        needed = self.kv_len[rows] + np.where(covered, unseen * self.sizes.alloc_len, 0)
+        short = self.store.allocated[rows] < np.minimum(needed, self.sizes.row_width)
+        if short.any():
+            raise InvariantViolation(
+                "RELAY-06", f"row {rows[short.argmax()]} has fewer slots than launched rounds may write"
+            )

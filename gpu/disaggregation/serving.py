@@ -155,7 +155,7 @@ class Serving:
 
     def _draft_payload(self, request_id: str) -> DraftPayload:
         """Read the row's first relay cell, which no round here will read."""
-        progress = self.engine.progress_of(request_id)
+        progress = self.engine.transfers.progress_of(request_id)
         _, values = self.executor.future_map.resolve(np.array([progress.row]), np.array([progress.epoch]))
         on_host = {name: value.cpu().numpy() for name, value in values.items()}
         return DraftPayload.of_cell(self.executor.algorithm, on_host)

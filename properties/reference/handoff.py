@@ -134,7 +134,7 @@ class ReferenceWorker:
 
     def _draft_payload(self, request_id: str) -> DraftPayload:
         """Read the row's first relay cell, which no round here will read."""
-        progress = self.engine.progress_of(request_id)
+        progress = self.engine.transfers.progress_of(request_id)
         _, values = self.executor.future_map.resolve(np.array([progress.row]), np.array([progress.epoch]))
         return DraftPayload.of_cell(self.executor.algorithm, values)
 

@@ -116,7 +116,7 @@ class HandoffEndpoint:
 
     def change_role(self, role: EngineRole) -> None:
         """Raises InvariantViolation HANDOFF-10 unless the engine is empty."""
-        self.engine.change_role(role, self.now_ns)
+        self.engine.transfers.change_role(role, self.now_ns)
         self._begin_role()
 
     # -- what the actor calls -----------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from foretoken.core.contract.request import SettledRuns
 from foretoken.core.kv import store as store_module
 from foretoken.core.kv.store import KVStore
 from foretoken.core.scheduler import config as engine_config
-from foretoken.core.scheduler import engine as engine_module
 from foretoken.core.scheduler import output, rounds
+from foretoken.core.scheduler.admission import Admission
 from foretoken.core.scheduler.engine import Engine
 from foretoken.core.scheduler.precedence import least_entitled
+from foretoken.core.scheduler.requests import Requests
 from foretoken.core.scheduler.rounds import DecodeRounds
 from foretoken.core.tree.outputs import NodeOutputs
 from foretoken.properties.reference import drafting, executor, shadow
@@ -37,7 +38,7 @@ def noticed(run=run_cell) -> bool:
 
 
 def slots_freed_under_a_step_in_flight(patch):
-    patch.setattr(Engine, "_fence_of", lambda self, row: 0)
+    patch.setattr(Requests, "_fence_of", lambda self, row: 0)
 
 
 def reserve_of_one_round_in_overlap_mode(patch):
@@ -100,20 +101,20 @@ def token_keys_where_bigrams_are_needed(patch):
 def retracted_requests_forget_their_output(patch):
     real = output.OutputLog.close
 
-    def close(self, record, kv_len):
-        real(self, record, kv_len)
+    def close(self, record):
+        real(self, record)
         record.emitted_before = 0
 
     patch.setattr(output.OutputLog, "close", close)
 
 
 def departed_rows_settled(patch):
-    real = DecodeRounds.settle
+    real = DecodeRounds.count
 
-    def settle(self, launched, result, departures_at_plan):
-        return real(self, launched, result, self.departures)
+    def count(self, launched, result, departures_at_plan, leaving):
+        return real(self, launched, result, self.departures, ())
 
-    patch.setattr(DecodeRounds, "settle", settle)
+    patch.setattr(DecodeRounds, "count", count)
 
 
 def stop_masked_by_the_length_cap(patch):
@@ -127,24 +128,25 @@ def stop_masked_by_the_length_cap(patch):
 
 
 def one_token_past_the_cap(patch):
-    real = engine_module.Engine._begin_decoding
+    real = Requests.begin_decoding
 
     def begin(self, record):
         real(self, record)
         self.rounds.end_len[record.row] += 1
 
-    patch.setattr(Engine, "_begin_decoding", begin)
+    patch.setattr(Requests, "begin_decoding", begin)
 
 
 def preempted_after_its_slots_were_reserved(patch):
-    real = Engine._plan_prefill
+    real = Admission.plan_prefill
 
-    def plan_prefill(self, verify_tokens):
-        if self.config.mixed and len(self._by_row) > 1 and len(self.admission.queue) and self.last_step_id % 5 == 0:
-            self._retract(least_entitled(self._by_row.values()))
-        return real(self, verify_tokens)
+    def plan_prefill(self, num_verify_tokens):
+        requests = self.requests
+        if self.config.mixed and len(requests.running) > 1 and len(requests.waiting) and requests.last_step_id % 5 == 0:
+            requests.retract(least_entitled(requests.running.values()))
+        return real(self, num_verify_tokens)
 
-    patch.setattr(Engine, "_plan_prefill", plan_prefill)
+    patch.setattr(Admission, "plan_prefill", plan_prefill)
 
 
 def captures_left_uncompacted(patch):
@@ -246,19 +248,19 @@ def blocks_keep_what_they_reserved(patch):
 
 def blocks_planned_while_somebody_could_enter(patch):
     def max_rounds(self):
-        if self.rounds.single_round_rows or any(launched.step.max_rounds > 1 for launched in self._launched):
+        if self.rounds.single_round_rows or any(flight.step.max_rounds > 1 for flight in self.requests.in_flight):
             return 1
-        return 1 if self.admission.in_progress is not None else self.config.block_rounds
+        return 1 if self.requests.in_progress is not None else self.config.block_rounds
 
     patch.setattr(Engine, "_max_rounds", max_rounds)
 
 
 def newcomers_never_wake_the_driver(patch):
-    patch.setattr(Engine, "_could_enter", lambda self, record: False)
+    patch.setattr(Admission, "could_enter", lambda self, record: False)
 
 
 def aborted_rounds_forgotten(patch):
-    patch.setattr(Engine, "_in_running_block", lambda self, record: False)
+    patch.setattr(Requests, "_is_in_running_block", lambda self, record: False)
 
 
 def the_controller_is_not_asked_how_long(patch):

@@ -40,37 +40,37 @@ def arrival(algorithm="STANDALONE", hidden=None):
 
 def test_a_worker_takes_what_its_role_lets_it_take():
     assert "only decodes" in engine_of("decode").submit(ask(), 0).refusal
-    assert "only computes prompts" in engine_of("prefill").reserve(ask(), 0).refusal
+    assert "only computes prompts" in engine_of("prefill").transfers.reserve(ask(), 0).refusal
     both = engine_of("both")
-    assert not both.submit(ask(), 0).refusal and both.reserve(ask("b"), 0).row == 0  # somebody waits already
+    assert not both.submit(ask(), 0).refusal and both.transfers.reserve(ask("b"), 0).row == 0  # somebody waits already
     with pytest.raises(ConfigError, match="none of both, prefill, decode"):
         engine_of("cook")
 
 
 def test_a_role_changes_when_there_is_nothing_and_never_otherwise():
     engine = engine_of("decode")
-    engine.change_role(EngineRole.PREFILL, 0)
+    engine.transfers.change_role(EngineRole.PREFILL, 0)
     assert not engine.submit(ask(), 0).refusal
     with pytest.raises(InvariantViolation, match="HANDOFF-10"):
-        engine.change_role(EngineRole.DECODE, 0)
+        engine.transfers.change_role(EngineRole.DECODE, 0)
     engine.abort("a", 0)
-    engine.change_role(EngineRole.DECODE, 0)
-    row = engine.reserve(ask(), 0).row
+    engine.transfers.change_role(EngineRole.DECODE, 0)
+    row = engine.transfers.reserve(ask(), 0).row
     engine.abort("a", 0)
     with pytest.raises(InvariantViolation, match="HANDOFF-10"):
-        engine.change_role(EngineRole.PREFILL, 0)  # the row is still held
-    engine.release_hold(row, 0)
-    engine.change_role(EngineRole.PREFILL, 0)
+        engine.transfers.change_role(EngineRole.PREFILL, 0)  # the row is still held
+    engine.transfers.release_hold(row, 0)
+    engine.transfers.change_role(EngineRole.PREFILL, 0)
 
 
 def test_a_reservation_counts_as_transferring_and_joins_with_the_next_step():
     engine = engine_of("decode")
-    outcome = engine.reserve(ask(), 0)
-    assert outcome.row and engine.num_transferring == 1 and engine.num_running == 0 and engine.plan(0) is None
+    outcome = engine.transfers.reserve(ask(), 0)
+    assert outcome.row and len(engine.requests.transferring) == 1 and engine.num_running == 0 and engine.plan(0) is None
     engine.check()
-    assert engine.join("a", arrival(), 0).replan
-    engine.release_hold(outcome.row, 0)
-    assert engine.num_transferring == 0 and engine.num_running == 1
+    assert engine.transfers.join("a", arrival(), 0).replan
+    engine.transfers.release_hold(outcome.row, 0)
+    assert len(engine.requests.transferring) == 0 and engine.num_running == 1
     engine.check()
     step = engine.plan(0)
     (join,) = step.joins
@@ -83,18 +83,18 @@ def test_a_reservation_counts_as_transferring_and_joins_with_the_next_step():
 
 def test_a_prefix_is_cached_when_its_request_joins_and_not_before():
     engine = engine_of("decode")
-    engine.reserve(ask("a"), 0)
+    engine.transfers.reserve(ask("a"), 0)
     assert engine.store.cache.peek(np.arange(8) + 1) == 0
-    engine.join("a", arrival(), 0)
+    engine.transfers.join("a", arrival(), 0)
     assert engine.store.cache.peek(np.arange(8) + 1) == 8
-    assert engine.reserve(ask("b", 9), 0).num_cached == 8
+    assert engine.transfers.reserve(ask("b", 9), 0).num_cached == 8
 
 
 def test_a_missing_hidden_state_fails_its_request_and_caches_nothing():
     engine = engine_of("decode", "EAGLE")
-    row = engine.reserve(ask(), 0).row
-    finished = engine.join("a", arrival("EAGLE"), 0).finished
-    engine.release_hold(row, 0)
+    row = engine.transfers.reserve(ask(), 0).row
+    finished = engine.transfers.join("a", arrival("EAGLE"), 0).finished
+    engine.transfers.release_hold(row, 0)
     assert finished.reason is FinishReason.ERROR and "hidden state" in finished.message
     assert engine.is_idle and engine.store.allocator.num_held_slots == 0
     engine.check()
@@ -102,11 +102,11 @@ def test_a_missing_hidden_state_fails_its_request_and_caches_nothing():
 
 def test_what_never_fits_is_refused_and_what_does_not_fit_now_waits():
     engine = engine_of("decode", num_pages=30)
-    assert "too long" in engine.reserve(ask("a", 60), 0).refusal
-    assert "too long" in engine.reserve(ask("a", 8, 1), 0).refusal
-    assert engine.reserve(ask("a", 14), 0).row
-    assert "duplicate" in engine.reserve(ask("a", 14), 0).refusal
-    assert engine.reserve(ask("b", 14), 0) == ("", 0, 0, 0)
+    assert "too long" in engine.transfers.reserve(ask("a", 60), 0).refusal
+    assert "too long" in engine.transfers.reserve(ask("a", 8, 1), 0).refusal
+    assert engine.transfers.reserve(ask("a", 14), 0).row
+    assert "duplicate" in engine.transfers.reserve(ask("a", 14), 0).refusal
+    assert engine.transfers.reserve(ask("b", 14), 0) == ("", 0, 0, 0)
     engine.check()
 
 

@@ -189,7 +189,7 @@ def test_nobody_enters_after_a_retraction_until_a_live_round_is_committed(overla
         engine.submit(ask(f"r{i}", start=i, max_tokens=30), 0)
     for _ in range(4):
         turn(engine, executor)
-    engine._retract(least_entitled(engine._by_row.values()))
+    engine.requests.retract(least_entitled(engine.requests.running.values()))
     engine.submit(ask("newcomer", start=9), 0)
     planned = []
     while (step := engine.plan(0)) is not None:
@@ -210,7 +210,7 @@ def test_when_nobody_is_left_to_decode_the_hold_ends_by_itself():
     engine.submit(ask("alone"), 0)
     for _ in range(3):
         turn(engine, executor)
-    engine._retract(next(iter(engine._by_row.values())))
+    engine.requests.retract(next(iter(engine.requests.running.values())))
     assert finish(engine, executor)["alone"].tokens.tolist() == oracle(ask("alone"))
 
 

@@ -10,7 +10,7 @@ from foretoken.core.draws import uniform
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.engine import Engine
-from foretoken.core.scheduler.recovery import GOOD_STEPS, Recovery
+from foretoken.core.scheduler.recovery import GOOD_STEPS, StepLimits
 from foretoken.properties.reference import HashDraft, ReferenceExecutor, plain_greedy
 from served_engine import MODEL, ask, make, turn
 
@@ -55,7 +55,7 @@ class FailingDriver:
             if not engine.num_uncommitted:
                 assert engine.is_idle
                 return self.ended
-            oldest = engine._launched[0].step
+            oldest = engine.requests.in_flight[0].step
             cause = self.fails(oldest, engine)
             if cause is not None:
                 self.lose(oldest.step_id, cause)
@@ -114,7 +114,7 @@ def test_only_the_request_that_makes_steps_fail_fails():
     asked = requests(6)
 
     def poisoned(step, engine):
-        there = [record.request.request_id for record in engine._records_of(engine._launched[0])]
+        there = [record.request.request_id for record in engine.requests.records_of(engine.requests.in_flight[0])]
         return RAISED if "r4" in there else None
 
     driver = serve(asked, poisoned, max_running=6)
@@ -129,8 +129,8 @@ def test_a_request_that_turns_bad_later_is_found_by_halves():
     asked = requests(8, max_tokens=30)
 
     def turns_bad(step, engine):
-        for record in engine._records_of(engine._launched[0]):
-            if record.request.request_id == "r5" and engine.output.num_delivered(record, engine.rounds.kv_len) >= 6:
+        for record in engine.requests.records_of(engine.requests.in_flight[0]):
+            if record.request.request_id == "r5" and engine.output.num_delivered(record) >= 6:
                 return RAISED
         return None
 
@@ -169,7 +169,7 @@ def test_less_is_asked_of_a_device_out_of_memory_and_then_more_again():
     assert after[0].steps == 1, "fewer steps first"
     assert min(len(decode.rows) for decode in after[:20]) <= 4, "then a smaller batch"
     assert shapes[0][0] == 3 and any(decode.steps == 3 and len(decode.rows) > 4 for decode in after), "and back again"
-    assert not engine.is_degraded
+    assert not engine.recovery.limits.are_reduced
 
 
 def test_slots_of_a_lost_step_are_nobodys_until_the_device_is_quiet():
@@ -178,7 +178,7 @@ def test_slots_of_a_lost_step_are_nobodys_until_the_device_is_quiet():
     turn(engine, executor)
     turn(engine, executor)
     held = engine.store.allocator.num_held_slots
-    failing = engine._launched[0].step.step_id
+    failing = engine.requests.in_flight[0].step.step_id
     outcome = engine.lose_steps(StepFailure(failing, RAISED), 0)
     assert not outcome.finished and engine.num_waiting == 1 and engine.num_uncommitted == 0
     assert engine.store.allocator.num_held_slots == held, "fenced"
@@ -220,7 +220,7 @@ def test_a_restart_empties_the_cache_and_loses_no_request():
     turn(engine, executor)
     engine.resume(0, restarted=True)
     engine.check()
-    assert engine.restarts == 1 and engine.store.allocator.num_held_slots == 0
+    assert engine.recovery.num_restarts == 1 and engine.store.allocator.num_held_slots == 0
     assert events[-1] == Resumed(0, True, ("b",))
     executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL, 0.7))
     executor._last_step_id = engine.last_step_id
@@ -250,7 +250,7 @@ def test_a_newcomer_that_makes_steps_fail_is_tried_by_itself_and_the_others_once
     engine.submit(ask("bad", prompt_len=9), 0)
 
     def poisoned(step, engine):
-        there = [record.request.request_id for record in engine._records_of(engine._launched[0])]
+        there = [record.request.request_id for record in engine.requests.records_of(engine.requests.in_flight[0])]
         return RAISED if "bad" in there else None
 
     driver = FailingDriver(engine, executor, poisoned)
@@ -265,12 +265,12 @@ def test_who_had_left_in_a_block_that_is_lost_has_left():
     engine, executor = make(overlap=True, block_rounds=8)
     for name in ("a", "b"):
         engine.submit(ask(name, max_tokens=40), 0)
-    while not engine._launched or engine._launched[0].step.max_rounds == 1:
+    while not engine.requests.in_flight or engine.requests.in_flight[0].step.max_rounds == 1:
         turn(engine, executor)
         while (step := engine.plan(0)) is not None:
             executor.launch(step)
     assert engine.abort("a", 0).finished is None, "what it got is known when the block is committed"
-    outcome = engine.lose_steps(StepFailure(engine._launched[0].step.step_id, RAISED), 0)
+    outcome = engine.lose_steps(StepFailure(engine.requests.in_flight[0].step.step_id, RAISED), 0)
     assert [(end.request_id, end.reason) for end in outcome.finished] == [("a", FinishReason.ABORT)]
     engine.resume(0)
     engine.check()
@@ -298,7 +298,7 @@ def test_a_limit_that_is_lifted_lets_the_next_one_in_at_once():
     for name in ("a", "b"):
         engine.submit(ask(name, max_tokens=300), 0)
     lost = 0
-    while lost < 1 or engine.admission.row_limit != 1:
+    while lost < 1 or engine.recovery.limits.row_limit != 1:
         step = engine.plan(0)
         executor.launch(step)
         engine.lose_steps(StepFailure(step.step_id, RAISED), 0)
@@ -322,7 +322,7 @@ def test_no_blocks_while_steps_are_kept_small():
     engine.resume(0)
     rounds = {False: [], True: []}
     while not engine.is_idle:
-        degraded = engine.is_degraded
+        degraded = engine.recovery.limits.are_reduced
         planned, _ = turn(engine, executor)
         rounds[degraded] += [step.max_rounds for step in planned]
     assert set(rounds[True]) == {1} and max(rounds[False]) == 8
@@ -374,7 +374,7 @@ def test_retraction_on_demand(block_rounds):
     for number in range(500):
         if number % 4 == 2:
             assert not engine.request_retraction("nobody", 0)
-            for record in list(engine._by_row.values())[:1]:
+            for record in list(engine.requests.running.values())[:1]:
                 retractions += engine.request_retraction(record.request.request_id, 0)
                 executor.request_stop(engine.last_step_id)
         _, outcome = turn(engine, executor)
@@ -390,34 +390,34 @@ def test_retraction_on_demand(block_rounds):
 
 
 def test_the_ladder():
-    ladder = Recovery(chunk_size=64, max_rows=8)
-    assert ladder.is_normal
-    assert not ladder.failed(8, 8, False, can_draft_less=True)
-    assert (ladder.fewer_steps, ladder.row_limit) == (True, None)
-    limits = []
+    limits = StepLimits(chunk_size=64, max_rows=8)
+    assert not limits.are_reduced
+    assert not limits.failed(8, 8, False, can_draft_less=True)
+    assert (limits.fewer_steps, limits.row_limit) == (True, None)
+    row_limits = []
     for rows in (8, 4, 2):
-        assert not ladder.failed(rows, rows, False, False)
-        limits.append(ladder.row_limit)
-    assert limits == [4, 2, 1]
-    assert ladder.failed(1, 1, False, False), "alone, and nothing less to try"
+        assert not limits.failed(rows, rows, False, False)
+        row_limits.append(limits.row_limit)
+    assert row_limits == [4, 2, 1]
+    assert limits.failed(1, 1, False, False), "alone, and nothing less to try"
     for expected in (2, 4, None):
-        assert [ladder.succeeded() for _ in range(GOOD_STEPS)][-1]
-        assert ladder.row_limit == expected
-    assert not ladder.is_normal
+        assert [limits.succeeded() for _ in range(GOOD_STEPS)][-1]
+        assert limits.row_limit == expected
+    assert limits.are_reduced
     for _ in range(GOOD_STEPS):
-        ladder.succeeded()
-    assert ladder.is_normal
+        limits.succeeded()
+    assert not limits.are_reduced
 
 
 def test_a_long_prompt_is_tried_in_smaller_chunks_before_it_fails():
-    ladder = Recovery(chunk_size=64, max_rows=8)
+    limits = StepLimits(chunk_size=64, max_rows=8)
     budgets = []
-    while not ladder.failed(1, 1, True, False):
-        budgets.append(ladder.prefill_budget)
+    while not limits.failed(1, 1, True, False):
+        budgets.append(limits.prefill_budget)
     assert budgets == [32, 16, 8]
 
 
 def test_suspects_are_tried_by_themselves():
-    ladder = Recovery(chunk_size=64, max_rows=8)
-    assert not ladder.failed(7, 2, False, False)
-    assert ladder.row_limit == 2
+    limits = StepLimits(chunk_size=64, max_rows=8)
+    assert not limits.failed(7, 2, False, False)
+    assert limits.row_limit == 2

@@ -4,7 +4,16 @@ import pytest
 from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.errors import InvalidRequest, InvariantViolation
 from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.life import TERMINAL_STATES, TRANSITIONS, RequestEvent, RequestRecord, RequestState
+from foretoken.core.scheduler.life import (
+    JOINT_RULES,
+    TERMINAL_STATES,
+    TRANSITIONS,
+    Demand,
+    RequestEvent,
+    RequestRecord,
+    RequestState,
+    Response,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +46,40 @@ def test_every_state_leads_to_an_end_and_an_abort_is_an_end():
     assert ends == set(RequestState)
     leaving = {TRANSITIONS[state].get(RequestEvent.ABORT) for state in set(RequestState) - set(TERMINAL_STATES)}
     assert RequestState.ABORTED in leaving and leaving <= {RequestState.ABORTED, None}
+
+
+LIVE = [state for state in RequestState if state not in (*TERMINAL_STATES, RequestState.NEW)]
+GIVEN_UP = (RequestEvent.ABORT, RequestEvent.FAIL)
+EVENTS = {  # the events that a response may take
+    (Demand.FINISH, Response.END): (RequestEvent.FINISH,),
+    (Demand.GIVE_UP, Response.END): GIVEN_UP,
+    (Demand.GIVE_UP, Response.LEAVE): (RequestEvent.LEAVE,),
+    (Demand.RETRACT, Response.RETRACT): (RequestEvent.RETRACT,),
+}
+
+
+@pytest.mark.parametrize("demand", Demand)
+def test_the_joint_table_has_a_rule_for_every_live_state_and_its_responses_are_in_the_table_of_life(demand):
+    assert list(JOINT_RULES[demand]) == LIVE
+    for state, rule in JOINT_RULES[demand].items():
+        for response in filter(None, rule):
+            for event in EVENTS.get((demand, response), ()):
+                assert event in TRANSITIONS[state], f"{state.value}: {response.value} needs {event.value}"
+            assert (demand, response) in EVENTS or response in (Response.WAIT, Response.DROP)
+
+
+@pytest.mark.parametrize("state", LIVE)
+@pytest.mark.parametrize("event", GIVEN_UP)
+def test_every_live_request_can_be_given_up_and_ends_once_its_block_is_over(state, event):
+    record = record_in(state)
+    inside = JOINT_RULES[Demand.GIVE_UP][state].inside
+    if inside is Response.LEAVE:
+        record.advance(RequestEvent.LEAVE)
+        inside = JOINT_RULES[Demand.GIVE_UP][record.state].inside
+    assert inside in (None, Response.WAIT)
+    assert JOINT_RULES[Demand.GIVE_UP][record.state].outside is Response.END
+    record.advance(event)
+    assert record.is_terminal
 
 
 @pytest.mark.parametrize(

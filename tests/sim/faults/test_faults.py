@@ -10,9 +10,11 @@ from foretoken.core.adaptive import AdaptiveController
 from foretoken.core.contract.events import Aborted, Planned, StepsLost
 from foretoken.core.contract.request import FinishReason
 from foretoken.core.kv.store import KVStore
+from foretoken.core.scheduler.admission import Admission
 from foretoken.core.scheduler.engine import AbortOutcome, CommitOutcome, Engine
 from foretoken.core.scheduler.output import OutputLog
-from foretoken.core.scheduler.recovery import Recovery
+from foretoken.core.scheduler.recovery import StepLimits
+from foretoken.core.scheduler.requests import Requests
 from foretoken.observe.log import EventLog
 from foretoken.observe.metrics import RunMetrics
 from foretoken.observe.replay import replay
@@ -194,8 +196,8 @@ def test_an_enabled_kind_that_never_fires_is_named():
 def forget_a_token(monkeypatch):
     close = OutputLog.close
 
-    def wrong(self, record, kv_len):
-        close(self, record, kv_len)
+    def wrong(self, record):
+        close(self, record)
         record.emitted_before = max(0, record.emitted_before - 1)
 
     monkeypatch.setattr(OutputLog, "close", wrong)
@@ -206,12 +208,12 @@ def release_without_fence(monkeypatch):
 
 
 def blame_everybody(monkeypatch):
-    monkeypatch.setattr(Recovery, "failed", lambda self, *arguments: True)
+    monkeypatch.setattr(StepLimits, "failed", lambda self, *arguments: True)
 
 
 def give_no_reason(monkeypatch):
-    end = Engine._end
-    monkeypatch.setattr(Engine, "_end", lambda self, record, reason, message="": end(self, record, reason))
+    give_up = Requests.give_up
+    monkeypatch.setattr(Requests, "give_up", lambda self, record, reason, message="": give_up(self, record, reason))
 
 
 def say_nothing(monkeypatch):
@@ -237,7 +239,7 @@ def ignore_cancels(monkeypatch):
 
 
 def let_everybody_in(monkeypatch):
-    monkeypatch.setattr(Engine, "_refusal", lambda self, request: "")
+    monkeypatch.setattr(Admission, "refusal", lambda self, request: "")
 
 
 def forget_who_was_here(monkeypatch):
@@ -278,7 +280,7 @@ def keep_what_is_known(monkeypatch):
 
 
 def release_what_is_still_written(monkeypatch):
-    monkeypatch.setattr(Engine, "_fence_of", lambda self, row: 0)
+    monkeypatch.setattr(Requests, "_fence_of", lambda self, row: 0)
 
 
 def commit_what_is_lost(monkeypatch):
@@ -286,13 +288,13 @@ def commit_what_is_lost(monkeypatch):
     lost = Engine.lose_steps
 
     def kept(self, failure, now_ns):
-        launched = list(self._launched)
+        flights = list(self.requests.in_flight)
         outcome = lost(self, failure, now_ns)
-        self._launched.extend(launched)
+        self.requests.in_flight.extend(flights)
         return outcome
 
     def resume(self, now_ns, *, restarted=False):
-        self._awaits_quiet = False
+        self.requests.steps_are_lost = False
 
     monkeypatch.setattr(Engine, "lose_steps", kept)
     monkeypatch.setattr(Engine, "resume", resume)
@@ -302,7 +304,8 @@ def take_any_result(monkeypatch):
     commit = Engine.commit
 
     def believing(self, result, now_ns):
-        if self._launched and self._launched[0].step.step_id == result.step_id:
+        flights = self.requests.in_flight
+        if flights and flights[0].step.step_id == result.step_id:
             return commit(self, result, now_ns)
         return CommitOutcome((), ())
 
@@ -347,6 +350,6 @@ def test_recovery_that_never_comes_is_reported(monkeypatch):
     load = {**BUSY["workload"], "num_requests": 60, "rate": 20.0, "output": {"value": 150}}
     scenario = {**BUSY, "engine": {**BUSY["engine"], "max_queue": None}, "workload": load}
     assert serve(scenario, plan)[1].kept
-    monkeypatch.setattr(Recovery, "succeeded", lambda self: False)
+    monkeypatch.setattr(StepLimits, "succeeded", lambda self: False)
     broken = serve(scenario, plan)[1].broken
     assert [b.promise for b in broken] == ["recovered"], broken

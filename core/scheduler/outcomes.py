@@ -1,0 +1,57 @@
+"""What an engine answers its driver."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..contract.request import FinishedRequest
+
+
+class SubmitOutcome(NamedTuple):
+    """`refusal` is empty if the request was queued. `replan`: a new plan could differ, so stop the running block."""
+
+    refusal: str
+    replan: bool
+
+
+class AbortOutcome(NamedTuple):
+    """`finished` is None if no live request has that id (it may have ended just before), or if a block of rounds is running: what its
+    earlier rounds delivered is known when it is committed, and the request ends there."""
+
+    finished: FinishedRequest | None
+    replan: bool
+
+
+class CommitOutcome(NamedTuple):
+    """What a committed step brought to an end, which requests got their first token since they entered, and, on a prefill worker,
+    which prompts are computed and wait for their transfer. `kept`: tokens delivered by each round of each row of its decode part."""
+
+    finished: tuple[FinishedRequest, ...]
+    first_tokens: tuple[str, ...]
+    computed: tuple[str, ...] = ()
+    kept: np.ndarray | None = None  # int64 [rounds, bs], 0 for rows that had left; None without a decode part
+
+
+class LossOutcome(NamedTuple):
+    """What a failed step brought to an end (the blamed request, if there is one, and those that were leaving), and the lost steps."""
+
+    finished: tuple[FinishedRequest, ...]
+    step_ids: tuple[int, ...]
+
+
+class ReserveOutcome(NamedTuple):
+    """`refusal`: the request can never run here. `row` 0: not now. Else its row and epoch, and how much of it the prefix cache has."""
+
+    refusal: str
+    row: int = 0
+    epoch: int = 0
+    num_cached: int = 0
+
+
+class JoinOutcome(NamedTuple):
+    """`finished` if the request failed instead of joining. `replan`: a new plan could differ, so stop the running block."""
+
+    finished: FinishedRequest | None
+    replan: bool

@@ -1,0 +1,391 @@
+"""The store of requests: it knows where every request is, and it alone changes that.
+
+```
+ waiting ──admit──► running (in_progress while its prompt has chunks left) ──end──► gone
+    ▲                  │   │ ▲
+    └─────retract──────┘   │ └─join── transferring        rows whose KV is on its way between engines
+                           └─leave──► leaving             rows that end when the running block is committed
+```
+
+A request's place follows from its state (`life.py`), and `_advance` changes both together. Steps in flight are kept here, too: they decide
+whether an end or a retraction must wait (`JOINT_RULES`), and behind which step a row is fenced.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..contract.request import FinishedRequest, FinishReason, Request
+from ..contract.step import Step, StepResult
+from ..errors import InvariantViolation
+from ..kv.radix import PrefixMatch
+from ..kv.store import Departure, KVStore
+from .life import ENDINGS, JOINT_RULES, Demand, RequestEvent, RequestRecord, RequestState, Response
+from .output import OutputLog
+from .rounds import DecodeRounds, LaunchedRounds
+from .waiting import WaitingQueue
+
+
+class Chunk(NamedTuple):
+    """Positions [start, start + length) of one request's context."""
+
+    record: RequestRecord
+    start: int
+    length: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.start + self.length == self.record.prefill_len
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    """A step that is planned and not committed yet."""
+
+    step: Step
+    chunks: list[Chunk]
+    rounds: LaunchedRounds | None
+    departures: int  # DecodeRounds.departures when it was planned
+
+    def live_chunks(self) -> Iterator[tuple[int, Chunk]]:
+        """The chunks whose requests still have the row, with their numbers. Results of the others are dropped."""
+        prefill = self.step.prefill
+        places = zip(prefill.rows.tolist(), prefill.epochs.tolist(), strict=True)
+        for i, (chunk, place) in enumerate(zip(self.chunks, places, strict=True)):
+            if (chunk.record.row, chunk.record.epoch) == place and not chunk.record.is_terminal:
+                yield i, chunk
+
+
+class Requests:
+    """All live requests of an engine by their places, and the steps in flight."""
+
+    def __init__(self, store: KVStore, rounds: DecodeRounds, output: OutputLog, ageing_bound: int) -> None:
+        self.store = store
+        self.rounds = rounds
+        self.output = output
+        self.live: dict[str, RequestRecord] = {}
+        self.waiting = WaitingQueue(ageing_bound)
+        self.in_progress: RequestRecord | None = None  # the one request whose prompt still has chunks to launch
+        self.running: dict[int, RequestRecord] = {}  # by row, in the order in which they took it
+        self.leaving: dict[int, RequestRecord] = {}
+        self.transferring: dict[int, RequestRecord] = {}
+        self._rows_in = {
+            RequestState.PREFILL: self.running,
+            RequestState.DECODE: self.running,
+            RequestState.LEAVING: self.leaving,
+            RequestState.TRANSFERRING: self.transferring,
+        }
+        self.retraction_demands: dict[str, RequestRecord] = {}
+        self.retracted: list[str] = []  # since the last event that reported them
+        self.in_flight: deque[StepInFlight] = deque()  # oldest first
+        self.last_step_id = 0
+        self.last_committed = 0
+        self.steps_are_lost = False  # and the device may still run them
+        self._num_arrived = 0
+        self._retracted_lately = False
+
+    @property
+    def num_with_row(self) -> int:
+        """Requests that hold a row; transfers are counted apart."""
+        return len(self.running) + len(self.leaving)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request, no step in flight and no row held for a transfer."""
+        return not self.live and not self.in_flight and not self.steps_are_lost and not self.store.num_held_rows
+
+    def refusal(self, request: Request) -> str:
+        """Say why a request cannot be taken beside the live ones; empty if it can."""
+        return "duplicate id: a live request has it" if request.request_id in self.live else ""
+
+    # -- a request comes and runs -----------------------------------------------------------------------------------
+
+    def queue(self, request: Request, max_tokens: int) -> RequestRecord:
+        """Accept a request: it waits."""
+        record = self._new(request, max_tokens)
+        self._advance(record, RequestEvent.QUEUE)
+        self.waiting.push(record)
+        return record
+
+    def admit(self, prefix: PrefixMatch | None) -> RequestRecord:
+        """Give the head of the queue a row, with the slots of its cached prefix; its chunks are next."""
+        record = self.waiting.pop()
+        self._take_row(record, self.store.open_row(prefix), record.prompt_len + record.emitted_before)
+        self._advance(record, RequestEvent.ADMIT)
+        record.num_cached = record.prefill_launched = record.prefill_committed = prefix.length if prefix else 0
+        self.in_progress = record
+        return record
+
+    def begin_decoding(self, record: RequestRecord) -> None:
+        """Let a row take part in decode rounds from the next step on: its last chunk is launched."""
+        self._advance(record, RequestEvent.PREFILLED)
+        self._join_rounds(record)
+
+    def hand_over(self, record: RequestRecord) -> None:
+        """Prefill side: keep the KV of a computed prompt for its transfer."""
+        self._advance(record, RequestEvent.HAND_OVER)
+        self.rounds.kv_len[record.row] = record.prefill_len
+
+    def reserve(self, request: Request, max_tokens: int, row: int) -> RequestRecord:
+        """Decode side: give a row to a request whose KV is still to arrive."""
+        record = self._new(request, max_tokens)
+        self._take_row(record, row, record.prompt_len)
+        self._advance(record, RequestEvent.RESERVE)
+        record.num_cached = self.store.num_adopted(row)
+        return record
+
+    def join(self, record: RequestRecord) -> None:
+        """Decode side: let a request whose KV has arrived take part in the next decode round."""
+        self._advance(record, RequestEvent.JOIN)
+        record.prefill_launched = record.prefill_committed = record.prefill_len
+        self._join_rounds(record)
+
+    def _new(self, request: Request, max_tokens: int) -> RequestRecord:
+        record = self.live[request.request_id] = RequestRecord(request, self._num_arrived, max_tokens)
+        self._num_arrived += 1
+        return record
+
+    def _take_row(self, record: RequestRecord, row: int, prefill_len: int) -> None:
+        record.row, record.epoch, record.prefill_len = row, int(self.store.table.epochs[row]), prefill_len
+        self.output.open(record)
+
+    def _join_rounds(self, record: RequestRecord) -> None:
+        self.rounds.join(record.row, record.prefill_len, record.end_len, bool(record.request.stop_strings))
+
+    def _advance(self, record: RequestRecord, event: RequestEvent) -> None:
+        """Take `event` and change the request's place among the rows with its state. Raises ENGINE-02 if the table refuses it."""
+        before = self._rows_in.get(record.state)
+        record.advance(event)
+        after = self._rows_in.get(record.state)
+        if before is not after:
+            if before is not None:
+                del before[record.row]
+            if after is not None:
+                after[record.row] = record
+
+    def share_prefix(self, record: RequestRecord) -> None:
+        """Hand what is computed of a prompt over to the prefix cache."""
+        if self.store.cache is not None and record.context is not None:
+            self.store.share_prefix(
+                record.row, record.context, record.prefill_committed, record.request.namespace, self.last_step_id
+            )
+
+    def in_row(self, row: int) -> RequestRecord:
+        """The request that runs in a row or is leaving it."""
+        return self.running.get(row) or self.leaving[row]
+
+    # -- a request is retracted or ends -----------------------------------------------------------------------------
+
+    def retract(self, record: RequestRecord) -> None:
+        """Take everything from a request at once and queue it again. Admission pauses."""
+        self._close_row(record, self.output.context_of(record))
+        self._advance(record, RequestEvent.RETRACT)
+        record.row = record.epoch = 0
+        self.waiting.push(record)
+        self._retracted_lately = True
+        self.retracted.append(record.request.request_id)
+
+    def demand_retraction(self, request_id: str) -> bool:
+        """Note that a running request is to be retracted by the next plan that can. Returns whether there is one."""
+        record = self.live.get(request_id)
+        if record is None or self.running.get(record.row) is not record:
+            return False
+        self.retraction_demands[request_id] = record
+        return True
+
+    def apply_retractions(self) -> None:
+        """Apply the joint rules to the demanded retractions."""
+        for record in list(self.retraction_demands.values()):
+            self._apply_rules(record, Demand.RETRACT)
+
+    def finish(self, record: RequestRecord, reason: FinishReason) -> FinishedRequest:
+        """End a request that has its last token, or whose transfer is complete."""
+        record.ending = (reason, "")
+        return self._apply_rules(record, Demand.FINISH)
+
+    def give_up(self, record: RequestRecord, reason: FinishReason, message: str = "") -> FinishedRequest | None:
+        """End a request that was aborted or has failed. Returns None if a running block has to be committed first."""
+        record.ending = (reason, message)
+        return self._apply_rules(record, Demand.GIVE_UP)
+
+    def end_leaving(self) -> list[FinishedRequest]:
+        """Apply the joint rules to the requests that are leaving: they end if their block runs no longer."""
+        if not self.leaving:
+            return []
+        ends = [self._apply_rules(record, Demand.GIVE_UP) for record in list(self.leaving.values())]
+        return [finished for finished in ends if finished is not None]
+
+    def _apply_rules(self, record: RequestRecord, demand: Demand) -> FinishedRequest | None:
+        """Apply the joint rules until one says that nothing more happens. Returns the end, if it came to that."""
+        while True:
+            rule = JOINT_RULES[demand][record.state]
+            response = rule.inside if self._is_in_running_block(record) else rule.outside
+            assert response is not None, (
+                f"{record.request.request_id!r} is {record.state.value} and cannot {demand.value}"
+            )
+            if response is Response.END:
+                return self._end(record)
+            if response is Response.LEAVE:
+                self.rounds.leave(record.row, bool(record.request.stop_strings))
+                self._advance(record, RequestEvent.LEAVE)
+            elif response is Response.RETRACT:
+                self.retract(record)
+            else:
+                if response is Response.DROP:
+                    del self.retraction_demands[record.request.request_id]
+                return None
+
+    def _end(self, record: RequestRecord) -> FinishedRequest:
+        reason, message = record.ending
+        num_output, tokens = self.output.delivered(record)
+        if record.state is RequestState.WAITING:
+            self.waiting.remove(record)
+        else:
+            # After an error the row's KV may be wrong: none of it is cached.
+            self._close_row(record, self.output.context_of(record) if reason is not FinishReason.ERROR else None)
+        self._advance(record, ENDINGS[reason])
+        request_id = record.request.request_id
+        del self.live[request_id]
+        self.retraction_demands.pop(request_id, None)
+        return FinishedRequest(request_id, reason, num_output, tokens, record.outputs or None, message)
+
+    def _close_row(self, record: RequestRecord, context: np.ndarray | None) -> None:
+        """Release a row as soon as no step in flight can touch it. `context` are the tokens whose KV may be cached."""
+        row = record.row
+        num_valid = record.prefill_committed
+        if record.state in (RequestState.DECODE, RequestState.LEAVING):
+            if record.has_whole_prompt:
+                num_valid = int(self.rounds.kv_len[row])
+            if self.rounds.live[row]:
+                self.rounds.leave(row, bool(record.request.stop_strings))
+        if self.in_progress is record:
+            self.in_progress = None
+        self.output.close(record)
+        departure = Departure(self._fence_of(row), row, context, num_valid, record.request.namespace)
+        self.store.close_row(departure, self.last_committed)
+
+    # -- admission pauses after a retraction ------------------------------------------------------------------------
+
+    @property
+    def is_admission_paused(self) -> bool:
+        """Since a retraction, until a decode round of a live row is committed or no decode round can come."""
+        return self._retracted_lately and (
+            len(self.rounds.rows) > 0 or any(flight.rounds is not None for flight in self.in_flight)
+        )
+
+    def resume_admission(self) -> None:
+        self._retracted_lately = False
+
+    def take_retracted(self) -> tuple[str, ...]:
+        """The requests retracted since the last call."""
+        if not self.retracted:
+            return ()
+        retracted, self.retracted = self.retracted, []
+        return tuple(retracted)
+
+    # -- steps in flight --------------------------------------------------------------------------------------------
+
+    @property
+    def rounds_in_flight(self) -> int:
+        """The most decode rounds that the steps in flight may run."""
+        rounds = 0
+        for flight in self.in_flight:
+            if flight.rounds is not None:
+                rounds += flight.rounds.step.max_rounds
+        return rounds
+
+    def oldest_step(self, step_id: int, what: str) -> StepInFlight:
+        """The oldest step in flight, which must be `step_id`: else InvariantViolation RELAY-07 that names what came for it."""
+        flight = self.in_flight[0] if self.in_flight else None
+        if flight is None or flight.step.step_id != step_id:
+            oldest = None if flight is None else flight.step.step_id
+            raise InvariantViolation(
+                "RELAY-07", f"{what} of step {step_id}, but the oldest uncommitted step is {oldest}"
+            )
+        return flight
+
+    def begin_commit(self, result: StepResult) -> tuple[StepInFlight, list[FinishedRequest]]:
+        """Take the oldest step out of flight. The requests that its executor reports as failed end, or are leaving if it is a block."""
+        flight = self.oldest_step(result.step_id, "result")
+        self.last_committed = result.step_id
+        finished = []
+        for row, message in result.failures:
+            if row in self.running:
+                end = self.give_up(self.running[row], FinishReason.ERROR, message)
+                finished += [end] if end is not None else []
+        self.in_flight.popleft()
+        return flight, finished
+
+    def in_later_step(self, rows: np.ndarray) -> np.ndarray | bool:
+        """Which of `rows` a decode step in flight covers; one bool if the answer is the same for all."""
+        for flight in self.in_flight:
+            if flight.rounds is not None:
+                later = flight.rounds.step.rows
+                return True if later is rows else np.isin(rows, later)
+        return False
+
+    def records_of(self, flight: StepInFlight) -> list[RequestRecord]:
+        """The running requests that still have the rows with which the step was planned, in the order of its rows."""
+        parts = [part for part in (flight.step.prefill, flight.step.decode) if part is not None]
+        rows = [pair for part in parts for pair in zip(part.rows.tolist(), part.epochs.tolist(), strict=True)]
+        records = (self.running.get(row) for row, epoch in dict.fromkeys(rows) if self.store.table.epochs[row] == epoch)
+        return [record for record in records if record is not None]
+
+    def describe_in_flight(self) -> str:
+        """The steps in flight in words, for a report that one does not come back."""
+        described = []
+        for flight in self.in_flight:
+            step = flight.step
+            parts = []
+            if step.prefill is not None:
+                parts.append(f"{int(step.prefill.lens.sum())} prefill tokens")
+            if step.decode is not None:
+                d = step.decode
+                parts.append(f"{len(d.rows)} rows × {d.num_draft_tokens} tokens × {d.max_rounds} rounds")
+            requests = [record.request.request_id for record in self.records_of(flight)]
+            shown = ", ".join(requests[:4]) + (f" and {len(requests) - 4} more" if len(requests) > 4 else "")
+            described.append(f"step {step.step_id} ({', '.join(parts)}; requests {shown or 'gone'})")
+        return "; ".join(described) or "nothing"
+
+    def _is_in_running_block(self, record: RequestRecord) -> bool:
+        """Whether the device now runs rounds of this request whose results are unknown."""
+        if not self.in_flight or self.steps_are_lost or self.in_flight[0].step.max_rounds == 1:
+            return False
+        return record.row in self.in_flight[0].step.decode.rows
+
+    def _fence_of(self, row: int) -> int:
+        """The newest step in flight that touches `row`; 0 if none does."""
+        for flight in reversed(self.in_flight):
+            step = flight.step
+            if step.prefill is not None and row in step.prefill.rows:
+                return step.step_id
+            if step.decode is not None and row in step.decode.rows:
+                return step.step_id
+        return 0
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Recount everything from scratch; raises InvariantViolation with the id of what is broken."""
+        self.store.check()
+        states = [record.state for record in self.live.values()]
+        waiting = sum(state is RequestState.WAITING for state in states)
+        transferring = sum(state is RequestState.TRANSFERRING for state in states)
+        if waiting != len(self.waiting) or transferring != len(self.transferring):
+            raise InvariantViolation(
+                "ENGINE-01", f"{waiting} waiting and {transferring} transferring are not counted so"
+            )
+        if waiting + self.num_with_row + transferring != len(states):
+            running = f"{self.num_with_row} running + {transferring} transferring"
+            raise InvariantViolation("ENGINE-01", f"{waiting} waiting + {running} != {len(states)}")
+        for row, record in [*self.running.items(), *self.leaving.items(), *self.transferring.items()]:
+            if record.row != row or self.store.table.epochs[row] != record.epoch:
+                raise InvariantViolation("RELAY-03", f"row {row} belongs to {record.request.request_id!r} no longer")
+        self.rounds.check([flight.rounds.step for flight in self.in_flight if flight.rounds is not None])
+        if self.is_idle and self.store.num_request_slots:
+            raise InvariantViolation("ALLOC-15", f"idle, but {self.store.num_request_slots} slots are held by requests")
