@@ -34,36 +34,12 @@ from ..core.contract.events import (
     Submitted,
 )
 from ..core.contract.request import FinishReason
-from .columns import GrowingColumn, OpenRequests
-from .handed import HandedRequests
-from .histogram import LogHistogram, added_counts
+from .histogram import added_counts
 from .parquet import REQUEST_FIELDS, ROUND_FIELDS, ParquetColumns
-from .replica_metrics import ReplicaMetrics
-from .request_lives import RequestLives
-from .summary import SLO, summarize
+from .request_lives import ReplicaMetrics, RequestLives
+from .summary import GAUGES, REASONS, SLO, Measurements, summarize
 from .timeline import Timeline, series
 
-REASONS = ("refused", "stop", "length", "abort", "error", "transferred")  # by FinishReason; 0 never entered
-GAUGES = ("running", "waiting", "held", "system")
-TOTALS = (
-    "submitted",
-    "input_tokens",
-    "output_tokens",
-    "delivered_tokens",
-    "truncated",
-    "retractions",
-    "looked_up_tokens",
-    "cached_tokens",
-    "verified_rows",
-    "correct_drafts",
-    "proposed_drafts",
-    "decode_rounds",
-    "committed_steps",
-    "prefill_tokens",
-    "switches",
-    "lost_steps",
-    "restarts",
-)
 _FLUSH_ENTRIES = 1 << 14  # rows × rounds
 _FLUSH_EVENTS = 1 << 11
 _KEPT_BYTES = 1 << 23  # several flushes
@@ -72,25 +48,14 @@ _KEPT_BYTES = 1 << 23  # several flushes
 _REPLICA, _STEP_ID, _ROUNDS, _PREFILL, _ROWS, _STEPS, _ND, _HELD, _WAITING = range(9)
 
 
-class RunMetrics(RequestLives):
+class RunMetrics:
     """Metrics of a run of one or more replicas. With `out_dir` it writes `requests.parquet` and `rounds.parquet` there."""
 
     def __init__(self, out_dir: str | os.PathLike[str] | None = None, *, num_buckets: int = 120) -> None:
-        self.replicas: dict[int, ReplicaMetrics] = {}
-        self.open = OpenRequests()
-        self.itl = LogHistogram()
-        self.ttft_ns, self.e2el_ns, self.num_output = (GrowingColumn(np.int64) for _ in range(3))
-        self.counts = dict.fromkeys(REASONS, 0)
-        self.totals = dict.fromkeys(TOTALS, 0)
-        self.drafts_histogram = np.zeros(1, dtype=np.int64)
-        self.rounds_at_steps = np.zeros(1, dtype=np.int64)
-        self.gauge_integrals = np.zeros(len(GAUGES))
-        self.gauge_maxima = np.zeros(len(GAUGES), dtype=np.int64)
-        self.first_ns: int | None = None
-        self.last_ns = 0
+        measured = self.measured = Measurements()
+        self.lives = RequestLives(measured.replicas, measured.counts, measured.totals)
         self._num_buckets = num_buckets
         self._timeline: Timeline | None = None
-        self._running = self._waiting = self._held = 0
         self._files: tuple[ParquetColumns, ParquetColumns] | None = None
         if out_dir is not None:
             folder = Path(out_dir)
@@ -98,7 +63,6 @@ class RunMetrics(RequestLives):
                 ParquetColumns(folder / "requests.parquet", REQUEST_FIELDS),
                 ParquetColumns(folder / "rounds.parquet", ROUND_FIELDS),
             )
-        self.handed = HandedRequests()
         self._samples = array("q")  # (now, *GAUGES) of every event
         # Until a block of this size was freed once, the C library hands what a flush needs back to the system every time, to take it
         # again page by page.
@@ -116,23 +80,23 @@ class RunMetrics(RequestLives):
         self._kept: list[Any] = []
         self._accepted: list[Any] = []  # accept lengths; 0 for first tokens, which nobody drafted
         self._num_entries = 0
-        self._closing: list[tuple[int, int, int, int]] = []  # slot, reason, time or −1, output or −1
 
     # -- events -------------------------------------------------------------------------------------------------------
 
     def sink(self, replica: int) -> Callable[[Event], None]:
-        """What the engine of `replica` takes as its `events`."""
-        state = self.replicas.setdefault(replica, ReplicaMetrics(replica))
+        """Return the event sink for the engine of `replica`."""
+        lives = self.lives
+        state = self.measured.replicas.setdefault(replica, ReplicaMetrics(replica))
         handlers: dict[type, Callable[[ReplicaMetrics, Any], None]] = {
-            Submitted: self._submitted,
-            Aborted: self._aborted,
-            Planned: self._planned,
+            Submitted: lives.submitted,
+            Aborted: lives.aborted,
+            Planned: lives.planned,
             Committed: self._committed,
-            StepsLost: self._lost,
-            Resumed: self._resumed,
+            StepsLost: lives.lost,
+            Resumed: lives.resumed,
             RetractionAsked: _decides_nothing,
             AllocationsDenied: _decides_nothing,
-            HandoffMoved: self._handed,
+            HandoffMoved: lives.moved,
         }
 
         def take(event: Event) -> None:
@@ -140,9 +104,8 @@ class RunMetrics(RequestLives):
                 state.config = event.config
                 return
             handlers[type(event)](state, event)
-            self._samples.extend(
-                (event.now_ns, self._running, self._waiting, self._held, self._running + self._waiting)
-            )
+            running, waiting = lives.running, lives.waiting
+            self._samples.extend((event.now_ns, running, waiting, lives.held, running + waiting))
             if self._num_entries >= _FLUSH_ENTRIES or len(self._samples) >= _FLUSH_EVENTS * (1 + len(GAUGES)):
                 self.flush()
 
@@ -150,7 +113,7 @@ class RunMetrics(RequestLives):
 
     def observe_device(self, replica: int, busy_ns: int) -> None:
         """The device of `replica` was busy for another `busy_ns`."""
-        state = self.replicas.setdefault(replica, ReplicaMetrics(replica))
+        state = self.measured.replicas.setdefault(replica, ReplicaMetrics(replica))
         state.busy_ns = (state.busy_ns or 0) + busy_ns
 
     def _committed(self, state: ReplicaMetrics, event: Committed) -> None:
@@ -179,20 +142,17 @@ class RunMetrics(RequestLives):
             self._kept.append(event.kept.reshape(-1))
             self._accepted.append(result.decode.accept_lens.reshape(-1))
             if steps != state.last_steps:
-                self.totals["switches"] += state.last_steps >= 0
+                self.measured.totals["switches"] += state.last_steps >= 0
                 state.last_steps = steps
         self._steps.append((state.number, step.step_id, rounds, prefill_tokens, batch_size, steps, nd, held, waiting))
         self._round_ends.append(result.round_end_ns)
         self._num_rounds += rounds
         self._num_entries += rounds * batch_size + len(first)
         if state.leaving:
-            self._settle_leaving(state)
+            self.lives.close_leaving(state)
         for finished in event.finished:
-            slot = state.slots.pop(finished.request_id)
-            del state.rows[slot]
-            self._running -= 1
             failed = finished.reason is FinishReason.ERROR
-            self._close(state, slot, finished.reason, event.now_ns if failed else -1, finished.num_output)
+            self.lives.finished(state, finished, event.now_ns if failed else -1)
 
     # -- working the notes off ----------------------------------------------------------------------------------------
 
@@ -201,8 +161,8 @@ class RunMetrics(RequestLives):
         self._flush_gauges()
         if self._steps:
             self._flush_rounds()
-        if self._closing:
-            self._close_requests()
+        if closing := self.lives.take_closing():
+            self._close_requests(closing)
         self._begin_notes()
 
     def _flush_gauges(self) -> None:
@@ -210,19 +170,21 @@ class RunMetrics(RequestLives):
         if not samples.size:
             return
         if self._timeline is None:
-            self.first_ns = int(samples[0, 0])
-            self._timeline = Timeline(self.first_ns, GAUGES, ("tokens", "decode_rounds", "steps"), self._num_buckets)
+            self.measured.first_ns = int(samples[0, 0])
+            self._timeline = Timeline(
+                self.measured.first_ns, GAUGES, ("tokens", "decode_rounds", "steps"), self._num_buckets
+            )
         times = np.maximum.accumulate(samples[0])
         values = samples[1:, :-1]
         widths = np.diff(times)
         if len(widths):
-            self.gauge_integrals += (values * widths).sum(axis=1, dtype=np.float64)
+            self.measured.gauge_integrals += (values * widths).sum(axis=1, dtype=np.float64)
             lasting = widths > 0  # a state that lasts no time was never seen
             if lasting.any():
-                self.gauge_maxima = np.maximum(self.gauge_maxima, values[:, lasting].max(axis=1))
+                self.measured.gauge_maxima = np.maximum(self.measured.gauge_maxima, values[:, lasting].max(axis=1))
             self._timeline.add_gauges(times, values)
-        self.last_ns = int(times[-1])
-        self._samples = array("q", (self.last_ns, *samples[1:, -1].tolist()))
+        self.measured.last_ns = int(times[-1])
+        self._samples = array("q", (self.measured.last_ns, *samples[1:, -1].tolist()))
 
     def _flush_rounds(self) -> None:
         steps = np.array(self._steps, dtype=np.int64)
@@ -233,11 +195,11 @@ class RunMetrics(RequestLives):
             tokens, correct = self._flush_emissions(per_round, ends)
         decoding = per_round[:, _STEPS] >= 0
         steps_in_use = per_round[decoding, _STEPS]
-        self.rounds_at_steps = added_counts(self.rounds_at_steps, np.bincount(steps_in_use))
-        self.totals["decode_rounds"] += len(steps_in_use)
-        self.totals["committed_steps"] += len(steps)
-        self.totals["prefill_tokens"] += int(steps[:, _PREFILL].sum())
-        self.totals["delivered_tokens"] += int(tokens.sum())
+        self.measured.rounds_at_steps = added_counts(self.measured.rounds_at_steps, np.bincount(steps_in_use))
+        self.measured.totals["decode_rounds"] += len(steps_in_use)
+        self.measured.totals["committed_steps"] += len(steps)
+        self.measured.totals["prefill_tokens"] += int(steps[:, _PREFILL].sum())
+        self.measured.totals["delivered_tokens"] += int(tokens.sum())
         self._timeline.add_counts(ends, np.stack([tokens, decoding, np.where(decoding, per_round[:, _STEPS], 0)]))
         if self._files is not None:
             names = ("replica", "step_id", None, "prefill_tokens", "decode_rows", "steps", "num_draft_tokens")
@@ -248,7 +210,7 @@ class RunMetrics(RequestLives):
     def _flush_emissions(self, per_round: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Gaps and sums per request; returns tokens and correct drafts per round, int64 [rounds]."""
         # Small keys sort by radix.
-        key = np.uint16 if self.open.capacity <= 1 << 16 else np.int64
+        key = np.uint16 if self.lives.open.capacity <= 1 << 16 else np.int64
         slots = np.concatenate(self._piece_slots, dtype=key, casting="unsafe")
         kept = np.concatenate(self._kept)
         accepted = np.concatenate(self._accepted)
@@ -262,10 +224,10 @@ class RunMetrics(RequestLives):
         tokens_per_round = np.bincount(rounds, kept, num_rounds).astype(np.int64)
         correct_per_round = np.bincount(rounds, correct, num_rounds).astype(np.int64)
         verified_per_round = np.bincount(rounds, drafted, num_rounds).astype(np.int64)
-        self.totals["verified_rows"] += int(verified_per_round.sum())
-        self.totals["correct_drafts"] += int(correct_per_round.sum())
-        self.totals["proposed_drafts"] += int((verified_per_round * (per_round[:, _ND] - 1)).sum())
-        self.drafts_histogram = added_counts(self.drafts_histogram, np.bincount(correct[drafted]))
+        self.measured.totals["verified_rows"] += int(verified_per_round.sum())
+        self.measured.totals["correct_drafts"] += int(correct_per_round.sum())
+        self.measured.totals["proposed_drafts"] += int((verified_per_round * (per_round[:, _ND] - 1)).sum())
+        self.measured.drafts_histogram = added_counts(self.measured.drafts_histogram, np.bincount(correct[drafted]))
         if len(slots):
             order = np.argsort(slots, kind="stable")
             times = ends[rounds[order]]
@@ -280,41 +242,35 @@ class RunMetrics(RequestLives):
         owners = slots[starts]
         before = np.empty_like(times)
         before[1:] = times[:-1]
-        before[starts] = self.open.last_token_ns[owners]
+        before[starts] = self.lives.open.last_token_ns[owners]
         newly = before[starts] < 0
-        self.open.first_token_ns[owners[newly]] = times[starts[newly]]
+        self.lives.open.first_token_ns[owners[newly]] = times[starts[newly]]
         gaps = times - before
         if newly.any():
             gaps = np.delete(gaps, starts[newly])
         # A request that was handed over has tokens by the clocks of two hosts, which need not agree.
-        self.itl.add(np.maximum(gaps, 0))
-        self.open.last_token_ns[owners] = times[np.concatenate([starts[1:], [len(slots)]]) - 1]
-        self.open.num_output[owners] += np.add.reduceat(kept, starts)
-        self.open.correct_drafts[owners] += np.add.reduceat(correct, starts)
-        self.open.verify_rounds[owners] += np.add.reduceat(drafted, starts, dtype=np.int64)
+        self.measured.itl.add(np.maximum(gaps, 0))
+        self.lives.open.last_token_ns[owners] = times[np.concatenate([starts[1:], [len(slots)]]) - 1]
+        self.lives.open.num_output[owners] += np.add.reduceat(kept, starts)
+        self.lives.open.correct_drafts[owners] += np.add.reduceat(correct, starts)
+        self.lives.open.verify_rounds[owners] += np.add.reduceat(drafted, starts, dtype=np.int64)
 
-    def _close_requests(self) -> None:
-        closing = self._closing
-        if leftovers := self.handed.take_leftovers([entry[0] for entry in closing]):
-            self.open.close(np.array(leftovers))
-            closing = [entry for entry in closing if entry[0] not in leftovers]
-            if not closing:
-                return
+    def _close_requests(self, closing: list[tuple[int, int, int, int]]) -> None:
         slots, reasons, times, outputs = np.array(closing, dtype=np.int64).T
-        ids, columns = self.open.close(slots)
+        ids, columns = self.lives.open.close(slots)
         finish = np.where(times >= 0, times, columns["last_token_ns"])
         num_output = np.where(outputs >= 0, outputs, columns["num_output"])
         for name, count in zip(REASONS, np.bincount(reasons, minlength=len(REASONS)).tolist(), strict=True):
-            self.counts[name] += count if name != "transferred" else 0  # counted when it happened
+            self.measured.counts[name] += count if name != "transferred" else 0  # counted when they happened
         done = (reasons == FinishReason.STOP) | (reasons == FinishReason.LENGTH)
         arrival = columns["arrival_ns"][done]
-        self.ttft_ns.extend(columns["first_token_ns"][done] - arrival)
-        self.e2el_ns.extend(np.maximum(finish, columns["first_token_ns"])[done] - arrival)
-        self.num_output.extend(num_output[done])
-        self.totals["input_tokens"] += int(columns["prompt_len"][done].sum())
-        self.totals["output_tokens"] += int(num_output[done].sum())
+        self.measured.ttft_ns.extend(columns["first_token_ns"][done] - arrival)
+        self.measured.e2el_ns.extend(np.maximum(finish, columns["first_token_ns"])[done] - arrival)
+        self.measured.num_output.extend(num_output[done])
+        self.measured.totals["input_tokens"] += int(columns["prompt_len"][done].sum())
+        self.measured.totals["output_tokens"] += int(num_output[done].sum())
         cut = (reasons == FinishReason.LENGTH) & (num_output < columns["max_tokens"])
-        self.totals["truncated"] += int(cut.sum())
+        self.measured.totals["truncated"] += int(cut.sum())
         if self._files is not None:
             columns.update(
                 request_id=ids,
@@ -331,17 +287,17 @@ class RunMetrics(RequestLives):
     ) -> dict[str, Any]:
         """All metrics under flat names (see `summary.py`). `duration_ns` defaults to the time from first to last event."""
         self.flush()
-        return summarize(self, duration_ns, slo, incomplete)
+        return summarize(self.measured, duration_ns, slo, incomplete)
 
     def timeline(self) -> dict[str, Any]:
         """The run in at most `num_buckets` equal buckets; lists of one number per bucket, None where nothing was measured."""
         self.flush()
-        return series(self._timeline, sum(state.capacity for state in self.replicas.values()))
+        return series(self._timeline, self.measured.capacity)
 
     def close(self) -> None:
         """Work off the rest and end the files. A second call does nothing."""
-        for number in sorted(self.replicas):
-            self._settle_leaving(self.replicas[number])
+        for number in sorted(self.measured.replicas):
+            self.lives.close_leaving(self.measured.replicas[number])
         self.flush()
         files, self._files = self._files, None
         for file in files or ():

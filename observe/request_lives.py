@@ -1,51 +1,102 @@
-"""How requests come and go, as the metrics see it: which slot of the open requests they have, which row, when they are over."""
+"""Requests as the metrics see them come and go: which slot of the open requests they have, which row, when they are over."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import Any
+
+import numpy as np
 
 from ..core.contract.events import Aborted, HandoffMove, HandoffMoved, Planned, Resumed, StepsLost, Submitted
-from ..core.contract.request import FinishReason
-from .replica_metrics import ReplicaMetrics
-
-if TYPE_CHECKING:
-    from .metrics import RunMetrics
+from ..core.contract.request import FinishedRequest, FinishReason
+from .columns import OpenRequests
+from .handed import HandedRequests
 
 REFUSED = 0
 
 
-class RequestLives:
-    """Handlers of `RunMetrics` for the events of a request's life. What ends is noted in `_closing`."""
+class ReplicaMetrics:
+    """One engine between its events."""
 
-    def _submitted(self: RunMetrics, state: ReplicaMetrics, event: Submitted) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.config: dict[str, Any] = {}
+        self.slots: dict[str, int] = {}  # open requests: id → slot
+        self.rows: dict[int, int] = {}  # those with a row: slot → row
+        self.awaited: dict[int, None] = {}  # slots of requests whose KV is still to arrive from a prefill worker
+        self.leaving: list[tuple[int, int]] = []  # slot and time of running requests aborted since the last commit
+        self.slot_of_row = np.zeros(64, dtype=np.int64)
+        self.planned: deque[tuple[int, int]] = deque()  # per uncommitted step: held slots, waiting
+        self.waiting = 0
+        self.held = 0
+        self.max_held = 0
+        self.last_steps = -1
+        self.busy_ns: int | None = None
+        self._seen_rows: np.ndarray | None = None
+        self._seen_slots = np.empty(0, dtype=np.int64)
+
+    @property
+    def capacity(self) -> int:
+        """KV slots of the pool; 0 if the engine's configuration is unknown."""
+        return self.config.get("num_pages", 0) * self.config.get("page_size", 1)
+
+    def enter(self, slot: int, row: int) -> None:
+        if row >= len(self.slot_of_row):
+            self.slot_of_row = np.concatenate([self.slot_of_row, np.zeros(row + 1, dtype=np.int64)])
+        self.slot_of_row[row] = slot
+        self.rows[slot] = row
+
+    def slots_of(self, rows: np.ndarray) -> np.ndarray:
+        """Slots of a decode batch. Steps share one array of rows while nobody comes or goes."""
+        if rows is not self._seen_rows:
+            self._seen_rows, self._seen_slots = rows, self.slot_of_row[rows]
+        return self._seen_slots
+
+
+class RequestLives:
+    """The requests of a run: takes the events of their lives, counts those that run and wait, and notes those that end in `closing`.
+
+    `replicas`, `counts` and `totals` are those of the run's `Measurements`.
+    """
+
+    def __init__(self, replicas: dict[int, ReplicaMetrics], counts: dict[str, int], totals: dict[str, int]) -> None:
+        self.open = OpenRequests()
+        self.running = self.waiting = self.held = 0
+        self.closing: list[tuple[int, int, int, int]] = []  # slot, reason, time or −1, output or −1
+        self._handed = HandedRequests()
+        self._replicas = replicas
+        self._counts = counts
+        self._totals = totals
+
+    def submitted(self, state: ReplicaMetrics, event: Submitted) -> None:
         request = event.request
         slot = self.open.open(request.request_id, state.number, event.now_ns, request.prompt.length, request.max_tokens)
-        self.totals["submitted"] += 1
+        self._totals["submitted"] += 1
         if event.refusal:
-            self._closing.append((slot, REFUSED, event.now_ns, 0))
+            self.closing.append((slot, REFUSED, event.now_ns, 0))
             return
         state.slots[request.request_id] = slot
         self._wait(state, state.waiting + 1)
 
-    def _aborted(self: RunMetrics, state: ReplicaMetrics, event: Aborted) -> None:
+    def aborted(self, state: ReplicaMetrics, event: Aborted) -> None:
         slot = state.slots.pop(event.request_id, None)
         if slot is None:
             return
         if slot in state.awaited:
             del state.awaited[slot]
-            if not self.handed.leaves_early(slot, state.number):
+            if not self._handed.leaves_early(slot, state.number):
                 self._close(state, slot, FinishReason.ABORT, event.now_ns, -1)
         elif state.rows.pop(slot, None) is None:
             self._wait(state, state.waiting - 1)
             self._close(state, slot, FinishReason.ABORT, event.now_ns, -1)
         elif state.config.get("role") == "prefill":
-            self._running -= 1
+            self.running -= 1
             self._close(state, slot, FinishReason.ABORT, event.now_ns, -1)
         else:
-            self._running -= 1
+            self.running -= 1
             state.leaving.append((slot, event.now_ns))
 
-    def _planned(self: RunMetrics, state: ReplicaMetrics, event: Planned) -> None:
+    def planned(self, state: ReplicaMetrics, event: Planned) -> None:
         self._retracted(state, event.retracted)
         if event.step is not None:
             for join in event.step.joins:
@@ -53,68 +104,72 @@ class RequestLives:
             state.planned.append((event.num_held_slots, event.num_waiting))
         self._wait(state, event.num_waiting)
         held = int(event.num_held_slots)
-        self._held += held - state.held
+        self.held += held - state.held
         state.held = held
         state.max_held = max(state.max_held, held)
 
-    def _retracted(self: RunMetrics, state: ReplicaMetrics, request_ids: tuple[str, ...]) -> None:
+    def _retracted(self, state: ReplicaMetrics, request_ids: tuple[str, ...]) -> None:
         for request_id in request_ids:
             slot = state.slots[request_id]
             if state.rows.pop(slot, None) is not None:  # else its KV has arrived, and no step has it yet
-                self._running -= 1
+                self.running -= 1
             self.open.retractions[slot] += 1
-            self.totals["retractions"] += 1
+            self._totals["retractions"] += 1
 
-    def _joined(self: RunMetrics, state: ReplicaMetrics, join: Any, now_ns: int) -> None:
+    def _joined(self, state: ReplicaMetrics, join: Any, now_ns: int) -> None:
         request = join.request
         slot = state.slots[request.request_id]
         state.enter(slot, join.row)
-        self._running += 1
+        self.running += 1
         if self.open.first_scheduled_ns[slot] < 0:
             self.open.first_scheduled_ns[slot] = now_ns
             self.open.num_cached[slot] = join.num_cached
         if state.config.get("prefix_cache", True) and request.prompt.content_is_known:
-            self.totals["looked_up_tokens"] += request.prompt.length + join.num_emitted
-            self.totals["cached_tokens"] += join.num_cached
+            self._totals["looked_up_tokens"] += request.prompt.length + join.num_emitted
+            self._totals["cached_tokens"] += join.num_cached
 
-    def _wait(self: RunMetrics, state: ReplicaMetrics, waiting: int) -> None:
-        self._waiting += waiting - state.waiting
+    def _wait(self, state: ReplicaMetrics, waiting: int) -> None:
+        self.waiting += waiting - state.waiting
         state.waiting = waiting
 
-    def _lost(self: RunMetrics, state: ReplicaMetrics, event: StepsLost) -> None:
+    def lost(self, state: ReplicaMetrics, event: StepsLost) -> None:
         for _ in event.step_ids:
             state.planned.popleft()
-        self.totals["lost_steps"] += len(event.step_ids)
-        self._settle_leaving(state)
+        self._totals["lost_steps"] += len(event.step_ids)
+        self.close_leaving(state)
         self._retracted(state, event.retracted)
         self._wait(state, state.waiting + len(event.retracted))
         for finished in event.finished:
-            slot = state.slots.pop(finished.request_id)
-            del state.rows[slot]
-            self._running -= 1
-            self._close(state, slot, finished.reason, event.now_ns, finished.num_output)
+            self.finished(state, finished, event.now_ns)
 
-    def _resumed(self: RunMetrics, state: ReplicaMetrics, event: Resumed) -> None:
-        self.totals["restarts"] += event.restarted
+    def finished(self, state: ReplicaMetrics, finished: FinishedRequest, now_ns: int) -> None:
+        """A running request has ended; `now_ns` −1: when its last token was emitted."""
+        slot = state.slots.pop(finished.request_id)
+        del state.rows[slot]
+        self.running -= 1
+        self._close(state, slot, finished.reason, now_ns, finished.num_output)
+
+    def resumed(self, state: ReplicaMetrics, event: Resumed) -> None:
+        self._totals["restarts"] += event.restarted
         self._retracted(state, event.retracted)
         self._wait(state, state.waiting + len(event.retracted))
 
-    def _handed(self: RunMetrics, state: ReplicaMetrics, event: HandoffMoved) -> None:
+    def moved(self, state: ReplicaMetrics, event: HandoffMoved) -> None:
         """A move of a handoff: a request that a decode worker reserves slots for is the one that its prefill worker has."""
         request = event.request
         if event.move is HandoffMove.ROLE:
             state.config = state.config | {"role": event.detail}
         elif event.move is HandoffMove.HOLD:
-            self.handed.offered(event.request_id, state.slots[event.request_id], state.number)
+            self._handed.offered(event.request_id, state.slots[event.request_id], state.number)
         elif request is not None:
             name = request.request_id
-            slot = self.handed.reserved(name, state.number)
+            slot = self._handed.reserved(name, state.number)
             if slot is None:
                 slot = self.open.open(name, state.number, event.now_ns, request.prompt.length, request.max_tokens)
                 if self._hears_prefill_workers:
-                    self.handed.leftover(slot)
+                    self._handed.leftover(slot)
                 else:
-                    self.totals["submitted"] += 1
+                    self._totals["submitted"] += 1
             state.slots[name] = slot
             state.awaited[slot] = None
         elif event.move is HandoffMove.JOIN and event.row:
@@ -122,31 +177,39 @@ class RequestLives:
         for finished in event.finished:
             slot = state.slots.pop(finished.request_id)
             if state.rows.pop(slot, None) is not None:
-                self._running -= 1
+                self.running -= 1
             elif slot in state.awaited:
                 # Its prefill worker has the last word on a request that has not joined.
                 del state.awaited[slot]
-                if self.handed.leaves_early(slot, state.number):
+                if self._handed.leaves_early(slot, state.number):
                     continue
             else:
                 self._wait(state, state.waiting - 1)
             self._close(state, slot, finished.reason, event.now_ns, finished.num_output)
 
     @property
-    def _hears_prefill_workers(self: RunMetrics) -> bool:
-        return any(state.config.get("role") == "prefill" for state in self.replicas.values())
+    def _hears_prefill_workers(self) -> bool:
+        return any(state.config.get("role") == "prefill" for state in self._replicas.values())
 
-    def _close(self: RunMetrics, state: ReplicaMetrics, slot: int, reason: int, now_ns: int, num_output: int) -> None:
-        """A worker is done with a request; so is the run, unless another one has it as well. Time and output −1: as they are counted."""
+    def _close(self, state: ReplicaMetrics, slot: int, reason: int, now_ns: int, num_output: int) -> None:
+        """Close a request that one engine is done with, unless another engine has it as well. Time and output −1: as they are counted."""
         if reason == FinishReason.TRANSFERRED:
-            self.counts["transferred"] += 1
-        ended = self.handed.ended(slot, state.number, (slot, int(reason), now_ns, num_output))
+            self._counts["transferred"] += 1
+        ended = self._handed.ended(slot, state.number, (slot, int(reason), now_ns, num_output))
         if ended is not None:
-            self._closing.append(ended)
+            self.closing.append(ended)
 
-    def _settle_leaving(self: RunMetrics, state: ReplicaMetrics) -> None:
+    def close_leaving(self, state: ReplicaMetrics) -> None:
         """Close the requests that were aborted since the last commit. The rounds of a running block that ended before still count
         for them, and are known only when it is committed."""
         for slot, now_ns in state.leaving:
             self._close(state, slot, FinishReason.ABORT, now_ns, -1)
         state.leaving.clear()
+
+    def take_closing(self) -> list[tuple[int, int, int, int]]:
+        """Return the requests that have ended since the last call. What was left of copies is closed without being counted."""
+        closing, self.closing = self.closing, []
+        if leftovers := self._handed.take_leftovers([entry[0] for entry in closing]):
+            self.open.close(np.array(leftovers))
+            closing = [entry for entry in closing if entry[0] not in leftovers]
+        return closing

@@ -11,41 +11,89 @@ count completed requests, `delivered_tokens` all that was delivered. What is und
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from .columns import GrowingColumn
 from .histogram import LogHistogram
+from .request_lives import ReplicaMetrics
 
-if TYPE_CHECKING:
-    from .metrics import RunMetrics
-
+REASONS = ("refused", "stop", "length", "abort", "error", "transferred")  # by FinishReason; 0 never entered
+GAUGES = ("running", "waiting", "held", "system")
+TOTALS = (
+    "submitted",
+    "input_tokens",
+    "output_tokens",
+    "delivered_tokens",
+    "truncated",
+    "retractions",
+    "looked_up_tokens",
+    "cached_tokens",
+    "verified_rows",
+    "correct_drafts",
+    "proposed_drafts",
+    "decode_rounds",
+    "committed_steps",
+    "prefill_tokens",
+    "switches",
+    "lost_steps",
+    "restarts",
+)
 PERCENTILES = (90, 95, 99)
 _MS = 1e-6  # per nanosecond
 
 
+def _nanoseconds() -> GrowingColumn:
+    return GrowingColumn(np.int64)
+
+
+@dataclass(slots=True)
+class Measurements:
+    """The sums and values that a summary is made of."""
+
+    replicas: dict[int, ReplicaMetrics] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))  # requests by their end
+    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0))
+    itl: LogHistogram = field(default_factory=LogHistogram)
+    ttft_ns: GrowingColumn = field(default_factory=_nanoseconds)  # of completed requests, as the next two
+    e2el_ns: GrowingColumn = field(default_factory=_nanoseconds)
+    num_output: GrowingColumn = field(default_factory=_nanoseconds)
+    drafts_histogram: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    rounds_at_steps: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    gauge_integrals: np.ndarray = field(default_factory=lambda: np.zeros(len(GAUGES)))
+    gauge_maxima: np.ndarray = field(default_factory=lambda: np.zeros(len(GAUGES), dtype=np.int64))
+    first_ns: int | None = None
+    last_ns: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """KV slots of all replicas."""
+        return sum(state.capacity for state in self.replicas.values())
+
+
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """What a good request keeps to; None: no demand."""
+    """Limits that a good request keeps to; None: no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2el_ms: float | None = None
 
     @property
-    def demands_anything(self) -> bool:
+    def has_limits(self) -> bool:
         return any(limit is not None for limit in (self.ttft_ms, self.tpot_ms, self.e2el_ms))
 
 
-def summarize(metrics: RunMetrics, duration_ns: int | None, slo: SLO | None, incomplete: bool) -> dict[str, Any]:
-    """The flat summary of `metrics`, whose notes are worked off."""
+def summarize(measured: Measurements, duration_ns: int | None, slo: SLO | None, incomplete: bool) -> dict[str, Any]:
+    """Return the flat summary of a run."""
     if duration_ns is None:
-        duration_ns = metrics.last_ns - (metrics.first_ns or 0)
+        duration_ns = measured.last_ns - (measured.first_ns or 0)
     seconds = duration_ns / 1e9
-    counts, totals = metrics.counts, metrics.totals
+    counts, totals = measured.counts, measured.totals
     completed = counts["stop"] + counts["length"]
-    unfinished = sum(len(state.slots) for state in metrics.replicas.values())
+    unfinished = sum(len(state.slots) for state in measured.replicas.values())
     total_tokens = totals["input_tokens"] + totals["output_tokens"]
     summary: dict[str, Any] = {
         "incomplete": bool(incomplete or unfinished),
@@ -53,7 +101,7 @@ def summarize(metrics: RunMetrics, duration_ns: int | None, slo: SLO | None, inc
         "completed": completed,
         "failed": counts["error"],
         "refused": counts["refused"],
-        "aborted": counts["abort"] + sum(len(state.leaving) for state in metrics.replicas.values()),
+        "aborted": counts["abort"] + sum(len(state.leaving) for state in measured.replicas.values()),
         "unfinished": unfinished,
         "truncated": totals["truncated"],
         "retractions": totals["retractions"],
@@ -65,10 +113,10 @@ def summarize(metrics: RunMetrics, duration_ns: int | None, slo: SLO | None, inc
         "output_throughput": ratio(totals["output_tokens"], seconds),
         "total_token_throughput": ratio(total_tokens, seconds),
     }
-    summary.update(_goodput(metrics, seconds, slo))
-    summary.update(_latencies(metrics))
-    summary.update(_speculation(metrics))
-    summary.update(_resources(metrics, duration_ns))
+    summary.update(_goodput(measured, seconds, slo))
+    summary.update(_latencies(measured))
+    summary.update(_speculation(measured))
+    summary.update(_resources(measured, duration_ns))
     return summary
 
 
@@ -76,35 +124,35 @@ def ratio(amount: float, of: float) -> float | None:
     return float(amount) / of if of else None
 
 
-def _tpot_ns(metrics: RunMetrics) -> np.ndarray:
+def _tpot_ns(measured: Measurements) -> np.ndarray:
     """Per completed request, float64; 0 where there is but one token."""
-    decoding = metrics.e2el_ns.values - metrics.ttft_ns.values
-    return decoding / np.maximum(metrics.num_output.values - 1, 1)
+    decoding = measured.e2el_ns.values - measured.ttft_ns.values
+    return decoding / np.maximum(measured.num_output.values - 1, 1)
 
 
-def _goodput(metrics: RunMetrics, seconds: float, slo: SLO | None) -> dict[str, Any]:
-    """Completed requests per second that keep to every demand, and their share of all requests but those that clients gave up."""
-    if slo is None or not slo.demands_anything:
+def _goodput(measured: Measurements, seconds: float, slo: SLO | None) -> dict[str, Any]:
+    """Completed requests per second within every limit, and their share of all requests but those that clients gave up."""
+    if slo is None or not slo.has_limits:
         return {"request_goodput": None, "slo_attainment": None}
-    good = np.ones(len(metrics.ttft_ns.values), dtype=bool)
+    good = np.ones(len(measured.ttft_ns.values), dtype=bool)
     for values, limit in (
-        (metrics.ttft_ns.values, slo.ttft_ms),
-        (_tpot_ns(metrics), slo.tpot_ms),
-        (metrics.e2el_ns.values, slo.e2el_ms),
+        (measured.ttft_ns.values, slo.ttft_ms),
+        (_tpot_ns(measured), slo.tpot_ms),
+        (measured.e2el_ns.values, slo.e2el_ms),
     ):
         if limit is not None:
             good &= values <= limit / _MS
-    ended = len(good) + metrics.counts["error"] + metrics.counts["refused"]
+    ended = len(good) + measured.counts["error"] + measured.counts["refused"]
     return {"request_goodput": ratio(int(good.sum()), seconds), "slo_attainment": ratio(int(good.sum()), ended)}
 
 
-def _latencies(metrics: RunMetrics) -> dict[str, Any]:
-    several = metrics.num_output.values > 1
+def _latencies(measured: Measurements) -> dict[str, Any]:
+    several = measured.num_output.values > 1
     latencies: dict[str, Any] = {}
-    latencies.update(_of_values("ttft", metrics.ttft_ns.values))
-    latencies.update(_of_values("tpot", _tpot_ns(metrics)[several]))
-    latencies.update(_of_histogram("itl", metrics.itl))
-    latencies.update(_of_values("e2el", metrics.e2el_ns.values))
+    latencies.update(_of_values("ttft", measured.ttft_ns.values))
+    latencies.update(_of_values("tpot", _tpot_ns(measured)[several]))
+    latencies.update(_of_histogram("itl", measured.itl))
+    latencies.update(_of_values("e2el", measured.e2el_ns.values))
     return latencies
 
 
@@ -124,10 +172,10 @@ def _of_histogram(name: str, histogram: LogHistogram) -> dict[str, Any]:
     return _named(name, histogram.mean, histogram.std, [histogram.quantile(p / 100) for p in (50, *PERCENTILES)])
 
 
-def _speculation(metrics: RunMetrics) -> dict[str, Any]:
+def _speculation(measured: Measurements) -> dict[str, Any]:
     """`accept_length` = 1 + correct drafts / verified rows, over rows that still belonged to their request; `switches` are
     changes of the draft steps between consecutive decode rounds of a replica."""
-    totals = metrics.totals
+    totals = measured.totals
     correct, proposed = totals["correct_drafts"], totals["proposed_drafts"]
     per_row = ratio(correct, totals["verified_rows"])
     summary: dict[str, Any] = {
@@ -138,30 +186,30 @@ def _speculation(metrics: RunMetrics) -> dict[str, Any]:
         "proposed_drafts": proposed,
         "wasted_draft_tokens": proposed - correct,
         "wasted_draft_share": ratio(proposed - correct, proposed),
-        "correct_drafts_histogram": metrics.drafts_histogram.tolist(),
+        "correct_drafts_histogram": measured.drafts_histogram.tolist(),
         "decode_rounds": totals["decode_rounds"],
         "committed_steps": totals["committed_steps"],
         "switches": totals["switches"],
         "lost_steps": totals["lost_steps"],
         "restarts": totals["restarts"],
     }
-    for steps, rounds in enumerate(metrics.rounds_at_steps.tolist()):
+    for steps, rounds in enumerate(measured.rounds_at_steps.tolist()):
         if rounds:
             summary[f"rounds_at_steps_{steps}"] = ratio(rounds, totals["decode_rounds"])
     return summary
 
 
-def _resources(metrics: RunMetrics, duration_ns: int) -> dict[str, Any]:
-    replicas = [metrics.replicas[number] for number in sorted(metrics.replicas)]
-    running, waiting, held, system = (ratio(area, duration_ns) for area in metrics.gauge_integrals.tolist())
-    max_running, max_waiting, _, max_system = metrics.gauge_maxima.tolist()
-    capacity = sum(state.capacity for state in replicas)
+def _resources(measured: Measurements, duration_ns: int) -> dict[str, Any]:
+    replicas = [measured.replicas[number] for number in sorted(measured.replicas)]
+    running, waiting, held, system = (ratio(area, duration_ns) for area in measured.gauge_integrals.tolist())
+    max_running, max_waiting, _, max_system = measured.gauge_maxima.tolist()
+    capacity = measured.capacity
     peaks = [state.max_held / state.capacity for state in replicas if state.capacity]
     busy = [None if state.busy_ns is None else ratio(state.busy_ns, duration_ns) for state in replicas]
     known = [share for share in busy if share is not None]
     return {
-        "prefill_tokens": metrics.totals["prefill_tokens"],
-        "prefix_cache_hit_rate": ratio(metrics.totals["cached_tokens"], metrics.totals["looked_up_tokens"]),
+        "prefill_tokens": measured.totals["prefill_tokens"],
+        "prefix_cache_hit_rate": ratio(measured.totals["cached_tokens"], measured.totals["looked_up_tokens"]),
         "kv_capacity_slots": capacity or None,
         "kv_occupancy_mean": ratio(held, capacity) if held is not None else None,
         "kv_occupancy_max": max(peaks, default=None),

@@ -199,7 +199,7 @@ class KeepsTheFirstValues(CheckedSimulator):
 
     def summary(self, metrics, duration_ns, slo):
         summary = super().summary(metrics, duration_ns, slo)
-        kept_ms = metrics.e2el_ns.values[:2] * 1e-6
+        kept_ms = metrics.measured.e2el_ns.values[:2] * 1e-6
         if len(kept_ms):
             summary |= {f"p{p}_e2el_ms": float(np.percentile(kept_ms, p)) for p in (90, 95, 99)}
         return summary

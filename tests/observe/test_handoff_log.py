@@ -115,9 +115,9 @@ def test_metrics_and_traces_follow_a_handoff(tmp_path):
     trace.close()
     metrics.flush()
     ended = [event for event in moves if event.move is HandoffMove.END and not event.detail]
-    assert metrics.counts["transferred"] == len(ended) > 0
+    assert metrics.measured.counts["transferred"] == len(ended) > 0
     # A request is one, whoever has it: a transfer is no end.
-    assert sum(metrics.counts.values()) - len(ended) == metrics.totals["submitted"] == 8
-    assert metrics.counts["abort"] >= 1 and metrics.summary()["unfinished"] == 0
-    assert metrics._running == metrics._waiting == 0
+    assert sum(metrics.measured.counts.values()) - len(ended) == metrics.measured.totals["submitted"] == 8
+    assert metrics.measured.counts["abort"] >= 1 and metrics.summary()["unfinished"] == 0
+    assert metrics.lives.running == metrics.lives.waiting == 0
     assert any(isinstance(event.first_token, int) for event in moves), Manifest

@@ -192,10 +192,10 @@ def test_writes_a_row_per_request_and_per_round(tmp_path, monkeypatch):
 def test_goodput_asks_every_demand():
     metrics = RunMetrics()
     # ttft 10, 20, 30 ms; e2el 10, 120, 230 ms; 1, 11, 11 tokens: tpot 0, 10, 20 ms
-    metrics.ttft_ns.extend(np.array([10, 20, 30]) * 10**6)
-    metrics.e2el_ns.extend(np.array([10, 120, 230]) * 10**6)
-    metrics.num_output.extend(np.array([1, 11, 11]))
-    metrics.counts.update(length=3, error=1, abort=5)
+    metrics.measured.ttft_ns.extend(np.array([10, 20, 30]) * 10**6)
+    metrics.measured.e2el_ns.extend(np.array([10, 120, 230]) * 10**6)
+    metrics.measured.num_output.extend(np.array([1, 11, 11]))
+    metrics.measured.counts.update(length=3, error=1, abort=5)
 
     def goodput(**limits):
         summary = metrics.summary(2 * 10**9, SLO(**limits))
@@ -248,7 +248,7 @@ def test_an_aborted_request_is_over_at_once_and_closed_with_the_next_commit(tmp_
     assert (summary["aborted"], summary["unfinished"]) == (1, 1)
     engine.commit(executor.collect(1), executor.clock_ns)
     metrics.flush()
-    assert metrics.counts["abort"] == 1 == metrics.summary()["aborted"]
+    assert metrics.measured.counts["abort"] == 1 == metrics.summary()["aborted"]
     engine.abort("b", executor.clock_ns)
     metrics.close()
     assert metrics.summary()["aborted"] == 2 and not metrics.summary()["incomplete"]
@@ -298,7 +298,7 @@ def test_memory_follows_the_open_requests_and_not_the_run():
             engine.commit(executor.collect(), executor.clock_ns)
         metrics.flush()
     assert metrics.summary()["completed"] == 1200
-    assert metrics.open.capacity == 256
+    assert metrics.lives.open.capacity == 256
     assert len(metrics._samples) == 5 and not metrics._steps
 
 

@@ -92,9 +92,9 @@ def serve_disaggregated_swarm(seed: int) -> FaultReport:
     metrics = RunMetrics()
     sinks = lambda replica: [metrics.sink(replica)]  # noqa: E731
     report = _kept(seed, disaggregated_service(seed), swarm_plan(seed, transfers=True), sinks=sinks)
-    counts, summary = metrics.counts, metrics.summary()
+    counts, summary = metrics.measured.counts, metrics.summary()
     ended = sum(counts.values()) - counts["transferred"]
-    books = (summary["submitted"], summary["unfinished"], metrics._running)
+    books = (summary["submitted"], summary["unfinished"], metrics.lives.running)
     assert books == (ended, 0, 0), f"seed {seed}: {books}, {counts}"
     return report
 
