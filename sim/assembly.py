@@ -31,6 +31,7 @@ from .cost.round import RoundCost
 from .disaggregation.pools import Pools, pools_of, timing_of
 from .scenario import Scenario
 from .scenario_check import SCENARIO, check_context, check_names, is_config_file
+from .workload.recorded_runs import load_recorded_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +209,7 @@ def _acceptance(scenario: Scenario, algorithm: SpecAlgorithm) -> AcceptanceProce
     if table.mean_length is not None:
         return FixedMeanAcceptance(table.mean_length, seed)
     if table.recorded is not None:
-        try:
-            with open(table.recorded, encoding="utf-8") as lines:
-                return TraceAcceptance.from_lines(lines, table.recorded, seed=seed)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(table.recorded, [Problem("", f"cannot be read: {error}")]) from None
+        return TraceAcceptance.of_runs(load_recorded_runs(table.recorded), seed=seed)
     base = acceptance_preset(_preset_name(scenario, algorithm), seed)
     regimes = table.regimes
     return GaussianAcceptance(

@@ -27,7 +27,6 @@ The fresh part is read from a table of 4,096 normal quantiles: probabilities are
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import NormalDist
@@ -318,24 +317,6 @@ class FixedMeanAcceptance(AcceptanceProcess):
         coins = uniform(self.seed, Purpose.ACCEPTANCE, keys, np.atleast_1d(np.asarray(positions, np.int64)))
         whole = int(self.mean_accept_length - 1.0)
         return (coins < self.mean_accept_length - 1.0 - whole).astype(np.int32) + np.int32(whole)
-
-
-def ngram_acceptance(
-    availability: float,
-    continuation: Sequence[float],
-    seed: int = 0,
-    request_share: float = 0.1,
-    field_share: float = 0.8,
-    correlation_len: int = 16,
-) -> GaussianAcceptance:
-    """Look-up drafting: the first draft needs a match *and* a right continuation, later ones are copied text.
-
-    availability: share of positions at which the look-up finds a match whose first token is right; continuation:
-    conditional acceptance of the drafts after it. Matches come in stretches (a quoted passage), so most of the
-    variance is the smooth field; one level of quality then means both, a match at hand and a long copy.
-    """
-    conditional = (availability, *continuation)
-    return GaussianAcceptance(conditional, seed, request_share, field_share, correlation_len)
 
 
 def _fresh(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ VARIABLE = "FORETOKEN_LINK_FAULTS"
 
 
 @dataclass(frozen=True, slots=True)
-class FaultPlan:
+class ParcelFaults:
     """What happens to the parcels that one worker sends. The default: nothing."""
 
     duplicate: tuple[int, ...] = ()  # sent twice
@@ -37,7 +37,7 @@ class FaultPlan:
     die_before: int = 0  # the worker is killed in front of this parcel
 
     @classmethod
-    def from_json(cls, value: Any, source: str) -> FaultPlan:
+    def from_json(cls, value: Any, source: str) -> ParcelFaults:
         known = tuple(f.name for f in fields(cls))
         if not isinstance(value, Mapping):
             raise ConfigError(source, [Problem("", f"is {value!r}; expected an object")])
@@ -69,7 +69,7 @@ def plans_from_environment() -> dict[str, dict[str, Any]]:
     if not isinstance(plans, dict):
         raise ConfigError(VARIABLE, [Problem("", f"is {plans!r}; expected an object of workers")])
     for name, plan in plans.items():
-        FaultPlan.from_json(plan, f"{VARIABLE}: {name}")
+        ParcelFaults.from_json(plan, f"{VARIABLE}: {name}")
     return plans
 
 
@@ -78,9 +78,9 @@ class LinkFaults:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.begin(FaultPlan())
+        self.begin(ParcelFaults())
 
-    def begin(self, plan: FaultPlan) -> None:
+    def begin(self, plan: ParcelFaults) -> None:
         """A session begins: numbers count anew."""
         with self._lock:
             self._plan = plan

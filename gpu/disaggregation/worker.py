@@ -21,7 +21,7 @@ from ...core.errors import ForetokenError
 from ...core.handoff.wire import request_from_json
 from .control import ControlSocket
 from .link import LinkNews, PeerLink, connect, links
-from .link_faults import FaultPlan, LinkFaults
+from .link_faults import LinkFaults, ParcelFaults
 from .serving import News, Serving
 from .worker_session import SessionOrder, open_serving
 
@@ -107,7 +107,7 @@ class Worker:
         try:
             self._session = order["session"]
             wanted = SessionOrder.from_json(order)
-            self._faults.begin(FaultPlan.from_json(wanted.faults, "the plan of link faults"))
+            self._faults.begin(ParcelFaults.from_json(wanted.faults, "the plan of link faults"))
             news = News(self._control.send_soon, wanted.session)
             self._serving, self._log, measured = open_serving(wanted, self._links, news)
         except ForetokenError as error:

@@ -1,8 +1,8 @@
 """A prefill and a decode worker over reference executors, joined by a link in memory: every cell of KV is its own canary.
 
-    ReferenceWorker ──► Link ──► ReferenceWorker     messages may be lost, late, doubled, reordered, cut short or changed by the test
+    ReferenceWorker ──► Wire ──► ReferenceWorker     messages may be lost, late, doubled, reordered, cut short or changed by the test
          ▲              │
-         └──── Link ◄───┘
+         └──── Wire ◄───┘
 
 A page travels as the bytes of its shadow cells (position, token, prefix hash) of both pools. The receiver writes them under its own name;
 a page of another prompt, an old one, or one that is missing is found when the first step of the request reads the whole prefix.
@@ -72,7 +72,7 @@ def write_page(pool: ShadowPool | None, slots: np.ndarray, stay: int, content: b
 
 
 @dataclass(slots=True)
-class Link:
+class Wire:
     """Messages on their way in one direction; a test may look at them, reorder, drop or change them."""
 
     messages: list[Message] = field(default_factory=list)
@@ -93,7 +93,7 @@ class ReferenceWorker:
         name: str,
         engine: Engine,
         executor: ReferenceExecutor,
-        out: Link,
+        out: Wire,
         *,
         peer: str = "",
         incarnation: int = 1,
@@ -203,7 +203,7 @@ class HandoffPair:
         meddle: Meddler | None = None,
         tick_ns: int = 1_000_000,
     ) -> None:
-        self.to_decode, self.to_prefill = Link(), Link()
+        self.to_decode, self.to_prefill = Wire(), Wire()
         self.prefill = ReferenceWorker("prefill", *prefill, self.to_decode, peer="decode", timing=timing)
         self.decode = ReferenceWorker("decode", *decode, self.to_prefill, timing=timing)
         self.meddle = meddle
@@ -254,7 +254,7 @@ class HandoffPair:
     def _living(self) -> list[ReferenceWorker]:
         return [w for w, alive in ((self.prefill, self.prefill_alive), (self.decode, self.decode_alive)) if alive]
 
-    def _deliver(self, link: Link, sender: str, receiver: ReferenceWorker, alive: bool) -> bool:
+    def _deliver(self, link: Wire, sender: str, receiver: ReferenceWorker, alive: bool) -> bool:
         messages = link.take()
         if self.meddle is not None:
             messages = self.meddle(messages)

@@ -81,8 +81,6 @@ VLLM_H100_LLAMA_8B = Calibration(
     draft_pass=LinearForward(2_135_000.0 / _DRAFT_PASSES, 840.0 / _DRAFT_PASSES, 2.4 / _DRAFT_PASSES),
 )
 
-CALIBRATIONS: dict[str, Calibration] = {VLLM_H100_LLAMA_8B.name: VLLM_H100_LLAMA_8B}
-
 _TEXTS = ("name", "source", "gpu", "model", "draft_algorithm")
 _LINES = ("target", "draft_pass", "sampling")
 MAX_PROFILE_BYTES = 4 << 20

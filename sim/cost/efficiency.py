@@ -71,10 +71,6 @@ class Efficiency:
         assert self.tiles, "no tiles"
         assert self.query_tiles == tuple(sorted(self.query_tiles)), "query tiles must be in increasing order"
 
-    def bandwidth_fraction(self, gpu: GPU, size_bytes: float) -> float:
-        """The fraction of peak bandwidth that a kernel moving `size_bytes` reaches, roll-off included."""
-        return size_bytes / gpu.memory_bandwidth_bytes_per_s * 1e9 / self.stream_ns(gpu, size_bytes)
-
     def stream_ns(self, gpu: GPU, size_bytes: float) -> float:
         """Time of a kernel that only moves `size_bytes`."""
         return self.ramp_ns + size_bytes * 1e9 / (gpu.memory_bandwidth_bytes_per_s * self.bandwidth)

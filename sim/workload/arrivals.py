@@ -78,17 +78,6 @@ class RateCurve:
         rates = mean_rate * (1 + amplitude * np.cos(2 * np.pi * (phase - peak_hour / 24)))
         return cls(tuple((phase * period_s).tolist()), tuple(np.maximum(rates, 0.0).tolist()), period_s)
 
-    def expected_arrivals(self, time_s: float) -> float:
-        """Λ(time_s): the mean number of arrivals before this time."""
-        cycles, total = 0.0, self._cumulative[-1]
-        if self.period_s is not None:
-            cycles, time_s = divmod(time_s, self.period_s)
-        times, rates = np.array(self.times_s), np.array(self.rates)
-        i = int(np.searchsorted(times, time_s, side="right")) - 1
-        elapsed = time_s - times[i]
-        slope = (rates[i + 1] - rates[i]) / (times[i + 1] - times[i]) if i + 1 < len(times) else 0.0
-        return float(cycles * total + self._cumulative[i] + elapsed * (rates[i] + slope * elapsed / 2))
-
     def times_of(self, units: np.ndarray) -> np.ndarray:
         """Λ⁻¹, in seconds: float64 like `units`, infinite where the curve ends at rate 0 before that many
         arrivals."""

@@ -60,9 +60,3 @@ class SharedPrefixes:
 def segment_id(seed: int, number: np.ndarray, lane: int, part: np.ndarray | int = 0) -> np.ndarray:
     """The hash id of a piece of text: uint64 [n], below 2**63. Lanes keep kinds of pieces apart."""
     return hash64(seed, Purpose.PREFIX, number, part, lane) >> np.uint64(1)
-
-
-def unique_prompts(seed: int, index: np.ndarray, prompt_lens: np.ndarray) -> list[Prompt]:
-    """Prompts that share nothing, but whose content is known, so that a prefix cache keeps them."""
-    own = segment_id(seed, index, _UNIQUE_LANE)
-    return [Prompt.of_segments(((i, n),)) for i, n in zip(own.tolist(), prompt_lens.tolist(), strict=True)]

@@ -59,22 +59,11 @@ class TraceError(ForetokenError):
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a whole trace holds: rows and tokens of the requests that can be replayed, and how many cannot."""
+    """What a whole trace holds."""
 
     format: str
     num_rows: int
-    num_failed: int
-    num_empty_prompts: int
-    span_ns: int
-    prompt_tokens: int
-    output_tokens: int
-    max_prompt_len: int
-    max_output_len: int
-
-    @property
-    def num_requests(self) -> int:
-        """Rows that become requests."""
-        return self.num_rows - self.num_failed - self.num_empty_prompts
+    num_requests: int  # rows that become requests: with a prompt and an output
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,30 +135,11 @@ class TraceSource:
     def scan(self) -> TraceSummary:
         """Read and check the whole file; windows, limit and scale do not apply."""
         name = _resolve_format(str(self.path), self.format)
-        counts = np.zeros(5, np.int64)
-        span_ns = max_prompt = max_output = 0
+        num_rows = num_requests = 0
         for chunk in _chunks(str(self.path), name):
-            prompts, outputs = chunk.prompt_lens, chunk.output_lens
-            kept = (prompts > 0) & (outputs > 0)
-            failed = int((outputs == 0).sum())
-            counts += (
-                len(prompts), failed, int(((prompts == 0) & (outputs > 0)).sum()),
-                int(prompts[kept].sum()), int(outputs[kept].sum()),
-            )  # fmt: skip
-            span_ns = int(chunk.times_ns[-1])
-            max_prompt = max(max_prompt, int(prompts[kept].max(initial=0)))
-            max_output = max(max_output, int(outputs[kept].max(initial=0)))
-        rows, failed, empty, prompt_tokens, output_tokens = counts.tolist()
-        return TraceSummary(name, rows, failed, empty, span_ns, prompt_tokens, output_tokens, max_prompt, max_output)
-
-    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """Prompt and output lengths of all requests of the trace, int32 [num_requests] each: 8 bytes per request."""
-        prompts, outputs = [], []
-        for chunk in _chunks(str(self.path), self.format):
-            kept = (chunk.prompt_lens > 0) & (chunk.output_lens > 0)
-            prompts.append(chunk.prompt_lens[kept].astype(np.int32))
-            outputs.append(chunk.output_lens[kept].astype(np.int32))
-        return np.concatenate(prompts), np.concatenate(outputs)
+            num_rows += len(chunk.prompt_lens)
+            num_requests += int(((chunk.prompt_lens > 0) & (chunk.output_lens > 0)).sum())
+        return TraceSummary(name, num_rows, num_requests)
 
     def _arrivals(self, chunk: _Chunk, first_row: int, start_ns: int, stop_ns: int | None) -> Iterator[Arrival]:
         kept = (chunk.prompt_lens > 0) & (chunk.output_lens > 0) & (chunk.times_ns >= start_ns)

@@ -69,10 +69,6 @@ class SyntheticWorkload:
         if problems:
             raise ConfigError("<workload>", problems)
 
-    @property
-    def is_closed_loop(self) -> bool:
-        return self.arrivals is None
-
     def __iter__(self) -> Iterator[Arrival]:
         first = 0
         for times, count in self._time_chunks():

@@ -8,7 +8,6 @@ from foretoken.core.acceptance.presets import PRESETS, acceptance_preset
 from foretoken.core.acceptance.process import (
     FixedMeanAcceptance,
     GaussianAcceptance,
-    ngram_acceptance,
     walk,
     walk_to_end,
 )
@@ -246,12 +245,6 @@ class TestTree:
             CHAT.for_tree(4, 3, 38)
         with pytest.raises(ConfigError, match="rank_ratio"):
             CHAT.for_tree(4, 3, 21, 1.5)
-
-
-def test_ngram_matches_come_in_stretches():
-    process = ngram_acceptance(0.5, (0.95, 0.95), seed=1)
-    assert process.survival[:3] == pytest.approx((0.5, 0.475, 0.45125))
-    assert rounds_at(process, 5, 256).lag_correlation[0] > 0.6
 
 
 class TestFit:

@@ -2,28 +2,27 @@
 
 import numpy as np
 import pytest
-from foretoken.core.acceptance.recorded import AcceptanceTraceError, TraceAcceptance
-from foretoken.core.draws import request_key
+from foretoken.core.acceptance.recorded import TraceAcceptance
 from foretoken.core.errors import ConfigError
+from foretoken.sim.workload.recorded_runs import AcceptanceTraceError, parse_recorded_runs
 
 RECORDED = {"a": [3, 2, 1, 0, 2], "b": [0, 0, 7], "c": [1]}
 
 
-def key(*requests):
-    return np.array([request_key(request) for request in requests], np.uint64)
+KEYS = np.arange(2, dtype=np.uint64)  # with one recording every request replays it
 
 
 def test_a_recording_is_replayed_for_any_step_count():
-    process = TraceAcceptance.of_runs(RECORDED, assign="same")
-    assert process.max_depth == 7
-    assert process.longest_run(key("a"), np.arange(5)).tolist() == RECORDED["a"]
-    assert process.accept_lens(key("a", "b"), np.array([0, 2]), 7, 1).tolist() == [[4, 8]]
-    assert process.accept_lens(key("a", "b"), np.array([0, 2]), 2, 2).tolist() == [[3, 3], [1, 3]]
+    process = TraceAcceptance.of_runs({"a": RECORDED["a"]})
+    assert process.max_depth == 3
+    assert process.longest_run(KEYS[:1], np.arange(5)).tolist() == RECORDED["a"]
+    assert process.accept_lens(KEYS, np.array([0, 2]), 7, 1).tolist() == [[4, 2]]
+    assert process.accept_lens(KEYS, np.array([0, 1]), 2, 2).tolist() == [[3, 3], [1, 3]]
 
 
 def test_a_longer_request_begins_its_recording_again():
-    process = TraceAcceptance.of_runs(RECORDED, assign="same")
-    assert process.longest_run(key("b"), np.arange(7)).tolist() == [0, 0, 7, 0, 0, 7, 0]
+    process = TraceAcceptance.of_runs({"b": RECORDED["b"]})
+    assert process.longest_run(KEYS[:1], np.arange(7)).tolist() == [0, 0, 7, 0, 0, 7, 0]
 
 
 def test_sampled_requests_replay_whole_recordings():
@@ -36,20 +35,12 @@ def test_sampled_requests_replay_whole_recordings():
     np.testing.assert_array_equal(runs, process.run_windows(np.arange(300, dtype=np.uint64), np.zeros(300, int), 5))
 
 
-def test_an_unrecorded_key_is_an_error_when_the_same_is_asked_for():
-    with pytest.raises(ConfigError, match="was not recorded"):
-        TraceAcceptance.of_runs(RECORDED, assign="same").longest_run(key("z"), np.array([0]))
-
-
 def test_both_written_forms_are_one_recording():
     jsonl = ['{"request": "a", "runs": [3, 2, 1, 0, 2]}\n', "\n", '{"request": "b", "runs": [0, 0, 7]}\n']
     rows = [f"{request},{i},{run}\n" for request in "ab" for i, run in enumerate(RECORDED[request])]
-    one = TraceAcceptance.from_lines(jsonl, "runs.jsonl", "same")
-    two = TraceAcceptance.from_lines(["request,position,longest_run\n", *rows], "runs.csv", "same")
-    for request in "ab":
-        expected = RECORDED[request]
-        for process in (one, two):
-            assert process.longest_run(key(request), np.arange(len(expected))).tolist() == expected
+    one = parse_recorded_runs(jsonl, "runs.jsonl")
+    two = parse_recorded_runs(["request,position,longest_run\n", *rows], "runs.csv")
+    assert one == two == {request: RECORDED[request] for request in "ab"}
 
 
 @pytest.mark.parametrize(
@@ -72,14 +63,12 @@ def test_both_written_forms_are_one_recording():
 )
 def test_bad_recordings_are_refused_with_source_and_line(lines, words):
     with pytest.raises(AcceptanceTraceError) as caught:
-        TraceAcceptance.from_lines(lines, "runs")
+        parse_recorded_runs(lines, "runs")
     assert str(caught.value).startswith("runs")
     assert words in str(caught.value)
 
 
 def test_bad_arguments():
-    with pytest.raises(ConfigError, match="assign"):
-        TraceAcceptance.of_runs(RECORDED, assign="random")
     with pytest.raises(ConfigError, match="at least one"):
         TraceAcceptance.of_runs({})
     with pytest.raises(ConfigError, match="at least one"):

@@ -23,7 +23,7 @@ from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.disaggregation.control import MAX_FRAME_BYTES, ControlError, ControlSocket
 from foretoken.gpu.disaggregation.link import Parcel, _framed, _messages_in
-from foretoken.gpu.disaggregation.link_faults import VARIABLE, FaultPlan, LinkFaults, plans_from_environment
+from foretoken.gpu.disaggregation.link_faults import VARIABLE, LinkFaults, ParcelFaults, plans_from_environment
 from foretoken.gpu.disaggregation.page_tensors import PageTensors
 from foretoken.gpu.disaggregation.planning import plan_disaggregated
 from foretoken.gpu.disaggregation.topology import Disaggregation, backend_for
@@ -199,7 +199,9 @@ def test_messages_before_a_damaged_one_are_heard():
 
 
 def test_faults_happen_to_the_parcels_that_they_name():
-    plan = FaultPlan.from_json({"duplicate": [2], "drop": [3], "truncate_messages": [4], "truncate_pages": [2]}, "plan")
+    plan = ParcelFaults.from_json(
+        {"duplicate": [2], "drop": [3], "truncate_messages": [4], "truncate_pages": [2]}, "plan"
+    )
     faults = LinkFaults()
     pages = torch.arange(10, dtype=torch.uint8)
     parcels = [Parcel(1, (), pages if number in (1, 5) else None) for number in range(1, 7)]

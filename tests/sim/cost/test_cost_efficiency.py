@@ -16,7 +16,8 @@ def gemm(efficiency, rows, inner=4096, columns=28672):
 
 def test_small_transfers_reach_a_smaller_fraction():
     sizes = (1e4, 1e6, 1e8, 1e10)
-    fractions = [DEFAULT_EFFICIENCY.bandwidth_fraction(H100, size) for size in sizes]
+    floors_ns = [size / H100.memory_bandwidth_bytes_per_s * 1e9 for size in sizes]
+    fractions = [floor / DEFAULT_EFFICIENCY.stream_ns(H100, size) for floor, size in zip(floors_ns, sizes, strict=True)]
     assert fractions == sorted(fractions)
     assert fractions[0] < 0.01
     assert fractions[-1] == pytest.approx(DEFAULT_EFFICIENCY.bandwidth, rel=1e-3)

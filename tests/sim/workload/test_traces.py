@@ -132,12 +132,7 @@ class TestBurst:
         source = TraceSource(write(BURST_HEADER + rows))
         summary = source.scan()
         assert (summary.format, summary.num_rows, summary.num_requests) == ("burstgpt", 4, 2)
-        assert (summary.num_failed, summary.num_empty_prompts) == (1, 1)
-        assert (summary.prompt_tokens, summary.output_tokens, summary.span_ns) == (30, 11, 3_000_000_000)
-        assert (summary.max_prompt_len, summary.max_output_len) == (20, 6)
         assert [(arrival.row, arrival.time_ns) for arrival in source] == [(0, 0), (3, 3_000_000_000)]
-        prompts, outputs = source.lengths()
-        assert (prompts.tolist(), outputs.tolist()) == ([10, 20], [5, 6])
 
     @pytest.mark.parametrize("time_s", ["-1", "nan", "1e3", "", "1.-5", "99999999999"])
     def test_bad_seconds(self, write, time_s):
@@ -244,11 +239,10 @@ class TestRealFiles:
         arrivals = list(TraceSource(AZURE))
         assert len(arrivals) == 19366
         assert arrivals[1].time_ns == 4_314_579_000
-        assert sum(arrival.output_len for arrival in arrivals) == TraceSource(AZURE).scan().output_tokens == 4_088_665
+        assert sum(arrival.output_len for arrival in arrivals) == 4_088_665
 
     def test_mooncake_hour(self):
         summary = TraceSource(MOONCAKE).scan()
-        assert (summary.format, summary.num_rows, summary.num_failed) == ("mooncake", 12031, 0)
-        assert summary.span_ns == 3_536_999_000_000
+        assert (summary.format, summary.num_rows) == ("mooncake", 12031)
         first = next(iter(TraceSource(MOONCAKE)))
         assert first.prompt.materialize().shape == (6758,)

@@ -9,7 +9,7 @@ from foretoken.core.draws import Purpose
 from foretoken.core.errors import ConfigError
 from foretoken.sim.workload.arrivals import ArrivalProcess
 from foretoken.sim.workload.lengths import EmpiricalLength, FixedLength, LognormalLength, UniformLength
-from foretoken.sim.workload.prefixes import SharedPrefixes, unique_prompts
+from foretoken.sim.workload.prefixes import SharedPrefixes
 from foretoken.sim.workload.workload import SyntheticWorkload
 
 INDEX = np.arange(50_000, dtype=np.uint64)
@@ -106,10 +106,6 @@ class TestPrefixes:
         assert two[1] != sixty[1]
         assert one[0] != sixty[0]
 
-    def test_unique_prompts_are_known_and_share_nothing(self):
-        one, two = (prompt.materialize() for prompt in unique_prompts(1, INDEX[:2], np.array([30, 30])))
-        assert not (one == two).any()
-
     def test_bad_prefixes(self):
         with pytest.raises(ConfigError) as caught:
             SharedPrefixes(0, FixedLength(1), popularity=-1.0)
@@ -153,7 +149,6 @@ class TestWorkload:
     def test_a_closed_loop_has_no_times(self):
         workload = SyntheticWorkload(FixedLength(9), FixedLength(4), concurrency=8, num_requests=20)
         arrivals = list(workload)
-        assert workload.is_closed_loop
         assert len(arrivals) == 20
         assert {arrival.time_ns for arrival in arrivals} == {None}
         endless = SyntheticWorkload(FixedLength(9), FixedLength(4), concurrency=8)
