@@ -73,6 +73,7 @@ def test_the_wheel_has_its_licence(wheel):
     assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("wheel")
 def test_properties_need_numpy_and_hypothesis_alone(wheel, environment, tmp_path):
     install(environment, f"{wheel}[properties]")
@@ -91,6 +92,7 @@ def test_properties_need_numpy_and_hypothesis_alone(wheel, environment, tmp_path
     assert done.stderr == "foretoken: typer is not installed: pip install 'foretoken[sim]'\n"
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("wheel")
 def test_simulate_with_the_extra_sim(wheel, environment, tmp_path):
     install(environment, f"{wheel}[sim]")

@@ -114,7 +114,7 @@ def test_the_output_is_that_of_one_process_and_every_worker_keeps_a_log(command,
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks at processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_whoever_ends_it_nothing_is_left(process, models, number):
     """Ctrl-C lets the requests end in order; a killed parent cannot say anything, and its workers go all the same."""
     running = process(
@@ -198,6 +198,7 @@ def test_help_teaches_how_to_disaggregate(command):
     assert "--disaggregate" in text and "prefill=N,decode=M" in text and "--disaggregate prefill=1,decode=1" in text
 
 
+@pytest.mark.slow
 def test_a_plugin_with_a_field_of_its_own_is_disaggregated(process, models, tmp_path):
     """The example package, found by its entry point in the parent and in both workers."""
     info = tmp_path / "foretoken_suffix-1.0.dist-info"

@@ -127,7 +127,9 @@ def test_replay_refuses_what_is_no_log(command, tmp_path, run):
 # -- interruption ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_run_leaves_what_it_had(number, code, process, command, tmp_path):
     run = tmp_path / "run"
     running = process("simulate", "--set", "workload.num_requests=1000000", "--out", run, "--no-perfetto")
