@@ -1,4 +1,4 @@
-"""Small changes to the core's source, one at a time: does a test notice? An occasional run, `make mutation`, with cosmic-ray.
+"""Change the core's source, one small thing at a time, and see whether a test notices: `make mutation`, with cosmic-ray.
 
     python tests/mutation.py [--cosmic-ray PATH] [module …]
 
@@ -20,18 +20,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "sim", "gpu", "properties", "observe", "cli")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "cli")
 TIMEOUT_S = 60.0
 
 TESTS: dict[str, tuple[str, ...]] = {
     "core/contract/hidden.py": ("tests/core/contract/test_hidden.py", "tests/core/tree/test_tree_outputs.py"),
     "core/contract/request.py": ("tests/core/contract/test_finish.py",),
     "core/tree/outputs.py": ("tests/core/tree/test_tree_outputs.py",),
-    "core/kv/moves.py": ("tests/core/kv/test_kv_moves.py",),
+    "core/kv/allocator.py": (
+        "tests/core/kv/test_kv_allocator.py",
+        "tests/properties/contracts/test_check_allocator.py::TestOurs",
+    ),
+    "core/kv/moves.py": ("tests/core/kv/test_kv_moves.py", "tests/properties/contracts/test_check_accept.py::TestOurs"),
+    "core/kv/radix.py": (
+        "tests/core/kv/test_radix_cache.py",
+        "tests/properties/contracts/test_check_prefix_cache.py::test_ours_hold",
+    ),
     "core/kv/sizing.py": ("tests/core/kv/test_kv_sizing.py",),
-    "core/contract/future_map.py": ("tests/core/contract/test_future_map.py",),
+    "core/contract/future_map.py": (
+        "tests/core/contract/test_future_map.py",
+        "tests/properties/contracts/test_check_relay.py::TestOurs",
+    ),
 }
-"""Module -> the tests that are to notice. They run once for every change, so they are the quick ones beside it."""
+"""Module -> the tests that must notice its changes. They run once for every change, so only quick ones are named."""
 
 # Annotations are never evaluated, so a `|` in one can be anything; the core's masks are few, and their tests are not these.
 WITHOUT = ("core/ReplaceBinaryOperator_BitOr_",)
@@ -39,7 +50,7 @@ WITHOUT = ("core/ReplaceBinaryOperator_BitOr_",)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change, and what became of it."""
+    """One change and its outcome."""
 
     module: str
     line: int
@@ -49,13 +60,12 @@ class Change:
 
 
 def copy_of_the_tree(target: Path) -> None:
-    """All packages and tests, and a folder `foretoken` by which the copy is imported instead of what is installed."""
+    """Copy all packages and tests; the copy's folder `foretoken` is imported instead of what is installed."""
     skip = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for folder in (*PACKAGES, "tests", "docs", "examples"):
+    for folder in (*PACKAGES, "foretoken", "tests", "docs", "examples"):
         shutil.copytree(ROOT / folder, target / folder, ignore=skip)
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile"):
         shutil.copy(ROOT / name, target / name)
-    (target / "foretoken").mkdir()
     for package in PACKAGES:
         (target / "foretoken" / package).symlink_to(target / package)
 

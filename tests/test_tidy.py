@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("tidy")  # one worker parses every file once
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "cli", "foretoken")
 ABOVE = {  # package -> the packages that it may import

@@ -8,7 +8,6 @@ from foretoken.core.adaptive.draft_shape import DraftShape, InfeasibleDraftShape
 from foretoken.core.adaptive.graph_plan import graph_plan
 from foretoken.core.adaptive.params import AdaptiveSpeculativeParams
 from foretoken.core.adaptive.routing import InvalidGraphSizes, RangeRouter
-from foretoken.core.adaptive.slot import InvalidObservation
 from foretoken.core.errors import ConfigError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,20 +63,6 @@ def test_feedback_reaches_the_slot_of_its_batch_size_only():
     params = AdaptiveSpeculativeParams(3, RANGES)
     params.on_verify_complete([3, 3], 4)
     assert [slot.ema_accept_len for slot in params.slots] == [2.2, 2.0, 0.0]
-
-
-def test_feedback_of_other_steps_is_counted_nowhere():
-    params = AdaptiveSpeculativeParams(3, RANGES)
-    before = params.snapshot()
-    params.on_verify_complete([1, 1], 4, executed_steps=1)
-    params.on_verify_complete([7], 4, executed_steps=7)
-    params.on_verify_complete([], 4)
-    assert params.snapshot() == before
-    with pytest.raises(InvalidObservation):
-        params.on_verify_complete([4], 4)
-    assert params.snapshot() == before
-    params.on_verify_complete([2], 4, executed_steps=3)
-    assert params.snapshot() != before
 
 
 def test_reload_keeps_the_state_of_unchanged_ranges():

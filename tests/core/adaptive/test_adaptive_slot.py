@@ -105,6 +105,13 @@ def test_start():
     assert make([3, 1, 3]).candidate_steps == (1, 3)
 
 
+@pytest.mark.parametrize(("ema", "steps"), [(0.5, 1), (0.5001, 3), (2.5, 3), (2.5001, 7)])
+def test_a_tie_drops_and_a_tie_does_not_rise(ema, steps):
+    slot = make([1, 3, 7], 3)
+    slot.update([ema])
+    assert slot.current_steps == steps
+
+
 def test_probe_from_zero_waits_twice_as_long_after_each_failure():
     slot = make([0, 2], 2)
     probes = []

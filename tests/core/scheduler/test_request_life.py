@@ -44,8 +44,9 @@ def test_every_state_leads_to_an_end_and_an_abort_is_an_end():
     while grown := {s for s in RequestState if s not in ends and ends & set(TRANSITIONS[s].values())}:
         ends |= grown
     assert ends == set(RequestState)
-    leaving = {TRANSITIONS[state].get(RequestEvent.ABORT) for state in set(RequestState) - set(TERMINAL_STATES)}
-    assert RequestState.ABORTED in leaving and leaving <= {RequestState.ABORTED, None}
+    for state in set(RequestState) - set(TERMINAL_STATES) - {RequestState.NEW}:
+        assert TRANSITIONS[state][RequestEvent.ABORT] is RequestState.ABORTED
+        assert TRANSITIONS[state][RequestEvent.FAIL] is RequestState.FAILED
 
 
 LIVE = [state for state in RequestState if state not in (*TERMINAL_STATES, RequestState.NEW)]

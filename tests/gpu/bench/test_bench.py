@@ -248,36 +248,6 @@ def test_turns_repeat_themselves_and_end_with_the_first_request(small):
 # -- the floor --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"])
-def test_bytes_of_a_round(small, algorithm, steps):
-    plan = plan_bench(replace(small, algorithm=algorithm, steps=str(steps), dtype="float32"))
-    target = random_target(plan.target, ops_for("cpu"), "cpu", torch.float32, 0)
-    draft = random_draft(plan.draft, target, 1)
-    hidden, mlp, vocab, kv = 32, 3 * 32 * 64, 200, 2 * 2 * 8
-    attention = hidden * (4 + 2 + 2) * 8 + 4 * 8 * hidden
-    of_target = 4 * (attention + mlp + 2 * hidden) + hidden + vocab * hidden  # the LM head, not the input embedding
-    per_pass = {
-        # One head of eight channels, a layer, tied embeddings.
-        "STANDALONE": (8 * 3 * 8 + 8 * 8) + 3 * 8 * 16 + 2 * 8 + 8 + vocab * 8,
-        # Fusion, a layer without its input norm, the target's LM head.
-        "EAGLE": 2 * hidden * hidden + attention + mlp + hidden + vocab * hidden,
-        # A layer over twice the width, its norms and the hidden state's and the last, its own LM head.
-        "EAGLE3": attention + hidden * 8 * 8 + mlp + 4 * hidden + vocab * hidden,
-    }
-    per_pass["MULTI_LAYER_EAGLE"] = per_pass["EAGLE"]
-    # One head per step, all of which run however few steps are taken.
-    passes = draft.num_heads if algorithm == "MULTI_LAYER_EAGLE" else steps
-    expected = of_target + passes * per_pass[algorithm] + (3 * hidden * hidden if algorithm == "EAGLE3" else 0)
-    found = round_bytes(target, draft, plan.algorithm.drafter, steps, 8)
-    draft_kv = 2 * 8 if algorithm == "STANDALONE" else kv
-    assert found.weights == 4 * expected
-    assert found.per_kv_token == 4 * (4 * kv + passes * draft_kv)
-    assert found.total(3, 100) == 3 * found.weights + 100 * found.per_kv_token
-    plain = round_bytes(target, None, Drafter.NONE, 0, 2)
-    assert (plain.weights, plain.per_kv_token) == (4 * of_target, 4 * 4 * kv)
-
-
 def test_of_a_mixture_the_experts_that_tokens_choose_count(tmp_path):
     path = tmp_path / "moe.json"
     path.write_text(json.dumps(MOE))

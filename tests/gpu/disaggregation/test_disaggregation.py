@@ -190,14 +190,6 @@ def test_a_prefix_that_the_decode_worker_has_is_not_sent_again(workers, nano_pai
         assert session.reports()["prefill0"]["prefilled"] < 2 * 33
 
 
-def test_more_requests_than_room(workers, nano_pair, plain, ask):
-    """The decode worker's pool holds two of them; retracted ones are computed again there."""
-    requests = [ask(f"m{i}", 20 + i, 30, start=i) for i in range(8)]
-    with open_session(workers, options_for(nano_pair, kv_tokens=110, max_running=4)) as session:
-        check_equal(session.run(requests), plain(requests))
-        check_drained(session)
-
-
 def test_a_request_is_given_up_wherever_it_is(workers, nano_pair, ask):
     """Interrupted at its first token: some requests wait, some are on their way, some decode."""
     requests = [ask(f"long{i}", 30, 60, start=i) for i in range(6)]
@@ -261,16 +253,6 @@ def test_a_message_that_is_cut_short_is_sent_again_after_a_lease(workers, nano_p
         reports = check_drained(session)
         assert reports["prefill0"]["transfers"]["retries"] == 1
         assert reports["decode0"]["malformed"] > 0
-
-
-def test_a_request_whose_messages_are_always_lost_fails_within_a_bound(workers, nano_pair, plain, ask):
-    options = options_for(nano_pair, chunk_size=64)
-    with open_session(
-        workers, options, timing=IMPATIENT, faults={"prefill0": {"drop": list(range(3, 100))}}
-    ) as session:
-        (output,) = session.run([ask("only", 20)]).values()
-        assert output.finish == "error" and "no answer in time" in output.message, output
-        check_drained(session)
 
 
 # -- deaths ---------------------------------------------------------------------------------------------------------------
