@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +37,9 @@ def audit(
     report = audit_log(path, candidates=candidates, allow_truncated=allow_truncated)
     typer.echo(report.text(limit))
     if json_file is not None:
-        _write(json_file, report.to_json())
+        from .files import write_json
+
+        write_json(json_file, report.to_json())
     if not report.ok:
         raise typer.Exit(EXIT_CONTRADICTORY)
 
@@ -61,13 +62,3 @@ def _candidates(header: Mapping[str, Any], source: str) -> tuple[int, ...] | Non
     except ForetokenError:
         return None
     return None
-
-
-def _write(path: Path, value: Any) -> None:
-    from ..core.errors import ConfigError, Problem
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(str(path), [Problem("", f"cannot be written: {error.strerror}")]) from error

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .generate_options import Device, Overlap, Threads
+from .generate_options import (
+    ENGINE,
+    MODEL,
+    OUTPUT,
+    SPECULATION,
+    Device,
+    Dtype,
+    Nodes,
+    Overlap,
+    PageSize,
+    Quiet,
+    Threads,
+    Topk,
+    option,
+)
 
 if TYPE_CHECKING:
     from ..gpu.bench.plan import BenchOptions, BenchPlan
     from ..gpu.bench.run import ArmResult, Machine
+    from .files import JsonRecord
+    from .progress import StatusLine
 
 EXIT_INTERRUPTED = 130
-MODEL, SPECULATION, CELLS, ENGINE, OUTPUT = "Model and draft", "Speculation", "Cells", "Engine and device", "Output"
-
-
-def _option(flags: str, panel: str, text: str, **settings: Any) -> typer.models.OptionInfo:
-    return typer.Option(*flags.split(), rich_help_panel=panel, help=text, **{"show_default": False, **settings})
-
+CELLS = "Cells"
 
 Model = Annotated[
     Path | None,
-    _option("--model", MODEL, "Hugging Face checkpoint: config.json, safetensors, tokenizer.json.", metavar="DIR"),
+    option("--model", MODEL, "Hugging Face checkpoint: config.json, safetensors, tokenizer.json.", metavar="DIR"),
 ]
 RandomWeights = Annotated[
     str | None,
-    _option(
+    option(
         "--random-weights",
         MODEL,
         "Time a shape without a checkpoint: llama-3.1-8b, qwen3-8b, … or a config.json. Acceptance is simulated.",
@@ -37,25 +48,16 @@ RandomWeights = Annotated[
 ]
 Draft = Annotated[
     str | None,
-    _option(
+    option(
         "--draft",
         MODEL,
         "Draft checkpoint. With --random-weights: the shape of a STANDALONE draft, a name or a config.json.",
         metavar="DIR|NAME",
     ),
 ]
-Dtype = Annotated[
-    str,
-    _option(
-        "--dtype",
-        MODEL,
-        "float64, float32, float16, bfloat16. auto: the checkpoint's, at least float32 on a CPU.",
-        show_default=True,
-    ),
-]
 Algorithm = Annotated[
     str,
-    _option(
+    option(
         "--algorithm",
         SPECULATION,
         "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: by the draft; EAGLE3 for random weights.",
@@ -65,22 +67,13 @@ Algorithm = Annotated[
 ]
 Steps = Annotated[
     str | None,
-    _option(
+    option(
         "--steps", SPECULATION, "Draft steps to compare, 1,3,5 if nothing is said. 0 is always run.", metavar="S,S,…"
-    ),
-]
-Topk = Annotated[
-    int, _option("--topk", SPECULATION, "Branches per draft step; more than 1 drafts trees.", show_default=True)
-]
-Nodes = Annotated[
-    int | None,
-    _option(
-        "--num-draft-tokens", SPECULATION, "Nodes of a verify tree, its root included; up to 16 if nothing is said."
     ),
 ]
 Acceptance = Annotated[
     str | None,
-    _option(
+    option(
         "--acceptance",
         SPECULATION,
         "Simulate acceptance: a mean length (3.0), chat, code, math, ngram-code, or probabilities by position (0.7,0.65).",
@@ -88,27 +81,25 @@ Acceptance = Annotated[
     ),
 ]
 BatchSizes = Annotated[
-    str, _option("--batch-sizes", CELLS, "Requests decoded together.", metavar="N,N,…", show_default=True)
+    str, option("--batch-sizes", CELLS, "Requests decoded together.", metavar="N,N,…", show_default=True)
 ]
 ContextLengths = Annotated[
-    str, _option("--context-lengths", CELLS, "Tokens of each prompt.", metavar="N,N,…", show_default=True)
+    str, option("--context-lengths", CELLS, "Tokens of each prompt.", metavar="N,N,…", show_default=True)
 ]
 OutputTokens = Annotated[
-    int, _option("--output-tokens", CELLS, "Tokens of an output; ends of text are ignored.", show_default=True)
+    int, option("--output-tokens", CELLS, "Tokens of an output; ends of text are ignored.", show_default=True)
 ]
-Repeat = Annotated[int, _option("--repeat", CELLS, "Turns of each cell; medians count.", show_default=True)]
+Repeat = Annotated[int, option("--repeat", CELLS, "Turns of each cell; medians count.", show_default=True)]
 Graphs = Annotated[
     bool | None,
-    _option("--graphs/--no-graphs", ENGINE, "Whole rounds as CUDA graphs; the default on a GPU."),
+    option("--graphs/--no-graphs", ENGINE, "Whole rounds as CUDA graphs; the default on a GPU."),
 ]
-PageSize = Annotated[int, _option("--page-size", ENGINE, "Tokens of a KV page.", show_default=True)]
 Seed = Annotated[
-    int, _option("--seed", ENGINE, "Seed of prompts, random weights and simulated acceptance.", show_default=True)
+    int, option("--seed", ENGINE, "Seed of prompts, random weights and simulated acceptance.", show_default=True)
 ]
 Json = Annotated[
-    Path | None, _option("--json", OUTPUT, "Keep everything here, cell by cell as it is measured.", metavar="FILE")
+    Path | None, option("--json", OUTPUT, "Keep everything here, cell by cell as it is measured.", metavar="FILE")
 ]
-Quiet = Annotated[bool, _option("--quiet -q", OUTPUT, "No progress on standard error.")]
 
 
 def bench(
@@ -142,7 +133,9 @@ def bench(
     memory than there is, is one message before any weight is read, exit code 2.
     """
     from ..gpu.bench.plan import BenchOptions, plan_bench
-    from .bench_display import Progress, show
+    from .bench_display import show
+    from .files import JsonRecord
+    from .progress import StatusLine
 
     options = BenchOptions(
         model=model, random_weights=random_weights, draft=draft, algorithm=algorithm, steps=steps, topk=topk,
@@ -152,8 +145,8 @@ def bench(
     )  # fmt: skip
     plan = plan_bench(options)
     record = JsonRecord(json_file)
-    progress = Progress(quiet)
-    progress(f"{plan.name} on {plan.device}: {plan.memory}")
+    progress = StatusLine(quiet)
+    progress.show(f"{plan.name} on {plan.device}: {plan.memory}")
     machine, results, finished = _measure(options, plan, record, progress)
     show(plan, machine, results)
     if not finished:
@@ -163,7 +156,7 @@ def bench(
 
 
 def _measure(
-    options: BenchOptions, plan: BenchPlan, record: JsonRecord, progress: Any
+    options: BenchOptions, plan: BenchPlan, record: JsonRecord, progress: StatusLine
 ) -> tuple[Machine | None, list[ArmResult], bool]:
     """The results of the cells that were finished, and whether that is all of them."""
     from ..gpu.bench.report import report
@@ -172,7 +165,7 @@ def _measure(
     machine: Machine | None = None
     results: list[ArmResult] = []
     try:
-        bench = Bench(plan, progress)
+        bench = Bench(plan, progress.show)
         machine = bench.machine
         for cell in bench.cells():
             results += cell
@@ -183,37 +176,3 @@ def _measure(
     finally:
         progress.clear()
     return machine, results, True
-
-
-class JsonRecord:
-    """Rewrites a file as a whole, so that it is never half of one; refuses at once what could not be written later."""
-
-    def __init__(self, path: Path | None) -> None:
-        from .run_record import RunDirectoryError
-
-        self._path = path
-        self._error = RunDirectoryError
-        if path is None:
-            return
-        if path.is_dir():
-            raise RunDirectoryError(f"{path}: is a directory; --json wants a file")
-        try:
-            self._temporary.touch()
-            self._temporary.unlink()
-        except OSError as error:
-            raise RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}") from None
-
-    @property
-    def _temporary(self) -> Path:
-        return self._path.with_name(f".{self._path.name}.partial")
-
-    def write(self, document: dict[str, Any]) -> None:
-        import json
-
-        if self._path is None:
-            return
-        try:
-            self._temporary.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            self._temporary.replace(self._path)
-        except OSError as error:
-            raise self._error(f"{self._path}: cannot be written: {error.strerror or error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,27 +11,6 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 TABLE_WIDTH = 160  # no table is wider; a narrow terminal wraps its lines rather than losing what stands at their ends
-
-
-class Progress:
-    """What is being done, on standard error: one line that is redrawn on a terminal, else a line each."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-        self._is_terminal = sys.stderr.isatty()
-
-    def __call__(self, text: str) -> None:
-        if self._quiet:
-            return
-        if self._is_terminal:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self._is_terminal and not self._quiet:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def show(plan: BenchPlan, machine: Machine | None, results: Sequence[ArmResult]) -> None:

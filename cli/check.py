@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from .progress import StatusLine
 
 if TYPE_CHECKING:
     from ..properties.harness.report import Report
@@ -90,21 +93,15 @@ def _check(contract, subject, budget, seed, capability, expect, json_file, cases
             typer.echo(f"{suite.name}: {name} skipped: {reason}\n")
             skipped.append({"contract": suite.name, "subject": name, "skipped": reason})
             continue
-        with _Progress(name) as progress:
-            report = check_one(
-                suite,
-                make,
-                capabilities=capability or None,
-                expected_failures=expected,
-                budget=share,
-                seed=seed,
-                subject=name,
-                progress=progress,
-            )
+        options = {"capabilities": capability or None, "expected_failures": expected, "budget": share, "seed": seed}
+        with _shown_progress(name) as show:
+            report = check_one(suite, make, subject=name, progress=show, **options)
         reports.append(report)
         _print(report, cases)
     if json_file is not None:
-        _write(json_file, [report.to_json() for report in reports] + skipped)
+        from .files import write_json
+
+        write_json(json_file, [report.to_json() for report in reports] + skipped)
     if not all(report.ok for report in reports):
         raise typer.Exit(EXIT_BROKEN)
 
@@ -136,14 +133,6 @@ def _bad(option: str, what: str) -> None:
     from ..core.errors import ConfigError, Problem
 
     raise ConfigError(option, [Problem("", what)])
-
-
-def _write(path: Path, value: Any) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        _bad(str(path), f"cannot be written: {error.strerror}")
 
 
 def _replay(path: Path, subject: str | None) -> None:
@@ -210,30 +199,21 @@ def _check_mutants(contract: str | None, budget: str, json_file: Path | None) ->
             f"{name}: {len(kills) - alive} of {len(kills)} mutants killed; invariants with a mutant: {', '.join(caught)}"
         )
     if json_file is not None:
-        _write(json_file, matrix)
+        from .files import write_json
+
+        write_json(json_file, matrix)
     if survivors:
         raise typer.Exit(EXIT_BROKEN)
 
 
-class _Progress:
-    """How far a check is, on a terminal's standard error; silent elsewhere."""
+@contextmanager
+def _shown_progress(name: str) -> Iterator[Callable[[Any], None]]:
+    """Show how far a check is, on a terminal only."""
+    line = StatusLine(quiet=not sys.stderr.isatty(), redraw_every_s=0.5)
 
-    EVERY_S = 0.5
+    def show(swarm: Any) -> None:
+        if line.due_s() is not None:
+            line.show(f"{name}: {swarm.num_operations:,} operations, {swarm.seconds:.0f} s")
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._shown_s = 0.0
-        self._terminal = sys.stderr.isatty()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._terminal and self._shown_s:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def __call__(self, swarm: Any) -> None:
-        if self._terminal and swarm.seconds - self._shown_s >= self.EVERY_S:
-            self._shown_s = swarm.seconds
-            line = f"{self._name}: {swarm.num_operations:,} operations, {swarm.seconds:.0f} s"
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+    yield show
+    line.clear()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from .generation_record import output_line
+from .progress import LINE_EVERY_S, StatusLine
 
 if TYPE_CHECKING:
     from ..gpu.session.session import Output, SessionPlan, SessionStats, TextDelta
 
-LINE_EVERY_S = 10.0
 REDRAW_EVERY_S = 0.1
 
 
@@ -49,7 +48,7 @@ class Display:
     def close(self) -> None:
         """End the last line of a text; take the progress away."""
         if self._progress is not None:
-            self._progress.close()
+            self._progress.clear()
         if not self._ends_line:
             self._write("\n")
             self._ends_line = True
@@ -76,39 +75,20 @@ class Display:
 
 
 class Progress:
-    """Ended requests and tokens per second on standard error: one line that is redrawn on a terminal, else a line every ten seconds."""
+    """Counts ended requests and tokens, and shows them with the speed."""
 
     def __init__(self, num_requests: int) -> None:
         self._num_requests = num_requests
         self._num_ended = self._num_tokens = 0
-        self._begin_s = self._last_s = time.monotonic()
-        self._is_terminal = sys.stderr.isatty()
-        self._is_drawn = False
+        self._line = StatusLine(redraw_every_s=REDRAW_EVERY_S, line_every_s=LINE_EVERY_S)
+        self.clear = self._line.clear
 
     def add(self, num_tokens: int, ended: bool) -> None:
         self._num_tokens += num_tokens
         self._num_ended += ended
-        now_s = time.monotonic()
-        if now_s - self._last_s < (REDRAW_EVERY_S if self._is_terminal else LINE_EVERY_S):
-            return
-        self._last_s = now_s
-        rate = self._num_tokens / max(now_s - self._begin_s, 1e-9)
-        line = (
-            f"{self._num_ended:,} of {self._num_requests:,} requests, {self._num_tokens:,} tokens, {rate:,.0f} tokens/s"
-        )
-        if self._is_terminal:
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-            self._is_drawn = True
-        else:
-            print(line, file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Make room on the terminal for a line of output."""
-        if self._is_drawn:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-            self._is_drawn = False
-
-    close = clear
+        if (elapsed_s := self._line.due_s()) is not None:
+            requests = f"{self._num_ended:,} of {self._num_requests:,} requests"
+            self._line.show(f"{requests}, {self._num_tokens:,} tokens, {self._num_tokens / elapsed_s:,.0f} tokens/s")
 
 
 def stats_text(stats: SessionStats, plan: SessionPlan) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import run_record
-from .run_record import EVENTS, SUMMARY, RunDirectoryError
+from .files import UnwritableFile, empty_run_directory, write_summary, write_text
+from .run_record import EVENTS, SUMMARY
 
 if TYPE_CHECKING:
     from ..core.contract.events import EventSink
@@ -35,12 +36,7 @@ class GenerationRecord:
     def __enter__(self) -> GenerationRecord:
         if self.directory is None:
             return self
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            for name in _FILES_OF_ANY_RUN:  # of an earlier run: two runs must not mix
-                (self.directory / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise RunDirectoryError(f"{self.directory}: cannot be used for a run: {error.strerror or error}") from None
+        empty_run_directory(self.directory, _FILES_OF_ANY_RUN)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -70,7 +66,7 @@ class GenerationRecord:
             for log in logs.values():
                 log.parent.mkdir(exist_ok=True)
         except OSError as error:
-            raise RunDirectoryError(f"{self.directory}: cannot be used for a run: {error.strerror or error}") from None
+            raise UnwritableFile(self.directory, error, "used for a run") from None
         return logs
 
     def finish(self, outputs: Sequence[Output], stats: SessionStats, plan: SessionPlan, complete: bool) -> None:
@@ -84,9 +80,8 @@ class GenerationRecord:
             metrics = self._metrics.summary(incomplete=not complete)
         summary = {**run_facts(plan), **self._worker_facts, **metrics, **shares}
         self._close(complete)
-        self._write(OUTPUTS, "".join(output_line(output) + "\n" for output in outputs))
-        lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in summary.items()]
-        self._write(SUMMARY, "{\n" + ",\n".join(lines) + "\n}\n")
+        write_text(self.directory / OUTPUTS, "".join(output_line(output) + "\n" for output in outputs))
+        write_summary(self.directory / SUMMARY, summary)
 
     def _close(self, complete: bool) -> None:
         with ExitStack() as closing:
@@ -94,13 +89,6 @@ class GenerationRecord:
                 closing.callback(self._metrics.close)
             if self._log is not None:
                 closing.callback(self._log.close, complete)
-
-    def _write(self, name: str, text: str) -> None:
-        try:
-            (self.directory / name).write_text(text, encoding="utf-8")
-        except OSError as error:
-            message = f"{self.directory / name}: cannot be written: {error.strerror or error}"
-            raise RunDirectoryError(message) from None
 
 
 def output_line(output: Output, *, ensure_ascii: bool = False) -> str:

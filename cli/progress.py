@@ -1,116 +1,136 @@
-"""How far a run is, on standard error: a bar on a terminal, a line now and then elsewhere."""
+"""Progress on standard error: redrawn in place on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
-
+    from ..gpu.tiny.training import TrainingProgress
     from ..sim.run import Progress
 
 LINE_EVERY_S = 10.0
+CLEAR = "\r\x1b[K"
 
 
-class ProgressDisplay(Protocol):
-    """Shows a run's progress; a context manager around the run."""
+class StatusLine:
+    """One line that is redrawn on a terminal; elsewhere each text is a line of its own."""
 
-    def __enter__(self) -> ProgressDisplay: ...
-    def __exit__(self, *error: object) -> None: ...
-    def __call__(self, progress: Progress) -> None: ...
-
-
-def progress_display(quiet: bool) -> ProgressDisplay:
-    """The display that suits standard error."""
-    if quiet:
-        return Silent()
-    return Bar() if sys.stderr.isatty() else Lines()
-
-
-class Silent:
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def __call__(self, progress: Progress) -> None:
-        pass
-
-
-class Lines:
-    """A line every ten seconds, for logs; a run that is shorter writes none."""
-
-    def __enter__(self) -> Lines:
+    def __init__(self, quiet: bool = False, *, redraw_every_s: float = 0.0, line_every_s: float = 0.0) -> None:
+        self._quiet = quiet
+        self._is_terminal = sys.stderr.isatty()
+        self._is_drawn = False
+        self._every_s = redraw_every_s if self._is_terminal else line_every_s
         self._started_s = self._last_s = time.monotonic()
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def __call__(self, progress: Progress) -> None:
+    def due_s(self, always: bool = False) -> float | None:
+        """Return the seconds since the start if it is time for another text, else None."""
         now_s = time.monotonic()
-        if now_s - self._last_s < LINE_EVERY_S:
-            return
+        if not always and now_s - self._last_s < self._every_s:
+            return None
         self._last_s = now_s
-        rate = progress.num_rounds / (now_s - self._started_s)
-        print(
-            f"simulated {simulated(progress)}, {requests(progress)}, {rate:,.0f} rounds/s", file=sys.stderr, flush=True
-        )
+        return max(now_s - self._started_s, 1e-9)
+
+    def show(self, text: str) -> None:
+        if self._quiet:
+            return
+        before, after = (CLEAR, "") if self._is_terminal else ("", "\n")
+        print(f"{before}{text}", end=after, file=sys.stderr, flush=True)
+        self._is_drawn = self._is_terminal
+
+    def clear(self) -> None:
+        """Remove the line from the terminal."""
+        if self._is_drawn:
+            print(CLEAR, end="", file=sys.stderr, flush=True)
+            self._is_drawn = False
 
 
-class Bar:
-    """A bar of ended requests with simulated time and rounds per second; it is gone when the run ends."""
+@contextmanager
+def simulation_progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """Show how far a simulation is: a bar of ended requests that is removed at the end, or a line every ten seconds."""
+    if quiet:
+        yield lambda progress: None
+        return
+    line = StatusLine(line_every_s=LINE_EVERY_S)
+    if not sys.stderr.isatty():
 
-    def __enter__(self) -> Bar:
-        from rich.console import Console
-        from rich.progress import Progress as RichProgress
+        def print_line(progress: Progress) -> None:
+            if (elapsed_s := line.due_s()) is not None:
+                line.show(", ".join(_simulation_words(progress, elapsed_s)))
 
-        self._started_s = time.monotonic()
-        self._bar = RichProgress(*_columns(), console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task("", total=None, simulated="", requests="", rate="")
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def __call__(self, progress: Progress) -> None:
-        elapsed_s = max(time.monotonic() - self._started_s, 1e-9)
-        self._bar.update(
-            self._task,
-            completed=progress.num_ended,
-            total=progress.num_expected,
-            simulated=simulated(progress),
-            requests=requests(progress),
-            rate=f"{progress.num_rounds / elapsed_s:,.0f} rounds/s",
-        )
-
-
-def _columns() -> list[ProgressColumn]:
+        yield print_line
+        return
+    from rich.console import Console
     from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
 
-    return [
-        TextColumn("simulated {task.fields[simulated]}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[requests]}"),
-        TextColumn("{task.fields[rate]}"),
-    ]
+    time_column, *columns = [TextColumn(f"{{task.fields[{name}]}}") for name in ("simulated", "requests", "rate")]
+    with Bar(time_column, BarColumn(bar_width=24), *columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None, simulated="simulated", requests="", rate="")
+
+        def update_bar(progress: Progress) -> None:
+            simulated, requests, rate = _simulation_words(progress, line.due_s(always=True))
+            counts = {"completed": progress.num_ended, "total": progress.num_expected}
+            bar.update(task, **counts, simulated=simulated, requests=requests, rate=rate)
+
+        yield update_bar
 
 
-def simulated(progress: Progress) -> str:
-    """Simulated time as h:mm:ss, below a minute with tenths."""
+def _simulation_words(progress: Progress, elapsed_s: float) -> tuple[str, str, str]:
+    """Return simulated time (h:mm:ss from a minute on), ended requests, and speed."""
     seconds = progress.now_ns / 1e9
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
-
-
-def requests(progress: Progress) -> str:
-    """Ended requests, of how many if that is known."""
+    simulated = f"{seconds:.1f} s"
+    if seconds >= 60:
+        minutes, seconds = divmod(int(seconds), 60)
+        simulated = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
     of = f" of {progress.num_expected:,}" if progress.num_expected is not None else ""
-    return f"{progress.num_ended:,}{of} requests"
+    rounds_per_s = progress.num_rounds / elapsed_s
+    return f"simulated {simulated}", f"{progress.num_ended:,}{of} requests", f"{rounds_per_s:,.0f} rounds/s"
+
+
+@contextmanager
+def training_progress(quiet: bool) -> Iterator[Callable[[TrainingProgress], None]]:
+    """Show how far each part of a training is: bars that stay, or a line every ten seconds and one at the end of each part."""
+    if quiet:
+        yield lambda progress: None
+        return
+    if not sys.stderr.isatty():
+        line = StatusLine(line_every_s=LINE_EVERY_S)
+
+        def print_line(progress: TrainingProgress) -> None:
+            if line.due_s(always=progress.step >= progress.num_steps) is not None:
+                words = [f"step {progress.step} of {progress.num_steps}", *_training_words(progress)]
+                line.show(f"{progress.part}: {', '.join(word for word in words if word)}")
+
+        yield print_line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    columns = [
+        TextColumn(f"{{task.fields[{name}]{width}}}") for name, width in (("loss", ":<10"), ("rate", ""), ("left", ""))
+    ]
+    bar = (TextColumn("{task.description:<20}"), BarColumn(bar_width=24), MofNCompleteColumn())
+    tasks: dict[str, int] = {}
+    with Bars(*bar, *columns, console=Console(stderr=True)) as bars:
+
+        def update_bar(progress: TrainingProgress) -> None:
+            if progress.part not in tasks:
+                tasks[progress.part] = bars.add_task(progress.part, total=progress.num_steps, loss="", rate="", left="")
+            loss, rate, left = _training_words(progress)
+            counts = {"completed": progress.step, "total": progress.num_steps}
+            bars.update(tasks[progress.part], **counts, loss=loss, rate=rate, left=left)
+
+        yield update_bar
+
+
+def _training_words(progress: TrainingProgress) -> tuple[str, str, str]:
+    """Return loss, speed and time left; empty while they are not known."""
+    if progress.loss is None:
+        return "", "", ""
+    left = f"{progress.seconds_left:.0f} s left" if progress.seconds_left >= 0.5 else ""
+    return f"loss {progress.loss:.3f}", f"{progress.tokens_per_s:,.0f} tokens/s", left

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import ForetokenError
+from .files import UnwritableFile, empty_run_directory, write_summary, write_text
 
 if TYPE_CHECKING:
     from ..core.contract.events import EventSink
@@ -28,10 +27,6 @@ REQUESTS = "requests.parquet"
 ROUNDS = "rounds.parquet"
 FAULTS = "faults.toml"
 FILES = (SUMMARY, SCENARIO, REQUESTS, ROUNDS, EVENTS, TIMELINE, FAULTS)
-
-
-class RunDirectoryError(ForetokenError):
-    """The directory of a run cannot be made or written."""
 
 
 class RunRecord:
@@ -58,7 +53,7 @@ class RunRecord:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._close(complete=False)
         if isinstance(error, OSError):  # a file could not take what the run gave it
-            raise self._unwritable(self.directory, error) from error
+            raise UnwritableFile(self.directory, error) from error
 
     # -- what the simulation calls ------------------------------------------------------------------------------------
 
@@ -89,12 +84,7 @@ class RunRecord:
         if self.directory is None:
             self._metrics = RunMetrics()
             return
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            for name in FILES:  # of an earlier run: two runs must not mix
-                (self.directory / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise RunDirectoryError(f"{self.directory}: cannot be used for a run: {error.strerror or error}") from None
+        empty_run_directory(self.directory, FILES)
         self._metrics = RunMetrics(self.directory)
         if self._wants_events:
             from ..observe.log import EventLog
@@ -110,12 +100,12 @@ class RunRecord:
         if self.directory is not None:
             from .scenario_text import scenario_text
 
-            self._write(SCENARIO, scenario_text(self.scenario, origins, derived))
+            write_text(self.directory / SCENARIO, scenario_text(self.scenario, origins, derived))
 
     def write_faults(self, plan: FaultPlan) -> None:
         """Keep the fault plan, drawn or given; it can be given again."""
         if self.directory is not None:
-            self._write(FAULTS, plan.to_toml())
+            write_text(self.directory / FAULTS, plan.to_toml())
 
     def finish(self, report: RunReport) -> dict[str, Any]:
         """Close all files and write the summary, which is returned."""
@@ -124,8 +114,7 @@ class RunRecord:
         summary = summarize_run(self.scenario, report, self._metrics)
         self._close(complete=report.complete)
         if self.directory is not None:
-            lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in summary.items()]
-            self._write(SUMMARY, "{\n" + ",\n".join(lines) + "\n}\n")
+            write_summary(self.directory / SUMMARY, summary)
         return summary
 
     def _close(self, complete: bool) -> None:
@@ -139,17 +128,7 @@ class RunRecord:
                 if self._log is not None:
                     closing.callback(self._log.close, complete)
         except OSError as error:
-            raise self._unwritable(self.directory, error) from None
-
-    def _write(self, name: str, text: str) -> None:
-        try:
-            (self.directory / name).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise self._unwritable(self.directory / name, error) from None
-
-    @staticmethod
-    def _unwritable(path: Path, error: OSError) -> RunDirectoryError:
-        return RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}")
+            raise UnwritableFile(self.directory, error) from None
 
     # -- the terminal -------------------------------------------------------------------------------------------------
 

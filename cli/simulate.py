@@ -146,7 +146,7 @@ def _run(
     """Simulate, keep the files, print the report."""
     from ..sim.run import Simulation
     from .derived import derived_rows
-    from .progress import progress_display
+    from .progress import simulation_progress
     from .run_record import RunRecord
 
     record = RunRecord(scenario, out, events=events, perfetto=perfetto)
@@ -155,7 +155,7 @@ def _run(
         record.write_scenario(origins, derived_rows(simulation.assembly))
         if faults is not None:
             record.write_faults(faults)
-        with progress_display(quiet) as progress:
+        with simulation_progress(quiet) as progress:
             report = simulation.run(progress)
         summary = record.finish(report)
     record.print_report(summary)

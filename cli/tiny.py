@@ -70,13 +70,13 @@ def tiny(
     from ..gpu.tiny.directory import PairOptions, partial_directory
     from ..gpu.tiny.pair import make_pair
     from ..gpu.tiny.sizes import size_of
-    from .training_progress import training_display
+    from .progress import training_progress
 
     options = PairOptions(size_of(size), seed, time_budget_s)
     directory = default_directory(size, seed, time_budget_s) if directory is None else directory
     try:
-        with training_display(quiet) as display:
-            pair = make_pair(directory, options, display, device)
+        with training_progress(quiet) as show:
+            pair = make_pair(directory, options, show, device)
     except KeyboardInterrupt:
         partial = partial_directory(directory, options)
         kept = f"; finished parts are in {partial}, the same command goes on from there" if partial.is_dir() else ""

@@ -314,7 +314,7 @@ def test_a_reader_that_stops_reading_is_no_error(process, models, tmp_path):
 
 def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 4.0, 11.0])
-    monkeypatch.setattr("foretoken.cli.generation_display.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
     progress = Progress(3)
     progress.add(10, ended=False)
     assert capsys.readouterr().err == ""

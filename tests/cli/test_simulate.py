@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
-from foretoken.cli.progress import Lines
+from foretoken.cli.progress import simulation_progress
 from foretoken.cli.scenario_text import toml_value
 from foretoken.sim.run import Progress
 from foretoken.sim.scenario import Scenario
@@ -152,9 +152,9 @@ def test_progress_on_a_terminal_and_in_a_log(process):
 def test_a_long_run_says_where_it_is_in_a_log(monkeypatch, capsys):
     clock_s = iter([100.0, 105.0, 111.0, 112.0, 122.0])  # one reading when it starts, one per report
     monkeypatch.setattr(time, "monotonic", lambda: next(clock_s))
-    with Lines() as lines:
+    with simulation_progress(quiet=False) as show:
         for ended in (1, 2, 3, 4):
-            lines(Progress(3_725_000_000_000, 10, ended, 2200, 5000 if ended == 2 else None))
+            show(Progress(3_725_000_000_000, 10, ended, 2200, 5000 if ended == 2 else None))
     assert capsys.readouterr().err.splitlines() == [
         "simulated 1:02:05, 2 of 5,000 requests, 200 rounds/s",
         "simulated 1:02:05, 4 requests, 100 rounds/s",

@@ -1,0 +1,74 @@
+"""The files that commands write. A file that cannot be written is one message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ForetokenError
+
+
+class UnwritableFile(ForetokenError):
+    """A file or directory cannot be made or written."""
+
+    def __init__(self, path: Path | str | None, error: OSError, what: str = "written") -> None:
+        super().__init__(f"{path}: cannot be {what}: {error.strerror or error}")
+
+
+def empty_run_directory(directory: Path, names: Iterable[str]) -> None:
+    """Make the directory of a run, and remove the files of an earlier run: two runs must not mix."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UnwritableFile(directory, error, "used for a run") from None
+
+
+def write_text(path: Path, text: str, *, replace: bool = False) -> None:
+    """Write a file; `replace` an existing one as a whole, so that it is never half written."""
+    place = path.with_name(f".{path.name}.partial") if replace else path
+    try:
+        place.write_text(text, encoding="utf-8")
+        if replace:
+            place.replace(path)
+    except OSError as error:
+        raise UnwritableFile(path, error) from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a report, and make the directories above it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnwritableFile(path, error) from None
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    """Write a flat object with one key on each line."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in summary.items()]
+    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+class JsonRecord:
+    """A JSON file that is rewritten while a command runs. A path that cannot be written is refused at once."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        if path is None:
+            return
+        if path.is_dir():
+            raise ForetokenError(f"{path}: is a directory; --json wants a file")
+        try:
+            probe = path.with_name(f".{path.name}.partial")
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UnwritableFile(path, error) from None
+
+    def write(self, document: dict[str, Any]) -> None:
+        if self._path is not None:
+            write_text(self._path, json.dumps(document, indent=1, allow_nan=False) + "\n", replace=True)
