@@ -201,8 +201,8 @@ class Driver:
                 budget = min(budget, config.max_step_tokens - verify_tokens)
             if computed > budget:
                 raise InvariantViolation("ENGINE-05", f"step {step.step_id} computes {computed} of {budget} tokens")
-        if self.engine.num_running > config.max_running:
-            raise InvariantViolation("ENGINE-05", f"{self.engine.num_running} requests run")
+        if self.engine.requests.num_with_row > config.max_running:
+            raise InvariantViolation("ENGINE-05", f"{self.engine.requests.num_with_row} requests run")
 
     def _check_table(self) -> None:
         """The executor's copy of the request table says what the engine's says, for all that is allocated."""
@@ -227,7 +227,7 @@ class Driver:
 
     def _check_drained(self) -> None:
         engine = self.engine
-        if not engine.is_idle or engine.num_running or engine.num_waiting or self.executor.num_in_flight:
+        if not engine.is_idle or engine.requests.num_with_row or engine.num_waiting or self.executor.num_in_flight:
             raise InvariantViolation("ENGINE-01", "all requests have ended, but the engine is not idle")
         engine.check()
         if engine.store.cache is not None:

@@ -223,7 +223,7 @@ class CoreEngine:
 
     def running(self) -> list[str]:
         leaving = [record.request.request_id for record in self.engine.requests.leaving.values()]
-        return self.engine.running_ids + leaving
+        return self.engine.requests.running_ids + leaving
 
     def slots_of(self, request: str) -> list[int]:
         store, row = self.engine.store, self.engine.requests.live[request].row

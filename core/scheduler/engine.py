@@ -101,10 +101,7 @@ class Engine:
         return AbortOutcome(self.requests.give_up(record, FinishReason.ABORT), replan)
 
     def request_retraction(self, request_id: str, now_ns: int) -> bool:
-        """Have a running request give its memory back and begin again from what it has delivered; the next plan that can does it.
-
-        Returns whether that plan should come soon (stop the running block). Nothing happens to a request that does not run.
-        """
+        """Let the next plan that can retract a running request. Returns whether there is one, so that the block should stop."""
         self._emit(RetractionAsked(now_ns, request_id))
         return self.requests.demand_retraction(request_id)
 
@@ -134,8 +131,7 @@ class Engine:
 
     def _decide(self) -> tuple[list[Chunk], list[Join], LaunchedRounds | None]:
         """Choose what the next step computes: prefill chunks, the requests that enter with them, decode rounds."""
-        if self.requests.retraction_demands:
-            self.requests.apply_retractions()
+        self.requests.apply_retractions()
         self.admission.preempt()  # before anything is reserved for a row that gives way
         if not self.config.mixed:
             chunks, joins = self.admission.plan_prefill(num_verify_tokens=0)
@@ -260,8 +256,6 @@ class Engine:
             finished.append(requests.finish(record, finish_reason(bool(counted.stopped[i]))))
         return counted.kept, finished + requests.end_leaving()
 
-    # -- a step fails ---------------------------------------------------------------------------------------------
-
     def lose_steps(self, failure: StepFailure, now_ns: int) -> LossOutcome:
         """Give up the steps in flight, because the oldest has failed (else RELAY-07). Nothing is planned until `resume`."""
         return self.recovery.lose_steps(failure, now_ns)
@@ -289,33 +283,17 @@ class Engine:
         return len(self.requests.waiting)
 
     @property
-    def num_running(self) -> int:
-        """Requests that hold a row; transfers are counted apart."""
-        return self.requests.num_with_row
-
-    @property
     def is_idle(self) -> bool:
         return self.requests.is_idle
-
-    @property
-    def running_ids(self) -> list[str]:
-        """Requests that hold a row and go on, in the order in which they took it."""
-        return [record.request.request_id for record in self.requests.running.values()]
 
     def state_of(self, request_id: str) -> RequestState | None:
         """The state of a live request; None if there is none of that id."""
         record = self.requests.live.get(request_id)
         return None if record is None else record.state
 
-    def describe_in_flight(self) -> str:
-        """The steps in flight in words, for a report that one does not come back."""
-        return self.requests.describe_in_flight()
-
     def check(self) -> None:
         """Recount everything from scratch; raises InvariantViolation with the id of what is broken."""
         self.requests.check()
-
-    # -- events ---------------------------------------------------------------------------------------------------
 
     def _emit(self, event: Event) -> None:
         if self._events is not None:

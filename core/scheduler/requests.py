@@ -95,6 +95,11 @@ class Requests:
         return len(self.running) + len(self.leaving)
 
     @property
+    def running_ids(self) -> list[str]:
+        """Requests that hold a row and go on, in the order in which they took it."""
+        return [record.request.request_id for record in self.running.values()]
+
+    @property
     def is_idle(self) -> bool:
         """Whether there is no request, no step in flight and no row held for a transfer."""
         return not self.live and not self.in_flight and not self.steps_are_lost and not self.store.num_held_rows
@@ -200,8 +205,9 @@ class Requests:
 
     def apply_retractions(self) -> None:
         """Apply the joint rules to the demanded retractions."""
-        for record in list(self.retraction_demands.values()):
-            self._apply_rules(record, Demand.RETRACT)
+        if self.retraction_demands:
+            for record in list(self.retraction_demands.values()):
+                self._apply_rules(record, Demand.RETRACT)
 
     def finish(self, record: RequestRecord, reason: FinishReason) -> FinishedRequest:
         """End a request that has its last token, or whose transfer is complete."""

@@ -236,7 +236,7 @@ class EngineActor:
             lasts_ns = int(fault.run_share * self._device_ns(flight))
         yield until(env, max(started_ns + lasts_ns, self._cpu_free_ns, env.now))
         self.device.busy_ns += lasts_ns
-        message = f"{fault.message}; in flight: {engine.describe_in_flight()}"
+        message = f"{fault.message}; in flight: {engine.requests.describe_in_flight()}"
         failure = StepFailure(flight.step.step_id, fault.cause, message)
         outcome = engine.lose_steps(failure, self.hooks.stamp(env.now))
         self._flights.clear()

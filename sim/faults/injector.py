@@ -363,7 +363,7 @@ class FaultInjector(Hooks):
         self.engine.deny_allocations(self.ledger.plan.pool.denied.count, self.stamp(self.now_ns))
 
     def _retract(self, step: Step) -> None:
-        running = self.engine.running_ids
+        running = self.engine.requests.running_ids
         if running:
             share = self.ledger.draws.amount("pool.retraction", self.replica, step.step_id)
             if self.engine.request_retraction(running[int(share * len(running))], self.stamp(self.now_ns)):

@@ -66,11 +66,16 @@ def test_a_role_changes_when_there_is_nothing_and_never_otherwise():
 def test_a_reservation_counts_as_transferring_and_joins_with_the_next_step():
     engine = engine_of("decode")
     outcome = engine.transfers.reserve(ask(), 0)
-    assert outcome.row and len(engine.requests.transferring) == 1 and engine.num_running == 0 and engine.plan(0) is None
+    assert (
+        outcome.row
+        and len(engine.requests.transferring) == 1
+        and engine.requests.num_with_row == 0
+        and engine.plan(0) is None
+    )
     engine.check()
     assert engine.transfers.join("a", arrival(), 0).replan
     engine.transfers.release_hold(outcome.row, 0)
-    assert len(engine.requests.transferring) == 0 and engine.num_running == 1
+    assert len(engine.requests.transferring) == 0 and engine.requests.num_with_row == 1
     engine.check()
     step = engine.plan(0)
     (join,) = step.joins

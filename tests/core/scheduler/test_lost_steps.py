@@ -232,10 +232,10 @@ def test_what_is_in_flight_is_said():
     engine, executor = make(overlap=True)
     for name in ("a", "b"):
         engine.submit(ask(name, prompt_len=6), 0)
-    assert engine.describe_in_flight() == "nothing"
+    assert engine.requests.describe_in_flight() == "nothing"
     executor.launch(engine.plan(0))
     executor.launch(engine.plan(0))
-    said = engine.describe_in_flight()
+    said = engine.requests.describe_in_flight()
     assert said.startswith("step 1 (12 prefill tokens; requests a, b); step 2 (2 rows × 4 tokens × 1 rounds")
 
 
@@ -274,7 +274,7 @@ def test_who_had_left_in_a_block_that_is_lost_has_left():
     assert [(end.request_id, end.reason) for end in outcome.finished] == [("a", FinishReason.ABORT)]
     engine.resume(0)
     engine.check()
-    assert engine.running_ids == [] and engine.num_waiting == 1
+    assert engine.requests.running_ids == [] and engine.num_waiting == 1
 
 
 def test_rows_above_the_limit_are_retracted_too():
@@ -284,13 +284,13 @@ def test_rows_above_the_limit_are_retracted_too():
         engine.submit(request, 0)
     turn(engine, executor)
     turn(engine, executor)
-    assert len(engine.running_ids) == 3
+    assert len(engine.requests.running_ids) == 3
     for name in ("x", "y"):
         engine.submit(ask(name, prompt_len=7), 0)
     step = engine.plan(0)
     assert step.decode is None and len(step.prefill.rows) == 2
     engine.lose_steps(StepFailure(step.step_id, RAISED), 0)
-    assert engine.running_ids == ["r0"], "one row may be held, and it is the most entitled one's"
+    assert engine.requests.running_ids == ["r0"], "one row may be held, and it is the most entitled one's"
 
 
 def test_a_limit_that_is_lifted_lets_the_next_one_in_at_once():
@@ -307,7 +307,7 @@ def test_a_limit_that_is_lifted_lets_the_next_one_in_at_once():
         lost += 1
     for _ in range(GOOD_STEPS + 4):
         turn(engine, executor)
-    assert engine.running_ids == ["a", "b"]
+    assert engine.requests.running_ids == ["a", "b"]
 
 
 def test_no_blocks_while_steps_are_kept_small():

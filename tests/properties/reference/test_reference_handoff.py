@@ -108,7 +108,7 @@ def test_requests_join_a_running_batch_without_a_forward_pass(algorithm):
     requests = [ask(f"r{i}", 9 + i, 30, start=i) for i in range(4)]
     for request in requests[:2]:
         handoff.prefill.submit(request, 0)
-    while not handoff.decode.engine.num_running:
+    while not handoff.decode.engine.requests.num_with_row:
         handoff.turn()
     for request in requests[2:]:
         handoff.prefill.submit(request, 0)

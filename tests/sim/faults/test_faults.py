@@ -217,7 +217,7 @@ def give_no_reason(monkeypatch):
 
 
 def say_nothing(monkeypatch):
-    monkeypatch.setattr(Engine, "describe_in_flight", lambda self: "something")
+    monkeypatch.setattr(Requests, "describe_in_flight", lambda self: "something")
 
 
 def tell_no_abort(monkeypatch):
