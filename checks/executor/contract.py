@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...core.adaptive import AdaptiveController, build_controller, fixed_controller
+from ...core.adaptive import AdaptiveController
 from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
 from ...core.contract.events import EventSink
@@ -16,6 +16,7 @@ from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.step import Step, StepResult
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
+from ...core.scheduler.spec import EngineSpec, resolve_spec
 from ...properties.harness.contract import Capabilities
 
 VOCAB_SIZE = 24
@@ -51,13 +52,19 @@ class ExecutorConfig:
     tokens: bool = True
     vocab_size: int = VOCAB_SIZE
 
-    def make_engine(self, events: EventSink | None = None) -> Engine:
-        """A fresh engine. Raises ConfigError where the sizes contradict each other."""
+    def make_spec(self) -> EngineSpec:
+        """Return the engine's specification. Raises ConfigError if the settings contradict each other."""
+        settings: dict[str, Any] = {"steps": self.steps}
+        if self.adaptive:
+            candidates = sorted({0, self.steps} | ({1} if self.topk == 1 else set()))
+            entry = {"candidate_steps": candidates, "ema_alpha": 0.6, "update_interval": 2, "warmup_batches": 1}
+            settings = {"adaptive": {"1": entry}}
+        if self.topk > 1:
+            settings |= {"topk": self.topk, "num_draft_tokens": self.num_draft_tokens}
         config = EngineConfig(
             num_pages=self.num_pages,
             context_len=self.context_len,
             page_size=self.page_size,
-            overlap=self.overlap,
             max_running=self.max_running,
             chunk_size=self.chunk_size,
             mixed=self.mixed,
@@ -66,20 +73,18 @@ class ExecutorConfig:
             block_rounds=self.block_rounds,
             track_tokens=self.tokens,
         )
-        return Engine(config, self.make_algorithm(), self.make_controller(), events=events)
+        mode = "overlap" if self.overlap else "synchronous"
+        return resolve_spec(config, get_algorithm(self.algorithm), mode=mode, **settings)
+
+    def make_engine(self, events: EventSink | None = None) -> Engine:
+        """A fresh engine. Raises ConfigError where the sizes contradict each other."""
+        return self.make_spec().make_engine(events)
 
     def make_algorithm(self) -> SpecAlgorithm:
         return get_algorithm(self.algorithm)
 
     def make_controller(self) -> AdaptiveController:
-        shape: dict[str, Any] = {"depth_limited": self.algorithm != "NGRAM"}
-        if self.topk > 1:
-            shape |= {"topk": self.topk, "num_draft_tokens": self.num_draft_tokens}
-        if not self.adaptive:
-            return fixed_controller(self.steps, **shape)
-        candidates = sorted({0, self.steps} | ({1} if self.topk == 1 else set()))
-        entry = {"candidate_steps": candidates, "ema_alpha": 0.6, "update_interval": 2, "warmup_batches": 1}
-        return build_controller("ema", {"1": entry}, **shape)
+        return self.make_spec().make_controller()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ..kv.sizing import (
 
 
 class EngineRole(StrEnum):
-    """What an engine does with a request: all of it, its prompt alone, or all but its prompt."""
+    """Which part of a request an engine computes: all of it, its prompt alone, or all but its prompt."""
 
     BOTH = "both"
     PREFILL = "prefill"  # computes prompts; their KV and first tokens go to a decode worker
@@ -28,7 +28,7 @@ class EngineRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Sizes in tokens (= KV slots) unless they say otherwise; every queue and batch has a bound or says that it has none."""
+    """The settings of an engine. Sizes are in tokens (= KV slots) unless they say otherwise."""
 
     num_pages: int  # KV pages, the padding page not counted
     context_len: int  # positions that the model can see
@@ -46,13 +46,11 @@ class EngineConfig:
     block_rounds: int = 32  # most rounds of one step; 1: single rounds
     preempt: bool = False  # retract a strictly lower priority to let a greater one in
     ageing_bound: int = 256  # how often a request may be overtaken by later ones of greater priority
-    track_tokens: bool = (
-        False  # the executor delivers tokens: keep them for the output, retraction and the prefix cache
-    )
+    track_tokens: bool = False  # keep the executor's tokens for the output, retraction and the prefix cache
     role: EngineRole = EngineRole.BOTH  # at the start; an empty engine may change it
 
     def __post_init__(self) -> None:
-        # A configuration that was read from a file has the name; one that means nothing is left for `problems`.
+        # A configuration that was read from a file has the role's name; `problems` reports an unknown one.
         if not isinstance(self.role, EngineRole) and self.role in list(EngineRole):
             object.__setattr__(self, "role", EngineRole(self.role))
 
@@ -61,7 +59,7 @@ class EngineConfig:
         return "overlap" if self.overlap else "synchronous"
 
     def problems(self) -> list[Problem]:
-        """All that is wrong with the values taken by themselves."""
+        """Return what is wrong with each value by itself."""
         problems = []
         least = {
             "num_pages": 1,
@@ -90,7 +88,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """D1–D4: everything that is reserved once uses the maximum over all adaptive candidates.
+    """What follows from the settings. All that is reserved once is sized for the largest adaptive candidate (D1-D4).
 
     ```
     row   [0, committed) · [committed, committed + reserve) may be written by launched rounds · … · row_width
@@ -106,7 +104,7 @@ class EngineSizes:
 
     @classmethod
     def resolve(cls, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> EngineSizes:
-        """Raises ConfigError with every contradiction between configuration, algorithm and candidates."""
+        """Compute the sizes. Raises ConfigError with every contradiction between configuration, algorithm and candidates."""
         problems = config.problems()
         if problems:
             raise ConfigError("engine", problems)
@@ -145,10 +143,10 @@ class EngineSizes:
         return cls(max_steps, max_nd, alloc_len, reserve, row_width, total_limit)
 
     def max_tokens(self, config: EngineConfig, prompt_len: int, asked: int, role: EngineRole = EngineRole.BOTH) -> int:
-        """The output length that context and pool allow a request alone, at most `asked`; below 1 it can never run."""
+        """Return the output length that context and pool allow a request alone, at most `asked`; below 1 it can never run."""
         pool = config.num_pages * config.page_size
         if role is EngineRole.PREFILL:
-            # Output takes no slots here; whether it fits is for the decode worker to say.
+            # The decode worker checks whether the output fits; here it takes no slots.
             return min(asked, self.total_limit - prompt_len) if prompt_len <= pool else pool - prompt_len
         fits_pool = pool - ceil_to_page(self.reserve, config.page_size) - (config.page_size - 1) - prompt_len
         return min(asked, self.total_limit - prompt_len, fits_pool)

@@ -1,4 +1,4 @@
-"""Overlap or synchronous: one pure function of resolved arguments, whose result carries the reason."""
+"""The choice between overlap and synchronous mode: a pure function whose result carries the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODES: tuple[Mode, ...] = ("overlap", "synchronous")
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The scheduling mode of an engine, and the sentence that is logged once when it starts."""
+    """The scheduling mode of an engine, and the reason for it."""
 
     mode: Mode
     reason: str

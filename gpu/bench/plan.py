@@ -48,7 +48,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What a user may choose; lists as they are typed ("1,8,32")."""
+    """What a user may choose. Lists are texts such as "1,8,32"."""
 
     model: Path | None = None
     random_weights: str | None = None  # a built-in name or a config.json, instead of `model`
@@ -98,7 +98,7 @@ class CellPlan:
 
     @property
     def kv_bytes(self) -> int:
-        """All arms stand side by side, so that they can take turns."""
+        """Bytes of the KV of all arms, which are in memory together, so that they can take turns."""
         return sum(arm.kv_bytes for arm in self.arms)
 
 
@@ -126,19 +126,19 @@ class BenchPlan:
 
     @property
     def kv_bytes(self) -> int:
-        """Of the cell that needs most."""
+        """Bytes of the KV of the largest cell."""
         return max(cell.kv_bytes for cell in self.cells)
 
     @property
     def memory(self) -> str:
-        """What the run needs, in words."""
+        """A sentence that says what memory the run needs."""
         largest = max(self.cells, key=lambda cell: cell.kv_bytes)
         where = f"batch {largest.batch_size}, context {largest.context_len}, {len(largest.arms)} engines side by side"
         return f"needs {in_units(self.weight_bytes)} for weights, {in_units(self.kv_bytes)} for KV ({where})"
 
 
 def in_units(num_bytes: float) -> str:
-    """Bytes in words."""
+    """Return `num_bytes` in GiB or MiB, as text."""
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes * 1024 / GIB:.2f} MiB"
 
 
@@ -195,7 +195,7 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
 
 
 def _counts(options: BenchOptions) -> dict[str, tuple[int, ...]]:
-    """The lists of numbers; raises ConfigError with every problem of the arguments taken by themselves."""
+    """Parse the lists of numbers. Raises ConfigError with every argument that is wrong in itself."""
     problems: list[Problem] = []
     if (options.model is None) == (options.random_weights is None):
         problems.append(Problem("--model", "give either a checkpoint or --random-weights"))
@@ -240,7 +240,7 @@ def _models(
 
 
 def _steps_of(algorithm: SpecAlgorithm, options: BenchOptions, steps: tuple[int, ...]) -> tuple[int, ...]:
-    """Ascending, with 0 for the plain decoding that everything is compared with."""
+    """Return the steps in ascending order, with 0 for the plain decoding that the others are compared with."""
     if algorithm.is_speculative:
         return tuple(sorted({0, *steps}))
     if options.steps is not None and max(steps) > 0:
@@ -258,7 +258,7 @@ def _graphs(options: BenchOptions, algorithm: SpecAlgorithm, device: str) -> boo
 
 
 def _acceptance(options: BenchOptions, algorithm: SpecAlgorithm) -> tuple[AcceptanceProcess | None, str]:
-    """The process and its name. Random drafts are never right, so with them there is always one."""
+    """Return the acceptance process and its name. Random drafts are never accepted, so they always have one."""
     text = options.acceptance
     if not algorithm.is_speculative:
         if text is not None:
@@ -287,7 +287,7 @@ def _acceptance(options: BenchOptions, algorithm: SpecAlgorithm) -> tuple[Accept
 
 
 def acceptance_of_arm(plan: BenchPlan, arm: ArmPlan) -> AcceptanceProcess | None:
-    """The process of the arm's trees or chains; plain decoding has none."""
+    """Return the acceptance process of the arm's trees or chains; None for plain decoding."""
     spec = arm.spec
     if plan.acceptance is None or spec.max_steps == 0:
         return None

@@ -66,7 +66,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
-        """`data` is a parsed config.json. Raises ConfigError with all problems of `source`."""
+        """Read a parsed config.json. Raises ConfigError with all problems of `source`."""
         reader = ConfigReader(data, source)
         config = read_model_config(reader, _architecture(reader))
         reader.raise_problems()
@@ -83,7 +83,7 @@ class ModelConfig:
         return tuple(i for i in range(self.num_layers) if self.moe is not None and self.moe.is_sparse(i))
 
     def to_dict(self) -> dict[str, Any]:
-        """The config.json that `from_dict` reads back and that `transformers` loads."""
+        """Return the config.json that `from_dict` reads back and that `transformers` loads."""
         data: dict[str, Any] = {
             "architectures": [self.architecture],
             "model_type": MODEL_TYPES[self.architecture],

@@ -1,4 +1,4 @@
-"""The configuration of a draft head: the shape of its own layers, and how it fits the target."""
+"""The configuration of a draft head: the shape of its own layers, and whether it fits the target."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HeadConfig:
     def from_dict(
         cls, data: Mapping[str, Any], algorithm: str, target: ModelConfig, source: str = "config.json"
     ) -> HeadConfig:
-        """`data` is a parsed config.json. Raises ConfigError with all problems, a misfit with the target included."""
+        """Read a parsed config.json. Raises ConfigError with all problems, or with all that does not fit the target."""
         reader = ConfigReader(data, source)
         model = read_model_config(reader, _layer_architecture(reader))
         hidden_size = reader.integer("hidden_size")
@@ -53,8 +53,7 @@ class HeadConfig:
         )
         if reader.flag("norm_before_fc"):
             reader.problem("norm_before_fc", "a norm before the fusion is not implemented")
-        # Whether it fits is asked of sizes that are known.
-        reader.raise_problems()
+        reader.raise_problems()  # only known sizes can be compared with the target's
         head._note_misfits(reader, target)
         reader.raise_problems()
         return head
@@ -91,7 +90,7 @@ class HeadConfig:
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, ...]:
-    """The layers whose input EAGLE-3 fuses: an early, a middle and a late one (the published 2, n/2, n − 3 where these differ)."""
+    """Return the layers whose input EAGLE-3 fuses: an early, a middle and a late one (2, n/2, n − 3 as published, if these differ)."""
     published = (2, num_layers // 2, num_layers - 3)
     if published[0] < published[1] < published[2]:
         return published

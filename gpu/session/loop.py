@@ -46,7 +46,7 @@ class Deliveries:
                 self._rounds(event)
 
     def take(self) -> tuple[dict[str, list[np.ndarray]], dict[str, dict[str, list[np.ndarray]]]]:
-        """Tokens and outputs since the last call, by request id."""
+        """Return tokens and outputs since the last call, by request id."""
         taken = self._tokens, self._outputs
         self._tokens, self._outputs = {}, {}
         return taken
@@ -76,7 +76,7 @@ class Deliveries:
 
 
 def all_of(sinks: Sequence[EventSink]) -> EventSink:
-    """One sink that hands every event to each of `sinks`, in order."""
+    """Return a sink that hands every event to each of `sinks`, in order."""
 
     def tell(event: Event) -> None:
         for sink in sinks:

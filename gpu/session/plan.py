@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ POLICIES = ("ema", "goodput")
 
 
 class NotEnoughMemory(ForetokenError):
-    """The device cannot hold the weights and the KV of one request; the message says what needs how much."""
+    """The device cannot hold the weights and the KV of one request. The message says how much each of them needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +43,17 @@ class SessionOptions:
     num_draft_tokens: int | None = None  # nodes of a verify tree
     adaptive: str | None = None  # a preset or a file; None: fixed steps
     policy: str | None = None  # what chooses among the adaptive candidates: "ema" (default) or "goodput"
-    overlap: bool | None = None  # default: on a GPU
+    overlap: bool | None = None  # default: true on a GPU
     page_size: int = 1
-    context_len: int | None = None  # default: what the requests need, else what the model can
+    context_len: int | None = None  # default: what the requests need if that is known, else the model's positions
     max_running: int = 32
     chunk_size: int = 2048
     prefix_cache: bool = True
-    kv_tokens: int | None = None  # size of the KV pool; default: what running requests need, as far as memory goes
+    kv_tokens: int | None = None  # size of the KV pool; default: what running requests need, if memory suffices
     memory_fraction: float = 0.85  # of the device's free memory, weights included
     dtype: str = AUTO  # the checkpoint's; on a CPU at least float32
     device: str = AUTO
-    threads: int | None = (
-        None  # of torch on a CPU, in the whole process; default: 1 for small models, else torch's choice
-    )
+    threads: int | None = None  # of torch on a CPU, in the process; default: 1 for small models, else torch's choice
     seed: int = 0
     block_rounds: int | None = None  # rounds per plan; default: 8 on a CPU, 1 on a GPU, where overlap hides the host
     graphs: bool | None = None  # capture rounds as CUDA graphs; default: on a GPU, unless debugging
@@ -80,7 +79,7 @@ class SessionPlan:
         return self.spec.resolve_sizes()
 
     def max_prompt_len(self) -> int:
-        """The longest prompt that leaves room for a token of output."""
+        """Return the length of the longest prompt that leaves room for a token of output."""
         config, sizes = self.spec.config, self.sizes
         return min(sizes.total_limit - 1, config.num_pages * config.page_size - sizes.reserve - 1)
 
@@ -175,7 +174,7 @@ def algorithm_name(options: SessionOptions) -> str:
 
 
 def recognise_draft(directory: Path) -> str:
-    """The algorithm that the draft in `directory` is made for: by its architecture, or by the tensors that only a head has."""
+    """Return the algorithm that the draft in `directory` is made for, by its architecture or the tensors that only a head has."""
     from ..models.config import read_json
     from ..models.tensor_files import list_tensors
 
@@ -290,17 +289,14 @@ def _context_len(options: SessionOptions, target: ModelConfig, spec: EngineSpec,
 
 
 def checkpoint_bytes(options: SessionOptions, target: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of the target's and the draft's weights as they are loaded."""
+    """Return the bytes of the target's and the draft's weights as they are loaded."""
     from ..models.checkpoint import required_bytes
     from ..models.tensor_files import list_tensors
 
     draft = 0
     if options.draft is not None:
         for tensor in list_tensors(options.draft).values():
-            count = 1
-            for size in tensor.shape:
-                count *= size
-            draft += count * dtype.itemsize
+            draft += math.prod(tensor.shape) * dtype.itemsize
     return sum(required_bytes(target, dtype).values()) + draft
 
 
@@ -320,7 +316,7 @@ def bytes_per_token(
 def _pool(
     options: SessionOptions, slot_bytes: int, device: str, spec: EngineSpec, weight_bytes: int
 ) -> tuple[int, int]:
-    """Pages of the KV pool, and their bytes in all pools. NotEnoughMemory if the device cannot hold one request."""
+    """Return the pages of the KV pool, and their bytes in all pools. Raises NotEnoughMemory if the device cannot hold one request."""
     sizes, page_size = spec.resolve_sizes(), options.page_size
     one_request = ceil_to_page(sizes.row_width, page_size) + page_size
     wanted = options.kv_tokens
@@ -343,7 +339,7 @@ def _pool(
 
 
 def free_bytes(device: str) -> int:
-    """Memory that can be had on `device` now."""
+    """Return the memory that is free on `device` now."""
     import torch
 
     if device != "cpu":

@@ -1,7 +1,7 @@
-"""What a decode round costs on this device with these models: the table that the goodput policy decides with.
+"""Measure what a decode round costs on this device with these models: the table that the goodput policy decides with.
 
-Each candidate number of steps runs a few rounds of real requests at several batch sizes, with short contexts and with long ones; the
-median counts. It is measured once, when a session opens, and stands in the log's header, so that a replay decides with the same numbers.
+For each candidate number of steps, a few rounds of requests run at several batch sizes, with short and with long contexts; the median
+counts. The table is measured once, when a session opens, and is part of the log's header, so that a replay decides with the same numbers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ..ops.port import Ops
 WARM_UP_ROUNDS = 2
 TIMED_ROUNDS = 7
 SHORT_PROMPT = 16
-LONG_PROMPT = 512  # at most; a short context has to do with less
+LONG_PROMPT = 512  # at most; less if the context is short
 MakeExecutor = Callable[[Engine], Executor]
-"""Return an executor for the engine, with the graphs of its largest batch where the session has graphs."""
+"""Makes an executor for an engine, with graphs of its largest batch if the session has graphs."""
 
 
 def measure_cost_table(spec: EngineSpec, target: Decoder, draft: DraftModel | None, ops: Ops) -> CostTable:
-    """The cost table for the candidates of `spec`; rounds are captured where the session's will be."""
+    """Measure the cost table for the candidates of `spec`; rounds are captured if the session's will be."""
 
     def make_executor(engine: Engine) -> Executor:
         if target.device.type == "cuda":
@@ -48,7 +48,7 @@ def measure_cost_table(spec: EngineSpec, target: Decoder, draft: DraftModel | No
 def cost_table(
     spec: EngineSpec, make_executor: MakeExecutor, clock_ns: Callable[[], int] = time.perf_counter_ns
 ) -> CostTable:
-    """The table as `make_executor`'s executors run it: round times on `batch_sizes`, and what a KV token adds at the largest."""
+    """Measure round times at `batch_sizes`, and what a KV token adds at the largest of them."""
     candidates = spec.adaptive.candidate_steps
     sizes = batch_sizes(spec)
     round_ns, kv_token_ps = [], []
@@ -63,7 +63,7 @@ def cost_table(
 
 
 def batch_sizes(spec: EngineSpec) -> tuple[int, ...]:
-    """1, 2, 4, … up to what may run at once and what the pool holds."""
+    """Return 1, 2, 4, … up to what may run at once and what the pool holds."""
     config = spec.config
     room = config.num_pages * config.page_size // _request_slots(spec, SHORT_PROMPT)
     most = max(1, min(config.max_running, room))
@@ -71,8 +71,8 @@ def batch_sizes(spec: EngineSpec) -> tuple[int, ...]:
 
 
 def _rounds_reach(spec: EngineSpec) -> int:
-    """Slots past the prompt that the measured rounds may write, in whichever mode."""
-    nodes = max(spec.num_draft_tokens or 0, spec.adaptive.candidate_steps[-1] * spec.topk + 1)
+    """Return the slots past the prompt that the measured rounds may write, in either mode."""
+    nodes = max(spec.num_draft_tokens or 0, spec.max_steps * spec.topk + 1)
     return (WARM_UP_ROUNDS + TIMED_ROUNDS + 4) * nodes
 
 
@@ -83,7 +83,7 @@ def _request_slots(spec: EngineSpec, prompt_len: int) -> int:
 
 
 def _long_prompt(spec: EngineSpec, batch_size: int) -> int:
-    """The longest prompt that fits context and pool at this batch size; 0 if it is not much longer than the short one."""
+    """Return the longest prompt that fits context and pool at this batch size; 0 if it is not much longer than the short one."""
     config = spec.config
     reach = _request_slots(spec, 0)
     longest = min(LONG_PROMPT, config.context_len - reach, config.num_pages * config.page_size // batch_size - reach)
@@ -98,19 +98,9 @@ def _round_ns(
     make_executor: MakeExecutor,
     clock_ns: Callable[[], int],
 ) -> int:
-    """The median time of one round, from plan to commit."""
-    config = replace(
-        spec.config,
-        overlap=False,
-        mode_reason="timing",
-        block_rounds=1,
-        max_running=batch_size,
-        prefix_cache=False,
-        watermark=0.0,
-    )
+    """Return the median time of one round, from plan to commit."""
     alone = replace(
         spec,
-        config=replace(config, num_pages=batch_size * _request_slots(spec, prompt_len) // config.page_size + 1),
         policy="fixed",
         adaptive=fixed_config(steps),
         initial_steps=steps,
@@ -118,6 +108,14 @@ def _round_ns(
         topk=spec.topk if steps else 1,
         cost_table=None,
         decodes_text=False,
+    ).with_config(
+        num_pages=batch_size * _request_slots(spec, prompt_len) // spec.config.page_size + 1,
+        overlap=False,
+        mode_reason="timing",
+        block_rounds=1,
+        max_running=batch_size,
+        prefix_cache=False,
+        watermark=0.0,
     )
     engine = alone.make_engine()
     driver = Driver(engine, make_executor(engine), clock_ns)

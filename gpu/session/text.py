@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...core.config_reader import read_json_object
 from ...core.errors import ConfigError, InvalidRequest, Problem
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from .chat_template import ChatTemplate, Message
 
-MAX_CONFIG_BYTES = 16 << 20
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 REPLACEMENT = "\ufffd"
 """What a decoder shows for bytes that are no UTF-8, also for a character of which only the first bytes are there."""
@@ -70,12 +69,12 @@ class Tokenizer:
             tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception for everything
             raise ConfigError(str(file), [Problem("", f"is no tokenizer: {error}")]) from error
-        settings = read_json_object(folder / "tokenizer_config.json")
-        generation = read_json_object(folder / "generation_config.json")
+        settings = _read_if_there(folder / "tokenizer_config.json")
+        generation = _read_if_there(folder / "generation_config.json")
         eos = _token_ids(generation, "eos_token_id", folder / "generation_config.json")
         special = {name: text for name in SPECIAL_TOKENS if (text := _token_text(settings.get(name)))}
         if not eos and "eos_token" not in special:
-            eos = _token_ids(read_json_object(folder / "config.json"), "eos_token_id", folder / "config.json")
+            eos = _token_ids(_read_if_there(folder / "config.json"), "eos_token_id", folder / "config.json")
         return cls(
             tokenizer,
             str(folder),
@@ -193,21 +192,11 @@ def _overlap(text: str, stop: str) -> int:
 # -- files of a checkpoint --------------------------------------------------------------------------------------------
 
 
-def read_json_object(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`; empty if there is no such file. ConfigError if it holds something else."""
-    try:
-        if not file.exists():
-            return {}
-        if file.stat().st_size > MAX_CONFIG_BYTES:
-            raise ConfigError(str(file), [Problem("", f"larger than {MAX_CONFIG_BYTES} bytes, expected a small file")])
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(str(file), [Problem("", f"cannot be read: {error.strerror or error}")]) from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(str(file), [Problem("", f"is not JSON: {error}")]) from error
-    if not isinstance(value, dict):
-        raise ConfigError(str(file), [Problem("", f"expected a JSON object, found {type(value).__name__}")])
-    return value
+def _read_if_there(file: Path) -> dict[str, Any]:
+    """Return the JSON object in `file`, or an empty one if there is no such file. Raises ConfigError."""
+    if not file.exists():
+        return {}
+    return read_json_object(str(file), lambda name: Path(name).read_text(encoding="utf-8"))
 
 
 def _token_text(value: Any) -> str | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ...core.config_reader import read_json_object
 from ...core.errors import ConfigError, Problem, nearest
 
 
@@ -83,7 +83,6 @@ VLLM_H100_LLAMA_8B = Calibration(
 
 _TEXTS = ("name", "source", "gpu", "model", "draft_algorithm")
 _LINES = ("target", "draft_pass", "sampling")
-MAX_PROFILE_BYTES = 4 << 20
 
 
 def load_calibration(path: str | Path) -> Calibration:
@@ -91,18 +90,8 @@ def load_calibration(path: str | Path) -> Calibration:
 
     Raises `ConfigError` with the file and every problem: unknown keys, wrong types, negative or non-finite numbers.
     """
-    file = Path(path)
-    try:
-        if file.stat().st_size > MAX_PROFILE_BYTES:
-            raise ConfigError(str(file), [Problem("", f"larger than {MAX_PROFILE_BYTES} bytes: not a calibration")])
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(str(file), [Problem("", f"cannot be read: {error.strerror or error}")]) from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(str(file), [Problem("", f"is not JSON: {error}")]) from error
-    if not isinstance(data, dict):
-        raise ConfigError(str(file), [Problem("", f"expected a JSON object, found {type(data).__name__}")])
-    return _calibration(str(file), data)
+    file = str(path)
+    return _calibration(file, read_json_object(file, lambda name: Path(name).read_text(encoding="utf-8")))
 
 
 def _calibration(source: str, data: Mapping[str, Any]) -> Calibration:

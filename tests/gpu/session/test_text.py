@@ -246,7 +246,7 @@ def test_a_model_without_template_says_so(tmp_path):
     [
         ("tokenizer.json", None, "missing"),
         ("tokenizer.json", "{}", "no tokenizer"),
-        ("tokenizer_config.json", "[]", "expected a JSON object, found list"),
+        ("tokenizer_config.json", "[]", "must hold a JSON object, not list"),
         ("tokenizer_config.json", "{", "is not JSON"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id"),
         ("generation_config.json", '{"eos_token_id": [true]}', "eos_token_id"),
