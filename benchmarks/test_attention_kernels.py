@@ -19,7 +19,7 @@ from foretoken.gpu.kernels.layers.decode_attention import decode_attention_bytes
 from foretoken.gpu.kernels.layers.rms_norm import add_rms_norm_triton, rms_norm_bytes
 from foretoken.gpu.kernels.layers.rope_write import rope_write_bytes, rope_write_triton
 from foretoken.gpu.kernels.layers.verify_attention import verify_attention_bytes, verify_attention_triton
-from foretoken.gpu.ops.port import KVView
+from foretoken.gpu.ops.port import DecodeBatch, VerifyBatch
 
 HAS_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="times Triton kernels: needs an NVIDIA GPU")]
@@ -108,9 +108,9 @@ def note(benchmark, name: str, num_bytes: int, seconds: float, bandwidth: float)
 def test_decode_attention(benchmark, bandwidth, length):
     pools = Pools(length)
     q = torch.randn(1, HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
-    view = KVView(pools.rows, pools.lens, pools.lens, pools.lens, length)
+    queries = DecodeBatch(pools.table, pools.rows, pools.lens, pools.lens, pools.lens, length)
     calls = [
-        lambda i=i: decode_attention_triton(q, pools.keys[i], pools.values[i], pools.table, view, HEAD_DIM**-0.5)
+        lambda i=i: decode_attention_triton(q, pools.keys[i], pools.values[i], queries, HEAD_DIM**-0.5)
         for i in range(pools.count)
     ]
     seconds = benchmark.pedantic(seconds_per_call, args=(calls,), rounds=1)
@@ -124,11 +124,9 @@ def test_verify_attention(benchmark, bandwidth, length, num_nodes):
     pools = Pools(length)
     q = torch.randn(num_nodes, HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
     k, v = torch.randn(2, num_nodes, KV_HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
-    bits = tree_bits(num_nodes)
+    nodes = VerifyBatch(pools.table, pools.rows, pools.lens, length, tree_bits(num_nodes))
     calls = [
-        lambda i=i: verify_attention_triton(
-            q, k, v, pools.keys[i], pools.values[i], pools.table, pools.rows, pools.lens, length, bits, HEAD_DIM**-0.5
-        )
+        lambda i=i: verify_attention_triton(q, k, v, pools.keys[i], pools.values[i], nodes, HEAD_DIM**-0.5)
         for i in range(pools.count)
     ]
     seconds = benchmark.pedantic(seconds_per_call, args=(calls,), rounds=1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...gpu.batch.tree import DeviceTree, DeviceVerified
 from ...gpu.executor.round import best_tokens
-from ...gpu.ops.port import Ops
+from ...gpu.ops.port import KVTensors, Ops
 from ...gpu.session.devices import ops_for
 
 
@@ -79,7 +79,7 @@ class DeviceAccept:
         """The first half of the pools are keys of so many layers, the second half their values."""
         keys, values = (self.tensor(half)[:, :, None, None] for half in np.split(pools, 2))
         verified = round.verified
-        self.ops.move_accepted_(keys, values, round.windows, verified.accept_index, verified.accept_lens)
+        self.ops.move_accepted_(KVTensors(keys, values), round.windows, verified.accept_index, verified.accept_lens)
         return torch.cat([keys, values])[:, :, 0, 0].cpu().numpy()
 
     def tensor(self, array: np.ndarray) -> Tensor:

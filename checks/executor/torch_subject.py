@@ -24,7 +24,7 @@ from ...gpu.models.decoder import Decoder
 from ...gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
 from ...gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from ...gpu.models.weights import initialize
-from ...gpu.ops.torch_ops import TorchOps
+from ...gpu.ops.host_ops import HostOps
 
 # Widths that nothing else in these models has: projections are 16 + 2 · 8 and 2 · 24 wide.
 HIDDEN = 44
@@ -32,7 +32,7 @@ DRAFT_HIDDEN = 52
 NUM_HEADS = 7
 CONTEXT_LEN = 256
 SHARPNESS = 12.0  # a fresh model says nearly the same everywhere
-OPS = TorchOps()
+OPS = HostOps()
 
 
 class CheckedExecutor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...core.contract.step import PrefillStep
-from ..ops.port import Ops
-from .paged import PrefillAttention
+from ..ops.port import ExtendBatch, Ops
+from .paged import PagedAttention
 from .pools import KVPool
 
 
@@ -71,20 +71,10 @@ class Chunks:
     def extended(self, extra: int) -> Chunks:
         return Chunks.lay_out(self.part, self.table, self.max_position, extra)
 
-    def attention(self, ops: Ops, pool: KVPool) -> PrefillAttention:
-        """The attention of a pass over these tokens, with the KV in `pool`."""
-        return PrefillAttention(
-            ops=ops,
-            pool=pool,
-            table=self.table,
-            rows=self.rows,
-            prefix_lens=self.prefix_lens,
-            starts=self.starts,
-            positions=self.positions,
-            slots=self.slots,
-            max_prefix_len=self.max_prefix_len,
-            max_new_len=self.max_new_len,
-        )
+    def attention(self, ops: Ops, pool: KVPool) -> PagedAttention:
+        """Return the attention of a pass over these tokens, with the KV in `pool`."""
+        batch = ExtendBatch(self.table, self.rows, self.prefix_lens, self.starts, self.max_prefix_len, self.max_new_len)
+        return PagedAttention(ops, pool, batch, self.positions, self.slots)
 
     @property
     def num_tokens(self) -> int:

@@ -6,7 +6,8 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
+
+from ..ops.port import KVTensors
 
 
 class KVPool:
@@ -25,7 +26,8 @@ class KVPool:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         # Indexing a tensor costs as much as a small kernel, so each layer's view is made once.
-        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(zip(self.keys, self.values, strict=True))
+        self.layers: tuple[KVTensors, ...] = tuple(map(KVTensors, self.keys, self.values))
+        self.all_layers = KVTensors(self.keys, self.values)
 
     @cached_property
     def on_host(self) -> tuple[tuple[np.ndarray, np.ndarray], ...] | None:

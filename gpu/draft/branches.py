@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from ..batch.chunks import Chunks
-from ..batch.paged import BranchAttention
+from ..batch.paged import PagedAttention
 from ..batch.pools import KVPool
 from ..batch.tree import DeviceTree
 from ..kernels.constants import numbers
-from ..ops.port import KVView, Ops
+from ..ops.port import DecodeBatch, Ops
 from .beam import Beam, first_level, next_level, tree_of
 from .network import DraftNetwork
 from .port import Accepted, Relayed, RoundBatch, root_only
@@ -168,7 +168,7 @@ class _SingleBranch:
         self._lens = places + 1
         self._positions = places.clamp_(max=batch.max_position)
 
-    def at_step(self, step: int, tokens: Tensor, with_root: bool) -> tuple[Tensor, BranchAttention]:
+    def at_step(self, step: int, tokens: Tensor, with_root: bool) -> tuple[Tensor, PagedAttention]:
         """The pass's tokens [m] and its attention: m = bs, or twice that with the root before each row's first draft."""
         batch = self._batch
         cell, rows, count = step - self._first_cell, batch.rows, 1
@@ -177,15 +177,8 @@ class _SingleBranch:
         lens, positions, slots = (
             x.narrow(1, cell + 1 - count, count).reshape(-1) for x in (self._lens, self._positions, self._slots)
         )
-        attention = BranchAttention(
-            ops=self._ops,
-            pool=self._pool,
-            table=batch.table,
-            view=KVView(rows, lens, lens, lens, batch.max_len + cell + 1),
-            positions=positions,
-            slots=slots,
-        )
-        return tokens.reshape(-1), attention
+        queries = DecodeBatch(batch.table, rows, lens, lens, lens, batch.max_len + cell + 1)
+        return tokens.reshape(-1), PagedAttention(self._ops, self._pool, queries, positions, slots)
 
 
 class _Branches:
@@ -205,9 +198,9 @@ class _Branches:
         self._bases = (lengths - in_page)[:, None].expand(-1, topk)
         self._tails = self._starts - in_page[:, None]
         if page_size > 1 and steps > 1:
-            ops.duplicate_tails_(pool.keys, pool.values, batch.table, batch.rows, lengths, page_size, topk, steps)
+            ops.duplicate_tails_(pool.all_layers, batch.table, batch.rows, lengths, page_size, topk, steps)
 
-    def at_step(self, step: int, tokens: Tensor, with_root: bool) -> tuple[Tensor, BranchAttention]:
+    def at_step(self, step: int, tokens: Tensor, with_root: bool) -> tuple[Tensor, PagedAttention]:
         """The pass's tokens [m] and its attention: m = bs · k, or twice that with the root before each first node."""
         bs, topk = tokens.shape
         cell = step - self._first_cell
@@ -222,15 +215,11 @@ class _Branches:
         rows = self._batch.rows.repeat_interleave(per_row)
         bases = self._bases.repeat_interleave(len(cells), dim=1).reshape(-1)
         tails = self._tails.repeat_interleave(len(cells), dim=1).reshape(-1)
-        attention = BranchAttention(
-            ops=self._ops,
-            pool=self._pool,
-            table=self._batch.table,
-            view=KVView(rows, bases, tails, lens, self._batch.max_len + cell + 1),
-            positions=(lens - 1).clamp(max=self._batch.max_position),
-            slots=self._slots(places).view(-1),
+        batch, positions = self._batch, (lens - 1).clamp(max=self._batch.max_position)
+        queries = DecodeBatch(batch.table, rows, bases, tails, lens, batch.max_len + cell + 1)
+        return tokens.reshape(-1), PagedAttention(
+            self._ops, self._pool, queries, positions, self._slots(places).view(-1)
         )
-        return tokens.reshape(-1), attention
 
     def follow(self, beam: Beam, step: int) -> None:
         """Copy the KV of each beam node's parent branch into its own, before `step` writes its cell."""
@@ -239,7 +228,7 @@ class _Branches:
         bs, topk, count = places.shape
         slots = self._slots(places.view(bs, -1)).view(bs, topk, count)
         sources = slots.gather(1, beam.sources[:, :, None].expand(bs, topk, count))
-        self._ops.move_slots_(self._pool.keys, self._pool.values, sources.view(-1), slots.view(-1))
+        self._ops.move_slots_(self._pool.all_layers, sources.view(-1), slots.view(-1))
 
     def _slots(self, places: Tensor) -> Tensor:
         return self._batch.table.view(-1)[self._row_cells + places].long()

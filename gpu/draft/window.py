@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..batch.paged import WindowAttention
+from ..batch.paged import PagedAttention
 from ..batch.pools import KVPool
 from ..kernels.constants import numbers, sequence
-from ..ops.port import Ops
+from ..ops.port import Ops, VerifyBatch
 from .port import RoundBatch
 
 
@@ -36,22 +36,14 @@ def window_slots(batch: RoundBatch, columns: int) -> Tensor:
     return batch.table.view(-1)[batch.rows[:, None] * width + places].long()
 
 
-def window_attention(ops: Ops, pool: KVPool, batch: RoundBatch, columns: int, accept_lens: Tensor) -> WindowAttention:
+def window_attention(ops: Ops, pool: KVPool, batch: RoundBatch, columns: int, accept_lens: Tensor) -> PagedAttention:
     """Attention of a window whose KV is kept where a node was accepted."""
     column = numbers(columns, batch.rows.device)
     slots = window_slots(batch, columns) * (column < accept_lens[:, None])
     positions = (batch.lengths[:, None] + column).clamp(max=batch.max_position)
-    return WindowAttention(
-        ops=ops,
-        pool=pool,
-        table=batch.table,
-        rows=batch.rows,
-        prefix_lens=batch.lengths,
-        positions=positions.view(-1),
-        slots=slots.view(-1),
-        ancestor_bits=causal_bits(columns, batch.rows.device).expand(len(batch.row_numbers), columns),
-        max_prefix_len=batch.max_len,
-    )
+    bits = causal_bits(columns, batch.rows.device).expand(len(batch.row_numbers), columns)
+    window = VerifyBatch(batch.table, batch.rows, batch.lengths, batch.max_len, bits)
+    return PagedAttention(ops, pool, window, positions.view(-1), slots.view(-1))
 
 
 def at_column(values: Tensor, columns: Tensor) -> Tensor:

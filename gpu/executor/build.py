@@ -54,7 +54,6 @@ def build_executor(
     for model in (target, draft_model):
         if model is not None and model.weight_bytes <= MAX_PACKED_BYTES:
             pack_projections(model)
-            model.use_host()
     pool = pool_for(target, num_slots, target)
     draft_pool = None
     if algorithm.draft_kv is not DraftKV.NONE:

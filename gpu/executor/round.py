@@ -16,14 +16,14 @@ from torch import Tensor
 
 from ...core.draws import Purpose
 from ...core.tree.outputs import NodeOutputs
-from ..batch.paged import WindowAttention
+from ..batch.paged import PagedAttention
 from ..batch.pools import KVPool
 from ..batch.tree import DeviceTree, DeviceVerified
 from ..draft.port import Accepted, Draft, Relayed, RoundBatch
 from ..draft.window import window_slots
 from ..kernels.constants import numbers
-from ..models.decoder import Capture, Decoder, DecoderOutput
-from ..ops.port import Ops
+from ..models.decoder import Decoder, DecoderOutput
+from ..ops.port import Capture, Ops, VerifyBatch
 from .outputs import DRAFT_HIDDEN, NEXT_RELAY, node_outputs
 from .sampling import sample, target_probs
 
@@ -118,17 +118,8 @@ class DecodeRound:
     def _verify_forward(
         self, batch: RoundBatch, tree: DeviceTree, slots: Tensor, wanted: frozenset[str]
     ) -> DecoderOutput:
-        attention = WindowAttention(
-            ops=self._ops,
-            pool=self._pool,
-            table=batch.table,
-            rows=batch.rows,
-            prefix_lens=batch.lengths,
-            positions=tree.positions.view(-1),
-            slots=slots.view(-1),
-            ancestor_bits=tree.ancestor_bits,
-            max_prefix_len=batch.max_len,
-        )
+        nodes = VerifyBatch(batch.table, batch.rows, batch.lengths, batch.max_len, tree.ancestor_bits)
+        attention = PagedAttention(self._ops, self._pool, nodes, tree.positions.view(-1), slots.view(-1))
         return self._target.forward(tree.tokens.view(-1), attention, capture_for(self._draft, wanted))
 
     def _accept(
@@ -166,9 +157,7 @@ class DecodeRound:
         outputs = NodeOutputs(entries)
         if batch.topk > 1 or self._draft.on_host:
             # On a chain the accepted path stands in front already.
-            self._ops.move_accepted_(
-                self._pool.keys, self._pool.values, slots, verified.accept_index, verified.accept_lens
-            )
+            self._ops.move_accepted_(self._pool.all_layers, slots, verified.accept_index, verified.accept_lens)
             outputs = outputs.map(lambda values: self._ops.compact(values, verified.accept_index, tree.num_nodes))
         shape = (tree.batch_size, tree.num_nodes)
         return {name: outputs[name].unflatten(0, shape) for name in outputs if outputs[name] is not None}

@@ -1,12 +1,10 @@
-"""What a model's layers ask of their surroundings: rotate, remember, attend. The model itself knows no pool and no batch."""
+"""What a model's layers ask of their surroundings: rotate, write KV, attend. The model itself knows no pool and no batch."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from torch import Tensor
-
-from ..batch.host_keys import HostPass
 
 
 class Attention(Protocol):
@@ -17,6 +15,3 @@ class Attention(Protocol):
 
         cos_sin float32 [positions, d]: the model's rotary table, d/2 cosines, then d/2 sines.
         """
-
-    def host_pass(self) -> HostPass | None:
-        """The same for layers that run on the host, where this is a pass of one row on a CPU; else None."""

@@ -5,32 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..batch.host_keys import HostPass
-from ..ops.port import Ops
+from ..ops.port import NO_CAPTURE, Capture, Ops
 from .attention import Attention
 from .config import ModelConfig
-from .host_layers import HostLayer, HostRows, array, quiet, rms_norm, runs_on_host
 from .layer import Layer
 from .projection import Projection
 from .rope import cos_sin_table
 from .weights import NamedWeight, empty_weight, weight_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Capture:
-    """What a forward pass keeps beside its last hidden state."""
-
-    aux_layers: tuple[
-        int, ...
-    ] = ()  # ascending; hidden states entering these layers, the number of layers being the last's output
-    routed_experts: bool = False
-
-
-NO_CAPTURE = Capture()
 
 
 @dataclass(slots=True)
@@ -39,9 +23,7 @@ class DecoderOutput:
 
     hidden: Tensor  # [n, H] after the final norm
     aux: Tensor | None  # [n, len(aux_layers) · H], residual added, before any norm
-    routed_experts: (
-        Tensor | None
-    )  # int32 [n, MoE layers, k], best expert first; None if not asked for or if there are none
+    routed_experts: Tensor | None  # int32 [n, MoE layers, k], best first; None if not asked for or if there are none
 
 
 class Decoder(nn.Module):
@@ -66,54 +48,13 @@ class Decoder(nn.Module):
         self._tables = (self.embed_weight, self.norm_weight)
         self.projections = (Projection(self.output_embedding),)
         self._layers = tuple(self.layers)
-        self._host: tuple[HostRows, tuple[HostLayer, ...]] | None = None
 
     def forward(self, tokens: Tensor, attention: Attention, capture: Capture = NO_CAPTURE) -> DecoderOutput:
         """tokens int64 [n]; `attention` knows which sequences they belong to, and where."""
-        host_pass = None if self._host is None else attention.host_pass()
-        if host_pass is not None:
-            return self._forward_on_host(tokens, host_pass, capture)
-        embed, norm = self._tables
-        ops, eps, cos_sin, aux_layers = self.ops, self.config.rms_norm_eps, self.cos_sin, capture.aux_layers
-        out, residual = None, torch.embedding(embed, tokens)
-        aux: list[Tensor] = []
-        chosen: list[Tensor] = []
-        for layer in self._layers:
-            if out is None:
-                normed = ops.rms_norm(residual, layer.norms[0], eps)
-            else:
-                normed, residual = ops.add_rms_norm(out, residual, layer.norms[0], eps)
-            if layer.index in aux_layers:
-                aux.append(residual)
-            out, residual, experts = layer.after_attention(layer.attend(normed, attention, cos_sin), residual)
-            if experts is not None and capture.routed_experts:
-                chosen.append(experts)
-        hidden, residual = ops.add_rms_norm(out, residual, norm, eps)
-        if len(self._layers) in aux_layers:
-            aux.append(residual)
-        return DecoderOutput(
-            hidden,
-            torch.cat(aux, -1) if aux else None,
-            torch.stack(chosen, 1).to(torch.int32) if chosen else None,
+        out = self.ops.run_layers(
+            self._layers, self.embed(tokens), attention, self.cos_sin, final_norm=self._tables[1], capture=capture
         )
-
-    @quiet
-    def _forward_on_host(self, tokens: Tensor, host_pass: HostPass, capture: Capture) -> DecoderOutput:
-        rows, layers = self._host
-        residual, rotation = rows.embedded(tokens), rows.rotation(host_pass)
-        states = [residual]
-        for layer in layers:
-            states.append(layer.run(states[-1], host_pass, rotation))
-        aux = [states[i] for i in capture.aux_layers]
-        hidden = rms_norm(states[-1], array(self._tables[1]), self.config.rms_norm_eps)
-        return DecoderOutput(
-            torch.from_numpy(hidden), torch.from_numpy(np.concatenate(aux, axis=1)) if aux else None, None
-        )
-
-    def use_host(self) -> None:
-        """Passes of one row run on the host from now on, if the host can do these layers. For inference, with weights that stay."""
-        if self._host is None and runs_on_host(self._layers):
-            self._host = HostRows(self._tables[0], self.cos_sin), tuple(map(HostLayer, self._layers))
+        return DecoderOutput(out.hidden, out.aux, out.routed_experts)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [n] → [n, H]."""

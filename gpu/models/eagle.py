@@ -14,15 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..batch.host_keys import HostPass
 from .attention import Attention
 from .decoder import Decoder, wide
 from .head_config import HeadConfig
-from .host_layers import HostLayer, HostRows, array, quiet, rms_norm, runs_on_host
 from .layer import Layer
 from .projection import Projection
 from .rope import cos_sin_table
@@ -65,7 +62,6 @@ class DraftHead(nn.Module):
         self._output = target.projections[0] if own is None else Projection(own)
         self.projections: tuple[Projection, ...] = () if own is None else (self._output,)
         self._target_ids: Tensor | None = None
-        self._host_rows: HostRows | None = None
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
         """tokens int64 [n], one ahead of the slots; hidden [n, H] from `prepare_hidden` or from the step before."""
@@ -74,20 +70,6 @@ class DraftHead(nn.Module):
     def prepare_hidden(self, captured: Tensor) -> Tensor:
         """What was captured from the target [n, …] → what `forward` takes, [n, H]."""
         return captured
-
-    def use_host(self) -> None:
-        """Passes of one row run on the host from now on, if the host can do these layers. For inference, with weights that stay."""
-        if self._host_rows is None and runs_on_host(self._all_layers()):
-            self._host_rows = HostRows(self._tables[0], self.cos_sin)
-            self._prepare_host()
-
-    def _all_layers(self) -> tuple[Layer, ...]:
-        """Every decoder layer of the head; each form of head says which these are."""
-        raise NotImplementedError
-
-    def _prepare_host(self) -> None:
-        """Make what a pass on the host needs beside the tables."""
-        raise NotImplementedError
 
     def logits(self, logits_hidden: Tensor) -> Tensor:
         """[m, H] → [m, draft vocabulary], in float32 at least."""
@@ -166,32 +148,11 @@ class EagleLayers(nn.Module):
         )
         self.projections = (Projection(self.fc_weight, self.fc_bias),)
         self._layers = tuple(self.layers)
-        self._on_host: tuple[HostLayer, ...] = ()
 
     def run(self, embedded: Tensor, hidden: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
         """[n, H] and [n, H] → [n, H], without a final norm: it is meant to be the target's next normed state."""
         residual = self.projections[0](torch.cat((embedded, hidden), -1))
-        out: Tensor | None = None
-        for layer in self._layers:
-            if out is None:
-                normed = residual
-            else:
-                normed, residual = self.ops.add_rms_norm(out, residual, layer.norms[0], self.eps)
-            out, residual, _ = layer.after_attention(layer.attend(normed, attention, cos_sin), residual)
-        assert out is not None, "a head without layers"
-        return out + residual
-
-    def prepare_host(self) -> None:
-        self._on_host = tuple(map(HostLayer, self._layers))
-
-    @quiet
-    def run_on_host(self, rows: HostRows, tokens: Tensor, hidden: Tensor, host_pass: HostPass) -> Tensor:
-        """`run` for the tokens [n] of a pass that the host can do."""
-        rotation = rows.rotation(host_pass)
-        residual = self.projections[0].on_host(np.concatenate((rows.embedded(tokens), hidden.numpy()), axis=1))
-        for layer in self._on_host:
-            residual = layer.run(residual, host_pass, rotation)
-        return torch.from_numpy(residual)
+        return self.ops.run_layers(self._layers, residual, attention, cos_sin).hidden
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         yield NamedWeight("fc.weight", self.fc_weight.detach())
@@ -207,20 +168,9 @@ class BodiedHead(DraftHead):
     _bodies: tuple[EagleLayers, ...]
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
-        body = self._bodies[head]
-        host_pass = None if self._host_rows is None else attention.host_pass()
-        if host_pass is not None:
-            out = body.run_on_host(self._host_rows, tokens, hidden, host_pass)
-        else:
-            out = body.run(torch.embedding(self._tables[0], tokens), hidden, attention, self.cos_sin)
+        embedded = torch.embedding(self._tables[0], tokens)
+        out = self._bodies[head].run(embedded, hidden, attention, self.cos_sin)
         return HeadOutput(out, out)
-
-    def _all_layers(self) -> tuple[Layer, ...]:
-        return tuple(layer for body in self._bodies for layer in body.layers)
-
-    def _prepare_host(self) -> None:
-        for body in self._bodies:
-            body.prepare_host()
 
 
 class EagleHead(BodiedHead):
@@ -298,44 +248,22 @@ class Eagle3Head(DraftHead):
         self.norm_weight = self._empty(model.hidden_size)
         self._fuse = Projection(self.fc_weight, self.fc_bias)
         self.projections = (*self.projections, self._fuse)
-        self._parts = (self.midlayer, self.midlayer.norms[0], self.hidden_norm, self.norm_weight)
-        self._on_host: HostLayer | None = None
+        self._layers = (self.midlayer,)
+        self._norms = (self.midlayer.norms[0], self.hidden_norm, self.norm_weight)
 
     def prepare_hidden(self, captured: Tensor) -> Tensor:
         """The target's hidden states entering `aux_layers`, concatenated, fused to [n, H]."""
         return self._fuse(captured)
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
-        host_pass = None if self._host_rows is None else attention.host_pass()
-        if host_pass is not None:
-            return self._forward_on_host(tokens, hidden, host_pass)
-        layer, input_norm, hidden_norm, final_norm = self._parts
-        ops, eps = self.ops, layer.eps
-        embedded = ops.rms_norm(torch.embedding(self._tables[0], tokens), input_norm, eps)
-        normed = ops.rms_norm(hidden, hidden_norm, eps)
+        input_norm, hidden_norm, final_norm = self._norms
+        eps = self._layers[0].eps
+        embedded = self.ops.rms_norm(torch.embedding(self._tables[0], tokens), input_norm, eps)
+        normed = self.ops.rms_norm(hidden, hidden_norm, eps)
         residual = normed if self.config.norm_before_residual else hidden
-        out = layer.attend(torch.cat((embedded, normed), -1), attention, self.cos_sin)
-        out, residual, _ = layer.after_attention(out, residual)
-        logits_hidden, hidden = ops.add_rms_norm(out, residual, final_norm, eps)
-        return HeadOutput(hidden, logits_hidden)
-
-    @quiet
-    def _forward_on_host(self, tokens: Tensor, hidden: Tensor, host_pass: HostPass) -> HeadOutput:
-        rows, eps = self._host_rows, self.midlayer.eps
-        input_norm, hidden_norm, final_norm = map(array, self._parts[1:])
-        state = hidden.numpy()
-        normed = rms_norm(state, hidden_norm, eps)
-        embedded = rms_norm(rows.embedded(tokens), input_norm, eps)
-        inputs = np.concatenate((embedded, normed), axis=1)
-        out = self._on_host.attend(inputs, host_pass, rows.rotation(host_pass))
-        state = self._on_host.after_attention(out, normed if self.config.norm_before_residual else state)
-        return HeadOutput(torch.from_numpy(state), torch.from_numpy(rms_norm(state, final_norm, eps)))
-
-    def _all_layers(self) -> tuple[Layer, ...]:
-        return (self.midlayer,)
-
-    def _prepare_host(self) -> None:
-        self._on_host = HostLayer(self.midlayer)
+        inputs = torch.cat((embedded, normed), -1)
+        out = self.ops.run_layers(self._layers, residual, attention, self.cos_sin, inputs, final_norm)
+        return HeadOutput(out.residual, out.hidden)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         yield from super().checkpoint_weights()

@@ -5,12 +5,12 @@ The weights are also kept in plain tuples: looking a parameter up on an `nn.Modu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ..ops.port import Ops
+from ..ops.port import NO_CAPTURE, Capture, LayersOutput, Ops
 from .attention import Attention
 from .config import ModelConfig
 from .moe import ExpertMlp
@@ -123,3 +123,45 @@ class Layer(nn.Module):
         }
         yield from (NamedWeight(name, weight.detach()) for name, weight in named.items() if weight is not None)
         yield from (NamedWeight(f"mlp.{weight.name}", weight.view) for weight in self.mlp.checkpoint_weights())
+
+
+def run_layers(
+    layers: Sequence[Layer],
+    residual: Tensor,
+    attention: Attention,
+    cos_sin: Tensor,
+    first_input: Tensor | None = None,
+    final_norm: Tensor | None = None,
+    capture: Capture = NO_CAPTURE,
+) -> LayersOutput:
+    """`Ops.run_layers`, layer after layer."""
+    ops, eps = layers[0].ops, layers[0].eps
+    out: Tensor | None = None
+    aux: list[Tensor] = []
+    chosen: list[Tensor] = []
+    for place, layer in enumerate(layers):
+        norm = layer.norms[0]
+        if out is not None:
+            normed, residual = ops.add_rms_norm(out, residual, norm, eps)
+        elif first_input is not None:
+            normed = first_input
+        else:
+            normed = residual if norm is None else ops.rms_norm(residual, norm, eps)
+        if place in capture.aux_layers:
+            aux.append(residual)
+        out, residual, experts = layer.after_attention(layer.attend(normed, attention, cos_sin), residual)
+        if experts is not None and capture.routed_experts:
+            chosen.append(experts)
+    assert out is not None, "a model without layers"
+    if final_norm is None:
+        hidden = residual = out + residual
+    else:
+        hidden, residual = ops.add_rms_norm(out, residual, final_norm, eps)
+    if len(layers) in capture.aux_layers:
+        aux.append(residual)
+    return LayersOutput(
+        hidden,
+        residual,
+        torch.cat(aux, -1) if aux else None,
+        torch.stack(chosen, 1).to(torch.int32) if chosen else None,
+    )

@@ -23,7 +23,7 @@ PACKABLE_DTYPES = (torch.float32, torch.bfloat16)
 class Projection:
     """x [n, in] → x · weightᵀ + bias, [n, out]. A plain object: calling an `nn.Module` costs as much as a small product."""
 
-    __slots__ = ("_bias", "_on_host", "_packed", "_transposed", "_weight")
+    __slots__ = ("_bias", "_on_host", "_packed", "_transposed", "_weight", "is_packed")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = weight
@@ -31,6 +31,7 @@ class Projection:
         self._packed: Tensor | None = None
         self._transposed: Tensor | None = None
         self._on_host: tuple[np.ndarray, np.ndarray | None] | None = None
+        self.is_packed = False  # laid out for inference on a CPU; the weight stays as it is from then on
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._transposed is not None:
@@ -52,9 +53,9 @@ class Projection:
     def pack(self) -> None:
         """Copy the weight into the layout that suits its size, where there is one for its dtype and device."""
         weight = self._weight.detach()
-        is_packed = self._packed is not None or self._on_host is not None
-        if is_packed or weight.device.type != "cpu":
+        if self.is_packed or weight.device.type != "cpu":
             return
+        self.is_packed = True
         if weight.numel() < MIN_PACKED_ELEMENTS:
             if weight.dtype in (torch.float32, torch.float64):
                 transposed = weight.t().contiguous()

@@ -1,7 +1,7 @@
-"""Debug mode: every index tensor that moves, writes or reads KV or relay cells is looked at before the device uses it.
+"""Debug mode: check every index tensor that moves, writes or reads KV or relay cells before the device uses it.
 
-The checks wait for the device, so a checked executor neither overlaps nor captures graphs. What they find is a contradiction inside the
-program: an `InvariantViolation` with the id under which the reference executor reports the same thing.
+The checks wait for the device, so a checked executor neither overlaps nor captures graphs. A wrong index raises `InvariantViolation` with
+the id under which the reference executor reports the same defect.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from torch import Tensor
 from ...core.errors import InvariantViolation
 from ...core.kv.moves import KVMovePlan, draft_branch_layout
 from ...core.tree.outputs import compaction_index
-from .port import KVView, Ops
+from .port import DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
 
 
 class CheckedOps:
     """`ops` behind checks; pools of `num_slots` slots with the sink, a request table of `num_rows` rows behind row 0."""
-
-    layers_on_host = False  # nothing goes past the checks
 
     def __init__(self, ops: Ops, num_slots: int, num_rows: int) -> None:
         self._ops = ops
@@ -28,89 +26,48 @@ class CheckedOps:
         self._num_rows = num_rows
 
     def __getattr__(self, name: str) -> Any:
-        """What moves, writes and reads nothing by index needs no check."""
+        """Operations that move, write and read nothing by index need no check."""
         return getattr(self._ops, name)
 
     # -- the forward pass -----------------------------------------------------------------------------------------
 
     def rope_write(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
+        self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
     ) -> tuple[Tensor, Tensor]:
-        self._pools(k_pool, v_pool, slot_axis=0)
+        self._pools(kv, slot_axis=0)
         places, written = _host(positions), _host(slots)
         _in_range("STEPS-01", "position", places, len(cos_sin))
         _in_range("ALLOC-11", "written slot", written, self._num_slots)
         _no_slot_twice("ALLOC-06", written)
-        return self._ops.rope_write(q, k, v, cos_sin, positions, slots, k_pool, v_pool)
+        return self._ops.rope_write(q, k, v, cos_sin, positions, slots, kv)
 
-    def decode_attention(
-        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, view: KVView, scale: float
-    ) -> Tensor:
-        self._pools(k_pool, v_pool, slot_axis=0)
-        bases, tails, lens = _host(view.bases), _host(view.tails), _host(view.lens)
+    def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch) -> Tensor:
+        self._pools(kv, slot_axis=0)
+        bases, tails, lens = _host(batch.bases), _host(batch.tails), _host(batch.lens)
         order = np.arange(int(lens.max(initial=0)))
         columns = np.where(order < bases[:, None], order, order + (tails - bases)[:, None])
-        self._reads(table, _host(view.rows), columns, lens, view.max_len)
-        return self._ops.decode_attention(q, k_pool, v_pool, table, view, scale)
+        self._reads(batch.table, _host(batch.rows), columns, lens, batch.max_len)
+        return self._ops.decode_attention(q, kv, batch)
 
-    def verify_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
-        table: Tensor,
-        rows: Tensor,
-        prefix_lens: Tensor,
-        max_prefix_len: int,
-        ancestor_bits: Tensor,
-        scale: float,
-    ) -> Tensor:
-        self._pools(k_pool, v_pool, slot_axis=0)
-        self._prefixes(table, rows, prefix_lens, max_prefix_len)
-        nodes = ancestor_bits.shape[1]
+    def verify_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch) -> Tensor:
+        self._pools(kv, slot_axis=0)
+        self._prefixes(batch)
+        nodes = batch.ancestor_bits.shape[1]
         # All 64 bits name a node of a tree of 64; a shift by 64 is none.
-        if nodes < 64 and (_host(ancestor_bits).view(np.uint64) >> np.uint64(nodes)).any():
+        if nodes < 64 and (_host(batch.ancestor_bits).view(np.uint64) >> np.uint64(nodes)).any():
             raise InvariantViolation("ACCEPT-01", f"a node attends to a node past the {nodes} of its tree")
-        return self._ops.verify_attention(
-            q, k, v, k_pool, v_pool, table, rows, prefix_lens, max_prefix_len, ancestor_bits, scale
-        )
+        return self._ops.verify_attention(q, k, v, kv, batch)
 
-    def extend_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
-        table: Tensor,
-        rows: Tensor,
-        prefix_lens: Tensor,
-        starts: Tensor,
-        max_prefix_len: int,
-        max_new_len: int,
-        scale: float,
-    ) -> Tensor:
-        self._pools(k_pool, v_pool, slot_axis=0)
-        self._prefixes(table, rows, prefix_lens, max_prefix_len)
-        edges = _host(starts)
+    def extend_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch) -> Tensor:
+        self._pools(kv, slot_axis=0)
+        self._prefixes(batch)
+        edges, most = _host(batch.starts), batch.max_new_len
         counts = np.diff(edges)
-        if edges[0] != 0 or edges[-1] > len(q) or ((counts < 0) | (counts > max_new_len)).any():
+        if edges[0] != 0 or edges[-1] > len(q) or ((counts < 0) | (counts > most)).any():
             raise InvariantViolation(
-                "ENGINE-14", f"chunks that start at {edges.tolist()} in {len(q)} tokens, at most {max_new_len} each"
+                "ENGINE-14", f"chunks that start at {edges.tolist()} in {len(q)} tokens, at most {most} each"
             )
-        return self._ops.extend_attention(
-            q, k, v, k_pool, v_pool, table, rows, prefix_lens, starts, max_prefix_len, max_new_len, scale
-        )
+        return self._ops.extend_attention(q, k, v, kv, batch)
 
     # -- after verification ---------------------------------------------------------------------------------------
 
@@ -120,41 +77,31 @@ class CheckedOps:
             raise InvariantViolation("ACCEPT-18", f"{len(values)} nodes in an output, but {len(source)} in the batch")
         return self._ops.compact(values, accept_index, num_draft_tokens)
 
-    def move_accepted_(
-        self, k_pools: Tensor, v_pools: Tensor, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor
-    ) -> None:
-        self._pools(k_pools, v_pools, slot_axis=1)
+    def move_accepted_(self, kv: KVTensors, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
+        self._pools(kv, slot_axis=1)
         windows, path, lens = _host(node_slots), _host(accept_index), _host(accept_lens)
         _in_range("ACCEPT-16", "slot of a window", windows, self._num_slots)
         _no_slot_twice("ACCEPT-16", windows)
         plan = KVMovePlan.from_accept_index(path, lens, windows)
         plan.check(self._num_slots, windows)
-        self._ops.move_accepted_(k_pools, v_pools, node_slots, accept_index, accept_lens)
+        self._ops.move_accepted_(kv, node_slots, accept_index, accept_lens)
 
-    def move_slots_(self, k_pools: Tensor, v_pools: Tensor, sources: Tensor, targets: Tensor) -> None:
-        self._pools(k_pools, v_pools, slot_axis=1)
+    def move_slots_(self, kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
+        self._pools(kv, slot_axis=1)
         self._moves(_host(sources), _host(targets))
-        self._ops.move_slots_(k_pools, v_pools, sources, targets)
+        self._ops.move_slots_(kv, sources, targets)
 
     def duplicate_tails_(
-        self,
-        k_pools: Tensor,
-        v_pools: Tensor,
-        table: Tensor,
-        rows: Tensor,
-        seq_lens: Tensor,
-        page_size: int,
-        topk: int,
-        steps: int,
+        self, kv: KVTensors, table: Tensor, rows: Tensor, seq_lens: Tensor, page_size: int, topk: int, steps: int
     ) -> None:
-        self._pools(k_pools, v_pools, slot_axis=1)
+        self._pools(kv, slot_axis=1)
         batch, slots = _host(rows), self._table(table)
         _in_range("ALLOC-07", "row", batch, self._num_rows + 1)
         layout = draft_branch_layout(_host(seq_lens), page_size, topk, steps)
         _in_range("ACCEPT-16", "column of a draft branch", layout.tail_dst, slots.shape[1])
         plan = layout.tail_moves(slots, batch)
         self._moves(plan.src, plan.dst)
-        self._ops.duplicate_tails_(k_pools, v_pools, table, rows, seq_lens, page_size, topk, steps)
+        self._ops.duplicate_tails_(kv, table, rows, seq_lens, page_size, topk, steps)
 
     # -- the relay ------------------------------------------------------------------------------------------------
 
@@ -173,7 +120,8 @@ class CheckedOps:
 
     # -- what the checks share ------------------------------------------------------------------------------------
 
-    def _pools(self, k: Tensor, v: Tensor, slot_axis: int) -> None:
+    def _pools(self, kv: KVTensors, slot_axis: int) -> None:
+        k, v = kv
         if k.shape[slot_axis] != self._num_slots or v.shape != k.shape:
             raise InvariantViolation(
                 "ALLOC-11", f"pools {list(k.shape)} and {list(v.shape)}, expected {self._num_slots} slots in both"
@@ -188,11 +136,11 @@ class CheckedOps:
             raise InvariantViolation("ALLOC-12", f"the padding row has slot {slots[0].max()}")
         return slots
 
-    def _prefixes(self, table: Tensor, rows: Tensor, prefix_lens: Tensor, max_prefix_len: int) -> None:
-        lens = _host(prefix_lens)
+    def _prefixes(self, batch: VerifyBatch | ExtendBatch) -> None:
+        lens = _host(batch.prefix_lens)
         longest = int(lens.max(initial=0))
         columns = np.broadcast_to(np.arange(longest), (len(lens), longest))
-        self._reads(table, _host(rows), columns, lens, max_prefix_len)
+        self._reads(batch.table, _host(batch.rows), columns, lens, batch.max_prefix_len)
 
     def _reads(self, table: Tensor, rows: np.ndarray, columns: np.ndarray, lens: np.ndarray, max_len: int) -> None:
         """Query i reads its first lens[i] `columns` [m, …] of the table's row rows[i]."""

@@ -1,29 +1,37 @@
 """What the executor asks of a device, as a port: one method per kernel. `TorchOps` and `TritonOps` implement it.
 
 Shapes: n tokens, bs rows of a batch, nd nodes per row, Hq and Hk query and key-value heads of d channels. Row numbers, positions, slots
-and lengths are int64; the request table is int32 [num_rows + 1, row width]; row 0 and slot 0 are padding that anybody may write. The
-pools are [slots, Hk, d] for one layer, [layers, slots, Hk, d] where a method moves all of them.
+and lengths are int64; the request table is int32 [num_rows + 1, row width]; row 0 and slot 0 are padding, which every row may write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..batch.tree import DeviceTree, DeviceVerified
+from ..models.attention import Attention
+
+
+class KVTensors(NamedTuple):
+    """Keys and values of a pool: of one layer [slots, Hk, d], or of all [layers, slots, Hk, d]."""
+
+    keys: Tensor
+    values: Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class KVView:
-    """Which pool slots each of m queries reads: its row's columns [0, bases), then `tails` onward, `lens` in all.
+class DecodeBatch:
+    """m queries that find all their keys in the pool: columns [0, bases) of their row, then `tails` onward, `lens` in all.
 
     Query i sees position j < lens[i] in slot table[rows[i], j if j < bases[i] else tails[i] + j − bases[i]]. A plain decode has
     bases = lens. A draft branch has its shared prefix (whole pages) as base, and its own pages as tail.
     """
 
+    table: Tensor  # int32 [num_rows + 1, row width]
     rows: Tensor  # int64 [m]
     bases: Tensor  # int64 [m]
     tails: Tensor  # int64 [m]
@@ -31,13 +39,75 @@ class KVView:
     max_len: int  # host's bound of lens: sizes of temporary arrays and the split over the KV length
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyBatch:
+    """bs rows of nd ≤ 64 new tokens behind their prefixes: the nodes of a verify tree, or a window of the draft's catch-up.
+
+    Each new token sees its row's columns [0, prefix_lens) and the new tokens j of its row whose bit j is set. Bits 0: the output is 0.
+    """
+
+    table: Tensor  # int32 [num_rows + 1, row width]
+    rows: Tensor  # int64 [bs]
+    prefix_lens: Tensor  # int64 [bs]
+    max_prefix_len: int  # host's bound of prefix_lens
+    ancestor_bits: Tensor  # int64 [bs, nd]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendBatch:
+    """Ragged prefill: row i has new tokens starts[i] … starts[i + 1] − 1; each sees the row's prefix and the new ones up to itself."""
+
+    table: Tensor  # int32 [num_rows + 1, row width]
+    rows: Tensor  # int64 [bs]
+    prefix_lens: Tensor  # int64 [bs]
+    starts: Tensor  # int64 [bs + 1]
+    max_prefix_len: int  # host's bound of prefix_lens
+    max_new_len: int  # host's bound of the new tokens of a row
+
+
+AttentionBatch = DecodeBatch | VerifyBatch | ExtendBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What a forward pass keeps beside its last hidden state."""
+
+    aux_layers: tuple[
+        int, ...
+    ] = ()  # ascending; hidden states entering these layers, the number of layers being the last's output
+    routed_experts: bool = False
+
+
+NO_CAPTURE = Capture()
+
+
+class LayersOutput(NamedTuple):
+    """What layers make of n tokens."""
+
+    hidden: Tensor  # [n, H] after the final norm, or the residual where there is none
+    residual: Tensor  # [n, H]
+    aux: Tensor | None  # [n, len(aux_layers) · H], before any norm
+    routed_experts: (
+        Tensor | None
+    )  # int32 [n, MoE layers, k], best expert first; None if not asked for or if there are none
+
+
 class Ops(Protocol):
     """Device operations without any host synchronisation. Tensors come back new unless the name says `_`."""
 
-    layers_on_host: bool
-    """Whether the layers of a small model may go past these operations where a CPU's arrays are faster."""
-
     # -- the forward pass -----------------------------------------------------------------------------------------
+
+    def run_layers(
+        self,
+        layers: Sequence[nn.Module],
+        residual: Tensor,
+        attention: Attention,
+        cos_sin: Tensor,
+        first_input: Tensor | None = None,
+        final_norm: Tensor | None = None,
+        capture: Capture = NO_CAPTURE,
+    ) -> LayersOutput:
+        """Run decoder layers (`models.layer.Layer`) over n tokens. `first_input` replaces the normed residual [n, H] in the first one."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [n, H] (or [n, heads, d], normed over the last axis) scaled to unit root mean square, times weight."""
@@ -49,60 +119,21 @@ class Ops(Protocol):
         """silu(gate) · up, [n, 2 · I] → [n, I]; the gate is the first half."""
 
     def rope_write(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
+        self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
     ) -> tuple[Tensor, Tensor]:
-        """Rotate q [n, Hq, d] and k [n, Hk, d], write k and v to `slots` [n]; returns the rotated q and k.
+        """Rotate q [n, Hq, d] and k [n, Hk, d] to `positions` [n], write k and v to `slots` [n]; return the rotated q and k.
 
         cos_sin float32 [positions, d]: d/2 cosines, then d/2 sines; halves are rotated against each other (the Hugging Face order).
         """
 
-    def decode_attention(
-        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, view: KVView, scale: float
-    ) -> Tensor:
-        """Every query [m, Hq, d] over what its view shows of the pool, its own key included. Split over the KV length."""
+    def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch) -> Tensor:
+        """Every query [m, Hq, d] over its keys, its own included. Split over the KV length. Scores are scaled by d^-½ in all three."""
 
-    def verify_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
-        table: Tensor,
-        rows: Tensor,
-        prefix_lens: Tensor,
-        max_prefix_len: int,
-        ancestor_bits: Tensor,
-        scale: float,
-    ) -> Tensor:
-        """bs rows of nd ≤ 64 new tokens (q [bs · nd, Hq, d]; k, v of the new tokens): each sees its row's prefix in the pool, columns
-        [0, prefix_lens), and the new tokens j of its row whose bit j is set in ancestor_bits int64 [bs, nd]. Bits 0: the output is 0."""
+    def verify_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch) -> Tensor:
+        """q [bs · nd, Hq, d] and the new tokens' k and v [bs · nd, Hk, d]."""
 
-    def extend_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
-        table: Tensor,
-        rows: Tensor,
-        prefix_lens: Tensor,
-        starts: Tensor,
-        max_prefix_len: int,
-        max_new_len: int,
-        scale: float,
-    ) -> Tensor:
-        """Ragged prefill: row i has new tokens starts[i] … starts[i + 1] − 1 (int64 [rows + 1]); each sees the row's prefix in the pool and
-        its own row's new tokens up to itself."""
+    def extend_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch) -> Tensor:
+        """q [n, Hq, d] and the new tokens' k and v [n, Hk, d]."""
 
     # -- trees ----------------------------------------------------------------------------------------------------
 
@@ -142,24 +173,14 @@ class Ops(Protocol):
     def compact(self, values: Tensor, accept_index: Tensor, num_draft_tokens: int) -> Tensor:
         """values [bs · nd, …]: entry r · nd + j becomes that of row r's j-th accepted node; entries past the path keep their own."""
 
-    def move_accepted_(
-        self, k_pools: Tensor, v_pools: Tensor, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor
-    ) -> None:
+    def move_accepted_(self, kv: KVTensors, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
         """KV of each row's j-th accepted node to node_slots[row, j] (int64 [bs, nd]), all layers; every read before every write."""
 
-    def move_slots_(self, k_pools: Tensor, v_pools: Tensor, sources: Tensor, targets: Tensor) -> None:
+    def move_slots_(self, kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
         """Copy KV of all layers from slots `sources` to `targets`, int64 [n]; every read before every write; slot 0 is the sink."""
 
     def duplicate_tails_(
-        self,
-        k_pools: Tensor,
-        v_pools: Tensor,
-        table: Tensor,
-        rows: Tensor,
-        seq_lens: Tensor,
-        page_size: int,
-        topk: int,
-        steps: int,
+        self, kv: KVTensors, table: Tensor, rows: Tensor, seq_lens: Tensor, page_size: int, topk: int, steps: int
     ) -> None:
         """The prefix's tail page into the first page of draft branches 1 … k − 1 (`core.kv.moves.draft_branch_layout`)."""
 

@@ -22,9 +22,9 @@ def ops_for(device: str) -> Ops:
     if kind not in DEVICES:
         raise ConfigError("device", [Problem("device", f"{device!r} is none of {', '.join(DEVICES)}")])
     if kind == "cpu":
-        from ..ops.torch_ops import TorchOps
+        from ..ops.host_ops import HostOps
 
-        return TorchOps()
+        return HostOps()
     from ..kernels.jit import triton
 
     if triton is None:

@@ -45,9 +45,6 @@ class DenseAttention:
         )
         return out.transpose(1, 2).flatten(0, 1)
 
-    def host_pass(self) -> None:
-        """See `Attention`: whole sequences are not for the host."""
-
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
     """x [n, heads, d] at the positions of cos_sin [n, d], halves rotated against each other (arXiv 2104.09864, eq. 34)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ops.port import KVView
+from ...ops.port import DecodeBatch
 from ..aot import AotCase
 from ..jit import jit, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots
@@ -21,7 +21,7 @@ def decode_keys(
     max_len: int,
     dtype: torch.dtype,
 ) -> PaddedKeys:
-    """Slots and bias of what a `KVView` shows; bases and lens being the same tensor says that there are no tails."""
+    """Slots and bias of what a `DecodeBatch` shows; bases and lens being the same tensor says that there are no tails."""
     position = counting(max_len, lens.device)
     visible = position < lens.unsqueeze(1)
     if bases is lens:
@@ -104,8 +104,7 @@ def decode_attention_triton(
     q: Tensor,
     k_pool: Tensor,
     v_pool: Tensor,
-    table: Tensor,
-    view: KVView,
+    batch: DecodeBatch,
     scale: float,
     num_splits: int | None = None,
 ) -> Tensor:
@@ -114,7 +113,7 @@ def decode_attention_triton(
     kv_heads = k_pool.shape[1]
     group = heads // kv_heads
     device = device_of(q.device)
-    splits = num_splits or choose_splits(m * kv_heads, view.max_len, device.processors)
+    splits = num_splits or choose_splits(m * kv_heads, batch.max_len, device.processors)
     result = SplitOutput.of(q, splits)
     if not m:
         return result.out
@@ -123,18 +122,18 @@ def decode_attention_triton(
         q,
         k_pool,
         v_pool,
-        table,
-        view.rows,
-        view.bases,
-        view.tails,
-        view.lens,
+        batch.table,
+        batch.rows,
+        batch.bases,
+        batch.tails,
+        batch.lens,
         result.out,
         result.partial,
         result.lse,
         *q.stride()[:2],
         *k_pool.stride()[:2],
         *v_pool.stride()[:2],
-        table.stride(0),
+        batch.table.stride(0),
         scale * LOG2_E,
         GROUP=group,
         HEAD_DIM=d,

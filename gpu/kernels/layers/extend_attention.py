@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...ops.port import ExtendBatch
 from ..aot import AotCase
 from ..jit import cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots
@@ -170,18 +171,14 @@ def extend_attention_triton(
     v: Tensor,
     k_pool: Tensor,
     v_pool: Tensor,
-    table: Tensor,
-    rows: Tensor,
-    prefix_lens: Tensor,
-    starts: Tensor,
-    max_new_len: int,
+    batch: ExtendBatch,
     scale: float,
 ) -> Tensor:
     """`extend_attention_torch` as one launch; tokens past the last row's end give 0. Last axes contiguous, pools laid out alike."""
     n, heads, d = q.shape
-    bs, kv_heads = rows.shape[0], k.shape[1]
+    bs, kv_heads, max_new_len = batch.rows.shape[0], k.shape[1], batch.max_new_len
     group = heads // kv_heads
-    # Tokens of no row are written by nobody.
+    # The kernel writes no token that belongs to no row.
     out = torch.zeros((n, heads, d), dtype=q.dtype, device=q.device)
     if not n or not bs or not max_new_len:
         return out
@@ -193,16 +190,16 @@ def extend_attention_triton(
         v,
         k_pool,
         v_pool,
-        table,
-        rows,
-        prefix_lens,
-        starts,
+        batch.table,
+        batch.rows,
+        batch.prefix_lens,
+        batch.starts,
         out,
         *q.stride()[:2],
         *k.stride()[:2],
         *v.stride()[:2],
         *k_pool.stride()[:2],
-        table.stride(0),
+        batch.table.stride(0),
         scale * LOG2_E,
         GROUP=group,
         HEAD_DIM=d,
@@ -210,14 +207,6 @@ def extend_attention_triton(
         **size.options(),
     )
     return out
-
-
-def extend_attention_bytes(
-    prefix_lens: list[int], new_lens: list[int], num_heads: int, num_kv_heads: int, d: int, itemsize: int
-) -> int:
-    """Bytes that must move: each row's prefix once (4 bytes of table per key), the new k and v, q in, the result out."""
-    new = sum(new_lens) * d * itemsize * (2 * num_heads + 2 * num_kv_heads)
-    return sum(prefix_lens) * (2 * num_kv_heads * d * itemsize + 4) + new
 
 
 STRIDES = (

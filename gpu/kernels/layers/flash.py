@@ -227,11 +227,6 @@ class SplitOutput:
         return self.out
 
 
-def join_splits_bytes(n: int, heads: int, d: int, splits: int, itemsize: int) -> int:
-    """Bytes that must move: every part in, with its logarithm, and the result out."""
-    return n * heads * (splits * (d + 1) * 4 + d * itemsize)
-
-
 AOT_CASES = [
     AotCase(
         f"join_splits {splits}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ops.port import KVView
+from ...ops.port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
 from ..padded import LastValue
 from .decode_attention import decode_attention_torch, decode_attention_triton, decode_keys
 from .extend_attention import extend_attention_torch, extend_attention_triton, extend_keys
@@ -40,66 +40,31 @@ class TorchForward:
         return silu_mul_torch(gate_up)
 
     def rope_write(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
+        self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
     ) -> tuple[Tensor, Tensor]:
         rotation = self._rotation.of(rotation_of, (cos_sin, positions), ())
-        return rope_write_torch(q, k, v, rotation, slots, k_pool, v_pool)
+        return rope_write_torch(q, k, v, rotation, slots, *kv)
 
-    def decode_attention(
-        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, view: KVView, scale: float
-    ) -> Tensor:
-        keys = self._decode_keys.of(
-            decode_keys, (table, view.rows, view.bases, view.tails, view.lens), (view.max_len, q.dtype)
-        )
-        return decode_attention_torch(q, k_pool, v_pool, keys, scale)
+    def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch) -> Tensor:
+        tensors = (batch.table, batch.rows, batch.bases, batch.tails, batch.lens)
+        keys = self._decode_keys.of(decode_keys, tensors, (batch.max_len, q.dtype))
+        return decode_attention_torch(q, *kv, keys, _scale(q))
 
-    def verify_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
-        table: Tensor,
-        rows: Tensor,
-        prefix_lens: Tensor,
-        max_prefix_len: int,
-        ancestor_bits: Tensor,
-        scale: float,
-    ) -> Tensor:
+    def verify_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch) -> Tensor:
+        tensors = (batch.table, batch.rows, batch.prefix_lens, batch.ancestor_bits)
         group = q.shape[1] // k.shape[1]
-        keys = self._verify_keys.of(
-            verify_keys, (table, rows, prefix_lens, ancestor_bits), (max_prefix_len, group, q.dtype)
-        )
-        return verify_attention_torch(q, k, v, k_pool, v_pool, keys, scale)
+        keys = self._verify_keys.of(verify_keys, tensors, (batch.max_prefix_len, group, q.dtype))
+        return verify_attention_torch(q, k, v, *kv, keys, _scale(q))
 
-    def extend_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
-        table: Tensor,
-        rows: Tensor,
-        prefix_lens: Tensor,
-        starts: Tensor,
-        max_prefix_len: int,
-        max_new_len: int,
-        scale: float,
-    ) -> Tensor:
-        keys = self._extend_keys.of(
-            extend_keys, (table, rows, prefix_lens, starts), (max_prefix_len, max_new_len, q.shape[0], q.dtype)
-        )
-        return extend_attention_torch(q, k, v, k_pool, v_pool, rows.shape[0], keys, scale)
+    def extend_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch) -> Tensor:
+        tensors = (batch.table, batch.rows, batch.prefix_lens, batch.starts)
+        options = (batch.max_prefix_len, batch.max_new_len, q.shape[0], q.dtype)
+        keys = self._extend_keys.of(extend_keys, tensors, options)
+        return extend_attention_torch(q, k, v, *kv, batch.rows.shape[0], keys, _scale(q))
+
+
+def _scale(q: Tensor) -> float:
+    return q.shape[-1] ** -0.5
 
 
 def _needs_gradient(*tensors: Tensor) -> bool:
@@ -121,54 +86,15 @@ class TritonForward:
         return silu_mul_torch(gate_up) if _needs_gradient(gate_up) else silu_mul_triton(gate_up)
 
     def rope_write(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
+        self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
     ) -> tuple[Tensor, Tensor]:
-        return rope_write_triton(q, k, v, cos_sin, positions, slots, k_pool, v_pool)
+        return rope_write_triton(q, k, v, cos_sin, positions, slots, *kv)
 
-    def decode_attention(
-        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, view: KVView, scale: float
-    ) -> Tensor:
-        return decode_attention_triton(q, k_pool, v_pool, table, view, scale)
+    def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch) -> Tensor:
+        return decode_attention_triton(q, *kv, batch, _scale(q))
 
-    def verify_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
-        table: Tensor,
-        rows: Tensor,
-        prefix_lens: Tensor,
-        max_prefix_len: int,
-        ancestor_bits: Tensor,
-        scale: float,
-    ) -> Tensor:
-        return verify_attention_triton(
-            q, k, v, k_pool, v_pool, table, rows, prefix_lens, max_prefix_len, ancestor_bits, scale
-        )
+    def verify_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch) -> Tensor:
+        return verify_attention_triton(q, k, v, *kv, batch, _scale(q))
 
-    def extend_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
-        table: Tensor,
-        rows: Tensor,
-        prefix_lens: Tensor,
-        starts: Tensor,
-        max_prefix_len: int,
-        max_new_len: int,
-        scale: float,
-    ) -> Tensor:
-        return extend_attention_triton(q, k, v, k_pool, v_pool, table, rows, prefix_lens, starts, max_new_len, scale)
+    def extend_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch) -> Tensor:
+        return extend_attention_triton(q, k, v, *kv, batch, _scale(q))

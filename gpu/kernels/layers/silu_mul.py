@@ -38,11 +38,6 @@ def silu_mul_triton(gate_up: Tensor) -> Tensor:
     return out
 
 
-def silu_mul_bytes(num_rows: int, width: int, itemsize: int) -> int:
-    """Bytes that must move for an output of num_rows · width: both halves in, one out."""
-    return 3 * num_rows * width * itemsize
-
-
 AOT_CASES = [
     AotCase(
         "silu_mul 14336",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...ops.port import VerifyBatch
 from ..aot import AotCase
 from ..jit import cdiv, jit, next_power_of_2, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots
@@ -135,23 +136,19 @@ def verify_attention_triton(
     v: Tensor,
     k_pool: Tensor,
     v_pool: Tensor,
-    table: Tensor,
-    rows: Tensor,
-    prefix_lens: Tensor,
-    max_prefix_len: int,
-    ancestor_bits: Tensor,
+    batch: VerifyBatch,
     scale: float,
     num_splits: int | None = None,
 ) -> Tensor:
     """`verify_attention_torch` as one launch, two where the prefix is split. The last axes must be contiguous, the pools laid out alike."""
     _, heads, d = q.shape
-    bs, num_nodes = ancestor_bits.shape
+    bs, num_nodes = batch.ancestor_bits.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
     device = device_of(q.device)
     size = reading_tiles(num_nodes * group, d, q.dtype, device.capability)
     num_blocks = cdiv(num_nodes * group, size.block_m)
-    splits = num_splits or choose_splits(bs * num_blocks * kv_heads, max_prefix_len, device.processors)
+    splits = num_splits or choose_splits(bs * num_blocks * kv_heads, batch.max_prefix_len, device.processors)
     result = SplitOutput.of(q, splits)
     if not bs:
         return result.out
@@ -162,10 +159,10 @@ def verify_attention_triton(
         v,
         k_pool,
         v_pool,
-        table,
-        rows,
-        prefix_lens,
-        ancestor_bits.contiguous(),
+        batch.table,
+        batch.rows,
+        batch.prefix_lens,
+        batch.ancestor_bits.contiguous(),
         result.out,
         result.partial,
         result.lse,
@@ -173,7 +170,7 @@ def verify_attention_triton(
         *k.stride()[:2],
         *v.stride()[:2],
         *k_pool.stride()[:2],
-        table.stride(0),
+        batch.table.stride(0),
         scale * LOG2_E,
         num_nodes,
         GROUP=group,

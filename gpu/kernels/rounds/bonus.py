@@ -17,11 +17,6 @@ def gather_emitted_torch(predict: Tensor, accept_index: Tensor, accept_lens: Ten
     return emitted, bonus.squeeze(1).clamp_(min=0)
 
 
-def gather_emitted_bytes(batch_size: int, width: int) -> int:
-    """accept_index and the predictions in, emitted and bonus tokens out."""
-    return batch_size * (width * (4 + 8 + 8) + 4 + 8)
-
-
 @jit
 def _gather_kernel(predict, accept_index, accept_lens, emitted, bonus, width, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)

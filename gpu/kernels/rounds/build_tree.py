@@ -126,11 +126,6 @@ def ancestor_bits_torch(parents: Tensor, width: int) -> Tensor:
     return bits.contiguous()
 
 
-def build_tree_bytes(batch_size: int, num_candidates: int, nodes: int) -> int:
-    """Tokens, scores and parents of the candidates in, the seven columns of the tree out, the node numbers in between twice."""
-    return batch_size * (num_candidates * (8 + 4 + 4 + 2 * 4) + nodes * (3 * 8 + 4 * 4 + 8))
-
-
 @jit
 def _chain_kernel(roots, drafts, seq_lens, tokens, positions, nodes, max_position, NODES: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)

@@ -71,11 +71,6 @@ def _finalise(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def coins_bytes(batch_size: int, width: int) -> int:
-    """Keys and positions in, float64 coins out."""
-    return batch_size * 8 + batch_size * width * 16
-
-
 @jit
 def _mixed(x, MULTIPLIER_1: tl.constexpr, MULTIPLIER_2: tl.constexpr):
     x = (x ^ (x >> 30)) * tl.full([], MULTIPLIER_1, tl.uint64)

@@ -27,11 +27,6 @@ def compaction_index(accept_index: Tensor, num_draft_tokens: int) -> Tensor:
     return source.view(-1)
 
 
-def compact_bytes(num_nodes: int, bytes_per_node: int, batch_size: int, width: int) -> int:
-    """Every node's output in and out, and accept_index."""
-    return 2 * num_nodes * bytes_per_node + batch_size * width * 4
-
-
 BLOCK = 1024
 """Words that one program copies."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...ops.port import KVTensors
 from ..aot import AotCase
 from ..constants import numbers
 from ..jit import cdiv, jit, next_power_of_2, tl
@@ -17,14 +18,7 @@ from ..words import words
 
 
 def duplicate_tails_torch_(
-    k_pools: Tensor,
-    v_pools: Tensor,
-    table: Tensor,
-    rows: Tensor,
-    seq_lens: Tensor,
-    page_size: int,
-    topk: int,
-    steps: int,
+    kv: KVTensors, table: Tensor, rows: Tensor, seq_lens: Tensor, page_size: int, topk: int, steps: int
 ) -> None:
     if page_size == 1 or topk == 1 or steps == 0 or not rows.numel():
         return
@@ -43,18 +37,11 @@ def duplicate_tails_torch_(
     sources = torch.where(in_tail.squeeze(1), flat.take(columns + row_starts), 0)
     targets = torch.where(in_tail, flat.take(torch.where(in_tail, further + row_starts.unsqueeze(2), 0)), 0)
     targets = targets.long().view(-1)
-    for pools in (k_pools, v_pools):
+    for pools in kv:
         layers, _, heads, channels = pools.shape
         tail = pools.index_select(1, sources.view(-1)).view(layers, len(rows), 1, page_size - 1, heads, channels)
         copies = tail.expand(-1, -1, topk - 1, -1, -1, -1).reshape(layers, targets.numel(), heads, channels)
         pools.index_copy_(1, targets, copies)
-
-
-def duplicate_tails_bytes(
-    num_tail_slots: int, topk: int, num_layers: int, num_kv_heads: int, head_dim: int, element_size: int
-) -> int:
-    """K and V of every tail slot, read once and written for each branch but the first."""
-    return 2 * num_tail_slots * topk * num_layers * num_kv_heads * head_dim * element_size
 
 
 BLOCK = 64
@@ -100,19 +87,12 @@ def _duplicate_kernel(
 
 
 def duplicate_tails_triton_(
-    k_pools: Tensor,
-    v_pools: Tensor,
-    table: Tensor,
-    rows: Tensor,
-    seq_lens: Tensor,
-    page_size: int,
-    topk: int,
-    steps: int,
+    kv: KVTensors, table: Tensor, rows: Tensor, seq_lens: Tensor, page_size: int, topk: int, steps: int
 ) -> None:
     if page_size == 1 or topk == 1 or steps == 0 or not rows.numel():
         return
-    layers, num_slots = k_pools.shape[:2]
-    k, v = words(k_pools.view(layers * num_slots, -1), v_pools.view(layers * num_slots, -1))
+    layers, num_slots = kv.keys.shape[:2]
+    k, v = words(*(pools.view(layers * num_slots, -1) for pools in kv))
     row_words = k.shape[1]
     _duplicate_kernel[(len(rows), layers, cdiv(row_words, BLOCK))](
         k,

@@ -8,32 +8,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...ops.port import KVTensors
 from ..aot import AotCase
 from ..constants import numbers
 from ..jit import cdiv, jit, next_power_of_2, tl
 from ..words import words
 
 
-def move_accepted_torch_(
-    k_pools: Tensor, v_pools: Tensor, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor
-) -> None:
+def move_accepted_torch_(kv: KVTensors, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
     columns = min(accept_index.shape[1], node_slots.shape[1])
     targets = node_slots[:, :columns]
     live = numbers(columns, node_slots.device) < accept_lens.unsqueeze(1)
-    # A lane past the end copies its slot onto itself: nobody else writes there.
+    # A lane past the end copies its slot, which no other lane writes, onto itself.
     sources = node_slots.take(accept_index[:, :columns].clamp(min=0).long()) if node_slots.numel() else targets
     sources = torch.where(live, sources, targets)
-    move_slots_torch_(k_pools, v_pools, sources.view(-1), targets.reshape(-1))
+    move_slots_torch_(kv, sources.view(-1), targets.reshape(-1))
 
 
-def move_slots_torch_(k_pools: Tensor, v_pools: Tensor, sources: Tensor, targets: Tensor) -> None:
-    k_pools.index_copy_(1, targets, k_pools.index_select(1, sources))
-    v_pools.index_copy_(1, targets, v_pools.index_select(1, sources))
-
-
-def move_bytes(num_slots: int, num_layers: int, num_kv_heads: int, head_dim: int, element_size: int) -> int:
-    """K and V of every moved slot, read and written."""
-    return 4 * num_slots * num_layers * num_kv_heads * head_dim * element_size
+def move_slots_torch_(kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
+    for pools in kv:
+        pools.index_copy_(1, targets, pools.index_select(1, sources))
 
 
 BLOCK = 128
@@ -104,14 +98,12 @@ def _copy_slots_kernel(
     tl.store(v_to + write, tl.load(v_from + read, mask=moves), mask=moves)
 
 
-def move_accepted_triton_(
-    k_pools: Tensor, v_pools: Tensor, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor
-) -> None:
+def move_accepted_triton_(kv: KVTensors, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
     batch_size, nodes = node_slots.shape
     if not batch_size:
         return
-    layers, num_slots = k_pools.shape[:2]
-    k, v = words(k_pools.view(layers * num_slots, -1), v_pools.view(layers * num_slots, -1))
+    layers, num_slots = kv.keys.shape[:2]
+    k, v = words(*(pools.view(layers * num_slots, -1) for pools in kv))
     row_words, width = k.shape[1], accept_index.shape[1]
     columns = min(nodes, width)
     _move_accepted_kernel[(batch_size, layers, cdiv(row_words, BLOCK))](
@@ -130,13 +122,13 @@ def move_accepted_triton_(
     )
 
 
-def move_slots_triton_(k_pools: Tensor, v_pools: Tensor, sources: Tensor, targets: Tensor) -> None:
+def move_slots_triton_(kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
     """Two launches with a buffer of the moved slots between them: moves of different programs may share slots."""
     n = len(sources)
     if not n:
         return
-    layers, num_slots = k_pools.shape[:2]
-    k, v = words(k_pools.view(layers * num_slots, -1), v_pools.view(layers * num_slots, -1))
+    layers, num_slots = kv.keys.shape[:2]
+    k, v = words(*(pools.view(layers * num_slots, -1) for pools in kv))
     row_words = k.shape[1]
     k_moved, v_moved = k.new_empty(layers * n, row_words), v.new_empty(layers * n, row_words)
     grid = (n, layers, cdiv(row_words, BLOCK))

@@ -21,11 +21,6 @@ def relay_scatter_torch_(buffer: Tensor, rows: Tensor, values: Tensor) -> None:
     buffer[0].zero_()
 
 
-def relay_bytes(num_rows: int, bytes_per_row: int) -> int:
-    """The row numbers, and every cell read and written once."""
-    return num_rows * (8 + 2 * bytes_per_row)
-
-
 @jit
 def _gather_kernel(buffer, rows, out, width, BLOCK: tl.constexpr):
     entry = tl.program_id(0).to(tl.int64)

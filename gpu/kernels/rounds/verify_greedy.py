@@ -64,11 +64,6 @@ def last_nodes(accept_index: Tensor, accept_lens: Tensor, nodes: int) -> Tensor:
     return last.long() - numbers(accept_index.shape[0], accept_index.device).unsqueeze(1) * nodes
 
 
-def verify_greedy_bytes(batch_size: int, nodes: int, width: int) -> int:
-    """Tokens, parents, depths, ancestors and targets of all nodes in; accept_index, accept_lens and failed out."""
-    return batch_size * (nodes * (4 * 8 + 4) + width * 4 + 5)
-
-
 @jit
 def store_path(row, node, reached, depth, accept_index, accept_lens, nodes, width, WIDTH: tl.constexpr):
     """Write a row's path, a reached node per depth; returns the number of its last node. For use in verification kernels."""

@@ -112,11 +112,6 @@ def sample_torch(probs: Tensor, coins: Tensor) -> Tensor:
     return token.masked_fill_((token == vocab) | ~(total < torch.inf), -1)
 
 
-def verify_sampling_bytes(batch_size: int, nodes: int, width: int, vocab: int, itemsize: int) -> int:
-    """Every node's distribution once, the tree and the coins; the path and the predictions out."""
-    return batch_size * (nodes * (vocab * itemsize + 4 * 8 + 4 + 8) + width * (16 + 4) + 5)
-
-
 MAX_CHUNKS = 64
 """A distribution is summed in at most so many parts; the second kernel holds them all at once."""
 MIN_CHUNK = 1024

@@ -7,6 +7,7 @@ import torch
 from foretoken.gpu.batch.tree import DeviceTree
 from foretoken.gpu.executor.sampling import sample, target_probs
 from foretoken.gpu.kernels.rounds.bookkeeping import TorchBookkeeping
+from foretoken.gpu.ops.port import KVTensors
 
 OPS = TorchBookkeeping()
 BS, NODES, WIDTH, VOCAB, SLOTS = 2, 4, 3, 7, 9
@@ -38,8 +39,8 @@ def verify_sampling(verified: DeviceTree):
     return OPS.verify_sampling(verified, shaped(BS * NODES, VOCAB, dtype=torch.float32), coins, coins)
 
 
-def pools() -> tuple[torch.Tensor, torch.Tensor]:
-    return shaped(2, SLOTS, 1, 4, dtype=torch.float32), shaped(2, SLOTS, 1, 4, dtype=torch.float32)
+def pools() -> KVTensors:
+    return KVTensors(*(shaped(2, SLOTS, 1, 4, dtype=torch.float32) for _ in range(2)))
 
 
 PATH = (shaped(BS, WIDTH, dtype=torch.int32), shaped(BS, dtype=torch.int32))
@@ -54,10 +55,10 @@ CALLS = {
     "coins": lambda: OPS.coins(shaped(BS), shaped(BS, WIDTH), 1, 2),
     "gather_emitted": lambda: OPS.gather_emitted(shaped(BS * NODES), *PATH),
     "compact": lambda: OPS.compact(shaped(BS * NODES, 3), PATH[0], NODES),
-    "move_accepted_": lambda: OPS.move_accepted_(*pools(), shaped(BS, NODES), *PATH),
-    "move_slots_": lambda: OPS.move_slots_(*pools(), shaped(3), shaped(3)),
+    "move_accepted_": lambda: OPS.move_accepted_(pools(), shaped(BS, NODES), *PATH),
+    "move_slots_": lambda: OPS.move_slots_(pools(), shaped(3), shaped(3)),
     "duplicate_tails_": lambda: OPS.duplicate_tails_(
-        *pools(), shaped(3, 20, dtype=torch.int32), shaped(BS), shaped(BS), 4, 2, 3
+        pools(), shaped(3, 20, dtype=torch.int32), shaped(BS), shaped(BS), 4, 2, 3
     ),
     "relay_gather": lambda: OPS.relay_gather(shaped(3, 2), shaped(BS)),
     "relay_scatter_": lambda: OPS.relay_scatter_(shaped(3, 2), shaped(BS), shaped(BS, 2)),

@@ -21,6 +21,7 @@ from bookkeeping_cases import (
     random_tree,
 )
 from foretoken.gpu.kernels.rounds.bookkeeping import TorchBookkeeping
+from foretoken.gpu.ops.port import KVTensors
 
 pytestmark = pytest.mark.gpu
 
@@ -133,11 +134,11 @@ def test_coins(kernels):
 def both_in_place(kernels, name: str, pools: list[torch.Tensor], *arguments):
     """Pools after the kernel equal to those after the twin, but for the sink; many times, since a race would not always show."""
     expected = [pool.clone() for pool in pools]
-    getattr(TWINS, name)(*expected, *arguments)
+    getattr(TWINS, name)(KVTensors(*expected), *arguments)
     there = moved(arguments, "cuda")
     for _ in range(5):
         found = [pool.to("cuda") for pool in pools]
-        getattr(kernels, name)(*found, *there)
+        getattr(kernels, name)(KVTensors(*found), *there)
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.equal(ours.cpu()[:, 1:], theirs[:, 1:])
 
@@ -189,7 +190,7 @@ def test_a_round_in_a_graph(kernels):
     def round_of(ops, roots, tokens, scores, parents, lengths, targets, windows, values, k, v):
         tree = ops.build_tree(roots, tokens, scores, parents, depths, lengths, nodes, MAX_POSITION)
         verified = ops.verify_greedy(tree, targets)
-        ops.move_accepted_(k, v, windows, verified.accept_index, verified.accept_lens)
+        ops.move_accepted_(KVTensors(k, v), windows, verified.accept_index, verified.accept_lens)
         emitted = ops.gather_emitted(verified.predict, verified.accept_index, verified.accept_lens)
         return tree, verified, *emitted, ops.compact(values, verified.accept_index, nodes)
 

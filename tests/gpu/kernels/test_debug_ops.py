@@ -8,7 +8,7 @@ import pytest
 import torch
 from foretoken.core.errors import InvariantViolation
 from foretoken.gpu.ops.debug import CheckedOps
-from foretoken.gpu.ops.port import KVView
+from foretoken.gpu.ops.port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
 from foretoken.gpu.ops.torch_ops import TorchOps
 
 SLOTS, ROWS, WIDTH, HEADS, DIM = 13, 2, 6, 1, 4
@@ -27,36 +27,37 @@ def states(n: int, heads: int = HEADS) -> torch.Tensor:
     return torch.rand(n, heads, DIM, generator=torch.Generator().manual_seed(n))
 
 
-def pools(layers: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def pools(layers: int | None = None) -> KVTensors:
     shape = (SLOTS, HEADS, DIM) if layers is None else (layers, SLOTS, HEADS, DIM)
     numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
-    return numbers, numbers + 0.5
+    return KVTensors(numbers, numbers + 0.5)
 
 
 def write(positions=(0, 1), slots=(1, 2), pool_slots=SLOTS):
     k_pool, v_pool = (pool[:pool_slots] for pool in pools())
     n = len(slots)
     OPS.rope_write(
-        states(n), states(n), states(n), torch.ones(4, DIM), longs(*positions), longs(*slots), k_pool, v_pool
+        states(n), states(n), states(n), torch.ones(4, DIM), longs(*positions), longs(*slots), KVTensors(k_pool, v_pool)
     )
 
 
 def decode(rows=(1, 0), bases=(4, 0), tails=(4, 0), lens=(6, 0), max_len=6, slots=None):
-    view = KVView(longs(*rows), longs(*bases), longs(*tails), longs(*lens), max_len)
-    return OPS.decode_attention(states(2), *pools(), table() if slots is None else slots, view, 1.0)
+    slots = table() if slots is None else slots
+    queries = DecodeBatch(slots, longs(*rows), longs(*bases), longs(*tails), longs(*lens), max_len)
+    return OPS.decode_attention(states(2), pools(), queries)
 
 
 def verify(rows=(1, 2), lens=(3, 5), max_len=5, bits=((1, 3), (1, 3))):
     tokens = states(4)
     OPS.verify_attention(
-        tokens, tokens, tokens, *pools(), table(), longs(*rows), longs(*lens), max_len, torch.tensor(bits), 1.0
+        tokens, tokens, tokens, pools(), VerifyBatch(table(), longs(*rows), longs(*lens), max_len, torch.tensor(bits))
     )
 
 
 def extend(starts=(0, 1, 3), max_new=2, lens=(3, 5)):
     tokens = states(3)
     OPS.extend_attention(
-        tokens, tokens, tokens, *pools(), table(), longs(1, 2), longs(*lens), longs(*starts), 5, max_new, 1.0
+        tokens, tokens, tokens, pools(), ExtendBatch(table(), longs(1, 2), longs(*lens), longs(*starts), 5, max_new)
     )
 
 
@@ -64,21 +65,23 @@ def accept(windows=((1, 2, 3), (0, 0, 0)), index=((0, 2), (3, -1)), lens=(2, 1))
     k, v = pools(2)
     before = k.clone()
     index, lens = (torch.tensor(x, dtype=torch.int32) for x in (index, lens))
-    OPS.move_accepted_(k, v, torch.tensor(windows), index, lens)
+    OPS.move_accepted_(KVTensors(k, v), torch.tensor(windows), index, lens)
     return before, k
 
 
 def move(sources=(1, 2, 0), targets=(2, 3, 0)):
     k, v = pools(2)
     before = k.clone()
-    OPS.move_slots_(k, v, longs(*sources), longs(*targets))
+    OPS.move_slots_(KVTensors(k, v), longs(*sources), longs(*targets))
     return before, k
 
 
 def duplicate(rows=(1,), lens=(1,), slots=None, page_size=2, topk=2):
     k, v = pools(2)
     before = k.clone()
-    OPS.duplicate_tails_(k, v, table() if slots is None else slots, longs(*rows), longs(*lens), page_size, topk, 1)
+    OPS.duplicate_tails_(
+        KVTensors(k, v), table() if slots is None else slots, longs(*rows), longs(*lens), page_size, topk, 1
+    )
     return before, k
 
 
@@ -96,7 +99,7 @@ def test_what_is_right_is_done():
     write()
     write(slots=(0, 0))  # padding lanes share the sink
     alone = TorchOps().decode_attention(
-        states(2), *pools(), table(), KVView(longs(1, 0), longs(4, 0), longs(4, 0), longs(6, 0), 6), 1.0
+        states(2), pools(), DecodeBatch(table(), longs(1, 0), longs(4, 0), longs(4, 0), longs(6, 0), 6)
     )
     assert torch.equal(decode(), alone)
     verify()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from foretoken.gpu.kernels.layers.decode_attention import decode_attention_triton
 from foretoken.gpu.kernels.layers.forward import TorchForward
-from foretoken.gpu.ops.port import KVView
+from foretoken.gpu.ops.port import DecodeBatch, KVTensors
 from foretoken.gpu.session.devices import ops_for
 from forward_cases import Batch, decode_view, make_batch, random_tree_bits, rotary_table
 from torch import Tensor
@@ -37,19 +39,16 @@ def wide(batch: Batch) -> Batch:
     )
 
 
-def to_gpu(view: KVView) -> KVView:
-    return KVView(*(x.cuda() for x in (view.rows, view.bases, view.tails, view.lens)), view.max_len)
+def to_gpu(view: DecodeBatch) -> DecodeBatch:
+    return DecodeBatch(*(x.cuda() for x in (view.table, view.rows, view.bases, view.tails, view.lens)), view.max_len)
 
 
 def verify(ops, batch: Batch, bits: Tensor, max_prefix_len: int | None = None) -> Tensor:
-    bound = batch.max_prefix_len if max_prefix_len is None else max_prefix_len
-    tokens = (batch.q, batch.k, batch.v, batch.k_pool, batch.v_pool, batch.table, batch.rows, batch.prefix_lens)
-    return ops.verify_attention(*tokens, bound, bits, batch.scale)
+    return ops.verify_attention(batch.q, batch.k, batch.v, batch.kv, batch.tree(bits, max_prefix_len))
 
 
 def extend(ops, batch: Batch) -> Tensor:
-    tokens = (batch.q, batch.k, batch.v, batch.k_pool, batch.v_pool, batch.table, batch.rows, batch.prefix_lens)
-    return ops.extend_attention(*tokens, batch.starts, batch.max_prefix_len, batch.max_new_len, batch.scale)
+    return ops.extend_attention(batch.q, batch.k, batch.v, batch.kv, batch.chunks())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -59,12 +58,10 @@ def test_decode(dtype: torch.dtype, layout: tuple[int, int, int], lens: list[int
     heads, kv_heads, d = layout
     batch = make_batch(1, lens, [1] * len(lens), heads=heads, kv_heads=kv_heads, d=d, page=16, dtype=dtype)
     view, exact = decode_view(batch, lens), wide(batch)
-    expected = TorchForward().decode_attention(exact.q, exact.k_pool, exact.v_pool, batch.table, view, batch.scale)
+    expected = TorchForward().decode_attention(exact.q, exact.kv, view)
     there = batch.to("cuda")
     for splits in (None, 1, 128):
-        actual = decode_attention_triton(
-            there.q, there.k_pool, there.v_pool, there.table, to_gpu(view), batch.scale, splits
-        )
+        actual = decode_attention_triton(there.q, *there.kv, to_gpu(view), batch.scale, splits)
         close(actual, expected)
 
 
@@ -98,9 +95,9 @@ def test_rope_write(dtype: torch.dtype, layout: tuple[int, int, int]):
     table, positions = rotary_table(d), torch.arange(33) * 15
     slots = torch.randperm(batch.k_pool.shape[0] - 1)[:33] + 1
     exact, there = wide(batch), batch.to("cuda")
-    expected = TorchForward().rope_write(exact.q, exact.k, exact.v, table, positions, slots, exact.k_pool, exact.v_pool)
+    expected = TorchForward().rope_write(exact.q, exact.k, exact.v, table, positions, slots, exact.kv)
     actual = ops_for("cuda").rope_write(
-        there.q, there.k, there.v, table.cuda(), positions.cuda(), slots.cuda(), there.k_pool, there.v_pool
+        there.q, there.k, there.v, table.cuda(), positions.cuda(), slots.cuda(), there.kv
     )
     for mine, right in zip((*actual, there.k_pool, there.v_pool), (*expected, exact.k_pool, exact.v_pool), strict=True):
         close(mine, right)
@@ -148,7 +145,7 @@ def test_pools_beyond_two_to_the_31_elements():
     last = num_slots - batch.k_pool.shape[0]
     k_pool[last:] = batch.k_pool.cuda()
     there, view, exact = batch.to("cuda"), decode_view(batch, [30]), wide(batch)
-    expected = TorchForward().decode_attention(exact.q, exact.k_pool, exact.k_pool, batch.table, view, batch.scale)
-    table = there.table + last
-    actual = ops_for("cuda").decode_attention(there.q, k_pool, k_pool, table, to_gpu(view), batch.scale)
+    expected = TorchForward().decode_attention(exact.q, KVTensors(exact.k_pool, exact.k_pool), view)
+    moved = replace(to_gpu(view), table=there.table + last)
+    actual = ops_for("cuda").decode_attention(there.q, KVTensors(k_pool, k_pool), moved)
     close(actual, expected)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from foretoken.gpu.kernels.layers.forward import TorchForward
+from foretoken.gpu.ops.port import KVTensors
 from forward_cases import (
     decode_view,
     dense_decode,
@@ -60,7 +61,7 @@ def test_rope_write_rotates_pairs_and_writes_the_slots(dtype: torch.dtype, heads
     table = rotary_table(16)
     positions, slots = torch.tensor([0, 3, 3, 200, 511, 1]), torch.tensor([5, 2, 9, 0, 4, 0])
     k_pool, v_pool = batch.k_pool.clone(), batch.v_pool.clone()
-    q, k = TorchForward().rope_write(batch.q, batch.k, batch.v, table, positions, slots, k_pool, v_pool)
+    q, k = TorchForward().rope_write(batch.q, batch.k, batch.v, table, positions, slots, KVTensors(k_pool, v_pool))
     for i, (position, slot) in enumerate(zip(positions.tolist(), slots.tolist(), strict=True)):
         close(q[i], rotate_one(batch.q[i], table, position))
         close(k[i], rotate_one(batch.k[i], table, position))
@@ -76,7 +77,7 @@ def test_rope_write_rotates_pairs_and_writes_the_slots(dtype: torch.dtype, heads
 def test_decode_reads_the_first_columns(dtype: torch.dtype, heads: int, kv_heads: int, lens: list[int]):
     batch = make_batch(2, lens, [1] * len(lens), heads=heads, kv_heads=kv_heads, dtype=dtype)
     view = decode_view(batch, lens)
-    actual = TorchForward().decode_attention(batch.q, batch.k_pool, batch.v_pool, batch.table, view, batch.scale)
+    actual = TorchForward().decode_attention(batch.q, batch.kv, view)
     close(actual, dense_decode(batch, view))
 
 
@@ -84,7 +85,7 @@ def test_decode_follows_base_and_tail():
     batch = make_batch(3, [20, 20, 20, 0], [1] * 4)
     view = decode_view(batch, lens=[11, 8, 3, 0], bases=[8, 8, 0, 0], tails=[16, 12, 4, 0])
     assert view.bases is not view.lens
-    actual = TorchForward().decode_attention(batch.q, batch.k_pool, batch.v_pool, batch.table, view, batch.scale)
+    actual = TorchForward().decode_attention(batch.q, batch.kv, view)
     close(actual, dense_decode(batch, view))
 
 
@@ -100,17 +101,7 @@ def test_verify_sees_the_prefix_and_its_ancestors(
     batch = make_batch(4, prefix_lens, [nd] * bs, heads=heads, kv_heads=kv_heads, dtype=dtype)
     bits = random_tree_bits(nd, bs, nd, padding=True)
     actual = TorchForward().verify_attention(
-        batch.q,
-        batch.k,
-        batch.v,
-        batch.k_pool,
-        batch.v_pool,
-        batch.table,
-        batch.rows,
-        batch.prefix_lens,
-        batch.max_prefix_len,
-        bits,
-        batch.scale,
+        batch.q, batch.k, batch.v, batch.kv, batch.tree(bits, batch.max_prefix_len)
     )
     close(actual, dense_verify(batch, bits))
     if nd == 7:
@@ -132,18 +123,7 @@ def test_extend_is_causal_after_the_prefix(
 
 def extend(ops: TorchForward, batch) -> torch.Tensor:
     return ops.extend_attention(
-        batch.q,
-        batch.k,
-        batch.v,
-        batch.k_pool,
-        batch.v_pool,
-        batch.table,
-        batch.rows,
-        batch.prefix_lens,
-        batch.starts,
-        batch.max_prefix_len,
-        batch.max_new_len,
-        batch.scale,
+        batch.q, batch.k, batch.v, batch.kv, batch.chunks(batch.max_prefix_len, batch.max_new_len)
     )
 
 
@@ -152,20 +132,7 @@ def test_padding_tokens_and_loose_bounds_change_nothing():
     batch = make_batch(6, [5, 2], [3, 4])
     expected = dense_extend(batch)
     batch.q, batch.k, batch.v = (torch.cat((x, torch.ones_like(x[:2]))) for x in (batch.q, batch.k, batch.v))
-    actual = TorchForward().extend_attention(
-        batch.q,
-        batch.k,
-        batch.v,
-        batch.k_pool,
-        batch.v_pool,
-        batch.table,
-        batch.rows,
-        batch.prefix_lens,
-        batch.starts,
-        batch.table.shape[1],
-        9,
-        batch.scale,
-    )
+    actual = TorchForward().extend_attention(batch.q, batch.k, batch.v, batch.kv, batch.chunks(batch.table.shape[1], 9))
     close(actual[:7], expected)
     assert actual.isfinite().all()
 
@@ -176,17 +143,16 @@ def test_what_is_kept_between_layers_follows_writes_to_the_index_tensors(kind: s
     ops = TorchForward()
     batch = make_batch(7, [6, 3], [2, 2])
     view = decode_view(batch, [4, 3, 4, 3])
-    view = type(view)(batch.rows.repeat(2), view.lens, view.tails, view.lens, 8)
+    view = type(view)(batch.table, batch.rows.repeat(2), view.lens, view.tails, view.lens, 8)
     bits = random_tree_bits(0, 2, 2)
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         if kind == "decode":
-            pools = (batch.q, batch.k_pool, batch.v_pool)
-            return ops.decode_attention(*pools, batch.table, view, batch.scale), dense_decode(batch, view)
-        tokens = (batch.q, batch.k, batch.v, batch.k_pool, batch.v_pool, batch.table, batch.rows, batch.prefix_lens)
+            return ops.decode_attention(batch.q, batch.kv, view), dense_decode(batch, view)
+        tokens = (batch.q, batch.k, batch.v, batch.kv)
         if kind == "verify":
-            return ops.verify_attention(*tokens, 8, bits, batch.scale), dense_verify(batch, bits)
-        return ops.extend_attention(*tokens, batch.starts, 8, 4, batch.scale), dense_extend(batch)
+            return ops.verify_attention(*tokens, batch.tree(bits, 8)), dense_verify(batch, bits)
+        return ops.extend_attention(*tokens, batch.chunks(8, 4)), dense_extend(batch)
 
     before = run()
     close(*before)
@@ -205,7 +171,7 @@ def test_the_rotation_kept_between_layers_follows_the_positions():
     ops, batch, table = TorchForward(), make_batch(7, [0], [2]), rotary_table(16)
     positions, slots = torch.tensor([4, 5]), torch.tensor([1, 2])
     for _ in range(2):
-        q, _ = ops.rope_write(batch.q, batch.k, batch.v, table, positions, slots, batch.k_pool, batch.v_pool)
+        q, _ = ops.rope_write(batch.q, batch.k, batch.v, table, positions, slots, batch.kv)
         for i in range(2):
             close(q[i], rotate_one(batch.q[i], table, int(positions[i])))
         positions += 7
@@ -215,9 +181,9 @@ def test_inference_tensors_have_no_versions_so_nothing_is_kept():
     ops, batch = TorchForward(), make_batch(8, [6, 3], [1, 1])
     with torch.inference_mode():
         view = decode_view(batch, [6, 3])
-        view = type(view)(view.rows, view.lens, view.tails, view.lens, 6)
+        view = type(view)(view.table, view.rows, view.lens, view.tails, view.lens, 6)
         for _ in range(2):
-            actual = ops.decode_attention(batch.q, batch.k_pool, batch.v_pool, batch.table, view, batch.scale)
+            actual = ops.decode_attention(batch.q, batch.kv, view)
             close(actual, dense_decode(batch, view))
             view.lens.sub_(1)
 

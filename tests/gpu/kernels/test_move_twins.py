@@ -10,6 +10,7 @@ from foretoken.core.kv.moves import KVMovePlan, apply_moves, draft_branch_layout
 from foretoken.core.tree.outputs import compaction_index
 from foretoken.core.tree.verify import verify_greedy
 from foretoken.gpu.kernels.rounds.bookkeeping import TorchBookkeeping
+from foretoken.gpu.ops.port import KVTensors
 
 OPS = TorchBookkeeping()
 LAYERS, HEADS, CHANNELS = 2, 2, 4
@@ -44,7 +45,7 @@ def test_accepted_paths_are_moved_as_specified(kind, bs, dtype):
         k, v = pools(rng, slots, dtype)
         old_k, old_v = k.clone(), v.clone()
         accepted = torch.from_numpy(verified.accept_index), torch.from_numpy(verified.accept_lens)
-        OPS.move_accepted_(k, v, torch.from_numpy(windows), *accepted)
+        OPS.move_accepted_(KVTensors(k, v), torch.from_numpy(windows), *accepted)
         assert_moved(old_k, k, plan)
         assert_moved(old_v, v, plan)
         num_moves += len(plan.src)
@@ -60,7 +61,7 @@ def test_padding_rows_move_only_the_sink():
     before = k.clone()
     windows = torch.tensor([[0, 0, 0], [3, 4, 5]])
     accept_index = torch.tensor([[0, 2, -1], [3, 5, -1]], dtype=torch.int32)
-    OPS.move_accepted_(k, v, windows, accept_index, torch.tensor([2, 2], dtype=torch.int32))
+    OPS.move_accepted_(KVTensors(k, v), windows, accept_index, torch.tensor([2, 2], dtype=torch.int32))
     expected = before.clone()
     expected[:, 4] = before[:, 5]
     assert torch.equal(k[:, 1:], expected[:, 1:])
@@ -77,7 +78,7 @@ def test_slots_that_alias_are_all_read_first():
     k, v = pools(rng, 8)
     old_k, old_v = k.clone(), v.clone()
     sources, targets = np.array([1, 2, 3, 4, 0]), np.array([2, 3, 1, 6, 0])
-    OPS.move_slots_(k, v, torch.from_numpy(sources), torch.from_numpy(targets))
+    OPS.move_slots_(KVTensors(k, v), torch.from_numpy(sources), torch.from_numpy(targets))
     plan = KVMovePlan(sources.astype(np.int32), targets.astype(np.int32))
     assert_moved(old_k, k, plan)
     assert_moved(old_v, v, plan)
@@ -100,7 +101,7 @@ def test_tails_are_duplicated_as_specified(bs, page_size, topk, steps):
         plan = layout.tail_moves(table, rows)
         k, v = pools(rng, slots)
         old_k, old_v = k.clone(), v.clone()
-        OPS.duplicate_tails_(k, v, *map(torch.from_numpy, (table, rows, lengths)), page_size, topk, steps)
+        OPS.duplicate_tails_(KVTensors(k, v), *map(torch.from_numpy, (table, rows, lengths)), page_size, topk, steps)
         assert_moved(old_k, k, plan)
         assert_moved(old_v, v, plan)
 

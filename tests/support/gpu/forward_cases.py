@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from foretoken.gpu.ops.port import KVView
+from foretoken.gpu.ops.port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
 from torch import Tensor
 
 MAX_POSITIONS = 512
@@ -37,6 +37,21 @@ class Batch:
     @property
     def max_new_len(self) -> int:
         return int(self.starts.diff().max()) if self.starts.numel() > 1 else 0
+
+    @property
+    def kv(self) -> KVTensors:
+        return KVTensors(self.k_pool, self.v_pool)
+
+    def tree(self, bits: Tensor, max_prefix_len: int | None = None) -> VerifyBatch:
+        """The rows with these masks; the bound is the longest prefix if it is not given."""
+        bound = self.max_prefix_len if max_prefix_len is None else max_prefix_len
+        return VerifyBatch(self.table, self.rows, self.prefix_lens, bound, bits)
+
+    def chunks(self, max_prefix_len: int | None = None, max_new_len: int | None = None) -> ExtendBatch:
+        """The rows as a prefill; bounds that are not given are exact."""
+        prefix = self.max_prefix_len if max_prefix_len is None else max_prefix_len
+        new = self.max_new_len if max_new_len is None else max_new_len
+        return ExtendBatch(self.table, self.rows, self.prefix_lens, self.starts, prefix, new)
 
 
 def make_batch(
@@ -90,7 +105,7 @@ def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return torch.einsum("hj,jhd->hd", weights, v)
 
 
-def dense_decode(batch: Batch, view: KVView) -> Tensor:
+def dense_decode(batch: Batch, view: DecodeBatch) -> Tensor:
     out = []
     for i, q in enumerate(batch.q):
         columns = [j if j < view.bases[i] else int(view.tails[i] + j - view.bases[i]) for j in range(int(view.lens[i]))]
@@ -145,10 +160,11 @@ def random_tree_bits(seed: int, bs: int, nd: int, padding: bool = False) -> Tens
 
 def decode_view(
     batch: Batch, lens: list[int], bases: list[int] | None = None, tails: list[int] | None = None
-) -> KVView:
+) -> DecodeBatch:
     """What the batch's rows see; without bases a plain decode, whose bases are its lens."""
     as_lens = torch.tensor(lens, dtype=torch.int64)
-    return KVView(
+    return DecodeBatch(
+        table=batch.table,
         rows=batch.rows,
         bases=as_lens if bases is None else torch.tensor(bases, dtype=torch.int64),
         tails=torch.zeros_like(as_lens) if tails is None else torch.tensor(tails, dtype=torch.int64),

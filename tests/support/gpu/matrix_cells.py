@@ -20,11 +20,11 @@ from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle
 from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from foretoken.gpu.models.weights import initialize
+from foretoken.gpu.ops.host_ops import HostOps
 from foretoken.gpu.ops.port import Ops
-from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.tiny.dense import DenseAttention
 
-OPS = TorchOps()
+OPS = HostOps()
 torch.set_num_threads(
     1
 )  # these tensors are tiny, and test workers with a pool of threads each would wait for each other

@@ -40,8 +40,8 @@ def test_a_tree_without_candidates_has_rows_of_its_own():
 
 def test_a_kernel_that_moves_too_little_is_found():
     class Short(TritonOps):
-        def move_accepted_(self, k_pools, v_pools, node_slots, accept_index, accept_lens):
-            super().move_accepted_(k_pools, v_pools, node_slots, accept_index, accept_lens - 1)
+        def move_accepted_(self, kv, node_slots, accept_index, accept_lens):
+            super().move_accepted_(kv, node_slots, accept_index, accept_lens - 1)
 
     def make_short(config):
         return DeviceAccept(Short(), "cpu")

@@ -21,6 +21,7 @@ from bookkeeping_cases import (
 from foretoken.gpu.batch.tree import DeviceTree, DeviceVerified
 from foretoken.gpu.kernels.rounds import verify_sampling
 from foretoken.gpu.kernels.rounds.bookkeeping import TorchBookkeeping, TritonBookkeeping
+from foretoken.gpu.ops.port import KVTensors
 from memory_checker import Ownership, checked_memory
 
 TWINS, KERNELS = TorchBookkeeping(), TritonBookkeeping()
@@ -201,10 +202,10 @@ def test_accepted_paths_are_moved_within_their_rows(dtype, width):
         k, v = pools(rng, slots, dtype, width)
         before, expected = k.clone(), [k.clone(), v.clone()]
         arguments = windows, verified.accept_index, verified.accept_lens
-        TWINS.move_accepted_(*expected, *arguments)
+        TWINS.move_accepted_(KVTensors(*expected), *arguments)
         rules = [Ownership(pool, owners.tolist(), lambda row, layer, block: row + 1, axis=1) for pool in (k, v)]
         with inputs_only_read(*arguments, sinks=(k[:, 0], v[:, 0]), ownership=rules):
-            KERNELS.move_accepted_(k, v, *arguments)
+            KERNELS.move_accepted_(KVTensors(k, v), *arguments)
         assert_same_pools([k, v], expected)
         moved += int((before != k).any())
     assert moved >= 1
@@ -215,7 +216,7 @@ def test_what_stands_where_it_belongs_is_not_moved():
     windows = torch.tensor([[1, 2, 3], [4, 5, 6]])
     accept_index, accept_lens = torch.tensor([[0, 1, 2], [3, 4, -1]]).int(), torch.tensor([3, 2]).int()
     with inputs_only_read(k, v):
-        KERNELS.move_accepted_(k, v, windows, accept_index, accept_lens)
+        KERNELS.move_accepted_(KVTensors(k, v), windows, accept_index, accept_lens)
 
 
 def test_slots_are_moved_across_rows_after_all_were_read():
@@ -226,9 +227,9 @@ def test_slots_are_moved_across_rows_after_all_were_read():
         sources = torch.from_numpy(rng.integers(1, 12, 8))
         sources, targets = (torch.cat((x, torch.zeros(2, dtype=torch.int64))) for x in (sources, targets))
         expected = [k.clone(), v.clone()]
-        TWINS.move_slots_(*expected, sources, targets)
+        TWINS.move_slots_(KVTensors(*expected), sources, targets)
         with inputs_only_read(sources, targets, sinks=(k[:, 0], v[:, 0])):
-            KERNELS.move_slots_(k, v, sources, targets)
+            KERNELS.move_slots_(KVTensors(k, v), sources, targets)
         assert_same_pools([k, v], expected)
 
 
@@ -244,11 +245,11 @@ def test_tails_are_duplicated_like_the_twins(page_size, topk, steps):
         owners = (torch.arange(table.numel()) // width).tolist()
         k, v = pools(rng, table.numel())
         expected = [k.clone(), v.clone()]
-        TWINS.duplicate_tails_(*expected, table, rows, lengths, page_size, topk, steps)
+        TWINS.duplicate_tails_(KVTensors(*expected), table, rows, lengths, page_size, topk, steps)
         numbers = rows.tolist()
         rules = [Ownership(pool, owners, lambda entry, layer, block, n=numbers: n[entry], axis=1) for pool in (k, v)]
         with inputs_only_read(table, rows, lengths, ownership=rules):
-            KERNELS.duplicate_tails_(k, v, table, rows, lengths, page_size, topk, steps)
+            KERNELS.duplicate_tails_(KVTensors(k, v), table, rows, lengths, page_size, topk, steps)
         assert_same_pools([k, v], expected)
 
 
@@ -287,9 +288,9 @@ def test_an_idle_batch_launches_nothing():
         assert KERNELS.coins(none, pairs, 1, 1).shape == (0, 2)
         assert [x.shape for x in KERNELS.gather_emitted(none, pairs.int(), short)] == [(0, 2), (0,)]
         assert KERNELS.compact(torch.zeros(0, 3), pairs.int(), 2).shape == (0, 3)
-        KERNELS.move_accepted_(k, v, pairs, pairs.int(), short)
-        KERNELS.move_slots_(k, v, none, none)
-        KERNELS.duplicate_tails_(k, v, table, none, none, 4, 2, 2)
+        KERNELS.move_accepted_(KVTensors(k, v), pairs, pairs.int(), short)
+        KERNELS.move_slots_(KVTensors(k, v), none, none)
+        KERNELS.duplicate_tails_(KVTensors(k, v), table, none, none, 4, 2, 2)
         assert KERNELS.relay_gather(table, none).shape == (0, 4)
         KERNELS.relay_scatter_(table, none, table[:0])
     assert seen.launches == 0

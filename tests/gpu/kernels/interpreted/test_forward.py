@@ -9,6 +9,7 @@ from foretoken.gpu.kernels.layers.extend_attention import extend_attention_trito
 from foretoken.gpu.kernels.layers.flash import device_of, reading_tiles
 from foretoken.gpu.kernels.layers.forward import TorchForward, TritonForward
 from foretoken.gpu.kernels.layers.verify_attention import verify_attention_triton
+from foretoken.gpu.ops.port import KVTensors
 from forward_cases import (
     Batch,
     decode_view,
@@ -122,7 +123,7 @@ def test_rope_write(dtype: torch.dtype, heads: int, kv_heads: int, d: int):
     with checked_memory(
         read_only=[q, k, v, table, positions, slots], sinks=[k_pools[:, 0], v_pools[:, 0]], shuffle=3
     ) as seen:
-        q_out, k_out = TritonForward().rope_write(q, k, v, table, positions, slots, k_pools[1], v_pools[1])
+        q_out, k_out = TritonForward().rope_write(q, k, v, table, positions, slots, KVTensors(k_pools[1], v_pools[1]))
     assert seen.launches == 1
     for i, (position, slot) in enumerate(zip(positions.tolist(), slots.tolist(), strict=True)):
         close(q_out[i], rotate_one(batch.q[i], table, position))
@@ -148,9 +149,7 @@ def test_decode(lens: list[int], splits: int):
         own = owned(batch, lambda x, y, z, rows=batch.rows: int(rows[x]))
         with checked_memory(read_only=[q, batch.table, batch.rows, view.lens], ownership=own, shuffle=2) as checker:
             forget_what_is_past(checker, batch, lens)
-            actual = decode_attention_triton(
-                q, batch.k_pool, batch.v_pool, batch.table, view, batch.scale, num_splits=splits
-            )
+            actual = decode_attention_triton(q, batch.k_pool, batch.v_pool, view, batch.scale, num_splits=splits)
         close(actual, expected)
         assert checker.launches == (2 if splits > 1 else 1)
 
@@ -161,9 +160,7 @@ def test_decode_follows_base_and_tail(splits: int):
     view = decode_view(batch, lens=[71, 8, 3, 0], bases=[60, 8, 0, 0], tails=[68, 12, 4, 0])
     expected = dense_decode(batch, view)
     with checked_memory(ownership=owned(batch, lambda x, y, z: int(batch.rows[x]))):
-        actual = decode_attention_triton(
-            batch.q, batch.k_pool, batch.v_pool, batch.table, view, batch.scale, num_splits=splits
-        )
+        actual = decode_attention_triton(batch.q, batch.k_pool, batch.v_pool, view, batch.scale, num_splits=splits)
     close(actual, expected)
 
 
@@ -203,13 +200,8 @@ def test_verify(prefix_lens: list[int], nd: int, splits: int):
                 q,
                 k,
                 v,
-                batch.k_pool,
-                batch.v_pool,
-                batch.table,
-                batch.rows,
-                batch.prefix_lens,
-                batch.max_prefix_len,
-                bits,
+                *batch.kv,
+                batch.tree(bits, batch.max_prefix_len),
                 batch.scale,
                 num_splits=splits,
             )
@@ -223,19 +215,7 @@ def test_verify_of_a_full_tile_of_64_nodes_with_8_heads_each():
     bits = random_tree_bits(11, 1, 64)
     assert (bits < 0).any()
     with checked_memory():
-        actual = TritonForward().verify_attention(
-            batch.q,
-            batch.k,
-            batch.v,
-            batch.k_pool,
-            batch.v_pool,
-            batch.table,
-            batch.rows,
-            batch.prefix_lens,
-            40,
-            bits,
-            batch.scale,
-        )
+        actual = TritonForward().verify_attention(batch.q, batch.k, batch.v, batch.kv, batch.tree(bits, 40))
     close(actual, dense_verify(batch, bits))
 
 
@@ -253,19 +233,7 @@ def test_extend(prefix_lens: list[int], new_lens: list[int]):
             read_only=[q, k, v, batch.table, batch.prefix_lens, batch.starts], ownership=own, shuffle=5
         ) as checker:
             forget_what_is_past(checker, batch, prefix_lens)
-            actual = extend_attention_triton(
-                q,
-                k,
-                v,
-                batch.k_pool,
-                batch.v_pool,
-                batch.table,
-                batch.rows,
-                batch.prefix_lens,
-                batch.starts,
-                batch.max_new_len + 3,
-                batch.scale,
-            )
+            actual = extend_attention_triton(q, k, v, *batch.kv, batch.chunks(None, batch.max_new_len + 3), batch.scale)
         close(actual, expected)
 
 
@@ -274,20 +242,7 @@ def test_extend_gives_0_to_tokens_of_no_row():
     expected = dense_extend(batch)
     batch.q, batch.k, batch.v = (torch.cat((x, torch.ones_like(x[:2]))) for x in (batch.q, batch.k, batch.v))
     with checked_memory():
-        actual = TritonForward().extend_attention(
-            batch.q,
-            batch.k,
-            batch.v,
-            batch.k_pool,
-            batch.v_pool,
-            batch.table,
-            batch.rows,
-            batch.prefix_lens,
-            batch.starts,
-            12,
-            9,
-            batch.scale,
-        )
+        actual = TritonForward().extend_attention(batch.q, batch.k, batch.v, batch.kv, batch.chunks(12, 9))
     close(actual[:7], expected)
     assert not actual[7:].any()
 
@@ -297,10 +252,10 @@ def test_head_sizes(d: int):
     """24 is no power of two: the tile's last channels are padding."""
     batch = make_batch(9, [40, 3], [2, 2], d=d, dtype=torch.float32)
     bits = random_tree_bits(1, 2, 2)
-    tokens = (batch.q, batch.k, batch.v, batch.k_pool, batch.v_pool, batch.table, batch.rows, batch.prefix_lens)
+    tokens = (batch.q, batch.k, batch.v, batch.kv)
     with checked_memory():
-        verified = verify_attention_triton(*tokens, 40, bits, batch.scale, num_splits=2)
-        extended = extend_attention_triton(*tokens, batch.starts, 2, batch.scale)
+        verified = verify_attention_triton(*tokens[:3], *batch.kv, batch.tree(bits, 40), batch.scale, num_splits=2)
+        extended = extend_attention_triton(*tokens[:3], *batch.kv, batch.chunks(None, 2), batch.scale)
     close(verified, dense_verify(batch, bits))
     close(extended, dense_extend(batch))
 
@@ -308,14 +263,12 @@ def test_head_sizes(d: int):
 def test_an_empty_batch_launches_nothing():
     batch = make_batch(0, [], [], dtype=torch.float32)
     view, bits = decode_view(batch, []), torch.zeros(0, 4, dtype=torch.int64)
-    tokens = (batch.q, batch.k, batch.v, batch.k_pool, batch.v_pool, batch.table, batch.rows, batch.prefix_lens)
+    tokens = (batch.q, batch.k, batch.v, batch.kv)
     ops = TritonForward()
     with checked_memory() as seen:
-        decoded = ops.decode_attention(batch.q, batch.k_pool, batch.v_pool, batch.table, view, batch.scale)
-        verified = ops.verify_attention(*tokens, 0, bits, batch.scale)
-        extended = ops.extend_attention(*tokens, batch.starts, 0, 0, batch.scale)
-        q, k = ops.rope_write(
-            batch.q, batch.k, batch.v, rotary_table(16), batch.rows, batch.rows, batch.k_pool, batch.v_pool
-        )
+        decoded = ops.decode_attention(batch.q, batch.kv, view)
+        verified = ops.verify_attention(*tokens, batch.tree(bits, 0))
+        extended = ops.extend_attention(*tokens, batch.chunks(0, 0))
+        q, k = ops.rope_write(batch.q, batch.k, batch.v, rotary_table(16), batch.rows, batch.rows, batch.kv)
     assert seen.launches == 0
     assert decoded.shape == verified.shape == extended.shape == q.shape == (0, 4, 16) and k.shape == (0, 2, 16)

@@ -1,8 +1,8 @@
-"""The layers of a small dense model for a few tokens of one row, on the host's arrays.
+"""The operations of a CPU: torch's, and the layers of a small dense model for a few tokens of one row on NumPy's arrays.
 
 At batch 1 a pass over a small model costs what its calls cost: some forty small operations in every layer. NumPy's take a third to a
 half of the time of torch's, and so do its products of a few rows with a small matrix. The same weights, the same pools, the same
-formulas as `layer.Layer` over `Ops`, which stays the reference and does everything else: prompts, batches, experts, narrow dtypes.
+formulas as `models.layer.run_layers`, which stays the reference and does everything else: prompts, batches, experts, narrow dtypes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch.host_keys import HostPass
-from .layer import Layer, Mlp
+from ..models.attention import Attention
+from ..models.layer import Layer, Mlp, run_layers
+from .host_keys import HostPass, host_pass_of
+from .port import NO_CAPTURE, Capture, LayersOutput
+from .torch_ops import TorchOps
 
 HOST_DTYPES = (torch.float32, torch.float64)
+FEW_TOKENS = 8
 
 quiet = np.errstate(over="ignore")
 """A gate of −1,000 is 0 by way of an infinite exponential; that is meant."""
@@ -92,35 +96,82 @@ class HostLayer:
         return residual
 
 
-class HostRows:
-    """A model's tables by token and by position, as rows of arrays."""
+class HostOps(TorchOps):
+    """`Ops` of a CPU. Passes of one row go through NumPy where the layers can and `pack_projections` has laid them out for inference."""
 
-    def __init__(self, embed_weight: Tensor, cos_sin: Tensor) -> None:
-        self._embed = array(embed_weight)
-        self._cos_sin = array(cos_sin).astype(self._embed.dtype)
+    def __init__(self) -> None:
+        super().__init__()
+        self._host_layers: dict[Layer, tuple[tuple[Layer, ...], tuple[HostLayer, ...]]] = {}  # by the first layer
 
-    def embedded(self, tokens: Tensor) -> np.ndarray:
-        """int64 [n] → [n, H]."""
-        return self._embed[tokens.numpy()]
+    def run_layers(
+        self,
+        layers: tuple[Layer, ...],
+        residual: Tensor,
+        attention: Attention,
+        cos_sin: Tensor,
+        first_input: Tensor | None = None,
+        final_norm: Tensor | None = None,
+        capture: Capture = NO_CAPTURE,
+    ) -> LayersOutput:
+        host_pass = host_pass_of(attention) if getattr(attention, "ops", None) is self else None
+        host_layers = self._layers_on_host(layers) if host_pass is not None else ()
+        if not host_layers:
+            return run_layers(layers, residual, attention, cos_sin, first_input, final_norm, capture)
+        rotation = array(cos_sin)[host_pass.keys.positions]
+        states = _run_on_host(host_layers, array(residual), host_pass, rotation, first_input)
+        last = torch.from_numpy(states[-1])
+        hidden = (
+            last if final_norm is None else torch.from_numpy(rms_norm(states[-1], array(final_norm), layers[0].eps))
+        )
+        aux = [states[i] for i in capture.aux_layers]
+        return LayersOutput(hidden, last, torch.from_numpy(np.concatenate(aux, axis=1)) if aux else None, None)
 
-    def rotation(self, host_pass: HostPass) -> np.ndarray:
-        """[n, d] of the pass's tokens."""
-        return self._cos_sin[host_pass.keys.positions]
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.shape[0] > FEW_TOKENS or x.dtype not in HOST_DTYPES or torch.is_grad_enabled():
+            return super().rms_norm(x, weight, eps)
+        return torch.from_numpy(rms_norm(x.numpy(), array(weight), eps))
+
+    def _layers_on_host(self, layers: tuple[Layer, ...]) -> tuple[HostLayer, ...]:
+        """Return the layers as the host runs them; none if it cannot run all of them."""
+        known = self._host_layers.get(layers[0])
+        if known is not None and known[0] is layers:
+            return known[1]
+        if not all(map(can_run_on_host, layers)):
+            return ()
+        found = tuple(map(HostLayer, layers))
+        self._host_layers[layers[0]] = layers, found
+        return found
 
 
-def runs_on_host(layers: Sequence[Layer]) -> bool:
-    """Whether the host can do these layers: a CPU's, dense, of a dtype that NumPy has."""
-    return all(
-        layer.output_weight.device.type == "cpu"
-        and layer.output_weight.dtype in HOST_DTYPES
-        and isinstance(layer.mlp, Mlp)
-        for layer in layers
-    )
+@quiet
+def _run_on_host(
+    layers: Sequence[HostLayer],
+    state: np.ndarray,
+    host_pass: HostPass,
+    rotation: np.ndarray,
+    first_input: Tensor | None,
+) -> list[np.ndarray]:
+    """The residual [n, H] before every layer, and behind the last."""
+    rotation = rotation.astype(state.dtype, copy=False)
+    states = [state]
+    for layer in layers:
+        if first_input is not None and layer is layers[0]:
+            state = layer.after_attention(layer.attend(array(first_input), host_pass, rotation), state)
+        else:
+            state = layer.run(state, host_pass, rotation)
+        states.append(state)
+    return states
+
+
+def can_run_on_host(layer: Layer) -> bool:
+    """Whether a layer is dense, of a dtype that NumPy has, and laid out for inference."""
+    dense = isinstance(layer.mlp, Mlp) and layer.output_weight.dtype in HOST_DTYPES
+    return dense and layer.projections[0].is_packed
 
 
 def array(tensor: Tensor) -> np.ndarray:
     """The tensor's memory as an array."""
-    return tensor.detach().numpy()
+    return tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a forward pass of a single row reads and writes, for layers that run on the host: arrays instead of tensors, made once per pass."""
+"""What a forward pass of a single row reads and writes, for layers that run on the host: arrays, made once per pass."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from ..batch.paged import PagedAttention
+from .port import DecodeBatch, ExtendBatch, VerifyBatch
+
 Slots = slice | np.ndarray
 """Places in a pool: neighbours as a slice, which is read where it lies, others int64 [n]."""
 
@@ -18,7 +21,7 @@ class HostKeys:
     """n new tokens of one row, behind their prefix.
 
     `read` are the pool slots of all keys, or with `own` those of the prefix, behind which the new tokens' own keys follow.
-    `sees` bool [n, n]: which new tokens a new token sees; None: all (n is 1). The prefix is seen by everyone.
+    `sees` bool [n, n]: which new tokens a new token sees; None: all (n is 1). Every token sees the prefix.
     """
 
     read: Slots
@@ -35,13 +38,22 @@ class HostPass(NamedTuple):
     pools: tuple[tuple[np.ndarray, np.ndarray], ...]
 
 
-def window_keys(
-    table: Tensor, rows: Tensor, prefix_lens: Tensor, positions: Tensor, slots: Tensor, ancestor_bits: Tensor
-) -> HostKeys | None:
-    """Of a window of new tokens behind a row's prefix (`Ops.verify_attention`); None if this is not one row, or a token sees nothing."""
+def host_pass_of(attention: PagedAttention) -> HostPass | None:
+    """Return the pass if it is one of a single row over pools that NumPy can read, else None."""
+    pools = attention.pool.on_host
+    if pools is None or isinstance(attention.batch, ExtendBatch):
+        return None
+    keys_of = view_keys if isinstance(attention.batch, DecodeBatch) else window_keys
+    keys = keys_of(attention.batch, attention.positions, attention.slots)
+    return None if keys is None else HostPass(keys, pools)
+
+
+def window_keys(batch: VerifyBatch, positions: Tensor, slots: Tensor) -> HostKeys | None:
+    """Return the keys of new tokens behind a row's prefix; None if this is not one row, or a token sees nothing."""
+    table, rows, prefix_lens = batch.table, batch.rows, batch.prefix_lens
     if rows.shape[0] != 1:
         return None
-    new, bits = slots.numpy(), ancestor_bits.numpy()[0]
+    new, bits = slots.numpy(), batch.ancestor_bits.numpy()[0]
     sees = _visible(bits.tobytes())
     if not sees.any(axis=1).all():
         return None
@@ -55,12 +67,11 @@ def window_keys(
     return HostKeys(_compact(prefix), True, _compact(new), positions.numpy(), sees)
 
 
-def view_keys(
-    table: Tensor, rows: Tensor, bases: Tensor, lens: Tensor, positions: Tensor, slots: Tensor
-) -> HostKeys | None:
-    """Of queries of one row over a `KVView` without tails, each of which sees one key more than the one before; None for all others."""
+def view_keys(batch: DecodeBatch, positions: Tensor, slots: Tensor) -> HostKeys | None:
+    """Return the keys of queries of one row without tails, each of which sees one key more than the one before; None for all others."""
+    table, rows, lens = batch.table, batch.rows, batch.lens
     m = rows.shape[0]
-    if bases is not lens or not 0 < m <= 64:
+    if batch.bases is not lens or not 0 < m <= 64:
         return None
     owners, ends = rows.numpy(), lens.numpy()
     if m > 1 and not ((owners == owners[0]).all() and _ascends(ends, int(ends[0]))):

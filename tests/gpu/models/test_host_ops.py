@@ -5,21 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from foretoken.gpu.batch.host_keys import view_keys, window_keys
-from foretoken.gpu.batch.paged import BranchAttention, WindowAttention
+from foretoken.gpu.batch.paged import PagedAttention
 from foretoken.gpu.batch.pools import KVPool
 from foretoken.gpu.models.config import LLAMA, QWEN2, QWEN3, QWEN3_MOE, ModelConfig, MoeConfig
 from foretoken.gpu.models.decoder import Capture
 from foretoken.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
 from foretoken.gpu.models.head_config import HeadConfig
-from foretoken.gpu.models.host_layers import rms_norm
+from foretoken.gpu.models.layer import Layer
 from foretoken.gpu.models.projection import pack_projections
 from foretoken.gpu.models.weights import initialize
-from foretoken.gpu.ops.port import KVView
-from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.ops.host_keys import host_pass_of, view_keys, window_keys
+from foretoken.gpu.ops.host_ops import HostOps, rms_norm
+from foretoken.gpu.ops.port import DecodeBatch, VerifyBatch
 from test_models import random_weights
 
 SLOTS = 40
+OPS = HostOps()
 MODELS = {
     "llama": ModelConfig(LLAMA, 70, 48, 80, 3, 4, 2, 16),
     "qwen2, biases": ModelConfig(QWEN2, 70, 48, 80, 2, 4, 1, 16, qkv_bias=True, output_bias=True, mlp_bias=True),
@@ -46,7 +47,7 @@ def pool_of(model, dtype: torch.dtype) -> KVPool:
     return pool
 
 
-def window(pool: KVPool, slots: list[int], prefix: int, bits: list[int], sunk: int = 0) -> WindowAttention:
+def window(pool: KVPool, slots: list[int], prefix: int, bits: list[int], sunk: int = 0) -> PagedAttention:
     """`sunk` of the last new tokens write to the sink."""
     n = len(bits)
     table = table_of(slots)
@@ -54,14 +55,15 @@ def window(pool: KVPool, slots: list[int], prefix: int, bits: list[int], sunk: i
     new[n - sunk :] = 0
     rows, lens = torch.tensor([1]), torch.tensor([prefix])
     positions = prefix + torch.arange(n)
-    return WindowAttention(TorchOps(), pool, table, rows, lens, positions, new, torch.tensor([bits]), prefix + 2)
+    batch = VerifyBatch(table, rows, lens, prefix + 2, torch.tensor([bits]))
+    return PagedAttention(OPS, pool, batch, positions, new)
 
 
-def branches(pool: KVPool, slots: list[int], first: int, n: int) -> BranchAttention:
+def branches(pool: KVPool, slots: list[int], first: int, n: int) -> PagedAttention:
     table = table_of(slots)
     lens = torch.arange(first, first + n) + 1
-    view = KVView(torch.ones(n, dtype=torch.int64), lens, lens, lens, first + n)
-    return BranchAttention(TorchOps(), pool, table, view, lens - 1, table[1, first : first + n].long())
+    batch = DecodeBatch(table, torch.ones(n, dtype=torch.int64), lens, lens, lens, first + n)
+    return PagedAttention(OPS, pool, batch, lens - 1, table[1, first : first + n].long())
 
 
 PASSES = {
@@ -86,11 +88,15 @@ def both_ways(make, attention_of, dtype: torch.dtype, run):
         pool = pool_of(model, dtype)
         if on_host:
             pack_projections(model)
-            model.use_host()
         attention = attention_of(pool)
-        assert attention.host_pass() is not None
+        assert host_pass_of(attention) is not None
+        assert bool(OPS._layers_on_host(layers_of(model))) == on_host
         found.append((*run(model, attention), pool.keys[:, 1:], pool.values[:, 1:]))
     return found
+
+
+def layers_of(model) -> tuple:
+    return tuple(module for module in model.modules() if isinstance(module, Layer))
 
 
 def agree(found, dtype: torch.dtype) -> None:
@@ -110,11 +116,11 @@ def test_decoders(config, name, dtype):
         out = model(tokens, attention, Capture((0, 1, config.num_layers)))
         return out.hidden, out.aux, model.logits(out.hidden)
 
-    agree(both_ways(lambda: random_weights(config, TorchOps(), "cpu", dtype, seed=4), PASSES[name], dtype, run), dtype)
+    agree(both_ways(lambda: random_weights(config, OPS, "cpu", dtype, seed=4), PASSES[name], dtype, run), dtype)
 
 
 def head_of(kind: str, dtype: torch.dtype):
-    target = random_weights(MODELS["llama"], TorchOps(), "cpu", dtype, seed=5)
+    target = random_weights(MODELS["llama"], OPS, "cpu", dtype, seed=5)
     model = ModelConfig(LLAMA, 70, 48, 64, 1 if kind != "EAGLE of two layers" else 2, 4, 2, 16)
     if kind.startswith("EAGLE-3"):
         config = HeadConfig(
@@ -157,33 +163,40 @@ def test_heads(kind, dtype):
 def test_what_is_no_pass_of_one_row():
     table = table_of(NEIGHBOURS, SCATTERED)
     one, two, lens = torch.tensor([1]), torch.tensor([1, 2]), torch.tensor([5, 5])
-    new, bits = torch.tensor([10, 11]), torch.tensor([[1, 3]])
-    assert window_keys(table, one, lens[:1], new, new, bits) is not None
-    assert window_keys(table, two, lens, new, new, torch.tensor([[1], [1]])) is None
-    assert window_keys(table, one, lens[:1], new, new, torch.tensor([[1, 0]])) is None, "a token that sees nothing"
+    new = torch.tensor([10, 11])
+
+    def window_of(rows, lens, bits):
+        return window_keys(VerifyBatch(table, rows, lens, 5, torch.tensor(bits)), new, new)
+
+    def view_of(rows, bases, lens):
+        return view_keys(DecodeBatch(table, rows, bases, bases, lens, 8), new, new)
+
+    assert window_of(one, lens[:1], [[1, 3]]) is not None
+    assert window_of(two, lens, [[1], [1]]) is None
+    assert window_of(one, lens[:1], [[1, 0]]) is None, "a token that sees nothing"
     ends = torch.tensor([6, 7])
-    assert view_keys(table, one.expand(2), ends, ends, new, new) is not None
-    assert view_keys(table, one.expand(2), ends.clone(), ends, new, new) is None, "branches with tails of their own"
-    assert view_keys(table, two, ends, ends, new, new) is None
+    assert view_of(one.expand(2), ends, ends) is not None
+    assert view_of(one.expand(2), ends.clone(), ends) is None, "branches with tails of their own"
+    assert view_of(two, ends, ends) is None
     for lens in ([6, 6], [7, 6], [6, 8], [0, 1]):
         ends = torch.tensor(lens)
-        assert view_keys(table, one.expand(2), ends, ends, new, new) is None
+        assert view_of(one.expand(2), ends, ends) is None
     pool = KVPool(1, SLOTS, 2, 8, torch.bfloat16, torch.device("cpu"))
-    assert window(pool, NEIGHBOURS, 5, [1, 3]).host_pass() is None
+    assert host_pass_of(window(pool, NEIGHBOURS, 5, [1, 3])) is None
 
 
 def test_neighbours_are_read_where_they_are():
     pool = KVPool(1, SLOTS, 2, 8, torch.float32, torch.device("cpu"))
-    keys = window(pool, NEIGHBOURS, 5, [1, 3]).host_pass().keys
+    keys = host_pass_of(window(pool, NEIGHBOURS, 5, [1, 3])).keys
     assert (keys.read, keys.write, keys.own) == (slice(5, 12), slice(10, 12), False)
-    keys = window(pool, SCATTERED, 5, [1, 3]).host_pass().keys
+    keys = host_pass_of(window(pool, SCATTERED, 5, [1, 3])).keys
     assert keys.own and keys.read.tolist() == SCATTERED[:5] and keys.write.tolist() == SCATTERED[5:7]
 
 
 def test_experts_stay_with_torch():
     config = ModelConfig(QWEN3_MOE, 70, 48, 80, 2, 4, 2, 16, moe=MoeConfig(4, 2, 24, mlp_only_layers=(0,)))
-    model = random_weights(config, TorchOps(), "cpu", torch.float32, seed=4)
-    model.use_host()
+    model = random_weights(config, OPS, "cpu", torch.float32, seed=4)
+    pack_projections(model)
     pool = pool_of(model, torch.float32)
     out = model(torch.tensor([1, 2]), window(pool, NEIGHBOURS, 5, [1, 3]), Capture(routed_experts=True))
     assert out.routed_experts is not None and out.routed_experts.shape == (2, 1, 2)
