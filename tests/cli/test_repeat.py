@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
-SMALL = ("--set", "workload.num_requests=60", "--set", "workload.rate=60", "--quiet")
 # Closed loop, two replicas, impatient clients, page size, shared prefixes: whatever could depend on the order of a hash.
 VARIED = """
 [hardware]

@@ -29,14 +29,6 @@ def random_tree(rng, batch_size, nodes, vocab):
     return build_lookup_tree(rng.integers(0, vocab, batch_size), paths, rng.integers(0, 99, batch_size), nodes)
 
 
-def children_of(tree, row, node):
-    """Children in order, by the links that the kernels follow."""
-    child = tree.retrieve_next_token[row, node]
-    while child >= 0:
-        yield int(child)
-        child = tree.retrieve_next_sibling[row, child]
-
-
 def check_shape_of(verified, tree):
     assert verified.accept_index.shape == (tree.batch_size, tree.width)
     for name in ("accept_index", "accept_lens", "num_correct_drafts", "predict", "bonus_tokens"):

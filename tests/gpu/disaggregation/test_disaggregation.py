@@ -10,7 +10,6 @@ import pytest
 from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.handoff import HandoffTiming
 from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.spec import EngineSpec
 from foretoken.gpu.disaggregation.planning import plan_disaggregated
 from foretoken.gpu.disaggregation.processes import WorkerFailed, Workers
 from foretoken.gpu.disaggregation.session import TIMING, DisaggregatedSession
@@ -18,7 +17,6 @@ from foretoken.gpu.disaggregation.topology import Disaggregation
 from foretoken.gpu.session.plan import SessionOptions
 from foretoken.gpu.session.session import DecodeSession
 from foretoken.gpu.session.text import Tokenizer
-from foretoken.observe.replay import replay
 
 ONE_TO_ONE, TWO_TO_TWO = Disaggregation(1, 1), Disaggregation(2, 2)
 LONGEST = 120
@@ -204,20 +202,6 @@ def test_a_request_is_given_up_wherever_it_is(workers, nano_pair, ask):
         stream.close()
         check_drained(session)
         assert session.run(requests[:1])["long0"].finish == "length"
-
-
-def test_each_worker_keeps_a_log_that_replays(workers, nano_pair, plain, tmp_path, six):
-    logs = {name: tmp_path / f"{name}.jsonl" for name in ("prefill0", "decode0")}
-    with open_session(workers, options_for(nano_pair, "eagle3", topk=2), logs=logs) as session:
-        check_equal(session.run(six), plain(six))
-        session.close(complete=True)
-        assert session.stats().requests == len(six) and session.stats().accept_length > 1
-    for path in logs.values():
-        report = replay(
-            path,
-            lambda header, replica, events: EngineSpec.from_json(header["engine"], "log").make_engine(events),
-        )
-        assert report.difference is None and report.complete and report.num_commits > 0
 
 
 # -- bad links ------------------------------------------------------------------------------------------------------------

@@ -20,8 +20,6 @@ from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.models.decoder import Decoder
-from foretoken.observe.log import EventLog
-from foretoken.observe.replay import replay
 from matrix_cells import OPS, count_blocks, oracle, small_config, small_model
 from serving import CONFIG, Served, Way, chain, serve, tree
 
@@ -229,22 +227,3 @@ def test_any_integer_is_a_seed():
 
 
 # -- what a run leaves behind -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["chain", "tree", "heads", "look-up"])
-def test_every_decision_of_a_run_is_made_again_by_a_fresh_engine(name, tmp_path):
-    way = WAYS[name]
-    run = serve(way, requests_for(8), disturbance=Disturbance(submit=30, abort=4, idle=20))
-    log = EventLog(tmp_path / "log", {})
-    sink = log.sink(0)
-    for event in run.events:
-        sink(event)
-    log.close(True)
-
-    def fresh(header, replica, events):
-        config = EngineConfig(**{**CONFIG, **(way.config or {})})
-        return Engine(config, get_algorithm(way.algorithm), way.controller(), events=events)
-
-    report = replay(tmp_path / "log", fresh)
-    assert report.identical and report.complete, report.difference
-    assert report.num_commits > 10

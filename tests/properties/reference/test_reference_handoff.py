@@ -11,7 +11,7 @@ from foretoken.core.contract.request import FinishReason, Request
 from foretoken.core.draws import Purpose, uniform
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.handoff import HandoffTiming
-from foretoken.core.handoff.messages import Ack, Manifest, Offer, Page
+from foretoken.core.handoff.messages import Manifest, Page
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.engine import Engine
@@ -308,85 +308,6 @@ class OneWay:
         self.late[self.forth], self.link.late = self.link.late, []
         self.forth = not self.forth
         return arriving
-
-
-def first_of(kind, times=1):
-    """A link that loses the first `times` messages of a kind."""
-    left = [times]
-
-    def lose(messages):
-        kept = []
-        for message in messages:
-            if isinstance(message, kind) and left[0]:
-                left[0] -= 1
-            else:
-                kept.append(message)
-        return kept
-
-    return lose
-
-
-@pytest.mark.parametrize("kind", [Offer, Page, Manifest, Ack])
-def test_one_lost_message_is_made_up_for_by_the_retry(kind):
-    handoff = pair("EAGLE", first_of(kind))
-    requests = [ask("a"), ask("b", 13)]
-    check_ends(requests, serve(handoff, requests))
-    assert handoff.prefill.side.counts.retries == 1
-    check_drained(handoff)
-
-
-@pytest.mark.parametrize("kind", [Offer, Page, Manifest])
-def test_after_the_second_loss_the_request_fails_and_nothing_is_left(kind):
-    handoff = pair("EAGLE", first_of(kind, times=1000))
-    end = serve(handoff, [ask("a")])["a"]
-    assert end.reason is FinishReason.ERROR
-    assert handoff.prefill.side.counts.failed == 1 and handoff.prefill.side.counts.retries == 1
-    check_drained(handoff)
-
-
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
-@pytest.mark.parametrize("at", range(1, 9))
-def test_a_peer_that_dies_reaches_the_other_side_as_an_end_in_bounded_time(victim, at):
-    handoff = pair("EAGLE", chunk_size=4, page_size=2)
-    requests = [ask("a", 9, 30), ask("b", 15, 30)]
-    for request in requests:
-        handoff.prefill.submit(request, 0)
-    for _ in range(at):
-        handoff.turn()
-    setattr(handoff, f"{victim}_alive", False)
-    died_at = handoff.now_ns
-    ends = handoff.run()
-    timing = handoff.prefill.side.timing
-    assert handoff.now_ns - died_at <= 2 * (timing.lease_ns + timing.hold_ns) + timing.fence_ns + 100 * MS
-    survivor = handoff.decode if victim == "prefill" else handoff.prefill
-    assert survivor.engine.is_idle and survivor.engine.store.num_request_slots == 0
-    for request in requests if victim == "prefill" else ():
-        end = handoff.decode.finished.get(request.request_id)
-        if end is not None:
-            check_ends([request], {request.request_id: end})
-    if victim == "decode":
-        assert all(ends[r.request_id].reason in (FinishReason.ERROR,) for r in requests if r.request_id in ends)
-        assert len(handoff.prefill.finished) == 2
-
-
-@pytest.mark.parametrize("side", ["prefill", "decode"])
-@pytest.mark.parametrize("at", range(10))
-def test_a_cancel_in_every_state_frees_everything_on_both_sides(side, at):
-    handoff = pair("EAGLE", chunk_size=4, page_size=2, overlap=True)
-    requests = [ask("a", 15, 30), ask("b", 11, 20)]
-    for request in requests:
-        handoff.prefill.submit(request, 0)
-    for _ in range(at):
-        handoff.turn()
-    getattr(handoff, side).abort("a", handoff.now_ns)
-    ends = handoff.run()
-    check_ends(requests[1:], ends)
-    check_drained(handoff)
-    reasons = {w.finished["a"].reason for w in (handoff.prefill, handoff.decode) if "a" in w.finished}
-    if side == "prefill" or at:
-        assert reasons, "the request vanished"
-    if FinishReason.LENGTH in reasons:
-        check_ends(requests[:1], ends)  # nobody at that side knew of it
 
 
 def test_a_changed_cell_is_found_before_its_request_runs(monkeypatch):
