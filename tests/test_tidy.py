@@ -40,7 +40,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "cli": {"numpy", "pydantic", "typer", "rich"},
     "foretoken": {"pyarrow", "rich"},
 }
-# The core waits for nothing, reads no clock, draws no chance, talks to nobody.
+# The core does not wait, read clocks, draw random numbers or communicate.
 NOT_IN_CORE = {
     "time",
     "random",
@@ -298,7 +298,7 @@ def functions_around(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     yield from visit(tree, "<module>")
 
 
-def test_nobody_reads_the_configured_draft_tokens():
+def test_only_the_resolver_reads_the_configured_draft_tokens():
     readers = set()
     for path in sources(*PACKAGES):
         for function, node in functions_around(tree_of(path)):

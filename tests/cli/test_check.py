@@ -16,7 +16,7 @@ BAD = Path(__file__).parents[1] / "support" / "bad_allocators.py"
 
 @pytest.fixture
 def theirs(tmp_path, monkeypatch):
-    """A directory with somebody's module, as the current one."""
+    """Change into a directory with a user's module."""
     (tmp_path / "theirs.py").write_text(BAD.read_text(encoding="utf-8") + "\nCAPABILITIES = ()\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -36,15 +36,15 @@ def test_ours(command, theirs):
 
 
 def test_a_subject_of_ours_whose_package_is_missing_is_skipped(command, theirs, monkeypatch):
-    """Ours are skipped with the reason; what somebody names is an error."""
-    (theirs / "needing.py").write_text("import a_package_that_nobody_has\n")
+    """Adapters of ours are skipped with the reason; one that the user names is an error."""
+    (theirs / "needing.py").write_text("import a_package_that_is_missing\n")
     suite = suite_of("allocator")
     subjects = ("needing:make", suite.subjects[0])
     monkeypatch.setattr(
         "foretoken.properties.suites.suite_of", lambda name: dataclasses.replace(suite, subjects=subjects)
     )
     outcome = command("check", "allocator", "--budget", "10000", "--json", "report.json")
-    reason = "needs a_package_that_nobody_has, which is not installed"
+    reason = "needs a_package_that_is_missing, which is not installed"
     assert outcome.code == 0 and f"needing:make skipped: {reason}" in outcome.out and outcome.out.count("\nok\n") == 1
     assert json.loads((theirs / "report.json").read_text())[1]["skipped"] == reason
     named = command("check", "allocator", "needing:make")

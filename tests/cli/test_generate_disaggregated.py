@@ -63,7 +63,7 @@ def listening_ports(pids):
 
 
 def is_running(pid):
-    """Whether the process exists; one that has ended and waits for somebody to ask for its exit code does not."""
+    """Return whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -78,7 +78,7 @@ def wait_until_gone(pids):
 
 
 def wait_until_free(port):
-    """A process that is gone may still be giving its sockets back."""
+    """Wait until the port can be bound: the system may release the sockets of a process after its end."""
     deadline = time.monotonic() + GONE_S
     while True:
         with socket.socket() as free:
@@ -115,8 +115,8 @@ def test_the_output_is_that_of_one_process_and_every_worker_keeps_a_log(command,
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_whoever_ends_it_nothing_is_left(process, models, number):
-    """Ctrl-C lets the requests end in order; a killed parent cannot say anything, and its workers go all the same."""
+def test_a_signal_leaves_no_process_and_no_port(process, models, number):
+    """After Ctrl-C the requests end in order; when the parent is killed, its workers end too."""
     running = process(
         "generate", "--model", models["target"], "--device", "cpu", "--prompt", "def add", "--max-tokens", 100_000,
         "--ignore-eos", *PAIR, "--context-len", 256,
@@ -125,7 +125,7 @@ def test_whoever_ends_it_nothing_is_left(process, models, number):
     workers = children_of(running.pid)
     ports = listening_ports([running.pid, *workers])
     assert len(workers) == 2 and ports
-    assert {host for host, _ in ports} == {"0100007F"}, "somebody listens beyond the loopback"
+    assert {host for host, _ in ports} == {"0100007F"}, "a port is open beyond the loopback"
     for pid in [running.pid, *(workers if number == signal.SIGINT else [])]:  # a terminal tells the whole group
         os.kill(pid, number)
     _, err = running.communicate(timeout=GONE_S)

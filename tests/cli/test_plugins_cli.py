@@ -1,4 +1,4 @@
-"""Packages with an algorithm that somebody else installed: whatever is wrong with one is a message and exit code 2."""
+"""Installed packages with an algorithm: whatever is wrong with one is a message and exit code 2."""
 
 from __future__ import annotations
 

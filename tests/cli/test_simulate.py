@@ -78,7 +78,7 @@ def test_the_files_of_a_run(command, tmp_path):
     assert {event["args"]["name"] for event in trace if event.get("name") == "thread_name"} == {"device", "scheduler"}
 
 
-def test_files_that_nobody_wants_and_files_of_an_earlier_run(command, tmp_path):
+def test_files_not_asked_for_and_files_of_an_earlier_run(command, tmp_path):
     assert command("simulate", *SMALL, "--out", tmp_path).code == 0
     (tmp_path / "notes.txt").write_text("mine")
     assert command("simulate", *SMALL, "--out", tmp_path, "--no-events", "--no-perfetto").code == 0

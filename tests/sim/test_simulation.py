@@ -56,7 +56,7 @@ def test_an_idle_service_answers_in_the_time_of_its_steps():
     step_ns = cost.step_ns([(200, 0)])
     size_ns = int(200 * 4 / (10e9 / 8) * 1e9)
     expected_ns = 50_000 + size_ns + host.plan_ns(1) + host.launch_ns(1) + step_ns + host.commit_ns(0, 1)
-    # Arrival is when the replica hears of the request: the link is the client's affair.
+    # A request arrives when the replica receives it; the link's time belongs to the client.
     assert summary["mean_ttft_ms"] * 1e6 == pytest.approx(expected_ns - 50_000 - size_ns, rel=1e-9)
 
 
@@ -81,7 +81,7 @@ def test_a_faster_device_is_faster_and_more_replicas_shorten_queues():
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "least_loaded", "prefix_aware", "random"])
-def test_routers_use_every_replica_and_lose_nobody(policy):
+def test_routers_use_every_replica_and_lose_no_request(policy):
     scenario = merged(
         SMALL,
         hardware={"replicas": 3},

@@ -1,4 +1,4 @@
-"""What every policy promises to the engine: pure choices, and certificates that hold (STEPS-01 … 03, 10, F7)."""
+"""Certificates: no policy changes its steps earlier than `rounds_to_next_decision` says, and a block equals its rounds."""
 
 from __future__ import annotations
 

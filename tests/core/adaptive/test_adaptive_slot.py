@@ -1,4 +1,4 @@
-"""A2: the EMA rule, rule by rule and against the plainest reading of it."""
+"""The EMA rule against a literal reading of it, and its probes from zero steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make(steps, initial=None, **knobs) -> AdaptiveStepSlot:
 
 
 class PlainSlot:
-    """The rule read aloud: no gate, no countdown, every threshold spelled out."""
+    """Apply the rule literally: no gate, no countdown, every threshold written out."""
 
     def __init__(self, initial, cfg: SlotConfig):
         c = cfg.candidate_steps

@@ -77,7 +77,7 @@ def test_a_request_says_what_the_round_is():
     drafts.propose(ROWS, 1, 2, 2, {"bonus_tokens": np.zeros(2)})
     request = scripted.calls[-1]
     assert (request.rows.tolist(), request.steps, request.topk, request.num_draft_tokens) == ([4, 2], 1, 2, 2)
-    assert request.relayed == {}, "the bonus token is nobody's own field"
+    assert request.relayed == {}, "the bonus token is not a field of the algorithm"
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB, 2**31 + 1, -(2**40)])
@@ -159,12 +159,12 @@ def test_values_to_relay_have_the_declared_form(change, words):
 
 
 def test_a_proposer_is_there_and_its_other_methods_may_fail_too():
-    class Nobody(Scripted):
+    class Incomplete(Scripted):
         def make_proposer(self, shape):
             return None
 
     with pytest.raises(PluginError, match="make_proposer gave None"):
-        HostDrafts(Nobody(), SHAPE)
+        HostDrafts(Incomplete(), SHAPE)
 
     class Tired(Scripted):
         def observe(self, row, tokens):

@@ -239,7 +239,7 @@ def test_a_method_that_raises_is_named(forget, name):
         ({"relay_fields": lambda self, shape: (RelayField("mine", (), "int64"),)}, "must begin with bonus_tokens"),
     ],
 )
-def test_answers_that_nobody_can_use_are_refused(forget, changes, words):
+def test_unusable_answers_are_refused(forget, changes, words):
     assert words in refusal(**changes)
 
 
@@ -347,6 +347,6 @@ def test_a_name_that_two_packages_offer_is_refused_with_both(forget, monkeypatch
     assert isinstance(get_algorithm("twin"), GoodLookup)
 
 
-def test_a_built_in_name_stays_what_it_is_whoever_offers_it(monkeypatch):
+def test_no_package_replaces_a_built_in_name(monkeypatch):
     offer(monkeypatch, Afar("EAGLE", GoodLookup))
     assert get_algorithm("EAGLE") is not GoodLookup and get_algorithm("EAGLE").drafter is Drafter.HEAD

@@ -1,4 +1,4 @@
-"""The relay: (W R)* per owner, no foreign value, a harmless padding row, and a debug mode that proves it."""
+"""The relay at its edges: padding rows, wrong rows, optional fields, and the debug mode. The relay contract covers the rest."""
 
 from __future__ import annotations
 

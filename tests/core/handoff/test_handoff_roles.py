@@ -42,7 +42,7 @@ def test_a_worker_takes_what_its_role_lets_it_take():
     assert "only decodes" in engine_of("decode").submit(ask(), 0).refusal
     assert "only computes prompts" in engine_of("prefill").transfers.reserve(ask(), 0).refusal
     both = engine_of("both")
-    assert not both.submit(ask(), 0).refusal and both.transfers.reserve(ask("b"), 0).row == 0  # somebody waits already
+    assert not both.submit(ask(), 0).refusal and both.transfers.reserve(ask("b"), 0).row == 0  # a request waits already
     with pytest.raises(ConfigError, match="none of both, prefill, decode"):
         engine_of("cook")
 

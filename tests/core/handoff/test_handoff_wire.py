@@ -128,7 +128,7 @@ def test_what_is_json_and_no_message_is_refused(what):
         decode(_FRAME.pack(MAGIC, VERSION, len(text), 0, crc32(text)) + text)
 
 
-def test_hidden_states_that_nobody_needs_cannot_be_said():
+def test_hidden_states_that_are_not_needed_cannot_be_sent():
     with pytest.raises(InvariantViolation, match="ACCEPT-17"):
         DraftPayload({}, np.zeros(4, np.float32), False)
     frame = encode(Manifest(KEY, 1, 0, (), Arrival(1, DRAFT)))

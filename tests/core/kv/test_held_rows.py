@@ -1,4 +1,4 @@
-"""Rows that a transfer needs: held whoever leaves them, and silent until their request joins."""
+"""Rows of a transfer: held after their request leaves, and not announced until it joins."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_the_recount_notices_a_held_row_that_was_given_away():
         store.check()
 
 
-def test_the_executor_hears_of_a_silent_row_when_it_is_announced_and_never_otherwise():
+def test_the_executor_gets_the_writes_of_a_row_when_it_is_announced_and_not_before():
     store = make()
     row = store.reserve_row(None, "", 6)
     assert not len(store.take_writes().slots)

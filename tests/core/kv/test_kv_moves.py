@@ -1,4 +1,4 @@
-"""Moves after verify and the layout of draft branches, against loops over single slots and positions."""
+"""Moves after verify at their edges, and the layout of draft branches against loops over single positions."""
 
 import numpy as np
 import pytest

@@ -183,7 +183,7 @@ def test_an_aged_request_is_not_preempted_for_ever():
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_nobody_enters_after_a_retraction_until_a_live_round_is_committed(overlap):
+def test_no_request_enters_after_a_retraction_until_a_live_round_is_committed(overlap):
     engine, executor = make(overlap=overlap)  # with room for everybody, so that only the hold keeps the request out
     for i in range(2):
         engine.submit(ask(f"r{i}", start=i, max_tokens=30), 0)
@@ -205,7 +205,7 @@ def test_nobody_enters_after_a_retraction_until_a_live_round_is_committed(overla
     assert ended["r1"].tokens.tolist() == oracle(ask("r1", start=1, max_tokens=30))
 
 
-def test_when_nobody_is_left_to_decode_the_hold_ends_by_itself():
+def test_the_hold_ends_when_no_request_is_left_to_decode():
     engine, executor = make(overlap=False)
     engine.submit(ask("alone"), 0)
     for _ in range(3):

@@ -42,7 +42,7 @@ class FailingDriver:
             self.executor = fresh
             self.restarted += 1
         else:
-            for _ in outcome.step_ids:  # the device runs dry, and nobody looks at what it did
+            for _ in outcome.step_ids:  # the device finishes; its results are dropped
                 self.executor.collect()
         engine.resume(0, restarted=restart)
         engine.check()
@@ -141,7 +141,7 @@ def test_a_request_that_turns_bad_later_is_found_by_halves():
 
 
 def test_less_is_asked_of_a_device_out_of_memory_and_then_more_again():
-    """Whatever has more than 8 verify tokens fails for a while: fewer steps and a smaller batch get through, and nobody fails."""
+    """Steps of more than 8 verify tokens fail for a while: fewer steps and a smaller batch succeed, and no request fails."""
     controller = build_controller("ema", {"1": {"candidate_steps": [1, 3]}}, initial_steps=3)
     controller.init_states(None)
     events = []
@@ -172,7 +172,7 @@ def test_less_is_asked_of_a_device_out_of_memory_and_then_more_again():
     assert not engine.recovery.limits.are_reduced
 
 
-def test_slots_of_a_lost_step_are_nobodys_until_the_device_is_quiet():
+def test_slots_of_a_lost_step_are_not_reused_until_the_device_is_quiet():
     engine, executor = make(overlap=True, prefix_cache=False)
     engine.submit(ask("a", prompt_len=20, max_tokens=9), 0)
     turn(engine, executor)

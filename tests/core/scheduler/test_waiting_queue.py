@@ -1,4 +1,4 @@
-"""The waiting queue: first come first served within a priority, and nobody is overtaken for ever."""
+"""The waiting queue: first come, first served within a priority, and a bound on overtaking."""
 
 import pytest
 from foretoken.core.contract.request import Request
@@ -50,7 +50,7 @@ def test_a_retracted_request_returns_to_its_place():
 
 
 @pytest.mark.parametrize("bound", [1, 3, 10])
-def test_nobody_is_overtaken_more_often_than_the_bound(bound):
+def test_no_request_is_overtaken_more_often_than_the_bound(bound):
     queue = WaitingQueue(bound)
     queue.push(arrival(0, priority=0))
     overtaken = 0

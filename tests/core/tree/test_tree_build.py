@@ -1,4 +1,4 @@
-"""Verify trees: the best candidates, closed under parents, in a deterministic order, with links that agree."""
+"""Verify trees at their edges: shapes, budgets, garbage scores. The acceptance contract covers the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification against a slow, recursive oracle; failures of the target; what sampling parameters do."""
+"""Verification at its edges: ties, failures of the target, sampling parameters. The acceptance contract covers the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefill and decode in processes of their own: what comes out is what one process gives, on good links and bad, and whoever dies."""
+"""Prefill and decode in separate processes: their outputs are those of one process, on good links and bad, and after a worker's death."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.xdist_group("disaggregation")  # one set of processes s
 
 @pytest.fixture(scope="module")
 def pool():
-    """One set of processes for most tests; another one if somebody in it has died."""
+    """Start the worker processes once for most tests, and anew after one of them has died."""
     started: list[Workers] = []
     yield started
     for workers in started:
@@ -256,7 +256,7 @@ def test_who_dies_takes_only_what_it_had(nano_pair, plain, ask):
             check_equal(session.run(requests), expected)
             assert workers["prefill0"].death == "was killed by SIGKILL"
             assert check_drained(session).keys() == {"prefill1", "decode0", "decode1"}
-        # A decode worker, when it has shown tokens: those requests fail, nobody else notices.
+        # A decode worker, when it has shown tokens: those requests fail, the others are served.
         with open_session(workers, options, TWO_TO_TWO, timing=SHORT_FENCE) as session:
             shown = {}
 

@@ -271,13 +271,13 @@ def test_control_messages_come_whole_and_in_order(ends):
 
 def test_who_sends_soon_never_waits_for_a_reader_that_pauses(ends):
     messages = [{"number": number, "text": "x" * 50_000} for number in range(100)]
-    for message in messages:  # megabytes, and nobody reads: this returns all the same
+    for message in messages:  # megabytes without a reader: sending returns at once
         ends[0].send_soon(message)
     assert received(ends[1], 100) == messages
     ends[0].send_soon({"number": 100})
     assert received(ends[1], 1) == [{"number": 100}]
     ends[1].close()
-    ends[0].send_soon({"number": 101})  # nobody is there, which is not the sender's to find out
+    ends[0].send_soon({"number": 101})  # the other end is closed; sending does not fail
 
 
 def test_a_frame_beyond_all_measure_is_refused():

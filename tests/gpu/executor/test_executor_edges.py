@@ -65,7 +65,7 @@ def short_sighted_model() -> Decoder:
 
 @pytest.mark.parametrize("name", WAYS)
 def test_who_has_no_answer_fails_alone(name):
-    """Requests fail at their first token, or later, in whatever batch; nobody else notices, not even from slots used again."""
+    """Requests fail at their first token, or later, in any batch; the others are served, also from slots used again."""
     rng = np.random.default_rng(5)
     prompt_lens = [3, 35, 5, 24, 8, 28, 31, 4, 40, 6, 20, 9, 30, 7]
     requests = [
@@ -123,7 +123,7 @@ def test_simulated_acceptance_is_that_of_the_process(name, overlap):
     """Round after round, in blocks and in flight: the host counts lengths by itself, since it does not look at the device's."""
     process = GaussianAcceptance((0.8, 0.75, 0.7, 0.7), seed=3)
     way = replace(WAYS[name], config={"overlap": overlap, "block_rounds": 3, "num_pages": 2000})
-    # As many as there are rows: while nobody waits there are blocks.
+    # As many as there are rows: there are blocks while the queue is empty.
     requests = [replace(request, max_tokens=60) for request in requests_for(4)]
     run = serve(way, requests, acceptance=process)
     found = accept_lens_of(run)

@@ -1,4 +1,4 @@
-"""The torch twins of tree building and verification against their NumPy specification, on random trees."""
+"""The torch twins of verification at an exhausted residual, and of coins. The acceptance contract covers the rest."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_aborted_requests_end_with_what_they_had(turns, overlap):
         loop.submit(request)
     collected.run(loop, turns)
     loop.abort_all()
-    loop.abort_all()  # whoever is already given up stays so
+    loop.abort_all()  # requests that are aborted already stay so
     collected.run(loop)
     assert loop.is_idle
     assert set(collected.ends) == {request.request_id for request in requests}

@@ -225,7 +225,7 @@ def test_a_chain_is_accepted_by_the_cores_coins():
 
 
 def test_speculative_samples_after_retraction_are_a_sample_too():
-    """Nothing else is promised of them; here: they end as they should, whoever else there is."""
+    """They end as they should in any batch; nothing else is promised of them."""
     run = serve(WAYS["tree"], requests_for(), disturbance=Disturbance(submit=60, retract=8))
     assert run.retractions > 3
     assert [len(run.tokens[f"r{i}"]) for i in range(6)] == [12 + i for i in range(6)]

@@ -139,7 +139,7 @@ def test_clients_leave_in_every_state():
     assert {"not here yet", "waiting", "prefill", "decode", "ended"} == set(report.cancelled_in)
 
 
-def test_poison_takes_its_victims_and_nobody_else():
+def test_poison_takes_its_victims_alone():
     simulation, report = serve(BUSY, only("device.poison", 0.2))
     assert report.kept
     poisoned = simulation.replicas[0].hooks.poisoned
@@ -264,7 +264,7 @@ def trust_the_clock(monkeypatch):
 
 def lose_slots(monkeypatch):
     def release(self, departure):
-        self.allocated[departure.row] = self._shared[departure.row]  # what lay beyond is nobody's now
+        self.allocated[departure.row] = self._shared[departure.row]  # the slots beyond have no owner now
         original(self, departure)
 
     original = KVStore._release

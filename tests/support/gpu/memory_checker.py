@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 CANARY = 0xFF  # as bytes: NaN in every float type, −1 in every integer type
-NOBODY, SEVERAL = -1, -2
+NO_PROGRAM, SEVERAL = -1, -2
 
 
 class MemoryFault(AssertionError):
@@ -66,8 +66,8 @@ class Memory:
         self.shared = np.zeros(self.size, dtype=bool)
         self.owners = np.zeros(self.size, dtype=np.int64)
         self.row_of: Callable[[int, int, int], int] | None = None
-        self.writers = np.full(self.size, NOBODY, dtype=np.int64)
-        self.readers = np.full(self.size, NOBODY, dtype=np.int64)
+        self.writers = np.full(self.size, NO_PROGRAM, dtype=np.int64)
+        self.readers = np.full(self.size, NO_PROGRAM, dtype=np.int64)
 
 
 def bytes_of(flags: np.ndarray, tensor: Tensor) -> Tensor:
@@ -213,10 +213,10 @@ class Checker:
                     raise self.fault("unwritten", f"byte {candidates[bare][0]} of {', '.join(memory.names)}")
             private = offsets[~memory.shared[offsets]]
             others = memory.writers[private]
-            if ((others != NOBODY) & (others != self.number)).any():
+            if ((others != NO_PROGRAM) & (others != self.number)).any():
                 raise self.fault("race", f"reads what another program wrote ({', '.join(memory.names)})")
             seen = memory.readers[private]
-            memory.readers[private] = np.where((seen == NOBODY) | (seen == self.number), self.number, SEVERAL)
+            memory.readers[private] = np.where((seen == NO_PROGRAM) | (seen == self.number), self.number, SEVERAL)
 
     def store(self, pointers: np.ndarray, values: np.ndarray, mask: np.ndarray, item: int) -> None:
         flat = np.broadcast_to(values, pointers.shape).reshape(-1)
@@ -225,10 +225,10 @@ class Checker:
             private = ~memory.shared[offsets]
             offsets, lanes = offsets[private], lanes[private]
             others = memory.writers[offsets]
-            if ((others != NOBODY) & (others != self.number)).any():
+            if ((others != NO_PROGRAM) & (others != self.number)).any():
                 raise self.fault("double store", f"two programs store to one address of {', '.join(memory.names)}")
             readers = memory.readers[offsets]
-            if ((readers != NOBODY) & (readers != self.number)).any():
+            if ((readers != NO_PROGRAM) & (readers != self.number)).any():
                 raise self.fault("race", f"stores to what another program read ({', '.join(memory.names)})")
             by_address = np.argsort(offsets, kind="stable")
             near, stored = offsets[by_address], flat[lanes[by_address]].view(f"V{flat.itemsize}")

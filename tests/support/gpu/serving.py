@@ -63,7 +63,7 @@ def draft_for(algorithm: str, noise: float, seed: int) -> DraftModel | None:
 
 @dataclass(slots=True)
 class Served:
-    """What became of a run, and what ran it."""
+    """The outputs and counters of a run, with its engine and executor."""
 
     finished: dict[str, FinishedRequest]
     engine: Engine
