@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from ..core.errors import ConfigError, Problem, nearest
 from .allocator.small_scope import small_scope
 from .allocator.trial import AllocatorTrial
+from .engine.trial import EngineTrial
 from .harness.suite import Suite
 
 _DECLARED = {
@@ -19,6 +20,10 @@ _DECLARED = {
             "foretoken.properties.allocator.plain:make",
         ),
         small_scope=small_scope,
+    ),
+    "engine": Suite.of(
+        EngineTrial,
+        subjects=("foretoken.checks.adapters.core_engine:make", "foretoken.properties.engine.plain:make"),
     ),
 }
 

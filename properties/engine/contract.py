@@ -1,4 +1,4 @@
-"""The contract of an engine: a scheduler that is asked what to do next, and told what came of it.
+"""The contract of an engine: a scheduler that is asked for the next step, and told the result of each.
 
 The suite is the client and the device. It submits and aborts, asks for steps, runs them on a toy language model over a shadow pool, and
 hands the answers back. The engine does no I/O here: it decides who runs, owns the KV slots, and says which tokens were delivered.
@@ -10,20 +10,27 @@ submit, abort ──► plan() ──► a step in plain values ──► the su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from ...core.kv.sizing import get_alloc_len_per_decode, reserve_per_decode
 from ..harness.contract import Capabilities
+from ..harness.letters import Choices
+
+# (candidates, top-k, nodes of a tree or 0 for a chain), the simplest first; a tree's nodes are not S + 1.
+SHAPES: tuple[tuple[tuple[int, ...], int, int], ...] = (
+    *(((0,), 1, 0), ((0,), 1, 0), ((0,), 1, 0), ((0,), 1, 0), ((1,), 1, 0), ((2,), 1, 0), ((3,), 1, 0)),
+    *(((5,), 1, 0), ((8,), 1, 0), ((0, 2), 1, 0), ((1, 3), 1, 0), ((2, 8), 1, 0), ((0, 1, 4), 1, 0), ((2,), 2, 4)),
+    *(((3,), 4, 8), ((1, 3), 2, 3), ((0, 3), 2, 6), ((1,), 16, 9), ((2,), 16, 20)),
+)
 
 
 @dataclass(frozen=True)
 class ServingConfig:
     """What `make(config)` builds. Sizes in tokens (= KV slots), pools of few pages. `model` and `accept` are the suite's own."""
 
-    num_pages: int  # the padding page not counted
+    num_pages: int  # without the padding page
     page_size: int
     context_len: int  # positions that the model can see: prompt, output, and what a round writes past them
     max_running: int
@@ -38,7 +45,7 @@ class ServingConfig:
     block_rounds: int = 1  # most decode rounds of one step
     mixed: bool = False  # prefill and decode in one step
     prefix_cache: bool = False
-    preempt: bool = False  # a greater priority that waits may push a smaller one out
+    preempt: bool = False  # a waiting request may push out one of smaller priority
     ageing: int = 64  # how often a request may be overtaken by later ones of greater priority
     accept: int = 4  # of 8: how often a draft token is right
     model: int = 0  # which toy language model
@@ -52,24 +59,113 @@ class ServingConfig:
     def max_steps(self) -> int:
         return self.candidates[-1]
 
+    @cached_property
+    def num_slots(self) -> int:
+        return self.num_pages * self.page_size
+
     def nodes(self, steps: int) -> int:
-        """Nodes of the verify tree of a round of so many steps."""
+        """Return the nodes of the verify tree of a round of so many steps."""
         return 1 if steps == 0 else self.tree_nodes or steps + 1
+
+    def whole_pages(self, num_tokens: int) -> int:
+        """Return the slots of the pages that so many tokens need."""
+        return -(-num_tokens // self.page_size) * self.page_size
+
+    @cached_property
+    def ahead(self) -> dict[int, int]:
+        """Candidate -> the slots past the committed length that one of its rounds writes.
+
+        Drafts and verify window begin there both. Each branch of a tree fills whole pages of its own.
+        """
+        paged = self.page_size > 1 and self.topk > 1
+        ahead = {}
+        for steps in self.candidates:
+            branch = self.whole_pages(self.page_size - 1 + steps) if paged and steps else steps
+            ahead[steps] = max(branch * self.topk, self.nodes(steps))
+        return ahead
 
     @cached_property
     def round_slots(self) -> int:
         """L: the most slots past the committed length that a round writes, over all candidates."""
-        nodes = self.nodes(self.max_steps)
-        return get_alloc_len_per_decode(self.max_steps, self.topk, nodes if nodes > 1 else None, self.page_size)
+        return self.ahead[self.max_steps]
 
     @cached_property
     def reserve(self) -> int:
         """R: what a request may reserve past its committed length for a single round."""
-        return reserve_per_decode(self.round_slots, self.overlap)
+        return self.round_slots * self.depth
 
-    @cached_property
-    def num_slots(self) -> int:
-        return self.num_pages * self.page_size
+    @classmethod
+    def draw(cls, choose: Choices, has: EngineCapabilities) -> ServingConfig:
+        """Choose a configuration in which one request fits, and two may not."""
+        page_size = choose((1, 1, 2, 2, 3, 4, 8, 16))
+        candidates, topk, tree_nodes = choose(SHAPES)
+        if topk > 4 or (topk > 1 and len(candidates) == 1):
+            page_size = min(page_size, 4)  # every branch fills pages of its own: larger ones only cost time
+        candidates = candidates if has.adaptive else candidates[-1:]
+        config = cls(
+            num_pages=1,
+            page_size=page_size,
+            context_len=1,
+            max_running=choose((1, 2, 3, 4)),
+            max_queue=choose((0, 0, 0, 2)),
+            chunk_size=1,
+            step_tokens=0,
+            algorithm=choose(("none", "draft", "draft", "head") if candidates == (0,) else ("draft", "head")),
+            candidates=candidates,
+            topk=topk,
+            tree_nodes=tree_nodes,
+            overlap=has.overlap and choose((False, True, True)),
+            block_rounds=choose((1, 1, 3, 8)) if has.blocks else 1,
+            mixed=has.mixed and choose((False, True, True)),
+            prefix_cache=has.prefix_cache and choose((False, True, True)),
+            preempt=has.priorities and choose((False, True)),
+            ageing=choose((1, 2, 16)),
+            accept=choose((0, 4, 6, 8)),
+            model=choose((0, 1, 2)),
+        )
+        limit = choose((6, 10, 16, 30))
+        longest = limit + config.round_slots
+        smallest = config.whole_pages(limit + config.reserve) + page_size
+        # Several requests, two and a half, one and a half, one, or barely one.
+        slots = choose((smallest * 5, smallest * 5 // 2, smallest * 3 // 2, smallest, smallest - limit // 2))
+        chunk_size = choose((64, 8, 3, 2)) if has.chunked_prefill else longest
+        spare = choose((0, 0, 0, 1, 2, 5)) if config.mixed else 0
+        verify = config.max_running * max(map(config.nodes, candidates))
+        return replace(
+            config,
+            num_pages=max(-(-slots // page_size), 1),
+            context_len=longest,
+            chunk_size=chunk_size,
+            step_tokens=verify + spare if spare else 0,
+        )
+
+    def twin(self, kind: str) -> ServingConfig | None:
+        """Return the other configuration of an invariant over two runs; None if this one has none."""
+        # A twin has none of the optional features, so that their effects show against a plain run.
+        bare = {"block_rounds": 1, "prefix_cache": False}
+        match kind:
+            case "with the other pipeline depth":
+                # Two steps in flight reserve twice as much, and one request must fit.
+                more = -(-self.round_slots // self.page_size)
+                return replace(self, **bare, overlap=not self.overlap, num_pages=self.num_pages + more)
+            case "without the prefix cache":
+                return replace(self, **bare) if self.prefix_cache else None
+            case "round by round":
+                return replace(self, **bare) if self.block_rounds > 1 else None
+            case "one at a time, in a large pool":
+                slots = max(4 * self.num_slots, self.page_size + 1)
+                alone = {"max_running": 1, "page_size": 1, "num_pages": slots, "chunk_size": self.context_len}
+                return replace(self, **bare, **alone, step_tokens=0, preempt=False, mixed=False)
+            case "with another model":
+                # With a cache, which texts are equal decides what is shared: there the tokens do matter.
+                return None if self.prefix_cache else replace(self, model=self.model + 1)
+            case "without speculation":
+                # A cache whose keys look one token ahead caches one position less.
+                head_with_cache = self.algorithm == "head" and self.prefix_cache
+                if self.candidates != (0,) or self.algorithm == "none" or head_with_cache:
+                    return None
+                return replace(self, algorithm="none")
+        raise AssertionError(f"there is no twin {kind!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +217,11 @@ class Wish(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a step came to. Rows and chunks in the order of the step."""
+    """The result of a step. Rows and chunks in the order of the step."""
 
     step: int
     first: Sequence[int]  # per chunk: the token after a prompt's last chunk, -1 after another
-    runs: Sequence[Sequence[Sequence[int]]]  # per round and row: the accepted tokens, the bonus token last
+    runs: Sequence[Sequence[Sequence[int]]]  # per round and row: the accepted tokens, then the bonus token
     first_marks: Sequence[int] = ()  # with `marks`: beside `first`
     marks: Sequence[Sequence[Sequence[int]]] = ()  # with `marks`: beside `runs`
     failed: Sequence[str] = ()  # with `failures`: requests whose computation went wrong
@@ -153,68 +249,66 @@ The reason is "stop", "length", "abort" or "error"; marks are None unless they w
 
 
 class Engine(Protocol):
-    """A scheduler. To refuse is to return None or False, or to raise one of `REFUSALS`; nothing may have changed then."""
+    """A scheduler. It refuses by returning None or False, or by raising one of `REFUSALS`, and has then changed nothing."""
 
     def submit(self, wish: Wish) -> int | None:
-        """Queue a request; returns how many tokens it gets at most: `max_tokens`, or less where context or pool are smaller."""
+        """Queue a request. Returns how many tokens it gets at most: `max_tokens`, or less where context or pool are smaller."""
 
     def abort(self, request: str) -> Sequence[Event]:
-        """The client is gone. The end event comes now, or, if a step of several rounds is running, when that is committed; a
-        request that is not there has no events."""
+        """Give up a request. Its end event comes now, or with the commit of a step of several rounds that is running. An unknown
+        request has no events."""
 
     def plan(self) -> StepView | None:
-        """The next step, launched at once; None if there is nothing to do, or nothing before a step is committed."""
+        """Decide and launch the next step. Returns None if there is none, or none before a step is committed."""
 
     def commit(self, answer: Answer) -> Sequence[Event]:
-        """The oldest step in flight is done. Any other answer is refused."""
+        """Apply the answer of the oldest step in flight, and refuse any other."""
 
     def waiting(self) -> Sequence[str]:
-        """Requests in the queue."""
+        """Return the requests in the queue."""
 
     def running(self) -> Sequence[str]:
-        """Requests that have been admitted and not ended."""
+        """Return the requests that have been admitted and have not ended."""
 
     # blocks
     def interrupts(self) -> int:
-        """The newest step that must end at its next round, since a new plan could differ; 0 if none must."""
+        """Return the newest step that must end at its next round, since a new plan could differ; 0 if none must."""
 
     # adaptive
     def set_steps(self, steps: int) -> None:
-        """From the next plan on, rounds draft so many steps, one of the candidates."""
+        """Draft so many steps, one of the candidates, from the next plan on."""
 
     # slots
     def slots_of(self, request: str) -> Sequence[int]:
-        """The slots of a running request by position, all that are allocated; slot = page · page_size + offset, page 0 is padding."""
+        """Return all allocated slots of a running request by position; slot = page · page_size + offset, page 0 is padding."""
 
     def free_pages(self) -> Sequence[int]:
-        """Pages of the free list."""
+        """Return the pages of the free list."""
 
     # prefix_cache
     def cached_pages(self) -> Sequence[int]:
-        """Pages that the prefix cache owns, whether or not a request uses them."""
+        """Return the pages that the prefix cache owns, whether or not a request uses them."""
 
     # retraction
     def retract(self, request: str) -> None:
-        """Memory is wanted back; the next plan that can takes it."""
+        """Retract this request with the next plan that can."""
 
     # denial
     def deny(self, count: int) -> None:
-        """The next `count` attempts to allocate find nothing."""
+        """Let the next `count` attempts to allocate find nothing."""
 
     # losses
     def lose(self, step: int) -> Sequence[Event]:
-        """The oldest step in flight has failed; neither it nor those behind it will be committed. Their requests wait again, with what was
-        delivered before; at most one ends ("error"). Nothing is planned, and none of their pages are given away, until `resume`."""
+        """Give up the oldest step in flight, which has failed, and those behind it. Their requests wait again, with what was delivered
+        before; at most one ends ("error"). Until `resume`, plan nothing and give away none of their pages."""
 
     def resume(self) -> None:
-        """The device is quiet. What is planned next may be smaller than asked for: fewer steps, fewer rows, another order."""
+        """Plan again: the device is quiet. The next steps may have fewer draft steps, fewer rows, another order."""
 
     # counters
     def counters(self) -> Sequence[int]:
-        """(rows verified, drafts proposed, drafts accepted) in all, rows that had left aside."""
+        """Return (rows verified, drafts proposed, drafts accepted) in all, without rows that had left."""
 
-
-MakeEngine = Callable[[ServingConfig], Engine]
 
 METHODS: dict[str, tuple[str, ...]] = {
     "": ("submit", "abort", "plan", "commit", "waiting", "running"),

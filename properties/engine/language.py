@@ -1,6 +1,6 @@
-"""A language model in plain integers: the next token is a hash of all before it. Fast, and obviously a function of them alone.
+"""A language model in plain integers: the next token is a hash of all before it.
 
-`reference/language_model.py` is its larger sister, with logits, drafts and hidden states; here a token is all that is needed.
+`reference/language_model.py` is a larger one, with logits, drafts and hidden states; here a token is all that is needed.
 """
 
 from __future__ import annotations
@@ -11,30 +11,27 @@ _MASK = (1 << 64) - 1
 _M1, _M2, _M3 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 STOP = 7
-"""The token with which the model ends a text; whoever asked for no stop goes on behind it."""
+"""The token with which the model ends a text; a request without stop tokens goes on behind it."""
 FIRST_PROMPT_TOKEN = 1_000
 FIRST_OUTPUT_TOKEN = 100_000
-GARBAGE = 999_999_937
-"""What the device says where it has read something wrong."""
-VOCAB_SIZE = 1 << 30
-NOTHING = -1
-"""A cell of the pool in which no KV stands."""
+GARBAGE = 999_999_937  # what the device answers after a wrong read
+NOTHING = -1  # a cell of the pool in which no KV stands
 
 
 def extend(prefix_hash: int, token: int) -> int:
-    """The hash of a prefix that grows by one token."""
+    """Return the hash of a prefix that grows by one token."""
     mixed = ((prefix_hash ^ (token + 1)) * _M1) & _MASK
     return mixed ^ (mixed >> 29)
 
 
 def next_token(prefix_hash: int, key: int, model: int) -> int:
-    """The token after a prefix: the most likely one for key 0, else the one drawn with this key."""
+    """Return the token after a prefix: the most likely one for key 0, else the one drawn with this key."""
     bits = ((prefix_hash ^ (key * _M3) ^ (model * _M1)) * _M2 & _MASK) >> 24
     return STOP if bits & 7 == 0 else FIRST_OUTPUT_TOKEN + (bits >> 3) % 1_000_003
 
 
 class Stream:
-    """A text that grows: `tokens`, and `hashes[i]` of the first i + 1 of them. Shared by all who have the same, so nobody changes it."""
+    """A text that grows: `tokens`, and `hashes[i]` of the first i + 1 of them. Rows with equal texts share one; its tokens never change."""
 
     __slots__ = ("hashes", "key", "model", "tokens")
 
@@ -62,7 +59,7 @@ _KEPT = 20_000
 
 
 def stream_of(context: Sequence[int], key: int, model: int) -> Stream:
-    """The text that follows a context; made once."""
+    """Return the text that follows a context, made once."""
     name = (tuple(context), key, model)
     stream = _STREAMS.get(name)
     if stream is None:
@@ -73,7 +70,7 @@ def stream_of(context: Sequence[int], key: int, model: int) -> Stream:
 
 
 def prompt_of(stem: int, length: int, variant: int) -> list[int]:
-    """A prompt: the first tokens of a stem that others share, the last one its own unless `variant` is 0."""
+    """Return a prompt: the first tokens of a stem that others share, the last one its own unless `variant` is 0."""
     tokens = list(range(FIRST_PROMPT_TOKEN + 1000 * stem, FIRST_PROMPT_TOKEN + 1000 * stem + length))
     if variant and tokens:
         tokens[-1] += 20_000 * variant
@@ -81,7 +78,7 @@ def prompt_of(stem: int, length: int, variant: int) -> list[int]:
 
 
 def num_correct(number: int, position: int, steps: int, accept: int) -> int:
-    """How many drafts of a round are right, 0 … steps: `accept` of 8 each. Independent of the tokens."""
+    """Return how many drafts of a round are right, 0 … steps: each with probability `accept` / 8, independent of the tokens."""
     bits = (((number * _M3) ^ (position * _M2)) * _M1 & _MASK) >> 17
     correct = 0
     while correct < steps and (bits & 7) < accept:

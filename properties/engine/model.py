@@ -1,70 +1,56 @@
-"""What is true of the requests of an engine: who asked for what, who runs, what was delivered, which steps are in flight."""
+"""What is true of the requests of an engine: which wait, which run, what each was delivered, which steps are in flight."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .contract import ServingConfig, Wish
+from .contract import Answer, ServingConfig, Wish
 from .language import Stream, stream_of
 
 WAITING, RUNNING = "waiting", "running"
 
 
+@dataclass(slots=True, eq=False)
 class Row:
     """One stay of a request on the device: `length` positions have KV, `stream.tokens[length]` is the last token."""
 
-    __slots__ = ("good", "length", "over", "stream", "wrong")
-
-    def __init__(self, stream: Stream, length: int) -> None:
-        self.stream = stream
-        self.length = length
-        self.good = True  # whether all that was read was right
-        self.over = False  # the device has seen the end
-        self.wrong = ""  # what was read instead
+    stream: Stream
+    length: int
+    over: bool = False  # the device has seen the end
+    wrong: str = ""  # the first wrong read; from there on the row computes garbage
 
 
+@dataclass(slots=True, eq=False)
 class Life:
-    """One accepted request.
+    """One accepted request. A stay is the time between an admission and the next departure."""
 
-    context   what its prefill computes in this stay: the prompt, and what was delivered before
-    launched  positions of it that launched chunks reach; computed: that committed chunks reach
-    kv        committed KV length of a decoding request, −1 before
-    """
+    wish: Wish
+    number: int
+    promise: int
+    truth: Stream  # its text, as the model alone says
+    delivered: list[int] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    state: str = WAITING  # or RUNNING, or the reason of its end
+    stay: int = 0  # counts admissions and departures, so that a step knows whose row it had
+    context: list[int] = field(
+        default_factory=list
+    )  # what prefill computes in this stay: the prompt, and what was delivered
+    launched: int = 0  # positions of the context that launched chunks reach
+    decoding: bool = False
+    kv: int = -1  # committed KV length while it decodes, else -1
+    row: Row | None = None
+    aborted: bool = False
+    leaving: bool = False  # aborted, and its end event is due with a commit
+    failing: bool = False
+    retractions: int = 0
+    overtaken: int = 0
+    admissions: int = 0
 
-    __slots__ = (
-        *(
-            "aborted",
-            "admissions",
-            "computed",
-            "context",
-            "decoding",
-            "delivered",
-            "failing",
-            "kv",
-            "launched",
-            "leaving",
-        ),
-        *("marks", "name", "number", "overtaken", "promise", "retractions", "row", "state", "stay", "truth", "wish"),
-    )
-
-    def __init__(self, wish: Wish, number: int, promise: int, model: int) -> None:
-        self.wish = wish
-        self.name = wish.request
-        self.number = number
-        self.promise = promise
-        self.truth = stream_of(wish.prompt, wish.seed, model)
-        self.delivered: list[int] = []
-        self.marks: list[int] = []
-        self.state = WAITING  # or RUNNING, or the reason of its end
-        self.stay = 0  # counts admissions and departures, so that a step knows whose row it had
-        self.context: list[int] = []
-        self.launched = self.computed = 0
-        self.decoding = False
-        self.kv = -1
-        self.row: Row | None = None
-        self.aborted = self.leaving = self.failing = False
-        self.retractions = self.overtaken = self.admissions = 0
+    @property
+    def name(self) -> str:
+        return self.wish.request
 
     @property
     def is_live(self) -> bool:
@@ -72,16 +58,27 @@ class Life:
 
     @property
     def end_kv(self) -> int:
-        """KV length at which the promise is kept."""
+        """KV length at which the promised length is reached."""
         return len(self.wish.prompt) + self.promise - 1
 
     def depart(self, state: str) -> None:
         """Leave the batch, to wait again or for good."""
         self.state = state
         self.stay += 1
-        self.launched = self.computed = 0
+        self.launched = 0
         self.decoding = self.leaving = self.failing = False
         self.kv = -1
+
+    def cut(self, so_far: int, run: Sequence[int]) -> tuple[list[int], str]:
+        """Return what of a run is delivered after `so_far` tokens, and the reason if that is the end."""
+        left = self.promise - so_far
+        kept = list(run[:left])
+        stops = self.wish.stop_tokens
+        if stops:
+            for at, token in enumerate(kept):
+                if token in stops:
+                    return kept[: at + 1], "stop"
+        return kept, "length" if len(kept) == left else ""
 
 
 class Chunk(NamedTuple):
@@ -97,6 +94,20 @@ class Chunk(NamedTuple):
     key: int
     is_last: bool
 
+    @property
+    def is_present(self) -> bool:
+        """Whether the request has not left since the launch."""
+        return self.stay == self.life.stay
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """The positions that the device may write, from and to."""
+        return self.start, self.stop
+
 
 class RoundRow(NamedTuple):
     """One row of a step's rounds. It may begin at any length up to `latest`, and write any position below `reach`."""
@@ -111,24 +122,41 @@ class RoundRow(NamedTuple):
     latest: int
     reach: int
 
+    is_present = Chunk.is_present
 
+    @property
+    def written(self) -> tuple[int, int]:
+        """The positions that the device may write, from and to."""
+        return self.row.length, self.reach
+
+
+@dataclass(slots=True, eq=False)
 class Flight:
     """A step in flight, as it was launched. `slots`: what each of its requests had, by name."""
 
-    __slots__ = ("chunks", "interrupted", "number", "rounds", "rows", "slots", "steps", "writes")
+    number: int
+    chunks: list[Chunk]
+    rows: list[RoundRow]
+    steps: int
+    rounds: int
+    slots: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    writes: dict[int, tuple[Life, int]] = field(default_factory=dict)  # page -> whose stay may write it
+    interrupted: bool = False
 
-    def __init__(self, number: int, chunks: list[Chunk], rows: list[RoundRow], steps: int, rounds: int) -> None:
-        self.number = number
-        self.chunks = chunks
-        self.rows = rows
-        self.steps = steps
-        self.rounds = rounds
-        self.slots: dict[str, tuple[int, ...]] = {}
-        self.writes: dict[int, tuple[Life, int]] = {}  # page -> whose stay writes it
-        self.interrupted = False
+    @property
+    def parts(self) -> list[Chunk | RoundRow]:
+        return [*self.chunks, *self.rows]
 
     def lives(self) -> list[Life]:
-        return [chunk.life for chunk in self.chunks] + [row.life for row in self.rows]
+        return [part.life for part in self.parts]
+
+    def note_writes(self, page_size: int) -> None:
+        """Note which pages this step may write."""
+        self.writes = {}
+        for part in self.parts:
+            start, stop = part.written
+            for slot in self.slots[part.life.name][start - start % page_size : stop : page_size]:
+                self.writes[slot // page_size] = (part.life, part.stay)
 
 
 class EngineModel:
@@ -139,13 +167,13 @@ class EngineModel:
         self.lives: dict[str, Life] = {}  # by name: those that live
         self.ended: dict[str, Life] = {}  # by name: the last one that ended
         self.flights: list[Flight] = []
-        self.num_accepted = self.num_refused = self.num_attempts = 0
-        self.num_ended = 0
         self.lost: list[Flight] = []  # steps that failed, and may still be writing
+        self.num_accepted = self.num_attempts = self.num_ended = 0
         self.launched = self.committed = 0  # numbers of steps
         self.steps = config.max_steps
-        self.last_answer = None
+        self.last_answer: Answer | None = None
         self.lingering: dict[int, tuple[int, str, str]] = {}  # page -> (step that it waits for, whose it was, why)
+        self.asked_back: set[str] = set()  # by `retract`, not yet done
         self.holding = False  # since a retraction, until a round is committed
         self.retractions_since_progress = 0
         self.outputs: dict[tuple[tuple[int, ...], int], list[tuple[int, ...]]] = {}  # (prompt, seed) -> outputs
@@ -158,16 +186,33 @@ class EngineModel:
     def running(self) -> list[Life]:
         return [life for life in self.lives.values() if life.state is RUNNING]
 
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def accept(self, wish: Wish, promise: int) -> None:
+        """Take a request into the queue."""
+        self.num_accepted += 1
+        truth = stream_of(wish.prompt, wish.seed, self.config.model)
+        self.lives[wish.request] = Life(wish, self.num_attempts, promise, truth)
+
     def admit(self, life: Life, start: int, key: int) -> None:
-        """A request enters with its first chunk."""
+        """Let a request enter with its first chunk."""
         life.state = RUNNING
         life.stay += 1
         life.admissions += 1
         life.context = [*life.wish.prompt, *life.delivered]
-        life.launched = life.computed = start
+        life.launched = start
         life.row = Row(stream_of(life.context, key, self.config.model), start)
 
+    def retract(self, life: Life) -> None:
+        """Let a running request wait again."""
+        life.depart(WAITING)
+        life.retractions += 1
+        self.holding = True
+        if life.name not in self.asked_back:
+            self.retractions_since_progress += 1
+
     def end(self, life: Life, reason: str) -> None:
+        """Let a request leave for good."""
         life.depart(reason)
         self.lives.pop(life.name, None)
         self.ended[life.name] = life
@@ -175,21 +220,79 @@ class EngineModel:
         outputs = self.outputs.setdefault((tuple(life.wish.prompt), life.wish.seed), [])
         outputs.append(tuple(life.delivered))
 
-    def unseen(self, life: Life) -> list[Flight]:
-        """The steps in flight that move this stay of the request, oldest first."""
-        return [
-            flight
-            for flight in self.flights
-            if any(part.life is life and part.stay == life.stay for part in (*flight.chunks, *flight.rows))
-        ]
+    # -- steps --------------------------------------------------------------------------------------------------------
 
-    def cut(self, life: Life, so_far: int, run: Sequence[int]) -> tuple[list[int], str]:
-        """What of a run is delivered after `so_far` tokens, and the reason if that is the end."""
-        left = life.promise - so_far
-        kept = list(run[:left])
-        stops = life.wish.stop_tokens
-        if stops:
-            for at, token in enumerate(kept):
-                if token in stops:
-                    return kept[: at + 1], "stop"
-        return kept, "length" if len(kept) == left else ""
+    def launch(self, flight: Flight, slots: dict[str, tuple[int, ...]] | None) -> None:
+        """Take a step into flight; `slots` are those that the running requests have now."""
+        self.launched = max(self.launched, flight.number)
+        for chunk in flight.chunks:
+            chunk.life.launched = chunk.stop
+            chunk.life.decoding = chunk.is_last
+        if slots is not None:
+            flight.slots = {life.name: slots.get(life.name, ()) for life in flight.lives()}
+            flight.note_writes(self.config.page_size)
+        self.flights.append(flight)
+
+    def expected(self, flight: Flight, answer: Answer) -> dict[str, tuple[list[int], str]]:
+        """Return what each request that is still there gets by the contract, and the reason if it ends."""
+        expected: dict[str, tuple[list[int], str]] = {}
+        for chunk, token in zip(flight.chunks, answer.first, strict=True):
+            if chunk.is_last and chunk.is_present:
+                expected[chunk.life.name] = chunk.life.cut(len(chunk.life.delivered), [token])
+        for number, row in enumerate(flight.rows):
+            if not row.is_present:
+                continue
+            life = row.life
+            got, reason = expected.get(life.name, ([], ""))
+            # A request that left while a block ran, or met an error in it, gets what came before its last round.
+            cut_short = life.leaving or life.name in answer.failed
+            for runs in answer.runs[:-1] if cut_short else answer.runs:
+                if not reason:
+                    kept, reason = life.cut(len(life.delivered) + len(got), runs[number])
+                    got = got + kept
+            expected[life.name] = (got, reason)
+        for name in [name for name in expected if self.lives[name].leaving]:
+            expected[name] = (expected[name][0], "abort")
+        for name in answer.failed:
+            if not self.lives[name].leaving:
+                expected[name] = (expected[name][0] if len(answer.runs) > 1 else [], "error")
+        return expected
+
+    def commit(self, flight: Flight, answer: Answer, expected: dict[str, tuple[list[int], str]]) -> None:
+        """Move committed lengths and counters on by the oldest step in flight."""
+        self.flights.pop(0)
+        self.committed = max(self.committed, flight.number)
+        for number, chunk in enumerate(flight.chunks):
+            life = chunk.life
+            if chunk.is_present and chunk.is_last:
+                life.kv = chunk.stop
+                if life.wish.marks and life.name not in answer.failed:
+                    life.marks.append(answer.first_marks[number])
+        for number, row in enumerate(flight.rows):
+            if not row.is_present:
+                continue
+            life = row.life
+            got, reason = expected[life.name]
+            life.kv += len(got)
+            counted = len(answer.runs) - (reason in ("abort", "error"))
+            self.verified += counted
+            self.proposed += counted * (self.config.nodes(flight.steps) - 1)
+            self.correct += sum(len(runs[number]) - 1 for runs in answer.runs[:counted])
+            if life.wish.marks:
+                beside = [mark for marks in answer.marks for mark in marks[number]]
+                life.marks += beside[: len(got)]
+
+    def recount_flight(self) -> None:
+        """Replace the bounds of the next step by the lengths at which it begins, known now, also for requests that have left."""
+        if not self.flights:
+            return
+        flight = self.flights[0]
+        for number, row in enumerate(flight.rows):
+            start = last_start = row.row.length
+            if flight.rounds > 1 and not row.row.over:
+                last_start += (flight.rounds - 1) * (flight.steps + 1)
+                last_start = max(start, min(last_start, row.life.end_kv - 1))
+            reach = min(row.reach, last_start + self.config.ahead[flight.steps])
+            flight.rows[number] = row._replace(latest=start, reach=reach)
+        if flight.slots:
+            flight.note_writes(self.config.page_size)

@@ -1,7 +1,7 @@
-"""An engine as plain as can be: first come, first served, one prompt or one round of everybody per step, nothing overlaps.
+"""An engine as plain as can be: first come, first served, one prompt or one round of all rows per step, nothing overlaps.
 
-It shows what a wrapper around somebody else's scheduler has to offer at least, and that the suite asks for no more: of the capabilities it
-has `slots` alone. Unlike ours it hands every round its last token instead of leaving it on the device.
+It shows the least that a wrapper around another scheduler has to offer: of the capabilities it has `slots` alone. Unlike ours it hands
+every round its last token instead of leaving it on the device.
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ class Entry:
     pages: list[int] = field(default_factory=list)
 
     @property
+    def name(self) -> str:
+        return self.wish.request
+
+    @property
     def length(self) -> int:
         return len(self.wish.prompt) + len(self.output)
+
+    def end(self, reason: str) -> Event:
+        return "end", self.name, reason, list(self.output), None
 
 
 class PlainEngine:
@@ -55,60 +62,48 @@ class PlainEngine:
     def abort(self, request: str) -> list[Event]:
         for group in (self.queue, self.batch):
             for entry in group:
-                if entry.wish.request == request:
+                if entry.name == request:
                     group.remove(entry)
                     self._release(entry)
-                    return [self._end(entry, "abort")]
+                    return [entry.end("abort")]
         return []
 
     def _release(self, entry: Entry) -> None:
-        """A step in flight may still write to the pages; they are free when it is done."""
-        if self.prompt is entry or (self.rows is not None and entry in self.rows):
-            return
-        self.free += entry.pages
-        entry.pages = []
-
-    @staticmethod
-    def _end(entry: Entry, reason: str) -> Event:
-        return "end", entry.wish.request, reason, list(entry.output), None
+        """Free the pages, but not while a step in flight may still write to them: then `commit` does."""
+        if entry is not self.prompt and entry not in (self.rows or ()):
+            self.free += entry.pages
+            entry.pages = []
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def plan(self) -> dict | None:
         if self.prompt is not None or self.rows is not None:
             return None
-        config, enters, prefill, decode = self.config, [], [], []
-        if self.queue and len(self.batch) < config.max_running and self._enter(self.queue[0]):
+        enters, prefill, decode = [], [], []
+        if self.queue and len(self.batch) < self.config.max_running and self._enter(self.queue[0]):
             entry = self.prompt = self.queue.pop(0)
             self.batch.append(entry)
-            enters = [entry.wish.request]
-            prefill = [(entry.wish.request, 0, [*entry.wish.prompt, *entry.output], -1, entry.wish.seed)]
+            enters = [entry.name]
+            prefill = [(entry.name, 0, [*entry.wish.prompt, *entry.output], -1, entry.wish.seed)]
         elif self.batch:
-            while not all(self._grow(entry, entry.length - 1 + config.round_slots) for entry in self.batch):
+            while not all(self._grow(entry, entry.length - 1 + self.config.round_slots) for entry in self.batch):
                 victim = self.batch.pop()
                 self._release(victim)
                 self.queue.insert(0, victim)
             self.rows = self.batch[:]
-            decode = [(row.wish.request, row.length - 1, row.output[-1], row.wish.seed) for row in self.rows]
+            decode = [(row.name, row.length - 1, row.output[-1], row.wish.seed) for row in self.rows]
         else:
             return None
         self.number += 1
-        steps = config.max_steps if decode else 0
-        return {
-            "step": self.number,
-            "enters": enters,
-            "prefill": prefill,
-            "decode": decode,
-            "steps": steps,
-            "rounds": 1,
-        }
+        view = {"step": self.number, "enters": enters, "prefill": prefill, "decode": decode, "rounds": 1}
+        return view | {"steps": self.config.max_steps if decode else 0}
 
     def _enter(self, entry: Entry) -> bool:
-        """Room for the prompt, and for a round of everybody afterwards."""
-        per_round = -(-self.config.round_slots // self.config.page_size) + 1
-        if len(self.free) < -(-entry.length // self.config.page_size) + per_round * (len(self.batch) + 1):
-            return not self.batch and self._grow(entry, entry.length)
-        return self._grow(entry, entry.length)
+        """Reserve pages for the prompt, if that leaves enough for a round of all rows afterwards."""
+        size = self.config.page_size
+        reserve = (-(-self.config.round_slots // size) + 1) * (len(self.batch) + 1)
+        fits = len(self.free) >= -(-entry.length // size) + reserve
+        return (fits or not self.batch) and self._grow(entry, entry.length)
 
     def _grow(self, entry: Entry, num_tokens: int) -> bool:
         missing = -(-num_tokens // self.config.page_size) - len(entry.pages)
@@ -125,10 +120,10 @@ class PlainEngine:
         self.prompt = self.rows = None
         events: list[Event] = []
         for entry, run in zip(rows, runs, strict=True):
-            if entry not in self.batch:
+            if entry in self.batch:
+                events += self._deliver(entry, run)
+            else:
                 self._release(entry)  # it has left since, and this was the last step with its pages
-                continue
-            events += self._deliver(entry, run)
         return events
 
     def _deliver(self, entry: Entry, run: list[int]) -> list[Event]:
@@ -142,25 +137,25 @@ class PlainEngine:
             if reason:
                 break
         entry.output += given
-        events: list[Event] = [("tokens", entry.wish.request, given)]
+        events: list[Event] = [("tokens", entry.name, given)]
         if reason:
             self.batch.remove(entry)
             self._release(entry)
-            events.append(self._end(entry, reason))
+            events.append(entry.end(reason))
         return events
 
     # -- what it shows ------------------------------------------------------------------------------------------------
 
     def waiting(self) -> list[str]:
-        return [entry.wish.request for entry in self.queue]
+        return [entry.name for entry in self.queue]
 
     def running(self) -> list[str]:
-        return [entry.wish.request for entry in self.batch]
+        return [entry.name for entry in self.batch]
 
     def slots_of(self, request: str) -> list[int]:
         size = self.config.page_size
-        entry = next(entry for entry in self.batch if entry.wish.request == request)
-        return [page * size + offset for page in entry.pages for offset in range(size)]
+        pages = next(entry.pages for entry in self.batch if entry.name == request)
+        return [page * size + offset for page in pages for offset in range(size)]
 
     def free_pages(self) -> list[int]:
         return list(self.free)

@@ -3,114 +3,248 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
-from ..harness.trial import Refused
-from . import operations as ops
-from .contract import Answer, Wish
+from ..harness.operation import Handles, Operation, operation
+from ..harness.trial import Refused, Trial, Violation
+from .contract import METHODS, Answer, Engine, EngineCapabilities, ServingConfig, Wish
+from .device import Device
 from .language import STOP, prompt_of
-from .model import RUNNING, Flight, Life
-from .reading import read_events, read_step
-from .rules import decision, limits, shown, verdict
-from .watch import EngineWatch
+from .model import RUNNING, EngineModel
+from .observation import Moment, Observation
+from .reading import names, read_events, read_step
+from .rules import limits, shown, verdict
 
-PLAN, COMMIT = ops.Plan(), ops.Commit()
+REQUESTS = Handles("abcdef")
 
 
-class EngineTrial(EngineWatch):
-    """`subject` under operations."""
+def _lengths(config: ServingConfig, has: EngineCapabilities) -> list[int]:
+    """Prompt lengths at the edges of pages and chunks, and all that the context takes."""
+    size, chunk, room = config.page_size, config.chunk_size, config.context_len - config.round_slots
+    lengths = {1, 2, 3, 5, size - 1, size, size + 1, 2 * size, chunk, chunk + 1, room - 1, room - 3}
+    return sorted(length for length in lengths if 1 <= length < config.context_len)
+
+
+def _marks(config: ServingConfig, has: EngineCapabilities) -> tuple[bool, ...]:
+    return (False, True) if has.marks else (False,)
+
+
+def _is_live(t: EngineTrial, request: str) -> bool:
+    return request in t.model.lives
+
+
+def _is_unknown(t: EngineTrial, request: str) -> bool:
+    return request not in t.model.lives
+
+
+def _can_abort(t: EngineTrial, request: str) -> bool:
+    return request in t.model.lives and not t.model.lives[request].aborted
+
+
+def _is_running(t: EngineTrial, request: str) -> bool:
+    life = t.model.lives.get(request)
+    return life is not None and life.state is RUNNING and not life.leaving
+
+
+def _can_fail(t: EngineTrial, request: str) -> bool:
+    return _is_running(t, request) and not t.model.lives[request].failing
+
+
+def _is_in_flight(t: EngineTrial) -> bool:
+    return bool(t.model.flights)
+
+
+class EngineTrial(Trial):
+    """`subject` under operations. An answer of another form than the contract's is a Violation at once."""
+
+    contract = "engine"
+    config_type = ServingConfig
+    capabilities_type = EngineCapabilities
+    methods = METHODS
+    quick = 80_000
+    run_length = 100
+    limit_s = 10.0
+
+    subject: Engine
+    config: ServingConfig
+    capabilities: EngineCapabilities
+    moment: Moment
+
+    def prepare(self) -> None:
+        self.model = EngineModel(self.config)
+        self.device = Device(self.config, self.capabilities)
+        self._all_pages = frozenset(range(1, self.config.num_pages + 1))
+        self._has_cache = self.capabilities.prefix_cache and self.config.prefix_cache
+        self._owners: dict[int, str] = {}
+        self._was_denied = self._was_lost = False
+        self.moment = Moment(self.model, self.device.cells, "make", Observation((), (), None, None, None))
+        self._observe()
+
+    @classmethod
+    def twin_config(cls, kind: str, config: ServingConfig) -> ServingConfig | None:
+        return config.twin(kind)
+
+    # -- around every operation ---------------------------------------------------------------------------------------
+
+    def begin(self, operation: Operation | str) -> None:
+        """Start a new moment."""
+        self.operation = operation
+        self.moment = Moment(self.model, self.device.cells, operation, self.moment.after)
+
+    def end(self) -> None:
+        if not self.moment.observed:
+            self._observe()
+
+    def _observe(self) -> None:
+        """Ask the engine for all that it shows, and recount the pages."""
+        subject, m = self.subject, self.moment
+        slots = free = cached = None
+        try:
+            method = subject.waiting
+            waiting = names(self, method(), "waiting()")
+            method = subject.running
+            running = names(self, method(), "running()")
+            if self.capabilities.slots:
+                integers, method = self.integers, subject.slots_of
+                slots = {name: integers(method(name), "slots_of()") for name in running}
+                method = subject.free_pages
+                free = integers(method(), "free_pages()")
+                if self._has_cache:
+                    method = subject.cached_pages
+                    cached = integers(method(), "cached_pages()")
+        except Violation:
+            raise
+        except Exception as error:
+            raise self._accident(method, error) from error
+        m.after = Observation(waiting, running, slots, free, cached)
+        m.observed = True
+        lives = self.model.lives
+        for name in waiting:
+            if name in lives and lives[name].state is RUNNING:
+                m.retract(lives[name])
+        if slots is not None:
+            self._follow_pages(m.after)
+
+    def _follow_pages(self, shown: Observation) -> None:
+        """Note who has which page. Those without an owner wait for a step; note one that waits for none."""
+        size, model, m = self.config.page_size, self.model, self.moment
+        before = m.before
+        if shown.slots == before.slots and shown.free == before.free and shown.cached == before.cached:
+            # Plans and commits change what is in flight; else the steps see the same pages as before.
+            m.is_still = shown.running == before.running and not m.asked and m.committed is None
+            if not model.lingering:
+                m.owners = self._owners
+                return
+        owners: dict[int, str] = {}
+        for name, slots in shown.slots.items():
+            owners.update(dict.fromkeys(slots if size == 1 else [slot // size for slot in slots[::size]], name))
+        owners.update(dict.fromkeys(shown.cached or (), "*"))
+        owners.update(dict.fromkeys(shown.free, ""))
+        m.owners = self._owners = owners
+        if shown.free != before.free:
+            self.device.forget(set(shown.free).difference(before.free or ()))
+        if not owners.keys() <= self._all_pages:
+            foreign = sorted(owners.keys() - self._all_pages)
+            raise self.misbehaviour("TYPE", f"page {foreign[0]} is in use", f"pages 1 … {self.config.num_pages}")
+        lingering = {}
+        for page in sorted(self._all_pages - owners.keys()):
+            step, whose, why = model.lingering.get(page, (0, "nobody", ""))
+            lingering[page] = (step or model.launched, whose, why)
+            if lingering[page][0] <= model.committed and m.lost is None:
+                m.lost = (page, whose, why)
+        model.lingering = lingering
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
-    def _submit(self, op: ops.Submit) -> bool:
-        if op.request in self.model.lives:
-            return False
-        prompt = prompt_of(op.stem, op.length, op.variant)
-        stops = (STOP,) if op.stops else ()
-        wish = Wish(
-            op.request, prompt, op.max_tokens, op.priority, op.seed, stops, op.marks and self.capabilities.marks
-        )
-        self._begin(op)
+    @operation(needs="priorities", weight=6, priority=(0, 0, 1, 2), seed=(0, 1))
+    @operation(
+        weight=12,
+        when=_is_unknown,
+        request=REQUESTS,
+        length=_lengths,
+        max_tokens=(1, 2, 3, 5, 8, 30),
+        stem=(0, 0, 1),
+        variant=(0, 0, 1),
+        seed=(0, 0, 1),
+        marks=_marks,
+    )
+    def submit(
+        self,
+        request: str,
+        length: int,
+        max_tokens: int,
+        stem: int = 0,
+        variant: int = 0,
+        priority: int = 0,
+        seed: int = 0,
+        stops: bool = False,
+        marks: bool = False,
+    ) -> None:
+        """A client asks. Equal `stem`s share all but the last token of the shorter prompt, equal `variant`s that too."""
+        prompt = prompt_of(stem, length, variant)
+        stop_tokens = (STOP,) if stops else ()
+        wish = Wish(request, prompt, max_tokens, priority, seed, stop_tokens, marks and self.capabilities.marks)
         self._ask_for(wish, *verdict(self.config, wish, len(self.model.waiting())))
-        return self._end()
 
-    def _ask_for(self, wish: Wish, impossible: str, must_accept: str) -> None:
+    def _ask_for(self, wish: Wish, impossible: str, must_accept: str = "") -> None:
         m, model = self.moment, self.model
         m.wish, m.impossible, m.must_accept = wish, impossible, must_accept
         model.num_attempts += 1
         answer = self.ask(self.subject.submit, wish)
         if answer is None or answer is False or isinstance(answer, Refused):
             m.refusal = answer.reason if isinstance(answer, Refused) else "without a reason"
-            model.num_refused += 1
         else:
             m.promise = self.integer(answer, "submit()")
             if wish.request not in model.lives:
-                model.num_accepted += 1
-                model.lives[wish.request] = Life(wish, model.num_attempts, m.promise, self.config.model)
+                model.accept(wish, m.promise)
         model.decisions.append(("submit", wish.request, m.promise))
         self._interrupt()
 
-    def _submit_again(self, op: ops.SubmitAgain) -> bool:
-        if op.request not in self.model.lives:
-            return False
-        self._begin(op)
-        wish = Wish(op.request, prompt_of(5, 2, 1), 2)
-        self._ask_for(wish, "a live request has this name", "")
-        return self._end()
+    @operation(weight=2, hostile=True, probes="ENGINE-12", when=_is_live, request=REQUESTS)
+    def submit_again(self, request: str) -> None:
+        """A client asks under the name of a live request. Must be refused."""
+        self._ask_for(Wish(request, prompt_of(5, 2, 1), 2), "a live request has this name")
 
-    def _submit_impossible(self, op: ops.SubmitImpossible) -> bool:
-        config, name = self.config, "impossible"
-        wishes = (
-            (Wish(name, [], 1), "the prompt is empty"),
-            (Wish(name, prompt_of(0, 2, 0), 0), "no output is wanted"),
-            (Wish(name, prompt_of(0, 2, 0), -1), "the output is negative"),
-            (Wish(name, prompt_of(0, config.context_len, 0), 1), "the prompt fills the context"),
-            (Wish(name, prompt_of(0, config.num_slots, 0), 1), "the prompt fills the pool"),
-        )
-        wish, why = wishes[op.kind % len(wishes)]
-        self._begin(op)
-        self._ask_for(wish, why, "")
-        return self._end()
+    @operation(weight=1, hostile=True, probes="ENGINE-08", kind=(0, 1, 2, 3, 4))
+    def submit_impossible(self, kind: int) -> None:
+        """A request that can never run: 0 no prompt, 1 no output, 2 negative output, 3 longer than the context, 4 larger than the pool."""
+        prompt = prompt_of(0, (0, 2, 2, self.config.context_len, self.config.num_slots)[kind % 5], 0)
+        whys = ("the prompt is empty", "no output is wanted", "the output is negative")
+        whys += ("the prompt fills the context", "the prompt fills the pool")
+        self._ask_for(Wish("impossible", prompt, (1, 0, -1, 1, 1)[kind % 5]), whys[kind % 5])
 
-    def _abort(self, op: ops.Abort) -> bool:
-        life = self.model.lives.get(op.request)
-        if life is None or life.aborted:
-            return False
-        m = self._begin(op)
+    @operation(weight=5, when=_can_abort, request=REQUESTS)
+    def abort(self, request: str) -> None:
+        """The client of a live request is gone, and says so twice."""
+        m, life = self.moment, self.model.lives[request]
         life.aborted = True
-        m.abort_events = read_events(self, self.must(self.subject.abort, op.request))
+        m.abort_events = read_events(self, self.must(self.subject.abort, request))
         life.leaving = life.is_live
         self._interrupt()
-        ends, delivered = m.ends, m.delivered
-        m.second_abort_events = read_events(self, self.must(self.subject.abort, op.request))
-        m.ends, m.delivered = ends, delivered
-        return self._end()
+        m.second_abort_events = read_events(self, self.must(self.subject.abort, request))
 
-    def _abort_unknown(self, op: ops.AbortUnknown) -> bool:
-        if op.request in self.model.lives:
-            return False
-        m = self._begin(op)
-        m.abort_events = read_events(self, self.must(self.subject.abort, op.request))
-        return self._end()
+    @operation(weight=1, hostile=True, when=_is_unknown, request=REQUESTS)
+    def abort_unknown(self, request: str) -> None:
+        """A client gives up a request that is not there."""
+        self.moment.abort_events = read_events(self, self.must(self.subject.abort, request))
 
     def _interrupt(self) -> None:
-        """A new plan could differ: steps that have not begun run one round only. The oldest may have run any number."""
+        """Note which steps run one round only since a new plan could differ: of those that have not begun. The oldest may have."""
         if not self.capabilities.blocks or not self.model.flights:
             return
         newest = self.integer(self.must(self.subject.interrupts), "interrupts()")
         for flight in self.model.flights[1:]:
-            if flight.number <= newest:
-                flight.interrupted = True
+            flight.interrupted |= flight.number <= newest
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _plan(self, op: ops.Plan) -> bool:
-        m, model = self._begin(op), self.model
+    @operation(weight=10)
+    def plan(self) -> None:
+        """Ask for one step, and launch it."""
+        m, model = self.moment, self.model
         m.asked = True
-        if self._asked_back:
-            m.asked_back = frozenset(self._asked_back)
+        m.asked_back = frozenset(model.asked_back)
         m.was_lost = self._was_lost
-        m.is_disturbed = self._was_denied or self._was_lost or bool(self._asked_back)
+        m.is_disturbed = self._was_denied or self._was_lost or bool(model.asked_back)
         m.was_waiting = model.waiting()
         view = self._step(self.subject.plan)
         if view is not None and not isinstance(view, Refused):
@@ -120,17 +254,16 @@ class EngineTrial(EngineWatch):
             m.cached_before = frozenset([cells[page * size + size - 1] for page in m.before.cached])
         self._observe()
         if m.flight is not None:
-            self._launch(m.flight)
+            model.launch(m.flight, m.after.slots)
         if m.admitted:
-            self._overtake(m)
-        if self._asked_back:
-            self._asked_back -= {life.name for life in m.retracted}
-            self._asked_back &= set(m.after.running)
-        model.decisions.append(decision(m))
-        return True
+            m.count_overtaken()
+        if model.asked_back:
+            model.asked_back -= {life.name for life in m.retracted}
+            model.asked_back &= set(m.after.running)
+        model.decisions.append(m.decision())
 
     def _step(self, method: Callable[..., object], *arguments: object) -> object:
-        """Plan or commit, with nothing wrong. What fails at a limit of what is legal is a matter of an invariant."""
+        """Plan or commit, with nothing wrong. A failure at a limit of what is legal is left to an invariant."""
         m = self.moment
         try:
             return method(*arguments)
@@ -141,201 +274,138 @@ class EngineTrial(EngineWatch):
             m.refusal = f"{type(error).__name__}: {error}"
             return Refused(m.refusal)
 
-    def _commit(self, op: ops.Commit) -> bool:
-        model = self.model
-        if not model.flights:
-            return False
-        m = self._begin(op)
+    @operation(needs="blocks", weight=3, rounds=(1, 2, 3))
+    @operation(weight=8, when=_is_in_flight)
+    def commit(self, rounds: int = 1_000) -> None:
+        """The oldest step is done, after `rounds` rounds at most, one if it was interrupted before it ran."""
+        m, model = self.moment, self.model
         flight = model.flights[0]
-        limit = 1 if flight.interrupted else max(1, min(op.rounds, flight.rounds))
-        m.committed, m.answer = flight, self.device.execute(flight, model, limit)
+        limit = 1 if flight.interrupted else max(1, min(rounds, flight.rounds))
+        m.committed, m.answer = flight, self.device.execute(flight, limit)
         model.last_answer = m.answer
-        m.gone = tuple([part.life.name for part in (*flight.chunks, *flight.rows) if part.stay != part.life.stay])
-        m.expected = self._expected(flight, m.answer)
+        m.gone = tuple([part.life.name for part in flight.parts if not part.is_present])
+        m.expected = model.expected(flight, m.answer)
         events = self._step(self.subject.commit, m.answer)
         if isinstance(events, Refused):
-            self._observe()
-            return True
-        model.flights.pop(0)
-        model.committed = max(model.committed, flight.number)
-        self._settle(flight, m.answer)
+            return
+        model.commit(flight, m.answer, m.expected)
         read_events(self, events)
-        self._recount_flight()
+        model.recount_flight()
         if self.capabilities.counters and (m.ends or m.gone or (flight.rows and flight.steps == 0)):
             m.counters = self.integers(self.must(self.subject.counters), "counters()")
-        self._follow_progress(m, flight)
+        if any(row.life.name in m.delivered for row in flight.rows):
+            model.holding = False
+        if m.delivered or m.ends:
+            model.retractions_since_progress = 0
         model.decisions.append(("answer", [(name, len(got), why) for name, (got, why) in m.expected.items()]))
-        self._observe()
-        return True
 
-    def _expected(self, flight: Flight, answer: Answer) -> dict[str, tuple[list[int], str]]:
-        """What each request that is still there gets, by the contract."""
-        expected: dict[str, tuple[list[int], str]] = {}
-        model = self.model
-        for chunk, token in zip(flight.chunks, answer.first, strict=True):
-            life = chunk.life
-            if chunk.is_last and chunk.stay == life.stay:
-                expected[life.name] = model.cut(life, len(life.delivered), [token])
-        for number, row in enumerate(flight.rows):
-            life = row.life
-            if row.stay != life.stay:
-                continue
-            got, reason = expected.get(life.name, ([], ""))
-            # Who left while a block ran, or met an error in it, gets what came before its last round.
-            cut_short = life.leaving or life.name in answer.failed
-            for runs in answer.runs[:-1] if cut_short else answer.runs:
-                if not reason:
-                    kept, reason = model.cut(life, len(life.delivered) + len(got), runs[number])
-                    got = got + kept
-            expected[life.name] = (got, reason)
-        for name in [name for name in expected if model.lives[name].leaving]:
-            expected[name] = (expected[name][0], "abort")
-        for name in answer.failed:
-            if not model.lives[name].leaving:
-                expected[name] = (expected[name][0] if len(answer.runs) > 1 else [], "error")
-        return expected
+    @operation(weight=1, hostile=True, probes="RELAY-07", when=lambda t: t.model.last_answer is not None)
+    def commit_again(self) -> None:
+        """The answer that was committed last comes a second time. Must be refused."""
+        self._commit_wrong(self.model.last_answer)
 
-    def _commit_again(self, op: ops.CommitAgain) -> bool:
-        if self.model.last_answer is None:
-            return False
-        return self._commit_wrong(op, self.model.last_answer)
-
-    def _commit_early(self, op: ops.CommitEarly) -> bool:
-        if len(self.model.flights) < 2:
-            return False
+    @operation(needs="overlap", weight=1, probes="RELAY-07", when=lambda t: len(t.model.flights) > 1)
+    def commit_early(self) -> None:
+        """The answer of the newer of two steps in flight comes first. Must be refused."""
         flight = self.model.flights[1]
         runs = [[[STOP] for _ in flight.rows]] if flight.rows else []
         beside = [[[0] for _ in flight.rows]] if flight.rows else []
         first = [STOP for _ in flight.chunks]
-        return self._commit_wrong(op, Answer(flight.number, first, runs, first, beside))
+        self._commit_wrong(Answer(flight.number, first, runs, first, beside))
 
-    def _commit_wrong(self, op: ops.Operation, answer: Answer) -> bool:
-        m = self._begin(op)
+    def _commit_wrong(self, answer: Answer) -> None:
         events = self.ask(self.subject.commit, answer)
         if events is None or isinstance(events, Refused):
-            m.refusal = events.reason if isinstance(events, Refused) else "None"
+            self.moment.refusal = events.reason if isinstance(events, Refused) else "None"
         else:
             read_events(self, events)
-        return self._end()
 
-    def _run(self, op: ops.Run) -> bool:
-        """Cycles of the loop that every driver has; each of its operations is checked like any other."""
-        done = False
-        for _ in range(op.cycles):
+    @operation(weight=6, when=lambda t, cycles: cycles > 0, cycles=(1, 2, 3, 6))
+    def run(self, cycles: int) -> None:
+        """Some cycles of a driver: plan until there is no more, commit the oldest. Each is checked like any other operation."""
+        for _ in range(cycles):
             while len(self.model.flights) < self.config.depth:
                 self._inner(PLAN)
-                done = True
                 if self.moment.flight is None:
                     break
             if not self.model.flights:
                 break
             self._inner(COMMIT)
-        return done
 
-    def _inner(self, operation: ops.Operation) -> None:
-        """An operation inside another one."""
-        self.actions[type(operation)](self, operation)
+    def _inner(self, operation: Operation) -> None:
+        """Carry out an operation inside another one."""
+        kind = type(operation)
+        self.begin(operation)
+        kind.body(self, *operation.arguments)
+        self.end()
         self.num_operations += 1
-        self.executed[type(operation)] = self.executed.get(type(operation), 0) + 1
+        self.executed[kind] = self.executed.get(kind, 0) + 1
         self.check()
 
     # -- what disturbs ------------------------------------------------------------------------------------------------
 
-    def _set_steps(self, op: ops.SetSteps) -> bool:
-        steps = self.config.candidates[op.number % len(self.config.candidates)]
-        if steps == self.model.steps:
-            return False
-        self._begin(op)
-        self.must(self.subject.set_steps, steps)
-        self.model.steps = steps
-        self._interrupt()
-        return self._end()
+    def _steps(self, number: int) -> int:
+        return self.config.candidates[number % len(self.config.candidates)]
 
-    def _retract(self, op: ops.Retract) -> bool:
-        life = self.model.lives.get(op.request)
-        if life is None or life.state is not RUNNING or life.leaving:
-            return False
-        self._begin(op)
-        self.must(self.subject.retract, op.request)
-        self._asked_back.add(op.request)
+    @operation(needs="adaptive", weight=4, when=lambda t, number: t._steps(number) != t.model.steps, number=(0, 1, 2))
+    def set_steps(self, number: int) -> None:
+        """From the next plan on, draft the candidate of this number (modulo how many there are)."""
+        self.model.steps = self._steps(number)
+        self.must(self.subject.set_steps, self.model.steps)
         self._interrupt()
-        return self._end()
 
-    def _deny(self, op: ops.Deny) -> bool:
-        if op.count < 1:
-            return False
-        self._begin(op)
-        self.must(self.subject.deny, op.count)
+    @operation(needs="retraction", weight=3, when=_is_running, request=REQUESTS)
+    def retract(self, request: str) -> None:
+        """A running request is to give its memory back."""
+        self.must(self.subject.retract, request)
+        self.model.asked_back.add(request)
+        self._interrupt()
+
+    @operation(needs="denial", weight=1, when=lambda t, count: count > 0, count=(1, 2))
+    def deny(self, count: int) -> None:
+        """The next attempts to allocate find nothing."""
+        self.must(self.subject.deny, count)
         self._was_denied = True
-        return self._end()
 
-    def _fail(self, op: ops.Fail) -> bool:
-        life = self.model.lives.get(op.request)
-        if life is None or life.state is not RUNNING or life.leaving or life.failing:
-            return False
-        self._begin(op)
-        life.failing = True
-        return self._end()
+    @operation(needs="failures", weight=2, when=_can_fail, request=REQUESTS)
+    def fail(self, request: str) -> None:
+        """The next answer about a running request says that its computation went wrong."""
+        self.model.lives[request].failing = True
 
-    def _lose(self, op: ops.Lose) -> bool:
-        model = self.model
-        if not model.flights:
-            return False
-        m = self._begin(op)
+    @operation(needs="losses", weight=2, when=_is_in_flight)
+    def lose(self) -> None:
+        """The oldest step fails as a whole, and with it those launched behind it."""
+        m, model = self.moment, self.model
         oldest = model.flights[0]
-        m.lost_flights = model.flights[:]
+        m.lost_flights = model.flights
         # Its answer may still come, much too late.
         model.last_answer = Answer(oldest.number, [STOP] * len(oldest.chunks), [[[STOP]] * len(oldest.rows)])
         for flight in model.flights:
             self.device.spoil(flight)
         events = self.must(self.subject.lose, oldest.number)
-        model.lost += model.flights
+        model.lost = model.lost + model.flights
         model.flights = []
         read_events(self, events)
         self._was_lost = True
         self._observe()
         model.decisions.append(("lose", m.after.waiting, m.after.running))
-        return True
 
-    def _resume(self, op: ops.Resume) -> bool:
-        if not self.model.lost:
-            return False
-        self._begin(op)
+    @operation(needs="losses", weight=3, when=lambda t: bool(t.model.lost))
+    def resume(self) -> None:
+        """After a loss the device is quiet again."""
         self.must(self.subject.resume)
         self.model.lost = []
         self.model.committed = self.model.launched
-        return self._end()
-
-    actions: ClassVar = {
-        ops.Submit: _submit,
-        ops.SubmitAgain: _submit_again,
-        ops.SubmitImpossible: _submit_impossible,
-        ops.Abort: _abort,
-        ops.AbortUnknown: _abort_unknown,
-        ops.Plan: _plan,
-        ops.Commit: _commit,
-        ops.Run: _run,
-        ops.CommitAgain: _commit_again,
-        ops.CommitEarly: _commit_early,
-        ops.SetSteps: _set_steps,
-        ops.Retract: _retract,
-        ops.Deny: _deny,
-        ops.Fail: _fail,
-        ops.Lose: _lose,
-        ops.Resume: _resume,
-    }
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Serve everybody to the end, within a bound; then nobody may hold anything."""
+        """Serve all requests to their ends, within a bound; then nothing may be held."""
         if self.model.lost:
-            self.apply(ops.Resume())
-        lives = list(self.model.lives.values())
-        bound = 50 + 10 * sum(len(life.wish.prompt) + life.promise for life in lives)
-        self.apply(ops.Run(bound))
-        m = self._begin("drained")
-        m.drained = True
+            self.resume()
+        self.run(50 + 10 * sum(len(life.wish.prompt) + life.promise for life in self.model.lives.values()))
+        self.begin("drained")
+        self.moment.drained = True
         self._observe()
         self.check()
 
@@ -350,3 +420,6 @@ class EngineTrial(EngineWatch):
         parts = [f"{name} gets {tokens}" for name, tokens in m.delivered.items()]
         parts += [f"{end.request} ends ({end.reason})" for end in m.ends]
         return "; ".join(parts) or "done"
+
+
+PLAN, COMMIT = EngineTrial.plan(), EngineTrial.commit()

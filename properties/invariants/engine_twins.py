@@ -1,23 +1,22 @@
-"""Two runs of one engine: RELAY-09, ENGINE-15, 17, RADIX-16, ACCEPT-15, SIM-12. What is compared is what each request was delivered."""
+"""Two runs of one engine: RELAY-09, ENGINE-15, 17, RADIX-16, ACCEPT-15, SIM-12. They compare what each request was delivered."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .registry import Finding, Outcome, checks
 
-if TYPE_CHECKING:
-    from ..engine.trial import EngineTrial
-
 CONTRACT = "engine"
-Twins = tuple["EngineTrial", "EngineTrial"]
+Twins = tuple[Any, Any]
+"""The two trials (`EngineTrial`)."""
 
 
-def _same_outputs(first: EngineTrial, second: EngineTrial, why: str) -> Outcome:
-    """Equal prompts with equal seeds have equal outputs; who ended earlier has a beginning of them."""
+def _same_outputs(trials: Twins, why: str) -> Outcome:
+    """Compare the outputs of equal prompts with equal seeds; one that ended earlier must be a beginning of the others."""
+    first, second = (trial.model.outputs for trial in trials)
     found = None
-    for key, outputs in first.model.outputs.items():
-        others = second.model.outputs.get(key)
+    for key, outputs in first.items():
+        others = second.get(key)
         if others is None:
             continue
         found = True
@@ -25,33 +24,29 @@ def _same_outputs(first: EngineTrial, second: EngineTrial, why: str) -> Outcome:
         for output in (*outputs, *others):
             if output != longest[: len(output)]:
                 where = "in the first" if output in outputs else "in the other"
-                prompt, seed = key
-                return Finding(
-                    f"a prompt of {len(prompt)} tokens with seed {seed} got {list(output)} {where} run",
-                    f"a beginning of {list(longest)}",
-                    why,
-                )
+                was = f"a prompt of {len(key[0])} tokens with seed {key[1]} got {list(output)} {where} run"
+                return Finding(was, f"a beginning of {list(longest)}", why)
     return found
 
 
 @checks("RELAY-09", CONTRACT, "overlap", twin="with the other pipeline depth")
 def depth_changes_no_token(trials: Twins) -> Outcome:
-    return _same_outputs(*trials, "what overlaps is a matter of time alone")
+    return _same_outputs(trials, "what overlaps is a matter of time alone")
 
 
 @checks("RADIX-16", CONTRACT, "prefix_cache", twin="without the prefix cache")
 def the_cache_changes_no_token(trials: Twins) -> Outcome:
-    return _same_outputs(*trials, "cached KV is the KV that would be computed")
+    return _same_outputs(trials, "cached KV is the KV that would be computed")
 
 
 @checks("SIM-12", CONTRACT, "blocks", twin="round by round")
 def blocks_change_no_token(trials: Twins) -> Outcome:
-    return _same_outputs(*trials, "a block is its rounds")
+    return _same_outputs(trials, "a block is its rounds")
 
 
 @checks("ENGINE-17", CONTRACT, twin="one at a time, in a large pool")
 def neighbours_change_no_token(trials: Twins) -> Outcome:
-    return _same_outputs(*trials, "a request's output depends on that request alone")
+    return _same_outputs(trials, "a request's output depends on that request alone")
 
 
 @checks("ENGINE-15", CONTRACT, twin="with another model")
@@ -62,11 +57,8 @@ def decisions_know_no_future(trials: Twins) -> Outcome:
             continue
         if before[0] == after[0] == "answer":
             break  # the models have said different things; from here on the engine may do so too
-        return Finding(
-            f"{before}, and with another model {after}, after the same answers",
-            "the same decision",
-            "the engine knows how long an output is before the model does",
-        )
+        was = f"{before}, and with another model {after}, after the same answers"
+        return Finding(was, "the same decision", "the engine knows how long an output is before the model does")
     return True if first else None
 
 
@@ -76,9 +68,8 @@ def no_draft_is_plain_decoding(trials: Twins) -> Outcome:
     for before, after in zip(first, second, strict=False):
         if before != after:
             return Finding(f"with S = 0: {before}", f"as without speculation: {after}", "nothing is drafted")
-    outcome = _same_outputs(*trials, "nothing is drafted")
+    outcome = _same_outputs(trials, "nothing is drafted")
     if outcome is True and len(first) != len(second):
-        return Finding(
-            f"{len(first)} decisions with S = 0", f"{len(second)}, as without speculation", "nothing is drafted"
-        )
+        was, should = f"{len(first)} decisions with S = 0", f"{len(second)}, as without speculation"
+        return Finding(was, should, "nothing is drafted")
     return outcome

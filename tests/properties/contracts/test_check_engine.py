@@ -1,31 +1,34 @@
 """The engine's suite: ours and a plain one hold, broken ones are found, and what the trial itself does is right."""
 
+import itertools
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from foretoken.checks.adapters import core_engine
 from foretoken.core.errors import ConfigError
 from foretoken.properties.conformance import EngineConformance, check, check_engine
-from foretoken.properties.engine import operations as ops
 from foretoken.properties.engine import plain
-from foretoken.properties.engine.contract import EngineCapabilities, ServingConfig, Wish
+from foretoken.properties.engine.contract import SHAPES, EngineCapabilities, ServingConfig, Wish
 from foretoken.properties.engine.device import Device
 from foretoken.properties.engine.language import GARBAGE, NOTHING, STOP, num_correct, prompt_of, stream_of
 from foretoken.properties.engine.model import Chunk, EngineModel, Flight, Life, RoundRow
-from foretoken.properties.engine.rules import ahead_of, extent, verdict
-from foretoken.properties.engine.suite import SUITE, twin_config
-from foretoken.properties.engine.vocabulary import draw_config, simpler_configs
+from foretoken.properties.engine.rules import extent, verdict
+from foretoken.properties.engine.trial import EngineTrial as Do
 from foretoken.properties.harness.importing import load_make
+from foretoken.properties.harness.letters import Choices, simpler_choices
 from foretoken.properties.harness.machines import machine
 from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.swarm import Swarm
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
+from foretoken.properties.suites import suite_of
 from hypothesis import settings
 
+SUITE = suite_of("engine")
 OURS = core_engine.make.capabilities
 SMALL = ServingConfig(
     num_pages=40,
@@ -69,8 +72,9 @@ def test_equal_seeds_are_equal_and_others_are_not():
 def test_hash_seeds_change_nothing():
     code = (
         "from foretoken.checks.adapters.core_engine import make\n"
-        "from foretoken.properties.engine.suite import SUITE\n"
         "from foretoken.properties.harness.swarm import Swarm\n"
+        "from foretoken.properties.suites import suite_of\n"
+        "SUITE = suite_of('engine')\n"
         "swarm = Swarm(SUITE, make, make.capabilities, 4)\n"
         "for run in range(6):\n"
         "    config, operations = swarm.drawn(run)\n"
@@ -166,8 +170,11 @@ def test_twins_of_other_configurations_do_not_fail_for_themselves():
             return super().running() if self.config.num_pages < 100 else ["nobody"]
 
     swarm = Swarm(SUITE, BreaksInLargePools, EngineCapabilities(slots=True), 1)
-    config, operations = swarm.drawn(0)
-    assert config.num_pages < 100 < twin_config("one at a time, in a large pool", config).num_pages
+    drawn = (swarm.drawn(run) for run in range(20))
+    config, operations = next(
+        (config, found) for config, found in drawn if config.num_pages < 100 < 4 * config.num_slots
+    )
+    assert Do.twin_config("one at a time, in a large pool", config).num_pages > 100
     SUITE.execute(
         BreaksInLargePools, config, swarm.capabilities, SUITE.invariants(swarm.capabilities), operations, twice=True
     )
@@ -193,22 +200,33 @@ def test_configurations_are_small_and_at_the_edges_and_ours_accepts_them():
 def test_twins_and_simpler_ones_are_made_too():
     kinds = {item.twin for item in of_contract("engine") if item.twin}
     assert len(kinds) == 6
-    for bits in range(0, 2**32, 2**32 // 60):
-        config = draw_config(bits, OURS)
+    for bits in range(60):
+        choose = Choices(bits)
+        config = ServingConfig.draw(choose, OURS)
         for kind in sorted(kinds):
-            other = twin_config(kind, config)
+            other = Do.twin_config(kind, config)
             if other is not None:
                 core_engine.make(other)
-        assert all(simpler != config for simpler in simpler_configs(config))
-    with pytest.raises(AssertionError, match="nobody knows"):
-        twin_config("upside down", SMALL)
+        for given in simpler_choices(choose.taken)[:: 1 + bits % 4]:
+            core_engine.make(ServingConfig.draw(Choices(given=given), OURS))
+    with pytest.raises(AssertionError, match="no twin"):
+        Do.twin_config("upside down", SMALL)
 
 
 def test_capabilities_bound_the_configuration():
-    for bits in range(0, 2**32, 2**32 // 200):
-        config = draw_config(bits, EngineCapabilities())
+    for bits in range(200):
+        config = ServingConfig.draw(Choices(bits), EngineCapabilities())
         assert not (config.overlap or config.mixed or config.prefix_cache or config.preempt or config.step_tokens)
         assert config.block_rounds == len(config.candidates) == 1 and config.chunk_size == config.context_len
+
+
+@pytest.mark.parametrize(("candidates", "topk", "tree_nodes"), dict.fromkeys(SHAPES))
+def test_the_slots_of_a_round_are_those_of_our_engine(candidates, topk, tree_nodes):
+    for page_size, overlap in itertools.product((1, 2, 3, 4, 8, 16), (False, True)):
+        shape = {"candidates": candidates, "topk": topk, "tree_nodes": tree_nodes, "page_size": page_size}
+        config = replace(SMALL, num_pages=400, context_len=200, overlap=overlap, **shape)
+        sizes = core_engine.make(config).engine.sizes
+        assert (config.round_slots, config.reserve) == (sizes.alloc_len, sizes.reserve), config
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
@@ -217,18 +235,18 @@ def test_capabilities_bound_the_configuration():
 def _life(max_tokens=10, stops=(), prompt=4) -> tuple[EngineModel, Life]:
     model = EngineModel(SMALL)
     wish = Wish("a", prompt_of(0, prompt, 0), max_tokens, stop_tokens=stops)
-    life = model.lives["a"] = Life(wish, 1, max_tokens, 0)
+    life = model.lives["a"] = Life(wish, 1, max_tokens, stream_of(wish.prompt, 0, 0))
     return model, life
 
 
 def test_a_run_is_cut_at_the_first_stop_and_at_the_cap():
-    model, life = _life(5, (STOP,))
-    assert model.cut(life, 0, [10, 11]) == ([10, 11], "")
-    assert model.cut(life, 3, [10, 11, 12]) == ([10, 11], "length")
-    assert model.cut(life, 3, [10, STOP, 12]) == ([10, STOP], "stop"), "a stop at the cap is a stop"
-    assert model.cut(life, 0, [STOP, STOP]) == ([STOP], "stop")
-    model, life = _life(5)
-    assert model.cut(life, 0, [STOP, 11]) == ([STOP, 11], ""), "nobody asked for stops"
+    _, life = _life(5, (STOP,))
+    assert life.cut(0, [10, 11]) == ([10, 11], "")
+    assert life.cut(3, [10, 11, 12]) == ([10, 11], "length")
+    assert life.cut(3, [10, STOP, 12]) == ([10, STOP], "stop"), "a stop at the cap is a stop"
+    assert life.cut(0, [STOP, STOP]) == ([STOP], "stop")
+    _, life = _life(5)
+    assert life.cut(0, [STOP, 11]) == ([STOP, 11], ""), "nobody asked for stops"
 
 
 def test_the_door():
@@ -241,58 +259,53 @@ def test_the_door():
 def test_what_a_row_may_write_counts_what_is_in_flight():
     _, life = _life(20)
     life.kv, life.stay = 8, 1
-    ahead = {2: ahead_of(SMALL, 2)}
-    assert ahead == {2: 3}
-    flight = Flight(2, [], [], 2, 1)
-    assert extent([], ahead, life, 1, flight) == (True, 8, 11)
+    assert SMALL.ahead == {2: 3}
+    assert extent(SMALL, [], life, 2, 1) == (True, 8, 11)
     earlier = Flight(1, [], [RoundRow(life, 1, None, 8, True, None, 0, 8, 11)], 2, 3)
-    assert extent([earlier], ahead, life, 1, flight) == (False, 17, 20), "three rounds of three tokens may come before"
-    assert extent([earlier], ahead, life, 2, flight) == (True, 8, 11), "another stay's steps do not move this one"
+    assert extent(SMALL, [earlier], life, 2, 1) == (False, 17, 20), "three rounds of three tokens may come before"
     life.promise = 10
-    assert extent([earlier], ahead, life, 1, flight) == (False, 15, 18), "nobody goes more than a round past the end"
+    assert extent(SMALL, [earlier], life, 2, 1) == (False, 15, 18), "no row goes more than a round past the end"
+    life.stay = 2
+    assert extent(SMALL, [earlier], life, 2, 1) == (True, 8, 11), "another stay's steps do not move this one"
 
 
 # -- the device -------------------------------------------------------------------------------------------------------
 
 
-def _device(accept: int = 8) -> tuple[Device, EngineModel, Life, Flight]:
+def _device(accept: int = 8) -> tuple[Device, Life, Flight]:
     """A device that has computed a prompt of four tokens, and the step of its first round (S = 2)."""
     model, life = _life()
-    device = Device(ServingConfig(**{**_fields(SMALL), "accept": accept}), OURS, {2: 3})
+    device = Device(replace(SMALL, accept=accept), OURS)
     model.admit(life, 0, 0)
     slots = tuple(range(2, 18))
     prefill = Flight(1, [Chunk(life, 1, life.row, 0, 0, tuple(life.wish.prompt), -1, 0, True)], [], 0, 1)
     prefill.slots["a"] = slots
-    first = device.execute(prefill, model, 1).first
+    first = device.execute(prefill, 1).first
     assert first == stream_of(life.wish.prompt, 0, 0).tokens[4:5]
     flight = Flight(2, [], [RoundRow(life, 1, life.row, 4, True, None, 0, 4, 7)], 2, 1)
     flight.slots["a"] = slots
-    return device, model, life, flight
-
-
-def _fields(config: ServingConfig) -> dict:
-    return {name: getattr(config, name) for name in config.__dataclass_fields__}
+    return device, life, flight
 
 
 def test_a_round_leaves_nothing_of_what_was_rejected():
-    device, model, life, flight = _device(accept=0)
-    assert device.execute(flight, model, 1).runs == [[[life.truth.tokens[5]]]]
+    device, life, flight = _device(accept=0)
+    assert device.execute(flight, 1).runs == [[[life.truth.tokens[5]]]]
     assert device.cells[2:7] == life.truth.hashes[:5] and device.cells[7:9] == [NOTHING, NOTHING]
-    device, model, life, flight = _device(accept=8)
-    assert device.execute(flight, model, 1).runs == [[life.truth.tokens[5:8]]]
+    device, life, flight = _device(accept=8)
+    assert device.execute(flight, 1).runs == [[life.truth.tokens[5:8]]]
     assert device.cells[2:9] == life.truth.hashes[:7]
 
 
 @pytest.mark.parametrize("wrong", ["cell", "table", "length"])
 def test_a_wrong_read_is_a_wrong_token(wrong):
-    device, model, life, flight = _device()
+    device, life, flight = _device()
     if wrong == "cell":
         device.forget([2])
     elif wrong == "table":
         flight.slots["a"] = (2, 3, 6, 7, *range(8, 20))
     else:
         flight.rows[0] = flight.rows[0]._replace(length=5)
-    answer = device.execute(flight, model, 1)
+    answer = device.execute(flight, 1)
     assert set(answer.runs[0][0]) == {GARBAGE} and life.row.wrong
 
 
@@ -306,27 +319,27 @@ def test_drafts_do_not_depend_on_the_text():
 
 
 def _run(operations, **changes):
-    config = ServingConfig(**{**_fields(SMALL), **changes})
+    config = replace(SMALL, **changes)
     return SUITE.execute(core_engine.make, config, OURS, SUITE.invariants(OURS), operations)
 
 
 def test_a_request_is_served_to_its_end():
-    trial = _run([ops.Submit("a", 5, 6), ops.Run(20)], accept=8)
+    trial = _run([Do.submit("a", 5, 6), Do.run(20)], accept=8)
     life = trial.model.ended["a"]
     assert life.state == "length" and life.delivered == life.truth.tokens[5:11]
     assert trial.model.verified == 2 and trial.model.correct == 4, "six tokens: one after the prompt, two rounds"
 
 
 def test_hostile_results_are_refused_and_change_nothing():
-    operations = [ops.Submit("a", 5, 9), ops.Run(2), ops.CommitAgain(), ops.Plan(), ops.Plan(), ops.CommitEarly()]
+    operations = [Do.submit("a", 5, 9), Do.run(2), Do.commit_again(), Do.plan(), Do.plan(), Do.commit_early()]
     trial = _run(operations, overlap=True)
-    assert trial.executed[ops.CommitAgain] == trial.executed[ops.CommitEarly] == 1
+    assert trial.executed[Do.commit_again] == trial.executed[Do.commit_early] == 1
     assert trial.model.ended["a"].state == "length"
 
 
 def test_a_retracted_request_computes_what_it_was_given_again():
     seen = []
-    operations = [ops.Submit("a", 5, 9), ops.Run(4), ops.Retract("a"), ops.Run(30)]
+    operations = [Do.submit("a", 5, 9), Do.run(4), Do.retract("a"), Do.run(30)]
     SUITE.execute(
         core_engine.make,
         SMALL,
@@ -345,15 +358,15 @@ def test_equal_prompts_share_their_pages():
     def watch(operation, trial):
         entered.extend((life.name, start) for life, start in trial.moment.admitted)
 
-    operations = [ops.Submit("a", 9, 2), ops.Run(12), ops.Submit("b", 9, 2), ops.Plan()]
-    config = ServingConfig(**{**_fields(SMALL), "prefix_cache": True})
+    operations = [Do.submit("a", 9, 2), Do.run(12), Do.submit("b", 9, 2), Do.plan()]
+    config = replace(SMALL, prefix_cache=True)
     SUITE.execute(core_engine.make, config, OURS, SUITE.invariants(OURS), operations, watch=watch)
     assert entered == [("b", 8)], "the last of nine positions is computed; the pages hold two"
 
 
 def test_a_violation_knows_how_far_it_came():
     config = SMALL
-    operations = [ops.Submit("a", 3, 2), ops.Submit("b", 3, 2), ops.Plan()]
+    operations = [Do.submit("a", 3, 2), Do.submit("b", 3, 2), Do.plan()]
     with pytest.raises(Violation) as caught:
         SUITE.execute(
             RunsTheNewestFirst,

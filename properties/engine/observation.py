@@ -1,0 +1,118 @@
+"""What an engine's trial sees around one operation: the answers, and all that the engine shows before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from .contract import Answer, Wish
+from .model import EngineModel, Flight, Life
+
+
+class Observation(NamedTuple):
+    """All that an engine shows; None where it declares no such capability."""
+
+    waiting: tuple[str, ...]
+    running: tuple[str, ...]
+    slots: dict[str, tuple[int, ...]] | None  # by running request
+    free: tuple[int, ...] | None
+    cached: tuple[int, ...] | None
+
+
+class End(NamedTuple):
+    """An end event."""
+
+    request: str
+    reason: str
+    tokens: tuple[int, ...]
+    marks: tuple[int, ...] | None
+
+
+class Moment:
+    """One operation and its effects. The class holds what few operations set, and these values are never written into."""
+
+    drained = False
+    observed = False  # `after` is what the engine shows now
+    refusal: str | None = None
+    degenerate: tuple[str, ...] = ()  # which limits of what is legal this operation touches
+    # submit
+    wish: Wish | None = None
+    promise: int | None = None
+    impossible = ""
+    must_accept = ""
+    # abort
+    abort_events = 0
+    second_abort_events = 0
+    # plan
+    asked = False
+    flight: Flight | None = None
+    was_waiting: Sequence[Life] = ()
+    overtaken: Sequence[Life] = ()  # by requests that entered
+    asked_back: frozenset[str] = frozenset()  # requests that `retract` named
+    was_lost = False  # a step has failed: fewer steps may be drafted, and suspects of the failure go first
+    is_disturbed = False  # allocations were denied, a step was lost or a request was asked back: no promise of progress
+    cached_before: frozenset[int] | None = None  # what the last cells of the cached pages held
+    # commit
+    committed: Flight | None = None
+    answer: Answer | None = None
+    stray: tuple[str, ...] = ()  # events of requests that do not live
+    expected: Mapping[str, tuple[list[int], str]] = {}  # what the answer means, and the reason if the request ends
+    counters: tuple[int, ...] | None = None
+    gone: tuple[str, ...] = ()  # requests of the committed step that had left before
+    lost_flights: Sequence[Flight] = ()  # what has just failed
+    # pages
+    lost: tuple[int, str, str] | None = None  # (page, whose it was, why it left)
+    is_still = False  # all pages have the owners that they had, and the same steps are in flight
+
+    def __init__(self, model: EngineModel, cells: list[int], operation: object, before: Observation) -> None:
+        self.config = model.config
+        self.model = model
+        self.cells = cells  # the device's pool: which text stands in each slot
+        self.operation = operation
+        self.before = self.after = before
+        self.admitted: list[tuple[Life, int]] = []  # with the length taken from the cache
+        self.retracted: list[Life] = []
+        self.delivered: dict[str, list[int]] = {}  # by request, of this operation
+        self.ends: list[End] = []
+        self.ended_lives: dict[str, Life] = {}
+        self.owners: dict[int, str] = {}  # page -> the request that has it, "" free, "*" cached
+
+    def retract(self, life: Life) -> None:
+        """Note that a request that ran waits again."""
+        self.retracted.append(life)
+        self._note_pages(life, "retracted")
+        self.model.retract(life)
+
+    def end(self, life: Life, end: End) -> None:
+        """Note an end event."""
+        self.ends.append(end)
+        self.ended_lives[end.request] = life
+        self._note_pages(life, end.reason)
+        self.model.end(life, end.reason)
+
+    def _note_pages(self, life: Life, why: str) -> None:
+        """Remember whose pages those are that must come back."""
+        size = self.config.page_size
+        for page in {slot // size for slot in (self.before.slots or {}).get(life.name, ())}:
+            self.model.lingering.setdefault(page, (0, life.name, why))
+
+    def count_overtaken(self) -> None:
+        """Count, for the first of each class, the later requests that have entered before it."""
+        self.overtaken = []
+        waiting = sorted((*self.was_waiting, *self.retracted), key=lambda life: life.number)
+        for entered, _ in self.admitted:
+            waiting = [life for life in waiting if life is not entered]
+            for front in {life.wish.priority: life for life in reversed(waiting)}.values():
+                if front.number < entered.number:
+                    front.overtaken += 1
+                    self.overtaken.append(front)
+
+    def decision(self) -> tuple:
+        """Return what a plan decided, without the tokens, and how many slots each request then held."""
+        held = () if self.after.slots is None else [(name, len(slots)) for name, slots in self.after.slots.items()]
+        flight = self.flight
+        if flight is None:
+            return ("plan", None, self.after.waiting, held)
+        chunks = [(c.life.name, c.start, len(c.tokens)) for c in flight.chunks]
+        rows = [(r.life.name, r.length) for r in flight.rows]
+        return ("plan", chunks, rows, flight.steps if rows else 0, flight.rounds, self.after.waiting, held)
