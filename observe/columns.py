@@ -1,4 +1,4 @@
-"""Columns that grow: of the requests that are open, and of values kept to the end."""
+"""Columns that grow: those of open requests, and of values kept to the end."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class GrowingColumn:
 
     @property
     def values(self) -> np.ndarray:
-        """What was added so far; valid until the next `extend`."""
+        """The values added so far; valid until the next `extend`."""
         return self._values[: self._size]
 
 
 class OpenRequests:
-    """One column entry (a *slot*) per request that is not over; −1 is "not yet". Memory follows the most ever open at once."""
+    """One column entry (a *slot*) per open request; −1 is "not yet". Memory follows the greatest number open at once."""
 
     FIELDS = (
         "replica",
@@ -60,7 +60,7 @@ class OpenRequests:
         return slot
 
     def close(self, slots: np.ndarray) -> tuple[list[str], dict[str, np.ndarray]]:
-        """Take the requests in `slots` int64 [n] out: their ids, and their columns by name."""
+        """Close the requests in `slots` int64 [n]; returns their ids, and their columns by name."""
         taken = self.table[:, slots]
         numbers = slots.tolist()
         ids = [self.ids[slot] for slot in numbers]

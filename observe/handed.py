@@ -1,11 +1,11 @@
-"""Requests that two workers have: one computes the prompt, the other decodes. For the metrics they are one request.
+"""Requests that two engines have: one computes the prompt, the other decodes. For the metrics they are one request.
 
 ```
 prefill    submit ─── first token ───────── transferred
 decode                     reserve ─── join ─────────────── end        one slot of the open requests, from submit to the last end
 ```
 
-The end that counts is the first that is none of a handover; the slot is closed when both workers are done with it, because until then
+The end that counts is the first that is none of a handover; the slot is closed when both engines are done with it, because until then
 rounds may still deliver to it.
 """
 
@@ -26,32 +26,32 @@ class _Shared:
 
 
 class HandedRequests:
-    """Who has the requests that prefill workers have offered."""
+    """The requests that prefill engines have offered, and which engines have each."""
 
     def __init__(self) -> None:
         self._shared: dict[int, _Shared] = {}  # by slot
         self._slots: dict[str, int] = {}  # offered and not over: id → slot
-        self._leftovers: set[int] = set()  # slots of copies whose request is over; only asked
+        self._leftovers: set[int] = set()  # slots of copies whose request has ended; only asked
 
     def offered(self, name: str, slot: int, worker: int) -> None:
-        """A prefill worker holds the KV of this request for another worker."""
+        """Note that a prefill engine holds the KV of this request for another engine."""
         if slot not in self._shared:
             self._shared[slot] = _Shared(name, worker)
             self._slots[name] = slot
 
     def reserved(self, name: str, worker: int) -> int | None:
-        """A decode worker has slots for it: the request's slot, or None if no prefill worker has offered it or it is over there."""
+        """Note that a decode engine has reserved KV slots. Returns the request's slot; None if it was not offered, or has ended."""
         slot = self._slots.get(name)
         if slot is not None:
             self._shared[slot].workers.append(worker)
         return slot
 
     def leftover(self, slot: int) -> None:
-        """The request of this copy is over; nothing of it counts."""
+        """Mark a copy whose request has ended; it is not counted."""
         self._leftovers.add(slot)
 
     def leaves_early(self, slot: int, worker: int) -> bool:
-        """A decode worker gives a request up before it has joined. Says whether it lives on elsewhere."""
+        """Note that a decode engine gives a request up before it has joined. Returns whether another engine still has it."""
         shared = self._shared.get(slot)
         if shared is None or worker not in shared.workers[1:]:
             return False
@@ -59,7 +59,7 @@ class HandedRequests:
         return bool(shared.workers)
 
     def ended(self, slot: int, worker: int, closing: Closing) -> Closing | None:
-        """A worker is done with a request: what to close it with if the last one is, else None."""
+        """Note that an engine is done with a request. Returns its closing if no other engine has it, else None."""
         shared = self._shared.get(slot)
         if shared is None:
             return closing
@@ -73,7 +73,7 @@ class HandedRequests:
         return shared.verdict or closing
 
     def take_leftovers(self, slots: list[int]) -> list[int]:
-        """Those of `slots` that count for nothing; they may be given to others."""
+        """Return those of `slots` that are not counted, and forget them."""
         found = [slot for slot in slots if slot in self._leftovers]
         self._leftovers.difference_update(found)
         return found

@@ -65,11 +65,11 @@ class LogHistogram:
 
     @property
     def std(self) -> float | None:
-        """Of the population, not of a sample."""
+        """The standard deviation of the population."""
         return float(np.sqrt(self._squares / self.count)) if self.count else None
 
     def quantile(self, share: float) -> float | None:
-        """The value below which `share` (0 … 1) of all values lie, between neighbours by straight line; None if there are none."""
+        """Return the value below which `share` (0 … 1) of all values lie, interpolated; None if there are none."""
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"quantile {share}: expected 0 ... 1")
         if not self.count:
@@ -81,7 +81,7 @@ class LogHistogram:
         return low + (place - below) * (high - low)
 
     def _ranked(self, rank: int) -> float:
-        """About the value of this rank, 0 … count − 1."""
+        """Return about the value of this rank, 0 … count − 1."""
         if rank < self._zeros:
             return 0.0
         if rank == self.count - 1:
@@ -92,7 +92,7 @@ class LogHistogram:
 
 
 def added_counts(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """Sum of two histograms of different lengths."""
+    """Return the sum of two histograms of different lengths."""
     if len(more) > len(counts):
         counts, more = more.astype(np.int64), counts
     counts[: len(more)] += more

@@ -37,7 +37,7 @@ _REQUIRED: dict[str, tuple[tuple[str, type | tuple[type, ...]], ...]] = {
 
 
 class LogError(ForetokenError):
-    """A log that cannot be written or read: file, line (0: the file as a whole), what was found and expected."""
+    """A log that cannot be written or read; the message names file, line (0: the file as a whole), what was found and expected."""
 
     def __init__(self, path: str | os.PathLike[str], line: int, message: str) -> None:
         place = f"{os.fspath(path)}:{line}" if line else os.fspath(path)
@@ -55,7 +55,7 @@ class Record(NamedTuple):
 
 
 class EventLog:
-    """Writes a log. `header` says what the run was (the resolved scenario); schema and package version are added in front.
+    """Writes a log. `header` describes the run (the resolved scenario); schema and package version are added in front.
 
     As a context manager it closes the log as complete, or as incomplete if an exception passes through. Errors: LogError.
     """
@@ -78,7 +78,7 @@ class EventLog:
         self.flush()
 
     def sink(self, replica: int) -> Callable[[Event], None]:
-        """What the engine of `replica` takes as its `events`; one per replica."""
+        """Return the event sink for the engine of `replica`; one per replica."""
         if replica in self._sinks:
             raise ValueError(f"replica {replica} has a sink already; two engines cannot share one")
         encode = LineEncoder(replica).encode
@@ -127,10 +127,10 @@ class EventLog:
 
 
 def read_log(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Iterator[Record]:
-    """The records of a log, header first and end last, one at a time.
+    """Yield the records of a log, header first and end last.
 
-    Raises LogError for a file that is not there, a line that is no record, another schema, and, unless `allow_truncated`, for a log
-    that breaks off (inside a line, or without its last line). With `allow_truncated` a broken last line is left out.
+    Raises LogError for a missing file, a line that is no record, another schema, and, unless `allow_truncated`, for a log that breaks off
+    (inside a line, or without its last line). With `allow_truncated` a broken last line is left out.
     """
     line, ended = 0, False
     try:
@@ -159,7 +159,7 @@ def read_log(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> 
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The first record of a log. Errors as for `read_log`."""
+    """Return the first record of a log. Errors as for `read_log`."""
     return next(read_log(path, allow_truncated=True)).data
 
 

@@ -1,7 +1,7 @@
-"""What a run amounts to, counted while it runs: memory does not grow with its length, but for three numbers per completed request.
+"""The metrics of a run, counted while it runs: memory does not grow with its length, except for three numbers per completed request.
 
-An event is only noted down. Every few hundred steps the notes are worked off at once, as columns over all rounds and rows: sorted by
-request, the gaps between emissions, sums per request and sums per round are a handful of vector operations.
+An event is only noted. Every few hundred steps the notes are processed at once, as columns over all rounds and rows: sorted by request,
+the gaps between emissions, sums per request and sums per round are a handful of vector operations.
 
     event ──► notes ──flush──► open requests ──close──► latencies, requests.parquet
                         └────► round sums ────────────► totals, timeline, rounds.parquet
@@ -64,7 +64,7 @@ class RunMetrics:
                 ParquetColumns(folder / "rounds.parquet", ROUND_FIELDS),
             )
         self._samples = array("q")  # (now, *GAUGES) of every event
-        # Until a block of this size was freed once, the C library hands what a flush needs back to the system every time, to take it
+        # Until a block of this size was freed once, the C library returns the memory of every flush to the system, to take it
         # again page by page.
         np.empty(_KEPT_BYTES, dtype=np.uint8)
         self._begin_notes()
@@ -78,7 +78,7 @@ class RunMetrics:
         self._piece_lens: list[int] = []
         self._piece_rounds: list[int] = []
         self._kept: list[Any] = []
-        self._accepted: list[Any] = []  # accept lengths; 0 for first tokens, which nobody drafted
+        self._accepted: list[Any] = []  # accept lengths; 0 for first tokens, which are not drafted
         self._num_entries = 0
 
     # -- events -------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class RunMetrics:
         return take
 
     def observe_device(self, replica: int, busy_ns: int) -> None:
-        """The device of `replica` was busy for another `busy_ns`."""
+        """Add `busy_ns` to the busy time of the device of `replica`."""
         state = self.measured.replicas.setdefault(replica, ReplicaMetrics(replica))
         state.busy_ns = (state.busy_ns or 0) + busy_ns
 
@@ -157,7 +157,7 @@ class RunMetrics:
     # -- working the notes off ----------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Work off what was noted down since the last flush."""
+        """Process the notes since the last flush."""
         self._flush_gauges()
         if self._steps:
             self._flush_rounds()
@@ -179,7 +179,7 @@ class RunMetrics:
         widths = np.diff(times)
         if len(widths):
             self.measured.gauge_integrals += (values * widths).sum(axis=1, dtype=np.float64)
-            lasting = widths > 0  # a state that lasts no time was never seen
+            lasting = widths > 0  # states of no duration do not count
             if lasting.any():
                 self.measured.gauge_maxima = np.maximum(self.measured.gauge_maxima, values[:, lasting].max(axis=1))
             self._timeline.add_gauges(times, values)
@@ -208,7 +208,7 @@ class RunMetrics:
             self._files[1].add(columns, len(ends))
 
     def _flush_emissions(self, per_round: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Gaps and sums per request; returns tokens and correct drafts per round, int64 [rounds]."""
+        """Compute gaps and sums per request; returns tokens and correct drafts per round, int64 [rounds]."""
         # Small keys sort by radix.
         key = np.uint16 if self.lives.open.capacity <= 1 << 16 else np.int64
         slots = np.concatenate(self._piece_slots, dtype=key, casting="unsafe")
@@ -248,7 +248,7 @@ class RunMetrics:
         gaps = times - before
         if newly.any():
             gaps = np.delete(gaps, starts[newly])
-        # A request that was handed over has tokens by the clocks of two hosts, which need not agree.
+        # A request that was handed over has tokens by the clocks of two hosts, which may differ.
         self.measured.itl.add(np.maximum(gaps, 0))
         self.lives.open.last_token_ns[owners] = times[np.concatenate([starts[1:], [len(slots)]]) - 1]
         self.lives.open.num_output[owners] += np.add.reduceat(kept, starts)
@@ -285,17 +285,17 @@ class RunMetrics:
     def summary(
         self, duration_ns: int | None = None, slo: SLO | None = None, *, incomplete: bool = False
     ) -> dict[str, Any]:
-        """All metrics under flat names (see `summary.py`). `duration_ns` defaults to the time from first to last event."""
+        """Return all metrics under flat names (see `summary.py`). `duration_ns` defaults to the time from first to last event."""
         self.flush()
         return summarize(self.measured, duration_ns, slo, incomplete)
 
     def timeline(self) -> dict[str, Any]:
-        """The run in at most `num_buckets` equal buckets; lists of one number per bucket, None where nothing was measured."""
+        """Return the run in at most `num_buckets` equal buckets: lists of one number per bucket, None where nothing was measured."""
         self.flush()
         return series(self._timeline, self.measured.capacity)
 
     def close(self) -> None:
-        """Work off the rest and end the files. A second call does nothing."""
+        """Process the remaining notes and end the files. A second call does nothing."""
         for number in sorted(self.measured.replicas):
             self.lives.close_leaving(self.measured.replicas[number])
         self.flush()
@@ -305,4 +305,4 @@ class RunMetrics:
 
 
 def _decides_nothing(state: ReplicaMetrics, event: Event) -> None:
-    """What comes of it shows in later plans."""
+    """Do nothing: the consequences show in later plans."""

@@ -65,7 +65,7 @@ class ParquetColumns:
             self._write()
 
     def close(self) -> None:
-        """Write what is left; without a single row an empty table is written."""
+        """Write the rest; without a single row an empty table is written."""
         if self._writer is None or self._rows:
             self._write()
         self._writer.close()
@@ -94,7 +94,7 @@ class ParquetColumns:
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The whole table as dictionaries, one per row: for runs whose rows fit in memory."""
+    """Return the whole table as dictionaries, one per row, for runs whose rows fit in memory."""
     from pyarrow import parquet
 
     return parquet.read_table(path).to_pylist()

@@ -65,7 +65,7 @@ class PerfettoTrace:
         duration_ns: int,
         args: Mapping[str, Any] | None = None,
     ) -> None:
-        """Something took time on a track of a replica ("device", "scheduler", …)."""
+        """Draw a slice on a track of a replica ("device", "scheduler", …)."""
         if not self._has_room(start_ns):
             return
         key = (replica, track)
@@ -77,7 +77,7 @@ class PerfettoTrace:
         self._write(f'{line},"args":{_dumps(args)}}}' if args else line + "}")
 
     def counter(self, replica: int, name: str, now_ns: int, value: int) -> None:
-        """From `now_ns` on a counter of a replica has `value`."""
+        """Set a counter of a replica from `now_ns` on."""
         if not self._has_room(now_ns):
             return
         if replica not in self._replicas:
@@ -87,7 +87,7 @@ class PerfettoTrace:
         )
 
     def sink(self, replica: int) -> Callable[[Event], None]:
-        """What the engine of `replica` takes as its `events`."""
+        """Return the event sink for the engine of `replica`."""
         state = self._replicas[replica] if replica in self._replicas else self._open_replica(replica)
         return state.take
 
@@ -161,7 +161,7 @@ class _ReplicaTrack:
         self._running: set[str] = set()  # only asked and counted, never iterated
         self._waiting = 0
         self._plan_times: deque[int] = deque()
-        self._free_ns = 0  # when the device is through with all that was committed
+        self._free_ns = 0  # when the device has finished all that was committed
 
     def take(self, event: Event) -> None:
         kind = type(event)
@@ -180,7 +180,7 @@ class _ReplicaTrack:
         elif kind is Submitted:
             self._waiting += not event.refusal
         elif kind is Aborted:
-            # Whether it waited is known with the next plan, which says how many do.
+            # The next plan says how many wait, and so whether this request did.
             self._running.discard(event.request_id)
         elif kind is StepsLost:
             self._running.difference_update(event.retracted, (finished.request_id for finished in event.finished))
@@ -212,7 +212,7 @@ class _ReplicaTrack:
 
 
 def describe_step(step: Step) -> tuple[str, dict[str, int]]:
-    """What a slice on the device's track is called, and its arguments."""
+    """Return the name of a slice on the device's track, and its arguments."""
     args = {"step": step.step_id}
     name = "prefill"
     if step.decode is not None:

@@ -1,7 +1,7 @@
-"""Replay: feed a log to fresh engines and see whether they decide the same, decision for decision.
+"""Replays a log on fresh engines, and compares every decision.
 
-Submits, aborts, results and what went wrong come from the log, in its order; plans come from the engine. Nothing of the executor that
-wrote the log is needed, so a log from a GPU replays on a laptop. `plan` calls that came to nothing are not logged and not repeated.
+Submits, aborts, results and failures come from the log, in its order; plans come from the engine. Nothing of the executor that wrote the
+log is needed, so a log from a GPU replays on a laptop. `plan` calls without a step are not logged and not repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EngineFactory = Callable[[Mapping[str, Any], int, EventSink], Engine]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a replayed engine first went its own way. `expected` is the log's record, `got` the engine's (None: none)."""
+    """The first decision of a replayed engine that differs. `expected` is the log's record, `got` the engine's (None: none)."""
 
     line: int
     replica: int
@@ -47,7 +47,7 @@ class ReplayReport:
     num_decisions: int
     num_commits: int
     num_replicas: int
-    complete: bool  # the log has its last line, and it says that the run was complete
+    complete: bool  # the log's last line says that the run was complete
     difference: Difference | None
 
     @property
@@ -76,10 +76,10 @@ class _Replica:
         self._lines.append(self._encoder.encode(event))
 
     def follow(self, record: Record) -> None:
-        """Do what `record` says was done; raises _Diverged if something else comes of it."""
+        """Do what `record` says; raises _Diverged if the engine answers otherwise."""
         data = record.data
         if record.kind == "submit":
-            # What a user wants to see of a token decides nothing, and the log does not have it.
+            # Requested outputs influence no decision, and are not in the log.
             self.engine.submit(replace(decode_request(data), outputs=()), data["ns"])
         elif record.kind == "abort":
             self.engine.abort(data["id"], data["ns"])
@@ -108,7 +108,7 @@ class _Replica:
         self._compare(record)
 
     def _follow_handoff(self, data: Mapping[str, Any]) -> None:
-        """What the two sides of a handoff made of their messages is in the log; the messages are not needed."""
+        """Repeat the moves of a handoff, which the log has; its messages are not needed."""
         move, now_ns, name = HandoffMove(data["move"]), data["ns"], data.get("id", "")
         if move is HandoffMove.HOLD:
             self.engine.transfers.hold(name, now_ns)

@@ -1,4 +1,4 @@
-"""Requests as the metrics see them come and go: which slot of the open requests they have, which row, when they are over."""
+"""The lives of requests as the metrics count them: their slots among the open requests, their rows, their ends."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class ReplicaMetrics:
         self.rows[slot] = row
 
     def slots_of(self, rows: np.ndarray) -> np.ndarray:
-        """Slots of a decode batch. Steps share one array of rows while nobody comes or goes."""
+        """Return the slots of a decode batch. Steps share one array of rows while the batch stays the same."""
         if rows is not self._seen_rows:
             self._seen_rows, self._seen_slots = rows, self.slot_of_row[rows]
         return self._seen_slots
 
 
 class RequestLives:
-    """The requests of a run: takes the events of their lives, counts those that run and wait, and notes those that end in `closing`.
+    """Takes the events of requests' lives, counts those that run and wait, and notes those that end in `closing`.
 
     `replicas`, `counts` and `totals` are those of the run's `Measurements`.
     """
@@ -143,7 +143,7 @@ class RequestLives:
             self.finished(state, finished, event.now_ns)
 
     def finished(self, state: ReplicaMetrics, finished: FinishedRequest, now_ns: int) -> None:
-        """A running request has ended; `now_ns` −1: when its last token was emitted."""
+        """Close a running request that has ended; `now_ns` −1: when its last token was emitted."""
         slot = state.slots.pop(finished.request_id)
         del state.rows[slot]
         self.running -= 1
@@ -155,7 +155,7 @@ class RequestLives:
         self._wait(state, state.waiting + len(event.retracted))
 
     def moved(self, state: ReplicaMetrics, event: HandoffMoved) -> None:
-        """A move of a handoff: a request that a decode worker reserves slots for is the one that its prefill worker has."""
+        """Take a move of a handoff. A request that a decode engine reserves slots for is the one that its prefill engine offered."""
         request = event.request
         if event.move is HandoffMove.ROLE:
             state.config = state.config | {"role": event.detail}
@@ -179,7 +179,7 @@ class RequestLives:
             if state.rows.pop(slot, None) is not None:
                 self.running -= 1
             elif slot in state.awaited:
-                # Its prefill worker has the last word on a request that has not joined.
+                # A request that has not joined is ended by its prefill engine.
                 del state.awaited[slot]
                 if self._handed.leaves_early(slot, state.number):
                     continue
@@ -200,14 +200,16 @@ class RequestLives:
             self.closing.append(ended)
 
     def close_leaving(self, state: ReplicaMetrics) -> None:
-        """Close the requests that were aborted since the last commit. The rounds of a running block that ended before still count
-        for them, and are known only when it is committed."""
+        """Close the requests that were aborted since the last commit.
+
+        Rounds of a running block that ended before still count for them, and are known only when the block is committed.
+        """
         for slot, now_ns in state.leaving:
             self._close(state, slot, FinishReason.ABORT, now_ns, -1)
         state.leaving.clear()
 
     def take_closing(self) -> list[tuple[int, int, int, int]]:
-        """Return the requests that have ended since the last call. What was left of copies is closed without being counted."""
+        """Return the requests that have ended since the last call; copies are closed without being counted."""
         closing, self.closing = self.closing, []
         if leftovers := self._handed.take_leftovers([entry[0] for entry in closing]):
             self.open.close(np.array(leftovers))

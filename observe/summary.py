@@ -125,7 +125,7 @@ def ratio(amount: float, of: float) -> float | None:
 
 
 def _tpot_ns(measured: Measurements) -> np.ndarray:
-    """Per completed request, float64; 0 where there is but one token."""
+    """Return tpot per completed request, float64; 0 where there is but one token."""
     decoding = measured.e2el_ns.values - measured.ttft_ns.values
     return decoding / np.maximum(measured.num_output.values - 1, 1)
 

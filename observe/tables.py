@@ -20,8 +20,9 @@ Row = tuple[str, str]
 
 
 def report_tables(summary: Mapping[str, Any], title: str | None = None) -> list[RenderableType]:
-    """What to print, in order. `summary` as `RunMetrics.summary` returns it; keys `timeline_*` (from `RunMetrics.timeline`) add a
-    timeline, and without `title` a `name` and a `seed` make one."""
+    """Return what to print, in order. `summary` as `RunMetrics.summary` returns it; keys `timeline_*` (from `RunMetrics.timeline`) add a
+    timeline, and without `title` a `name` and a `seed` make one.
+    """
     tables = [
         _heading(summary, title),
         _side_by_side("Throughput", _throughput(summary), "Requests", _requests(summary)),
@@ -37,7 +38,7 @@ def report_tables(summary: Mapping[str, Any], title: str | None = None) -> list[
 
 
 def format_number(value: Any, unit: str = "") -> str:
-    """Three significant digits for fractions, thousands separated; a dash for None."""
+    """Format a number: three significant digits for fractions, thousands separated, a dash for None."""
     if value is None:
         return _NOTHING
     if isinstance(value, int):
@@ -58,7 +59,7 @@ def format_share(value: float | None) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int = SPARK_WIDTH, top: float | None = None) -> str:
-    """One bar per value, or per group of values where there are more than `width`: as high as its mean against the greatest.
+    """Draw one bar per value, or per group of values if there are more than `width`: as high as its mean relative to the greatest.
 
     A blank is a place without a value. `top` is the value of the highest bar.
     """

@@ -1,4 +1,4 @@
-"""A run at a glance: a fixed number of equal buckets of time, which grow twice as wide whenever the run gets longer than they reach."""
+"""A run in a fixed number of equal buckets of time, which double in width when the run gets longer than they reach."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Timeline:
         self._sums = np.zeros((len(counters), num_buckets))
 
     def add_gauges(self, times_ns: np.ndarray, values: np.ndarray) -> None:
-        """The gauges had `values[:, i]` from `times_ns[i]` to `times_ns[i + 1]`: int64 [n + 1] ascending, and [gauges, n]."""
+        """Add gauges that had `values[:, i]` from `times_ns[i]` to `times_ns[i + 1]`: int64 [n + 1] ascending, and [gauges, n]."""
         self._reach(int(times_ns[-1]))
         areas = np.zeros((len(values), len(times_ns)))
         np.cumsum(values * np.diff(times_ns), axis=1, out=areas[:, 1:])
@@ -40,7 +40,7 @@ class Timeline:
             integral[first : last + 1] += np.diff(np.interp(edges, times_ns, area))
 
     def add_counts(self, times_ns: np.ndarray, amounts: np.ndarray) -> None:
-        """`amounts` [counters, n] happened at `times_ns` int64 [n]."""
+        """Add `amounts` [counters, n] at `times_ns` int64 [n]."""
         if not len(times_ns):
             return
         self._reach(int(times_ns.max()))
@@ -49,7 +49,7 @@ class Timeline:
             total += np.bincount(buckets, weights=amount, minlength=self.num_buckets)
 
     def read(self) -> dict[str, Any]:
-        """Start and bucket width in ns, and per used bucket the mean of each gauge and the sum of each counter."""
+        """Return start and bucket width in ns, and per used bucket the mean of each gauge and the sum of each counter."""
         used = max(1, -(-(self.end_ns - self.start_ns) // self.bucket_ns))
         widths = np.full(used, float(self.bucket_ns))
         widths[-1] = max(self.end_ns - self.start_ns - (used - 1) * self.bucket_ns, 1)
@@ -75,7 +75,7 @@ class Timeline:
 
 
 def series(timeline: Timeline | None, capacity: int) -> dict[str, Any]:
-    """What a summary shows of a timeline of running, waiting, held slots, tokens and steps: a list per name, one number per bucket.
+    """Return a timeline of running, waiting, held slots, tokens and steps as a summary shows it: a list per name, one number per bucket.
 
     `capacity`: KV slots in all. None: nothing was measured.
     """

@@ -17,7 +17,7 @@ DEFAULT_SYNTHETIC_REQUESTS = 1000
 
 
 def make_workload(scenario: Scenario) -> TraceSource | SyntheticWorkload:
-    """The requests of a scenario, as an iterable of `Arrival`; raises a ForetokenError for a contradiction or an unreadable trace."""
+    """Return the requests of a scenario, as `Arrival`s. Raises a ForetokenError for a contradiction or an unreadable trace."""
     table = scenario.workload
     if table.trace is not None:
         return TraceSource(table.trace, table.format, table.rate_scale, table.start_s, table.stop_s, table.num_requests)
@@ -77,8 +77,9 @@ def _lengths(table: Length, key: str) -> LengthDistribution:
 
 
 def scan_workload(workload: TraceSource | SyntheticWorkload) -> tuple[int | None, int]:
-    """How many requests a run will see at most (None if nobody knows), and how many rows of its trace cannot be replayed because they
-    have no prompt or no output. Reads a trace once, and so validates it."""
+    """Return how many requests a run will see at most (None if that is unknown), and how many rows of its trace have no prompt or no output
+    and cannot be replayed. Validates a trace by reading it once.
+    """
     if isinstance(workload, TraceSource):
         summary = workload.scan()
         return min(summary.num_requests, workload.limit or math.inf), summary.num_rows - summary.num_requests

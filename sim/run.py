@@ -42,7 +42,7 @@ class NothingFits(ForetokenError):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands."""
+    """The progress of a run."""
 
     now_ns: int
     num_submitted: int
@@ -56,7 +56,7 @@ class RunReport:
     """How a run ended. `complete` is False if it was interrupted."""
 
     complete: bool
-    duration_ns: int  # from the start to the last thing that happened
+    duration_ns: int  # from the start to the last event
     num_submitted: int
     num_ended: int
     num_rounds: int
@@ -82,9 +82,9 @@ class Simulation:
         spans: SpanSink | None = None,
         faults: FaultPlan | None = None,
     ) -> None:
-        """`faults`: what is to go wrong; see `RunReport.faults` for what became of it.
+        """`faults`: the faults to inject; see `RunReport.faults` for the results.
 
-        Raises a ForetokenError for whatever cannot run: configuration, memory, an unreadable or broken trace.
+        Raises a ForetokenError for anything that cannot run: configuration, memory, an unreadable or broken trace.
         """
         self.scenario = scenario
         self.assembly: Assembly = assemble(scenario)
@@ -94,7 +94,7 @@ class Simulation:
         self.refusals: dict[str, int] = {}
         self._num_submitted = 0
         self._num_ended = 0
-        self._foreseen = 0  # requests below this number were announced to the device
+        self._foreseen = 0  # requests below this number are announced to the device
         self._waiting_clients: dict[str, simpy.Event] = {}
         self._has_listeners = scenario.workload.concurrency is not None or scenario.clients != type(scenario.clients)()
         day = scenario.acceptance.day_amplitude
@@ -156,7 +156,7 @@ class Simulation:
         )
 
     def _duration_ns(self, complete: bool) -> int:
-        """To the last event. What engines remember of transfers that are over for a while is none."""
+        """Return the time of the last event; the end of what engines remember of ended transfers does not count."""
         if self.cluster is None or not complete:
             return self.env.now
         return max(self.cluster.last_end_ns, self.cluster.last_sent_ns)
@@ -223,14 +223,14 @@ class Simulation:
         return UnreliableLink(link, replica, self.faults.ledger, self._given_up)
 
     def _tree_process(self, topk: int, steps: int, num_draft_tokens: int) -> AcceptanceProcess:
-        """Acceptance along the deepest accepted path of a tree; pinned and recorded processes hold as they are."""
+        """Return acceptance along the deepest accepted path of a tree; fixed and recorded processes hold for trees as they are."""
         process = self.assembly.acceptance
         if not isinstance(process, GaussianAcceptance):
             return process
         return process.for_tree(topk, steps, num_draft_tokens, self.scenario.acceptance.rank_ratio)
 
     def _send(self, arrival: Arrival) -> tuple[str, simpy.Event | None]:
-        """A client's request sets off for its replica; in a burst, with others like it."""
+        """Send a client's request to its replica; in a burst, with others like it."""
         copies = 1 if self.faults is None else self.faults.clients.copies(arrival, self.env.now)
         sent = self._send_one(arrival, f"r{arrival.row}")
         for copy in range(1, copies):
@@ -258,7 +258,7 @@ class Simulation:
         return request_id, ended
 
     def _foresee(self, first: int) -> None:
-        """Announce the next requests to the device: ids, and with them the keys of all draws, are known before anybody arrives."""
+        """Announce the next requests to the device: their ids, and so the keys of all draws, are known before they arrive."""
         self._foreseen = first + self.REQUESTS_FORESEEN
         if not self.replicas[0].device.draws_ahead:
             return
@@ -266,7 +266,7 @@ class Simulation:
         self.replicas[0].device.foresee(np.array(keys, dtype=np.uint64))
 
     def _ended(self, replica: int, finished: FinishedRequest) -> None:
-        """A replica is done with a request, or has refused it."""
+        """Take a replica's report that a request has ended, or was refused."""
         if self.faults is not None:
             self.faults.ended(finished.request_id)
         self._num_ended += 1
@@ -278,7 +278,7 @@ class Simulation:
             ended.succeed()
 
     def _given_up(self, deliver: Callable[..., None], *arguments) -> None:
-        """Every attempt to deliver a message was lost: a request ends, unless a copy has arrived; of a cancel nothing comes."""
+        """End a request whose every delivery was lost, unless a copy has arrived. A lost cancel changes nothing."""
         request = arguments[0]
         if isinstance(request, Request) and self.faults.is_waiting_for(request.request_id):
             replica = next(actor for actor in self.replicas if actor.receive == deliver)

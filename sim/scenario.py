@@ -132,7 +132,7 @@ class Length(Table):
 
     @model_validator(mode="after")
     def _has_no_other_kind(self) -> Length:
-        """A number that the kind does not use would be ignored, and the run not be the one that was meant."""
+        """Refuse a number that the kind does not use: it would be ignored, and the run would not be the intended one."""
         of_kind = {"fixed": ("value",), "lognormal": ("mean", "sigma"), "empirical": ("values", "weights")}
         used = of_kind.get(self.kind, ())
         foreign = [
@@ -195,7 +195,7 @@ class Workload(Table):
     @model_validator(mode="before")
     @classmethod
     def _complete_lengths(cls, data: Any) -> Any:
-        """A lognormal length that is given in part keeps the rest of its defaults; a value or values alone say their kind."""
+        """Keep the other defaults of a lognormal length that is given in part; a value or values alone imply their kind."""
         if not isinstance(data, dict):
             return data
         return data | {key: _completed(data[key], LENGTHS[key]) for key in LENGTHS if key in data}

@@ -1,4 +1,4 @@
-"""What a scenario's own types cannot say: names that stand for nothing, and a context that the model does not have."""
+"""Checks beyond the types of a scenario: unknown names, and a context that the model does not have."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_config_file(name: str) -> bool:
 
 
 def check_names(scenario: Scenario) -> None:
-    """Look up every name that stands for something. Raises ConfigError with all unknown ones under their keys."""
+    """Look up every name in the scenario. Raises ConfigError with all unknown ones under their keys."""
     hardware, model, preset = scenario.hardware, scenario.model, scenario.acceptance.preset
     lookups: list[tuple[str, str | None, Callable[[str], object]]] = [
         ("model.target", None if is_config_file(model.target) else model.target, lookup_model),
@@ -60,12 +60,12 @@ def check_names(scenario: Scenario) -> None:
 
 
 def _with_place(error: ConfigError, problem: Problem) -> str:
-    """What is wrong with a name itself stands at its key; what is wrong behind it, in a plugin, has a place of its own."""
+    """Return the message for a problem: with its place if the name is known, and something behind it, such as a plugin, is wrong."""
     return problem.message if error.source.startswith("<") else f"{error.source}: {problem}"
 
 
 def check_context(scenario: Scenario, target: ModelShape) -> None:
-    """Raises ConfigError for a context beyond the model's positions, which no run of that model could reach."""
+    """Raise ConfigError for a context beyond the model's positions."""
     asked = scenario.model.context_len
     if asked is not None and asked > target.max_context:
         message = f"{asked} is beyond the {target.max_context} positions of {target.name}"
@@ -73,7 +73,7 @@ def check_context(scenario: Scenario, target: ModelShape) -> None:
 
 
 def at_origins(error: ConfigError, origins: Mapping[str, str]) -> ConfigError:
-    """The same problems with full keys, under the file or option that gave the first of them."""
+    """Return the same problems with full keys, under the file or option that gave the first of them."""
     table = _TABLE_OF.get(error.source)
     if table is None:
         return error

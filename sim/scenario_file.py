@@ -1,4 +1,4 @@
-"""Reading scenarios: TOML file, command-line settings, all problems at once with the nearest known key."""
+"""Reads scenarios: TOML file and command-line settings, with all problems at once and the nearest known keys."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def scenario_from_dict(data: Mapping[str, Any], source: str) -> Scenario:
 
 
 def flat_items(table: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """(dotted key, value, description) of every leaf of a scenario."""
+    """Yield (dotted key, value, description) of every leaf of a scenario."""
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
         if isinstance(value, BaseModel):
@@ -112,7 +112,7 @@ def _parse_settings(settings: Sequence[str]) -> tuple[dict[str, Any], list[Probl
 
 
 def _parse_value(text: str) -> Any:
-    """A TOML value; anything that is none is a string, so that `--set hardware.gpu=H200` needs no quotes."""
+    """Parse a TOML value. Anything else is a string, so that `--set hardware.gpu=H200` needs no quotes."""
     if text == "none":
         return None
     try:
@@ -140,13 +140,13 @@ def _validate(data: dict[str, Any], origins: Mapping[str, str], source: str = "<
 
 
 def origin_of(key: str, origins: Mapping[str, str]) -> str | None:
-    """Where `key` was given, or else the table around it or a part of it."""
+    """Return where `key` was given, or else the table around it or a part of it."""
     near = (place for given, place in origins.items() if key.startswith(f"{given}.") or given.startswith(f"{key}."))
     return origins.get(key) or next(near, None)
 
 
 def _is_branch(part: Any) -> bool:
-    """Pydantic names the branch of a union in the location; a reader wants the key alone."""
+    """Whether a part of a location is Pydantic's name for the branch of a union, which readers do not need."""
     return (
         isinstance(part, str)
         and re.fullmatch(r"(str|int|float|dict\[.*\]|constrained-.*|function-.*)", part) is not None

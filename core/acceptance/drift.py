@@ -1,4 +1,4 @@
-"""What moves acceptance over an output and over a day."""
+"""Changes of acceptance over an output and over a day."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Regimes:
             raise ConfigError("<acceptance>", problems)
 
     def shift_at(self, seed: int, request_keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """float64 [broadcast of keys and positions]."""
+        """Return the shifts, float64 [broadcast of keys and positions]."""
         coins = uniform(seed, Purpose.ACCEPTANCE_REGIME, request_keys, positions // self.stretch_len)
         edges = np.cumsum(self.weights) / sum(self.weights)
         return np.array(self.shifts)[np.minimum(np.searchsorted(edges, coins, side="right"), len(self.shifts) - 1)]
@@ -53,6 +53,6 @@ class DayCurve:
     best_hour: float = 3.0
 
     def shift(self, time_ns: int) -> float:
-        """Standard deviations of quality for a request that arrives `time_ns` after midnight."""
+        """Return the standard deviations of quality for a request that arrives `time_ns` after midnight."""
         hours = time_ns / 3.6e12
         return self.amplitude * float(np.cos((hours - self.best_hour) * 2 * np.pi / 24))

@@ -49,7 +49,7 @@ PRESETS = {
 
 
 def acceptance_preset(name: str, seed: int = 0) -> GaussianAcceptance:
-    """The process of this name. Errors: ConfigError with the nearest known name."""
+    """Return the process of this name. Raises ConfigError with the nearest known name."""
     if name not in PRESETS:
         message = f"{name!r}: expected {', '.join(PRESETS)}{nearest(name, PRESETS)}"
         raise ConfigError("<acceptance>", [Problem("preset", message)])

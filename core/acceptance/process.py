@@ -57,12 +57,12 @@ class AcceptanceProcess(ABC):
     def longest_run(
         self, request_keys: np.ndarray, positions: np.ndarray, shifts: np.ndarray | float = 0.0
     ) -> np.ndarray:
-        """int32 [broadcast of all arguments], each 0 … `max_depth`."""
+        """Return int32 [broadcast of all arguments], each 0 … `max_depth`."""
 
     def run_windows(
         self, request_keys: np.ndarray, starts: np.ndarray, width: int, shifts: np.ndarray | float = 0.0
     ) -> np.ndarray:
-        """The longest runs at `width` successive positions from each start: int32 [n, width]."""
+        """Return the longest runs at `width` successive positions from each start: int32 [n, width]."""
         positions = np.asarray(starts, np.int64)[:, None] + np.arange(width, dtype=np.int64)
         shifts = np.asarray(shifts, np.float64)
         return self.longest_run(
@@ -70,9 +70,9 @@ class AcceptanceProcess(ABC):
         )
 
     def accept_lens(self, request_keys: np.ndarray, start_positions: np.ndarray, steps: int, rounds: int) -> np.ndarray:
-        """Accept lengths, bonus token included, of `rounds` successive rounds: int32 [rounds, bs], each 1 … steps + 1.
+        """Return accept lengths, bonus token included, of `rounds` successive rounds: int32 [rounds, bs], each 1 … steps + 1.
 
-        Round i + 1 starts where round i ended. A caller that comes back for more keeps a `RunCache` instead.
+        Round i + 1 starts where round i ended. For long sequences of rounds keep a `RunCache` instead.
         """
         keys = np.asarray(request_keys, np.uint64)
         if steps == 0 or len(keys) == 0:
@@ -81,7 +81,7 @@ class AcceptanceProcess(ABC):
         return walk(runs, steps, rounds)
 
     def expected_accept_length(self, steps: int, num_requests: int = 1024, output_len: int = 384) -> float:
-        """Tokens per round (bonus included) over many requests of equal output length, all their rounds pooled.
+        """Return tokens per round (bonus included) over many requests of equal output length, all their rounds pooled.
 
         A Monte Carlo estimate on fixed keys: the same number on every call, standard error about 0.5 %.
         """
@@ -94,7 +94,7 @@ class AcceptanceProcess(ABC):
 
 
 def walk(runs: np.ndarray, steps: int, rounds: int) -> np.ndarray:
-    """Rounds through windows of longest runs: int [bs, width] to accept lengths int32 [rounds, bs].
+    """Walk rounds through windows of longest runs: int [bs, width] to accept lengths int32 [rounds, bs].
 
     Every row starts at column 0; the window must reach the start of the last round: width > (rounds − 1) · (steps + 1).
     """
@@ -111,9 +111,9 @@ def walk(runs: np.ndarray, steps: int, rounds: int) -> np.ndarray:
 
 
 def walk_to_end(runs: np.ndarray, steps: int, output_lens: np.ndarray | None = None) -> np.ndarray:
-    """All rounds that start inside the windows: accept lengths int32 [rounds, bs], 0 once a row has left its window.
+    """Walk all rounds that start inside the windows: accept lengths int32 [rounds, bs], 0 once a row has left its window.
 
-    output_lens: int [bs], where each row ends; the width of the windows without.
+    output_lens: int [bs], where each row ends; the width of the windows by default.
     """
     batch, width = runs.shape
     padded = np.zeros((batch, width + 1), np.int32)
@@ -135,7 +135,7 @@ def walk_to_end(runs: np.ndarray, steps: int, output_lens: np.ndarray | None = N
 
 @dataclass(frozen=True, slots=True)
 class GaussianAcceptance(AcceptanceProcess):
-    """The process of this file's docstring.
+    """The process that this file's docstring describes.
 
     conditional:            acceptance of the draft at depth 1, 2, … given that all before were accepted, each 0 … 1;
                             deeper drafts have the last value. Averages over output positions.
@@ -145,7 +145,7 @@ class GaussianAcceptance(AcceptanceProcess):
     correlation_len:        distance of the field's knots, in output tokens; quality is uncorrelated beyond two of them.
     drift_per_1k_tokens:    added to the quality per 1,000 output positions (negative: acceptance fades).
     regimes:                see `Regimes`.
-    max_depth:              the longest run that is ever reported.
+    max_depth:              the longest run that is reported.
 
     Errors: ConfigError with all problems.
     """
@@ -217,8 +217,7 @@ class GaussianAcceptance(AcceptanceProcess):
     def run_windows(
         self, request_keys: np.ndarray, starts: np.ndarray, width: int, shifts: np.ndarray | float = 0.0
     ) -> np.ndarray:
-        """As in the port, but each knot of the field is drawn once; fastest from starts that are multiples of
-        `correlation_len`."""
+        """Draw each knot of the field once; fastest from starts that are multiples of `correlation_len`."""
         keys = np.asarray(request_keys, np.uint64)[:, None]
         starts = np.asarray(starts, np.int64)[:, None]
         positions = starts + np.arange(width, dtype=np.int64)
@@ -254,7 +253,7 @@ class GaussianAcceptance(AcceptanceProcess):
         return max(0.0, 1.0 - self.request_share - self.field_share) ** 0.5
 
     def _field_windows(self, keys: np.ndarray, starts: np.ndarray, width: int) -> np.ndarray:
-        """The field's part of the quality, float32 [n, width]; a quarter turn from knot to knot keeps variance 1."""
+        """Return the field's part of the quality, float32 [n, width]; a quarter turn from knot to knot keeps variance 1."""
         length = self.correlation_len
         knot, phase = np.divmod(starts, length)
         aligned = not phase.any()
@@ -268,7 +267,7 @@ class GaussianAcceptance(AcceptanceProcess):
         return whole[:, :width] if aligned else np.take_along_axis(whole, phase + np.arange(width), axis=1)
 
     def _offset(self, keys: np.ndarray, positions: np.ndarray, shifts: np.ndarray | float) -> np.ndarray | np.float32:
-        """What moves the quality beside field and fresh part: request effect, drift, regimes, shifts. float32."""
+        """Return the quality's other parts, float32: request effect, drift, regimes, shifts."""
         offset = np.asarray(shifts, np.float64)
         if self.request_share:
             offset = offset + self.request_share**0.5 * normal(self.seed, Purpose.ACCEPTANCE_REQUEST, keys, 0)
@@ -279,9 +278,9 @@ class GaussianAcceptance(AcceptanceProcess):
         return offset.astype(np.float32)
 
     def _runs(self, quality: np.ndarray) -> np.ndarray:
-        """The number of thresholds below each quality, int32.
+        """Return the number of thresholds below each quality, int32.
 
-        A search for few elements, where calls are what costs; for many, a comparison and a byte addition per depth.
+        Searches if there are few elements, as calls dominate then; else compares and adds bytes per depth.
         """
         thresholds = np.array(self._thresholds, np.float32)
         if quality.size < 2048:
@@ -320,7 +319,7 @@ class FixedMeanAcceptance(AcceptanceProcess):
 
 
 def _fresh(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """A standard normal number per (request, position), float32 [broadcast], from the upper bits of the key's hash."""
+    """Return a standard normal number per (request, position), float32 [broadcast], from the upper bits of the key's hash."""
     bits = hash64(seed, Purpose.ACCEPTANCE, keys, positions)
     bits >>= np.uint64(64 - _FRESH_BITS)
     return _normal_quantiles().take(bits.view(np.int64))
@@ -338,14 +337,14 @@ def _normal_quantiles() -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def _quarter_waves(length: int, variance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Weights of the left and the right knot at each offset between them, float32 [length]."""
+    """Return the weights of the left and the right knot at each offset between them, float32 [length]."""
     angle = (np.arange(length) + 0.5) * (_QUARTER_TURN / length)
     scale = variance**0.5
     return (scale * np.cos(angle)).astype(np.float32), (scale * np.sin(angle)).astype(np.float32)
 
 
 def _upper_quantile(survival: float) -> float:
-    """The threshold that a standard normal number exceeds with this probability."""
+    """Return the threshold that a standard normal number exceeds with this probability."""
     if survival <= 0.0:
         return np.inf
     return -np.inf if survival >= 1.0 else NormalDist().inv_cdf(1.0 - survival) if survival > 1e-15 else np.inf

@@ -1,7 +1,7 @@
-"""Prefill and decode on different workers: the handoff of a request as two state machines, and the messages between them.
+"""The handoff of requests from prefill workers to decode workers: two state machines, and the messages between them.
 
 The machines do no I/O: messages, local completions and the time come in, actions go out (`actions.py`). `HandoffDriver` feeds a machine
-and carries its actions out over a transport: a modelled network, memory, or links between processes.
+and carries out its actions over a transport: a modelled network, memory, or links between processes.
 """
 
 from .actions import DecodeAction, PrefillAction, Send, SendPages, TransferOutcome, WritePage

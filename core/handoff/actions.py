@@ -1,4 +1,4 @@
-"""What the two state machines ask of their driver, in order, and what they report of transfers that are over."""
+"""The actions that a side asks its driver to carry out, in order, and its reports of transfers that have ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Send:
 class SendPages:
     """Read these pages of KV, in both pools, send a `Page` for each, and call `PrefillSide.page_sent` once its bytes are read out.
 
-    The slots stay as they are until then.
+    Until then the slots do not change.
     """
 
     peer: str
@@ -38,7 +38,7 @@ class WritePage:
 
     page: Page
     row: int
-    epoch: int  # of the row: who will own the KV
+    epoch: int  # of the row, which identifies the request that will own the KV
     slots: np.ndarray  # int32 [page_size]
 
 
@@ -48,7 +48,7 @@ DecodeAction = Send | WritePage
 
 @dataclass(frozen=True, slots=True)
 class TransferOutcome:
-    """A transfer's end on one side: nothing is held for it any more. Its request may have ended before."""
+    """The end of a transfer on one side, which holds nothing for it any more. Its request may have ended before."""
 
     request_id: str
     state: TransferState  # COMPLETED, FAILED or CANCELLED

@@ -1,7 +1,7 @@
-"""The decode side of a handoff: slots are reserved, pages are verified as they arrive, and the request joins without a forward pass.
+"""The decode side of a handoff: it reserves slots, verifies pages as they arrive, and lets the request join without a forward pass.
 
-A transfer holds its row in the engine from the reservation until the request joins, or until both sides agree that nothing of it is
-sent any more (or time says so). Of a transfer that is over a *trace* is kept for a while: it answers what arrives late.
+A transfer holds its row in the engine from the reservation until the request joins, or until no page of it can be written any more: the
+prefill side has confirmed that, or a fence has passed. A *trace* of an ended transfer is kept for a while, to answer late messages.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from .timing import Deadlines, HandoffTiming
 
 
 class DecodeSide(HandoffSide):
-    """See the module's description. Drivers call `receive` and `peer_lost` when something has happened, `committed` after every
-    `Engine.commit`, and `tick` when `next_deadline_ns` is due; then they carry out `take_actions` before the engine's next plan, and
-    pass on `take_finished` and `take_outcomes`. `take_replan` says whether the running block of rounds should be stopped.
+    """The decode side of all transfers to one engine.
 
-    Until a request has joined its fate is the prefill side's to tell: `take_finished` has only such as had joined, and were called
-    over by the prefill side later.
+    Drivers call `receive` and `peer_lost` when something has happened, `committed` after every `Engine.commit`, and `tick` when
+    `next_deadline_ns` is due; then they carry out `take_actions` before the engine's next plan, and pass on `take_finished` and
+    `take_outcomes` (see `HandoffDriver`).
 
-    `shape` sizes what the algorithm relays; without one the engine's steps and branches do.
+    Until a request has joined, the prefill side reports its end: `take_finished` has only requests that the prefill side gave up after they
+    had joined.
+
+    `shape` sizes what the algorithm relays; by default the engine's steps and branches do.
     """
 
     def __init__(
@@ -59,16 +61,16 @@ class DecodeSide(HandoffSide):
         self._shape = shape or AlgorithmShape(sizes.max_steps, topk, page_format.hidden_size)
         self._transfers: dict[tuple[str, str], Incoming] = {}  # by (peer, request)
         self._queue: deque[Incoming] = deque()
-        self._generations: dict[str, int] = {}  # the newest that was heard of, by peer
+        self._generations: dict[str, int] = {}  # the newest known, by peer
         self._traces: dict[tuple[str, str], Trace] = {}
         self._trace_ends = Deadlines()
-        self._joined_by: dict[str, tuple[str, str]] = {}  # request -> the trace of the transfer with which it came
+        self._joined_by: dict[str, tuple[str, str]] = {}  # request -> the trace of the transfer that brought it
 
     # -- what a driver may ask ----------------------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is on its way; traces of what was may be left."""
+        """Whether no transfer is open. Traces may be left."""
         return not self._transfers
 
     def _timers(self) -> tuple[Deadlines, ...]:
@@ -77,7 +79,7 @@ class DecodeSide(HandoffSide):
     # -- events -------------------------------------------------------------------------------------------------------
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
-        """Give a request up, wherever it is. It ends at once; reserved slots are free when the prefill side sends nothing more."""
+        """End a request in whatever state it is. Its reserved slots are free when the prefill side sends no more pages."""
         outcome = self.engine.abort(request_id, now_ns)
         self._replan = self._replan or outcome.replan
         for transfer in [t for t in self._transfers.values() if t.request_id == request_id]:
@@ -85,13 +87,13 @@ class DecodeSide(HandoffSide):
         return outcome
 
     def committed(self, outcome: CommitOutcome, now_ns: int, payloads: dict[str, DraftPayload] | None = None) -> None:
-        """Reserve slots for waiting transfers: a step was committed, so there may be room. The signature is the prefill side's."""
+        """Reserve slots for waiting transfers, as a committed step may have made room. The signature is that of `PrefillSide.committed`."""
         self._reserve_waiting(now_ns)
 
     def receive(self, peer: str, message: Message, now_ns: int, measured: PageSeal | None = None) -> None:
-        """Take a message from the prefill worker `peer`. What is late, double or senseless changes nothing.
+        """Take a message from the prefill worker `peer`. Late, duplicate and meaningless messages change nothing.
 
-        `measured`, for a `Page` whose bytes went another way: the seal of what has really arrived.
+        `measured`: the seal of what has arrived, for a `Page` whose bytes went another way.
         """
         if isinstance(message, Offer):
             understood = self._offered(peer, message, now_ns)
@@ -115,12 +117,12 @@ class DecodeSide(HandoffSide):
         self._reserve_waiting(now_ns)
 
     def peer_lost(self, peer: str, now_ns: int) -> None:
-        """The prefill worker is gone: what is on its way from there fails; its slots are free when a fence has passed."""
+        """Fail the transfers from a prefill worker that is gone. Their slots are free when a fence has passed."""
         for transfer in [t for t in self._transfers.values() if t.peer == peer]:
             self._lose(transfer, f"prefill worker {peer!r} is gone", now_ns)
 
     def worker_lost(self, epoch: int, now_ns: int) -> None:
-        """This worker begins anew: its KV is gone, and what still arrives for the old epoch is not looked at."""
+        """End all transfers: this worker was restarted, without its KV. Messages for the old epoch are ignored from now on."""
         for transfer in list(self._transfers.values()):
             if transfer.state is not TransferState.QUEUED:
                 if transfer.state is TransferState.RECEIVING:
@@ -130,7 +132,7 @@ class DecodeSide(HandoffSide):
         self.epoch = epoch
 
     def tick(self, now_ns: int) -> None:
-        """Act on what has been waited for long enough."""
+        """Act on deadlines that have passed."""
         while (transfer := self._renewals.pop_due(now_ns)) is not None:
             self._say(transfer.peer, Renew(transfer.key, self.epoch))
             self._renew_queued(transfer, now_ns)
@@ -164,7 +166,7 @@ class DecodeSide(HandoffSide):
             if key.attempt <= trace.key.attempt:
                 return False
             if trace.joined and offer.first_attempt <= trace.key.attempt:
-                # Its ack was lost. The request is here, and there is one of it.
+                # The ack was lost; the request has joined already.
                 self._remember(name, Trace(key, True), now_ns)
                 self._say(peer, Ack(key, self.epoch))
                 return True
@@ -178,7 +180,7 @@ class DecodeSide(HandoffSide):
         transfer = Incoming(offer, peer)
         self.counts.started += 1
         self._transfers[name] = transfer
-        self._queue.append(transfer)  # holds nothing, so it needs no deadline; the prefill side may cancel it
+        self._queue.append(transfer)  # it holds nothing, so it needs no deadline; the prefill side may cancel it
         self._reserve_waiting(now_ns)
         if transfer.state is TransferState.QUEUED and self._transfers.get(name) is transfer:
             self._say(peer, Renew(key, self.epoch))
@@ -193,14 +195,14 @@ class DecodeSide(HandoffSide):
         return ""
 
     def _offered_again(self, transfer: Incoming, offer: Offer, now_ns: int) -> bool:
-        """A retry. The reserved slots stay; what the earlier attempt brought counts no more."""
+        """Take a retry. The reserved slots stay; pages of the earlier attempt do not count."""
         if offer.key.attempt <= transfer.key.attempt or transfer.state not in (
             TransferState.QUEUED,
             TransferState.RECEIVING,
         ):
             return False
         if offer.request != transfer.offer.request:
-            # This offer has to come again: first both sides must agree that nothing of the other request is sent any more.
+            # The offer must be repeated: first both sides must agree that no page of the other request is sent any more.
             self._fail_request(transfer, "another request of this id was offered", now_ns)
             self._give_up(transfer, TransferState.FAILED, transfer.message, now_ns)
             return False
@@ -249,7 +251,7 @@ class DecodeSide(HandoffSide):
         return True
 
     def _complete(self, transfer: Incoming, now_ns: int) -> None:
-        """If everything is here and is what was sent, the request joins; nothing of it was used before."""
+        """Let the request join if every page has arrived as it was sent. Nothing of it was used before."""
         manifest = transfer.manifest
         if manifest is None or len(transfer.received) < len(manifest.seals):
             return
@@ -272,7 +274,7 @@ class DecodeSide(HandoffSide):
         self._finish(transfer, TransferState.COMPLETED, now_ns)
 
     def _refuse(self, transfer: Incoming, why: str, now_ns: int) -> bool:
-        """What arrived is wrong: say so and wait for another attempt, as long as the hold lasts."""
+        """Reject an attempt that did not arrive as it was sent, and wait for another one until the hold ends."""
         transfer.is_refused = True
         transfer.message = why
         self._say(transfer.peer, Nack(transfer.key, self.epoch, why))
@@ -285,7 +287,7 @@ class DecodeSide(HandoffSide):
         return True
 
     def _cancelled(self, peer: str, message: Cancel, now_ns: int) -> bool:
-        """Whatever is known of it here, nothing of it is written any more."""
+        """Make sure that no page of a cancelled transfer is written any more, whatever state it is in."""
         key, name = message.key, (peer, message.key.request_id)
         self._say(peer, CancelAck(key))
         transfer = self._transfers.get(name)
@@ -302,12 +304,12 @@ class DecodeSide(HandoffSide):
         same = trace is not None and trace.key.generation == key.generation
         if same and trace.joined and message.first_attempt <= trace.key.attempt:
             self._abort_joined(name, now_ns)
-        # It may have overtaken its offer.
+        # The cancel may have overtaken its offer.
         self._remember(name, Trace(key, False), now_ns)
         return True
 
     def _abort_joined(self, name: tuple[str, str], now_ns: int) -> None:
-        """The prefill side has called the request over while it runs here: nobody may get it twice."""
+        """Abort a request that the prefill side has given up while it runs here: its client was told that it has ended."""
         if self._joined_by.get(name[1]) == name:
             self._abort_engine_request(name[1], now_ns)
             self._replan = True
@@ -319,7 +321,7 @@ class DecodeSide(HandoffSide):
         return True
 
     def _late(self, peer: str, message: Message) -> bool:
-        """News of a transfer that is over, or of an attempt that counts no more. A manifest of a joined request wants its ack again."""
+        """Take a message about an ended transfer or an earlier attempt. A manifest of a joined request is acknowledged again."""
         trace = self._traces.get((peer, message.key.request_id))
         if isinstance(message, Manifest) and trace is not None and trace.joined and trace.key == message.key:
             self._say(peer, Ack(message.key, self.epoch))
@@ -328,7 +330,7 @@ class DecodeSide(HandoffSide):
     # -- moves --------------------------------------------------------------------------------------------------------
 
     def _reserve_waiting(self, now_ns: int) -> None:
-        """Slots for those who wait, first come first served."""
+        """Reserve slots for waiting transfers, in the order of their offers."""
         while self._queue:
             transfer = self._queue[0]
             outcome = self.engine.transfers.reserve(transfer.offer.request, now_ns)
@@ -349,7 +351,7 @@ class DecodeSide(HandoffSide):
             self._say(transfer.peer, accept)
 
     def _renew_queued(self, transfer: Incoming, now_ns: int) -> None:
-        """While there is no room the prefill side is told so, and its patience is ours: a hold ends when nobody offers it again."""
+        """Keep telling the prefill side that the transfer waits for room, so that its lease does not end."""
         self._renewals.set(transfer, now_ns + max(1, transfer.offer.lease_ns // 3))
 
     def _give_up(self, transfer: Incoming, end: TransferState, why: str, now_ns: int) -> None:
@@ -364,7 +366,7 @@ class DecodeSide(HandoffSide):
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
 
     def _lose(self, transfer: Incoming, why: str, now_ns: int) -> None:
-        """Nobody is there to be asked: the request fails, its slots are fenced by time alone."""
+        """Fail a transfer whose peer is gone; since no answer can come, only a fence protects its slots."""
         if transfer.state is TransferState.QUEUED:
             transfer.message = why
             self._finish(transfer, TransferState.FAILED, now_ns)
@@ -406,7 +408,7 @@ class DecodeSide(HandoffSide):
         self._remember(name, Trace(transfer.key, end is TransferState.COMPLETED), now_ns)
 
     def _remember(self, name: tuple[str, str], trace: Trace, now_ns: int) -> None:
-        """For as long as the other side may still say something of it."""
+        """Keep a trace for as long as the other side may still send messages about the transfer."""
         self._traces[name] = trace
         timing = self.timing
         self._trace_ends.set(name, now_ns + timing.max_attempts * (timing.lease_ns + timing.hold_ns) + timing.fence_ns)

@@ -4,7 +4,7 @@
 submit, abort, committed, receive, pages_sent, peer_lost, tick ──► side ──► actions ──► transport
 ```
 
-The simulator's transport is a modelled network, the real executor's are sockets and device memory, the reference executor's is a list.
+The transport is a network model in the simulator, sockets and device memory in real workers, a list in the reference executor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Transport(Protocol):
         """Give a message to the link to `peer`."""
 
     def send_pages(self, action: SendPages) -> None:
-        """Read pages and send them; see `SendPages`. Call `HandoffDriver.pages_sent` when their bytes are read out."""
+        """Read pages and send them, then call `HandoffDriver.pages_sent`; see `SendPages`."""
 
     def write_page(self, action: WritePage) -> None:
         """Write a verified page into the pools."""
@@ -47,7 +47,7 @@ class Transport(Protocol):
 
 
 class HandoffDriver:
-    """One side and its transport. Every method carries out the actions that follow, except `submit`, from which none do."""
+    """One side and its transport. Every method carries out the actions that follow from it; none follow from `submit`."""
 
     def __init__(self, side: PrefillSide | DecodeSide, transport: Transport) -> None:
         self.side = side
@@ -79,7 +79,7 @@ class HandoffDriver:
         self.carry_out()
 
     def pages_sent(self, pages: Iterable[Page], now_ns: int) -> None:
-        """Tell the side that the bytes of these pages are read out: their slots may be written again."""
+        """Tell the side that these pages are read out: their slots may be written again."""
         for page in pages:
             self.side.page_sent(page.key, page.index, page.seal, now_ns)
         self.carry_out()
@@ -90,7 +90,7 @@ class HandoffDriver:
         self.carry_out()
 
     def worker_lost(self, incarnation: int, now_ns: int) -> None:
-        """Tell the side that its own worker was restarted, with another incarnation and without its KV."""
+        """Tell the side that its own worker was restarted, as another incarnation and without its KV."""
         self.side.worker_lost(incarnation, now_ns)
         self.carry_out()
 
@@ -100,7 +100,7 @@ class HandoffDriver:
         self.carry_out()
 
     def carry_out(self) -> None:
-        """Carry out the side's actions in order, and pass on its reports. Actions that follow on the way come last."""
+        """Carry out the side's actions in order, and pass on its reports. Actions that these cause come last."""
         if self._is_carrying_out:
             return
         self._is_carrying_out = True
@@ -111,7 +111,7 @@ class HandoffDriver:
 
     def _carry_out(self) -> None:
         side, transport = self.side, self._transport
-        self._pass_reports_on()  # a client's connection learns of an end before another worker can go on from it
+        self._pass_reports_on()  # clients learn of an end before another worker can continue the request
         while actions := side.take_actions():
             for action in actions:
                 if type(action) is Send:
@@ -137,7 +137,7 @@ def make_side(
     timing: HandoffTiming | None = None,
     shape: AlgorithmShape | None = None,
 ) -> PrefillSide | DecodeSide:
-    """Return the side of the engine's role. `incarnation` counts the lives of its worker; `shape`: see `DecodeSide`."""
+    """Return the side for the engine's role. `incarnation` counts restarts of the worker, from 1; `shape`: see `DecodeSide`."""
     if engine.role is EngineRole.PREFILL:
         return PrefillSide(engine, page_format, incarnation, timing)
     return DecodeSide(engine, page_format, incarnation, timing, shape)

@@ -1,4 +1,4 @@
-"""The life of a transfer on either side, as tables.
+"""The states of a transfer on either side, as tables.
 
 ```
 prefill   OFFERED ──accept──► SENDING ──sent──► SENT ──ack──► COMPLETED
@@ -7,8 +7,8 @@ prefill   OFFERED ──accept──► SENDING ──sent──► SENT ──a
 decode    QUEUED ──reserve──► RECEIVING ──verified──► COMPLETED
 ```
 
-CANCELLING waits for the other side's word, FENCED for time (nobody is asked any more): until then pages stay as they are. An event
-that is not listed for a state changes nothing: it is late, or a duplicate, or makes no sense, and is counted as ignored.
+CANCELLING waits for the other side's answer, FENCED for time to pass; until then pages stay as they are. An event that is not listed for
+a state is late, duplicate or meaningless: it changes nothing and is counted as ignored.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..errors import InvariantViolation
 
 class TransferState(Enum):
     OFFERED = "offered"  # prefill: no answer yet
-    SENDING = "sending"  # prefill: pages go as they are computed
-    SENT = "sent"  # prefill: all is sent, the verdict is awaited
-    QUEUED = "queued"  # decode: no room yet; holds nothing
+    SENDING = "sending"  # prefill: pages are sent as they are computed
+    SENT = "sent"  # prefill: all is sent, the answer is awaited
+    QUEUED = "queued"  # decode: there is no room yet; holds nothing
     RECEIVING = "receiving"  # decode: slots are reserved, pages arrive
     CANCELLING = "cancelling"
     FENCED = "fenced"
@@ -39,7 +39,7 @@ class TransferEvent(Enum):
     RESERVE = "reserve"
     COMPLETE = "complete"
     GIVE_UP = "give_up"  # a cancel is sent, its answer awaited
-    FENCE = "fence"  # nobody is asked; time must pass, or copies must end
+    FENCE = "fence"  # no answer is awaited; time must pass, or copies must end
     FAIL = "fail"
     CANCEL = "cancel"
 
@@ -72,20 +72,20 @@ ENDING_EVENTS = {S.COMPLETED: E.COMPLETE, S.FAILED: E.FAIL, S.CANCELLED: E.CANCE
 
 @dataclass(slots=True)
 class TransferCounts:
-    """What became of the transfers of one side. `ignored` and `retries` count messages and attempts, not transfers."""
+    """How the transfers of one side ended. `ignored` and `retries` count messages and attempts, not transfers."""
 
     started: int = 0
     completed: int = 0
     failed: int = 0
     cancelled: int = 0
     retries: int = 0
-    ignored: int = 0  # late, duplicate or senseless notices
+    ignored: int = 0  # late, duplicate or meaningless messages
 
     def end(self, state: TransferState) -> None:
         name = state.value
         setattr(self, name, getattr(self, name) + 1)
 
     def check(self, in_flight: int) -> None:
-        """Nothing is lost between the counters (HANDOFF-05)."""
+        """Raise InvariantViolation HANDOFF-05 unless every transfer that started is counted once."""
         if self.started != self.completed + self.failed + self.cancelled + in_flight:
             raise InvariantViolation("HANDOFF-05", f"{self} with {in_flight} in flight")

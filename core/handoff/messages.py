@@ -1,4 +1,4 @@
-"""What a prefill worker and a decode worker say to each other.
+"""The messages between a prefill worker and a decode worker.
 
 ```
 prefill                                    decode
@@ -11,8 +11,8 @@ prefill                                    decode
 ```
 
 Every message carries the key of one attempt: (request id, attempt, generation). `generation` is the prefill worker's incarnation,
-`attempt` counts all attempts of that incarnation, so a key never comes back. `epoch` is the decode worker's incarnation. All of them are
-integers of any size: nothing is cut to 32 bits.
+`attempt` counts all attempts of that incarnation, so a key is never reused. `epoch` is the decode worker's incarnation. All of them are
+integers of any size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..contract.request import Request
 
 
 class TransferKey(NamedTuple):
-    """Names one attempt of one transfer, for ever."""
+    """Names one attempt of one transfer; never reused."""
 
     request_id: str
     attempt: int
@@ -35,7 +35,7 @@ class TransferKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageFormat:
-    """What a page of KV is; both sides must mean the same. `layout` names dtype, heads, layers: whatever makes bytes comparable."""
+    """The format of a page of KV, equal on both sides. `layout` names dtype, heads, layers: all that gives its bytes a meaning."""
 
     page_size: int  # tokens
     target_bytes: int  # of one page in the target pool, all layers
@@ -49,7 +49,7 @@ class PageFormat:
 
 @dataclass(frozen=True, slots=True)
 class PageSeal:
-    """Size and CRC-32 of a page's bytes, in both pools. A link that carries no bytes (a simulated one) gives checksums of its own."""
+    """Size and CRC-32 of a page's bytes, in both pools. A simulated link, which carries no bytes, makes up checksums."""
 
     target_bytes: int
     target_checksum: int
@@ -66,19 +66,19 @@ class PageSeal:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Prefill: this request's KV is going to be sent. A retry offers it again under a new key."""
+    """Prefill: this request's KV will be sent. A retry offers it again under a new key."""
 
     key: TransferKey
     first_attempt: int  # of this transfer; a retry has a greater one in its key
     request: Request
     algorithm: str
     page_format: PageFormat
-    lease_ns: int  # how long the prefill side waits for the next notice
+    lease_ns: int  # how long the prefill side waits for the next message
 
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Decode: slots are reserved. Pages before `first_page` are in the prefix cache already and need not be sent."""
+    """Decode: slots are reserved. Pages before `first_page` are in the prefix cache and need not be sent."""
 
     key: TransferKey
     epoch: int
@@ -109,18 +109,18 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Prefill: everything has been sent. `seals` of pages first_page, first_page + 1, …: what must have arrived."""
+    """Prefill: everything is sent. `seals` are those of pages first_page, first_page + 1, …, which must have arrived."""
 
     key: TransferKey
     epoch: int
     first_page: int
     seals: tuple[PageSeal, ...]
-    arrival: Arrival  # the first token, what the draft starts from, what the user asked to see of that token
+    arrival: Arrival  # the first token, the draft's input, and the outputs that the client asked for with that token
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Decode: every page is verified and the request has joined; the prefill side may forget it."""
+    """Decode: every page is verified and the request has joined; the prefill side may release it."""
 
     key: TransferKey
     epoch: int
@@ -137,7 +137,7 @@ class Nack:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Either side: still at it (waiting for room, or computing); do not give up."""
+    """Either side: wait longer, I am waiting for room (decode) or computing (prefill)."""
 
     key: TransferKey
     epoch: int
@@ -145,10 +145,10 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Either side: give this transfer up. `failed`: because of an error, else because nobody wants it any more."""
+    """Either side: give this transfer up. `failed`: because of an error, else because the request is not wanted any more."""
 
     key: TransferKey
-    first_attempt: int  # of this transfer: its earlier attempts are given up as well
+    first_attempt: int  # of this transfer; its earlier attempts are given up as well
     failed: bool
     reason: str
 

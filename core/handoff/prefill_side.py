@@ -1,8 +1,8 @@
-"""The prefill side of a handoff: prompts are computed, their KV is held and sent until the decode side says that it has it.
+"""The prefill side of a handoff: it holds the KV of computed prompts and sends it until the decode side acknowledges it.
 
 Every transfer holds the row of its request in the engine (`Engine.hold`), from its offer on. The row is released by an ack, by the
 answer to a cancel, or when a lease and a fence have passed without one; never while the driver still reads a page of it. The request
-itself ends as soon as its fate is known.
+itself ends as soon as the outcome is certain.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ MAX_REMEMBERED = 1 << 12  # more than a decode side remembers for as long as it 
 
 
 class PrefillSide(HandoffSide):
-    """See the module's description. Drivers: submit and abort here instead of at the engine, and call
+    """The prefill side of all transfers from one engine. Drivers submit and abort here instead of at the engine, and call
 
     * `committed` after every `Engine.commit`, with the draft input of each prompt that it computed;
     * `receive`, `page_sent`, `peer_lost` when something has happened, and `tick` when `next_deadline_ns` is due;
-    * then carry out `take_actions`, and pass on `take_finished` and `take_outcomes`.
+    * then carry out `take_actions`, and pass on `take_finished` and `take_outcomes` (see `HandoffDriver`).
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class PrefillSide(HandoffSide):
         self._num_attempts = 0
         self._peers: dict[str, str] = {}  # request -> decode worker, for requests without a transfer yet
         self._transfers: dict[TransferKey, Outgoing] = {}
-        self._readers: dict[TransferKey, Outgoing] = {}  # by every attempt of which pages may still be read
-        self._current: dict[str, Outgoing] = {}  # request -> its transfer, while both are wanted
+        self._readers: dict[TransferKey, Outgoing] = {}  # by every attempt whose pages may still be read
+        self._current: dict[str, Outgoing] = {}  # request -> its transfer, while neither has ended
         self._payloads: dict[str, DraftPayload | None] = {}  # of computed prompts
-        self._acknowledged: dict[TransferKey, None] = {}  # the newest: what is said of them again is late, not wrong
+        self._acknowledged: dict[TransferKey, None] = {}  # the newest; a repeated Accept of one is late, and no error
 
     @property
     def is_idle(self) -> bool:
@@ -70,27 +70,27 @@ class PrefillSide(HandoffSide):
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, peer: str, now_ns: int) -> SubmitOutcome:
-        """Queue a request whose KV is to go to the decode worker `peer`."""
+        """Queue a request whose KV will go to the decode worker `peer`."""
         outcome = self.engine.submit(request, now_ns)
         if not outcome.refusal:
             self._peers[request.request_id] = peer
         return outcome
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
-        """Give a request up. It ends at once; its pages are free when the decode side has said that it has none to come."""
+        """End a request. Its pages are free when the decode side has confirmed that it expects none."""
         outcome = self.engine.abort(request_id, now_ns)
         self._drop(request_id, TransferState.CANCELLED, "aborted", now_ns)
         return outcome
 
     def committed(self, outcome: CommitOutcome, now_ns: int, payloads: dict[str, DraftPayload] | None = None) -> None:
-        """A step was committed. `payloads` are the draft inputs of `outcome.computed`; None where the executor has no tokens."""
+        """Send what a committed step has computed. `payloads`: the draft inputs of `outcome.computed`, where the executor has tokens."""
         for finished in outcome.finished:
             self._drop(finished.request_id, TransferState.CANCELLED, "ended on the prefill side", now_ns)
         progresses = self.engine.transfers.prompts()
         rows = {progress.request.request_id: progress.row for progress in progresses}
         for request_id, transfer in list(self._current.items()):
             if rows.get(request_id) != transfer.row:
-                # It was retracted and begins again, perhaps elsewhere already; what is held for the old row is of no use.
+                # It was retracted and starts again, perhaps in a new row already; what is held for the old row is useless.
                 self._give_up(transfer, TransferState.CANCELLED, "retracted", now_ns)
                 self._peers[request_id] = transfer.peer
         for request_id in outcome.computed:
@@ -108,23 +108,25 @@ class PrefillSide(HandoffSide):
                 self._send_pages(transfer, progress, now_ns)
 
     def launched(self, now_ns: int) -> None:
-        """A step was launched; to call this is up to the driver. Prompts are offered as soon as they have a row, so that slots are there
-        when the first layers are computed; else they are offered when the first chunk is."""
+        """Offer prompts as soon as they have a row, so that slots are reserved when the first layers are computed.
+
+        Optional for drivers: without it a prompt is offered when its first chunk is computed.
+        """
         for progress in self.engine.transfers.prompts():
             if progress.is_to_transfer and progress.request.request_id not in self._current:
                 self._offer(progress, now_ns)
 
     def state_of(self, request_id: str) -> TransferState | None:
-        """How far the transfer of a request is; None if it has none, or is over here."""
+        """Return the state of a request's open transfer, or None."""
         transfer = self._current.get(request_id)
         return None if transfer is None else transfer.state
 
     def row_of(self, key: TransferKey) -> int:
-        """The row that an attempt reads its pages from."""
+        """Return the row that an attempt reads its pages from."""
         return self._readers[key].row
 
     def worker_lost(self, generation: int, now_ns: int) -> None:
-        """This worker begins anew: its KV is gone, so nothing of it is read any more and nobody needs to wait."""
+        """End all transfers: this worker was restarted, without its KV, so no page is read any more."""
         for transfer in list(self._transfers.values()):
             transfer.num_reading = 0
             if transfer.state not in (TransferState.CANCELLING, TransferState.FENCED):
@@ -137,14 +139,14 @@ class PrefillSide(HandoffSide):
     # -- news ---------------------------------------------------------------------------------------------------------
 
     def receive(self, peer: str, message: Message, now_ns: int) -> None:
-        """Take a message from the decode worker `peer`. What is late, double or senseless changes nothing."""
+        """Take a message from the decode worker `peer`. Late, duplicate and meaningless messages change nothing."""
         transfer = self._transfers.get(message.key)
         if transfer is None or transfer.peer != peer:
             self.counts.ignored += 1
             if isinstance(message, Cancel):
                 self._say(peer, CancelAck(message.key))
             elif isinstance(message, Accept) and transfer is None and message.key not in self._acknowledged:
-                # It holds slots for something that is over here.
+                # The decode side holds slots for a transfer that has ended here.
                 self._say(peer, Cancel(message.key, message.key.attempt, False, "no such transfer"))
             return
         handler = _HANDLERS.get(type(message))
@@ -152,7 +154,7 @@ class PrefillSide(HandoffSide):
             self.counts.ignored += 1
 
     def page_sent(self, key: TransferKey, index: int, seal: PageSeal, now_ns: int) -> None:
-        """The bytes of a page are read out and with the link, so that its slots could be written again."""
+        """The bytes of a page are read out, so that its slots may be written again."""
         transfer = self._readers.get(key)
         if transfer is None or not transfer.num_reading:
             self.counts.ignored += 1
@@ -165,7 +167,7 @@ class PrefillSide(HandoffSide):
             self._send_manifest(transfer, now_ns)
 
     def peer_lost(self, peer: str, now_ns: int) -> None:
-        """The decode worker is gone: its requests here fail now, their pages are free when a fence has passed."""
+        """Fail the requests of a decode worker that is gone. Their pages are free when a fence has passed."""
         for transfer in [t for t in self._transfers.values() if t.peer == peer]:
             if transfer.state is TransferState.FENCED:
                 continue
@@ -177,24 +179,24 @@ class PrefillSide(HandoffSide):
             self._fail_engine_request(request_id, f"decode worker {peer!r} is gone", now_ns)
 
     def tick(self, now_ns: int) -> None:
-        """Act on what has been waited for long enough."""
+        """Act on deadlines that have passed."""
         while (transfer := self._renewals.pop_due(now_ns)) is not None:
             if transfer.state in (TransferState.SENDING, TransferState.OFFERED) and transfer.peer_epoch is not None:
                 self._say(transfer.peer, Renew(transfer.key, transfer.peer_epoch))
                 self._renewals.set(transfer, now_ns + transfer.renewal_ns)
         while (transfer := self._deadlines.pop_due(now_ns)) is not None:
             if transfer.state is TransferState.FENCED:
-                # Time is no fence against our own readers: they end by themselves, and the last of them ends it.
+                # A fence does not end while this worker still reads pages; the last reader ends it.
                 transfer.awaits_readers = transfer.num_reading > 0
                 if not transfer.awaits_readers:
                     self._finish(transfer, transfer.end, now_ns)
             elif transfer.state is TransferState.CANCELLING:
-                # Said once more: the other side may have the request running, if all our messages were lost.
+                # Cancel once more: if all messages were lost, the decode side may run the request.
                 failed = transfer.end is TransferState.FAILED
                 self._say(transfer.peer, Cancel(transfer.key, transfer.first_attempt, failed, transfer.message))
                 self._fence(transfer, now_ns)
             elif not self._is_computed(transfer) and transfer.state is TransferState.SENDING:
-                # Nothing is owed to us: we are the ones who compute.
+                # The decode side waits for pages that are still to be computed here.
                 self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
             else:
                 self._retry(transfer, "no answer in time", now_ns)
@@ -227,7 +229,7 @@ class PrefillSide(HandoffSide):
         return True
 
     def _acknowledged(self, transfer: Outgoing, message: Ack, now_ns: int) -> bool:
-        # In OFFERED it answers a retry: an earlier attempt had arrived, its ack had not.
+        # In OFFERED this answers a retry: an earlier attempt had arrived, and its ack was lost.
         answers = transfer.state is TransferState.SENT and message.epoch == transfer.peer_epoch
         if not answers and not (transfer.state is TransferState.OFFERED and transfer.attempts > 1):
             return False
@@ -294,7 +296,7 @@ class PrefillSide(HandoffSide):
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
 
     def _send_pages(self, transfer: Outgoing, progress: PromptProgress, now_ns: int) -> None:
-        """Ask for the pages that are final by now; the last page, as a rule not full, goes when the prompt is complete."""
+        """Send the pages that are final by now. The last page, usually not full, is sent when the prompt is complete."""
         page_size = self.page_format.page_size
         ready = progress.num_computed // page_size
         if progress.is_complete:
@@ -311,7 +313,7 @@ class PrefillSide(HandoffSide):
         self._send_manifest(transfer, now_ns)
 
     def _send_manifest(self, transfer: Outgoing, now_ns: int) -> None:
-        """Everything is computed and read out: say what must have arrived."""
+        """When everything is computed and read out, say what must have arrived."""
         num_pages = self.page_format.num_pages(transfer.request.prompt.length)
         wanted = range(transfer.first_page, num_pages)
         if len(transfer.seals) < len(wanted):
@@ -327,7 +329,7 @@ class PrefillSide(HandoffSide):
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
 
     def _retry(self, transfer: Outgoing, why: str, now_ns: int) -> None:
-        """Offer it again under a new key, or give up if that was the last attempt."""
+        """Offer the transfer again under a new key, or give up after the last attempt."""
         if transfer.attempts >= self.timing.max_attempts:
             self._fail_request(transfer, why, now_ns)
             self._give_up(transfer, TransferState.FAILED, transfer.message, now_ns)
@@ -345,7 +347,7 @@ class PrefillSide(HandoffSide):
         self._send_offer(transfer, now_ns)
 
     def _drop(self, request_id: str, end: TransferState, why: str, now_ns: int) -> None:
-        """The request is over on this side; so is its transfer, when the other side has agreed."""
+        """Give up the transfer of a request that has ended here; it ends when the other side has agreed."""
         self._peers.pop(request_id, None)
         transfer = self._current.get(request_id)
         if transfer is not None:
@@ -371,7 +373,7 @@ class PrefillSide(HandoffSide):
             self._payloads.pop(request_id, None)
 
     def _release_when_read(self, transfer: Outgoing, now_ns: int) -> None:
-        """The other side wants no more: the row is free, as soon as nothing of it is being read."""
+        """Release the row, which the other side needs no more, as soon as no page of it is being read."""
         if transfer.num_reading:
             transfer.awaits_readers = True
             self._fence(transfer, now_ns)
@@ -379,7 +381,9 @@ class PrefillSide(HandoffSide):
             self._finish(transfer, transfer.end, now_ns)
 
     def _fence(self, transfer: Outgoing, now_ns: int) -> None:
-        self._move(transfer, TransferEvent.FENCE)  # refused where it is fenced already: its time begins anew
+        self._move(
+            transfer, TransferEvent.FENCE
+        )  # the table refuses it where a fence is up already; its time starts again
         self._renewals.clear(transfer)
         self._deadlines.set(transfer, now_ns + self.timing.fence_ns)
 

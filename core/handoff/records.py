@@ -1,4 +1,4 @@
-"""What each side keeps of one transfer."""
+"""The records that the two sides keep of their transfers."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from .messages import Manifest, Offer, PageSeal, TransferKey
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """Prefill side: one transfer, over all its attempts."""
+    """A transfer on the prefill side, over all its attempts."""
 
     request: Request
     peer: str
     row: int
-    key: TransferKey  # of the attempt that counts
+    key: TransferKey  # of the current attempt
     first_attempt: int
     state: TransferState = TransferState.OFFERED
     attempts: int = 1
     peer_epoch: int | None = None  # of the decode worker that accepted
     first_page: int = 0
-    next_page: int = 0  # pages before it were asked to be sent in this attempt
+    next_page: int = 0  # pages before it are sent, or being sent, in this attempt
     seals: dict[int, PageSeal] = field(default_factory=dict)
     num_reading: int = 0  # pages that the driver is reading out, in this attempt and in earlier ones
-    awaits_readers: bool = False  # fenced by these alone
+    awaits_readers: bool = False  # only these keep the fence up
     renewal_ns: int | None = None  # how often to tell the decode side that the prompt is still being computed
-    end: TransferState = TransferState.FAILED  # what giving up will come to
+    end: TransferState = TransferState.FAILED  # the end that giving up leads to
     message: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class Incoming:
-    """Decode side: one transfer, over all its attempts."""
+    """A transfer on the decode side, over all its attempts."""
 
     offer: Offer  # of the newest attempt
     peer: str
@@ -43,7 +43,7 @@ class Incoming:
     first_page: int = 0
     received: dict[int, PageSeal] = field(default_factory=dict)  # verified pages of the newest attempt
     manifest: Manifest | None = None
-    is_refused: bool = False  # the newest attempt was answered with a Nack; what else it brings is not looked at
+    is_refused: bool = False  # the newest attempt was answered with a Nack; the rest of it is ignored
     end: TransferState = TransferState.FAILED
     message: str = ""
 
@@ -58,7 +58,7 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Decode side: what is remembered of a transfer that is over. `joined`: its request may be running here."""
+    """What the decode side remembers of an ended transfer. `joined`: its request may be running here."""
 
     key: TransferKey
     joined: bool

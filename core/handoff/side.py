@@ -1,4 +1,4 @@
-"""What both sides of a handoff have in common: counters, deadlines, and what is handed to the driver."""
+"""What both sides of a handoff share: counters, deadlines, and the queues for the driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .timing import Deadlines, HandoffTiming
 
 
 class HandoffSide:
-    """The driver's view of a side; `PrefillSide` and `DecodeSide` add what happens."""
+    """The driver's view of a side, and the base of `PrefillSide` and `DecodeSide`."""
 
     _transfers: Sized
 
@@ -33,12 +33,12 @@ class HandoffSide:
 
     @property
     def num_in_flight(self) -> int:
-        """Transfers that are not over, those that only wait to be released among them."""
+        """Open transfers, those that only wait to be released included."""
         return len(self._transfers)
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """When `tick` has something to do; None: never, as things are."""
+        """When `tick` has something to do; None if nothing is due."""
         times = [queue.next_ns for queue in self._timers() if queue.next_ns is not None]
         return min(times, default=None)
 
@@ -46,27 +46,27 @@ class HandoffSide:
         return self._deadlines, self._renewals
 
     def take_actions(self) -> list[Any]:
-        """What the driver is to do now, in this order; see `actions.py`."""
+        """Return the actions to carry out now, in this order; see `actions.py`."""
         actions, self._actions = self._actions, []
         return actions
 
     def take_finished(self) -> list[FinishedRequest]:
-        """Requests that ended here other than by `Engine.commit` and `abort`."""
+        """Return the requests that have ended here, except those that `Engine.commit` and `abort` have reported."""
         finished, self._finished = self._finished, []
         return finished
 
     def take_outcomes(self) -> list[TransferOutcome]:
-        """Transfers that are over."""
+        """Return the transfers that have ended."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def take_replan(self) -> bool:
-        """Whether the running block of rounds should be stopped, since a new plan could differ."""
+        """Return whether the running block of rounds should be stopped, since a new plan could differ."""
         replan, self._replan = self._replan, False
         return replan
 
     def check(self) -> None:
-        """Recount; raises InvariantViolation with the id of what is broken."""
+        """Recount; raises InvariantViolation with the id of the broken invariant."""
         self.counts.check(self.num_in_flight)
 
     def _say(self, peer: str, message: Message) -> None:

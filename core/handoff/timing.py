@@ -1,4 +1,4 @@
-"""How long each side of a transfer waits, and when it is to be woken."""
+"""How long each side of a transfer waits, and when its driver must wake it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class HandoffTiming:
     """Durations in nanoseconds.
 
     ```
-    prefill   |── lease ──| retry |── lease ──| cancel |── fence ──| pages free, whoever answers or not
+    prefill   |── lease ──| retry |── lease ──| cancel |── fence ──| pages free, with or without an answer
     decode    |──────────── hold ────────────────────| cancel |── fence ──| slots free
     ```
     """
 
-    lease_ns: int = 2 * SECOND_NS  # prefill side: an attempt without news is given up
+    lease_ns: int = 2 * SECOND_NS  # prefill side: an attempt without a message is given up
     hold_ns: int = (
         5 * SECOND_NS
-    )  # decode side: reserved slots without news are given up; longer than a lease, or no retry arrives
-    fence_ns: int = SECOND_NS  # after giving up: so long may a message or a copy still be under way
-    max_attempts: int = 2  # one, and one retry
+    )  # decode side: reserved slots without a message are given up; longer than a lease, or no retry arrives
+    fence_ns: int = SECOND_NS  # after giving up: for so long a message or a copy may still be on its way
+    max_attempts: int = 2  # the first, and one retry
 
     def __post_init__(self) -> None:
         problems = [
@@ -41,7 +41,7 @@ class HandoffTiming:
 
 
 class Deadlines:
-    """One deadline per owner; setting it again replaces it. Equal times come in the order of setting."""
+    """One deadline per owner; setting it again replaces it. Equal deadlines come in the order in which they were set."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Hashable]] = []
@@ -64,7 +64,7 @@ class Deadlines:
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now_ns: int) -> Hashable | None:
-        """Whose deadline has passed, the earliest first; it is cleared. None: nobody's."""
+        """Clear the earliest deadline that has passed and return its owner; None if none has."""
         due = self.next_ns
         if due is None or due > now_ns:
             return None

@@ -2,9 +2,9 @@
 
     "FTKH" │ version u16 │ header bytes u32 │ body bytes u64 │ CRC-32 of the header u32 │ header │ body
 
-The header names the message and describes each piece of the body (shape, dtype, size, CRC-32). A piece that is damaged, a frame that
-is short or too long, and a header that says something else than a message are a `MalformedMessage`; only the bytes of a `Page` are not
-looked at here, because the decode side answers for them itself. Integers have any size. Nothing is ever executed.
+The header names the message and describes each piece of the body (shape, dtype, size, CRC-32). A damaged piece, a frame of the wrong
+length, and a header that is no message raise `MalformedMessage`. The bytes of a `Page` are not checked here, as the decode side verifies
+them. Integers have any size.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class MalformedMessage(ForetokenError):
 
 
 def encode(message: Message) -> bytes:
-    """The message as one frame."""
+    """Encode a message as one frame."""
     pieces: list[bytes] = []
     header = json.dumps(
         {"message": type(message).__name__, "fields": _plain(message, pieces), "sizes": [len(p) for p in pieces]},
@@ -79,7 +79,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(frame: bytes | memoryview) -> Message:
-    """The message that `encode` wrote. Raises MalformedMessage for anything else."""
+    """Decode a frame. Raises MalformedMessage for anything that `encode` did not write."""
     frame = memoryview(frame)
     if len(frame) < _FRAME.size:
         raise MalformedMessage(f"a frame of {len(frame)} bytes, at least {_FRAME.size} are needed")
@@ -112,7 +112,7 @@ def _pieces(sizes: list[int], body: memoryview) -> list[bytes]:
 
 
 def _plain(value: Any, pieces: list[bytes]) -> Any:
-    """`value` as JSON; arrays and bytes become pieces of the body."""
+    """Return `value` as JSON; arrays and bytes become pieces of the body."""
     if isinstance(value, Request):
         return request_to_json(value)
     if isinstance(value, PageSeal):
@@ -139,7 +139,7 @@ def _plain(value: Any, pieces: list[bytes]) -> Any:
 
 
 def request_to_json(request: Request) -> dict[str, Any]:
-    """A request as a JSON object; `request_from_json` reads it back."""
+    """Return a request as a JSON object."""
     sampling = request.sampling
     return {
         "id": request.request_id,
@@ -198,7 +198,7 @@ def _bytes(value: Any, pieces: list[bytes]) -> bytes:
 
 
 def _tree(value: Any, pieces: list[bytes]) -> Any:
-    """JSON with arrays put back in their places."""
+    """Return JSON with its arrays put back."""
     if isinstance(value, dict) and "array" in value:
         content = pieces[_integer(value["array"])]
         if crc32(content) != value["crc"]:
@@ -228,7 +228,7 @@ def _arrival(value: Any, pieces: list[bytes]) -> Arrival:
 
 
 def _number(value: Any) -> Any:
-    """An output that was a NumPy number is one again."""
+    """Restore outputs that were NumPy numbers."""
     return value[()] if isinstance(value, np.ndarray) and not value.shape else value
 
 

@@ -1,4 +1,4 @@
-"""Clients: they send requests, wait, and may lose patience."""
+"""Clients: they send requests, wait, and may leave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cancel = Callable[[str], None]
 
 
 class Patience:
-    """How long a client waits: a deadline for all, and a share who leave at a random moment. Draws are keyed by the request."""
+    """How long clients wait: a deadline for all, and a share that leaves at a random moment. Draws are keyed by the request."""
 
     def __init__(self, seed: int, deadline_s: float | None, cancel_share: float, cancel_mean_s: float) -> None:
         self.is_endless = deadline_s is None and cancel_share == 0.0
@@ -25,7 +25,7 @@ class Patience:
         self._cancel_mean_s = cancel_mean_s
 
     def of(self, row: int) -> int | None:
-        """Nanoseconds until the client of request `row` leaves; None if it stays."""
+        """Return after how many nanoseconds the client of request `row` leaves; None if it stays."""
         patience_s = math.inf if self._deadline_s is None else self._deadline_s
         if self._cancel_share and uniform(self._seed, Purpose.CLIENT, row, 0) < self._cancel_share:
             coin = float(uniform(self._seed, Purpose.CLIENT, row, 1))

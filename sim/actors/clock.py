@@ -9,7 +9,7 @@ AFTER_ARRIVALS = 2  # SimPy's priorities: 0 urgent, 1 normal
 
 
 def until(env: simpy.Environment, at_ns: int) -> Event:
-    """An event at `at_ns` that comes after all that others do at that time: a scheduler sees what has arrived by then."""
+    """Return an event at `at_ns` that comes after all others at that time, so that a scheduler sees what has arrived by then."""
     event = Event(env)
     event._ok, event._value = True, None
     env.schedule(event, priority=AFTER_ARRIVALS, delay=at_ns - env.now)

@@ -1,9 +1,9 @@
-"""The device: an in-order stream that plays the model. It knows what the scheduler may not know: how long outputs really are.
+"""The device: an in-order stream that plays the model. Unlike the scheduler it knows how long outputs will be.
 
 One column entry per request-table row. `left` counts the tokens until the request ends, by its own stop or by its cap; it is the only
-column that a round changes, as the KV length and the output position are what they will be at the end, less what is left. Rounds are
-drawn first and applied later, because a block may be stopped at any of its round boundaries; draws are keyed by output position, so
-what was drawn too much is no harm.
+column that a round changes, since KV length and output position are their values at the end, less what is left. Rounds are drawn first
+and applied later, because a block may be stopped at any of its round boundaries; draws are keyed by output position, so surplus draws
+change nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Truth:
 
 
 class Batch(NamedTuple):
-    """What stays as it is while the same rows decode."""
+    """Columns that stay as they are while the same rows decode."""
 
-    rows: np.ndarray  # as the steps share it while nobody comes or goes
+    rows: np.ndarray  # the steps' own array, shared while the batch stays the same
     index: np.ndarray  # intp [bs], the same: NumPy indexes by it several times faster
     kv_end: int  # sum of the KV lengths at the end
     keys: np.ndarray  # uint64 [bs]
@@ -51,7 +51,7 @@ class DrawnRounds:
 
 
 class Device:
-    """Executes steps in order. `truths` are entered by whoever submits a request and forgotten when it is over."""
+    """Executes steps in order. Callers enter `truths` before a request is submitted, and remove them at its end."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class Device:
         self._ones = np.ones((64, num_rows + 1), dtype=np.int32)
         self._counting = np.arange(65, dtype=np.int64)
         self._units = np.ones(num_rows + 1, dtype=np.int64)
-        nobody = np.empty(0, dtype=np.intp)
-        self._batch = Batch(nobody, nobody, 0, nobody, nobody)
+        empty = np.empty(0, dtype=np.intp)
+        self._batch = Batch(empty, empty, 0, empty, empty)
 
     def open_rows(self, joins: tuple[Join, ...]) -> None:
         """Requests take their rows with a step that is being launched."""
@@ -103,7 +103,7 @@ class Device:
 
     @property
     def draws_ahead(self) -> bool:
-        """Whether `foresee` is of use: something was drafted."""
+        """Whether `foresee` is useful, as something was drafted."""
         return self._last_cache is not None
 
     def foresee(self, keys: np.ndarray) -> None:
@@ -144,7 +144,7 @@ class Device:
     # -- decode -------------------------------------------------------------------------------------------------------
 
     def draw(self, decode: DecodeStep, limit: int, timed: bool = True) -> DrawnRounds:
-        """The next rounds of a batch, up to `limit` and up to the first in which a request ends; a row over already makes it one."""
+        """Draw the next rounds of a batch, up to `limit` and up to the first in which a request ends; a row that has ended makes it one."""
         batch, batch_size = self._batch_of(decode), len(decode.rows)
         left = self._left[batch.index]
         limit = max(1, min(limit, int(left[left.argmin()])))
@@ -184,7 +184,7 @@ class Device:
         return lens, len(lens)
 
     def apply(self, decode: DecodeStep, drawn: DrawnRounds, rounds: int, asked: bool) -> DecodeResult:
-        """Run the first `rounds` of what was drawn. `asked`: the driver stopped the block there."""
+        """Run the first `rounds` of those drawn. `asked`: the driver stopped the block there."""
         rows = self._batch_of(decode).index
         lens = drawn.accept_lens[:rounds]
         if rounds == 1:
@@ -195,7 +195,7 @@ class Device:
         still_left = np.maximum(left - total, 0)
         self._left[rows] = still_left
         stop_index, end = None, BlockEnd.ASKED if asked else BlockEnd.MAX_ROUNDS
-        # One look finds the usual case, that nobody ended.
+        # One look finds the usual case: no request has ended.
         ended = still_left == 0
         if np.count_nonzero(ended):
             ended &= left > 0
@@ -210,7 +210,7 @@ class Device:
         return DecodeResult(rounds, lens, stop_index, ended, end)
 
     def _batch_of(self, decode: DecodeStep) -> Batch:
-        """What is known of the step's rows. Nobody joins rows that steps share: a newcomer makes the engine list them anew."""
+        """Return the columns of the step's rows. Steps share one array of rows while the batch stays the same."""
         if decode.rows is not self._batch.rows:
             index = decode.rows.astype(np.intp)
             kv_end = int(self._kv_end[index].sum())

@@ -112,7 +112,7 @@ class EngineActor:
         self._on_finished(self.replica, FinishedRequest(request.request_id, FinishReason.ERROR, 0, message=reason))
 
     def cancel(self, request_id: str) -> None:
-        """Take a client's word that it gives up a request."""
+        """Take a client's cancel."""
         if self.hooks.on_cancel(request_id):
             self.abort(request_id)
 

@@ -1,4 +1,4 @@
-"""What an `EngineActor` asks of others: hooks, which may interfere at named points, and its part in handoffs, if it has one."""
+"""The collaborators of an `EngineActor`: hooks, which interfere at named points, and its part in handoffs, if it has one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .device import Truth
 
 @dataclass(frozen=True, slots=True)
 class StepFault:
-    """How a step fails."""
+    """The way in which a step fails."""
 
     cause: FailureCause
     message: str

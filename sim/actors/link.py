@@ -1,4 +1,4 @@
-"""A link: messages take a latency and their bytes' time, one after the other."""
+"""A link: each message takes a latency and the time of its bytes, one after the other."""
 
 from __future__ import annotations
 

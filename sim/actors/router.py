@@ -1,4 +1,4 @@
-"""The router: which replica serves a request."""
+"""The router: it chooses the replica of each request."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ BYTES_PER_TOKEN = 4
 AFFINITY_EXCESS = (
     8  # prefix_aware: requests that a replica may have more than the least loaded before it is passed over
 )
-MAX_REMEMBERED_BLOCKS = 1 << 16  # prefix_aware: per replica; what was sent longest ago is forgotten first
+MAX_REMEMBERED_BLOCKS = 1 << 16  # prefix_aware: per replica; the oldest are forgotten first
 
 
 class SentBlocks:
-    """Which prompt blocks were sent to one replica lately: a router's guess at what is in that replica's prefix cache."""
+    """The prompt blocks that were sent to one replica lately, as a guess at its prefix cache."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def match(self, hash_ids: tuple[int, ...]) -> int:
-        """How many blocks at the front of a prompt were sent here."""
+        """Return how many blocks at the front of a prompt were sent here."""
         for count, block in enumerate(hash_ids):
             if block not in self._blocks:
                 return count
@@ -40,7 +40,7 @@ class SentBlocks:
 
 
 class Balancer:
-    """Chooses one of some engines for a request, and counts what each of them has.
+    """Chooses one of several engines for each request, and counts the requests of each.
 
     Policies: `round_robin`; `least_loaded` by outstanding requests; `random`; `prefix_aware`: the engine that was sent the
     longest prefix of the prompt, unless it is much busier than the least loaded one. `lane` keeps the draws of balancers apart.
@@ -55,7 +55,7 @@ class Balancer:
         self._sent = [SentBlocks() for _ in range(num_engines)]
 
     def assign(self, request: Request, among: Sequence[int]) -> int:
-        """The engine of a request, one of the numbers in `among`; it has one more from now on."""
+        """Choose the engine of a request among `among`, and count it there."""
         chosen = among[0] if len(among) == 1 else self._choose(request, among)
         self._num_routed += 1
         self.outstanding[chosen] += 1
@@ -77,7 +77,7 @@ class Balancer:
         return least
 
     def _nearest(self, hash_ids: tuple[int, ...], least: int, among: Sequence[int]) -> int:
-        """The engine with the longest known prefix among those that are not too busy; the least loaded if they know equally much."""
+        """Return the engine with the longest known prefix among those that are not too busy; the least loaded of equals."""
         most = self.outstanding[least] + AFFINITY_EXCESS
         best, best_match = least, self._sent[least].match(hash_ids)
         for engine in among:
@@ -109,7 +109,7 @@ class ReplicaRouter:
         return replica
 
     def cancel(self, request_id: str) -> None:
-        """Tell the replica that the client is gone; nothing if the request has ended."""
+        """Tell the replica that the client has left; does nothing if the request has ended."""
         replica = self._home.get(request_id)
         if replica is not None:
             self.links[replica].send(0, self.replicas[replica].cancel, request_id)

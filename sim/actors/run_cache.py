@@ -1,7 +1,7 @@
 """The accept lengths of simulated rounds at the price of a gather: longest runs are drawn ahead, a window per row.
 
 A process is a pure function of (request, output position), so the next few hundred answers of a request can be drawn in
-one vectorised pass before anybody asks, and thrown away unread when the request ends. A round then costs a handful of
+one vectorised pass before they are needed, and dropped unread when the request ends. A round then costs a handful of
 NumPy calls whatever the process is.
 
     row r:   [ start … start + width )  runs + 1 of request `key`            offset = position − start
@@ -17,7 +17,7 @@ from ...core.acceptance.process import AcceptanceProcess
 from ...core.errors import InvariantViolation
 
 _KEY_FACTOR = np.array(0x9E3779B97F4A7C15, dtype=np.uint64)
-_NOBODY = 1 << 63
+_EMPTY = 1 << 63
 _ROUNDS_AT_ONCE = 8
 
 
@@ -38,7 +38,7 @@ class RunCache:
         # Zero-dimensional arrays, which NumPy need not convert at every call.
         self._row_width = np.array(self.width, np.int64)
         self._caps = tuple(np.array(steps + 1, np.int32) for steps in range(self.width))
-        self._anchors = np.full(num_rows + 1, _NOBODY, np.uint64)
+        self._anchors = np.full(num_rows + 1, _EMPTY, np.uint64)
         self._shifts = np.zeros(num_rows + 1)
         self._primed: dict[int, np.ndarray] = {}
 
@@ -103,7 +103,7 @@ class RunCache:
     def set_shifts(self, rows: np.ndarray, shifts: np.ndarray | float) -> None:
         """Move the quality of the requests in these rows (`DayCurve`), from now until the next call for the row."""
         self._shifts[rows] = shifts
-        self._anchors[rows] = _NOBODY
+        self._anchors[rows] = _EMPTY
 
     def prime(self, request_keys: np.ndarray) -> None:
         """Draw the first windows of requests that will soon join, all in one pass; without shifts.
@@ -143,7 +143,7 @@ class RunCache:
         if self._primed:
             short = np.flatnonzero(offsets >= self.width - reach)
             if sum(self._take_primed(rows[i], keys[i], positions[i], reach) for i in short) == len(short):
-                return  # nobody else is in need yet
+                return  # no other row needs a window yet
             offsets = self._hashed(keys, positions) - self._anchors[rows]
         which = np.flatnonzero(offsets >= min(self.width - reach, self.width // 2))
         starts = positions[which]

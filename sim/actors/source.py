@@ -1,4 +1,4 @@
-"""The source of an open loop: requests at their own times, whether or not the service keeps up."""
+"""The source of an open loop: requests come at their own times, whether or not the service keeps up."""
 
 from __future__ import annotations
 

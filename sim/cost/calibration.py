@@ -1,4 +1,4 @@
-"""Measured lines that replace parts of the roofline: a fit somebody published, or one made on your own machine."""
+"""Measured lines that replace parts of the roofline: a published fit, or one made on your own machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LinearForward:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Measured parts for one model on one GPU; what is None stays with the roofline.
+    """Measured parts for one model on one GPU; the roofline stays where a part is None.
 
     `target`: the target's forward pass; `draft_pass`: one drafting pass of the algorithm `draft_algorithm`; `sampling`:
     sampling and acceptance, per verified token (its KV slope is unused).
@@ -46,7 +46,7 @@ class Calibration:
     sampling: LinearForward | None = None
 
     def check(self, gpu: str, model: str, tp: int) -> None:
-        """Raises `ConfigError` when this calibration was measured on something else."""
+        """Raise `ConfigError` if this calibration was measured on another model, GPU or algorithm."""
         problems = [
             Problem(f"calibration.{key}", f"measured for {measured}, but the run uses {used}")
             for key, measured, used in (("gpu", self.gpu, gpu), ("model", self.model, model), ("tp", self.tp, tp))
@@ -56,7 +56,7 @@ class Calibration:
             raise ConfigError(self.name, problems)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
-        """Rows (name, value, unit, source) for `--explain`."""
+        """Return rows (name, value, unit, source) for `--explain`."""
         rows = []
         for part in ("target", "draft_pass", "sampling"):
             line: LinearForward | None = getattr(self, part)

@@ -99,7 +99,7 @@ class Curve:
             )
 
     def __call__(self, kv_tokens: int | np.ndarray) -> int | np.ndarray:
-        """Nanoseconds for `kv_tokens`: an int for an int, int64 [m] for an integer array [m]. Rounds down."""
+        """Return nanoseconds for `kv_tokens`: an int for an int, int64 [m] for an integer array [m]. Rounds down."""
         if isinstance(kv_tokens, np.ndarray):
             return self._array(kv_tokens.astype(np.int64, copy=False))
         total = self._base + self._slope * kv_tokens
@@ -120,8 +120,7 @@ class Curve:
         return total >> SHIFT
 
     def parts(self, kv_tokens: int) -> dict[str, int]:
-        """Nanoseconds by part; they sum to the curve's value. `dispatch` is what a floor adds to the passes' own
-        time."""
+        """Return nanoseconds by part; they sum to the curve's value. `dispatch` is what a floor adds to the passes' own time."""
         fixed: dict[str, int] = {}
         for single in self._passes:
             term = single.term
@@ -135,7 +134,7 @@ class Curve:
                 fixed[DISPATCH] = fixed.get(DISPATCH, 0) + term.floor - own
         rounded = {name: value >> SHIFT for name, value in fixed.items()}
         if rounded:
-            # What rounding down lost goes to the largest part, so that the parts add up to the whole.
+            # The largest part gets what rounding down lost, so that the parts add up to the whole.
             largest = max(rounded, key=rounded.__getitem__)
             rounded[largest] += self(kv_tokens) - sum(rounded.values())
         return rounded

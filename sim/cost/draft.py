@@ -51,12 +51,12 @@ class DraftShape:
 
     @property
     def on_host(self) -> bool:
-        """There is no model: drafts are proposed from the text so far, in trees of any depth."""
+        """Whether drafts are proposed from the text so far, without a model, in trees of any depth."""
         return self.body is None
 
     @property
     def parameters(self) -> int:
-        """The draft's own weights; what it shares with the target is not counted."""
+        """The draft's own weights, without those that it shares with the target."""
         body = self.body
         if body is None:
             return 0
@@ -87,7 +87,7 @@ class DraftShape:
         return 0 if self.body is None else self.heads * self.body.kv_bytes_per_token
 
     def explain(self) -> list[tuple[str, float, str, str]]:
-        """Rows (name, value, unit, source) for `--explain`."""
+        """Return rows (name, value, unit, source) for `--explain`."""
         return [
             (f"{self.name} own parameters", self.parameters / 1e9, "billion", f"{self.algorithm}, computed"),
             (f"{self.name} own weights", self.weight_bytes / 1e9, "GB", "computed"),
@@ -96,7 +96,7 @@ class DraftShape:
 
 
 def _head_body(target: ModelShape, name: str, vocab: int) -> ModelShape:
-    """One dense decoder layer as wide as the target. A sparse target's head is dense, as wide as its active experts."""
+    """Return one dense decoder layer as wide as the target. A sparse target's head is dense, as wide as its active experts."""
     sparse_width = target.experts_per_token * target.moe_intermediate + target.shared_intermediate
     return replace(
         target, name=name, layers=1, vocab=vocab, tied_embeddings=False, weight_dtype="bf16",

@@ -1,6 +1,4 @@
-"""What kernels reach of a device's peaks: the roofline with its corners worn off.
-
-Four mechanisms, each with its own parameter:
+"""Fractions of a device's peaks that kernels reach: a roofline with four corrections, each with its own parameter.
 
 * **Roll-off.** A kernel that moves `x` bytes takes `ramp + x / (fraction · peak)`: small transfers reach a smaller
   fraction.
@@ -9,7 +7,7 @@ Four mechanisms, each with its own parameter:
   tokens.
 * **Soft corner.** Near the ridge, memory and compute do not overlap perfectly: `t = (t_mem^p + t_flop^p)^(1/p)`.
 * **Query tiles.** Decode attention packs the queries that share a KV head into matrix tiles, so wide verify trees pay
-  compute in steps while narrow ones ride along with the KV read for nothing.
+  compute in steps, while narrow ones cost no more than the KV read.
 
 Numbers are fractions of data-sheet peaks. Where no published measurement was at hand they are marked as assumptions.
 """
@@ -72,18 +70,18 @@ class Efficiency:
         assert self.query_tiles == tuple(sorted(self.query_tiles)), "query tiles must be in increasing order"
 
     def stream_ns(self, gpu: GPU, size_bytes: float) -> float:
-        """Time of a kernel that only moves `size_bytes`."""
+        """Return the time of a kernel that only moves `size_bytes`."""
         return self.ramp_ns + size_bytes * 1e9 / (gpu.memory_bandwidth_bytes_per_s * self.bandwidth)
 
     def soft_max(self, memory_ns: float, compute_ns: float) -> float:
-        """The larger of both, rounded at the corner (p-norm); scale-free, so a ratio stays a ratio."""
+        """Return the larger of both, rounded at the corner (p-norm); scale-free, so a ratio stays a ratio."""
         larger, smaller = max(memory_ns, compute_ns), min(memory_ns, compute_ns)
         if larger <= 0.0:
             return 0.0
         return larger * (1.0 + (smaller / larger) ** self.soft_exponent) ** (1.0 / self.soft_exponent)
 
     def tiles_ns(self, gpu: GPU, rows: int, inner: int, columns: int, groups: float, dtype: str) -> float:
-        """Compute time of `groups` products [rows, inner] × [inner, columns] in whole tiles and whole waves.
+        """Return the compute time of `groups` products [rows, inner] × [inner, columns] in whole tiles and whole waves.
 
         The best tile shape and the best split of the inner dimension are taken, as a tuned library would.
         """
@@ -101,7 +99,7 @@ class Efficiency:
     def gemm_ns(
         self, gpu: GPU, rows: int, inner: int, columns: int, *, dtype: str, weight_bytes: int, groups: float = 1.0
     ) -> float:
-        """Time of `groups` matrix products with their own weights, `rows` tokens each (activations are 16-bit).
+        """Return the time of `groups` matrix products with their own weights, `rows` tokens each (activations are 16-bit).
 
         `dtype` is the tensor-core format, `weight_bytes` the bytes of one weight.
         """
@@ -110,7 +108,7 @@ class Efficiency:
         return self.ramp_ns + self.soft_max(memory_ns, self.tiles_ns(gpu, rows, inner, columns, groups, dtype))
 
     def padded_queries(self, queries: int) -> int:
-        """Rows that decode attention computes for `queries` rows: one of the query tiles, or whole largest tiles."""
+        """Return the rows that decode attention computes for `queries` rows: one of the query tiles, or whole largest tiles."""
         for tile in self.query_tiles:
             if queries <= tile:
                 return tile
@@ -119,14 +117,14 @@ class Efficiency:
     def attention_ns_per_token(
         self, gpu: GPU, *, queries: int, head_dim: int, kv_heads: int, kv_bytes: int, dtype: str
     ) -> float:
-        """Time per KV token of one layer's decode attention, `queries` rows per KV head (query heads × tree nodes)."""
+        """Return the time per KV token of one layer's decode attention, `queries` rows per KV head (query heads × tree nodes)."""
         memory_s = 2.0 * kv_heads * head_dim * kv_bytes / (gpu.memory_bandwidth_bytes_per_s * self.attention_bandwidth)
         flops = 4.0 * self.padded_queries(queries) * head_dim * kv_heads
         compute_s = flops / (gpu.flops(dtype) * self.attention_compute)
         return self.soft_max(memory_s * 1e9, compute_s * 1e9)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
-        """Rows (name, value, unit, source) for `--explain`."""
+        """Return rows (name, value, unit, source) for `--explain`."""
         rows = (
             ("bandwidth", "matrix products: fraction of bandwidth", 1.0, ""),
             ("compute", "matrix products: fraction of compute", 1.0, ""),
@@ -139,7 +137,7 @@ class Efficiency:
         explained = []
         for name, label, scale, unit in rows:
             value = getattr(self, name)
-            # A source speaks for its own value only.
+            # A source is that of its own value only.
             source = SOURCES[name] if value == getattr(DEFAULT_EFFICIENCY, name) else OTHER_VALUE
             explained.append((label, value * scale, unit, source))
         return explained
@@ -175,5 +173,5 @@ _BY_GPU: dict[str, Efficiency] = {
 
 
 def default_efficiency(gpu: GPU) -> Efficiency:
-    """The fractions used for `gpu` when no calibration replaces them."""
+    """Return the fractions used for `gpu` when no calibration replaces them."""
     return _BY_GPU.get(gpu.name, DEFAULT_EFFICIENCY)

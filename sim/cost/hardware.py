@@ -1,8 +1,7 @@
-"""The catalogue of GPUs: peaks from data sheets, each with its source. What a kernel reaches of a peak is in
-`efficiency.py`.
+"""The catalogue of GPUs: peaks from data sheets, each with its source. `efficiency.py` has the fractions that kernels reach.
 
-All rates are dense (no structured sparsity), per device, and per direction for links. Memory is what the driver
-reports, which is what an engine can use, not the rounded number on the box.
+All rates are dense (no structured sparsity), per device, and per direction for links. Memory is what the driver reports, which an engine
+can use.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ class GPU:
     sources: Mapping[str, str] = field(hash=False, repr=False, compare=False)
 
     def flops(self, dtype: str) -> float:
-        """Peak dense FLOP/s for `dtype`. Raises `UnsupportedDtype` where the device has no such rate."""
+        """Return peak dense FLOP/s for `dtype`. Raises `UnsupportedDtype` where the device has no such rate."""
         if dtype not in self.peak_flops:
             known = ", ".join(self.peak_flops)
             raise UnsupportedDtype(f"{self.name} has no tensor-core rate for {dtype!r}; it has {known}")
         return self.peak_flops[dtype]
 
     def explain(self) -> list[tuple[str, float, str, str]]:
-        """Rows (name, value, unit, source) for `--explain`."""
+        """Return rows (name, value, unit, source) for `--explain`."""
         rows = [
             (f"{self.name} peak {dtype}", rate / 1e12, "TFLOP/s", self.sources["peak_flops"])
             for dtype, rate in self.peak_flops.items()
@@ -215,7 +214,7 @@ _CATALOGUE: tuple[GPU, ...] = (
 
 
 def _key(name: str) -> str:
-    """Spelling without case, blanks and punctuation: "RTX-4090", "rtx 4090" and "rtx4090" are one name."""
+    """Return a name without case, blanks and punctuation: "RTX-4090", "rtx 4090" and "rtx4090" are one name."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -235,12 +234,12 @@ _ALIASES = {
 
 
 def known_gpus() -> tuple[str, ...]:
-    """Names in the catalogue, in its order."""
+    """Return the names in the catalogue, in its order."""
     return tuple(entry.name for entry in _CATALOGUE)
 
 
 def lookup_gpu(name: str) -> GPU:
-    """The GPU called `name` (case, blanks and punctuation do not matter; a leading "NVIDIA" or "AMD" is ignored).
+    """Look up the GPU called `name` (case, blanks and punctuation do not matter; a leading "NVIDIA" or "AMD" is ignored).
 
     Raises `UnknownGPU` with the nearest known name.
     """

@@ -1,7 +1,7 @@
 """The scheduler's own time on the CPU: plan, launch, commit, per step and per row.
 
-The best of the other simulators leaves this out and predicts speculation 25-41 % too fast, as every round pays it.
-These are amounts of work; whether a part hides behind the device (overlap mode) or delays it is the driver's business.
+Simulators that leave it out predict speculation 25-41 % too fast, as every round pays it. These are amounts of work; the driver decides
+whether a part hides behind the device (overlap mode) or delays it.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ class HostCost:
                 assert value >= 0, f"{name} is negative"
 
     def plan_ns(self, batch_size: int) -> int:
-        """Scheduling of a step with `batch_size` rows."""
+        """Return the time to schedule a step with `batch_size` rows."""
         return self.plan_base_ns + self.plan_row_ns * batch_size
 
     def launch_ns(self, batch_size: int) -> int:
-        """Inputs, sampling parameters and launch of a step with `batch_size` rows."""
+        """Return the time for inputs, sampling parameters and launch of a step with `batch_size` rows."""
         rows_ns = (self.launch_row_ns + self.sampling_row_ns) * batch_size
         return self.launch_base_ns + self.sampling_base_ns + rows_ns
 
     def commit_ns(self, batch_size: int, tokens: int) -> int:
-        """Processing the results of a step: `tokens` emitted over `batch_size` rows."""
+        """Return the time to process a step's results: `tokens` emitted over `batch_size` rows."""
         per_token = self.commit_token_ns + self.detokenise_token_ns
         return self.commit_base_ns + self.commit_row_ns * batch_size + per_token * tokens
 
     def round_ns(self, batch_size: int, tokens: int) -> int:
-        """All three, as a synchronous engine pays them one after the other."""
+        """Return all three, as a synchronous engine pays them one after the other."""
         return self.plan_ns(batch_size) + self.launch_ns(batch_size) + self.commit_ns(batch_size, tokens)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
-        """Rows (name, value, unit, source) for `--explain`."""
+        """Return rows (name, value, unit, source) for `--explain`."""
         return [
             (f"host {self.name}: plan", self.plan_base_ns / 1e3, "us", self.source),
             (f"host {self.name}: plan per row", self.plan_row_ns / 1e3, "us", self.source),
@@ -130,7 +130,7 @@ HOST_PRESETS: dict[str, HostCost] = {preset.name: preset for preset in (VLLM_0_1
 
 
 def host_preset(name: str) -> HostCost:
-    """The preset called `name` (case does not matter). Raises `UnknownHostPreset`."""
+    """Look up the preset called `name` (case does not matter). Raises `UnknownHostPreset`."""
     key = name.strip().lower()
     if key not in HOST_PRESETS:
         known = ", ".join(HOST_PRESETS)

@@ -91,7 +91,7 @@ class MemoryPlan:
 def captured_graphs(graph_sizes: Sequence[int] | None, candidate_steps: Sequence[int] = (0,)) -> int:
     """Graphs captured without pruning: one for every (steps, batch size) pair; none when graphs are off.
 
-    A pruned set is counted by whoever prunes it and handed to `kv_pool_slots` as `graph_count`.
+    The caller counts a pruned set itself, and passes it to `kv_pool_slots` as `graph_count`.
     """
     return len(graph_sizes or ()) * len(set(candidate_steps))
 
@@ -163,7 +163,7 @@ def kv_pool_slots(
     draft_slot = draft.heads * _kv_slot_bytes(body, tp) if draft is not None and body is not None else 0
     page_bytes = page_size * (target_slot + draft_slot)
     free = gpu.memory_bytes - sum(fixed.values())
-    # One page is the padding sink: it takes memory and belongs to nobody.
+    # One page is the padding sink, which takes memory and holds no request.
     pages = free // page_bytes
     if pages < 2:
         raise InsufficientMemory(_refusal(target, gpu, tp, fixed, 2 * page_bytes))

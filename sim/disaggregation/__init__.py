@@ -1,1 +1,1 @@
-"""Prefill and decode on engines of their own: pools, the network between them, and who sends what to whom."""
+"""Prefill and decode on separate engines: pools, the network between them, and routing."""

@@ -1,4 +1,4 @@
-"""Engines of two roles behind one router: who computes a prompt, who decodes it, and when a request is over."""
+"""The router of engines in two roles: it chooses where a prompt is computed and where it is decoded, and tells when a request has ended."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class _Route:
 
 
 class Cluster:
-    """The router of a disaggregated service (see `ReplicaRouter`), and its endpoints.
+    """Routes requests of a disaggregated service (see `ReplicaRouter`), and holds its endpoints.
 
-    Both engines of a request are chosen when it arrives. A request is over for its client at the first end that one of them reports,
+    Both engines of a request are chosen when it arrives. A request has ended for its client at the first end that one of them reports,
     other than that its prompt was handed over.
     """
 
@@ -92,7 +92,7 @@ class Cluster:
 
     @property
     def request_ids(self) -> list[str]:
-        """The requests that are not over for their clients."""
+        """The requests that have not ended for their clients."""
         return list(self._routes)
 
     @property
@@ -113,7 +113,7 @@ class Cluster:
         return route.prefill
 
     def cancel(self, request_id: str) -> None:
-        """Tell the engine that has the request that its client has left; nothing if the request is over."""
+        """Tell the engine that has the request that its client has left; does nothing if the request has ended."""
         route = self._routes.get(request_id)
         if route is not None and not route.is_computing:
             self._links[route.decode].send(0, self.endpoints[route.decode].withdraw, request_id)
@@ -121,7 +121,7 @@ class Cluster:
             self._links[route.prefill].send(0, self.endpoints[route.prefill].actor.cancel, request_id)
 
     def ended(self, replica: int, request_id: str) -> None:
-        """The client was told; see `finished` for the rest."""
+        """Do nothing: `finished` has counted the end."""
 
     def finished(self, replica: int, finished: FinishedRequest) -> None:
         """Take an engine's report of an end. The first one counts, and a handover is none."""
@@ -145,7 +145,7 @@ class Cluster:
     def _peer_of(self, request_id: str) -> str:
         decode = self.decoder_of(request_id)
         if decode is None:
-            # A copy of a request that is over for its client has no route; any decode engine will do.
+            # A copy of a request that has ended for its client has no route; any decode engine will do.
             decode = self.roles.serving(EngineRole.DECODE)[0]
         return self.endpoints[decode].name
 
@@ -177,7 +177,7 @@ class Cluster:
 
 
 def page_format_of(assembly: Assembly) -> PageFormat:
-    """A page in both pools, all layers: the bytes that the cost model counts per token of KV."""
+    """Return the format of a page in both pools, all layers: the bytes that the cost model counts per token of KV."""
     size, target, draft = assembly.spec.config.page_size, assembly.target, assembly.draft
     needs_hidden = assembly.algorithm.needs_hidden_states
     return PageFormat(
@@ -190,7 +190,7 @@ def page_format_of(assembly: Assembly) -> PageFormat:
 
 
 def _draft_input_bytes(assembly: Assembly) -> int:
-    """What goes with the last page: first token, top-k, hidden state, whatever the algorithm relays of a row."""
+    """Return the size of what goes with the last page: first token, top-k, hidden state, and the algorithm's relayed fields."""
     spec = assembly.spec
     heads = assembly.scenario.speculation.heads or max(spec.max_steps, 1)
     shape = AlgorithmShape(spec.max_steps, spec.topk, assembly.target.hidden, heads)

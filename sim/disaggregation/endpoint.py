@@ -1,8 +1,8 @@
-"""An engine's part in handoffs: the driver of its side, and the transport that the driver needs, on simulated time.
+"""An engine's part in handoffs: the driver of its side, and the driver's transport on simulated time.
 
 ```
-prefill   submit ─► plan, launch ─► commit ─► driver.committed ─► actions ─► interconnect
-decode    interconnect ─► side.receive ─► actions, join ─► plan, launch ─► commit ─► driver.committed
+prefill   submit ─► plan, launch ─► commit ─► handoff.committed ─► actions ─► interconnect
+decode    interconnect ─► side.receive ─► actions, join ─► plan, launch ─► commit ─► handoff.committed
 ```
 
 The state machines are those of the real executors. No KV exists here: a page is its seal, and the network says how long its bytes take.
@@ -42,7 +42,7 @@ NOTHING_ENDED = CommitOutcome((), ())
 
 
 class EndpointHooks:
-    """Hooks on what an endpoint does that change nothing; subclasses override what they need."""
+    """Hooks of an endpoint that change nothing; subclasses override what they need."""
 
     def on_expected(self, endpoint: HandoffEndpoint, request_id: str, truth: Truth) -> None:
         """A decode engine has taken an offer."""
@@ -105,13 +105,13 @@ class HandoffEndpoint:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is here, and nothing that was here can still be asked for."""
+        """Whether the engine has no request, no open transfer, and nothing that another engine could still ask for."""
         is_idle = self.engine.is_idle and self.side.is_idle and self.side.next_deadline_ns is None
         return is_idle and not self._around.num_outstanding(self.replica)
 
     @property
     def now_ns(self) -> int:
-        """The time by which transfers are waited for: monotonic, whatever a host's clock shows."""
+        """The time for leases and fences: monotonic, whatever the host's clock shows."""
         return self._env.now
 
     def change_role(self, role: EngineRole) -> None:
@@ -156,7 +156,7 @@ class HandoffEndpoint:
         self._within_commit = False
 
     def before_wait(self) -> None:
-        """Give up transfers of retracted requests: what they hold may be what those requests wait for."""
+        """Give up transfers of retracted requests, whose slots may be what those requests wait for."""
         if self.is_prefill:
             self.handoff.committed(NOTHING_ENDED, self.now_ns)
 
@@ -176,11 +176,11 @@ class HandoffEndpoint:
     # -- what the interconnect delivers -------------------------------------------------------------------------------
 
     def withdraw(self, request_id: str) -> None:
-        """Take the word of a request's prefill engine that the client has left."""
+        """Abort a request whose prefill engine says that the client has left."""
         self.actor.abort(request_id)
 
     def hear(self, peer: str, message: Message, truth: Truth | None) -> None:
-        """Take a message from another engine. An offer brings what this device will have to know of the request."""
+        """Take a message from another engine. An offer brings the request's truth for this device."""
         side, request_id = self.side, message.key.request_id
         if self.is_prefill and type(message) is Accept:
             self._accepted_ns[request_id] = self._env.now
@@ -192,7 +192,7 @@ class HandoffEndpoint:
         self.handoff.carry_out()
 
     def hear_pages(self, peer: str, pages: ArrivedPages) -> None:
-        """Take the pages of one action; they are too late if the role has changed."""
+        """Take the pages of one action; ignored if the engine computes prompts since."""
         if not self.is_prefill:
             self.handoff.receive(peer, pages, self.now_ns)
 
@@ -264,7 +264,7 @@ class HandoffEndpoint:
 
     def _tick(self, at_ns: int) -> None:
         if at_ns != self._tick_at_ns:
-            return  # an earlier one was wanted meanwhile
+            return  # an earlier tick was wanted meanwhile
         self._tick_at_ns = None
         if not self.is_alive:
             return

@@ -88,7 +88,7 @@ class Network:
 
 
 class Station(Protocol):
-    """What the network delivers to: an engine's `HandoffEndpoint`. While it is not alive it neither sends nor receives."""
+    """What the network delivers to: an engine's `HandoffEndpoint`. While not `is_alive` it neither sends nor receives."""
 
     name: str
     replica: int
@@ -107,7 +107,7 @@ class PacketHooks:
         return True
 
     def on_pages(self, source: Station, target: Station, pages: ArrivedPages) -> tuple[ArrivedPages, int | None]:
-        """Pages are being sent: return what will arrive of them, and by how much too late, if they are late."""
+        """Pages are being sent: return what will arrive of them, and their delay after the network's time if they are late."""
         return pages, None
 
     def on_arrival(self, source: Station, pages: ArrivedPages) -> None:

@@ -1,4 +1,4 @@
-"""How many engines compute prompts and how many decode, and how long they wait for each other."""
+"""The numbers of prefill and decode engines of a scenario, and the times that they wait for each other."""
 
 from __future__ import annotations
 

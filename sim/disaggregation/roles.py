@@ -25,7 +25,7 @@ ROLES = (EngineRole.PREFILL, EngineRole.DECODE)
 
 
 class Engines(Protocol):
-    """What `Roles` has to know of a cluster."""
+    """What `Roles` needs of a cluster."""
 
     env: simpy.Environment
     endpoints: list[HandoffEndpoint]

@@ -24,11 +24,11 @@ class TransferTimes:
         self._waits = array("q")
 
     def started(self, request_id: str, now_ns: int) -> None:
-        """The first byte of a request's KV leaves. A retry does not begin anew: its user waits since the first one."""
+        """Note when the first byte of a request's KV leaves. A retry does not change it: its client waits since then."""
         self._started.setdefault(request_id, now_ns)
 
     def computed(self, request_id: str, now_ns: int) -> None:
-        """The prompt is computed, its first token known."""
+        """Note when a prompt is computed and its first token known."""
         self._computed.setdefault(request_id, now_ns)
 
     def joined(self, request_id: str, now_ns: int) -> None:
@@ -41,7 +41,7 @@ class TransferTimes:
         self._waits.append(now_ns - computed_ns)
 
     def ended(self, request_id: str, state: TransferState) -> None:
-        """The prefill engine holds nothing for it any more."""
+        """Count a transfer that the prefill engine has ended."""
         self.counts[state] += 1
         self._started.pop(request_id, None)
         self._computed.pop(request_id, None)
@@ -67,7 +67,7 @@ def _statistics(name: str, values: array) -> dict[str, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class DisaggregationReport:
-    """What a run with pools says beside the rest."""
+    """The results of a run with two pools."""
 
     num_prefill: int  # in the end
     num_decode: int

@@ -1,4 +1,4 @@
-"""Clients that leave, ask for what cannot be, use an id twice, or come ten at a time."""
+"""Clients that leave, send impossible requests, use an id twice, or come ten at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BAD_REQUESTS: tuple[Callable[[str, int], Request], ...] = (
 
 
 class FaultyClients:
-    """Shapes requests before they are sent, and sends what should not be sent beside them."""
+    """Shapes requests before they are sent, and sends bad ones beside them."""
 
     def __init__(
         self, env: simpy.Environment, ledger: Ledger, injectors: list[FaultInjector], context_len: int

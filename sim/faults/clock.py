@@ -20,7 +20,7 @@ class HostClock:
         self._freezes: list[tuple[int, int]] = []
 
     def raw(self, time_ns: int) -> int:
-        """What the clock shows at `time_ns`."""
+        """Return what the clock shows at `time_ns`."""
         for start_ns, end_ns in reversed(self._freezes):
             if start_ns <= time_ns < end_ns:
                 time_ns = start_ns
@@ -28,7 +28,7 @@ class HostClock:
         return time_ns + self._shifts[bisect_right(self._shift_from, time_ns) - 1]
 
     def stamp(self, time_ns: int) -> int:
-        """The scheduler's time at `time_ns`; never less than at an earlier time."""
+        """Return the scheduler's time at `time_ns`; never less than at an earlier time."""
         if self.is_true:
             return time_ns
         return self.raw(time_ns) + self._holds[bisect_right(self._hold_from, time_ns) - 1]
@@ -44,13 +44,13 @@ class HostClock:
         self._hold(now_ns, before_ns)
 
     def freeze(self, now_ns: int, lasts_ns: int) -> None:
-        """The clock shows the same for a while, then what it would have shown without."""
+        """Let the clock show the same for a while, then what it would have shown without."""
         self.is_true = False
         if not self._freezes or self._freezes[-1][1] <= now_ns:
             self._freezes.append((now_ns, now_ns + lasts_ns))
 
     def _hold(self, now_ns: int, before_ns: int) -> None:
-        """The clock went back behind a time stamp: from now on add what is missing."""
+        """Keep stamps from going back behind `before_ns`: from now on add what is missing."""
         missing_ns = before_ns - self.stamp(now_ns)
         if missing_ns > 0:
             self._hold_from.append(now_ns)

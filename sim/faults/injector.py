@@ -293,7 +293,7 @@ class FaultInjector(Hooks):
 
     @property
     def left_over(self) -> str:
-        """What is left when everything should be over, but for slots; empty if nothing."""
+        """What remains, apart from slots, when everything should have ended; empty if nothing does."""
         endpoint = self.endpoint
         if endpoint is not None and not endpoint.side.is_idle:
             return f"{endpoint.side.num_in_flight} transfers are not over"

@@ -1,4 +1,4 @@
-"""Every kind of fault: what it is counted by, how likely a swarm makes it, what happens, and what is promised all the same."""
+"""Every kind of fault: its occasions, its probability in a swarm, what happens, and what is promised."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNITS = ("step", "request", "message", "run", "packet", "transfer")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is fixed about a kind. `number` keys its draws and never changes; `swarm` is the range of its probability there."""
+    """The constants of a kind. `number` keys its draws and never changes; `swarm` is the range of its probability in a swarm."""
 
     number: int
     occasion: str  # one of `UNITS`

@@ -1,4 +1,4 @@
-"""What is injected: the draws of a plan, whether it is still in force, and how often each kind has happened."""
+"""The draws of a plan, whether it is still in force, and how often each kind has happened."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Ledger:
         self._ended = False
 
     def kinds_at(self, unit: str, subject: int, occasion: int, now_ns: int) -> tuple[str, ...]:
-        """The faults of this occasion; none once the plan is over."""
+        """Return the faults of this occasion; none once the plan has ended."""
         if self._ended or (self.plan.stop_s is not None and now_ns >= self.plan.stop_s * 1e9):
             return ()
         return self.draws.at(unit, subject, occasion)
 
     def note(self, kind: str, now_ns: int) -> None:
-        """A fault has happened."""
+        """Count a fault that happens."""
         self.injected[kind] += 1
         self.last_ns = max(self.last_ns, now_ns)
 
     def end(self) -> None:
-        """No new faults from now on: what is left must drain."""
+        """Inject no new faults from now on."""
         self._ended = True
 
     @property

@@ -10,7 +10,7 @@ from .ledger import Ledger
 
 
 class UnreliableLink:
-    """Sends over `link` what its faults leave. `unreachable(*arguments)` is called for a message that was given up."""
+    """Sends over `link`, with faults. `unreachable(*arguments)` is called for a message whose every attempt was lost."""
 
     def __init__(self, link: Link, number: int, ledger: Ledger, unreachable: Callable[..., None]) -> None:
         self._link = link
@@ -23,7 +23,7 @@ class UnreliableLink:
         self._attempt(1, num_bytes, deliver, *arguments)
 
     def _attempt(self, attempt: int, num_bytes: int, deliver: Callable[..., None], *arguments) -> None:
-        """Send a message for the first or another time; a sender that hears nothing tries again."""
+        """Send a message; if it is lost, try again later, up to the plan's number of attempts."""
         ledger, env = self._ledger, self._link.env
         now_ns, occasion = env.now, self._num_sent
         self._num_sent += 1

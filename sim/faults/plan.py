@@ -1,4 +1,4 @@
-"""Fault plans: what is to go wrong, how often, as plain data that any driver can inject.
+"""Fault plans: which faults happen, and how often, as plain data that any driver can inject.
 
 A plan is a TOML file of families, each with its kinds:
 
@@ -6,8 +6,8 @@ A plan is a TOML file of families, each with its kinds:
     probability = 0.002        # of a step
     watchdog_s = 4.0
 
-Everything has a default, and a kind that is left out never happens. Every draw is keyed by (seed, kind, subject, occasion): a kind more or
-less, or another probability, moves no other fault. The swarm is a plan made by drawing, too: each kind is dropped with probability 1/2.
+Everything has a default, and a kind that is left out never happens. Every draw is keyed by (seed, kind, subject, occasion): one kind more
+or less, or another probability, moves no other fault. A swarm is a plan that is drawn itself: each kind is dropped with probability 1/2.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class TransferFaults(FaultTable):
 
 
 class FaultPlan(FaultTable):
-    """What may go wrong in a run. Faults begin with the run and end with its last arrival (or at `stop_s`); then all must drain."""
+    """The faults of a run. They begin with the run and end with its last arrival (or at `stop_s`); then all requests must end."""
 
     stop_s: Seconds | None = Field(None, description="no new fault from then on; default: the last arrival")
     recovery_s: Seconds = Field(600.0, description="after the last fault everything has ended within so long")
@@ -195,7 +195,7 @@ class FaultPlan(FaultTable):
     transfer: TransferFaults = TransferFaults()
 
     def of(self, kind: str) -> Fault:
-        """The settings of a kind by its name, such as "device.hangs"."""
+        """Return the settings of a kind by its name, such as "device.hangs"."""
         family, _, name = kind.partition(".")
         return getattr(getattr(self, family), name)
 
@@ -205,7 +205,7 @@ class FaultPlan(FaultTable):
         return tuple(kind for kind in KINDS if self.of(kind).is_enabled)
 
     def to_toml(self) -> str:
-        """The plan as a file: the enabled kinds with all their values."""
+        """Return the plan as a file: the enabled kinds with all their values."""
         lines = [f"{key} = {value}" for key in ("stop_s", "recovery_s") if (value := getattr(self, key)) is not None]
         for kind in self.enabled:
             values = self.of(kind).model_dump(exclude_none=True)
@@ -217,7 +217,7 @@ class FaultPlan(FaultTable):
 
 
 def load_fault_plan(given: str | Path, seed: int, *, transfers: bool = False) -> FaultPlan:
-    """The plan in a TOML file, or the swarm of `seed` for the word "swarm", `transfers` between engines among it.
+    """Read the plan in a TOML file; for the word "swarm" draw one from `seed`, with `transfers` including faults between engines.
 
     Raises ConfigError with every problem of the file.
     """
@@ -261,9 +261,9 @@ def _keys_of(table: str) -> list[str]:
 
 
 def swarm_plan(seed: int, *, transfers: bool = False) -> FaultPlan:
-    """A plan drawn from `seed`: each kind is dropped with probability 1/2, or has a probability from its range (log-uniform).
+    """Draw a plan: each kind is dropped with probability 1/2, or has a probability from its range (log-uniform).
 
-    Faults of transfers are among it where there are any; they move none of the others.
+    With `transfers` faults of transfers are included; they move no other fault.
     """
     families: dict[str, dict[str, Any]] = {}
     for name, kind in KINDS.items():
@@ -282,7 +282,7 @@ def swarm_plan(seed: int, *, transfers: bool = False) -> FaultPlan:
 
 
 class FaultDraws:
-    """Which occasions have which fault. A pure function of (seed, kind, subject, occasion), drawn a stretch at a time."""
+    """Which occasions have which fault: a pure function of (seed, kind, subject, occasion), drawn a stretch at a time."""
 
     STRETCH = 512
 
@@ -296,7 +296,7 @@ class FaultDraws:
         self._stretches: dict[tuple[str, int, int], dict[int, tuple[str, ...]]] = {}
 
     def at(self, unit: str, subject: int, occasion: int) -> tuple[str, ...]:
-        """The kinds that happen at this occasion, in the order of `KINDS`. `subject`: the replica, link or run that it belongs to."""
+        """Return the kinds that happen at this occasion, in the order of `KINDS`. `subject`: its replica, link or run."""
         if not self._by_unit[unit]:
             return ()
         number = occasion // self.STRETCH
@@ -320,6 +320,6 @@ class FaultDraws:
             yield occasion, tuple(names)
 
     def amount(self, kind: str, subject: int, occasion: int, part: int = 0) -> float:
-        """A number in [0, 1) that belongs to one fault: how late, how far, which one."""
+        """Return a number in [0, 1) that belongs to one fault, for example how late a message is."""
         lane = KINDS[kind].number + 64 * (part + 1)
         return float(uniform(self._seed, Purpose.FAULT, subject, occasion, lane))

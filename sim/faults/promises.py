@@ -1,7 +1,7 @@
-"""What is promised whatever goes wrong, checked while a service runs and when it has ended.
+"""The promises that hold under every fault, checked while a service runs and at its end.
 
-A `Witness` sees every event of one engine and keeps its own books: what each request has been delivered, in which row, since when.
-They share nothing with the engine's books.
+A `Witness` sees every event of one engine and keeps records of its own: the tokens that each request has got, its row, its arrival.
+They share nothing with the engine's records.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ...core.scheduler.engine import Engine
 
 PROMISES = {
     "nothing_seen": "no token of a lost step is delivered",
-    "stream_intact": "delivered tokens are never repeated or lost: a request goes on from what it has, and its usage is that",
-    "fenced": "slots of a lost step are nobody's until the device is quiet, and come back then",
-    "victim_alone": "a request fails only after a step that it had to itself",
-    "fails_for_itself": "a request without numbers fails with that reason, and nobody beside it",
+    "stream_intact": "delivered tokens are never repeated or lost: a request continues after them, and its usage counts them",
+    "fenced": "slots of a lost step are not reused until the device is quiet, and are free then",
+    "victim_alone": "a request fails only after a step in which it was alone",
+    "fails_for_itself": "a request without numbers fails with that reason, and no other",
     "watchdog_speaks": "a step that does not come back is reported with what was in flight",
     "one_end": "each request reaches exactly one end",
     "no_later_token": "nothing is delivered after a cancel",
-    "refused_at_the_door": "bad requests and live ids are refused, with the number that was expected",
+    "refused_at_the_door": "bad requests and live ids are refused, with the limit",
     "counts_once": "a message that comes twice counts once",
     "first_end_wins": "a request ends at its stop or its limit, whichever comes first, and for that reason",
-    "steps_valid": "draft steps are candidates; feedback that cannot be is refused and changes nothing",
+    "steps_valid": "draft steps are candidates; impossible feedback is refused and changes nothing",
     "last_good_config": "after half a table the last good one is in force",
-    "bounded_queue": "the queue never exceeds its bound, but for those who come back",
+    "bounded_queue": "the queue never exceeds its bound, except by requests that were retracted",
     "fails_closed": "a request joins only with every page as it was sent, all of one attempt",
     "joins_once": "a request is decoded on one engine, once",
     "one_retry": "a transfer is tried twice at most",
@@ -120,7 +120,7 @@ class Promises:
             self.broken.append(Broken(promise, message, now_ns))
 
     def recount(self, promise: str, engine: Engine, now_ns: int) -> None:
-        """The engine's own recount from scratch."""
+        """Let the engine recount its state from scratch."""
         self.checked[promise] += 1
         try:
             engine.check()
@@ -129,7 +129,7 @@ class Promises:
 
 
 class Witness:
-    """The books of one replica; `take` is an event sink of its engine."""
+    """Keeps the records of one replica; `take` is an event sink of its engine."""
 
     def __init__(self, promises: Promises, max_queue: int | None, max_rows: int) -> None:
         self.promises = promises
@@ -236,7 +236,7 @@ class Witness:
             self._by_row[rows] += np.add.reduce(event.kept, axis=0)
 
     def _check_failures(self, event: Committed) -> None:
-        """Those fail whose rows the result says have failed."""
+        """Check that requests fail only if the result says that their rows have failed."""
         reasons = dict(event.result.failures)
         for finished in event.finished:
             if finished.reason is FinishReason.ERROR:
@@ -246,7 +246,7 @@ class Witness:
                 self._may_fail.add(name)
 
     def _check_leaving(self, event: Committed) -> None:
-        """Whoever has left gets what rounds delivered that had ended by then, and nothing of the others."""
+        """Check that an aborted request gets the tokens of rounds that ended before the abort, and no others."""
         for name, left_ns in self._leaving.items():
             row = self._row_of.get(name)
             column = np.flatnonzero(event.step.decode.rows == row) if row is not None else ()
@@ -276,7 +276,7 @@ class Witness:
         self._leave(event.retracted)
 
     def _handed(self, event: HandoffMoved) -> None:
-        """A move of a handoff. On a decode engine a request begins with the token that its prefill engine has delivered."""
+        """Take a move of a handoff. On a decode engine a request begins with the token that its prefill engine has delivered."""
         name = event.request_id
         if event.move is HandoffMove.RESERVE:
             self._live[name] = event.now_ns
@@ -307,7 +307,7 @@ class Witness:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def reported(self, finished: FinishedRequest, now_ns: int) -> None:
-        """A request that had been let in is over."""
+        """Check the end of a request that was queued."""
         name, reason, promises = finished.request_id, finished.reason, self.promises
         row = self._row_of.pop(name, None)
         had = self._delivered.pop(name, 0) if row is None else int(self._by_row[row])

@@ -1,4 +1,4 @@
-"""A service under a fault plan: its injectors, its early end, and the report of what was injected and which promises were kept."""
+"""A service under a fault plan: its injectors, its early end, and the report on injected faults and broken promises."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .transfers import TransferFaults
 
 @dataclass(frozen=True, slots=True)
 class FaultReport:
-    """What was injected, how often; which promises were checked, how often; and which were broken."""
+    """What was injected, and how often; which promises were checked, how often, and which were broken."""
 
     plan: FaultPlan
     injected: dict[str, int]  # of the enabled kinds
@@ -44,7 +44,7 @@ class FaultReport:
         return tuple(kind for kind, count in self.injected.items() if not count)
 
     def checked_of(self, kind: str) -> int:
-        """How often the promises of a kind were checked."""
+        """Return how often the promises of a kind were checked."""
         return sum(self.checked[promise] for promise in OF_KIND[kind])
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class FaultReport:
 
 
 class FaultyService:
-    """What the injectors, links and clients of one run share."""
+    """The parts of one run that inject faults, and the checks that need all of them."""
 
     def __init__(self, env: simpy.Environment, plan: FaultPlan, seed: int, config: EngineConfig) -> None:
         self.env = env
@@ -108,7 +108,7 @@ class FaultyService:
         self._sent[request_id] = 0
 
     def ended(self, request_id: str) -> None:
-        """Count an end that a client is told of."""
+        """Count an end that is reported to a client."""
         self._sent[request_id] += 1
         once = self._sent[request_id] == 1
         self.promises.check("one_end", once, self.env.now, f"{request_id} has ended {self._sent[request_id]} times")
@@ -132,7 +132,7 @@ class FaultyService:
         self.promises.check("no_crash", False, self.env.now, message)
 
     def finish(self, complete: bool) -> FaultReport:
-        """Check what is left, if the run came to its end; returns the report."""
+        """Check that nothing is left, if the run came to its end; returns the report."""
         if complete and not self.promises.broken:
             self._check_drained()
         ledger = self.ledger
@@ -164,7 +164,7 @@ class FaultyService:
 
 
 def _left_over(engine: Engine) -> str:
-    """Describe what is not free after the prefix cache has given everything back; empty if nothing."""
+    """Describe the slots that are not free although the prefix cache has given all of its own back; empty if there are none."""
     try:
         engine.store.forget()
     except InvariantViolation as violation:

@@ -1,6 +1,6 @@
-"""Faults between engines: packets that are lost, damaged, doubled, late; acknowledgements that never come; engines that die; and a witness.
+"""Faults between engines: packets that are lost, damaged, doubled, late; lost acknowledgements; engines that die.
 
-The `TransferWitness` sees what is sent and what really arrives, and keeps books of its own: which pages came whole, how often each request
+The `TransferWitness` sees what is sent and what arrives, and keeps its own records: which pages arrived undamaged, how often each request
 was offered, where it joined.
 """
 
@@ -32,7 +32,7 @@ MAX_REMEMBERED = 1 << 14  # attempts; the oldest are forgotten
 
 @dataclass(slots=True)
 class _Attempt:
-    """What the witness knows of one attempt of a transfer."""
+    """The witness's record of one attempt of a transfer."""
 
     first_page: int = 0
     num_pages: int = 0
@@ -68,7 +68,7 @@ class TransferWitness:
             attempt.whole.add(page.index)
 
     def joined(self, source: str, key: TransferKey, now_ns: int) -> None:
-        """A request takes part in the rounds of a decode engine from now on."""
+        """Check a request that takes part in the rounds of a decode engine from now on."""
         name = key.request_id
         self.promises.check("joins_once", name not in self._joined, now_ns, f"{name} joins a second time")
         self._joined.add(name)
@@ -88,7 +88,7 @@ class TransferFaults(PacketHooks, EndpointHooks):
         self.promises = promises
         self._num_packets: dict[int, int] = {}
         self._num_transfers = 0
-        self._ack_lost: set[str] = set()  # whose acknowledgement is to be lost; only asked
+        self._ack_lost: set[str] = set()  # requests whose acknowledgement will be lost; only asked
         self._slow_until_ns = 0
 
     def start(self, cluster: Cluster, injectors: list[FaultInjector], links: list[Link]) -> None:

@@ -11,14 +11,14 @@ from ...core.prompt import Prompt
 class Arrival:
     """One request.
 
-    time_ns:    arrival, integer nanoseconds from the workload's start; None in a closed loop, where it is sent by the
-                next client that is free
-    prompt:     what it asks
+    time_ns:    arrival, integer nanoseconds from the workload's start; None in a closed loop, where the next free client
+                sends it
+    prompt:     its prompt
     output_len: tokens it will emit before it stops, at least 1: known to the executor that plays the model, never to
                 the scheduler
     session:    the conversation or user it belongs to, for routing by affinity; None if the workload has none
     priority:   greater is more urgent
-    row:        number of the request in its workload or data row in its trace, from 0; the identity of its draws
+    row:        number of the request in its workload or data row in its trace, from 0; the key of its draws
     """
 
     time_ns: int | None

@@ -1,15 +1,5 @@
-"""When requests arrive: renewal processes at a rate that may change over time.
-
-Arrivals are made in *operational time*, in which the mean gap is one unit whatever the rate, and carried to the
-clock by the inverse of the cumulative rate Λ(t) = ∫ rate (Cox and Lewis, The Statistical Analysis of Series of
-Events, 1966, §2.3):
-
-    gap(i)   drawn by key (seed, arrival, i): exponential, Gamma of a given burstiness, or 1
-    unit(i)  = gap(0) + … + gap(i)                      time(i) = Λ⁻¹(unit(i))
-
-Gaps are integers of 2⁻³² units, so that their sum is exact and does not depend on how the stream is cut into
-chunks; times are integer nanoseconds. Gap i is a function of its key alone; a longer stream has the shorter one as
-its beginning.
+"""is Poisson, greater values come in bursts, smaller ones more evenly, 0 like a clock (first arrival at time 0). Make one
+with `poisson`, `gamma` or `evenly`. Errors: ConfigError.
 """
 
 from __future__ import annotations
@@ -30,10 +20,10 @@ _MAX_TIME_NS = float(2**62)
 
 @dataclass(frozen=True, slots=True)
 class RateCurve:
-    """Requests per second over time: straight lines between (times_s, rates), the last rate for ever, or repeated.
+    """Requests per second over time: straight lines between (times_s, rates), then the last rate, or the same again.
 
     times_s: strictly increasing, the first is 0. rates: one per time, none negative. period_s: if given, the curve
-    begins again then; it must be the last time. Errors: ConfigError with all problems.
+    repeats from then on; it must be the last time. Errors: ConfigError with all problems.
     """
 
     times_s: tuple[float, ...]
@@ -55,23 +45,25 @@ class RateCurve:
 
     @classmethod
     def constant(cls, rate: float) -> RateCurve:
-        """`rate` requests per second for ever."""
+        """Return a constant rate of `rate` requests per second."""
         return cls((0.0,), (rate,))
 
     @classmethod
     def ramp(cls, start_rate: float, end_rate: float, duration_s: float) -> RateCurve:
-        """From one rate to another in a straight line, then the second for ever."""
+        """Return a straight line from one rate to another, which then stays."""
         return cls((0.0, duration_s), (start_rate, end_rate))
 
     @classmethod
     def table(cls, times_s: Sequence[float], rates: Sequence[float], period_s: float | None = None) -> RateCurve:
-        """Straight lines between points; with `period_s` (the last time) they repeat."""
+        """Return straight lines between points; with `period_s` (the last time) they repeat."""
         return cls(tuple(times_s), tuple(rates), period_s)
 
     @classmethod
     def day(cls, mean_rate: float, amplitude: float, peak_hour: float = 14.0, period_s: float = 86400.0) -> RateCurve:
-        """A sinusoid of `amplitude` (0 … 1) times the mean around it, in 288 straight pieces; the peak is at
-        `peak_hour` of a period that counts as 24 hours."""
+        """Return a sinusoid around the mean, of `amplitude` (0 … 1) times it, in 288 straight pieces.
+
+        The peak is at `peak_hour` of a period that counts as 24 hours.
+        """
         if not 0.0 <= amplitude <= 1.0:
             raise ConfigError("<arrival rate>", [Problem("amplitude", f"{amplitude}: expected 0 ... 1")])
         phase = np.arange(289) / 288
@@ -79,8 +71,7 @@ class RateCurve:
         return cls(tuple((phase * period_s).tolist()), tuple(np.maximum(rates, 0.0).tolist()), period_s)
 
     def times_of(self, units: np.ndarray) -> np.ndarray:
-        """Λ⁻¹, in seconds: float64 like `units`, infinite where the curve ends at rate 0 before that many
-        arrivals."""
+        """Return Λ⁻¹, in seconds: float64 like `units`, infinite where the curve ends at rate 0 before that many arrivals."""
         cumulative, times, rates = np.array(self._cumulative), np.array(self.times_s), np.array(self.rates)
         cycles = 0.0
         if self.period_s is not None:
@@ -115,11 +106,7 @@ class RateCurve:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalProcess:
-    """Arrivals at `rate`, with gaps of a given coefficient of variation `burstiness` (standard deviation / mean).
-
-    1 is Poisson, above 1 comes in bursts, below is more even, 0 is like a clock (first arrival at time 0). Make one
-    with `poisson`, `gamma` or `evenly`. Errors: ConfigError.
-    """
+    """Arrivals at `rate`, with gaps of a given coefficient of variation `burstiness` (standard deviation / mean)."""
 
     rate: RateCurve
     burstiness: float = 1.0
@@ -144,10 +131,9 @@ class ArrivalProcess:
     def chunks(
         self, seed: int, num_arrivals: int | None = None, stop_s: float | None = None, chunk: int = CHUNK_ARRIVALS
     ) -> Iterator[np.ndarray]:
-        """Arrival times, int64 ns, ascending, in arrays of at most `chunk`.
+        """Yield arrival times, int64 ns, ascending, in arrays of at most `chunk`.
 
-        Ends after `num_arrivals`, before the first arrival at or after `stop_s`, or when the rate has fallen to 0
-        for ever; never, if none of these is given.
+        Ends after `num_arrivals`, before the first arrival at or after `stop_s`, or when the rate stays 0; without any of these, never.
         """
         stop_ns = _MAX_TIME_NS if stop_s is None else min(stop_s * 1e9, _MAX_TIME_NS)
         first = base = 0
@@ -165,7 +151,7 @@ class ArrivalProcess:
             first += count
 
     def gaps(self, seed: int, first: int, count: int) -> np.ndarray:
-        """Gaps first … first + count − 1 in operational time, mean 1: float64 [count]."""
+        """Return gaps first … first + count − 1 in operational time, mean 1: float64 [count]."""
         index = np.arange(first, first + count, dtype=np.uint64)
         if self.burstiness == 0.0:
             return (index > 0).astype(np.float64)
@@ -180,7 +166,7 @@ def _curve(rate: RateCurve | float) -> RateCurve:
 
 
 def _gamma(seed: int, index: np.ndarray, shape: float) -> np.ndarray:
-    """Gamma numbers of this shape and scale 1 by key: float64 like index.
+    """Return Gamma numbers of this shape and scale 1 by key: float64 like index.
 
     Marsaglia and Tsang, "A simple method for generating gamma variables", ACM TOMS 26 (2000); shapes below 1 by
     their §6 (a number of shape + 1 times a uniform to the power 1 / shape). Attempt n of a key is draw n of that

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are. Lengths are drawn by key: request i has its own, however many others there are."""
+"""Lengths of prompts and outputs, drawn by key: the length of request i does not depend on how many others there are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LengthDistribution(ABC):
 
 @dataclass(frozen=True, slots=True)
 class FixedLength(LengthDistribution):
-    """Always the same."""
+    """A constant length."""
 
     tokens: int
 

@@ -1,4 +1,4 @@
-"""What prompts share: groups of requests that begin with the same system prompt."""
+"""Shared prefixes: groups of requests that begin with the same system prompt."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class SharedPrefixes:
             raise ConfigError("<prefixes>", problems)
 
     def groups(self, seed: int, index: np.ndarray) -> np.ndarray:
-        """The group of each request: int64 [n], 0 … num_groups − 1."""
+        """Return the group of each request: int64 [n], 0 … num_groups − 1."""
         edges = np.cumsum(np.arange(1, self.num_groups + 1, dtype=np.float64) ** -self.popularity)
         coins = uniform(seed, Purpose.PREFIX, index, 0) * edges[-1]
         return np.minimum(np.searchsorted(edges, coins, side="right"), self.num_groups - 1)
 
     def prompts(self, seed: int, index: np.ndarray, prompt_lens: np.ndarray) -> list[Prompt]:
-        """One prompt per request (uint64 [n]) of the given total lengths (int64 [n], at least 1)."""
+        """Return one prompt per request (uint64 [n]) of the given total lengths (int64 [n], at least 1)."""
         groups = self.groups(seed, index)
         prefix_lens = self.prefix_len.draw(seed, Purpose.PREFIX, groups.astype(np.uint64) + np.uint64(1 << 62))
         prefix_lens = np.minimum(prefix_lens, prompt_lens - 1)
@@ -58,5 +58,5 @@ class SharedPrefixes:
 
 
 def segment_id(seed: int, number: np.ndarray, lane: int, part: np.ndarray | int = 0) -> np.ndarray:
-    """The hash id of a piece of text: uint64 [n], below 2**63. Lanes keep kinds of pieces apart."""
+    """Return the hash id of a piece of text: uint64 [n], below 2**63. Lanes keep kinds of pieces apart."""
     return hash64(seed, Purpose.PREFIX, number, part, lane) >> np.uint64(1)

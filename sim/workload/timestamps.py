@@ -12,9 +12,9 @@ _MAX_SECONDS = 9_000_000_000
 
 
 def parse_date_times_ns(cells: Sequence[str]) -> np.ndarray:
-    """Dates and times ("2023-11-16 18:15:46.6805900", a UTC offset optional) to ns since 1970 UTC: int64 [n].
+    """Parse dates and times ("2023-11-16 18:15:46.6805900", a UTC offset optional) to ns since 1970 UTC: int64 [n].
 
-    Up to nine fractional digits count. ValueError for anything else than a full date and time between 1970 and 2262.
+    Up to nine fractional digits count. ValueError for anything but a full date and time between 1970 and 2262.
     """
     plain, offsets_ns = _without_offsets(cells)
     if min(map(len, plain)) < 19 or min(plain) < "1970" or max(plain) >= "2262" or max(map(len, plain)) > 29:
@@ -23,12 +23,12 @@ def parse_date_times_ns(cells: Sequence[str]) -> np.ndarray:
 
 
 def parse_seconds_ns(cells: Sequence[str]) -> np.ndarray:
-    """Decimal seconds ("5", "45.25") to ns: int64 [n]; digits beyond the ninth are cut. Else ValueError."""
+    """Parse decimal seconds ("5", "45.25") to ns: int64 [n]; digits beyond the ninth are cut. Else ValueError."""
     return np.array([_seconds_ns(cell) for cell in cells], np.int64)
 
 
 def parse_milliseconds_ns(cells: Sequence[int | float]) -> np.ndarray:
-    """JSON numbers of milliseconds to ns: int64 [n]; whole ones exactly. ValueError if negative or not finite."""
+    """Convert JSON numbers of milliseconds to ns: int64 [n]; whole ones exactly. ValueError if negative or not finite."""
     if all(type(cell) is int for cell in cells):
         values = np.array(cells, np.int64)
         if values.min() < 0 or values.max() > _MAX_SECONDS * 1000:
@@ -50,7 +50,7 @@ def _seconds_ns(cell: str) -> int:
 
 
 def _without_offsets(cells: Sequence[str]) -> tuple[Sequence[str], int | np.ndarray]:
-    """The times without their UTC offsets, and the offsets in ns: one number where all are equal, the usual case."""
+    """Return the times without their UTC offsets, and the offsets in ns: one number where all are equal, the usual case."""
     match = _OFFSET.search(cells[0])
     if match is None:
         if any(

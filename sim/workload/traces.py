@@ -45,7 +45,7 @@ _JSON_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
 class TraceError(ForetokenError):
-    """A trace that cannot be used: which file, which line, what was found."""
+    """A trace that cannot be used; the message names file, line, and what was found."""
 
     def __init__(self, path: str, line: int | None, message: str) -> None:
         super().__init__(
@@ -59,7 +59,7 @@ class TraceError(ForetokenError):
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a whole trace holds."""
+    """The size of a whole trace."""
 
     format: str
     num_rows: int
@@ -167,7 +167,7 @@ class TraceSource:
 
 
 def _resolve_format(path: str, name: str) -> str:
-    """The format by its first line: an object is Mooncake's, a header is recognised by its columns."""
+    """Return the format by the file's first line: an object is Mooncake's, a header is recognised by its columns."""
     with _open(path) as file:
         first = _first_line(path, file)
     if name != "auto":
@@ -184,7 +184,7 @@ def _resolve_format(path: str, name: str) -> str:
 
 
 def _chunks(path: str, name: str) -> Iterator[_Chunk]:
-    """The rows of a file in chunks, checked, times relative to its first row."""
+    """Yield the rows of a file in chunks, checked, with times relative to its first row."""
     name = _resolve_format(path, name)
     parse = _mooncake_chunks if name == "mooncake" else _csv_chunks
     origin = last = None
@@ -249,7 +249,7 @@ def _csv_columns(path: str, name: str, header: list[str]) -> dict[str, int]:
 
 
 def _whole_rows(path: str, rows: list, lines: Sequence[int], width: int) -> tuple[list, Sequence[int]]:
-    """Without blank lines; any other row of another width is an error."""
+    """Drop blank lines; any other row of another width is an error."""
     kept = [(row, line) for row, line in zip(rows, lines, strict=True) if row]
     for row, line in kept:
         if len(row) != width:
@@ -320,7 +320,7 @@ def _check_hash_ids(path: str, prompts: tuple, hash_ids: tuple, lines: list[int]
 
 
 def _counts(cells: tuple) -> np.ndarray:
-    """Token counts, int64 [n]. ValueError unless each is a whole number, 0 … 2**31 − 1."""
+    """Parse token counts, int64 [n]. ValueError unless each is a whole number, 0 … 2**31 − 1."""
     values = np.array(list(map(int, cells)), np.int64)
     if values.min() < 0 or values.max() > MAX_PROMPT_LENGTH:
         raise ValueError(f"expected a count of tokens, 0 ... {MAX_PROMPT_LENGTH}")
@@ -328,14 +328,14 @@ def _counts(cells: tuple) -> np.ndarray:
 
 
 def _json_counts(cells: tuple) -> np.ndarray:
-    """As `_counts`, of JSON numbers: neither text nor true nor a fraction will do."""
+    """Check JSON numbers as `_counts` does; text, true and fractions are refused."""
     if any(type(cell) is not int for cell in cells):
         raise ValueError("expected a whole number")
     return _counts(cells)
 
 
 def _parse(path: str, label: str, cells: tuple, lines: list[int], parse) -> np.ndarray:
-    """A column at once; if that fails, each cell beside the first, whose form it must share, to say which."""
+    """Parse a column at once; if that fails, find the bad cell by parsing each beside the first, whose form it must share."""
     try:
         return parse(cells)
     except (ValueError, OverflowError, TypeError):

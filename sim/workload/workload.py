@@ -1,8 +1,7 @@
 """Synthetic workloads: arrival times × lengths × shared prefixes, as a stream of `Arrival`s.
 
 Every property of request i is drawn by key (seed, purpose, i): a longer workload begins with the shorter one, and a
-change of one distribution moves nothing else. Requests are made in chunks, so a million of them cost the memory of
-some thousand.
+change of one distribution moves nothing else. Requests are made in chunks of some thousand, which bounds memory.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class SyntheticWorkload:
             first += count
 
     def make(self, first: int, count: int, times_ns: np.ndarray | None = None) -> list[Arrival]:
-        """The requests first … first + count − 1, at these times (int64 [count])."""
+        """Make the requests first … first + count − 1, at these times (int64 [count])."""
         index = np.arange(first, first + count, dtype=np.uint64)
         prompt_lens = self.prompt_len.draw(self.seed, Purpose.LENGTH, index)
         output_lens = self.output_len.draw(self.seed, Purpose.OUTPUT_LENGTH, index).tolist()

@@ -76,7 +76,7 @@ def test_a_service_that_raises_is_a_broken_promise(command, plan, monkeypatch, t
     assert (
         "no_crash" in outcome.err
         and "ZeroDivisionError: planted" in outcome.err
-        and "_lose (replica.py:" in outcome.err
+        and "_lose_steps (engine.py:" in outcome.err
     )
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["incomplete"]
 
