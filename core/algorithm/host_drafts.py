@@ -16,13 +16,13 @@ _NODE_NUMBERS = np.arange(MAX_TREE_NODES + 1, dtype=np.uint64)
 
 
 class PluginError(ForetokenError):
-    """An algorithm's own code raised, or gave what nobody can work with; the message names the algorithm and the method."""
+    """An algorithm's own code raised, or returned something unusable; the message names the algorithm and the method."""
 
 
 class HostDrafts:
-    """A proposer as executors use it: what it is given is in order, and what it gives is checked.
+    """Asks a proposer for its executor, and checks what it answers.
 
-    Whatever it raises, and answers of another form than asked for, are a `PluginError`. Ids out of the vocabulary and children that repeat
+    Its exceptions, and answers of another form than asked for, become a `PluginError`. Ids out of the vocabulary and children that repeat
     a sibling are no drafts: they are rejected with all that follows them.
     """
 

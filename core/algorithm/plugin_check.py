@@ -42,13 +42,13 @@ KINDS = {
 
 # Small, but nothing in it is 1, and nothing but the two vocabularies is equal.
 _ANY_SHAPE = AlgorithmShape(2, 3, hidden_size=8, num_heads=4, target_vocab_size=64, draft_vocab_size=64)
-_NOBODY = HandoffBatch(
+_EMPTY_BATCH = HandoffBatch(
     np.empty(0, np.int32), np.empty(0, np.int64), (), np.empty(0, np.int64), None, None, (), _ANY_SHAPE.hidden_size
 )
 
 
 def interface_problems(cls: type) -> list[Problem]:
-    """How `cls` differs from the interface of `SpecAlgorithm`: missing names, other signatures, and answers that nobody can use."""
+    """How `cls` differs from the interface of `SpecAlgorithm`: missing names, other signatures, and unusable answers."""
     problems = _differences(cls, SpecAlgorithm)
     try:
         inspect.signature(cls).bind()
@@ -119,7 +119,7 @@ def _answer_problems(cls: type) -> list[Problem]:
     if kind not in (None, "token", "bigram"):
         problems.append(Problem("prefix_key_kind", f"gave {kind!r}, expected 'token' or 'bigram'"))
     ask("problems", _ANY_SHAPE)
-    ask("build_disagg_draft_input", _NOBODY, np.empty(0, np.int64), None)
+    ask("build_disagg_draft_input", _EMPTY_BATCH, np.empty(0, np.int64), None)
     proposer = ask("make_proposer", _ANY_SHAPE)
     if algorithm.drafter is Drafter.LOOKUP and proposer is None:
         if not any(problem.key == "make_proposer" for problem in problems):

@@ -1,4 +1,4 @@
-"""Drafts from the host: the port that an algorithm without a model proposes through, and the check of what it proposes.
+"""Drafts from the host: the port through which an algorithm without a model proposes.
 
     open_row ─► observe (the prompt) ─► first_relay ─► observe (its first token) ─► propose ─► observe (what was emitted) ─► propose …
 
@@ -50,7 +50,7 @@ class Proposal:
 
 
 class Proposer(Protocol):
-    """Proposes for the rows of one executor. Rows are numbers that come back; whoever opens one forgets what was in it."""
+    """Proposes for the rows of one executor. Row numbers are used again: `open_row` forgets what was in the row."""
 
     def open_row(self, row: int) -> None:
         """A request takes `row`, with an empty text."""

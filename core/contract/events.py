@@ -1,8 +1,8 @@
-"""What a run says of itself: one schema, whichever executor ran.
+"""The events of a run: one schema, whichever executor ran.
 
 The engine hands every event to a sink as it happens. The sequence of `Submitted`, `Aborted`, `Planned` and `Committed` is the decision
-log: fed to a fresh engine of the same configuration, every `Planned` comes out again. What goes wrong is part of it: `StepsLost`,
-`Resumed`, `RetractionAsked` and `AllocationsDenied` are inputs like the others.
+log: fed to a fresh engine of the same configuration, every `Planned` comes out again. Faults are part of it:
+`StepsLost`, `Resumed`, `RetractionAsked` and `AllocationsDenied` are inputs like the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EngineStarted:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A request at the door. `refusal` is empty if it was queued, else the reason why not."""
+    """A request was submitted. `refusal` is empty if it was queued, else the reason why not."""
 
     now_ns: int
     request: Request
@@ -37,7 +37,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """A client gave up on a request."""
+    """A client gave a request up."""
 
     now_ns: int
     request_id: str
@@ -62,9 +62,7 @@ class Committed:
     step: Step
     result: StepResult
     first_tokens: tuple[str, ...]  # requests whose first token since admission this step delivered
-    kept: (
-        np.ndarray | None
-    )  # int64 [rounds, bs]: tokens delivered per round and row of the decode part; 0 for departed rows
+    kept: np.ndarray | None  # int64 [rounds, bs]: tokens delivered per round and row; 0 for departed rows
     finished: tuple[FinishedRequest, ...]  # by stop, length or error; an abort is its own event
 
 
@@ -81,7 +79,7 @@ class StepsLost:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The device is quiet: no lost step touches anything any more. `restarted`: it has forgotten all KV."""
+    """The device is quiet: no lost step touches anything any more. `restarted`: all KV is gone."""
 
     now_ns: int
     restarted: bool
@@ -90,7 +88,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class RetractionAsked:
-    """Somebody outside wants a running request to give its memory back; the next plan retracts it."""
+    """A running request is asked to give its memory back; the next plan that can retracts it."""
 
     now_ns: int
     request_id: str
@@ -98,14 +96,14 @@ class RetractionAsked:
 
 @dataclass(frozen=True, slots=True)
 class AllocationsDenied:
-    """Somebody outside has taken memory away for a moment: the next `count` attempts to allocate find nothing."""
+    """Memory is taken away for a moment: the next `count` attempts to allocate find nothing."""
 
     now_ns: int
     count: int
 
 
 class HandoffMove(Enum):
-    """What an engine did for a transfer between workers; see `transferring.py`."""
+    """What an engine did for a transfer between workers; see `core/scheduler/transfers.py`."""
 
     HOLD = "hold"
     RELEASE = "release"

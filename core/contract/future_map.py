@@ -132,7 +132,7 @@ class FutureMap:
 
     @property
     def num_unread(self) -> int:
-        """Cells with something written that nobody has read yet."""
+        """Cells that are written and not read yet."""
         return int(np.count_nonzero(self._written))
 
     def publish(self, rows: np.ndarray, epochs: np.ndarray, lengths: Any) -> None:
@@ -188,7 +188,7 @@ class FutureMap:
             self._poison(rows)
 
     def check(self) -> None:
-        """Row 0 holds nothing but zeros and belongs to nobody (RELAY-02)."""
+        """Check that row 0 holds nothing but zeros (RELAY-02)."""
         padding = np.zeros(1, np.int64)
         dirty = [name for name, buffer in self._buffers.items() if (self.storage.gather(buffer, padding) != 0).any()]
         if self._written[0] or self._epochs[0] or dirty:

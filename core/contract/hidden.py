@@ -1,8 +1,7 @@
 """Hidden states are optional by type: an array for algorithms that need them, `None` from end to end for the others.
 
-An algorithm says once whether it needs hidden states. Everything that captures, merges, filters, relays or transfers
-them asks that one answer through the functions below, so that "this batch has none" cannot turn into "this row has
-some".
+An algorithm says once whether it needs hidden states. Code that captures, merges, relays or transfers them asks `capture_mode` for its
+phase, so that "this batch has none" cannot turn into "this row has some".
 """
 
 from __future__ import annotations
@@ -66,12 +65,11 @@ def merge_hidden(first: np.ndarray | None, second: np.ndarray | None) -> np.ndar
     return np.concatenate((first, second))
 
 
-def check_hidden(hidden_states: np.ndarray | None, needs_hidden_states: bool, where: str) -> None:
-    """Assert that hidden states are present exactly if the algorithm needs them (ACCEPT-17); `where` names the
-    place."""
-    if needs_hidden_states and hidden_states is None:
+def check_hidden(hidden_states: np.ndarray | None, mode: CaptureHiddenMode, where: str) -> None:
+    """Raise InvariantViolation ACCEPT-17 unless hidden states are present exactly if `mode` keeps any; `where` names the place."""
+    if mode is not CaptureHiddenMode.NULL and hidden_states is None:
         raise InvariantViolation("ACCEPT-17", f"{where}: the algorithm needs hidden states, but there are none")
-    if not needs_hidden_states and hidden_states is not None:
+    if mode is CaptureHiddenMode.NULL and hidden_states is not None:
         raise InvariantViolation(
             "ACCEPT-17", f"{where}: hidden states of shape {hidden_states.shape}, but the algorithm needs none"
         )

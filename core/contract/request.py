@@ -103,7 +103,7 @@ class FinishedRequest:
 # -- when a request ends ----------------------------------------------------------------------------------------------
 
 
-class SettledRuns(NamedTuple):
+class CutRuns(NamedTuple):
     """What is kept of each row's run, as arrays [bs]."""
 
     kept: np.ndarray  # int64: tokens delivered, 1 … accept_lens
@@ -111,7 +111,7 @@ class SettledRuns(NamedTuple):
     stopped: np.ndarray  # bool: … because of a stop (else: length)
 
 
-def settle_runs(accept_lens: np.ndarray, stop_index: np.ndarray | None, remaining: np.ndarray) -> SettledRuns:
+def cut_runs(accept_lens: np.ndarray, stop_index: np.ndarray | None, remaining: np.ndarray) -> CutRuns:
     """Cut each run at its first stop and at the length cap.
 
     accept_lens: int [bs], 1 … width. stop_index: int [bs], index inside the run of the first stop, −1 for none (None: no row has one).
@@ -120,10 +120,10 @@ def settle_runs(accept_lens: np.ndarray, stop_index: np.ndarray | None, remainin
     kept = np.minimum(accept_lens, remaining)
     if stop_index is None:
         ended = kept == remaining
-        return SettledRuns(kept, ended, np.zeros(len(kept), dtype=bool))
+        return CutRuns(kept, ended, np.zeros(len(kept), dtype=bool))
     stopped = (stop_index >= 0) & (stop_index < kept)
     kept = np.where(stopped, stop_index + 1, kept)
-    return SettledRuns(kept, stopped | (kept == remaining), stopped)
+    return CutRuns(kept, stopped | (kept == remaining), stopped)
 
 
 def finish_reason(stopped: bool) -> FinishReason:

@@ -1,6 +1,6 @@
 """The contract between the engine and every executor: what a step asks for, and what its result says.
 
-Frozen dataclasses of NumPy arrays, one row per request. Nobody writes into an array of a step after it is planned.
+Frozen dataclasses of NumPy arrays, one row per request. An array of a step is never written after it is planned.
 
 ```
             known to the CPU                     reserved for steps in flight
@@ -21,7 +21,7 @@ from .handoff_batch import HandoffBatch
 from .request import Request
 from .table_writes import TableWrites
 
-PADDING_ROW = 0  # belongs to nobody
+PADDING_ROW = 0  # no request's
 NO_TOKEN = -1  # a placeholder; never reaches an executor's input
 
 
@@ -30,14 +30,13 @@ class Join:
     """A request that takes a row with this step. Executors open their per-row state from it."""
 
     row: int
-    epoch: int  # of the row; a result or relay value of another epoch belongs to somebody else
+    epoch: int  # of the row; a result or relay value of another epoch is another request's
     request: Request
     max_tokens: int  # the finish rule's cap, ≤ request.max_tokens (context and pool limits applied)
     num_emitted: int  # output tokens delivered before (> 0 after a retraction); they are part of the prefill
     num_cached: int  # KV tokens taken over from the prefix cache
-    cached_tokens: (
-        np.ndarray | None
-    )  # int64 [num_cached]: what they are (of an arrival: all num_received); None where the executor does not ask for tokens
+    # int64 [num_cached]: what they are (of an arrival: all num_received); None where the executor does not ask for tokens
+    cached_tokens: np.ndarray | None
     num_received: int = 0  # KV length that a prefill worker has computed and sent: the row decodes without a prefill
 
 
@@ -58,9 +57,7 @@ class PrefillStep:
     epochs: np.ndarray  # int64 [n]
     starts: np.ndarray  # int64 [n]
     lens: np.ndarray  # int64 [n], ≥ 1
-    is_last: (
-        np.ndarray
-    )  # bool [n]: the chunk ends the prompt, so it emits the row's first token and its first relay cell
+    is_last: np.ndarray  # bool [n]: the chunk ends the prompt: it emits the row's first token and first relay cell
     tokens: np.ndarray | None  # int64 [sum(lens)], row after row; None where the executor does not ask for them
     tail_tokens: np.ndarray  # int64 [n]: the prompt token after a middle chunk; −1 after a last one (it is the sample)
 
@@ -85,9 +82,7 @@ class Step:
 
     step_id: int  # 1, 2, 3, … per engine
     joins: tuple[Join, ...]
-    released: tuple[
-        tuple[int, int], ...
-    ]  # (row, epoch) given up since the last step; executors drop their state unread
+    released: tuple[tuple[int, int], ...]  # (row, epoch) given up since the last step; executors drop their state
     table_writes: TableWrites
     prefill: PrefillStep | None
     decode: DecodeStep | None
@@ -110,31 +105,27 @@ class BlockEnd(Enum):
 class PrefillResult:
     """Per chunk of the prefill part; entries of middle chunks mean nothing."""
 
-    tokens: (
-        np.ndarray | None
-    )  # int64 [n]: the first token of each finished prompt; None where the executor has no tokens
+    tokens: np.ndarray | None  # int64 [n]: first tokens of the finished prompts; None where the executor has none
     stopped: np.ndarray | None  # bool [n]: that token is a stop; None if none is
     outputs: dict[str, np.ndarray] | None = None  # user outputs, leading axis n
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """What `rounds` rounds did, as columns [rounds, bs]; rows that had ended or left before carry values that nobody reads."""
+    """What `rounds` rounds did, as columns [rounds, bs]; the values of rows that had ended or left before are not read."""
 
     rounds: int
     accept_lens: np.ndarray  # int32 [rounds, bs]: accepted nodes with the bonus token, 1 … width
     stop_index: np.ndarray | None  # int32 [rounds, bs]: first stop inside the run, −1 none; None if no row met one
     ended: np.ndarray  # bool [bs]: the row met its end (stop or length) in the last round
     block_end: BlockEnd
-    tokens: np.ndarray | None = (
-        None  # int64 [rounds, bs, width]: emitted tokens, −1 past the end; width is the data's own
-    )
+    tokens: np.ndarray | None = None  # int64 [rounds, bs, width]: emitted tokens, −1 past the end
     outputs: tuple[dict[str, np.ndarray], ...] | None = None  # per round: user outputs [bs, width, …]
 
 
 @dataclass(slots=True)
 class RoundRecord:
-    """The rounds of a decode step as they are read, for executors with tokens; `result` is what they answer."""
+    """Collects the rounds of a decode step, for executors with tokens; `result` makes their answer."""
 
     accept_lens: list[np.ndarray] = field(default_factory=list)
     stop_index: list[np.ndarray] = field(default_factory=list)
@@ -154,7 +145,7 @@ class RoundRecord:
         outputs: dict[str, np.ndarray],
         ended: np.ndarray,
     ) -> None:
-        """One round, as in `DecodeResult` without the axis of rounds."""
+        """Add one round, as in `DecodeResult` without the axis of rounds."""
         self.accept_lens.append(accept_lens)
         self.stop_index.append(stop_index)
         self.tokens.append(tokens)

@@ -1,6 +1,6 @@
-"""What a step tells an executor of the request table: the entries that have changed since the last step.
+"""The entries of the request table that have changed since the last step, for executors.
 
-The engine notes a few ranges per step; the list of cells, one entry per slot, is written out when an executor (or a log) asks for it.
+The engine notes a few ranges per step; the list of cells, one per slot, is written out when an executor or a log reads it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class WrittenRanges(NamedTuple):
-    """Slots written at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, range after range. Nobody writes into these arrays."""
+    """Slots written at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, range after range. The arrays are never written."""
 
     rows: np.ndarray | int  # int [n], or a single range
     starts: np.ndarray | int

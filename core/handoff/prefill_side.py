@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..algorithm.arrival import DraftPayload
-from ..contract.hidden import check_hidden
+from ..contract.hidden import ForwardPhase, check_hidden
 from ..contract.request import Request
 from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
 from ..scheduler.transfers import PromptProgress
@@ -98,7 +98,9 @@ class PrefillSide(HandoffSide):
             if payload is not None:
                 where = f"the handoff of {request_id!r}"
                 if payload.hidden_states is not None or not self.engine.algorithm.needs_hidden_states:
-                    check_hidden(payload.hidden_states, self.engine.algorithm.needs_hidden_states, where)
+                    check_hidden(
+                        payload.hidden_states, self.engine.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), where
+                    )
             self._payloads[request_id] = payload
         for progress in progresses:
             transfer = self._current.get(progress.request.request_id)

@@ -6,7 +6,7 @@ offset`.
     page 0               page 1               …        page num_pages
     ├ dummy: padding ┤   ├────────────── handed out and taken back, whole pages ──────────────┤
 
-Page 0 is the padding dummy: lanes that belong to nobody read and write it, so it is never handed out.
+Page 0 is the padding dummy: padding lanes read and write it, so it is never handed out.
 
 Ownership is single. A page is free, or it is held by exactly one holder: a request, or the prefix cache. Requests
 share a cached prefix by locking the nodes of the cache's tree, never by holding the page twice, so there are no
@@ -69,7 +69,7 @@ class KVAllocator:
         # [0, _num_free_pages) of the stack are free pages, the top is handed out first; the rest is left-over.
         self._stack = np.arange(num_pages, 0, -1, dtype=np.int32)
         self._num_free_pages = num_pages
-        # 1 for a page that someone holds. The dummy is 0 for ever, so that freeing it is caught like any double free.
+        # 1 for a page that is held. The dummy stays 0, so that freeing it is caught like any double free.
         self._held = np.zeros(num_pages + 1, dtype=np.int32)
         self._offsets = np.arange(page_size, dtype=np.int32)
 
@@ -85,7 +85,7 @@ class KVAllocator:
 
     @property
     def num_held_slots(self) -> int:
-        """Slots that someone holds."""
+        """Slots that are held."""
         return (self.num_pages - self._num_free_pages) * self.page_size
 
     @property

@@ -6,14 +6,11 @@ A radix tree over pages of keys. A node holds a run of keys and the slot of each
           │                     └─ [question B …]
           └─ (namespace "lora-7") [system prompt …]
 
-* A key is one token, or for draft heads that look one token ahead a bigram (t_j, t_j+1): the draft KV at position j
-depends on
-  both, so n tokens have n − 1 keys. Children are found by the exact bytes of their first page of keys and compared key
-  by key, so nothing rests on a hash.
-* A slot belongs to the tree or to one request, never to both. Who uses a cached prefix locks its last node, which
-protects all
-  ancestors too. A split leaves the lower half the identity (and the handles) of the node, the upper half gets the same
-  locks.
+* A key is one token, or for draft heads that look one token ahead a bigram (t_j, t_j+1): the draft KV at position j depends on both,
+  so n tokens have n − 1 keys. Children are found by the exact bytes of their first page of keys and compared key by key, so nothing
+  rests on a hash.
+* A slot belongs to the tree or to one request, never to both. A user of a cached prefix locks its last node, which protects all
+  ancestors too. A split leaves the lower half the identity (and the handles) of the node; the upper half gets the same locks.
 * Unlocked leaves wait for their eviction in a lazy heap (eviction.py); no call but `check` scans the tree.
 
 A request's round trip: `match`, `lock` the node, compute the rest; `insert` what is committed; point the request table
@@ -148,7 +145,7 @@ class RadixCache:
 
     @property
     def evictable_slots(self) -> int:
-        """Slots in nodes that nobody has locked: `evict` can free all of them."""
+        """Slots in nodes without a lock: `evict` can free all of them."""
         return self._num_evictable
 
     @property

@@ -1,6 +1,6 @@
 """The request table: which slot holds the KV of position j of each running request.
 
-    slots[row]   [0, committed) final · [committed, allocated) ours, unwritten or rejected · [allocated, width) nobody's
+    slots[row]   [0, committed) final · [committed, allocated) ours, unwritten or rejected · [allocated, width) unused
 
 Row 0 is the padding row: all its entries are slot 0, and lanes of a padded batch point at it.
 """
@@ -20,15 +20,14 @@ class RequestTableFull(ForetokenError):
 
 
 class InvalidRow(ForetokenError):
-    """A row was released that nobody holds, or that does not exist. The table is unchanged."""
+    """A row was released that is not held, or that does not exist. The table is unchanged."""
 
 
 class RequestTable:
     """`num_rows` rows of `width` slot ids, and the epoch of each row's present owner.
 
     `slots`   int32 [num_rows + 1, width], row 0 all zero. The memory is committed by the system only where it is
-    written. `epochs`  int64 [num_rows + 1], counted up when a row changes owner: (row, epoch) names a request's stay
-    for ever.
+    written. `epochs`  int64 [num_rows + 1], counted up when a row changes owner: (row, epoch) names one stay of one request.
     """
 
     __slots__ = (

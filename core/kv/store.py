@@ -1,14 +1,14 @@
-"""Who owns which KV slots: rows of running requests, the prefix cache, and what waits behind a fence.
+"""The owners of KV slots: rows of running requests, the prefix cache, and what waits behind a fence.
 
 ```
-row   [0, shared) the cache's, locked · [shared, allocated) this row's own · [allocated, width) nobody's
+row   [0, shared) the cache's, locked · [shared, allocated) this row's own · [allocated, width) unused
 ```
 
 A request that leaves while a launched step may still touch its row is *fenced*: row, slots and locks stay as they are until that
 step is committed. The slots that a request's prefix gives up because the cache had them already are fenced too.
 
-A row may be *held* for a transfer between workers: whoever leaves it, it stays as it is until the hold is released. And it may be
-*silent*: reserved for KV that is still to arrive, so that the executor is told of it only when its request joins.
+A row may be *held* for a transfer between workers: it stays as it is until the hold is released, also when its request leaves. And it
+may be *silent*: reserved for KV that is still to arrive, so that the executor learns of it only when its request joins.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class KVStore:
         return self.cache.match(tokens, namespace, max_length=len(tokens) - 1, count=False)
 
     def count_hit(self, num_tokens: int, num_cached: int) -> None:
-        """A request of `num_tokens` entered with `num_cached` of them from the cache; blocked heads look more than once."""
+        """Count a request of `num_tokens` that entered with `num_cached` of them from the cache."""
         self.cache.queries += num_tokens
         self.cache.hits += num_cached
 
@@ -110,12 +110,11 @@ class KVStore:
 
     def reserve_row(self, tokens: np.ndarray | None, namespace: str, num_slots: int) -> int | None:
         """A silent row with `num_slots` slots (page aligned), the cached prefix of `tokens` among them; None, and nothing changed, if
-        so many are not to be had. A cached prefix is asked for room as if it were not cached: then locking it cannot make the rest
-        not fit."""
+        so many are not available. Room is needed for a cached prefix, too: then locking it cannot make the rest not fit."""
         if not self.table.num_free_rows or num_slots > self.available_slots:
             return None
         while self.denies():
-            pass  # an attempt that was denied is made again: nobody else would ask once more
+            pass  # a denied attempt is made again at once: there is no later call that would
         prefix = None if self.cache is None or tokens is None else self.match(tokens, namespace)
         row = self.open_row(prefix, silent=True)
         fits = self.grow_row(row, num_slots)
@@ -123,7 +122,7 @@ class KVStore:
         return row
 
     def announce_row(self, row: int) -> None:
-        """The executor is told of a silent row, and of all its slots, with the next step."""
+        """Tell the executor of a silent row, and of all its slots, with the next step."""
         self._silent[row] = False
         slots = self.table.gather(row, 0, int(self.allocated[row]))
         self._writes.append(WrittenRanges(row, 0, slots.size, slots))
@@ -134,12 +133,12 @@ class KVStore:
 
     def hold_row(self, row: int) -> None:
         """Keep row, slots and locks as they are until `release_hold`, also if the request leaves."""
-        assert self.table.is_held(row), f"row {row} belongs to nobody"
+        assert self.table.is_held(row), f"row {row} has no request"
         assert row not in self._held, f"row {row} is held already"
         self._held[row] = None
 
     def release_hold(self, row: int, last_committed: int) -> None:
-        """No transfer touches `row` any more; if its request has left, its slots are given back."""
+        """Release the slots of `row` if its request has left: no transfer touches them any more."""
         departure = self._held.pop(row)
         if departure is not None:
             self.close_row(departure, last_committed)
@@ -148,9 +147,9 @@ class KVStore:
         return row in self._held
 
     def grow(self, rows: np.ndarray, targets: np.ndarray) -> bool:
-        """Extend the rows, intp [n], to `targets` int64 [n] slots (page aligned), or change nothing and say False.
+        """Extend the rows, intp [n], to `targets` int64 [n] slots (page aligned), or change nothing and return False.
 
-        A target below what a row has is no need. The cache gives up its least useful slots if the free ones do not suffice.
+        A row that has its target already needs nothing. The cache evicts slots if the free ones do not suffice.
         """
         if len(rows) == 1:
             return self.grow_row(int(rows[0]), int(targets[0]))
@@ -180,11 +179,11 @@ class KVStore:
         return True
 
     def deny(self, count: int) -> None:
-        """The next `count` attempts to allocate find nothing, as if the pool were exhausted, and change nothing."""
+        """Let the next `count` attempts to allocate find nothing, as if the pool were exhausted."""
         self._denials += count
 
     def denies(self) -> bool:
-        """Whether an attempt that is made now finds nothing, though there may be something; counts as that attempt."""
+        """Whether an attempt made now is denied, though there may be room; counts as that attempt."""
         if not self._denials:
             return False
         self._denials -= 1
@@ -192,7 +191,7 @@ class KVStore:
         return True
 
     def forget(self) -> None:
-        """The KV is gone, with the worker that held it: nothing of it is a prefix of anything. No row is held any more."""
+        """Empty the cache: the KV is gone, with the worker that held it. No row is held any more."""
         if self.cache is not None and self.cache.evictable_slots:
             self.allocator.free(self.cache.evict(self.cache.evictable_slots))
         self._writes.clear()
@@ -202,7 +201,7 @@ class KVStore:
             raise InvariantViolation("ALLOC-15", f"{self.num_request_slots} slots are held of KV that is gone")
 
     def _make_room(self, num_slots: int) -> bool:
-        """Whether so many slots are free, after the cache has given up what is missing, if it can."""
+        """Let the cache evict what is missing for `num_slots` free slots. Returns whether so many are free."""
         if self.denies():
             return False
         missing = num_slots - self.allocator.num_free_slots
@@ -244,7 +243,7 @@ class KVStore:
         self.revision += 1
 
     def close_row(self, departure: Departure, last_committed: int) -> None:
-        """A request leaves its row: now, or once the departure's fence is committed and no transfer holds it."""
+        """Release a row now, or once the departure's fence is committed and no transfer holds it."""
         if departure.row in self._held:
             self._held[departure.row] = departure
         elif departure.fence <= last_committed:
@@ -253,7 +252,7 @@ class KVStore:
             self._departures.append(departure)
 
     def pass_fence(self, committed: int) -> None:
-        """Step `committed` is committed: release all that waited for it, in the order in which it left."""
+        """Release all that waited for step `committed`, in the order in which it left."""
         while self._fenced_slots and self._fenced_slots[0][0] <= committed:
             self.allocator.free(self._fenced_slots.popleft()[1])
             self.revision += 1

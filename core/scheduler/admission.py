@@ -1,4 +1,4 @@
-"""Who enters the batch, and which chunks of prompts the next step computes.
+"""Which requests enter the batch, and which chunks of prompts the next step computes.
 
 At most one prompt is in progress between steps: the chunk budget goes to it until it is done, then to the next in line. A request
 enters when its whole context and one reserve R fit, together with what the running requests are about to reserve.

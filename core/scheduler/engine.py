@@ -43,7 +43,7 @@ from .output import OutputLog
 from .precedence import least_entitled
 from .recovery import Recovery, StepLimits
 from .requests import Chunk, Requests, StepInFlight
-from .rounds import DecodeRounds, LaunchedRounds
+from .rounds import DecodeRounds, PlannedRounds
 from .transfers import Transfers
 
 
@@ -129,7 +129,7 @@ class Engine:
             self._events(Planned(now_ns, step, retracted, self.num_waiting, self.store.allocator.num_held_slots))
         return step
 
-    def _decide(self) -> tuple[list[Chunk], list[Join], LaunchedRounds | None]:
+    def _decide(self) -> tuple[list[Chunk], list[Join], PlannedRounds | None]:
         """Choose what the next step computes: prefill chunks, the requests that enter with them, decode rounds."""
         self.requests.apply_retractions()
         self.admission.preempt()  # before anything is reserved for a row that gives way
@@ -143,7 +143,7 @@ class Engine:
         chunks, joins = self.admission.plan_prefill(verify_tokens)
         return chunks, joins, rounds
 
-    def _plan_rounds(self) -> LaunchedRounds | None:
+    def _plan_rounds(self) -> PlannedRounds | None:
         """Reserve the next decode round or block; retract the least entitled request while not even one round fits."""
         running = self.requests.running
         while len(self.rounds.rows):
@@ -174,7 +174,7 @@ class Engine:
         )
         return 1 if must_decide_each_round else self.config.block_rounds
 
-    def _launch(self, chunks: list[Chunk], joins: list[Join], rounds: LaunchedRounds | None) -> Step:
+    def _launch(self, chunks: list[Chunk], joins: list[Join], rounds: PlannedRounds | None) -> Step:
         """Put a step with these parts in flight."""
         received, arrivals = self.transfers.take_joined()
         self.requests.last_step_id += 1

@@ -45,7 +45,7 @@ class OutputLog:
         return ""
 
     def open(self, record: RequestRecord) -> None:
-        """A request has entered: its row begins with its context."""
+        """Begin the row of a request that has entered with its context."""
         if not self.tracks_tokens:
             return
         if record.context is None:
@@ -54,7 +54,7 @@ class OutputLog:
         self._tokens[record.row, : len(record.context)] = record.context
 
     def first_token(self, record: RequestRecord, result: PrefillResult, i: int) -> bool:
-        """Keep the token that ends the prefill; says whether it completes a stop string."""
+        """Keep the token that ends the prefill. Returns whether it completes a stop string."""
         if not self.tracks_tokens:
             return False
         self._tokens[record.row, record.prefill_len] = result.tokens[i]
@@ -67,7 +67,7 @@ class OutputLog:
         return first_stop_string(self._decoder, before, run, record.request.stop_strings) >= 0
 
     def arrive(self, record: RequestRecord, arrival: Arrival) -> None:
-        """A request joins with the first token that another worker sampled for it."""
+        """Keep the first token that another worker sampled for a request."""
         if not self.tracks_tokens:
             return
         if arrival.first_token is not None:
@@ -110,13 +110,13 @@ class OutputLog:
                     output.extend(outputs[name][i, : kept[number, i]])
 
     def num_delivered(self, record: RequestRecord) -> int:
-        """Output tokens so far, over all admissions of the request."""
+        """Count the output tokens so far, over all admissions of the request."""
         if record.state in _AFTER_PREFILL and record.has_whole_prompt:
             return int(self._kv_len[record.row]) - record.prompt_len + 1
         return record.emitted_before
 
     def delivered(self, record: RequestRecord) -> tuple[int, np.ndarray | None]:
-        """Number of output tokens, and the tokens int64 themselves where they are known."""
+        """Return the number of output tokens, and the tokens int64 themselves where they are known."""
         count = self.num_delivered(record)
         if not self.tracks_tokens:
             return count, None
@@ -126,19 +126,19 @@ class OutputLog:
         return count, source[record.prompt_len : record.prompt_len + count].astype(np.int64)
 
     def context_of(self, record: RequestRecord) -> np.ndarray | None:
-        """The tokens of a request with a row, as far as they are known: prompt and, if tracked, output. int64."""
+        """Return the tokens int64 of a request with a row, as far as they are known: prompt and, if tracked, output."""
         if not self.tracks_tokens:
             return record.context
         length = record.prompt_len + self.num_delivered(record)
         return self._tokens[record.row, :length].astype(np.int64)
 
     def close(self, record: RequestRecord) -> None:
-        """A request leaves its row; the context with which it would enter again stays in its record."""
+        """Note in a record that leaves its row the context with which the request would enter again."""
         emitted = self.num_delivered(record)
         if self.tracks_tokens:
             record.context = self.context_of(record)
         elif emitted > 0:
-            record.context = None  # the output's tokens are unknown; the prompt's are made again when they are needed
+            record.context = None  # the output's tokens are unknown
         record.emitted_before = emitted
 
 

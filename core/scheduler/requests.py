@@ -27,7 +27,7 @@ from ..kv.radix import PrefixMatch
 from ..kv.store import Departure, KVStore
 from .life import ENDINGS, JOINT_RULES, Demand, RequestEvent, RequestRecord, RequestState, Response
 from .output import OutputLog
-from .rounds import DecodeRounds, LaunchedRounds
+from .rounds import DecodeRounds, PlannedRounds
 from .waiting import WaitingQueue
 
 
@@ -49,7 +49,7 @@ class StepInFlight:
 
     step: Step
     chunks: list[Chunk]
-    rounds: LaunchedRounds | None
+    rounds: PlannedRounds | None
     departures: int  # DecodeRounds.departures when it was planned
 
     def live_chunks(self) -> Iterator[tuple[int, Chunk]]:

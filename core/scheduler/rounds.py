@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..adaptive import AdaptiveController
-from ..contract.request import settle_runs
+from ..contract.request import cut_runs
 from ..contract.step import DecodeResult, DecodeStep
 from ..errors import InvariantViolation
 from ..kv.sizing import ceil_to_page, reserve_per_block
@@ -24,7 +24,7 @@ from .config import EngineConfig, EngineSizes
 
 
 @dataclass(slots=True)
-class LaunchedRounds:
+class PlannedRounds:
     """A decode step that was planned, with what its commit needs."""
 
     step: DecodeStep
@@ -71,7 +71,7 @@ class DecodeRounds:
     # -- membership ---------------------------------------------------------------------------------------------------
 
     def join(self, row: int, kv_len: int, end_len: int, single_round: bool) -> None:
-        """A row's last chunk is launched: it decodes from the next step on."""
+        """Let a row decode from the next step on: its last chunk is launched."""
         self.kv_len[row] = kv_len
         self.end_len[row] = end_len
         self.live[row] = True
@@ -80,7 +80,7 @@ class DecodeRounds:
         self.single_round_rows += single_round
 
     def leave(self, row: int, single_round: bool) -> None:
-        """A row's request is over or retracted; what launched steps still say of it is dropped."""
+        """Take out a row whose request has left it; what steps in flight still deliver to it is dropped."""
         self.live[row] = False
         self._members.remove(row)
         self._stale = True
@@ -89,7 +89,7 @@ class DecodeRounds:
 
     @property
     def rows(self) -> np.ndarray:
-        """The batch, int32 [bs], in the order of joining. Never written in place: steps share it."""
+        """The batch, int32 [bs], in the order of joining. It is never written in place: steps share it."""
         if self._stale:
             self._rows = np.array(self._members, dtype=np.int32)
             self._index = self._rows.astype(np.intp)
@@ -99,7 +99,7 @@ class DecodeRounds:
 
     # -- plan ---------------------------------------------------------------------------------------------------------
 
-    def reserve(self, rounds_unseen: int, max_rounds: int) -> LaunchedRounds | None:
+    def reserve(self, rounds_unseen: int, max_rounds: int) -> PlannedRounds | None:
         """Reserve slots for the next round, or for a block of up to `max_rounds`. Returns None if not even one round fits.
 
         `rounds_unseen` are in flight. A block takes free slots only, and in overlap mode leaves what the plan behind it may take; a
@@ -127,7 +127,7 @@ class DecodeRounds:
         if self.config.page_size > 1:
             targets = ceil_to_page(targets, self.config.page_size)
         if reserve > self.sizes.reserve and int(kv_len[kv_len.argmax()]) + reserve > self.sizes.row_width:
-            # Beyond R the bound is the row: a request ends in it, and one round may follow before that is known.
+            # Beyond R the row is the bound: a request ends in it, and one round may follow before that is known.
             targets = np.minimum(targets, self.sizes.row_width)
         if not self.store.grow(index, targets):
             return None
@@ -136,7 +136,7 @@ class DecodeRounds:
         step = DecodeStep(
             rows, self._epochs, kv_len, max_seq_lens, steps, self.controller.topk, num_draft_tokens, max_rounds
         )
-        return LaunchedRounds(step, index, allocated)
+        return PlannedRounds(step, index, allocated)
 
     def _slots_of_a_plan(self) -> int:
         """The most slots that the plan after a block could take."""
@@ -153,27 +153,27 @@ class DecodeRounds:
     # -- commit -------------------------------------------------------------------------------------------------------
 
     def count(
-        self, launched: LaunchedRounds, result: DecodeResult, departures_at_plan: int, leaving: Collection[int]
+        self, planned: PlannedRounds, result: DecodeResult, departures_at_plan: int, leaving: Collection[int]
     ) -> CountedRounds:
         """Apply the finish rule and move the committed lengths of the live rows. Raises SIM-12 for a result of another shape.
 
         Of `leaving` rows, which left while the block ran, the rounds before the last count.
         """
-        step = launched.step
+        step = planned.step
         if not 1 <= result.rounds <= step.max_rounds or result.accept_lens.shape != (result.rounds, len(step.rows)):
             raise InvariantViolation(
                 "SIM-12",
                 f"{result.rounds} rounds of shape {result.accept_lens.shape}, at most {step.max_rounds} planned",
             )
-        rows = launched.index
+        rows = planned.index
         lens, rounds = result.accept_lens, result.rounds
         kv_before = kv_before_last = self.kv_len[rows]
         if rounds > 1:
-            # A plain round emits one token, whoever runs it: nothing is to be added up.
-            plain = launched.step.steps == 0
+            # A plain round emits one token: nothing has to be added up.
+            plain = planned.step.steps == 0
             kv_before_last = kv_before + (rounds - 1 if plain else np.add.reduce(lens[:-1], axis=0, dtype=np.int64))
         stops = None if result.stop_index is None else result.stop_index[-1]
-        runs = settle_runs(lens[-1], stops, self.end_len[rows] - kv_before_last)
+        runs = cut_runs(lens[-1], stops, self.end_len[rows] - kv_before_last)
         if rounds == 1:
             kept = runs.kept[None, :]
         else:
@@ -205,41 +205,41 @@ class DecodeRounds:
                 self.kv_len[rows[i]] = kv_before[i] + int(kept[:, i].sum())
         return CountedRounds(kept, live, live_before, ended.nonzero()[0], runs.stopped, kv_before, kv_before_last)
 
-    def cut(self, launched: LaunchedRounds, counted: CountedRounds, cuts: Mapping[int, int]) -> CountedRounds:
+    def cut(self, planned: PlannedRounds, counted: CountedRounds, cuts: Mapping[int, int]) -> CountedRounds:
         """End rows at a stop string: of column i the first `cuts[i]` tokens of the single round are kept."""
         for i, length in cuts.items():
             counted.kept[0, i] = length
             counted.stopped[i] = True
-            self.kv_len[launched.index[i]] = counted.kv_before[i] + length
+            self.kv_len[planned.index[i]] = counted.kv_before[i] + length
         return counted._replace(ended=np.union1d(counted.ended, list(cuts))) if cuts else counted
 
     def give_back(
         self,
-        launched: LaunchedRounds,
+        planned: PlannedRounds,
         result: DecodeResult,
         kv_before_last: np.ndarray,
         in_later_step: np.ndarray | bool,
     ) -> None:
-        """After a block: release the slots that its rounds, planned one by one, would not hold now.
+        """Release after a block the slots that its rounds, planned one by one, would not hold now.
 
         Planned singly, a round reserves R from the length known then: in synchronous mode that before the round, in overlap mode that
         before the round before it. A row of a later launched step was planned once more, one round on.
         """
         known = kv_before_last
         if self.config.overlap and in_later_step is not True:
-            known = launched.step.seq_lens if result.rounds == 1 else kv_before_last - result.accept_lens[-2]
+            known = planned.step.seq_lens if result.rounds == 1 else kv_before_last - result.accept_lens[-2]
             known = known if in_later_step is False else np.where(in_later_step, kv_before_last, known)
         held = known + self.sizes.reserve
         if self.config.page_size > 1:
             held = ceil_to_page(held, self.config.page_size)
-        held = np.maximum(launched.allocated, held)
-        self.store.trim(launched.index, held)
+        held = np.maximum(planned.allocated, held)
+        self.store.trim(planned.index, held)
 
     def feed_back(
         self, step: DecodeStep, result: DecodeResult, live: np.ndarray | None, live_before: np.ndarray | None
     ) -> None:
-        """Tell the controller what each round's verify accepted, rows that had left aside: `live` bool [bs] are there in the last
-        round, `live_before` in those before it (None: all)."""
+        """Tell the controller what each round's verify accepted, without the rows that had left: `live` bool [bs] are there in the
+        last round, `live_before` in those before it (None: all)."""
         correct = result.accept_lens - 1
         if live is None and live_before is None:
             self.controller.on_verify_rounds(correct, len(step.rows), step.steps)

@@ -1,8 +1,8 @@
-"""The waiting queue: first come, first served within a priority, and a bound on how often anyone is overtaken.
+"""The waiting queue: first come, first served within a priority, and a bound on how often a request is overtaken.
 
 A greater priority goes first. A request that has been overtaken `ageing_bound` times by later arrivals goes before all others.
-A retracted request returns to its place by arrival, as a rule the front of its class. Whoever is to be tried first, after a step
-that failed, goes before everybody.
+A retracted request returns to its place by arrival, as a rule the front of its class. Requests that are to be tried first, after a
+step that failed, go before all others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class WaitingQueue:
 
     @property
     def head(self) -> RequestRecord | None:
-        """Who enters next; None if nobody waits."""
+        """The request that enters next; None if none waits."""
         if not self._size:
             return None
         if self._first:
@@ -51,11 +51,11 @@ class WaitingQueue:
         self._size += 1
 
     def try_first(self, records: list[RequestRecord]) -> None:
-        """These waiting requests go before all others, in this order, until they have entered once."""
+        """Put these waiting requests before all others, in this order, until they have entered once."""
         self._first = [*records, *(record for record in self._first if record not in records)]
 
     def pop(self) -> RequestRecord:
-        """Take the head; those it overtakes remember it."""
+        """Take the head, and count it for those that it overtakes."""
         record = self.head
         assert record is not None, "pop from an empty queue"
         for priority in self._priorities:
@@ -66,7 +66,7 @@ class WaitingQueue:
         return record
 
     def remove(self, record: RequestRecord) -> None:
-        """Take a waiting request out, wherever it stands."""
+        """Take a waiting request out."""
         priority = record.request.priority
         waiting = self._classes[priority]
         waiting.remove(record)

@@ -255,7 +255,7 @@ def build_proposed_tree(
     seq_lens: np.ndarray,
     max_position: int | None = None,
 ) -> VerifyTree:
-    """Trees as somebody drew them: node j + 1 is `draft_tokens` int [bs, nd − 1] below node `draft_parents`, 0 the root, −1 nothing.
+    """Trees as they were proposed: node j + 1 is `draft_tokens` int [bs, nd − 1] below node `draft_parents`, 0 the root, −1 nothing.
 
     A parent is a node before its children; what hangs below nothing is nothing. Any depth below nd is possible, so width = nd.
     """

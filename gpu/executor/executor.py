@@ -20,7 +20,7 @@ from ...core.acceptance.process import AcceptanceProcess
 from ...core.adaptive.graph_plan import GraphKey
 from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.contract.future_map import FutureMap
-from ...core.contract.hidden import check_hidden
+from ...core.contract.hidden import ForwardPhase, check_hidden
 from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation, nearest
@@ -196,7 +196,7 @@ class TorchExecutor:
                 self.draft.observe(row, arrivals.first_tokens[i : i + 1])
         draft = self.algorithm.build_disagg_draft_input(batch, arrivals.first_tokens, self.future_map)
         if draft is not None:
-            check_hidden(draft.hidden_states, self.algorithm.needs_hidden_states, "handoff")
+            check_hidden(draft.hidden_states, self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "handoff")
             assert not draft.failures, "a request that cannot be served has joined"
         self._simulated_lengths[batch.rows] = batch.seq_lens
 
@@ -220,7 +220,7 @@ class TorchExecutor:
             tokens = torch.from_numpy(part.tokens.astype(np.int64, copy=False)).to(self.device, non_blocking=True)
             forward = self.target.forward(tokens, attention, capture_for(self.draft, wanted))
             captured = draft_hidden(self.draft, forward)
-            check_hidden(captured, self.algorithm.needs_hidden_states, "capture")
+            check_hidden(captured, self.algorithm.capture_hidden_mode(ForwardPhase.PREFILL), "capture")
             sampled = torch.empty(0, dtype=torch.int64, device=self.device)
             outputs: dict[str, Tensor] = {}
             if len(last):
@@ -275,7 +275,7 @@ class TorchExecutor:
         part = running.step.decode
         with self.clock.phase("relay"):
             lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
-            check_hidden(relayed.get("hidden_states"), self.algorithm.needs_hidden_states, "relay")
+            check_hidden(relayed.get("hidden_states"), self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "relay")
             batch = self._batch(part, running.decoded.rounds, lengths, relayed["bonus_tokens"])
             sampling = self._rows.sampling(part.rows)
         forced = self._forced_runs(part)
@@ -291,7 +291,9 @@ class TorchExecutor:
             longest = None if on_host else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
             result = self._round.run(batch, relayed, sampling, wanted, forced, longest, self.clock)
         with self.clock.phase("relay"):
-            check_hidden(result.relay.get("hidden_states"), self.algorithm.needs_hidden_states, "stash")
+            check_hidden(
+                result.relay.get("hidden_states"), self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "stash"
+            )
             self._publish(part.rows, part.epochs, result.lengths, result.relay)
             return to_host(result.accept_lens, result.failed, result.emitted, result.outputs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ...core.contract.request import Request, settle_runs
+from ...core.contract.request import Request, cut_runs
 from ...core.contract.step import Join, TableWrites
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
@@ -82,13 +82,13 @@ class Rows:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Who ends with these runs (int64 [n, width]): the first stop in each, int32 [n] (−1: none), and who ended now, bool [n].
 
-        Rows that had ended before have neither. One rule with the engine's: `core.finish.settle_runs`.
+        Rows that had ended before have neither. One rule with the engine's: `core.contract.request.cut_runs`.
         """
         live = ~self.ended[rows]
         hits = (runs[:, :, None] == self._stop_tokens[rows][:, None, :]).any(axis=2)
         hits &= (np.arange(runs.shape[1]) < accept_lens[:, None]) & live[:, None]
         stops = np.where(hits.any(axis=1), hits.argmax(axis=1), -1).astype(np.int32)
-        settled = settle_runs(accept_lens.astype(np.int64), stops, self._remaining[rows])
+        settled = cut_runs(accept_lens.astype(np.int64), stops, self._remaining[rows])
         self._remaining[rows] -= np.where(live, settled.kept, 0)
         ended = live & (settled.ended | failed)
         self.ended[rows] |= ended

@@ -19,7 +19,7 @@ import numpy as np
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.algorithm.algorithm import AlgorithmShape, DraftKV, SpecAlgorithm
 from ...core.contract.future_map import FutureMap
-from ...core.contract.hidden import check_hidden
+from ...core.contract.hidden import ForwardPhase, check_hidden
 from ...core.contract.request import Request, first_stop_token
 from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, RoundRecord, Step, StepResult
 from ...core.draws import request_key
@@ -276,7 +276,7 @@ class ReferenceExecutor:
                 self.kv.read_draft(row, prefix, token)
         draft = self.algorithm.build_disagg_draft_input(batch, last_tokens, self.future_map)
         if draft is not None:
-            check_hidden(draft.hidden_states, self.algorithm.needs_hidden_states, "handoff")
+            check_hidden(draft.hidden_states, self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "handoff")
             assert not draft.failures, "a request that cannot be served has joined"
 
     def _is_over(self, running: Running) -> bool:
@@ -362,7 +362,7 @@ class ReferenceExecutor:
 
     def _draft_hidden(self, hashes: np.ndarray) -> np.ndarray | None:
         hidden = hidden_of(hashes) if self.algorithm.needs_hidden_states else None
-        check_hidden(hidden, self.algorithm.needs_hidden_states, "capture")
+        check_hidden(hidden, self.algorithm.capture_hidden_mode(ForwardPhase.PREFILL), "capture")
         return hidden
 
     def _fail(self, state: RowState, row: int, running: Running) -> None:
@@ -413,7 +413,7 @@ class ReferenceExecutor:
         prefixes = [self.kv.read_target(r, n) for r, n in zip(part.rows.tolist(), lengths.tolist(), strict=True)]
         last = np.array([prefix.hashes[-1] for prefix in prefixes], dtype=np.uint64)
         hidden = relayed.get("hidden_states")
-        check_hidden(hidden, self.algorithm.needs_hidden_states, "relay")
+        check_hidden(hidden, self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "relay")
         if hidden is not None and (hash_of(hidden) != last).any():
             raise InvariantViolation("RELAY-02", "a relayed hidden state is not that of the row's last position")
         if self.kv.draft is not None:
@@ -542,7 +542,7 @@ class ReferenceExecutor:
             values |= {"topk_ids": ids, "topk_probabilities": probabilities}
         if hidden is not None:
             values["hidden_states"] = hidden
-        check_hidden(values.get("hidden_states"), self.algorithm.needs_hidden_states, "stash")
+        check_hidden(values.get("hidden_states"), self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "stash")
         self.future_map.stash(rows, epochs, values)
 
     def _settle(

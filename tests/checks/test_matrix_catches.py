@@ -7,7 +7,7 @@ import pytest
 from foretoken.checks.driver import Dice
 from foretoken.checks.matrix import Cell, pairwise_cells, random_cell, run_cell, run_cell_in_blocks
 from foretoken.core.algorithm.builtin import Eagle
-from foretoken.core.contract.request import SettledRuns
+from foretoken.core.contract.request import CutRuns
 from foretoken.core.kv import store as store_module
 from foretoken.core.kv.store import KVStore
 from foretoken.core.scheduler import config as engine_config
@@ -118,13 +118,13 @@ def departed_rows_settled(patch):
 
 
 def stop_masked_by_the_length_cap(patch):
-    real = rounds.settle_runs
+    real = rounds.cut_runs
 
-    def settle_runs(accept_lens, stop_index, remaining):
+    def cut_runs(accept_lens, stop_index, remaining):
         runs = real(accept_lens, stop_index, remaining)
-        return SettledRuns(runs.kept, runs.ended, runs.stopped & (runs.kept < remaining))
+        return CutRuns(runs.kept, runs.ended, runs.stopped & (runs.kept < remaining))
 
-    patch.setattr(rounds, "settle_runs", settle_runs)
+    patch.setattr(rounds, "cut_runs", cut_runs)
 
 
 def one_token_past_the_cap(patch):

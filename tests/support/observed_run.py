@@ -9,7 +9,7 @@ import numpy as np
 from foretoken.core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, fixed_controller
 from foretoken.core.algorithm.builtin import Standalone
 from foretoken.core.contract.events import Event
-from foretoken.core.contract.request import Request, settle_runs
+from foretoken.core.contract.request import Request, cut_runs
 from foretoken.core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
@@ -74,7 +74,7 @@ class ToyExecutor:
             good = (self.clock_ns // 30_000_000) % 2  # times change, so that adaptive steps follow
             run = (1 + self.rng.binomial(d.steps, 0.9 if good else 0.1, len(keys))).astype(np.int32)
             stop = np.where(self.rng.random(len(keys)) < self.stop_share, run - 1, -1).astype(np.int32)
-            settled = settle_runs(run, stop, np.where(over, 1 << 40, remaining))
+            settled = cut_runs(run, stop, np.where(over, 1 << 40, remaining))
             remaining = remaining - settled.kept
             ended = settled.ended & ~over
             remaining[settled.stopped] = 0

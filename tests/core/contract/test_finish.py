@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from foretoken.core.contract.request import (
     FinishReason,
+    cut_runs,
     finish_reason,
     first_stop_string,
     first_stop_token,
-    settle_runs,
 )
 
 
@@ -28,7 +28,7 @@ def by_hand(accept_len, stop, remaining):
 def test_settling_agrees_with_walking_the_run_by_hand():
     cases = [(a, s, r) for a, s, r in itertools.product(range(1, 6), range(-1, 6), range(1, 7)) if s < a]
     accept, stop, remaining = (np.array(column) for column in zip(*cases, strict=True))
-    runs = settle_runs(accept, stop, remaining)
+    runs = cut_runs(accept, stop, remaining)
     assert runs.stopped.dtype == runs.ended.dtype == bool
     for i, case in enumerate(cases):
         assert (runs.kept[i], runs.ended[i], runs.stopped[i]) == by_hand(*case), case
@@ -36,14 +36,14 @@ def test_settling_agrees_with_walking_the_run_by_hand():
 
 def test_without_stops_none_are_looked_for():
     accept, remaining = np.array([3, 3, 1]), np.array([2, 3, 9])
-    none = settle_runs(accept, None, remaining)
-    given = settle_runs(accept, np.full(3, -1), remaining)
+    none = cut_runs(accept, None, remaining)
+    given = cut_runs(accept, np.full(3, -1), remaining)
     for one, other in zip(none, given, strict=True):
         assert one.tolist() == other.tolist()
 
 
 def test_a_stop_exactly_at_the_cap_is_a_stop_and_one_past_it_is_none():
-    runs = settle_runs(np.array([4, 4]), np.array([2, 3]), np.array([3, 3]))
+    runs = cut_runs(np.array([4, 4]), np.array([2, 3]), np.array([3, 3]))
     assert runs.kept.tolist() == [3, 3]
     assert runs.stopped.tolist() == [True, False]
     assert runs.ended.all()

@@ -50,9 +50,9 @@ def test_states_of_different_models_never_merge(other):
 
 
 def test_presence_is_asserted_both_ways():
-    check_hidden(None, False, "relay")
-    check_hidden(np.zeros((1, 2)), True, "relay")
+    check_hidden(None, CaptureHiddenMode.NULL, "relay")
+    check_hidden(np.zeros((1, 2)), CaptureHiddenMode.LAST, "relay")
     with pytest.raises(InvariantViolation, match="ACCEPT-17: relay"):
-        check_hidden(None, True, "relay")
+        check_hidden(None, CaptureHiddenMode.FULL, "relay")
     with pytest.raises(InvariantViolation, match="ACCEPT-17: relay"):
-        check_hidden(np.zeros((0, 2)), False, "relay")
+        check_hidden(np.zeros((0, 2)), CaptureHiddenMode.NULL, "relay")

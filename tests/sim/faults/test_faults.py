@@ -239,7 +239,8 @@ def ignore_cancels(monkeypatch):
 
 
 def let_everybody_in(monkeypatch):
-    monkeypatch.setattr(Admission, "refusal", lambda self, request: "")
+    for part in (Admission, Requests):
+        monkeypatch.setattr(part, "refusal", lambda self, request: "")
 
 
 def forget_who_was_here(monkeypatch):
