@@ -1,4 +1,4 @@
-"""The `foretoken` command. Each command has its own file, which imports what it drives only when it runs."""
+"""The command `foretoken`. Each subcommand has a file, which imports the other packages only when it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tiny import tiny
 app = typer.Typer(
     name="foretoken",
     help="Speculative decoding of large language models: simulate a deployment with the scheduler that would run it.",
-    epilog="Begin with `foretoken simulate`; every command explains itself with --help.",
+    epilog="Begin with `foretoken simulate`; every command has --help.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,4 +1,4 @@
-"""`foretoken audit`: does the log of a run contradict itself?"""
+"""`foretoken audit`: find contradictions in the log of a run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ EXIT_CONTRADICTORY = 1
 def audit(
     log: Annotated[Path, typer.Argument(help="events.jsonl of a run, or the directory that has it.")],
     allow_truncated: Annotated[
-        bool, typer.Option("--allow-truncated", help="Accept a log that breaks off: its run was killed.")
+        bool, typer.Option("--allow-truncated", help="Accept a log without an end, of a run that was killed.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="How many contradictions are printed.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, help="Print at most so many contradictions.")] = 10,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file, too.")] = None,
 ) -> None:
-    """Audit the log of a run, whichever engine wrote it.
+    """Find contradictions in the log of a run, by any engine.
 
-    Every record is held against those before it: each request ends once, each
-    token is delivered once, steps come back in order, times do not go back,
-    and what is counted adds up. Nothing is executed again. Exit code 0: no
-    contradiction; 1: there is one, with its line; 2: the log cannot be read.
+    Compares every record with those before it: each request ends once, each
+    token is delivered once, steps return in order, times do not go back, and
+    counts add up. Nothing is executed again. Exit code 0: no contradiction;
+    1: there are some, each with its line; 2: the log cannot be read.
 
         foretoken simulate --out runs/a
         foretoken audit runs/a/events.jsonl
@@ -45,7 +45,7 @@ def audit(
 
 
 def _candidates(header: Mapping[str, Any], source: str) -> tuple[int, ...] | None:
-    """The numbers of steps that the engines of the log could choose from; None if its header does not say, or is not one of ours."""
+    """Return the draft steps that the engines of the log could choose from; None if its header does not say."""
     from ..core.errors import ForetokenError
 
     scenario = header.get("scenario")

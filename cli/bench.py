@@ -1,4 +1,4 @@
-"""`foretoken bench`: how fast a model decodes here, plainly and with a draft, batch size by batch size."""
+"""`foretoken bench`: time decoding with and without a draft, for each batch size."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ Algorithm = Annotated[
 ]
 Steps = Annotated[
     str | None,
-    option(
-        "--steps", SPECULATION, "Draft steps to compare, 1,3,5 if nothing is said. 0 is always run.", metavar="S,S,…"
-    ),
+    option("--steps", SPECULATION, "Draft steps to compare; 1,3,5 by default. 0 is always run.", metavar="S,S,…"),
 ]
 Acceptance = Annotated[
     str | None,
@@ -87,18 +85,18 @@ ContextLengths = Annotated[
     str, option("--context-lengths", CELLS, "Tokens of each prompt.", metavar="N,N,…", show_default=True)
 ]
 OutputTokens = Annotated[
-    int, option("--output-tokens", CELLS, "Tokens of an output; ends of text are ignored.", show_default=True)
+    int, option("--output-tokens", CELLS, "Tokens of each output; ends of text are ignored.", show_default=True)
 ]
-Repeat = Annotated[int, option("--repeat", CELLS, "Turns of each cell; medians count.", show_default=True)]
+Repeat = Annotated[int, option("--repeat", CELLS, "Runs of each cell; the median is reported.", show_default=True)]
 Graphs = Annotated[
     bool | None,
-    option("--graphs/--no-graphs", ENGINE, "Whole rounds as CUDA graphs; the default on a GPU."),
+    option("--graphs/--no-graphs", ENGINE, "Run whole rounds as CUDA graphs; the default on a GPU."),
 ]
 Seed = Annotated[
     int, option("--seed", ENGINE, "Seed of prompts, random weights and simulated acceptance.", show_default=True)
 ]
 Json = Annotated[
-    Path | None, option("--json", OUTPUT, "Keep everything here, cell by cell as it is measured.", metavar="FILE")
+    Path | None, option("--json", OUTPUT, "Write every number to this file, after each cell.", metavar="FILE")
 ]
 
 
@@ -113,8 +111,8 @@ def bench(
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
 
     All step counts of a cell take turns with plain decoding in this process.
-    Timed is decoding alone, from the last prefill to the end of the first
-    request, so that the batch is full throughout; prefill has a column of its own.
+    The time is that of decoding, from the last prefill to the end of the first
+    request, while the batch is full; prefill has its own column.
 
         foretoken bench --model models/target --draft models/eagle3
         foretoken bench --model models/target --draft models/eagle3 --topk 4 \\
@@ -123,14 +121,14 @@ def bench(
         foretoken bench --random-weights llama-3.1-8b --algorithm STANDALONE \\
             --draft llama-3.2-1b --acceptance code
 
-    accept is the mean number of tokens that a round brings a request. floor is the
-    share of the time in which memory could have delivered all weights and KV that
-    the rounds read, at the copy bandwidth measured in the same run; beyond 100 %
-    the caches hold them. Shares of draft, verify and host are of the decode time;
-    a GPU works while the host does, and idle says for how long it did not.
+    accept is the mean number of tokens per round and request. floor is the share
+    of the time that reading all weights and KV of the rounds takes at the copy
+    bandwidth measured in the same run; above 100 % they are read from caches.
+    draft, verify and host are shares of the decode time; on a GPU the host works
+    at the same time, and idle is the share in which the GPU waited.
 
-    Ctrl-C keeps the finished cells; the exit code is 130. Bad input, and more
-    memory than there is, is one message before any weight is read, exit code 2.
+    Ctrl-C keeps the finished cells; the exit code is 130. Bad input or too little
+    memory is one message before any weight is read, and exit code 2.
     """
     from ..gpu.bench.plan import BenchOptions, plan_bench
     from .bench_display import show
@@ -158,7 +156,7 @@ def bench(
 def _measure(
     options: BenchOptions, plan: BenchPlan, record: JsonRecord, progress: StatusLine
 ) -> tuple[Machine | None, list[ArmResult], bool]:
-    """The results of the cells that were finished, and whether that is all of them."""
+    """Return the results of the finished cells, and whether all are finished."""
     from ..gpu.bench.report import report
     from ..gpu.bench.run import Bench
 

@@ -1,4 +1,4 @@
-"""What `foretoken bench` shows: a table of all cells, what is true of the whole run below it, and progress beside it."""
+"""The table of `foretoken bench`, with lines above and below it for the whole run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from ..gpu.bench.run import ArmResult, Machine
 
 MIB = 1 << 20
-TABLE_WIDTH = 160  # no table is wider; a narrow terminal wraps its lines rather than losing what stands at their ends
+TABLE_WIDTH = 160  # no table is wider; a narrow terminal wraps the lines instead of cutting them
 
 
 def show(plan: BenchPlan, machine: Machine | None, results: Sequence[ArmResult]) -> None:
-    """The table on standard output."""
+    """Print the table on standard output."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -43,7 +43,7 @@ def show(plan: BenchPlan, machine: Machine | None, results: Sequence[ArmResult])
 
 
 def table_cells(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """The columns' titles and a row per result; columns that no result has are left out."""
+    """Return the titles and a row per result, without columns that no result has."""
     has_graphs = any("graph" in result.shares for result in results)
     has_idle = any(result.idle_share is not None for result in results)
     phases = ["draft", "verify"] + ["graph"] * has_graphs + ["host", "other"]
@@ -71,7 +71,7 @@ def table_cells(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]
 
 
 def heading(plan: BenchPlan, machine: Machine) -> list[str]:
-    """What was run, and on what."""
+    """Return the lines that name model, device and mode."""
     from ..gpu.bench.plan import in_units
 
     weights = f"{in_units(machine.target_bytes)} of weights"
@@ -86,7 +86,7 @@ def heading(plan: BenchPlan, machine: Machine) -> list[str]:
 
 
 def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
-    """What is true of all cells."""
+    """Return the lines about all cells: simulated acceptance, equal outputs, CUDA graphs."""
     from ..gpu.bench.report import graph_costs, plan_sizes
 
     lines = []

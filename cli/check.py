@@ -1,4 +1,4 @@
-"""`foretoken check`: search for a history that breaks a component, and shrink it."""
+"""`foretoken check`: search for operations that break a component, and shrink them."""
 
 from __future__ import annotations
 
@@ -23,36 +23,37 @@ def check(
     contract: Annotated[
         str | None,
         typer.Argument(
-            help="Which contract: allocator, prefix-cache, relay, accept, step-controller, engine, executor, transport or "
-            "simulator. All if not given."
+            help="The contract: allocator, prefix-cache, relay, accept, step-controller, engine, executor, transport or "
+            "simulator; all by default."
         ),
     ] = None,
     subject: Annotated[
         str | None,
-        typer.Argument(help="What to check, as module:make; `make(config)` returns a fresh one. Ours if not given."),
+        typer.Argument(help="The component as module:make, where `make(config)` returns a fresh one; ours by default."),
     ] = None,
     budget: Annotated[
-        str, typer.Option(help="A number of operations, or a time: 200000, 60s, 2m. Shared by all that is checked.")
+        str, typer.Option(help="Operations (200000) or time (60s, 2m), divided among the components.")
     ] = DEFAULT_BUDGET,
-    seed: Annotated[int, typer.Option(help="The same seed and number of operations run the same.")] = 1,
+    seed: Annotated[int, typer.Option(help="Equal seeds and numbers of operations give equal runs.")] = 1,
     capability: Annotated[
         list[str] | None,
-        typer.Option(help="Declare a capability (again for more). Otherwise make.capabilities is read."),
+        typer.Option(help="A capability of the component; repeatable. By default make.capabilities."),
     ] = None,
     expect: Annotated[
-        list[str] | None, typer.Option(help="ID=REASON: an invariant that is known to be broken; an error if it holds.")
+        list[str] | None,
+        typer.Option(help="ID=REASON: an invariant that is known to be broken; it is an error if it holds."),
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Print every invariant and how it is checked.")] = False,
-    mutants: Annotated[bool, typer.Option("--mutants", help="Check that every planted defect is caught.")] = False,
+    mutants: Annotated[bool, typer.Option("--mutants", help="Check that every mutant is killed.")] = False,
     replay: Annotated[Path | None, typer.Option(help="Run a stored case again.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file, too.")] = None,
-    cases: Annotated[Path, typer.Option(help="Where the cases of failures are written.")] = Path("runs/cases"),
+    cases: Annotated[Path, typer.Option(help="Directory for the cases of failures.")] = Path("runs/cases"),
 ) -> None:
     """Check a component against its invariants.
 
-    Random operations run on the component and on a plain model of it; after each
-    one everything is recounted. What breaks an invariant is shrunk to a few
-    operations and stored as a case. Exit code 0: all hold; 1: one does not;
+    Runs random operations on the component and on a plain model of it, and checks
+    every invariant after each one. Operations that break one are shrunk to a few
+    and stored as a case. Exit code 0: all invariants hold; 1: one is broken;
     2: bad input.
 
         foretoken check
@@ -88,7 +89,6 @@ def _check(contract, subject, budget, seed, capability, expect, json_file, cases
         except NotInstalled as error:
             if subject is not None:
                 raise
-            # Ours, for which an optional package is needed.
             reason = f"needs {error.package}, which is not installed"
             typer.echo(f"{suite.name}: {name} skipped: {reason}\n")
             skipped.append({"contract": suite.name, "subject": name, "skipped": reason})

@@ -1,4 +1,4 @@
-"""What follows from a scenario: every number behind a run, with its unit and its source."""
+"""Every number that a run derives from its scenario, with its unit and source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DerivedRow = tuple[str, float | str, str, str]  # name, value, unit, source
 
 
 def derived_rows(assembly: Assembly) -> Iterator[DerivedRow]:
-    """Hardware, model, efficiency, host time and memory as the assembly explains them, then steps, acceptance and reservations."""
+    """Yield the numbers of the assembly (hardware, model, host, memory), then acceptance, steps, relay and reservations."""
     yield from assembly.explain()
     yield from _acceptance(assembly)
     yield from _steps(assembly)
@@ -60,7 +60,7 @@ def _steps(assembly: Assembly) -> Iterator[DerivedRow]:
 
 
 def _relay(assembly: Assembly) -> Iterator[DerivedRow]:
-    """What a row relays from step to step on the device: written and read once per round."""
+    """Yield the bytes that each row relays per round."""
     shape = AlgorithmShape(assembly.spec.max_steps, assembly.spec.topk, assembly.target.hidden)
     for field in (LENGTH_FIELD, *assembly.algorithm.relay_fields(shape)):
         source = f"computed: {field.dtype}, fields that {assembly.algorithm.name} relays"

@@ -1,4 +1,4 @@
-"""What a run under faults has shown: a table of what was injected and promised, and every promise that was broken."""
+"""The report of a run with faults: what was injected and promised, and which promises were broken."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ EXIT_BROKEN = 1
 
 
 def print_faults(report: FaultReport) -> None:
-    """The table on standard output."""
+    """Print the table on standard output."""
     from rich.console import Console
 
     console = Console(highlight=False)
     console.print()
     console.print(_table(report))
     if report.never_fired:
-        console.print(f"Enabled and never fired, so nothing was shown of it: {', '.join(report.never_fired)}.")
+        console.print(f"Enabled, but never injected, so not tested: {', '.join(report.never_fired)}.")
     if report.cancelled_in:
         states = ", ".join(f"{state} {count}" for state, count in sorted(report.cancelled_in.items()))
         console.print(f"Clients left while their request was: {states}.")
@@ -30,15 +30,15 @@ def print_faults(report: FaultReport) -> None:
         console.print("Every promise was kept.")
 
 
-def tell_broken(report: FaultReport, seed: int) -> None:
-    """The broken promises on standard error, with what repeats the run."""
+def print_broken(report: FaultReport, seed: int) -> None:
+    """Print the broken promises on standard error, with the command that repeats the run."""
     for broken in report.broken:
         print(f"foretoken: broken promise: {broken}", file=sys.stderr)
     print(f"foretoken: seed {seed}; again: {repeating_command(seed)}", file=sys.stderr)
 
 
 def repeating_command(seed: int) -> str:
-    """This command, with its seed."""
+    """Return this command with its seed."""
     words = ["foretoken", *sys.argv[1:]]
     if not any(word == "--seed" or word.startswith("--seed=") for word in words):
         words += ["--seed", str(seed)]

@@ -1,4 +1,4 @@
-"""`foretoken generate`: a checkpoint, perhaps a draft, and prompts in; text out."""
+"""`foretoken generate`: decode text from a checkpoint."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ STDIN = "-"
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the command line says beside the session's options."""
+    """The options of the command that are not options of the session."""
 
     prompt: str | None
     prompts: Path | None
@@ -75,7 +75,7 @@ class _Asked:
 
     @property
     def source(self) -> str:
-        """Where the prompts stand, for messages."""
+        """The source of the prompts, as messages name it."""
         if self.prompt is not None:
             return "--prompt"
         return str(self.prompts) if self.prompts not in (None, Path(STDIN)) else "<standard input>"
@@ -91,11 +91,11 @@ def generate(
     page_size: PageSize = 1, max_running: MaxRunning = 32, context_len: ContextLen = None,
     kv_tokens: KvTokens = None, disaggregate: Disaggregate = None, debug: Debug = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Decode real text from a checkpoint, speculatively if there is a draft.
+    """Decode text from a checkpoint, speculatively if there is a draft.
 
-    Greedy output is the same whatever drafts, in floating point up to ties.
-    One prompt is streamed as text; with --prompts each line of JSON gets a line
-    of JSON, in its order.
+    Greedy output is the same with every draft, up to ties in floating point.
+    One prompt is streamed as text; with --prompts the output has a line of JSON
+    for each line of the file, in the same order.
 
         foretoken generate --model models/target --prompt "def fib(n):" --stats
         foretoken generate --model models/target --draft models/eagle3 --topk 4 \\
@@ -107,8 +107,8 @@ def generate(
         foretoken generate --model models/target --draft models/eagle3 \\
             --disaggregate prefill=1,decode=1 --prompts prompts.jsonl
 
-    Ctrl-C ends all requests with what they have; the exit code is 130. Bad input
-    is one message before any weight is read, and exit code 2.
+    Ctrl-C ends all requests with the tokens they have; the exit code is 130. Bad
+    input is one message before any weight is read, and exit code 2.
     """
     from ..gpu.session.plan import SessionOptions
     from ..gpu.session.prompts import RequestDefaults
@@ -128,7 +128,7 @@ def generate(
 
 
 def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> int:
-    """Everything that can be wrong first, then the weights, then the decoding. Returns the exit code."""
+    """Check all input, load the weights, decode; return the exit code."""
     from ..gpu.session.session import check_lengths, check_vocabulary
     from ..gpu.session.text import Tokenizer
     from .generate_session import SessionMaker
@@ -158,7 +158,7 @@ def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> i
     if asked.stats:
         print(stats_text(session.stats(), session.plan), file=sys.stderr)
     if received:
-        print("foretoken: interrupted; the outputs end with what there was", file=sys.stderr)
+        print("foretoken: interrupted; the outputs end early", file=sys.stderr)
         return 128 + received[0]
     return EXIT_FAILED if failed else 0
 
@@ -166,7 +166,7 @@ def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> i
 def _requests(
     tokenizer: Tokenizer, defaults: RequestDefaults, asked: _Asked
 ) -> tuple[tuple[Request, ...], dict[str, str]]:
-    """The requests, and where each of them stands in its file."""
+    """Return the requests, and the line of the file that each comes from."""
     from ..core.errors import ConfigError, Problem
     from ..gpu.session.prompts import PromptEntry, make_requests, read_prompt_file, read_prompts
 
@@ -199,7 +199,7 @@ def _standard_input() -> str:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[list[int]]:
-    """The first SIGINT or SIGTERM is noted, so that steps in flight end well; the second interrupts. Yields the signals received."""
+    """Note the first SIGINT or SIGTERM, so that steps in flight are committed; let the second interrupt. Yields the signals received."""
     received: list[int] = []
 
     def note(number: int, frame: object) -> None:
@@ -217,9 +217,9 @@ def _asked_to_stop() -> Iterator[list[int]]:
 
 @contextmanager
 def _broken_pipe_ends_quietly() -> Iterator[None]:
-    """Whoever reads the output may stop reading, as `head` does."""
+    """Exit without a message when the reader of the output stops reading, as `head` does."""
     try:
         yield
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in the buffer has no reader
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails to flush the buffer at exit
         raise typer.Exit(EXIT_BROKEN_PIPE) from None

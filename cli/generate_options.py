@@ -44,25 +44,21 @@ Algorithm = Annotated[
 ]
 Steps = Annotated[
     int | None,
-    option(
-        "--steps", SPECULATION, "Draft steps per round; 3 if nothing is said. Where they adapt: those to begin with."
-    ),
+    option("--steps", SPECULATION, "Draft steps per round; 3 by default. With --adaptive: the first ones."),
 ]
 Topk = Annotated[
     int, option("--topk", SPECULATION, "Branches per draft step; more than 1 drafts trees.", show_default=True)
 ]
 Nodes = Annotated[
     int | None,
-    option(
-        "--num-draft-tokens", SPECULATION, "Nodes of a verify tree, its root included; up to 16 if nothing is said."
-    ),
+    option("--num-draft-tokens", SPECULATION, "Nodes of a verify tree, root included; up to 16 by default."),
 ]
 Adaptive = Annotated[
     str | None,
     option(
         "--adaptive",
         SPECULATION,
-        "Steps that adapt: default, with-zero, or a JSON file of candidates.",
+        "Adapt the draft steps: default, with-zero, or a JSON file of candidates.",
         metavar="PRESET|FILE",
     ),
 ]
@@ -71,7 +67,7 @@ Policy = Annotated[
     option(
         "--policy",
         SPECULATION,
-        "What chooses the steps: ema (by acceptance), goodput (by acceptance and measured cost).",
+        "How steps are chosen: ema (by acceptance), goodput (by acceptance and measured cost).",
         metavar="ema|goodput",
     ),
 ]
@@ -80,7 +76,7 @@ PromptText = Annotated[
     option(
         "--prompt",
         PROMPTS,
-        "One prompt; the answer is streamed. Without --prompt and --prompts: standard input.",
+        "One prompt; its output is streamed. By default standard input.",
         metavar="TEXT",
     ),
 ]
@@ -98,11 +94,11 @@ Chat = Annotated[
     option(
         "--chat/--no-chat",
         PROMPTS,
-        "A text prompt is the message of a user, in the model's chat template.",
+        "Put a text prompt into the model's chat template, as a message of the user.",
         show_default=True,
     ),
 ]
-MaxTokens = Annotated[int, option("--max-tokens", SAMPLING, "Most tokens of an output.", show_default=True)]
+MaxTokens = Annotated[int, option("--max-tokens", SAMPLING, "Maximal tokens of an output.", show_default=True)]
 Temperature = Annotated[float, option("--temperature", SAMPLING, "0 is greedy.", show_default=True)]
 TopP = Annotated[
     float,
@@ -118,7 +114,7 @@ Stop = Annotated[
     list[str] | None,
     option("--stop", SAMPLING, "Text that ends an output and is left out of it; repeatable.", metavar="TEXT"),
 ]
-IgnoreEos = Annotated[bool, option("--ignore-eos", SAMPLING, "Go on past the end of text, up to --max-tokens.")]
+IgnoreEos = Annotated[bool, option("--ignore-eos", SAMPLING, "Continue after the end of text, up to --max-tokens.")]
 Device = Annotated[
     str, option("--device", ENGINE, "cpu, cuda, cuda:1. auto: a GPU if there is one.", show_default=True)
 ]
@@ -127,35 +123,34 @@ Disaggregate = Annotated[
     option(
         "--disaggregate",
         ENGINE,
-        "Prefill and decode in processes of their own, so many of each; KV goes from pool to pool. On GPUs each has one of its own.",
+        "Prefill and decode in N and M processes, each on its own GPU if there are any; KV goes from pool to pool.",
         metavar="prefill=N,decode=M",
     ),
 ]
 Threads = Annotated[
     int | None,
-    option("--threads", ENGINE, "Threads on a CPU; one for small models, else all cores, if nothing is said.", min=1),
+    option("--threads", ENGINE, "Threads on a CPU; by default one for small models, else all cores.", min=1),
 ]
 Overlap = Annotated[
     bool | None,
-    option("--overlap/--synchronous", ENGINE, "Plan a step while the one before runs; the default on a GPU."),
+    option("--overlap/--synchronous", ENGINE, "Plan a step while the previous one runs; the default on a GPU."),
 ]
 PageSize = Annotated[int, option("--page-size", ENGINE, "Tokens of a KV page.", show_default=True)]
-MaxRunning = Annotated[int, option("--max-running", ENGINE, "Requests that are decoded together.", show_default=True)]
+MaxRunning = Annotated[int, option("--max-running", ENGINE, "Requests decoded together.", show_default=True)]
 ContextLen = Annotated[
     int | None,
-    option("--context-len", ENGINE, "Tokens of a prompt with its output; what the prompts need if nothing is said."),
+    option("--context-len", ENGINE, "Tokens of a prompt with its output; by default what the prompts need."),
 ]
 KvTokens = Annotated[
     int | None,
-    option("--kv-tokens", ENGINE, "Size of the KV pool; what the running requests need if nothing is said."),
+    option("--kv-tokens", ENGINE, "KV slots of the pool; by default what the running requests need."),
 ]
 Debug = Annotated[bool, option("--debug", ENGINE, "Check every index that moves or writes KV; slow.")]
 Logprobs = Annotated[bool, option("--logprobs", OUTPUT, "Log-probability of each token; the output is JSON.")]
-Json = Annotated[bool, option("--json", OUTPUT, "A line of JSON per prompt, as for --prompts.")]
-Stats = Annotated[
-    bool, option("--stats", OUTPUT, "Accept length, tokens/s and where the time went, on standard error.")
-]
+Json = Annotated[bool, option("--json", OUTPUT, "Print a line of JSON per prompt, as for --prompts.")]
+Stats = Annotated[bool, option("--stats", OUTPUT, "Print accept length, tokens/s and time by phase on standard error.")]
 Out = Annotated[
-    Path | None, option("--out", OUTPUT, "Keep events.jsonl, outputs.jsonl and summary.json here.", metavar="DIR")
+    Path | None,
+    option("--out", OUTPUT, "Write events.jsonl, outputs.jsonl and summary.json to this directory.", metavar="DIR"),
 ]
 Quiet = Annotated[bool, option("--quiet -q", OUTPUT, "No progress on standard error.")]

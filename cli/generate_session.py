@@ -1,4 +1,4 @@
-"""Where `foretoken generate` decodes: in this process, or in workers of its own that are told apart by what they do."""
+"""The session of `foretoken generate`: in this process, or in worker processes for prefill and decode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Session(Protocol):
-    """What both have."""
+    """The interface of both kinds of session."""
 
     plan: SessionPlan
 
@@ -29,7 +29,7 @@ class Session(Protocol):
 
 
 class SessionMaker:
-    """`disaggregate`, as the command line has it, is looked at first: nothing is read before it is known to make sense."""
+    """Plans and opens a session. Checks `disaggregate`, the option's text, before anything is read."""
 
     def __init__(self, options: SessionOptions, disaggregate: str | None) -> None:
         self._options = options
@@ -54,7 +54,7 @@ class SessionMaker:
 
     @contextmanager
     def open(self, plan: SessionPlan, tokenizer: Tokenizer, record: GenerationRecord) -> Iterator[Session]:
-        """A session that is closed in the end, its processes with it."""
+        """Open a session, and close it with its processes at the end."""
         if self._topology is None:
             from ..gpu.session.session import DecodeSession
 

@@ -1,4 +1,4 @@
-"""What `foretoken generate` shows: text as it comes, or a line of JSON per prompt, progress beside it, numbers at the end."""
+"""The output of `foretoken generate`: streamed text or lines of JSON, progress, and statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REDRAW_EVERY_S = 0.1
 
 
 class Display:
-    """Shows the outputs of `num_requests` requests on standard output: as text while it comes, or as JSON lines in their order."""
+    """Shows outputs on standard output: streamed text, or JSON lines in the order of the requests."""
 
     def __init__(self, order: list[str], *, as_json: bool, quiet: bool) -> None:
         self._order = order
@@ -28,7 +28,7 @@ class Display:
 
     @property
     def outputs(self) -> list[Output]:
-        """What became of each request, in their order; those that nothing was told of are left out."""
+        """The output of each request that has ended, in their order."""
         from ..gpu.session.session import join_deltas
 
         return [join_deltas(deltas) for deltas in self._parts.values() if deltas and deltas[-1].finish]
@@ -46,7 +46,7 @@ class Display:
             self._show_finished()
 
     def close(self) -> None:
-        """End the last line of a text; take the progress away."""
+        """End the last line of a text, and remove the progress."""
         if self._progress is not None:
             self._progress.clear()
         if not self._ends_line:
@@ -54,7 +54,7 @@ class Display:
             self._ends_line = True
 
     def _show_finished(self) -> None:
-        """All outputs up to the first that is not over yet."""
+        """Print all outputs up to the first that has not ended."""
         from ..gpu.session.session import join_deltas
 
         while self._num_shown < len(self._order):
@@ -67,7 +67,7 @@ class Display:
             self._num_shown += 1
 
     def _write(self, text: str) -> None:
-        """Characters that standard output's encoding does not have become question marks."""
+        """Write text; characters that standard output cannot encode become question marks."""
         if self._encoding != "utf-8":
             text = text.encode(self._encoding, "replace").decode(self._encoding)
         sys.stdout.write(text)
@@ -92,7 +92,7 @@ class Progress:
 
 
 def stats_text(stats: SessionStats, plan: SessionPlan) -> str:
-    """The numbers of a run, a few lines."""
+    """Return the statistics of a run in up to three lines."""
     rate = f"{stats.tokens_per_s:,.1f} tokens/s" if stats.tokens_per_s is not None else "no time"
     requests = f"{stats.requests:,} request{'s' if stats.requests != 1 else ''}"
     lines = [
@@ -114,7 +114,7 @@ def stats_text(stats: SessionStats, plan: SessionPlan) -> str:
 
 
 def _speculation(plan: SessionPlan) -> str:
-    """What drafted, in a few words."""
+    """Return algorithm, steps and tree size in a few words."""
     spec = plan.spec
     if not plan.algorithm.is_speculative:
         return "plain decoding"

@@ -1,4 +1,4 @@
-"""What `foretoken generate --out DIR` leaves behind: events.jsonl, outputs.jsonl, summary.json."""
+"""The files of `foretoken generate --out DIR`: events.jsonl, outputs.jsonl, summary.json."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FILES_OF_ANY_RUN = dict.fromkeys((*FILES, *run_record.FILES))
 
 
 class GenerationRecord:
-    """Keeps a run in `directory`, or nothing if that is None. Leaving the context without `finish` closes the log as incomplete."""
+    """Writes a run to `directory`, or nothing if it is None. Without `finish` the log is closed as incomplete."""
 
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory
@@ -43,7 +43,7 @@ class GenerationRecord:
         self._close(complete=False)
 
     def make_sinks(self, spec: EngineSpec, plan: SessionPlan) -> Sequence[EventSink]:
-        """The event sinks of the engine that is described; its log begins now."""
+        """Open the log, and return the event sinks of the engine that `description` describes."""
         if self.directory is None:
             return ()
         from ..observe.log import EventLog
@@ -55,7 +55,7 @@ class GenerationRecord:
         return (self._log.sink(0), self._metrics.sink(0))
 
     def worker_logs(self, names: Sequence[str]) -> Mapping[str, Path] | None:
-        """Where each of several workers keeps its own log; None where nothing is kept."""
+        """Return the path of each worker's log; None if there is no directory."""
         if self.directory is None:
             return None
         self._worker_facts = {"workers": list(names)}
@@ -92,7 +92,7 @@ class GenerationRecord:
 
 
 def output_line(output: Output, *, ensure_ascii: bool = False) -> str:
-    """One output as a line of JSON."""
+    """Return one output as a line of JSON."""
     value: dict[str, Any] = {
         "id": output.request_id,
         "text": output.text,
@@ -107,7 +107,7 @@ def output_line(output: Output, *, ensure_ascii: bool = False) -> str:
 
 
 def counted(outputs: Sequence[Output], stats: SessionStats, *, incomplete: bool) -> Mapping[str, Any]:
-    """What is known of a run whose engines were elsewhere, under the names that metrics have."""
+    """Return the counts of a run whose engines are in other processes, under the names of the metrics."""
     ends = [output.finish for output in outputs]
     return {
         "incomplete": incomplete,
@@ -129,7 +129,7 @@ def counted(outputs: Sequence[Output], stats: SessionStats, *, incomplete: bool)
 
 
 def run_facts(plan: SessionPlan) -> Mapping[str, Any]:
-    """What was run, for people; a replay does not need it."""
+    """Return model, algorithm and device for the reader; a replay does not need them."""
     options = plan.options
     return {
         "model": str(options.model),

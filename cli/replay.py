@@ -1,4 +1,4 @@
-"""`foretoken replay`: do fresh engines decide what a recorded run decided?"""
+"""`foretoken replay`: compare the decisions of a recorded run with those of fresh engines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ EXIT_DIFFERENT = 1
 def replay(
     log: Annotated[Path, typer.Argument(help="events.jsonl of a run, or the directory that has it.")],
     allow_truncated: Annotated[
-        bool, typer.Option("--allow-truncated", help="Accept a log that breaks off: its run was killed.")
+        bool, typer.Option("--allow-truncated", help="Accept a log without an end, of a run that was killed.")
     ] = False,
 ) -> None:
     """Feed the recorded results of a run to fresh engines and compare every decision.
 
     The engines are built from the log's header: the scenario of a simulation,
-    or the engine of a real run, whose model and tokenizer are not needed. Exit
-    code 0: all decisions are identical; 1: one is not, and the first such is
-    shown; 2: the log cannot be used.
+    or the engine of a real run, without its model and tokenizer. Exit code 0:
+    all decisions are identical; 1: prints the first one that differs; 2: the
+    log cannot be used.
 
         foretoken simulate --out runs/a
         foretoken replay runs/a/events.jsonl
@@ -47,7 +47,7 @@ def replay(
 
 
 class _EngineFactory:
-    """Makes the engines of a log from what its header says, which is resolved once."""
+    """Makes the engines of a log from its header, which is resolved once."""
 
     def __init__(self, source: str) -> None:
         self._source = source

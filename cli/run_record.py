@@ -1,4 +1,4 @@
-"""What a simulated run leaves behind: the files in its directory, and the report on the terminal."""
+"""The results of a simulated run: the files in its directory, and the report on the terminal."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FILES = (SUMMARY, SCENARIO, REQUESTS, ROUNDS, EVENTS, TIMELINE, FAULTS)
 
 
 class RunRecord:
-    """Collects a run. `directory` None: metrics only, no file.
+    """Collects a run in `directory`; None collects metrics only.
 
-    Files appear when the simulation asks for its sinks, after everything that can be wrong with its scenario was found. Leaving the
-    context closes them; a run that did not reach `finish` leaves a log that says it is incomplete.
+    Files are made when the simulation asks for its sinks, after its scenario was checked. Leaving the context closes them; without
+    `finish` the log is marked incomplete.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class RunRecord:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._close(complete=False)
-        if isinstance(error, OSError):  # a file could not take what the run gave it
+        if isinstance(error, OSError):  # such as a full disk
             raise UnwritableFile(self.directory, error) from error
 
-    # -- what the simulation calls ------------------------------------------------------------------------------------
+    # -- called by the simulation ------------------------------------------------------------------------------------
 
     def sinks(self, replica: int) -> Sequence[EventSink]:
-        """The event sinks of a replica's engine."""
+        """Return the event sinks of a replica's engine."""
         if self._metrics is None:
             self._open()
         sinks: list[Callable[..., None]] = [self._metrics.sink(replica)]
@@ -70,13 +70,13 @@ class RunRecord:
 
     @property
     def spans(self) -> RunRecord | None:
-        """The sink of device and scheduler times; None if nobody wants them, which spares the simulation their making."""
+        """The sink of device and scheduler times; None if no timeline is written, so that the simulation does not make them."""
         return self if self.directory is not None and self._wants_perfetto else None
 
     def span(self, replica: int, track: str, name: str, start_ns: int, duration_ns: int, args: dict[str, Any]) -> None:
         self._perfetto.span(replica, track, name, start_ns, duration_ns, args)
 
-    # -- from the first file to the last ------------------------------------------------------------------------------
+    # -- files ------------------------------------------------------------------------------
 
     def _open(self) -> None:
         from ..observe.metrics import RunMetrics
@@ -96,19 +96,19 @@ class RunRecord:
             self._perfetto = PerfettoTrace(self.directory / TIMELINE)
 
     def write_scenario(self, origins: Mapping[str, str], derived: Iterable[DerivedRow]) -> None:
-        """Keep the resolved scenario with its sources; it runs as it is."""
+        """Write the resolved scenario with its sources; it can be run again."""
         if self.directory is not None:
             from .scenario_text import scenario_text
 
             write_text(self.directory / SCENARIO, scenario_text(self.scenario, origins, derived))
 
     def write_faults(self, plan: FaultPlan) -> None:
-        """Keep the fault plan, drawn or given; it can be given again."""
+        """Write the fault plan; it can be given again."""
         if self.directory is not None:
             write_text(self.directory / FAULTS, plan.to_toml())
 
     def finish(self, report: RunReport) -> dict[str, Any]:
-        """Close all files and write the summary, which is returned."""
+        """Close all files, write the summary, and return it."""
         from ..simulation import summarize_run
 
         summary = summarize_run(self.scenario, report, self._metrics)
@@ -118,7 +118,7 @@ class RunRecord:
         return summary
 
     def _close(self, complete: bool) -> None:
-        """Close what is open, all of it even if one fails; a second call does nothing."""
+        """Close all open files, even if one fails. A second call does nothing."""
         try:
             with ExitStack() as closing:
                 if self._metrics is not None:
@@ -133,7 +133,7 @@ class RunRecord:
     # -- the terminal -------------------------------------------------------------------------------------------------
 
     def print_report(self, summary: Mapping[str, Any]) -> None:
-        """The tables on standard output, and where the files are."""
+        """Print the tables on standard output, and where the files are."""
         from rich.console import Console
 
         from ..observe.tables import report_tables
@@ -145,7 +145,7 @@ class RunRecord:
             console.print(f"\nThe run is in {self.directory}.", soft_wrap=True)
 
     def _title(self) -> str:
-        """What was simulated, in one line."""
+        """Return name, model, hardware, algorithm and mode in one line."""
         from ..sim.disaggregation.pools import pools_of
 
         model, hardware, speculation = self.scenario.model, self.scenario.hardware, self.scenario.speculation

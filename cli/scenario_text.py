@@ -1,4 +1,4 @@
-"""A resolved scenario as TOML in which a comment behind every value says where it came from; `load_scenario` reads it back."""
+"""A resolved scenario as TOML, with the source of each value as a comment; `load_scenario` reads it back."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _COMMENT_COLUMN = 44
 
 
 def scenario_text(scenario: Scenario, origins: Mapping[str, str], derived: Iterable[DerivedRow] = ()) -> str:
-    """The whole text, newline at its end.
+    """Return the whole text, with a newline at its end.
 
-    origins: dotted key -> source, as `load_scenario` gives it; other keys are defaults. derived: what follows from it, as comments.
+    origins: dotted key -> source, as `load_scenario` returns them; other keys are defaults. derived: numbers to add as comments.
     """
     lines = [*_table_lines(scenario, "", origins)]
     rows = list(derived)
@@ -29,7 +29,7 @@ def scenario_text(scenario: Scenario, origins: Mapping[str, str], derived: Itera
 
 
 def _table_lines(table: BaseModel, prefix: str, origins: Mapping[str, str]) -> Iterator[str]:
-    """Values first, then the tables below: TOML would take a value after a table's header for that table's."""
+    """Yield the values of a table, then the tables below it, as TOML demands."""
     below: list[tuple[str, BaseModel]] = []
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
@@ -38,7 +38,7 @@ def _table_lines(table: BaseModel, prefix: str, origins: Mapping[str, str]) -> I
             continue
         source = _source(f"{prefix}{name}", origins)
         text = f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}"
-        # What a run does without the value stands in the field's description.
+        # The field's description says what a run does without the value.
         meaning = f" ({field.description})" if value is None and field.description else ""
         yield f"{text:<{_COMMENT_COLUMN}} # {source}{meaning}"
     for name, value in below:
@@ -48,7 +48,7 @@ def _table_lines(table: BaseModel, prefix: str, origins: Mapping[str, str]) -> I
 
 
 def _source(key: str, origins: Mapping[str, str]) -> str:
-    """Where `key`, or the table that it stands in, was given."""
+    """Return the source of `key`, or of the table around it."""
     while key:
         if key in origins:
             return origins[key]
@@ -63,7 +63,7 @@ def _derived_line(name: str, value: float | str, unit: str, source: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A TOML value of plain data: strings, numbers, booleans, lists, and mappings with string keys as inline tables."""
+    """Return plain data as a TOML value; mappings become inline tables."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -10,8 +10,8 @@ import typer
 def schema() -> None:
     """Print the JSON schema of scenario files.
 
-    Every key with its type, default and meaning. An editor that knows TOML
-    schemas completes and checks scenarios with it:
+    Every key with its type, default and meaning, for editors that complete and
+    check TOML by a schema:
 
         foretoken schema > scenario.schema.json
     """

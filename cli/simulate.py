@@ -1,4 +1,4 @@
-"""`foretoken simulate`: a scenario in, a table and the files of a run out."""
+"""`foretoken simulate`: run a scenario, print its report, write its files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ EXIT_INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + the signal
 
 ScenarioFile = Annotated[
     Path | None,
-    typer.Argument(metavar="SCENARIO.toml", show_default=False, help="Scenario file; without it all defaults hold."),
+    typer.Argument(
+        metavar="SCENARIO.toml", show_default=False, help="Scenario file; by default all keys have their defaults."
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -38,9 +40,7 @@ TraceFile = Annotated[
 Seed = Annotated[int | None, typer.Option(min=0, show_default=False, help="Seed of every draw (seed).")]
 OutDirectory = Annotated[
     Path | None,
-    typer.Option(
-        "--out", metavar="DIR", show_default=False, help="Keep the run here; without it only the table is printed."
-    ),
+    typer.Option("--out", metavar="DIR", show_default=False, help="Write the files of the run to this directory."),
 ]
 Explain = Annotated[
     bool, typer.Option("--explain", help="Print the scenario with the source of every number; run nothing.")
@@ -55,7 +55,7 @@ Faults = Annotated[
         "--faults",
         metavar="PLAN.toml|swarm",
         show_default=False,
-        help="Let things go wrong: a fault plan, or `swarm` for one drawn from the seed. Exit code 1: a promise was broken.",
+        help="Inject faults by a plan, or by one drawn from the seed (swarm). Exit code 1: a promise was broken.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
@@ -85,10 +85,10 @@ def simulate(
         foretoken simulate --faults swarm --seed 7
 
     With --out, DIR holds summary.json, scenario.toml, requests.parquet,
-    rounds.parquet, events.jsonl and trace.json. Ctrl-C ends a run early: what
-    it had is kept and marked incomplete, and the exit code is 130. Bad input
-    is one message and exit code 2. With --faults exit code 1 means that a
-    promise was broken; the message has the seed and the command that repeats it.
+    rounds.parquet, events.jsonl and trace.json. Ctrl-C ends a run early: its
+    results are kept and marked incomplete, and the exit code is 130. Bad input
+    is one message and exit code 2. With --faults, exit code 1 means that a
+    promise was broken; the message has the command that repeats the run.
     """
     from ..sim.scenario_file import load_scenario
 
@@ -117,9 +117,9 @@ def simulate(
     with _termination_is_interruption() as received, _errors_at(origins):
         report = _run(resolved, origins, out, not no_events, not no_perfetto, quiet, plan)
     if report.faults is not None and not report.faults.kept:
-        from .faults_report import EXIT_BROKEN, tell_broken
+        from .faults_report import EXIT_BROKEN, print_broken
 
-        tell_broken(report.faults, resolved.seed)
+        print_broken(report.faults, resolved.seed)
         raise typer.Exit(EXIT_BROKEN)
     if not report.complete:
         raise typer.Exit(EXIT_INTERRUPTED[received[-1] if received else signal.SIGINT])
@@ -143,7 +143,7 @@ def _run(
     quiet: bool,
     faults: FaultPlan | None,
 ) -> RunReport:
-    """Simulate, keep the files, print the report."""
+    """Simulate, write the files, print the report."""
     from ..sim.run import Simulation
     from .derived import derived_rows
     from .progress import simulation_progress
@@ -169,13 +169,13 @@ def _run(
             file=sys.stderr,
         )
     if not report.complete and (report.faults is None or report.faults.kept):
-        print("foretoken: interrupted; the numbers cover what had happened by then", file=sys.stderr)
+        print("foretoken: interrupted; the numbers cover the run up to then", file=sys.stderr)
     return report
 
 
 @contextmanager
 def _errors_at(origins: dict[str, str]) -> Iterator[None]:
-    """Problems of the scenario are reported at the file or option that gave the key."""
+    """Report problems of the scenario at the file or option that gave the key."""
     from ..core.errors import ConfigError
     from ..sim.scenario_check import at_origins
 
@@ -187,7 +187,7 @@ def _errors_at(origins: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _termination_is_interruption() -> Iterator[list[int]]:
-    """SIGTERM ends a run as Ctrl-C does, so that a batch system's time limit leaves a readable run. Yields the signals received."""
+    """Let SIGTERM end a run as Ctrl-C does, so that a run stopped by a time limit can be read. Yields the signals received."""
     received: list[int] = []
 
     def interrupt(number: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""`foretoken tiny`: train a small target with its drafts, to try real decoding with."""
+"""`foretoken tiny`: train a small target and its drafts, to try decoding."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ if TYPE_CHECKING:
     from ..gpu.tiny.pair import MadePair
 
 EXIT_INTERRUPTED = 130
-REPORT_WIDTH = 120  # columns of the report where nobody says how wide the terminal is
+REPORT_WIDTH = 120  # columns of the report if standard output is no terminal
 
 Directory = Annotated[
     Path | None,
     typer.Argument(
         metavar="DIR",
         show_default=False,
-        help="Where the pair goes; by default the user's cache, foretoken/SIZE there.",
+        help="Directory of the pair; by default foretoken/SIZE in the user's cache.",
     ),
 ]
 Size = Annotated[
-    str, typer.Option(help="nano (seconds), tiny (minutes on two CPU cores), small (100 M), medium (700 M; for a GPU).")
+    str,
+    typer.Option(
+        help="nano (seconds), tiny (minutes on two CPU cores), small (100 M parameters), medium (700 M; for a GPU)."
+    ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of weights and batches.")]
 Device = Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to train.")]
@@ -33,7 +36,7 @@ TimeBudget = Annotated[
     typer.Option(
         min=1.0,
         show_default=False,
-        help="Learn for about this long at most; the pair then depends on how fast this machine is.",
+        help="Train for about this long at most; the pair then depends on the speed of the machine.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
@@ -47,9 +50,9 @@ def tiny(
     time_budget_s: TimeBudget = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a pair to try: a small language model and three drafts for it.
+    """Train a small language model and three drafts for it.
 
-    They learn from the Python standard library's own source and are saved as
+    They learn from the source of Python's standard library, and are saved as
     Hugging Face checkpoints:
 
         DIR/target              a Llama with tokenizer and chat template
@@ -62,10 +65,10 @@ def tiny(
         foretoken tiny pairs/seven --seed 7
         foretoken tiny --size small --device cuda
 
-    A pair that is there already is used as it is. Ctrl-C keeps the parts that
-    are finished: the same command goes on from them.
+    A pair that exists is not trained again. Ctrl-C keeps the finished parts, and
+    the same command continues from them.
     """
-    # Threads that wait by spinning would take the cores of whoever they wait for on a machine that has other work. Read when torch loads.
+    # Waiting threads must not spin, which would take the cores of other work; torch reads this when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from ..gpu.tiny.directory import PairOptions, partial_directory
     from ..gpu.tiny.pair import make_pair
@@ -79,14 +82,14 @@ def tiny(
             pair = make_pair(directory, options, show, device)
     except KeyboardInterrupt:
         partial = partial_directory(directory, options)
-        kept = f"; finished parts are in {partial}, the same command goes on from there" if partial.is_dir() else ""
+        kept = f"; finished parts are in {partial}, the same command continues from there" if partial.is_dir() else ""
         print(f"foretoken: interrupted{kept}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     _print_report(pair)
 
 
 def default_directory(size: str, seed: int, time_budget_s: float | None) -> Path:
-    """In the user's cache; other options have other directories."""
+    """Return the pair's directory in the user's cache; other options have other directories."""
     cache = os.environ.get("XDG_CACHE_HOME")
     root = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
     name = size if seed == 0 else f"{size}-seed{seed}"
@@ -113,7 +116,7 @@ def _print_report(pair: MadePair) -> None:
         table.add_row(name, *_cells(part, chains))
     console.print(table)
     console.print(
-        "loss: nats per token; the target's on held-out files, a draft's against the target while it learnt. agrees: how\n"
+        "loss: nats per token; for the target on held-out files, for a draft against the target in training. agrees: how\n"
         "often a draft's first token is the target's. S=n: tokens per greedy round with chains of n draft tokens. Both on\n"
         "the target's own continuations of held-out files.",
         markup=False,

@@ -1,9 +1,9 @@
-"""Decode real text with a trained pair: plainly, with each draft, with steps that adapt; how fast, and that it is the same text.
+"""Decode text with a trained pair: plainly, with each draft, with adaptive steps. Compare the speed, and that the text is the same.
 
     foretoken tiny                      # trains the pair once, some minutes
     python examples/real_decode.py      # or with the pair's directory as its argument
 
-Greedy decoding gives the same tokens whatever drafts. In float32 two nearly equal logits may come out in another order when a pass has
+Greedy decoding gives the same tokens with every draft. In float32 two nearly equal logits may come out in another order when a pass has
 another shape, so equality is shown in float64, and speed in float32.
 """
 
@@ -57,7 +57,7 @@ def ways(pair: Path, context_len: int) -> list[Way]:
 
 
 def decode(way: Way, dtype: str, max_tokens: int, repeats: int) -> tuple[dict[str, str], float, float]:
-    """Texts by prompt, tokens per second (median of the repeats, one prompt at a time), tokens per round and request."""
+    """Return texts by prompt, tokens per second (median of the repeats, one prompt at a time), tokens per round and request."""
     session = DecodeSession.open(replace(way.options, dtype=dtype))
     texts: dict[str, str] = {}
     rates = []
@@ -92,7 +92,7 @@ def main() -> None:
             texts, _, _ = decode(way, "float64", options.max_tokens, 1)
         if way is all_ways[0]:
             plain_rate, plain_texts = rate, texts
-            out.print(f"[bold]{PROMPTS[0]}[/bold]{texts[PROMPTS[0]]}", highlight=False)
+            out.print(f"[bold]{PROMPTS[0]}[/bold]{texts[PROMPTS[0]].rstrip()}", highlight=False)
         same = texts == plain_texts
         table.add_row(
             way.name,
