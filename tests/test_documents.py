@@ -143,7 +143,7 @@ def test_every_result_is_documented(tmp_path):
         summary = record.finish(Simulation(scenario, sinks=record.sinks, spans=record.spans).run())
     text = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
     results, _, _ = text.partition("## Replay")
-    named = set(re.findall(r"`(\w+)`", results.partition("## What a run leaves behind")[2]))
+    named = set(re.findall(r"`(\w+)`", results.partition("## The files of a run")[2]))
     latency = re.compile(r"(mean|median|std|p90|p95|p99)_(ttft|tpot|itl|e2el)_ms")
     keys = {"rounds_at_steps_N" if key.startswith("rounds_at_steps_") else key for key in summary}
     columns = {

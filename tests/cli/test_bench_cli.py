@@ -126,7 +126,7 @@ def test_too_much_memory(command, arguments, monkeypatch):
 def test_help_teaches(command):
     outcome = command("bench", "--help")
     assert outcome.code == 0
-    for words in ("--random-weights llama-3.1-8b", "Ctrl-C", "floor", "medians", "--acceptance", "--no-graphs"):
+    for words in ("--random-weights llama-3.1-8b", "Ctrl-C", "floor", "the median", "--acceptance", "--no-graphs"):
         assert words in outcome.out
 
 
