@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from ..core.contract.events import Planned
 from ..core.contract.request import FinishReason, Request
-from ..core.contract.step import Step
+from ..core.contract.step import Step, StepResult
 from ..core.errors import InvariantViolation
+from ..core.scheduler.driver import Driver
 from ..core.scheduler.engine import Engine
 from ..properties.reference import ReferenceExecutor
 
@@ -47,12 +48,11 @@ class History:
     blocks: int = 0  # steps that ran more than one round
 
 
-class UnitClock:
+class UnitClock(Driver):
     """Walks one engine and its executor through a list of operations, unit by unit."""
 
     def __init__(self, engine: Engine, executor: ReferenceExecutor, operations: list[Operation]) -> None:
-        self.engine = engine
-        self.executor = executor
+        super().__init__(engine, executor, lambda: self._time)
         self.history = History()
         self._operations = sorted(operations, key=lambda operation: operation.time)
         self._time = 0
@@ -67,14 +67,18 @@ class UnitClock:
                 self._time = self._operations[0].time
             while self._operations and self._operations[0].time <= self._time:
                 self._apply(self._operations.pop(0))
-                self._plan()
+                self._steps += self.plan()
             if not self._steps:
                 continue
             over = self.executor.advance(1)
             self._time += 1
             if over:
-                self._commit()
-                self._plan()
+                for finished in self.commit().finished:
+                    self._end(finished)
+                self.engine.check()
+                if all(launched.max_rounds == 1 for launched in self._steps):
+                    self.history.standings[self._time] = self._standing()
+                self._steps += self.plan()
         if not self.engine.is_idle:
             raise InvariantViolation("ENGINE-11", "requests live, but nothing is planned")
         return self.history
@@ -86,21 +90,14 @@ class UnitClock:
 
     def _apply(self, operation: Operation) -> None:
         if operation.request is not None:
-            replan = self.engine.submit(operation.request, self._time).replan
+            self.submit(operation.request)
         else:
-            outcome = self.engine.abort(operation.aborted, self._time)
-            replan = outcome.replan
+            outcome = self.abort(operation.aborted)
             if outcome.finished is not None:
                 self._end(outcome.finished)
-        if replan:
-            self.executor.request_stop(self.engine.last_step_id)
 
-    def _plan(self) -> None:
-        while (step := self.engine.plan(self._time)) is not None:
-            self.executor.launch(step)
-            self._steps.append(step)
-
-    def _commit(self) -> None:
+    def collect(self) -> StepResult:
+        """Note what the oldest step did in each of its rounds."""
         step = self._steps.pop(0)
         names = self._names(step)
         result = self.executor.collect()
@@ -110,12 +107,7 @@ class UnitClock:
             self.history.retractions.append((len(self.history.units), self._step_retractions[step.step_id]))
         for number in range(rounds):
             self.history.units.append(self._unit(step, names, first=number == 0))
-        outcome = self.engine.commit(result, self._time)
-        for finished in outcome.finished:
-            self._end(finished)
-        self.engine.check()
-        if all(launched.max_rounds == 1 for launched in self._steps):
-            self.history.standings[self._time] = self._standing()
+        return result
 
     def _end(self, finished) -> None:
         # An abort in a block is reported when the block is committed, so its time is the client's, not the engine's.

@@ -16,6 +16,7 @@ from ..core.contract.request import FinishedRequest, FinishReason, Request
 from ..core.contract.step import Step, StepResult
 from ..core.draws import Purpose, hash64
 from ..core.errors import InvariantViolation
+from ..core.scheduler.driver import Driver
 from ..core.scheduler.engine import Engine
 from ..properties.reference import HashLanguageModel, ReferenceExecutor, expected_outputs, plain_greedy
 
@@ -53,8 +54,8 @@ class Disturbance:
 CALM = Disturbance(submit=100)
 
 
-class Driver:
-    """Runs `requests` through an engine and its reference executor to the end; `run` returns what became of them."""
+class HostileDriver(Driver):
+    """Serves `requests` with an engine and its reference executor to the end; `run` returns how each of them ended."""
 
     def __init__(
         self,
@@ -65,14 +66,12 @@ class Driver:
         disturbance: Disturbance = CALM,
         on_commit: Callable[[Step, StepResult], None] | None = None,
     ) -> None:
-        self.engine = engine
-        self.executor = executor
+        super().__init__(engine, executor)
         self.dice = dice
         self.disturbance = disturbance
         self.finished: dict[str, FinishedRequest] = {}
         self.refused: dict[str, str] = {}
         self.num_disturbances = 0
-        self.num_steps = 0
         self._coming = list(reversed(requests))
         self._live: list[str] = []
         self._aborted: list[str] = []
@@ -83,20 +82,15 @@ class Driver:
         """Every request's end. Raises InvariantViolation ENGINE-11 if the engine stands still or never comes to an end."""
         while self._coming or self._live or self.engine.num_uncommitted:
             self._meddle()
-            while not self._idles() and (step := self.engine.plan(0)) is not None:
-                self._check_plan(step)
-                self._meddle()
-                self.executor.launch(step)
-                self._steps.append(step)
-                self._check_table()
-                self._meddle()
+            if not self._idles():
+                self.plan()
             if not self.engine.num_uncommitted:
                 if self._coming:
                     self._submit()
                 elif self._live:
                     raise InvariantViolation("ENGINE-11", f"{len(self._live)} requests live, but nothing is planned")
                 continue
-            self._commit()
+            self._commit_oldest()
             if self.num_steps > max_steps:
                 raise InvariantViolation("ENGINE-11", f"no end after {max_steps} steps")
         self._check_drained()
@@ -107,20 +101,30 @@ class Driver:
 
     # -- moves ----------------------------------------------------------------------------------------------------
 
-    def _commit(self) -> None:
+    def launch(self, step: Step) -> None:
+        self._check_plan(step)
+        self._meddle()
+        super().launch(step)
+        self._steps.append(step)
+        self._check_table()
+        self._meddle()
+
+    def collect(self) -> StepResult:
         while self.dice.chance(50) and not self.executor.advance(1):
             self._meddle()
-        result = self.executor.collect()
+        self._result = super().collect()
         self._meddle()
+        return self._result
+
+    def _commit_oldest(self) -> None:
+        outcome = self.commit()
         step = self._steps.pop(0)
-        outcome = self.engine.commit(result, 0)
-        self.num_steps += 1
         for finished in outcome.finished:
             self._finish(finished)
         self.engine.check()
         self._check_reserves()
         if self._on_commit is not None:
-            self._on_commit(step, result)
+            self._on_commit(step, self._result)
 
     def _meddle(self) -> None:
         """Perhaps submit, abort or retract something now."""
@@ -137,18 +141,14 @@ class Driver:
 
     def _submit(self) -> None:
         request = self._coming.pop()
-        outcome = self.engine.submit(request, 0)
-        if outcome.refusal:
-            self.refused[request.request_id] = outcome.refusal
-            return
-        self._live.append(request.request_id)
-        if outcome.replan:
-            self.executor.request_stop(self.engine.last_step_id)
+        refusal = self.submit(request).refusal
+        if refusal:
+            self.refused[request.request_id] = refusal
+        else:
+            self._live.append(request.request_id)
 
     def _abort(self, request_id: str) -> None:
-        outcome = self.engine.abort(request_id, 0)
-        if outcome.replan:
-            self.executor.request_stop(self.engine.last_step_id)
+        outcome = self.abort(request_id)
         self.num_disturbances += 1
         self._aborted.append(request_id)
         if outcome.finished is not None:

@@ -31,7 +31,7 @@ from ..core.scheduler.engine import Engine
 from ..properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 from ..properties.reference.language_model import USER_OUTPUTS
 from .block_rounds import Operation, UnitClock, compare_histories
-from .driver import Dice, Disturbance, Driver, check_feedback, check_greedy_output
+from .driver import Dice, Disturbance, HostileDriver, check_feedback, check_greedy_output
 
 VOCAB_SIZE = 24
 STOP_TOKEN = 5
@@ -321,7 +321,7 @@ def run_cell(cell: Cell) -> CellReport:
         retract=5 if cell.disturbance in ("retract", "all") else 0,
         idle=30 if cell.faults == "slow host" else 0,
     )
-    driver = Driver(engine, executor, requests, dice, disturbance)
+    driver = HostileDriver(engine, executor, requests, dice, disturbance)
     finished = driver.run()
     check_feedback(engine, events)
     check_greedy_output(engine, model, requests, finished, driver.refused, LetterDecoder().decode)

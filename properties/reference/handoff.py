@@ -32,6 +32,7 @@ from ...core.handoff import (
 )
 from ...core.handoff.messages import Page
 from ...core.handoff.wire import decode, encode
+from ...core.scheduler.driver import Driver
 from ...core.scheduler.engine import AbortOutcome, Engine
 from .executor import ReferenceExecutor
 from .language_model import HIDDEN_SIZE
@@ -104,6 +105,7 @@ class ReferenceWorker:
         self.engine = engine
         self.executor = executor
         self.out = out
+        self.driver = Driver(engine, executor, lambda: self.now_ns)
         self.handoff = HandoffDriver(make_side(engine, page_format_of(executor), incarnation, timing), self)
         self.finished: dict[str, FinishedRequest] = {}
         self.outcomes: list[TransferOutcome] = []
@@ -120,12 +122,10 @@ class ReferenceWorker:
     def turn(self, now_ns: int) -> bool:
         """Plan and launch until None, then commit the oldest step; returns whether there was one."""
         self.now_ns = now_ns
-        while (step := self.engine.plan(now_ns)) is not None:
-            self.executor.launch(step)
-        if not self.engine.num_uncommitted:
+        outcome = self.driver.turn()
+        if outcome is None:
             self.handoff.carry_out()
             return False
-        outcome = self.engine.commit(self.executor.collect(), now_ns)
         payloads = {request_id: self._draft_payload(request_id) for request_id in outcome.computed}
         for finished in outcome.finished:
             self.report(finished)
@@ -146,8 +146,7 @@ class ReferenceWorker:
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
         outcome = self.handoff.abort(request_id, now_ns)
-        if outcome.replan:
-            self.executor.request_stop(self.engine.last_step_id)
+        self.driver.interrupt(outcome.replan)
         if outcome.finished is not None:
             self.report(outcome.finished)
         return outcome
@@ -183,8 +182,7 @@ class ReferenceWorker:
         self.outcomes.append(outcome)
 
     def flush(self, replan: bool) -> None:
-        if replan:
-            self.executor.request_stop(self.engine.last_step_id)
+        self.driver.interrupt(replan)
 
 
 Meddler = Callable[[list[Message]], list[Message]]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from dense_drafting import DenseHead, DenseModel, Relay, Shape, dense_heads, dense_tree, heads_tree
-from foretoken.checks.driver import Dice, Disturbance, Driver
+from foretoken.checks.driver import Dice, Disturbance, HostileDriver
 from foretoken.checks.matrix import Cell, config_of, controller_of, requests_of
 from foretoken.core.acceptance.process import GaussianAcceptance
 from foretoken.core.algorithm.ngram import NgramIndex
@@ -178,7 +178,7 @@ def serve_watched(cell: Cell, draft_model: DraftModel | None = None) -> tuple[Wa
     ]
     retract = 5 if cell.disturbance == "retract" else 0
     with torch.no_grad():
-        Driver(engine, executor, requests, dice, Disturbance(submit=60, retract=retract, idle=20)).run()
+        HostileDriver(engine, executor, requests, dice, Disturbance(submit=60, retract=retract, idle=20)).run()
     return watched, count_retractions(events)
 
 

@@ -4,7 +4,7 @@ import json
 from functools import cache
 
 import pytest
-from foretoken.checks.driver import Dice, Disturbance, Driver
+from foretoken.checks.driver import Dice, Disturbance, HostileDriver
 from foretoken.checks.matrix import build_cell, pairwise_cells, requests_of
 from foretoken.core.errors import ForetokenError
 from foretoken.observe.log import EventLog, LogError
@@ -83,7 +83,7 @@ def test_the_reference_does_not_contradict_itself(tmp_path, number):
     dice = Dice(number)
     with EventLog(tmp_path / "log", {}) as log:
         engine, executor, _ = build_cell(cell, log.sink(0))
-        Driver(engine, executor, requests_of(cell, dice), dice, Disturbance(submit=30, abort=3)).run()
+        HostileDriver(engine, executor, requests_of(cell, dice), dice, Disturbance(submit=30, abort=3)).run()
     audit = audit_log(tmp_path / "log", candidates=engine.controller.candidates)
     assert {flaw.id for flaw in audit.flaws} <= {"SIM-02", "SIM-03"}, audit.text()
     assert audit.evaluations["RELAY-05"] > 0 and audit.evaluations["ACCEPT-02"] > 0 < audit.evaluations["STEPS-01"]
@@ -151,7 +151,7 @@ def test_a_placeholder_that_is_delivered_is_caught(tmp_path):
     dice = Dice(3)
     with EventLog(tmp_path / "log", {}) as log:
         engine, executor, _ = build_cell(cell, log.sink(0))
-        Driver(engine, executor, requests_of(cell, dice), dice).run()
+        HostileDriver(engine, executor, requests_of(cell, dice), dice).run()
     records = records_of(tmp_path / "log")
     place = places(records, "commit", "tokens")[0]
     records[place]["tokens"][0] = -1

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from foretoken.checks.driver import Dice, Disturbance, Driver, check_feedback
+from foretoken.checks.driver import Dice, Disturbance, HostileDriver, check_feedback
 from foretoken.checks.matrix import VOCAB_SIZE, Cell, LetterDecoder, algorithm_of, config_of, controller_of, requests_of
 from foretoken.core.algorithm.algorithm import Drafter
 from foretoken.core.contract.events import Committed
@@ -195,7 +195,7 @@ def run_real_cell(cell: Cell, ops: Ops = OPS, graph_sizes: tuple[int, ...] | Non
         retract=5 if cell.disturbance in ("retract", "all") else 0,
         idle=30 if cell.faults == "slow host" else 0,
     )
-    driver = Driver(engine, executor, requests, dice, disturbance)
+    driver = HostileDriver(engine, executor, requests, dice, disturbance)
     finished = driver.run()
     check_feedback(engine, events)
     compared = check_greedy(engine, oracle(seed), requests, finished, driver.refused)

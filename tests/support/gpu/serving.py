@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from foretoken.checks.driver import CALM, Dice, Disturbance, Driver
+from foretoken.checks.driver import CALM, Dice, Disturbance, HostileDriver
 from foretoken.checks.matrix import LetterDecoder
 from foretoken.core.acceptance.process import AcceptanceProcess
 from foretoken.core.adaptive import AdaptiveController, fixed_controller
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import FinishedRequest, Request
 from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.driver import Driver as EngineDriver
+from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.executor.build import DraftModel, build_executor
 from foretoken.gpu.executor.executor import TorchExecutor
@@ -112,14 +112,14 @@ def serve(
     if disturbance is None:
         finished = _run_undisturbed(engine, executor, requests)
     else:
-        finished = Driver(engine, executor, list(requests), Dice(dice), disturbance).run()
+        finished = HostileDriver(engine, executor, list(requests), Dice(dice), disturbance).run()
     return Served(finished, engine, executor, events)
 
 
 def _run_undisturbed(
     engine: Engine, executor: TorchExecutor, requests: Sequence[Request]
 ) -> dict[str, FinishedRequest]:
-    driver = EngineDriver(engine, executor)
+    driver = Driver(engine, executor)
     for request in requests:
         assert driver.submit(request).refusal == ""
     return driver.run_until_idle()
