@@ -46,20 +46,8 @@ VERSION = 1
 MAX_HEADER_BYTES = 1 << 28  # a prompt of 2**24 tokens is about 2**27 bytes
 _FRAME = struct.Struct("<4sHIQI")
 _KINDS = {kind.__name__: kind for kind in (Offer, Accept, Reject, Page, Manifest, Ack, Nack, Renew, Cancel, CancelAck)}
-_DTYPES = {
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-}
+_SIZED = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+_DTYPES = _SIZED | {"bool", "float16", "float32", "float64"}
 
 
 class MalformedMessage(ForetokenError):
@@ -94,7 +82,7 @@ def decode(frame: bytes | memoryview) -> Message:
     try:
         described = json.loads(header)
         pieces = _pieces(described["sizes"], frame[_FRAME.size + header_bytes :])
-        return _READERS[described["message"]](described["fields"], pieces)
+        return _message(_KINDS[described["message"]], described["fields"], pieces)
     except MalformedMessage:
         raise
     except (KeyError, TypeError, ValueError, IndexError, ForetokenError, InvariantViolation) as error:
@@ -232,45 +220,26 @@ def _number(value: Any) -> Any:
     return value[()] if isinstance(value, np.ndarray) and not value.shape else value
 
 
-def _offer(value: Any, pieces: list[bytes]) -> Offer:
-    page_format = PageFormat(**value["page_format"])
-    request = request_from_json(value["request"])
-    numbers = (_integer(value["first_attempt"]), _integer(value["lease_ns"]))
-    return Offer(_key(value["key"]), numbers[0], request, _text(value["algorithm"]), page_format, numbers[1])
-
-
-def _page(value: Any, pieces: list[bytes]) -> Page:
-    content = (_bytes(value["target"], pieces), _bytes(value["draft"], pieces))
-    return Page(_key(value["key"]), _integer(value["epoch"]), _integer(value["index"]), _seal(value["seal"]), *content)
-
-
-def _manifest(value: Any, pieces: list[bytes]) -> Manifest:
-    return Manifest(
-        _key(value["key"]),
-        _integer(value["epoch"]),
-        _integer(value["first_page"]),
-        tuple(map(_seal, value["seals"])),
-        _arrival(value["arrival"], pieces),
-    )
-
-
-_SCALARS = {
-    "epoch": _integer,
-    "first_attempt": _integer,
-    "first_page": _integer,
-    "hold_ns": _integer,
-    "reason": _text,
-    "failed": bool,
+_FIELDS = {  # how each field of a message is read, from its JSON and the pieces of the body
+    "key": lambda value, pieces: _key(value),
+    "epoch": lambda value, pieces: _integer(value),
+    "first_attempt": lambda value, pieces: _integer(value),
+    "first_page": lambda value, pieces: _integer(value),
+    "index": lambda value, pieces: _integer(value),
+    "hold_ns": lambda value, pieces: _integer(value),
+    "lease_ns": lambda value, pieces: _integer(value),
+    "reason": lambda value, pieces: _text(value),
+    "algorithm": lambda value, pieces: _text(value),
+    "failed": lambda value, pieces: bool(value),
+    "request": lambda value, pieces: request_from_json(value),
+    "page_format": lambda value, pieces: PageFormat(**value),
+    "seal": lambda value, pieces: _seal(value),
+    "seals": lambda value, pieces: tuple(map(_seal, value)),
+    "target": lambda value, pieces: _bytes(value, pieces),
+    "draft": lambda value, pieces: _bytes(value, pieces),
+    "arrival": lambda value, pieces: _arrival(value, pieces),
 }
 
 
-def _small(kind: type) -> Any:
-    def read(value: Any, pieces: list[bytes]) -> Message:
-        names = [field.name for field in fields(kind) if field.name != "key"]
-        return kind(_key(value["key"]), *(_SCALARS[name](value[name]) for name in names))
-
-    return read
-
-
-_READERS = {name: _small(kind) for name, kind in _KINDS.items() if kind not in (Offer, Page, Manifest)}
-_READERS |= {"Offer": _offer, "Page": _page, "Manifest": _manifest}
+def _message(kind: type, values: Any, pieces: list[bytes]) -> Message:
+    return kind(*(_FIELDS[field.name](values[field.name], pieces) for field in fields(kind)))

@@ -30,7 +30,7 @@ KINDS: dict[str, Kind] = {
         "step",
         (0.001, 0.02),
         "a step raises",
-        "no token of it is seen; its slots are fenced; what it held is tried again",
+        "no token of it is delivered; its slots are fenced; its requests are tried again",
     ),
     "device.out_of_memory": Kind(
         2,
@@ -44,38 +44,44 @@ KINDS: dict[str, Kind] = {
         "step",
         (0.0005, 0.004),
         "a step does not come back",
-        "a watchdog says what was in flight; the worker is started anew",
+        "a watchdog reports what was in flight; the worker is started again",
     ),
     "device.slow": Kind(
-        4, "step", (0.001, 0.01), "a straggler: steps take a multiple of their time", "nothing but time is lost"
+        4, "step", (0.001, 0.01), "a straggler: steps take a multiple of their time", "only time is lost"
     ),
     "device.restarts": Kind(
         5,
         "step",
         (0.0005, 0.004),
         "the worker is lost",
-        "nothing of the old epoch is read; requests go on from what was delivered",
+        "nothing of the old epoch is read; requests continue after what was delivered",
     ),
-    "device.poison": Kind(6, "request", (0.002, 0.02), "every step with this request raises", "only the victim fails"),
+    "device.poison": Kind(
+        6, "request", (0.002, 0.02), "every step with this request raises", "only that request fails"
+    ),
     "device.nan": Kind(
         26,
         "step",
         (0.001, 0.005),
-        "the target has no numbers for one request",
-        "that request fails with the reason, its neighbours go on",
+        "the target's logits for one request are not finite",
+        "that request fails with the reason, the others continue",
     ),
     "link.late": Kind(
-        7, "message", (0.01, 0.1), "a message comes late, after others", "no request is lost; early news is kept"
+        7,
+        "message",
+        (0.01, 0.1),
+        "a message comes late, after others",
+        "no request is lost; a cancel before its request is kept",
     ),
     "link.duplicated": Kind(8, "message", (0.01, 0.1), "a message comes twice", "it counts once"),
     "link.lost": Kind(
-        9, "message", (0.01, 0.1), "a message is lost", "it is sent again, or its request ends with that reason"
+        9, "message", (0.01, 0.1), "a message is lost", "it is sent again, or its request ends for that reason"
     ),
     "client.cancels": Kind(
         10,
         "request",
         (0.02, 0.2),
-        "a client leaves, in whatever state its request is, and says so twice",
+        "a client cancels its request twice, in whatever state it is",
         "no later token; all is released",
     ),
     "client.gone": Kind(
@@ -89,17 +95,17 @@ KINDS: dict[str, Kind] = {
         "request",
         (0.01, 0.1),
         "empty or oversize prompts, NaN, negative and zero parameters",
-        "refused at the door with the number expected",
+        "refused with the limit",
     ),
     "client.token_limits": Kind(
-        14, "request", (0.01, 0.1), "max_tokens of 1, or of 2**40", "kept to, capped by the context"
+        14, "request", (0.01, 0.1), "max_tokens of 1, or of 2**40", "they hold, capped by the context"
     ),
     "client.stop_edge": Kind(
         15,
         "request",
         (0.02, 0.2),
         "a stop one before, at, or one past max_tokens",
-        "the first end wins; usage is what was delivered",
+        "the first end counts; usage is what was delivered",
     ),
     "draft.right": Kind(
         16, "step", (0.002, 0.02), "for a while every draft is right", "the output is unchanged; steps stay candidates"
@@ -108,16 +114,20 @@ KINDS: dict[str, Kind] = {
         17, "step", (0.002, 0.02), "for a while every draft is wrong", "the output is unchanged; steps stay candidates"
     ),
     "draft.nan": Kind(
-        18, "step", (0.005, 0.05), "NaN, infinite, negative and huge feedback", "refused; the policy is as it was"
+        18, "step", (0.005, 0.05), "NaN, infinite, negative and huge feedback", "refused; the policy does not change"
     ),
     "pool.denied": Kind(
-        19, "step", (0.005, 0.05), "allocations find nothing", "nothing changes; no token is lost; progress"
+        19, "step", (0.005, 0.05), "allocations fail", "nothing changes; no token is lost; requests progress"
     ),
     "pool.retraction": Kind(
-        20, "step", (0.005, 0.05), "a running request is retracted", "it goes on from what was delivered"
+        20, "step", (0.005, 0.05), "a running request is retracted", "it continues after what was delivered"
     ),
     "load.burst": Kind(
-        21, "request", (0.005, 0.05), "ten requests instead of one", "a bounded queue; shed with a reason"
+        21,
+        "request",
+        (0.005, 0.05),
+        "ten requests instead of one",
+        "the queue stays bounded; others are refused with a reason",
     ),
     "clock.jump": Kind(
         22, "step", (0.002, 0.02), "the host's clock jumps", "no time stamp goes back; no negative duration"
@@ -125,54 +135,60 @@ KINDS: dict[str, Kind] = {
     "clock.freeze": Kind(
         23, "step", (0.002, 0.02), "the host's clock stands still", "no time stamp goes back; no negative duration"
     ),
-    "config.half_written": Kind(24, "step", (0.005, 0.05), "a reload finds half of a table", "the last good one stays"),
+    "config.half_written": Kind(
+        24, "step", (0.005, 0.05), "a reload reads half of a table", "the last good table stays"
+    ),
     "service.shutdown": Kind(
-        25, "run", (0.2, 0.5), "the service is shut down", "all finish or are aborted; every slot comes back"
+        25, "run", (0.2, 0.5), "the service is shut down", "all finish or are aborted; every slot is free again"
     ),
     "transfer.lost": Kind(
         30,
         "packet",
         (0.002, 0.02),
         "a message between engines is lost, or a page of KV",
-        "never decoded, never cached; tried once more, then failed; leases bring the slots back",
+        "it is never decoded or cached; tried once more, then failed; leases free the slots",
     ),
     "transfer.short": Kind(
-        31, "packet", (0.002, 0.02), "a page of KV arrives short", "never decoded, never cached; tried once more"
+        31, "packet", (0.002, 0.02), "a page of KV arrives short", "it is never decoded or cached; tried once more"
     ),
     "transfer.corrupt": Kind(
         32,
         "packet",
         (0.002, 0.02),
         "a page of KV arrives with other bytes",
-        "never decoded, never cached; tried once more",
+        "it is never decoded or cached; tried once more",
     ),
     "transfer.duplicated": Kind(
-        33, "packet", (0.005, 0.05), "a packet comes twice", "it counts once; nobody joins twice"
+        33, "packet", (0.005, 0.05), "a packet comes twice", "it counts once; no request joins twice"
     ),
     "transfer.reordered": Kind(
         34, "packet", (0.005, 0.05), "pages come in another order, a message lets others pass", "order does not matter"
     ),
     "transfer.late": Kind(
-        35, "packet", (0.002, 0.02), "a packet comes late", "late news of a transfer that is over is ignored"
+        35, "packet", (0.002, 0.02), "a packet comes late", "late packets of an ended transfer are ignored"
     ),
     "transfer.slow": Kind(
-        36, "packet", (0.0005, 0.005), "for a while the network has a part of its bandwidth", "nothing but time is lost"
+        36, "packet", (0.0005, 0.005), "for a while the network has a part of its bandwidth", "only time is lost"
     ),
     "transfer.ack_lost": Kind(
-        37, "transfer", (0.01, 0.1), "the acknowledgement is lost", "asked again, answered again; nobody joins twice"
+        37,
+        "transfer",
+        (0.01, 0.1),
+        "the acknowledgement is lost",
+        "it is asked for and sent again; no request joins twice",
     ),
     "transfer.cancelled": Kind(
         38,
         "transfer",
         (0.02, 0.2),
         "a client leaves while its KV is on its way",
-        "no later token; both sides give everything back",
+        "no later token; both sides free everything",
     ),
     "transfer.peer_dies": Kind(
         39,
         "transfer",
         (0.005, 0.03),
         "one of the two engines dies in the middle of a transfer",
-        "its requests fail once or go on, the others go on; every slot comes back",
+        "its requests fail once or continue, the others continue; every slot is free again",
     ),
 }
