@@ -52,7 +52,7 @@ class AllocatesForTheWidestAlgorithm(ReferenceExecutor):
 
 
 class CapturesInVerify(ReferenceExecutor):
-    """The verify pass keeps its hidden states until the next one, whoever needs them."""
+    """The verify pass keeps its hidden states until the next one, for every algorithm."""
 
     def _verify(self, states, request, drafted, hashes, windows):
         self.captured = hidden_of(hashes.ravel())
@@ -68,7 +68,7 @@ class CapturesInPrefill(ReferenceExecutor):
 
 
 class ShowsHiddenStatesToAll(ReferenceExecutor):
-    """A result carries hidden states that nobody has asked to see."""
+    """A result carries hidden states that no request asked for."""
 
     def _result(self, running):
         result = super()._result(running)

@@ -58,7 +58,7 @@ class KeepsTheVerifyPass(CheckedExecutor):
 
 
 class ShowsHiddenStatesToAll(CheckedExecutor):
-    """Hidden states are computed, compacted and copied to the host whether anybody asked to see them or not."""
+    """Hidden states are computed, compacted and copied to the host even if no request asked for them."""
 
     def __init__(self, config):
         super().__init__(config)
