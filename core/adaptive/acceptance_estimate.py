@@ -57,7 +57,7 @@ class AcceptanceEstimate:
         self._pending: dict[int, list[int]] = {}
 
     def add(self, counts: Sequence[int]) -> None:
-        """One verify result: `counts[n]` rows had n correct drafts, out of len(counts) − 1."""
+        """Add one verify result: `counts[n]` rows had n correct drafts, out of len(counts) − 1."""
         pending = self._pending.get(len(counts))
         if pending is None:
             self._pending[len(counts)] = list(counts)
@@ -105,7 +105,7 @@ class AcceptanceEstimate:
         return True
 
     def _has_changed(self, j: int) -> bool:
-        """Whether what the fast memory holds of position j + 1 contradicts the older part of the slow one."""
+        """Return whether what the fast memory holds of position j + 1 contradicts the older part of the slow one."""
         recent, accepts = self._fast_trials[j], self._fast_accepts[j]
         older = self._slow_trials[j] - recent
         if recent < 1.0 or older < _FLOOR_ROWS / 2:
@@ -134,7 +134,7 @@ class AcceptanceEstimate:
         return self._slow_trials[position - 1]
 
     def snapshot(self) -> dict[str, object]:
-        """The state as plain data."""
+        """Return the state as plain data."""
         return {
             "trials": list(self._slow_trials),
             "accepts": list(self._slow_accepts),

@@ -219,7 +219,7 @@ def slot_config(cfg: SlotConfig | Mapping[str, Any], source: str = "<arguments>"
 
 
 def _read_entry(entry: Any, defaults: Mapping[str, Any], key: str, problems: list[Problem]) -> SlotConfig | None:
-    """The slot of one entry over the table's defaults, or None with the reasons appended to `problems`."""
+    """Return the slot of one entry over the table's defaults, or None with the reasons appended to `problems`."""
     before = len(problems)
     if not isinstance(entry, Mapping):
         problems.append(Problem(key, f"is {_kind(entry)}; expected an object with candidate_steps"))
@@ -262,7 +262,7 @@ def _read_steps(entry: Mapping[str, Any], key: str, problems: list[Problem]) -> 
 
 
 def _read_knobs(entry: Mapping[str, Any], key: str, problems: list[Problem]) -> dict[str, Any]:
-    """The valid knobs that `entry` gives; each invalid one is a problem."""
+    """Return the valid knobs that `entry` gives; each invalid one is a problem."""
     knobs: dict[str, Any] = {}
     for name in _KNOBS:
         if name not in entry:
@@ -281,7 +281,7 @@ _INTEGER_MINIMUM = {"update_interval": 1, "warmup_batches": 0, "min_dwell_batche
 
 
 def _refusal(name: str, value: Any) -> str | None:
-    """What was expected of knob `name`, or None if `value` is valid."""
+    """Return what was expected of knob `name`, or None if `value` is valid."""
     if name in _INTEGER_MINIMUM:
         valid = isinstance(value, int) and not isinstance(value, bool) and value >= _INTEGER_MINIMUM[name]
         return None if valid else f"an integer >= {_INTEGER_MINIMUM[name]}"
@@ -307,7 +307,7 @@ def _join(key: str, name: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    """The JSON name of a value's type, for messages."""
+    """Return the JSON name of a value's type, for messages."""
     if value is None:
         return "null"
     names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
@@ -315,7 +315,7 @@ def _kind(value: Any) -> str:
 
 
 def resolve_initial_steps(config: AdaptiveConfig, initial_steps: int | None = None) -> int:
-    """The step count to start with: the given one, or the middle of the union of candidates.
+    """Return the step count to start with: the given one, or the middle of the union of candidates.
 
     Raises `InvalidInitialSteps`, naming the value and the union, if the given one is no candidate.
     """
@@ -330,5 +330,5 @@ def resolve_initial_steps(config: AdaptiveConfig, initial_steps: int | None = No
 
 
 def fixed_config(steps: int) -> AdaptiveConfig:
-    """A table with one range and one candidate. Raises `ConfigError` for a step count that is no integer >= 0."""
+    """Return a table with one range and one candidate. Raises `ConfigError` for a step count that is no integer >= 0."""
     return _read_table({"1": {"candidate_steps": [steps]}}, "<fixed steps>")

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import ConfigError, InvariantViolation, Problem
 from .config import AdaptiveConfig, load_adaptive_config
 from .cost_table import CostTable
-from .draft_shape import DraftShape
+from .draft_shape import DraftTreeShape
 from .goodput import GoodputPolicy
 from .graph_plan import GraphKey
 from .metrics import AdaptiveCounters, AdaptiveMetrics
@@ -30,7 +30,7 @@ BuildGraphs = Callable[[Sequence[GraphKey]], object]
 class AdaptiveController:
     """Adaptive steps for one engine, chosen by `policy`.
 
-    `topk`, `num_draft_tokens` and `depth_limited` are the shape of the draft (see `DraftShape`).
+    `topk`, `num_draft_tokens` and `depth_limited` are the shape of the draft (see `DraftTreeShape`).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class AdaptiveController:
     ) -> None:
         self.policy = policy
         self._shape_arguments = (topk, num_draft_tokens, depth_limited)
-        self._shape = DraftShape(policy.config, topk, num_draft_tokens, depth_limited)
+        self._shape = DraftTreeShape(policy.config, topk, num_draft_tokens, depth_limited)
         # What was there at the start; a later table chooses among it.
         self._first_sizes = frozenset(self._shape.tree_sizes())
         self._captured: frozenset[GraphKey] = frozenset()
@@ -89,7 +89,7 @@ class AdaptiveController:
         If building raises, the routing is as before, and the error goes on. Raises `InvalidGraphSizes`.
         """
         router = RangeRouter(self.policy.config, captured_sizes)
-        shape = DraftShape(self.policy.config, *self._shape_arguments)
+        shape = DraftTreeShape(self.policy.config, *self._shape_arguments)
         shape.set_router(router)
         keys = shape.graph_keys()
         if build is not None:
@@ -180,7 +180,7 @@ class AdaptiveController:
         reload = getattr(self.policy, "reload", None)
         if reload is None:
             raise ConfigError(new.source, [Problem("", f"the {self.policy.name} policy has no table to reload")])
-        shape = DraftShape(new, *self._shape_arguments)
+        shape = DraftTreeShape(new, *self._shape_arguments)
         shape.set_router(RangeRouter(new, self._captured_sizes))
         problems = [
             Problem("candidate_steps", f"{steps} steps with {nd} draft tokens were not built at start-up")
@@ -232,7 +232,7 @@ POLICIES = ("fixed", "ema", "goodput")
 
 
 def fixed_controller(steps: int, **shape: Any) -> AdaptiveController:
-    """A controller with one candidate; `shape` as for `AdaptiveController`."""
+    """Return a controller with one candidate; `shape` as for `AdaptiveController`."""
     return AdaptiveController(FixedPolicy(steps), **shape)
 
 
@@ -244,7 +244,7 @@ def build_controller(
     cost_table: CostTable | None = None,
     **shape: Any,
 ) -> AdaptiveController:
-    """A controller from a policy's name. Raises `ConfigError` for an unknown name, or `goodput` without a cost table.
+    """Return a controller from a policy's name. Raises `ConfigError` for an unknown name, or `goodput` without a cost table.
 
     `fixed` takes `initial_steps` (default: the middle of the table's candidates) and needs no more of the table.
     """

@@ -40,7 +40,7 @@ class CostTable:
             raise ConfigError("<cost table>", problems)
 
     def round_time_ns(self, steps: int, batch_size: int, kv_tokens: int = 0) -> int:
-        """The time of one round, linear between batch sizes; beyond the grid the nearest segment goes on.
+        """Return the time of one round, linear between batch sizes; beyond the grid the nearest segment goes on.
 
         Raises `UnknownStepCost` for a step count that the table does not have.
         """
@@ -58,7 +58,7 @@ class CostTable:
         return max(1, numerator // (right - left)) + kv_ns
 
     def to_json(self) -> str:
-        """The table as JSON text."""
+        """Return the table as JSON text."""
         table = {key: getattr(self, key) for key in _KEYS}
         return json.dumps(table)
 
@@ -103,7 +103,7 @@ class CostTable:
 
 
 def _problems(table: Mapping[str, Any]) -> list[Problem]:
-    """Everything wrong with the columns of a table that are there."""
+    """Return everything wrong with the columns of a table that are there."""
     problems: list[Problem] = []
     lengths: dict[str, int] = {}
     for key, lowest in (("steps", 0), ("batch_sizes", 1), ("kv_token_ps", 0)):

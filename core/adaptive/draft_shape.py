@@ -14,7 +14,7 @@ class InfeasibleDraftShape(ForetokenError):
     """A tree that its smallest candidate cannot fill, or a shape that contradicts itself, with the numbers."""
 
 
-class DraftShape:
+class DraftTreeShape:
     """`topk` branches and, per batch-size range, the nodes of the verify tree.
 
     Chains (`topk` 1) have steps + 1 nodes. For trees `num_draft_tokens` is one number or a mapping from range bounds; a

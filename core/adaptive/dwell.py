@@ -32,14 +32,14 @@ class SwitchGate:
         self._recent: deque[int] = deque(maxlen=SWITCHES_PER_WINDOW)
 
     def dwell(self, now: int) -> int:
-        """The dwell in force at round `now`."""
+        """Return the dwell in force at round `now`."""
         current = self._doubled()
         if self._last is not None and now - self._last >= _QUIET_DWELLS * current:
             return self._min_dwell
         return current
 
     def earliest(self, now: int, switches: int = 1, certain: bool = False) -> int:
-        """The first round >= now at which `switches` switches may begin; they may then follow each other at once.
+        """Return the first round >= now at which `switches` switches may begin; they may then follow each other at once.
 
         A probe asks for two: its way back must never be blocked. A `certain` switch waits the dwell without its doublings.
         """
@@ -53,7 +53,7 @@ class SwitchGate:
         return earliest
 
     def record(self, now: int, old_steps: int, new_steps: int) -> None:
-        """A switch happened at round `now`."""
+        """Note a switch at round `now`."""
         assert old_steps != new_steps
         if self._min_dwell == 0:
             return
@@ -68,15 +68,15 @@ class SwitchGate:
         self._recent.append(now)
 
     def _doubled(self) -> int:
-        """The dwell with its doublings; one that begins beyond the bound stays as it is."""
+        """Return the dwell with its doublings; one that begins beyond the bound stays as it is."""
         return max(self._min_dwell, min(self._min_dwell << self._doublings, _LONGEST_DWELL))
 
     def forgive(self) -> None:
-        """Forget the past: what it answered to is over."""
+        """Forget earlier switches: acceptance has changed."""
         self._doublings = 0
         self._direction = 0
         self._recent.clear()
 
     def snapshot(self) -> dict[str, object]:
-        """The state as plain data."""
+        """Return the state as plain data."""
         return {"doublings": self._doublings, "direction": self._direction, "recent": list(self._recent)}

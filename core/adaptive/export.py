@@ -13,7 +13,7 @@ from .config import AdaptiveConfig
 def to_sglang_json(
     config: AdaptiveConfig, *, sglang_version: str | None = None, zero_steps_since: str | None = None
 ) -> str:
-    """The table as JSON text that SGLang reads: always keyed by batch size, every knob written out.
+    """Return the table as JSON text that SGLang reads: always keyed by batch size, every knob written out.
 
     A candidate of 0 steps needs an SGLang that knows it: `sglang_version` is the version the file is for and
     `zero_steps_since` the first version with 0 steps; both must be given, in order, or the table is refused.

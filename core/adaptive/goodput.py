@@ -62,7 +62,7 @@ def expected_tokens(probabilities: Sequence[float], steps: int) -> float:
 
 
 def best_steps(probabilities: Sequence[float], candidates: Sequence[int], times_ns: Sequence[int]) -> int:
-    """The candidate with the most expected tokens per time; the lowest in a tie.
+    """Return the candidate with the most expected tokens per time; the lowest in a tie.
 
     More acceptance at any position never lowers it, and adding the same time per step never raises it.
     """
@@ -261,7 +261,7 @@ class GoodputPolicy:
                 self._next_probe = now + _MAX_SPACING_ROUNDS
 
     def _better(self, cell: _Cell, current: int, times: Sequence[int]) -> tuple[int, bool]:
-        """The best candidate if it beats `current` beyond doubt, else `current`; and whether that is certain.
+        """Return the best candidate if it beats `current` beyond doubt, else `current`; and whether that is certain.
 
         Positions beyond `current` get the benefit of the doubt: going deeper measures them, staying never does.
         """
@@ -340,7 +340,7 @@ class GoodputPolicy:
         self._switch(cell, steps)
 
     def _worth_probing(self, cell: _Cell, times: Sequence[int]) -> int | None:
-        """A deeper candidate that would pay if the positions nobody has tried lately were accepted at 0.95, or None.
+        """Return a deeper candidate that would pay if the positions not tried lately were accepted at 0.95, or None.
 
         The shallowest with half of the greatest such gain: it costs least.
         """
@@ -378,7 +378,7 @@ class GoodputPolicy:
         self._next_probe = self._fold_round + wait
 
     def _lost_rounds(self, probe: _Probe, times: Sequence[int], doubtful: bool = False) -> float:
-        """The time that a probe has lost, in rounds of the incumbent; `doubtful`: with the doubt to its disadvantage."""
+        """Return the time that a probe has lost, in rounds of the incumbent; `doubtful`: with the doubt to its disadvantage."""
         gain, doubt = self._probe_gain(probe, times)
         index = probe.cell.candidates.index
         length = times[index(probe.steps)] / times[index(probe.incumbent)]
@@ -407,5 +407,5 @@ _GRID = tuple(range(1, 8)) + tuple(base * 2**octave for octave in range(1, 28) f
 
 
 def _grid_size(batch_size: int) -> int:
-    """The next of 1 … 8, 10, 12, 14, 16, 20, 24, …: four sizes to an octave."""
+    """Return the next of 1 … 8, 10, 12, 14, 16, 20, 24, …: four sizes to an octave."""
     return _GRID[bisect_left(_GRID, batch_size)]

@@ -32,7 +32,7 @@ class AdaptiveMetrics:
 
 
 class AdaptiveCounters:
-    """Accumulates verify results; rows of finished or retracted requests never come here."""
+    """Accumulates verify results of rows whose requests are still alive."""
 
     __slots__ = ("_calls", "_correct", "_histogram", "_proposed", "_rows", "_window_start")
 
@@ -61,11 +61,11 @@ class AdaptiveCounters:
         return self._calls, self._rows, self._correct, self._proposed, list(self._histogram)
 
     def read(self, gauges: Mapping[str, Any]) -> AdaptiveMetrics:
-        """Everything since the start."""
+        """Return everything since the start."""
         return _metrics(self._state(), gauges)
 
     def read_window(self, gauges: Mapping[str, Any]) -> AdaptiveMetrics:
-        """Everything since the last window; the next window begins here."""
+        """Return everything since the last window; the next window begins here."""
         now, then = self._state(), self._window_start
         self._window_start = now
         old = then[4] + [0] * (len(now[4]) - len(then[4]))

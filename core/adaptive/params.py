@@ -60,7 +60,7 @@ class AdaptiveSpeculativeParams:
         self._slot_of.clear()
 
     def cuda_graph_bs_for_step(self, step: int) -> tuple[int, ...] | None:
-        """The captured sizes whose own range has `step` as a candidate; None when graphs are off."""
+        """Return the captured sizes whose own range has `step` as a candidate; None when graphs are off."""
         return self._router.graph_sizes_of_step(step)
 
     def slot_for_batch(self, bs: int) -> AdaptiveStepSlot:
@@ -72,7 +72,7 @@ class AdaptiveSpeculativeParams:
         return slot
 
     def get_steps_for_batch(self, bs: int) -> int:
-        """The steps that the next round of `bs` rows should draft."""
+        """Return the steps that the next round of `bs` rows should draft."""
         return self.slot_for_batch(bs).current_steps
 
     def on_verify_complete(self, correct_drafts: Iterable[float], bs: int, executed_steps: int | None = None) -> None:

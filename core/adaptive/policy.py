@@ -12,15 +12,15 @@ from .slot import NEVER
 class StepPolicy(Protocol):
     """Chooses the draft steps of a round from the batch size and from what verify has accepted so far.
 
-    A policy is a pure function of the history of its calls: no clock, no randomness. It may be told of rounds late and
-    of rounds that ran with other steps than it would choose now (overlap mode).
+    A policy is a pure function of the history of its calls: no clock, no randomness. Results may come late, and from
+    rounds with other steps than it would choose now (overlap mode).
     """
 
     name: str
     config: AdaptiveConfig
 
     def steps_for(self, batch_size: int, kv_tokens: int) -> int:
-        """The steps for a round of `batch_size` rows that read `kv_tokens` KV tokens in all."""
+        """Return the steps for a round of `batch_size` rows that read `kv_tokens` KV tokens in all."""
         ...
 
     def observe(self, counts: Sequence[int], total: float, rows: int, batch_size: int, executed_steps: int) -> None:
@@ -41,7 +41,7 @@ class StepPolicy(Protocol):
         ...
 
     def snapshot(self) -> dict[str, object]:
-        """The state as plain data."""
+        """Return the state as plain data."""
         ...
 
 

@@ -97,7 +97,7 @@ class AdaptiveStepSlot:
             self._recompute()
 
     def rounds_to_next_decision(self) -> int:
-        """How many results can be fed before the choice may change: feeding fewer never changes it."""
+        """Return how many results can be fed before the choice may change: feeding fewer never changes it."""
         if len(self._candidates) == 1:
             return NEVER
         interval = self._cfg.update_interval
@@ -134,7 +134,7 @@ class AdaptiveStepSlot:
             self._wait = 1
 
     def _target_index(self) -> int:
-        """Where the thresholds send the current EMA: down as far as they say, or else up."""
+        """Return where the thresholds send the current EMA: down as far as they say, or else up."""
         c, ema, index = self._candidates, self.ema_accept_len, self._index
         while index > 0 and ema <= (c[index - 1] or 1) - 0.5 + self._cfg.down_hysteresis:
             index -= 1
@@ -176,7 +176,7 @@ class AdaptiveStepSlot:
         self._gate.record(self._count, old, self.current_steps)
 
     def snapshot(self) -> dict[str, object]:
-        """The whole state as plain data: two slots with equal snapshots and rules choose alike for ever."""
+        """Return the whole state as plain data: two slots with equal snapshots and rules always choose alike."""
         return {
             "steps": self.current_steps,
             "ema_accept_len": self.ema_accept_len,
@@ -191,7 +191,7 @@ class AdaptiveStepSlot:
 
 
 def checked_counts(correct_drafts: Iterable[float], limit: int) -> list[int]:
-    """How many requests had 0, 1, … `limit` correct drafts (fractions count at their floor).
+    """Return how many requests had 0, 1, … `limit` correct drafts (fractions count at their floor).
 
     Raises `InvalidObservation` for a value that is NaN, negative or greater than `limit`.
     """
@@ -213,7 +213,7 @@ def checked_counts(correct_drafts: Iterable[float], limit: int) -> list[int]:
 
 
 def checked_total(correct_drafts: Iterable[float], limit: int) -> tuple[float, int]:
-    """Sum and number of the values. Raises `InvalidObservation` as `checked_counts` does."""
+    """Return sum and number of the values. Raises `InvalidObservation` as `checked_counts` does."""
     values = list(correct_drafts)
     for value in values:
         if not 0 <= value <= limit:  # False for NaN too

@@ -34,7 +34,7 @@ class Chunks:
 
     @classmethod
     def lay_out(cls, part: PrefillStep, table: Tensor, max_position: int, extra: int = 0) -> Chunks:
-        """Chunks as planned, and behind each last one `extra` tokens whose KV nobody keeps."""
+        """Lay out the chunks as planned, and behind each last one `extra` tokens whose KV is not kept."""
         device = table.device
         lens = part.lens + extra * part.is_last
         ends = np.cumsum(lens)
@@ -48,7 +48,7 @@ class Chunks:
             "positions": torch.from_numpy(np.minimum(positions, max_position)),
         }
         on_device = {name: value.to(device, non_blocking=True) for name, value in on_device.items()}
-        # What nobody keeps may reach past the row's end.
+        # Tokens whose KV is not kept may lie past the row's end.
         columns = np.minimum(positions, table.shape[1] - 1)
         cells = torch.from_numpy(np.repeat(part.rows.astype(np.int64), lens) * table.shape[1] + columns)
         slots = table.view(-1)[cells.to(device, non_blocking=True)].long()
@@ -81,16 +81,16 @@ class Chunks:
         return int(self.ends[-1])
 
     def last_places(self) -> Tensor:
-        """Where each prompt's last token stands among the t: int64 [m] on the device."""
+        """Return where each prompt's last token stands among the t: int64 [m] on the device."""
         return torch.from_numpy(self.ends[self.last] - 1).to(self.table.device, non_blocking=True)
 
     def any_token(self, flags: Tensor) -> Tensor:
-        """Whether any of a chunk's tokens has its flag, bool [t] → [n]."""
+        """Return whether any of a chunk's tokens has its flag, bool [t] → [n]."""
         before = torch.cat([flags.new_zeros(1, dtype=torch.int64), flags.cumsum(0)])[self.starts]
         return before.diff() > 0
 
     def shifted_tokens(self) -> np.ndarray:
-        """The token after each of the chunks' tokens, int64 [t]; 0 where it is still to be sampled. For chunks as planned."""
+        """Return the token after each of the chunks' tokens, int64 [t]; 0 where it is still to be sampled. For chunks as planned."""
         shifted = np.append(self.part.tokens[1:], 0)
         shifted[self.ends - 1] = np.maximum(self.part.tail_tokens, 0)
         return shifted

@@ -46,5 +46,5 @@ class KVPool:
 
 
 def bytes_per_slot(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes that one token's keys and values take."""
+    """Return bytes that one token's keys and values take."""
     return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize

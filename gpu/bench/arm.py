@@ -142,7 +142,7 @@ class Arm:
         return self._timing(begin_ns, (host_end - host_begin) / 1e9, phase_s, outputs)
 
     def _phases(self, before: dict[str, float], num_rounds: int) -> dict[str, float]:
-        """The window's part of what the executor's clock has measured since: in overlap mode some rounds ran past its end."""
+        """Return the window's part of what the executor's clock has measured since: in overlap mode some rounds ran past its end."""
         if self.executor.device.type == "cuda":
             torch.cuda.synchronize(self.executor.device)
         self.executor.clock.settle()

@@ -16,7 +16,7 @@ COPIES = 9
 
 
 def copy_bandwidth(device: torch.device | str, num_bytes: int | None = None) -> float:
-    """Bytes per second, reads and writes together; the median of a few copies of `num_bytes` (default: far beyond any cache)."""
+    """Return bytes per second, reads and writes together; the median of a few copies of `num_bytes` (default: far beyond any cache)."""
     device = torch.device(device)
     size = num_bytes or (GPU_BYTES if device.type == "cuda" else CPU_BYTES)
     source = torch.ones(size // 4, dtype=torch.float32, device=device)

@@ -24,7 +24,7 @@ class RoundBytes:
     per_kv_token: int  # per round and token in a row's KV
 
     def total(self, rounds: int, kv_tokens: int) -> int:
-        """Bytes of `rounds` rounds in which rows had `kv_tokens` tokens, summed over rows and rounds."""
+        """Return bytes of `rounds` rounds in which rows had `kv_tokens` tokens, summed over rows and rounds."""
         return rounds * self.weights + kv_tokens * self.per_kv_token
 
 

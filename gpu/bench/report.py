@@ -74,7 +74,7 @@ def graph_costs(captures: Sequence[CaptureReport], batch_sizes: Sequence[int]) -
 def report(
     plan: BenchPlan, machine: Machine | None, results: Sequence[ArmResult], command: Sequence[str]
 ) -> dict[str, Any]:
-    """Everything, ready for JSON. `complete` is False while cells are missing."""
+    """Return everything, ready for JSON. `complete` is False while cells are missing."""
     costs = graph_costs([capture for result in results for capture in result.captures], plan_sizes(plan))
     return {
         "format": FORMAT,
@@ -89,12 +89,12 @@ def report(
 
 
 def plan_sizes(plan: BenchPlan) -> tuple[int, ...]:
-    """The batch sizes of all cells, ascending."""
+    """Return the batch sizes of all cells, ascending."""
     return tuple(sorted({cell.batch_size for cell in plan.cells}))
 
 
 def parameters(plan: BenchPlan) -> dict[str, Any]:
-    """What was asked and what became of it."""
+    """Return the benchmark's options and its results."""
     options = plan.options
     return {
         "model": plan.name,

@@ -190,7 +190,7 @@ def _in_words(arm: ArmPlan) -> str:
 
 
 def device_name(device: str) -> str:
-    """What the device calls itself."""
+    """Return what the device calls itself."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(torch.device(device))
     try:

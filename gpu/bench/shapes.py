@@ -26,7 +26,7 @@ LOGIT_DEVIATION = 10.0  # of a random draft
 
 
 def shape_of(name: str, key: str = "random_weights") -> ModelConfig:
-    """The shape of a built-in name, or of a `config.json` (or its directory). Raises ConfigError that names `key` or the file."""
+    """Return the shape of a built-in name, or of a `config.json` (or its directory). Raises ConfigError that names `key` or the file."""
     if name in BUILT_IN:
         return ModelConfig.from_dict(BUILT_IN[name], name)
     path = Path(name)
@@ -41,7 +41,7 @@ def shape_of(name: str, key: str = "random_weights") -> ModelConfig:
 def draft_shape(
     target: ModelConfig, algorithm: SpecAlgorithm, max_steps: int, given: str | None = None
 ) -> ModelConfig | HeadConfig | None:
-    """A draft for `target`: of the shape `given` (a name or a config.json), else as published drafts are; None where none is needed.
+    """Return a draft for `target`: of the shape `given` (a name or a config.json), else as published drafts are; None where none is needed.
 
     A small language model has a quarter of the width and an eighth of the layers. A head has one layer of the target's sizes.
     """
@@ -85,7 +85,7 @@ def _head(target: ModelConfig, algorithm: str, max_steps: int) -> HeadConfig:
 
 
 def _plain_layers(target: ModelConfig) -> ModelConfig:
-    """The sizes with the layers of a Llama: what drafts are made of whatever the target is."""
+    """Return the sizes with the layers of a Llama: what drafts are made of whatever the target is."""
     return replace(
         target, architecture=LLAMA, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False, moe=None
     )
@@ -114,7 +114,7 @@ def random_draft(config: ModelConfig | HeadConfig, target: Decoder, seed: int) -
 def meta_models(
     target: ModelConfig, draft: ModelConfig | HeadConfig | None, dtype: torch.dtype
 ) -> tuple[Decoder, nn.Module | None]:
-    """The models without memory behind them, to know their sizes."""
+    """Return the models without memory behind them, to know their sizes."""
     model = Decoder(target, None, "meta", dtype)  # type: ignore[arg-type]
     if draft is None:
         return model, None

@@ -35,12 +35,12 @@ class ControlSocket:
         return self._socket.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Waits until the other end takes it; raises OSError if nobody is there."""
+        """Send a message and wait until the other end takes it. Raises OSError if the other end is closed."""
         with self._sending:
             self._socket.sendall(_frame(message))
 
     def send_soon(self, message: Mapping[str, Any]) -> None:
-        """Never waits: if the other end does not listen for a while (its own reader may have paused), a thread sends the rest."""
+        """Send a message without waiting: if the other end does not read for a while, a thread sends the rest."""
         frame = _frame(message)
         with self._sending:
             if not self._backlog:
@@ -49,7 +49,7 @@ class ControlSocket:
                 except BlockingIOError:
                     pass
                 except OSError:
-                    return  # nobody is there; whoever receives here learns it
+                    return  # the other end is closed; the next `receive` reports it
             if frame:
                 self._backlog += frame
                 self._has_backlog.set()

@@ -130,7 +130,7 @@ def _framed(message: Message) -> bytes:
 
 
 def _messages_in(content: bytes) -> tuple[Message, ...]:
-    """The messages up to the first that is damaged or cut off; the state machines know what to do without the others."""
+    """Return the messages up to the first that is damaged or cut off; the state machines know what to do without the others."""
     messages: list[Message] = []
     at = 0
     while at + _LENGTH.size <= len(content):
@@ -148,7 +148,7 @@ def connect(host: str, port: int, rank: int, world_size: int, backend: str) -> N
     """Join the process group whose store the parent holds."""
     from datetime import timedelta
 
-    # A receive waits for as long as nobody has anything to say. Who is alive the parent watches.
+    # A receive waits until a peer sends something. The parent watches which workers are alive.
     for_ever = timedelta(days=365)
     store = dist.TCPStore(host, port, is_master=False, timeout=for_ever)
     dist.init_process_group(

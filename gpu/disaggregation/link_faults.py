@@ -58,7 +58,7 @@ class ParcelFaults:
 
 
 def plans_from_environment() -> dict[str, dict[str, Any]]:
-    """The plans by worker that the environment asks for; ConfigError if they make no sense."""
+    """Return the plans by worker that the environment asks for; ConfigError if they make no sense."""
     text = os.environ.get(VARIABLE, "")
     if not text:
         return {}

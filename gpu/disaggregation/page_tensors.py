@@ -45,7 +45,7 @@ class PageTensors:
         return self._pools[0].keys.device
 
     def read(self, slots: np.ndarray) -> Tensor:
-        """The pages at `slots` int32 [n, page_size]: uint8 [n, row_bytes], a copy."""
+        """Return the pages at `slots` int32 [n, page_size]: uint8 [n, row_bytes], a copy."""
         n = len(slots)
         places = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.device)
         parts = []

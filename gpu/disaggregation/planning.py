@@ -14,7 +14,7 @@ from .topology import Disaggregation
 def plan_disaggregated(
     options: SessionOptions, topology: Disaggregation, longest_request: int | None = None
 ) -> SessionPlan:
-    """The plan of each worker: all of them have the same sizes, so that whatever one has computed fits into another.
+    """Return the plan of each worker: all of them have the same sizes, so that whatever one has computed fits into another.
 
     Workers on one device share its memory, and on a CPU its cores. Raises as `plan_session` does.
     """

@@ -1,4 +1,4 @@
-"""The workers' processes, as the parent sees them: started, spoken to, watched, and ended whatever happens."""
+"""The workers' processes, as the parent sees them: it starts, watches and always ends them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .topology import WorkerPlace, backend_for
 HOST = "127.0.0.1"
 MODULE = "foretoken.gpu.disaggregation.worker"
 SILENCE_S = 60.0
-"""A worker that has not answered a ping for so long is stopped or lost, and is killed. It answers while it computes."""
+"""A worker that has not answered a ping for this long is killed. Workers answer while they compute."""
 PING_AFTER_S = 5.0
 END_S = 10.0
-"""So long may a worker take to end by itself."""
+"""How long a worker may take to end by itself."""
 STDERR_CHARACTERS = 2000
 _LOOPBACK_NAMES = ("lo", "lo0")
 
@@ -41,7 +41,7 @@ class WorkerProcess:
         self.device = device
         self.death = ""
         ours, theirs = socket.socketpair()
-        # What a worker has to say beside its messages is kept for the case that it dies.
+        # Shown if the worker dies.
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         try:
             self._process = subprocess.Popen(
@@ -72,7 +72,7 @@ class WorkerProcess:
         return self._process.pid
 
     def say(self, message: Mapping[str, Any]) -> None:
-        """Whoever is dead by now is found so when it is listened to."""
+        """Send a message. A worker that is dead is found when its socket is read."""
         if not self.death:
             try:
                 self.control.send(message)
@@ -84,7 +84,7 @@ class WorkerProcess:
             self._process.kill()
 
     def bury(self, why: str = "") -> None:
-        """The process is gone, or goes now; its last words are kept."""
+        """Kill the process if it still runs, and keep the end of its standard error as the cause of death."""
         self.kill()
         code = self._process.wait()
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -133,10 +133,10 @@ class Workers:
         return [worker for worker in self.all.values() if not worker.death]
 
     def hear(self, wait_s: float) -> list[tuple[WorkerProcess, dict[str, Any] | None]]:
-        """What workers have said, in the order of the workers; None: it is dead, and says no more. Waits for the first word.
+        """Wait up to `wait_s` for messages and return them, in the order of the workers; None: the worker is dead.
 
-        All that one worker had said before another one spoke is in the answer with it: prefill workers stand first, and tell the parent
-        before they let a decode worker go on.
+        Prefill workers come first, and they tell the parent before they let a decode worker go on: so what caused a message stands
+        before it.
         """
         ready = {key.data.name for key, _ in self._selector.select(wait_s)}
         heard: list[tuple[WorkerProcess, dict[str, Any] | None]] = []
@@ -147,7 +147,7 @@ class Workers:
         return heard
 
     def ask_all(self, wanted: str, message: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Tell every living worker, and wait for their answers of the kind `wanted`; what else they say is dropped.
+        """Send `message` to every living worker and wait for their answers of the kind `wanted`; other messages are dropped.
 
         Raises WorkerFailed if one of them fails or dies.
         """
@@ -172,7 +172,7 @@ class Workers:
         return found
 
     def close(self, at_once: bool = False) -> None:
-        """End all processes; who does not end by itself, or has to go at once, is killed."""
+        """End all processes; those that do not end by themselves are killed, with `at_once` all."""
         try:
             if not at_once:
                 for worker in self.living():
@@ -229,7 +229,7 @@ class Workers:
                 yield worker, message
 
     def _watch(self, heard: list[tuple[WorkerProcess, dict[str, Any] | None]]) -> None:
-        """Ping who has been silent; who stays silent is dead. Time in which nobody listened here is nobody's silence."""
+        """Ping workers that were silent, and take those that stay silent for dead. Time in which this process did not read is left out."""
         now_s = time.monotonic()
         for worker in self.living():
             if worker.pinged_s <= worker.heard_s:
@@ -246,14 +246,14 @@ class Workers:
 
 
 def _loopback_store() -> tuple[Any, int]:
-    """Where the workers find each other: on a free port that only this machine can reach. Returns the store and its port."""
+    """Open the store over which the workers connect, on a free port that only this machine can reach; return it with the port."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_gloo_available():
         raise WorkerFailed("this build of torch has no torch.distributed with gloo, which connects the workers")
     listening = socket.socket()
     try:
-        # Whatever ends its connections, the port can be had again at once.
+        # The port is free again at once, however its connections end.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((HOST, 0))
         listening.listen()
@@ -266,7 +266,7 @@ def _loopback_store() -> tuple[Any, int]:
 
 
 def _environment() -> dict[str, str]:
-    """The workers' environment: they find each other over the loopback interface, unless the user has said otherwise."""
+    """Return the workers' environment: they find each other over the loopback interface, unless the user has said otherwise."""
     names = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in _LOOPBACK_NAMES if name in names), None)
     environment = dict(os.environ)

@@ -1,7 +1,7 @@
-"""Which workers serve a request, and what becomes of it when one of them dies. No I/O.
+"""Which workers serve a request, and how it goes on when one of them dies. No I/O.
 
 A request is placed on a prefill and a decode worker, the ones with the least to do. When a worker is lost, the other one of each request
-that it had is asked to let go; once it has answered, nothing of the old attempt can happen any more, and the verdict is given:
+that it had is asked to drop it; once it has answered, the old attempt can have no further effect, and the verdict is given:
 
     the request had joined a decode worker that lives    it goes on
     it had joined the one that died                      it fails: its tokens were shown, its KV is gone
@@ -28,7 +28,7 @@ class Placement:
     tries: int = 1
     is_handed_over: bool = False  # the prefill worker has nothing of it any more
     has_joined: bool = False  # the decode worker decodes it
-    waits_for: str = ""  # the worker that must let go before the request can begin anew
+    waits_for: str = ""  # the worker that must drop the request before it can begin anew
     lost: str = ""  # the worker that died
     loss: str = ""  # how
 
@@ -43,7 +43,7 @@ class Verdict:
 
 
 class Router:
-    """Knows what every living worker has to do."""
+    """Places requests on the living workers that have the least to do."""
 
     def __init__(self, prefill: Sequence[str], decode: Sequence[str]) -> None:
         self._prefill = dict.fromkeys(prefill, 0)  # tokens of prompts that are still to be handed over
@@ -79,11 +79,11 @@ class Router:
         self._placements[request_id].has_joined = True
 
     def end(self, request_id: str) -> None:
-        """The request is over."""
+        """Forget a request that is over."""
         self._count(self._placements.pop(request_id), -1)
 
     def lose(self, name: str, why: str) -> tuple[list[str], list[Verdict]]:
-        """A worker is dead: whom to ask to let go of what it had in common with them, and what is clear already."""
+        """Take a worker for dead; return the workers to ask to drop what they share with it, and the verdicts that need no answer."""
         asked = list(self._decode if name in self._prefill else self._prefill)
         self._prefill.pop(name, None)
         self._decode.pop(name, None)
@@ -102,7 +102,7 @@ class Router:
         return asked, self._judge_all(clear)
 
     def let_go(self, name: str, lost: str) -> list[Verdict]:
-        """`name` has let go of all that it had in common with `lost`."""
+        """Note that `name` has dropped all that it shared with `lost`, and return the verdicts."""
         waiting = [p for p in self._placements.values() if (p.waits_for, p.lost) == (name, lost)]
         for placement in waiting:
             placement.waits_for = ""

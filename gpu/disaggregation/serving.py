@@ -175,7 +175,7 @@ class Serving:
         self.handoff.receive(peer, messages, now_ns())
 
     def abort(self, request_id: str) -> None:
-        """End a request here. The parent is told before other workers are."""
+        """End a request here, and tell the parent before other workers."""
         outcome = self.side.abort(request_id, now_ns())
         self.driver.interrupt(outcome.replan)
         if outcome.finished is not None:
@@ -225,8 +225,7 @@ class Serving:
 
     # -- what the driver calls (`core.handoff.Transport`) ---------------------------------------------------------------
     #
-    # The parent is told first of what happened to a request: then it hears in the order in which the workers acted, whichever of them
-    # it listens to first.
+    # Tell the parent before the peer: then messages reach it in the order in which the workers acted, whichever socket it reads first.
 
     def send(self, peer: str, message: Message) -> None:
         self._outgoing.setdefault(peer, []).append(message)
@@ -249,7 +248,7 @@ class Serving:
         self.news.ended(finished)
 
     def transfer_ended(self, outcome: TransferOutcome) -> None:
-        """Do nothing: the parent is told of requests, not of transfers."""
+        """Do nothing: the parent follows requests, not transfers."""
 
     def flush(self, replan: bool) -> None:
         """Write pages in one operation, then tell the parent, then the other workers."""

@@ -29,8 +29,8 @@ from .worker_session import SessionOrder, spec_for
 SECOND_NS = 1_000_000_000
 TIMING = HandoffTiming(lease_ns=60 * SECOND_NS, hold_ns=180 * SECOND_NS, fence_ns=5 * SECOND_NS)
 """Between real processes: a worker answers between two rounds or chunks, which may take long; a death is found at once, without them."""
-LISTEN_S = 0.1  # so often is asked whether somebody has interrupted
-DRAIN_S = 300.0  # longer than any lease, hold and fence: whatever is held then is held for ever
+LISTEN_S = 0.1  # how often `interrupted` is asked
+DRAIN_S = 300.0  # longer than any lease, hold and fence: what is still held then will never be released
 
 
 class NotDrained(ForetokenError):
@@ -114,7 +114,7 @@ class DisaggregatedSession:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
-            self.close()  # else nobody knows what the workers are at: they end, or the next session begins anew
+            self.close()  # after an error the state of the workers is unknown: they end, or the next session resets them
 
     # -- serving ------------------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class DisaggregatedSession:
         on_delta: Callable[[TextDelta], None] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> dict[str, Output]:
-        """Serve `requests` to their end; what became of each, in the order of `requests`."""
+        """Serve `requests` to their end and return their outputs, in the order of `requests`."""
         requests = tuple(requests)
         parts: dict[str, list[TextDelta]] = {request.request_id: [] for request in requests}
         with closing(self.stream(requests, interrupted)) as deltas:
@@ -166,7 +166,7 @@ class DisaggregatedSession:
     # -- numbers ------------------------------------------------------------------------------------------------------
 
     def reports(self) -> dict[str, dict[str, Any]]:
-        """What each living worker holds and has done. Requests that are being served go on, what is told of them is kept."""
+        """Return what each living worker holds and has done. Requests go on meanwhile, and their deltas are kept."""
         self._reports = {}
         for worker in self.workers.living():
             worker.say({"do": "report"})
@@ -184,7 +184,7 @@ class DisaggregatedSession:
         return self._reports
 
     def stats(self) -> SessionStats:
-        """The numbers since the session was opened, of the workers that live."""
+        """Return the numbers since the session was opened, of the workers that live."""
         reports = self.reports() if self._is_open else self._reports
         totals = {
             key: sum(report[key] for report in reports.values())
@@ -242,7 +242,7 @@ class DisaggregatedSession:
             self.abort(request_id)
 
     def _hear(self, wait_s: float) -> list[TextDelta]:
-        """What the workers say within `wait_s`, as far as it concerns requests."""
+        """Return what the workers say within `wait_s`, as far as it concerns requests."""
         deltas: list[TextDelta] = []
         for worker, said in self.workers.hear(wait_s):
             if said is None:

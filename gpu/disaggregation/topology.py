@@ -78,7 +78,7 @@ class Disaggregation:
         return tuple(WorkerPlace(name, role, rank) for rank, (role, name) in enumerate(names))
 
     def devices(self, asked: str) -> tuple[str, ...]:
-        """The device of each worker. "cpu" and a numbered GPU are shared by all of them; else each one has a GPU of its own."""
+        """Return the device of each worker. "cpu" and a numbered GPU are shared by all of them; else each one has a GPU of its own."""
         import torch
 
         num_gpus = torch.cuda.device_count() if asked.partition(":")[0] in (AUTO, "cuda") else 0
@@ -96,6 +96,6 @@ class Disaggregation:
 
 
 def backend_for(devices: tuple[str, ...]) -> str:
-    """How tensors travel: messages always from host to host, pages from GPU to GPU where no two workers share one."""
+    """Return how tensors travel: messages always from host to host, pages from GPU to GPU where no two workers share one."""
     on_gpus = devices[0] != "cpu"
     return "cpu:gloo,cuda:nccl" if on_gpus and len(set(devices)) == len(devices) else "gloo"

@@ -68,7 +68,7 @@ class Worker:
                     self._control.send_soon({"say": "pong"})
                 else:
                     self._inbox.put(message)
-        # Nobody is there to serve, and the main thread may be deep in a step.
+        # The parent is gone; the main thread may be deep in a step, so do not wait for it.
         os._exit(0)
 
     def _take_in(self, wait_s: float | None) -> None:
@@ -141,7 +141,7 @@ class Worker:
         self._is_over = True
 
     def _answer(self, word: str, **values: Any) -> None:
-        """Say something about the present session; what is said of an earlier one nobody waits for any more."""
+        """Send a message about the present session; the parent drops those about earlier ones."""
         self._control.send_soon({"say": word, "session": self._session, **values})
 
     def _leave_session(self, complete: bool) -> None:
@@ -151,7 +151,7 @@ class Worker:
 
 
 def main() -> None:
-    # Ctrl-C on a terminal reaches the whole group of processes; the parent hears it and ends the requests in order.
+    # Ctrl-C on a terminal reaches the whole group of processes; the parent handles it and ends the requests in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = 0
     try:

@@ -1,4 +1,4 @@
-"""From the parent's order to a worker's engine: the plan was made by the parent, here it is only carried out."""
+"""Open a worker's engine from the parent's order: the parent has made the plan."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class SessionOrder:
 def open_serving(
     order: SessionOrder, links: Mapping[str, PeerLink], news: News
 ) -> tuple[Serving, EventLog | None, EngineSpec]:
-    """Load what is ordered; the specification comes back with what was measured on the way. Raises ForetokenErrors."""
+    """Load what is ordered; return the specification with what was measured meanwhile. Raises ForetokenErrors."""
     options = order.options
     plan = SessionPlan(
         options=options,
@@ -110,7 +110,7 @@ def open_serving(
 
 
 def spec_for(role: EngineRole, spec: EngineSpec) -> EngineSpec:
-    """The engine of a worker in `role`. Prefill drafts nothing, so it needs neither measured costs nor captured rounds."""
+    """Return the engine of a worker in `role`. Prefill drafts nothing, so it needs neither measured costs nor captured rounds."""
     spec = spec.with_role(role)
     if role is EngineRole.DECODE:
         return spec

@@ -13,7 +13,7 @@ from .port import RoundBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class DeviceCandidates:
     """All candidates of one step: n = k in step 0, n = k² later."""
 
     tokens: Tensor  # int64 [bs, n]
@@ -22,7 +22,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Beam:
+class DeviceBeam:
     """The k best candidates of one step, best first, the lowest id first among equals."""
 
     candidate_ids: Tensor  # int32 [bs, k]
@@ -32,17 +32,17 @@ class Beam:
     num_candidates: int
 
 
-def first_level(tokens: Tensor, probabilities: Tensor) -> tuple[Level, Beam]:
+def first_level(tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates, DeviceBeam]:
     """Step 0: the draft's top-k after the root, [bs, k] each."""
     scores = _clean(probabilities)
     bs, topk = tokens.shape
     ids = torch.arange(topk, dtype=torch.int32, device=tokens.device).expand(bs, topk)
     no_parent = torch.full_like(ids, -1)
-    beam = Beam(ids, tokens, scores, torch.zeros_like(tokens), topk)
-    return Level(tokens, scores, no_parent), beam
+    beam = DeviceBeam(ids, tokens, scores, torch.zeros_like(tokens), topk)
+    return DeviceCandidates(tokens, scores, no_parent), beam
 
 
-def next_level(beam: Beam, tokens: Tensor, probabilities: Tensor) -> tuple[Level, Beam]:
+def next_level(beam: DeviceBeam, tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates, DeviceBeam]:
     """One further step: the draft's top-k after each of the beam's nodes, [bs, k, k] each."""
     bs, topk, _ = tokens.shape
     scores = (beam.scores[:, :, None] * _clean(probabilities)).view(bs, topk * topk)
@@ -50,23 +50,23 @@ def next_level(beam: Beam, tokens: Tensor, probabilities: Tensor) -> tuple[Level
     parents = beam.candidate_ids.repeat_interleave(topk, dim=1)
     best_scores, best = scores.sort(dim=1, descending=True, stable=True)
     best = best[:, :topk]
-    following = Beam(
+    following = DeviceBeam(
         candidate_ids=(best + beam.num_candidates).int(),
         tokens=tokens.gather(1, best),
         scores=best_scores[:, :topk],
         sources=best // topk,
         num_candidates=beam.num_candidates + topk * topk,
     )
-    return Level(tokens, scores, parents), following
+    return DeviceCandidates(tokens, scores, parents), following
 
 
 def _clean(probabilities: Tensor) -> Tensor:
-    """What is no number counts as 0, so that garbage ranks last."""
+    """Return what is no number counts as 0, so that garbage ranks last."""
     return torch.nan_to_num(probabilities.float(), nan=0.0, posinf=1.0, neginf=0.0).clamp(0.0, 1.0)
 
 
-def tree_of(ops: Ops, batch: RoundBatch, levels: list[Level]) -> DeviceTree:
-    """The verify tree of the best candidates of all levels."""
+def tree_of(ops: Ops, batch: RoundBatch, levels: list[DeviceCandidates]) -> DeviceTree:
+    """Return the verify tree of the best candidates of all levels."""
     depths = [depth for depth, level in enumerate(levels, start=1) for _ in range(level.tokens.shape[1])]
     return ops.build_tree(
         batch.roots,

@@ -23,7 +23,7 @@ from ..batch.pools import KVPool
 from ..batch.tree import DeviceTree
 from ..kernels.constants import numbers
 from ..ops.port import DecodeBatch, Ops
-from .beam import Beam, first_level, next_level, tree_of
+from .beam import DeviceBeam, first_level, next_level, tree_of
 from .network import DraftNetwork
 from .port import Accepted, Relayed, RoundBatch, root_only
 from .window import at_column, window_attention, window_slots
@@ -62,7 +62,7 @@ class BranchDraft:
         return self._relay(None if hidden is None else hidden[places], logits_hidden[places])
 
     def _prefill_tokens(self, chunks: Chunks, sampled: Tensor) -> tuple[Tensor, Chunks]:
-        """The draft's tokens: the chunk's, then the sample (unshifted); or each one's successor (shifted)."""
+        """Return the draft's tokens: the chunk's, then the sample (unshifted); or each one's successor (shifted)."""
         device = chunks.table.device
         if self._network.shifted:
             layout, host = chunks, chunks.shifted_tokens()
@@ -169,7 +169,7 @@ class _SingleBranch:
         self._positions = places.clamp_(max=batch.max_position)
 
     def at_step(self, step: int, tokens: Tensor, with_root: bool) -> tuple[Tensor, PagedAttention]:
-        """The pass's tokens [m] and its attention: m = bs, or twice that with the root before each row's first draft."""
+        """Return the pass's tokens [m] and its attention: m = bs, or twice that with the root before each row's first draft."""
         batch = self._batch
         cell, rows, count = step - self._first_cell, batch.rows, 1
         if with_root:
@@ -201,7 +201,7 @@ class _Branches:
             ops.duplicate_tails_(pool.all_layers, batch.table, batch.rows, lengths, page_size, topk, steps)
 
     def at_step(self, step: int, tokens: Tensor, with_root: bool) -> tuple[Tensor, PagedAttention]:
-        """The pass's tokens [m] and its attention: m = bs · k, or twice that with the root before each first node."""
+        """Return the pass's tokens [m] and its attention: m = bs · k, or twice that with the root before each first node."""
         bs, topk = tokens.shape
         cell = step - self._first_cell
         cells = [cell]
@@ -221,7 +221,7 @@ class _Branches:
             self._ops, self._pool, queries, positions, self._slots(places).view(-1)
         )
 
-    def follow(self, beam: Beam, step: int) -> None:
+    def follow(self, beam: DeviceBeam, step: int) -> None:
         """Copy the KV of each beam node's parent branch into its own, before `step` writes its cell."""
         cells = range(1 - self._first_cell, step - self._first_cell)  # the root stands in every branch alike
         places = torch.stack([self._starts + c for c in cells], dim=2)
@@ -234,7 +234,7 @@ class _Branches:
         return self._batch.table.view(-1)[self._row_cells + places].long()
 
 
-def _from_sources(hidden: Tensor, beam: Beam) -> Tensor:
+def _from_sources(hidden: Tensor, beam: DeviceBeam) -> Tensor:
     """Each beam node's parent's hidden state, [bs · k, H]."""
     bs, topk = beam.sources.shape
     by_row = hidden.view(bs, topk, -1)

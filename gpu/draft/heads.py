@@ -144,7 +144,7 @@ class HeadsDraft:
         return self._heads.to_target_ids(ids), probabilities
 
     def _carried(self, outputs: list[Tensor]) -> Tensor:
-        """What heads 0 … n − 2 said at the last kept slot, [rows, (n − 1) · H] (or one empty place for a single head)."""
+        """Return what heads 0 … n − 2 said at the last kept slot, [rows, (n − 1) · H] (or one empty place for a single head)."""
         if len(outputs) == 1:
             return torch.zeros((len(outputs[0]), self.carried_size), dtype=self._carry.dtype, device=self._carry.device)
         return torch.cat(outputs[:-1], dim=1)

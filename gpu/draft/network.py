@@ -1,4 +1,4 @@
-"""The two kinds of draft networks behind one face: a language model of its own, and a head on the target's hidden states."""
+"""The two kinds of draft networks behind one protocol: a language model of its own, and a head on the target's hidden states."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class DraftNetwork(Protocol):
     def run(self, tokens: Tensor, hidden: Tensor | None, attention: Attention) -> tuple[Tensor | None, Tensor]: ...
 
     def candidates(self, logits_hidden: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-        """The best `topk` tokens after each of m states, as the target's ids int64 [m, k], and probabilities float32."""
+        """Return the best `topk` tokens after each of m states, as the target's ids int64 [m, k], and probabilities float32."""
 
     def best(self, logits_hidden: Tensor) -> Tensor:
-        """The best token alone, int64 [m, 1]: a chain asks for no probability."""
+        """Return the best token alone, int64 [m, 1]: a chain asks for no probability."""
 
 
 class LanguageModelNetwork:

@@ -41,7 +41,7 @@ class RoundBatch:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What verification left behind, for the draft's catch-up. The last `emitted` token of a row is its bonus token."""
+    """The result of verification, for the draft's catch-up. The last `emitted` token of a row is its bonus token."""
 
     emitted: Tensor  # int64 [bs, width], −1 past the end
     accept_lens: Tensor  # int32 [bs]
@@ -60,10 +60,10 @@ class Draft(Protocol):
     on_host: bool  # proposals need the tokens of earlier rounds on the host, so rounds wait for each other
 
     def open_row(self, row: int, cached: np.ndarray) -> None:
-        """A request has taken `row`; `cached` int64 [n] is the part of its text that is not prefilled again."""
+        """Begin a request in `row`; `cached` int64 [n] is the part of its text that is not prefilled again."""
 
     def observe(self, row: int, tokens: np.ndarray) -> None:
-        """Tokens int64 [n] that `row` has prefilled or emitted (drafts on the host only)."""
+        """Take in tokens int64 [n] that `row` has prefilled or emitted (drafts on the host only)."""
 
     def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
         """The draft's pass over the chunks; `captured` [t, C] like the target's tokens, `sampled` int64 [m] for the m last chunks."""
@@ -101,18 +101,18 @@ class NoDraft:
 
 
 def root_only(ops: Ops, batch: RoundBatch) -> DeviceTree:
-    """The tree of a round without drafts."""
+    """Return the tree of a round without drafts."""
     drafts = torch.empty((len(batch.row_numbers), 0), dtype=torch.int64, device=batch.roots.device)
     return ops.build_chain(batch.roots, drafts, batch.lengths, batch.max_position)
 
 
 def best_candidate(logits: Tensor) -> Tensor:
-    """The draft's first choice of logits [m, V], int64 [m, 1]: what `top_candidates` puts first, without its probability."""
+    """Return the draft's first choice of logits [m, V], int64 [m, 1]: what `top_candidates` puts first, without its probability."""
     return logits.max(dim=-1, keepdim=True).indices
 
 
 def top_candidates(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-    """The draft's `topk` tokens of logits [m, V], best first, and their probabilities: int64 and float32 [m, topk]."""
+    """Return the draft's `topk` tokens of logits [m, V], best first, and their probabilities: int64 and float32 [m, topk]."""
     if topk == 1:
         best, tokens = logits.max(dim=-1, keepdim=True)
     else:

@@ -1,4 +1,4 @@
-"""Drafts from the host: what an algorithm's proposer says of each row's prompt and output, as trees on the device. NGRAM is one of them."""
+"""Drafts from the host, such as NGRAM's: what an algorithm proposes after each row's prompt and output, as trees on the device."""
 
 from __future__ import annotations
 

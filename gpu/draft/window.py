@@ -22,7 +22,7 @@ def causal_bits(columns: int, device: torch.device) -> Tensor:
 
 
 def _signed(bits: int) -> int:
-    """The int64 of 64 bits."""
+    """Return the int64 of 64 bits."""
     return bits - (1 << 64) if bits >> 63 else bits
 
 

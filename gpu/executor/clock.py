@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 
-class HostClock:
+class PhaseClock:
     """Seconds per phase; right where device work is done when a call returns."""
 
     def __init__(self) -> None:
@@ -24,10 +24,10 @@ class HostClock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 
     def settle(self) -> None:
-        """Nothing is outstanding on a CPU."""
+        """Do nothing: a CPU has no outstanding work."""
 
 
-class EventClock:
+class EventPhaseClock:
     """Seconds per phase on the device's stream. Recording an event does not wait; `settle` reads those that have passed."""
 
     def __init__(self) -> None:

@@ -30,17 +30,17 @@ from ..batch.pools import KVPool
 from ..draft.port import Draft, RoundBatch
 from ..models.decoder import Decoder
 from ..ops.port import Ops
-from .clock import EventClock, HostClock
+from .clock import EventPhaseClock, PhaseClock
 from .graphs import CapturedRound, RoundGraphs, RoundKind, padded_shape
 from .outputs import USER_OUTPUTS, at_places, node_outputs
 from .relay import TorchStorage
 from .round import DecodeRound, capture_for, draft_hidden, first_tokens
 from .rows import Rows
-from .running import PendingRound, Running, arrived, result_of, to_host
+from .running import PendingRound, RunningStep, arrived, result_of, to_host
 
 
 @dataclass(slots=True)
-class Counters:
+class ExecutorCounters:
     """What an executor has done since it was made."""
 
     rounds: int = 0
@@ -81,8 +81,8 @@ class TorchExecutor:
         self.draft_pool = draft_pool
         self.draft = draft
         self.relayed = relayed
-        self.counters = Counters()
-        self.clock = EventClock() if device.type == "cuda" else HostClock()
+        self.counters = ExecutorCounters()
+        self.clock = EventPhaseClock() if device.type == "cuda" else PhaseClock()
         self._ops = ops
         self._debug = debug
         self._eager = device.type == "cuda" if eager is None else eager
@@ -97,7 +97,7 @@ class TorchExecutor:
         self._topk = engine.controller.topk
         self._memory_pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.graphs = RoundGraphs(self._capture)
-        self._queue: deque[Running] = deque()
+        self._queue: deque[RunningStep] = deque()
         self._last_step_id = 0
         self._stop_through = 0
         self._simulated_lengths = np.zeros(config.max_running + 1, np.int64)
@@ -113,12 +113,12 @@ class TorchExecutor:
         if self.launched_table is not None:
             writes = step.table_writes
             self.launched_table[writes.rows, writes.columns] = writes.slots
-        self._queue.append(Running(step, step.max_rounds))
+        self._queue.append(RunningStep(step, step.max_rounds))
         if self._eager:
             self._start_what_can_run()
 
     def collect(self) -> StepResult:
-        """Wait for the oldest step and answer it."""
+        """Wait for the oldest step and return its result."""
         while not self.advance(1):
             pass
         running = self._queue.popleft()
@@ -128,7 +128,7 @@ class TorchExecutor:
         return result_of(running)
 
     def advance(self, rounds: int) -> bool:
-        """Run and read up to `rounds` decode rounds of the oldest step, at least its start; says whether it is over."""
+        """Run and read up to `rounds` decode rounds of the oldest step; start it if it has not begun. Return whether it is over."""
         running = self._queue[0]
         with torch.no_grad():
             if not running.started:
@@ -143,7 +143,7 @@ class TorchExecutor:
         return running.is_over
 
     def request_stop(self, last_step_id: int) -> None:
-        """Steps up to `last_step_id` end at their next round boundary; the round that runs now is finished."""
+        """End steps up to `last_step_id` at their next round boundary; the round that runs now is finished."""
         self._stop_through = max(self._stop_through, last_step_id)
         for running in self._queue:
             if running.started and running.step.step_id <= last_step_id:
@@ -156,7 +156,7 @@ class TorchExecutor:
     # -- starting -------------------------------------------------------------------------------------------------
 
     def _start_what_can_run(self) -> None:
-        """Enqueue the first rounds of launched steps, as far as nothing before them may still want the stream."""
+        """Enqueue the first rounds of launched steps, up to the first step that may run further rounds before them."""
         with torch.no_grad():
             for running in self._queue:
                 if not running.started:
@@ -166,7 +166,7 @@ class TorchExecutor:
                 if running.limit > 1 or (self.draft.on_host and not running.is_over):
                     return
 
-    def _start(self, running: Running) -> None:
+    def _start(self, running: RunningStep) -> None:
         step = running.step
         for row, _ in step.released:
             self.future_map.drop(np.array([row]))
@@ -187,7 +187,7 @@ class TorchExecutor:
             self._enqueue_prefill(running, step.prefill, step)
 
     def _arrive(self, step: Step, arrivals: Arrivals) -> None:
-        """Rows whose prompts another worker has computed: their KV is in the pools, their first relay cells are filled without a pass."""
+        """Open rows whose prompts another worker has computed: their KV is in the pools; fill their relay cells without a pass."""
         batch = arrivals.batch
         texts = {join.row: join.cached_tokens for join in step.joins}
         for i, row in enumerate(batch.rows.tolist()):
@@ -202,7 +202,7 @@ class TorchExecutor:
 
     # -- prefill --------------------------------------------------------------------------------------------------
 
-    def _enqueue_prefill(self, running: Running, part: PrefillStep, step: Step) -> None:
+    def _enqueue_prefill(self, running: RunningStep, part: PrefillStep, step: Step) -> None:
         self._rows.check_owners(part.rows, part.epochs)
         joins = {join.row: join for join in step.joins}
         begins = np.concatenate([[0], np.cumsum(part.lens)])
@@ -240,7 +240,7 @@ class TorchExecutor:
         self.counters.prefilled += chunks.num_tokens
         running.prefill_tokens = to_host(sampled, chunks.any_token(~forward.hidden.isfinite().all(1)), sampled, outputs)
 
-    def _read_prefill(self, running: Running) -> None:
+    def _read_prefill(self, running: RunningStep) -> None:
         if running.prefill_tokens is None:
             return
         pending, running.prefill_tokens = running.prefill_tokens, None
@@ -254,7 +254,7 @@ class TorchExecutor:
         failed = failed.copy()
         failed[last] |= sampled < 0
         self._report_failures(running, part.rows, failed & ~self._rows.ended[part.rows])
-        # A chunk without numbers ends its request at once: the KV of the whole chunk may be spoilt, and nobody is to find it in the cache.
+        # A chunk without numbers ends its request at once: its KV may be spoilt, and must not enter the prefix cache.
         self._rows.ended[part.rows[failed]] = True
         stops, _ = self._rows.settle(part.rows[last], tokens[last][:, None], np.ones(len(last), np.int32), failed[last])
         stopped[last] = stops >= 0
@@ -271,7 +271,7 @@ class TorchExecutor:
 
     # -- rounds ---------------------------------------------------------------------------------------------------
 
-    def _enqueue_round(self, running: Running) -> PendingRound:
+    def _enqueue_round(self, running: RunningStep) -> PendingRound:
         part = running.step.decode
         with self.clock.phase("relay"):
             lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
@@ -325,7 +325,7 @@ class TorchExecutor:
             )
 
     def _forced_runs(self, part: DecodeStep) -> Tensor | None:
-        """Simulated acceptance: the process says how many drafts pass, so the host knows every length by itself."""
+        """Draw how many drafts of each row are accepted (simulated acceptance), so the host knows every length."""
         if self._acceptance is None:
             return None
         rows = part.rows
@@ -353,7 +353,7 @@ class TorchExecutor:
 
     # -- reading back ---------------------------------------------------------------------------------------------
 
-    def _read_round(self, running: Running) -> None:
+    def _read_round(self, running: RunningStep) -> None:
         pending, running.pending = running.pending, None
         accept_lens, failed, emitted, outputs = arrived(pending)
         part = running.step.decode
@@ -376,14 +376,14 @@ class TorchExecutor:
         counters.drafted += len(part.rows) * (part.num_draft_tokens - 1)
         counters.correct_drafts += int(accept_lens.sum()) - len(part.rows)
 
-    def _check_outputs(self, join: Join, running: Running) -> None:
-        """A request that wants to see what nobody makes fails, alone."""
+    def _check_outputs(self, join: Join, running: RunningStep) -> None:
+        """Fail a request, and only it, that asks for an output which does not exist."""
         for name in join.request.outputs:
             if name not in USER_OUTPUTS:
                 self._rows.ended[join.row] = True
                 running.failures.append((join.row, f"there is no output {name!r}{nearest(name, USER_OUTPUTS)}"))
                 return
 
-    def _report_failures(self, running: Running, rows: np.ndarray, failed: np.ndarray) -> None:
+    def _report_failures(self, running: RunningStep, rows: np.ndarray, failed: np.ndarray) -> None:
         for i in np.flatnonzero(failed).tolist():
             running.failures.append((int(rows[i]), "the target gave no distribution"))

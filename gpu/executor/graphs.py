@@ -93,7 +93,7 @@ class CapturedRound:
         sampling: SamplingInputs | None,
         forced_runs: Tensor | None,
     ) -> RoundResult:
-        """The round of `batch`, at most as many rows as the graph has."""
+        """Return the round of `batch`, at most as many rows as the graph has."""
         bs = len(batch.row_numbers)
         _fill(self._rows, batch.rows)
         _fill(self._lengths, batch.lengths)
@@ -116,7 +116,7 @@ class CapturedRound:
 
 
 def _fill(place: Tensor, values: Tensor) -> None:
-    """Values in front, padding (zeros) behind."""
+    """Write `values` in front and padding (zeros) behind them."""
     place[: len(values)].copy_(values)
     if len(values) < len(place):
         place[len(values) :].zero_()

@@ -24,7 +24,7 @@ NEXT_RELAY = "next_relay."
 def node_outputs(
     forward: DecoderOutput, logits: Tensor, emitted: Tensor, wanted: frozenset[str]
 ) -> dict[str, Tensor | None]:
-    """The wanted entries for n nodes: logits [n, V], `emitted` int64 [n] the token after each node (−1 counts as 0)."""
+    """Return the wanted entries for n nodes: logits [n, V], `emitted` int64 [n] the token after each node (−1 counts as 0)."""
     entries: dict[str, Tensor | None] = {}
     if wanted & {"logprobs", "top_logprobs", "top_logprob_ids"}:
         logprobs = logits.log_softmax(dim=-1)
@@ -42,6 +42,6 @@ def node_outputs(
 
 
 def at_places(forward: DecoderOutput, places: Tensor) -> DecoderOutput:
-    """What users may ask of a forward pass, at int64 [m] of its tokens."""
+    """Return what users may ask of a forward pass, at int64 [m] of its tokens."""
     experts = forward.routed_experts
     return DecoderOutput(forward.hidden[places], None, None if experts is None else experts[places])

@@ -56,7 +56,7 @@ class TorchStorage:
         return (torch.as_tensor(values).reshape(len(values), -1) < 0).any(dim=1).cpu().numpy()
 
     def _rows(self, rows: np.ndarray) -> Tensor:
-        """The rows on the device; every field of one call has the same ones, so they travel once."""
+        """Return the rows on the device; every field of one call has the same ones, so they travel once."""
         if rows is not self._host_rows:
             self._device_rows = torch.from_numpy(rows).to(self._device, non_blocking=True)
             self._host_rows = rows

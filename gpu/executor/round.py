@@ -178,20 +178,20 @@ def capture_for(draft: Draft, wanted: frozenset[str]) -> Capture:
 
 
 def draft_hidden(draft: Draft, forward: DecoderOutput) -> Tensor | None:
-    """What the target's pass captured for the draft; None from end to end for drafts that need no hidden states."""
+    """Return what the target's pass captured for the draft; None from end to end for drafts that need no hidden states."""
     if not draft.wants_hidden:
         return None
     return forward.aux if draft.aux_layers else forward.hidden
 
 
 def best_tokens(logits: Tensor) -> Tensor:
-    """The lowest id of the greatest logit, int64 [n]; −1 where it is not finite, which is no answer."""
+    """Return the lowest id of the greatest logit, int64 [n]; −1 where it is not finite, which is no answer."""
     best, tokens = logits.max(dim=-1)
     return torch.where(best.isfinite(), tokens, -1)
 
 
 def first_tokens(ops: Ops, logits: Tensor, sampling: SamplingInputs | None, positions: Tensor) -> Tensor:
-    """The token after each prompt whose last token is at `positions` int64 [n]; −1 where the target failed."""
+    """Return the token after each prompt whose last token is at `positions` int64 [n]; −1 where the target failed."""
     if sampling is None:
         return best_tokens(logits)
     probs = target_probs(logits, sampling.temperature, sampling.top_p, sampling.top_k, sampling.filtered)
@@ -229,7 +229,7 @@ def accept_forced(tree: DeviceTree, target_ids: Tensor, runs: Tensor) -> DeviceV
 
 
 def _columns(values: Tensor, width: int) -> Tensor:
-    """[bs, nd, …] → [bs, width, …]; where the width exceeds nd the rest is zeros, which nobody reads."""
+    """[bs, nd, …] → [bs, width, …]; where the width exceeds nd the rest is zeros and is not read."""
     nodes = values.shape[1]
     if nodes >= width:
         return values[:, :width]

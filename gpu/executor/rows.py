@@ -36,7 +36,7 @@ class Rows:
         self._keys = np.zeros(num_rows + 1, np.uint64)
 
     def open(self, join: Join) -> None:
-        """A request takes a row; raises InvariantViolation RELAY-03 if somebody has it."""
+        """Give a row to a request. Raises InvariantViolation RELAY-03 if another request has it."""
         if self._requests[join.row] is not None:
             raise InvariantViolation("RELAY-03", f"row {join.row} is given away before it was released")
         request, row = join.request, join.row
@@ -72,7 +72,7 @@ class Rows:
         return [self._requests[row] for row in rows.tolist()]
 
     def wanted(self, rows: np.ndarray) -> frozenset[str]:
-        """The outputs that any of the rows asked for."""
+        """Return the outputs that any of the rows asked for."""
         if not self._has_outputs[rows].any():
             return frozenset()
         return frozenset(name for request in self.requests_of(rows) for name in request.outputs)
@@ -80,7 +80,7 @@ class Rows:
     def settle(
         self, rows: np.ndarray, runs: np.ndarray, accept_lens: np.ndarray, failed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Who ends with these runs (int64 [n, width]): the first stop in each, int32 [n] (−1: none), and who ended now, bool [n].
+        """Find the rows that end with these runs (int64 [n, width]): the first stop in each, int32 [n] (−1: none), and who ended, bool [n].
 
         Rows that had ended before have neither. One rule with the engine's: `core.contract.request.cut_runs`.
         """
@@ -95,7 +95,7 @@ class Rows:
         return stops, ended
 
     def sampling(self, rows: np.ndarray) -> SamplingInputs | None:
-        """The rows' sampling parameters on the device, None if all of them are greedy."""
+        """Return the rows' sampling parameters on the device, None if all of them are greedy."""
         temperature = self._temperature[rows]
         if not temperature.any():
             return None

@@ -23,7 +23,7 @@ class PendingRound:
 
 
 @dataclass(slots=True)
-class Running:
+class RunningStep:
     """A launched step."""
 
     step: Step
@@ -72,8 +72,8 @@ def _as_numpy(values: Tensor) -> np.ndarray:
     return values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
 
 
-def result_of(running: Running) -> StepResult:
-    """The answer to a step that is over."""
+def result_of(running: RunningStep) -> StepResult:
+    """Return the answer to a step that is over."""
     step = running.step
     decode = None if step.decode is None else running.decoded.result(step.max_rounds)
     ends = np.array(running.round_ends_ns, np.int64)

@@ -10,7 +10,7 @@ from ..kernels.rounds.verify_sampling import sample_torch
 
 
 def target_probs(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, filtered: bool = True) -> Tensor:
-    """The distribution that sampling parameters, one per row [n], make of logits [n, V]; float64 for float64 logits, else float32.
+    """Return the distribution that sampling parameters, one per row [n], make of logits [n, V]; float64 for float64 logits, else float32.
 
     temperature 0 is greedy: all mass on the lowest id of the greatest logit. top_k ≤ 0 keeps all; among equal logits at the edge the lowest
     ids stay; it is applied before top_p, which keeps the shortest prefix, in descending order, whose mass reaches top_p. A row with

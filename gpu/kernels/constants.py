@@ -1,7 +1,7 @@
 """Small constant tensors of one device, made once: a decode round's cost on a CPU is its number of tensor calls.
 
 A CUDA graph holds the address of what it reads: a constant is never given up, and it must exist before the graph is captured. The
-executor's warm-up run of the same shape makes it. Nobody writes into one.
+executor's warm-up run of the same shape makes it. They are never written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def numbers(n: int, device: torch.device, dtype: torch.dtype = torch.int64) -> T
 
 @cache
 def node_numbers(batch_size: int, nodes: int, columns: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The flat indices r · nodes + j of each row's first `columns` nodes, [batch_size, columns]."""
+    """Return the flat indices r · nodes + j of each row's first `columns` nodes, [batch_size, columns]."""
     flat = torch.arange(batch_size * nodes, dtype=dtype, device=device)
     return flat.view(batch_size, nodes)[:, :columns].contiguous()
 
@@ -40,5 +40,5 @@ def later(nodes: int, device: torch.device) -> Tensor:
 
 @cache
 def sequence(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """The given integers, int64 [n]."""
+    """Return the given integers, int64 [n]."""
     return torch.tensor(values, dtype=torch.int64, device=device)

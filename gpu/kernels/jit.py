@@ -1,4 +1,4 @@
-"""Triton where it is installed. Without it the kernels below stay plain functions that nobody calls: the torch twins need no Triton."""
+"""Triton where it is installed. Without it the kernels stay plain functions without a caller: the torch twins need no Triton."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def cdiv(a: int, b: int) -> int:
 
 
 def next_power_of_2(n: int) -> int:
-    """The least power of two that is ≥ n, at least 1: the sizes that a block may have."""
+    """Return the least power of two that is ≥ n, at least 1: the sizes that a block may have."""
     return 1 << max(n - 1, 0).bit_length()

@@ -79,7 +79,7 @@ def begin_of(slots: Tensor, bs: int) -> int | None:
 
 
 def keys_of(pool: Tensor, keys: PaddedKeys, bs: int) -> Tensor:
-    """What `keys` says of pool [slots, Hk, d], as [bs, max_len, Hk, d]; a view of the pool where it can be."""
+    """Return what `keys` says of pool [slots, Hk, d], as [bs, max_len, Hk, d]; a view of the pool where it can be."""
     if keys.begin is not None:
         return pool.narrow(0, keys.begin, keys.slots.shape[0]).unsqueeze(0)
     return gather(pool, keys.slots, bs)

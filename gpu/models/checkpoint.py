@@ -38,7 +38,7 @@ def load_target(
     dtype: torch.dtype | None = None,
     min_positions: int = 0,
 ) -> Decoder:
-    """The model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError, CheckpointError.
+    """Return the model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError, CheckpointError.
 
     `min_positions` are those of the target that a draft is loaded for; see `over_positions`.
     """
@@ -57,7 +57,7 @@ def load_target(
 def load_draft(
     directory: str | Path, algorithm: str, target: Decoder, dtype: torch.dtype | None = None
 ) -> Decoder | DraftHead:
-    """The draft of `algorithm` (its name) for `target`: a Decoder for STANDALONE, else a head, in the target's dtype.
+    """Return the draft of `algorithm` (its name) for `target`: a Decoder for STANDALONE, else a head, in the target's dtype.
 
     Raises ConfigError if it does not fit the target, CheckpointError for its files, ForetokenError for an algorithm without a model.
     """
@@ -77,12 +77,12 @@ def load_draft(
 
 
 def over_positions(draft: ModelConfig, min_positions: int) -> ModelConfig:
-    """A draft runs wherever its target does. Past the context that it was trained for it drafts worse, which costs speed alone."""
+    """Return a draft runs wherever its target does. Past the context that it was trained for it drafts worse, which costs speed alone."""
     return replace(draft, max_position_embeddings=max(draft.max_position_embeddings, min_positions))
 
 
 def required_bytes(config: ModelConfig, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes of the weights by part (embeddings, attention, MLPs, norms), before anything is allocated; sum them for the whole."""
+    """Return bytes of the weights by part (embeddings, attention, MLPs, norms), before anything is allocated; sum them for the whole."""
     sizes = {"embeddings": 0, "attention": 0, "mlp": 0, "norms": 0}
     for weight in _meta_decoder(config).checkpoint_weights():
         sizes[_part_of(weight.name)] += weight.view.numel() * dtype.itemsize
@@ -92,14 +92,14 @@ def required_bytes(config: ModelConfig, dtype: torch.dtype) -> dict[str, int]:
 def random_weights(
     config: ModelConfig, ops: Ops, device: torch.device | str, dtype: torch.dtype, seed: int = 0
 ) -> Decoder:
-    """A model of this shape with random weights, for timing."""
+    """Return a model of this shape with random weights, for timing."""
     decoder = Decoder(config, ops, device, dtype)
     initialize(decoder, seed)
     return decoder
 
 
 def random_head(config: HeadConfig, target: Decoder, seed: int = 0) -> DraftHead:
-    """A head of this shape with random weights, for timing; EAGLE-3's vocabulary is the target's first tokens."""
+    """Return a head of this shape with random weights, for timing; EAGLE-3's vocabulary is the target's first tokens."""
     head = HEADS[config.algorithm](config, target)
     initialize(head, seed)
     if head.vocab_size != target.vocab_size:
@@ -199,7 +199,7 @@ def _check(directory: str | Path, model: Decoder | DraftHead, stored: Mapping[st
 
 
 def _listed(names: set[str], one: str, many: str) -> list[Problem]:
-    """A problem per name, the end of a long list in one."""
+    """Return a problem per name, the end of a long list in one."""
     ordered = sorted(names)
     problems = [Problem(name, one) for name in ordered[:MAX_NAMED]]
     if len(ordered) > MAX_NAMED:
@@ -224,7 +224,7 @@ def _save(directory: str | Path, config: dict, weights: list[NamedWeight], other
 
 
 def _meta_decoder(config: ModelConfig, ops: Ops | None = None) -> Decoder:
-    """The model without memory behind it: names and shapes."""
+    """Return the model without memory behind it: names and shapes."""
     return Decoder(config, ops, "meta", config.dtype)  # type: ignore[arg-type]
 
 

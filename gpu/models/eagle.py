@@ -68,7 +68,7 @@ class DraftHead(nn.Module):
         raise NotImplementedError
 
     def prepare_hidden(self, captured: Tensor) -> Tensor:
-        """What was captured from the target [n, …] → what `forward` takes, [n, H]."""
+        """Return what was captured from the target [n, …] → what `forward` takes, [n, H]."""
         return captured
 
     def logits(self, logits_hidden: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class DraftHead(nn.Module):
             yield NamedWeight("lm_head.weight", self.lm_head_weight.detach())
 
     def canonical_name(self, name: str) -> str:
-        """The name in `checkpoint_weights` of a tensor that a file calls `name`."""
+        """Return the name in `checkpoint_weights` of a tensor that a file calls `name`."""
         return name.removeprefix("model.")
 
     def _empty(self, *shape: int) -> nn.Parameter:
@@ -252,7 +252,7 @@ class Eagle3Head(DraftHead):
         self._norms = (self.midlayer.norms[0], self.hidden_norm, self.norm_weight)
 
     def prepare_hidden(self, captured: Tensor) -> Tensor:
-        """The target's hidden states entering `aux_layers`, concatenated, fused to [n, H]."""
+        """Return the target's hidden states entering `aux_layers`, concatenated, fused to [n, H]."""
         return self._fuse(captured)
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:

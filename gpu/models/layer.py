@@ -102,7 +102,7 @@ class Layer(nn.Module):
         return project_output(out.flatten(1))
 
     def after_attention(self, out: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The layer's second half: the MLP's output [n, H], the residual beside it, and the chosen experts if it has experts."""
+        """Return the layer's second half: the MLP's output [n, H], the residual beside it, and the chosen experts if it has experts."""
         normed, residual = self.ops.add_rms_norm(out, residual, self.norms[1], self.eps)
         out, experts = self.run_mlp(normed)
         return out, residual, experts

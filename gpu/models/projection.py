@@ -41,7 +41,7 @@ class Projection:
         return torch.ops.mkldnn._linear_pointwise.default(x, self._packed, self._bias, "none", [], "")
 
     def on_host(self, x: np.ndarray) -> np.ndarray:
-        """The same for an array, a new one that is the caller's."""
+        """Return the same for an array, a new one that is the caller's."""
         if self._on_host is None:
             return self(torch.from_numpy(x)).detach().numpy()
         weight, bias = self._on_host

@@ -32,7 +32,7 @@ class Rope:
     truncate: bool = True  # yarn: round the borders of the ramp to whole channels
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys `rope_theta` and, if scaled, `rope_scaling` of a config.json."""
+        """Return the keys `rope_theta` and, if scaled, `rope_scaling` of a config.json."""
         if self.scaling == "default":
             return {"rope_theta": self.theta}
         scaling: dict[str, Any] = {"rope_type": self.scaling, "factor": self.factor}
@@ -143,5 +143,5 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 def _channel_of(rope: Rope, head_dim: int, rotations: float) -> float:
-    """The channel pair that turns `rotations` times over the original context (the formula of the frequencies, inverted)."""
+    """Return the channel pair that turns `rotations` times over the original context (the formula of the frequencies, inverted)."""
     return head_dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))

@@ -18,7 +18,7 @@ class NamedWeight:
 
 
 def empty_weight(*shape: int, device: torch.device | str, dtype: torch.dtype) -> nn.Parameter:
-    """Uninitialised; frozen until somebody who trains calls `requires_grad_`."""
+    """Uninitialised; frozen until a trainer calls `requires_grad_`."""
     return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
 
 
@@ -44,5 +44,5 @@ def initialize(model: nn.Module, seed: int, std: float = 0.02) -> None:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters that the model itself owns."""
+    """Return bytes of all parameters that the model itself owns."""
     return sum(parameter.nbytes for parameter in model.parameters())

@@ -184,7 +184,7 @@ def _in_range(invariant: str, what: str, numbers: np.ndarray, end: int) -> None:
 
 
 def _repeated(numbers: np.ndarray) -> int | None:
-    """A number other than 0 that occurs twice, or None."""
+    """Return a number other than 0 that occurs twice, or None."""
     ordered = np.sort(numbers[numbers != 0])
     again = ordered[1:][ordered[1:] == ordered[:-1]]
     return int(again[0]) if again.size else None

@@ -91,7 +91,7 @@ def _compact(slots: np.ndarray) -> Slots:
 
 
 def _ascends(slots: np.ndarray, begin: int) -> bool:
-    """Whether slots are begin, begin + 1, …"""
+    """Return whether slots are begin, begin + 1, …"""
     return not slots.size or (slots[0] == begin and bool((slots[1:] - slots[:-1] == 1).all()))
 
 

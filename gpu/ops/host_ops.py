@@ -82,7 +82,7 @@ class HostLayer:
         return self._output.on_host(out)
 
     def after_attention(self, out: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """The layer's second half: the residual [n, H] with everything added."""
+        """Return the layer's second half: the residual [n, H] with everything added."""
         residual = residual + out
         gate_up = self._gate_up.on_host(rms_norm(residual, self._post_norm, self._eps))
         width = gate_up.shape[1] // 2
@@ -151,7 +151,7 @@ def _run_on_host(
     rotation: np.ndarray,
     first_input: Tensor | None,
 ) -> list[np.ndarray]:
-    """The residual [n, H] before every layer, and behind the last."""
+    """Return the residual [n, H] before every layer, and behind the last."""
     rotation = rotation.astype(state.dtype, copy=False)
     states = [state]
     for layer in layers:
@@ -164,13 +164,13 @@ def _run_on_host(
 
 
 def can_run_on_host(layer: Layer) -> bool:
-    """Whether a layer is dense, of a dtype that NumPy has, and laid out for inference."""
+    """Return whether a layer is dense, of a dtype that NumPy has, and laid out for inference."""
     dense = isinstance(layer.mlp, Mlp) and layer.output_weight.dtype in HOST_DTYPES
     return dense and layer.projections[0].is_packed
 
 
 def array(tensor: Tensor) -> np.ndarray:
-    """The tensor's memory as an array."""
+    """Return the tensor's memory as an array."""
     return tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
 
 

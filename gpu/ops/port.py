@@ -138,7 +138,7 @@ class Ops(Protocol):
     # -- trees ----------------------------------------------------------------------------------------------------
 
     def build_chain(self, roots: Tensor, drafts: Tensor, seq_lens: Tensor, max_position: int) -> DeviceTree:
-        """A tree without branches: roots [bs], drafts int64 [bs, S], nd = S + 1."""
+        """Return a tree without branches: roots [bs], drafts int64 [bs, S], nd = S + 1."""
 
     def build_tree(
         self,

@@ -40,7 +40,7 @@ class ChatTemplate:
             raise ConfigError(source, [Problem("chat_template", f"is no Jinja template: {error}")]) from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The text of a conversation, ending where the model is to go on. InvalidRequest for messages that the template refuses."""
+        """Return the text of a conversation, ending where the model is to go on. InvalidRequest for messages that the template refuses."""
         variables = {
             "messages": [dict(message) for message in messages],
             "tools": None,

@@ -14,7 +14,7 @@ ONE_CORE_LAYER_BYTES = 4 << 20
 
 
 def ops_for(device: str) -> Ops:
-    """The device operations for "cpu" or "cuda" (a number may follow, as in "cuda:1", which then becomes the current device).
+    """Return the device operations for "cpu" or "cuda" (a number may follow, as in "cuda:1", which then becomes the current device).
 
     Raises `ConfigError` for any other device, and for "cuda" where Triton is not installed.
     """

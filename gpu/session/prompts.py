@@ -43,7 +43,7 @@ class RequestDefaults:
     ignore_eos: bool = False
 
     def problems(self) -> list[Problem]:
-        """What is wrong with the values, by their names."""
+        """Return what is wrong with the values, by their names."""
         values = {"stop": list(self.stop)} if self.stop else {}
         for name in ("max_tokens", "temperature", "top_p", "top_k", "seed"):
             values[name] = getattr(self, name)
@@ -63,7 +63,7 @@ class PromptEntry:
 
 
 def read_prompts(lines: Iterable[str], source: str) -> tuple[PromptEntry, ...]:
-    """The prompts in `lines` of `source`; empty lines are left out, an entry without an id has its line's number.
+    """Return the prompts in `lines` of `source`; empty lines are left out, an entry without an id has its line's number.
 
     Raises ConfigError with every problem and its line.
     """
@@ -95,7 +95,7 @@ def read_prompts(lines: Iterable[str], source: str) -> tuple[PromptEntry, ...]:
 
 
 def read_prompt_file(path: str | Path) -> tuple[PromptEntry, ...]:
-    """The prompts of a JSONL file. Raises ConfigError as `read_prompts` does, and for a file that cannot be read."""
+    """Return the prompts of a JSONL file. Raises ConfigError as `read_prompts` does, and for a file that cannot be read."""
     try:
         with open(path, encoding="utf-8") as lines:
             return read_prompts(lines, str(path))
@@ -108,7 +108,7 @@ def read_prompt_file(path: str | Path) -> tuple[PromptEntry, ...]:
 def make_requests(
     entries: Iterable[PromptEntry], tokenizer: Tokenizer, defaults: RequestDefaults, source: str, *, chat: bool = False
 ) -> tuple[Request, ...]:
-    """The requests of `entries`, tokenized. `chat`: a text prompt is the message of a user, put into the chat template.
+    """Return the requests of `entries`, tokenized. `chat`: a text prompt is the message of a user, put into the chat template.
 
     Raises ConfigError with every problem and its line: no chat template, a prompt without tokens, tokens beyond the vocabulary.
     """

@@ -49,7 +49,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What became of one request. `text` ends before the stop string that ended it; `tokens` are all that were delivered."""
+    """The result of one request. `text` ends before the stop string that ended it; `tokens` are all that were delivered."""
 
     request_id: str
     text: str
@@ -156,10 +156,9 @@ class DecodeSession:
     def stream(
         self, requests: Iterable[Request], interrupted: Callable[[], bool] = lambda: False
     ) -> Iterator[TextDelta]:
-        """Serve `requests`; yields what each of them gets as it comes, and at last why it ended.
+        """Serve `requests`; yield what each of them gets as it comes, and at last why it ended.
 
-        `interrupted` is asked between steps: once it says yes, all requests that are not over end with what they have. A consumer that
-        stops listening ends them too.
+        Once `interrupted`, asked between steps, returns True, all requests end with what they have; likewise if the consumer stops.
         """
         begin = time.perf_counter()
         loop, totals = self.loop, self._totals
@@ -188,7 +187,7 @@ class DecodeSession:
         on_delta: Callable[[TextDelta], None] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> dict[str, Output]:
-        """Serve `requests` to their end; what became of each, in the order of `requests`."""
+        """Serve `requests` to their end and return their outputs, in the order of `requests`."""
         requests = tuple(requests)
         parts: dict[str, list[TextDelta]] = {request.request_id: [] for request in requests}
         for delta in self.stream(requests, interrupted):
@@ -198,7 +197,7 @@ class DecodeSession:
         return {request_id: join_deltas(deltas) for request_id, deltas in parts.items()}
 
     def stats(self) -> SessionStats:
-        """The numbers since the session was opened."""
+        """Return the numbers since the session was opened."""
         totals, metrics = self._totals, self.engine.controller.metrics()
         return SessionStats(
             seconds=totals.seconds,
@@ -213,7 +212,7 @@ class DecodeSession:
         )
 
     def close(self, complete: bool = False) -> None:
-        """Nothing of this session outlives its process; others have to be closed."""
+        """Do nothing: this session holds nothing outside its process, unlike a disaggregated one."""
 
     def _submit(self, request: Request) -> Iterator[TextDelta]:
         totals = self._totals
@@ -307,7 +306,7 @@ def named_memory_errors(plan: SessionPlan) -> Iterator[None]:
 
 
 def join_deltas(deltas: Sequence[TextDelta]) -> Output:
-    """The output that all deltas of a request make."""
+    """Return the output that all deltas of a request make."""
     last = deltas[-1]
     assert last.finish is not None, "the last delta says how the request ended"
     return Output(

@@ -57,7 +57,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
-        """The tokenizer in `directory`. ConfigError with the file and what is wrong with it."""
+        """Return the tokenizer in `directory`. ConfigError with the file and what is wrong with it."""
         import tokenizers
 
         folder = Path(directory)
@@ -88,15 +88,15 @@ class Tokenizer:
         return self._template_text is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
-        """The tokens int64 [n] of `text`; with the ones that begin a text, unless they are written in it (a rendered chat)."""
+        """Return the tokens int64 [n] of `text`; with the ones that begin a text, unless they are written in it (a rendered chat)."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids, dtype=np.int64)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of tokens int [n], special tokens left out."""
+        """Return the text of tokens int [n], special tokens left out."""
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
 
     def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The text of a conversation by the model's own template. InvalidRequest if there is none or it refuses."""
+        """Return the text of a conversation by the model's own template. InvalidRequest if there is none or it refuses."""
         if self._template_text is None:
             raise InvalidRequest(f"{self.source} has no chat template: give a prompt instead of messages")
         if self._template is None:
@@ -106,7 +106,7 @@ class Tokenizer:
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def encode_chat(self, messages: Sequence[Message]) -> np.ndarray:
-        """The tokens int64 [n] of a conversation, ready for the answer."""
+        """Return the tokens int64 [n] of a conversation, ready for the answer."""
         return self.encode(self.render_chat(messages), add_special_tokens=False)
 
 
@@ -152,7 +152,7 @@ class StreamDecoder:
         return self._release(final=False)
 
     def finish(self) -> str:
-        """The rest: no more tokens come."""
+        """Return the rest: no more tokens come."""
         if self.stop is not None:
             return ""
         self._pending += self._text(self._anchor, len(self._tokens))[self._num_taken :]
@@ -172,7 +172,7 @@ class StreamDecoder:
         return end
 
     def _release(self, final: bool) -> str:
-        """The part of the pending text that belongs to no stop string."""
+        """Return the part of the pending text that belongs to no stop string."""
         text = self._pending
         found = [(text.find(stop), stop) for stop in self._stop_strings if stop in text]
         if found:
@@ -185,7 +185,7 @@ class StreamDecoder:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that is a beginning of `stop`, `stop` as a whole aside."""
+    """Return the length of the longest end of `text` that is a beginning of `stop`, `stop` as a whole aside."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
@@ -200,7 +200,7 @@ def _read_if_there(file: Path) -> dict[str, Any]:
 
 
 def _token_text(value: Any) -> str | None:
-    """A special token as `tokenizer_config.json` writes it: its text, or an object with the text as content."""
+    """Return a special token as `tokenizer_config.json` writes it: its text, or an object with the text as content."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
@@ -216,7 +216,7 @@ def _token_ids(settings: Mapping[str, Any], key: str, file: Path) -> list[int]:
 
 
 def _template_text(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """The chat template: its own file, or a text in the settings, or the one called "default" of several."""
+    """Return the chat template: its own file, or a text in the settings, or the one called "default" of several."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         try:

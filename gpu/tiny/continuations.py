@@ -45,7 +45,7 @@ class GrowingAttention:
 
 @torch.no_grad()
 def continue_texts(target: Decoder, prompts: Tensor, length: int, temperature: float = 0.0, seed: int = 0) -> Tensor:
-    """The prompts int64 [n, p] with the target's own tokens behind them, int64 [n, length]; temperature 0 is greedy."""
+    """Return the prompts int64 [n, p] with the target's own tokens behind them, int64 [n, length]; temperature 0 is greedy."""
     return torch.cat([_continue(target, rows, length, temperature, seed) for rows in prompts.split(ROWS_AT_ONCE)])
 
 

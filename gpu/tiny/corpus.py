@@ -36,7 +36,7 @@ class Corpus:
 
 
 def read_corpus(num_bytes: int, root: Path | None = None) -> Corpus:
-    """The first files of the standard library that fit into `num_bytes` bytes, by name. Raises NoCorpus if there are too few."""
+    """Return the first files of the standard library that fit into `num_bytes` bytes, by name. Raises NoCorpus if there are too few."""
     root = Path(sysconfig.get_path("stdlib")) if root is None else root
     training, held_out = [], []
     digest = hashlib.sha256()

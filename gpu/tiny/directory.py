@@ -41,7 +41,7 @@ class PairOptions:
 
 
 def read_summary(directory: Path, options: PairOptions) -> dict[str, Any] | None:
-    """The summary of the pair in `directory` if it is there and has these options; None if there is nothing.
+    """Return the summary of the pair in `directory` if it is there and has these options; None if there is nothing.
 
     Raises ConfigError if something else is there: nothing of the user's is ever overwritten.
     """
@@ -68,7 +68,7 @@ def read_summary(directory: Path, options: PairOptions) -> dict[str, Any] | None
 
 
 def partial_directory(directory: Path, options: PairOptions) -> Path:
-    """Where the pair is being made."""
+    """Return where the pair is being made."""
     return directory.with_name(f"{directory.name}.partial-{options.digest}")
 
 

@@ -35,7 +35,7 @@ class Proposals:
 
 @torch.no_grad()
 def teach(target: Decoder, texts: Tensor, aux_layers: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
-    """The target's pass over texts: logits [b, t, V], and the states its heads take, [b, t, …]."""
+    """Return the target's pass over texts: logits [b, t, V], and the states its heads take, [b, t, …]."""
     b, t = texts.shape
     out = target.forward(texts.reshape(-1), DenseAttention([t] * b, device=texts.device), Capture(aux_layers))
     captured = out.hidden if out.aux is None else out.aux
@@ -53,7 +53,7 @@ def propose(draft: Draft, texts: Tensor, captured: Tensor, num_steps: int) -> It
 
 
 def aux_layers_of(draft: Draft) -> tuple[int, ...]:
-    """The target's layers whose states the draft takes; empty: the last hidden state, or nothing."""
+    """Return the target's layers whose states the draft takes; empty: the last hidden state, or nothing."""
     return () if isinstance(draft, Decoder) else draft.aux_layers
 
 

@@ -1,4 +1,4 @@
-"""How well the drafts foresee the target: accept lengths of greedy chains on texts that nobody learnt from."""
+"""How well the drafts foresee the target: accept lengths of greedy chains on texts that were not trained on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measure_draft(
 
 
 def _matches(target: Decoder, draft: Draft, texts: Tensor, num_steps: int) -> Tensor:
-    """Whether step s, begun at the right place, proposes token i of each text: bool [steps, n, t]."""
+    """Return whether step s, begun at the right place, proposes token i of each text: bool [steps, n, t]."""
     _, captured = teach(target, texts, aux_layers_of(draft))
     matches = torch.zeros(num_steps, *texts.shape, dtype=torch.bool, device=texts.device)
     for step, proposals in enumerate(propose(draft, texts, captured, num_steps)):

@@ -13,17 +13,17 @@ from ..models.decoder import Decoder
 from ..models.eagle import Eagle3Head, MultiLayerEagle
 from ..models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
 from ..ops.torch_ops import TorchOps
-from .sizes import ModelShape, TinySize
+from .sizes import TinyShape, TinySize
 from .vocabulary import END_OF_TEXT_ID
 
 
 def new_target(size: TinySize, seed: int, device: str) -> Decoder:
-    """A Llama. Training needs gradients, so the operations are the plain ones on every device."""
+    """Return a Llama. Training needs gradients, so the operations are the plain ones on every device."""
     return _language_model(size, size.target, seed, device)
 
 
 def new_standalone(size: TinySize, seed: int, device: str) -> Decoder:
-    """A smaller Llama of the same vocabulary."""
+    """Return a smaller Llama of the same vocabulary."""
     return _language_model(size, size.standalone, seed, device)
 
 
@@ -58,7 +58,7 @@ def new_multi_layer_eagle(size: TinySize, target: Decoder, seed: int) -> MultiLa
     return head
 
 
-def _language_model(size: TinySize, shape: ModelShape, seed: int, device: str) -> Decoder:
+def _language_model(size: TinySize, shape: TinyShape, seed: int, device: str) -> Decoder:
     """Its layers add nothing at first, so that the token is not lost in the noise of many of them."""
     model = random_weights(_llama(size, shape), TorchOps(), device, torch.float32, seed)
     with torch.no_grad():
@@ -68,7 +68,7 @@ def _language_model(size: TinySize, shape: ModelShape, seed: int, device: str) -
     return model
 
 
-def _llama(size: TinySize, shape: ModelShape) -> ModelConfig:
+def _llama(size: TinySize, shape: TinyShape) -> ModelConfig:
     return ModelConfig(
         architecture=LLAMA,
         vocab_size=size.vocab_size,

@@ -45,7 +45,7 @@ class Optimizer:
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """The matrix with all singular values near 1, [rows, columns]."""
+    """Return the matrix with all singular values near 1, [rows, columns]."""
     a, b, c = QUINTIC
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix

@@ -51,7 +51,7 @@ class MadePair:
 
 
 def make_pair(directory: Path, options: PairOptions, on_progress: OnProgress, device: str = "cpu") -> MadePair:
-    """The pair of `options` in `directory`, trained unless it is there.
+    """Return the pair of `options` in `directory`, trained unless it is there.
 
     An interrupted run leaves finished parts in a directory beside it, from which the next one goes on. Weights are the same for the same
     options, versions and number of threads, unless there is a time budget. Raises ConfigError if something else is in `directory` or the
@@ -117,7 +117,7 @@ class _Workshop:
             _write_training(directory, trained)
 
     def _own_texts(self, target: Decoder) -> Tensor:
-        """What the target itself writes, half of it greedily, in an order that mixes both; int64 [num_continuations, window]."""
+        """Return what the target itself writes, half of it greedily, in an order that mixes both; int64 [num_continuations, window]."""
         size = self.size
         prompts = spread_prompts(self._training, size.num_continuations, size.prompt_len)
         self.on_progress(TrainingProgress("own texts", 0, 2, None, 0.0, 0.0))
@@ -149,7 +149,7 @@ class _Workshop:
             _write_training(directory, trained)
 
     def _new_draft(self, part: str, target: Decoder, texts: Tensor, seed: int) -> tuple[Draft, int]:
-        """The untrained draft, and the steps over which it learns."""
+        """Return the untrained draft, and the steps over which it learns."""
         size = self.size
         if part == "draft":
             return new_standalone(size, seed, self.device), 1
@@ -174,7 +174,7 @@ class _Workshop:
         return trained
 
     def _summary(self, target: Decoder, held_out: Tensor) -> dict[str, Any]:
-        """What pair.json says: what the pair is made of, and how good it is on files that nobody learnt from."""
+        """Return what pair.json says: what the pair is made of, and how good it is on files that were not trained on."""
         size = self.size
         with torch.no_grad():
             windows = spread_prompts(held_out, size.num_measured, size.window)

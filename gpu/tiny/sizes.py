@@ -8,7 +8,7 @@ from ...core.errors import ConfigError, Problem, nearest
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class TinyShape:
     """One decoder. Heads have `head_dim` channels; the output layer is the embedding."""
 
     hidden_size: int
@@ -40,8 +40,8 @@ class TinySize:
     vocab_size: int
     window: int  # tokens that a training example shows: the distance over which attention is learnt
     max_positions: int
-    target: ModelShape
-    standalone: ModelShape
+    target: TinyShape
+    standalone: TinyShape
     draft_vocab_size: int  # EAGLE-3's own vocabulary, the most frequent tokens
     num_heads: int  # of the multi-layer EAGLE draft
     unroll: int  # steps of EAGLE-3's training-time test
@@ -58,8 +58,8 @@ NANO = TinySize(
     vocab_size=512,
     window=64,
     max_positions=512,
-    target=ModelShape(64, 160, 2, 4, 2, 16),
-    standalone=ModelShape(32, 96, 1, 2, 1, 16),
+    target=TinyShape(64, 160, 2, 4, 2, 16),
+    standalone=TinyShape(32, 96, 1, 2, 1, 16),
     draft_vocab_size=384,
     num_heads=2,
     unroll=2,
@@ -76,8 +76,8 @@ TINY = TinySize(
     vocab_size=2048,
     window=512,
     max_positions=2048,
-    target=ModelShape(128, 352, 16, 4, 2, 32),
-    standalone=ModelShape(96, 256, 1, 3, 1, 32),
+    target=TinyShape(128, 352, 16, 4, 2, 32),
+    standalone=TinyShape(96, 256, 1, 3, 1, 32),
     draft_vocab_size=1024,
     num_heads=2,
     unroll=3,
@@ -94,8 +94,8 @@ SMALL = TinySize(
     vocab_size=8192,
     window=1024,
     max_positions=4096,
-    target=ModelShape(768, 2048, 12, 12, 4, 64),
-    standalone=ModelShape(384, 1024, 2, 6, 2, 64),
+    target=TinyShape(768, 2048, 12, 12, 4, 64),
+    standalone=TinyShape(384, 1024, 2, 6, 2, 64),
     draft_vocab_size=4096,
     num_heads=3,
     unroll=4,
@@ -112,8 +112,8 @@ MEDIUM = TinySize(
     vocab_size=16384,
     window=1024,
     max_positions=4096,
-    target=ModelShape(1536, 4096, 24, 12, 4, 128),
-    standalone=ModelShape(512, 1408, 2, 8, 2, 64),
+    target=TinyShape(1536, 4096, 24, 12, 4, 128),
+    standalone=TinyShape(512, 1408, 2, 8, 2, 64),
     draft_vocab_size=8192,
     num_heads=4,
     unroll=4,
@@ -128,7 +128,7 @@ SIZES = {size.name: size for size in (NANO, TINY, SMALL, MEDIUM)}
 
 
 def size_of(name: str) -> TinySize:
-    """The size called `name`. Raises ConfigError, naming the known ones."""
+    """Return the size called `name`. Raises ConfigError, naming the known ones."""
     if name not in SIZES:
         known = ", ".join(SIZES)
         raise ConfigError("<arguments>", [Problem("size", f"{name!r} is none of {known}{nearest(name, SIZES)}")])

@@ -108,7 +108,7 @@ def _optimizer(model: nn.Module, rates: LearningRates) -> Optimizer:
 
 
 def fast_products(device: torch.device) -> torch.autocast:
-    """A context in which matrix products are in bfloat16 where that is faster; weights, gradients and losses stay float32."""
+    """Return a context in which matrix products are in bfloat16 where that is faster; weights, gradients and losses stay float32."""
     if device.type == "cuda":
         fast = torch.cuda.get_device_capability(device) >= (8, 0)
     else:

@@ -19,7 +19,7 @@ def corpus_windows(tokens: Tensor, batch_size: int, window: int, seed: int, part
 
 
 def rows_of(texts: Tensor, batch_size: int, step: int) -> Tensor:
-    """The next `batch_size` of the texts [n, window], again from the first after the last."""
+    """Return the next `batch_size` of the texts [n, window], again from the first after the last."""
     first = step * batch_size
     index = torch.arange(first, first + batch_size, device=texts.device) % texts.shape[0]
     return texts[index]
@@ -34,7 +34,7 @@ def spread_prompts(tokens: Tensor, num_prompts: int, prompt_len: int) -> Tensor:
 
 
 def most_frequent(rows: Sequence[Tensor], vocab_size: int, num_tokens: int) -> Tensor:
-    """The `num_tokens` most frequent tokens over all rows, ascending, int64 [num_tokens]; ties take the lower token."""
+    """Return the `num_tokens` most frequent tokens over all rows, ascending, int64 [num_tokens]; ties take the lower token."""
     counts = sum(torch.bincount(row.reshape(-1).cpu(), minlength=vocab_size) for row in rows)
     order = torch.sort(counts, descending=True, stable=True).indices
     return torch.sort(order[:num_tokens]).values

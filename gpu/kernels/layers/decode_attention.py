@@ -145,7 +145,7 @@ def decode_attention_triton(
 
 
 def decode_attention_bytes(lens: list[int], num_heads: int, num_kv_heads: int, d: int, itemsize: int) -> int:
-    """Bytes that must move: each query's keys and values once (4 bytes of table per key), q in, the result out."""
+    """Return bytes that must move: each query's keys and values once (4 bytes of table per key), q in, the result out."""
     return sum(lens) * (2 * num_kv_heads * d * itemsize + 4) + len(lens) * 2 * num_heads * d * itemsize
 
 

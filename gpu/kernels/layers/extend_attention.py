@@ -40,7 +40,7 @@ def extend_keys(
     num_tokens: int,
     dtype: torch.dtype,
 ) -> ExtendKeys:
-    """How the rows of `extend_attention_torch` are padded: to m = max_new_len; a single row, which starts at token 0, not at all."""
+    """Return how the rows of `extend_attention_torch` are padded: to m = max_new_len; a single row, which starts at token 0, not at all."""
     bs, device = rows.shape[0], rows.device
     in_prefix = counting(max_prefix_len, device) < prefix_lens.unsqueeze(1)
     slots = prefix_slots(table, rows, in_prefix)

@@ -24,7 +24,7 @@ HOPPER = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceTraits:
     """What the host must know of a GPU to choose sizes."""
 
     processors: int  # streaming multiprocessors
@@ -32,12 +32,12 @@ class Device:
 
 
 @lru_cache(maxsize=16)
-def device_of(device: torch.device) -> Device:
-    """The GPU behind a torch device; kernels that are interpreted on a CPU get a Hopper's sizes with few processors."""
+def device_of(device: torch.device) -> DeviceTraits:
+    """Return the GPU behind a torch device; kernels that are interpreted on a CPU get a Hopper's sizes with few processors."""
     if device.type != "cuda":
-        return Device(processors=4, capability=HOPPER)
+        return DeviceTraits(processors=4, capability=HOPPER)
     properties = torch.cuda.get_device_properties(device)
-    return Device(properties.multi_processor_count, properties.major)
+    return DeviceTraits(properties.multi_processor_count, properties.major)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class SplitOutput:
         return cls(out, partial, torch.empty((n, heads, splits), dtype=torch.float32, device=q.device), splits)
 
     def join(self) -> Tensor:
-        """The joined result; a second launch if there is more than one part."""
+        """Return the joined result; a second launch if there is more than one part."""
         if self.splits > 1:
             n, heads, d = self.out.shape
             join_splits_kernel[(n * heads,)](

@@ -114,7 +114,7 @@ def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
 
 
 def rms_norm_bytes(num_rows: int, width: int, itemsize: int, residual: bool) -> int:
-    """Bytes that must move: x in, the result out; with a residual that too, in and out; the weight once."""
+    """Return bytes that must move: x in, the result out; with a residual that too, in and out; the weight once."""
     return (num_rows * (4 if residual else 2) + 1) * width * itemsize
 
 

@@ -26,7 +26,7 @@ def rope_write_torch(
     k_pool: Tensor,
     v_pool: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The rotated q [n, Hq, d] and k [n, Hk, d]; k_pool and v_pool [slots, Hk, d] are written in place.
+    """Return the rotated q [n, Hq, d] and k [n, Hk, d]; k_pool and v_pool [slots, Hk, d] are written in place.
 
     The rotation is computed in the wider of the table's and the inputs' dtypes and rounded once.
     """
@@ -157,7 +157,7 @@ def rope_write_triton(
 
 
 def rope_write_bytes(n: int, num_heads: int, num_kv_heads: int, d: int, itemsize: int) -> int:
-    """Bytes that must move: q and k in and out, v in, k and v to the pools, the float32 table's rows."""
+    """Return bytes that must move: q and k in and out, v in, k and v to the pools, the float32 table's rows."""
     return n * d * itemsize * (2 * num_heads + 5 * num_kv_heads) + n * d * 4
 
 

@@ -186,7 +186,7 @@ def verify_attention_triton(
 def verify_attention_bytes(
     prefix_lens: list[int], num_nodes: int, num_heads: int, num_kv_heads: int, d: int, itemsize: int
 ) -> int:
-    """Bytes that must move: each row's prefix once (4 bytes of table per key), the new k and v, q in, the result out, the bits."""
+    """Return bytes that must move: each row's prefix once (4 bytes of table per key), the new k and v, q in, the result out, the bits."""
     new = len(prefix_lens) * num_nodes * (d * itemsize * (2 * num_heads + 2 * num_kv_heads) + 8)
     return sum(prefix_lens) * (2 * num_kv_heads * d * itemsize + 4) + new
 

@@ -28,7 +28,7 @@ class ChainLinks:
 
 @cache
 def chain_links(batch_size: int, nodes: int, device: torch.device) -> ChainLinks:
-    """The links of `batch_size` chains of `nodes` nodes, made once per shape; nobody writes into them."""
+    """Return the links of `batch_size` chains of `nodes` nodes, made once per shape and never written."""
     depths = torch.arange(nodes, dtype=torch.int64, device=device)
     parents = (depths - 1).to(torch.int32)
     next_token = torch.where(depths + 1 < nodes, depths + 1, -1).to(torch.int32)
@@ -39,7 +39,7 @@ def chain_links(batch_size: int, nodes: int, device: torch.device) -> ChainLinks
 
 
 def is_chain(tree: DeviceTree) -> bool:
-    """Whether `build_chain_torch` made the tree. Any other tree may be a chain as well, and is treated like a tree."""
+    """Return whether `build_chain_torch` made the tree. Any other tree may be a chain as well, and is treated like a tree."""
     return tree.parents is chain_links(*tree.tokens.shape, tree.tokens.device).parents
 
 

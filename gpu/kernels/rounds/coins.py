@@ -34,7 +34,7 @@ _REQUEST_FACTOR, _POSITION_FACTOR, _FACTOR_1, _FACTOR_2 = (
 
 
 def stream_state(seed: int, purpose: int) -> int:
-    """The hash of (seed, purpose, lane 0), before the request's key is absorbed, as a signed 64-bit integer."""
+    """Return the hash of (seed, purpose, lane 0), before the request's key is absorbed, as a signed 64-bit integer."""
     state = _finalise((seed * _SEED_STEP) & _MASK)
     state = _finalise(state ^ ((purpose * _PURPOSE_STEP) & _MASK))
     return _signed(_finalise(state))
@@ -49,7 +49,7 @@ def coins_torch(keys: Tensor, positions: Tensor, seed: int, purpose: int) -> Ten
 
 
 def hashed_coins(keys: Tensor, positions: Tensor, seed: int, purpose: int) -> Tensor:
-    """The coins with tensor operations alone, on any device."""
+    """Return the coins with tensor operations alone, on any device."""
     stream = _finalise_((keys * _REQUEST_FACTOR).bitwise_xor_(stream_state(seed, purpose)))
     bits = _finalise_((positions * _POSITION_FACTOR).bitwise_xor_(stream.unsqueeze(1)))
     return _shift_right(bits, 11).double().mul_(2.0**-53)

@@ -49,7 +49,7 @@ def _move_accepted_kernel(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All lanes of one row, a layer and a piece of the channels: rows share no slot but the sink, so nobody else writes what is read."""
+    """All lanes of one row, a layer and a piece of the channels: rows share no slot but the sink, so no other row writes them."""
     row, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     lane = tl.arange(0, LANES)

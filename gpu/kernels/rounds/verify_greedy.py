@@ -59,7 +59,7 @@ def tree_path(tree: DeviceTree, chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def last_nodes(accept_index: Tensor, accept_lens: Tensor, nodes: int) -> Tensor:
-    """The number inside its row of each row's last accepted node, int64 [bs, 1]."""
+    """Return the number inside its row of each row's last accepted node, int64 [bs, 1]."""
     last = accept_index.gather(1, (accept_lens - 1).long().unsqueeze(1))
     return last.long() - numbers(accept_index.shape[0], accept_index.device).unsqueeze(1) * nodes
 

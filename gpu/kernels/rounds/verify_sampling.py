@@ -94,7 +94,7 @@ def _tree_decisions(
 
 
 def node_cells(above: Tensor, tokens: Tensor, nodes: int, vocab: int) -> Tensor:
-    """Where the probability of each token after node `above` of its row stands in probs [bs · nd, V], int64 [bs, nd]."""
+    """Return where the probability of each token after node `above` of its row stands in probs [bs · nd, V], int64 [bs, nd]."""
     rows = numbers(above.shape[0], above.device).unsqueeze(1) * nodes
     return (above + rows) * vocab + tokens
 
@@ -151,7 +151,7 @@ def _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, 
 @jit
 def _choose(probs, totals, counts, first_node, node, parent, token, coin, vocab, chunks, CHUNKS: tl.constexpr):
     """What each node's parent makes of it: whether the node's token leaves the parent's residual, and whether the node is the child that
-    follows. A token counts once among siblings; a parent without a distribution is followed by nobody."""
+    follows. A token counts once among siblings; a parent without a distribution is followed by no token."""
     part = tl.arange(0, CHUNKS)
     above = first_node + parent
     known = (parent >= 0) & (token >= 0) & (token < vocab)
@@ -317,7 +317,7 @@ def _warps(nodes: int) -> int:
 def verify_sampling_triton(
     tree: DeviceTree, probs: Tensor, accept_coins: Tensor, bonus_coins: Tensor
 ) -> DeviceVerified:
-    """A first kernel sums every distribution in parts; the second, a program per row, reads only the part that it samples from."""
+    """Return a first kernel sums every distribution in parts; the second, a program per row, reads only the part that it samples from."""
     batch_size, nodes = tree.tokens.shape
     n, vocab = probs.shape
     device, width = probs.device, tree.width

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from foretoken.core.adaptive.config import InvalidInitialSteps, load_adaptive_config
-from foretoken.core.adaptive.draft_shape import DraftShape, InfeasibleDraftShape
+from foretoken.core.adaptive.draft_shape import DraftTreeShape, InfeasibleDraftShape
 from foretoken.core.adaptive.graph_plan import graph_plan
 from foretoken.core.adaptive.params import AdaptiveSpeculativeParams
 from foretoken.core.adaptive.routing import InvalidGraphSizes, RangeRouter
@@ -116,13 +116,13 @@ class TestDraftShape:
     CONFIG = load_adaptive_config({"1": {"candidate_steps": [0, 2, 4]}, "8": {"candidate_steps": [1]}})
 
     def test_chains(self):
-        shape = DraftShape(self.CONFIG)
+        shape = DraftTreeShape(self.CONFIG)
         assert [shape.num_draft_tokens(steps, 1) for steps in (0, 1, 4)] == [1, 2, 5]
         assert shape.max_num_draft_tokens == 5
         assert shape.tree_sizes() == ((0, 1), (1, 2), (2, 3), (4, 5))
 
     def test_trees_have_the_nodes_of_their_range(self):
-        shape = DraftShape(self.CONFIG, topk=2, num_draft_tokens={1: 7, 8: 3})
+        shape = DraftTreeShape(self.CONFIG, topk=2, num_draft_tokens={1: 7, 8: 3})
         assert shape.num_draft_tokens(2, 1) == shape.num_draft_tokens(4, 7) == 7
         assert shape.num_draft_tokens(1, 8) == 3
         assert shape.num_draft_tokens(0, 1) == 1
@@ -131,13 +131,13 @@ class TestDraftShape:
 
     def test_the_smallest_candidate_must_fill_the_tree(self):
         # k + (S - 1)k² = 2 + 1·4 = 6 candidates at 2 steps, 2 at 1 step.
-        DraftShape(self.CONFIG, topk=2, num_draft_tokens={1: 7, 8: 3})
+        DraftTreeShape(self.CONFIG, topk=2, num_draft_tokens={1: 7, 8: 3})
         with pytest.raises(InfeasibleDraftShape, match=r"range 1: .* 8 .* = 6; expected at most 7"):
-            DraftShape(self.CONFIG, topk=2, num_draft_tokens={1: 8, 8: 3})
+            DraftTreeShape(self.CONFIG, topk=2, num_draft_tokens={1: 8, 8: 3})
         with pytest.raises(InfeasibleDraftShape, match="range 8"):
-            DraftShape(self.CONFIG, topk=2, num_draft_tokens=4)
+            DraftTreeShape(self.CONFIG, topk=2, num_draft_tokens=4)
         only_zero = load_adaptive_config({"1": {"candidate_steps": [0]}})
-        assert DraftShape(only_zero, topk=4, num_draft_tokens=64).num_draft_tokens(0, 1) == 1
+        assert DraftTreeShape(only_zero, topk=4, num_draft_tokens=64).num_draft_tokens(0, 1) == 1
 
     def test_contradictions(self):
         for arguments in (
@@ -148,8 +148,8 @@ class TestDraftShape:
             {"topk": 1, "num_draft_tokens": 5},
         ):
             with pytest.raises(InfeasibleDraftShape):
-                DraftShape(self.CONFIG, **arguments)
+                DraftTreeShape(self.CONFIG, **arguments)
 
     def test_look_up_drafts_run_as_deep_as_the_tree(self):
-        shape = DraftShape(self.CONFIG, topk=1, num_draft_tokens=12, depth_limited=False)
+        shape = DraftTreeShape(self.CONFIG, topk=1, num_draft_tokens=12, depth_limited=False)
         assert shape.num_draft_tokens(2, 1) == 12

@@ -15,7 +15,7 @@ from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.tiny.dense import DenseAttention
 from foretoken.gpu.tiny.directory import PairOptions, partial_directory
 from foretoken.gpu.tiny.pair import ALGORITHMS, PARTS, make_pair
-from foretoken.gpu.tiny.sizes import NANO, ModelShape, Schedule
+from foretoken.gpu.tiny.sizes import NANO, Schedule, TinyShape
 
 # Untaught but whole: made in a second.
 MICRO = replace(
@@ -24,8 +24,8 @@ MICRO = replace(
     corpus_bytes=200_000,
     vocab_size=300,
     window=32,
-    target=ModelShape(32, 64, 2, 2, 1, 16),
-    standalone=ModelShape(16, 32, 1, 1, 1, 16),
+    target=TinyShape(32, 64, 2, 2, 1, 16),
+    standalone=TinyShape(16, 32, 1, 1, 1, 16),
     draft_vocab_size=200,
     target_schedule=Schedule(3, 2),
     draft_schedule=Schedule(2, 2),
