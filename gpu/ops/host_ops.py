@@ -127,7 +127,7 @@ class HostOps(TorchOps):
         return LayersOutput(hidden, last, torch.from_numpy(np.concatenate(aux, axis=1)) if aux else None, None)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if x.shape[0] > FEW_TOKENS or x.dtype not in HOST_DTYPES or torch.is_grad_enabled():
+        if not x.is_cpu or x.shape[0] > FEW_TOKENS or x.dtype not in HOST_DTYPES or torch.is_grad_enabled():
             return super().rms_norm(x, weight, eps)
         return torch.from_numpy(rms_norm(x.numpy(), array(weight), eps))
 

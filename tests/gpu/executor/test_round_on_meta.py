@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from foretoken.core.adaptive.graph_plan import GraphKey
 from foretoken.core.algorithm.algorithm import AlgorithmShape
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.gpu.batch.pools import KVPool
@@ -64,7 +65,7 @@ def test_nothing_in_a_round_looks_at_a_value(algorithm, steps, topk, nodes, samp
     width = steps + 1
     table = torch.zeros((BATCH + 1, 64), dtype=torch.int32, device=META)
     batch = replace(
-        padded_shape(table, BATCH, steps, topk, nodes, max_position=40), row_numbers=np.arange(1, BATCH + 1)
+        padded_shape(table, GraphKey(steps, nodes, BATCH), topk, max_position=40), row_numbers=np.arange(1, BATCH + 1)
     )
     hidden_size = 16
     if algorithm == MULTI_LAYER_EAGLE:
