@@ -62,11 +62,11 @@ _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class MalformedRecord(ForetokenError):
-    """A record of a log whose content is not what its kind promises; the reader adds file and line."""
+    """A record of a log whose content does not fit its kind; the reader adds file and line."""
 
 
 def dump_line(value: Mapping[str, Any]) -> str:
-    """A JSON object without spaces, in the order of its keys. ValueError for NaN and infinities."""
+    """Return a JSON object without spaces, in the order of its keys. ValueError for NaN and infinities."""
     return _dumps(value)
 
 
@@ -205,7 +205,7 @@ class LineEncoder:
         return f'{self._heads["deny"]}{event.now_ns},"count":{event.count}}}'
 
     def _with_text_stops(self, event: Committed) -> StepResult:
-        """The result with the stops that the engine found in the text, as if the executor had found them in the tokens."""
+        """Return the result with the stops that the engine found in the text, as if the executor had found them in the tokens."""
         result = event.result
         for finished in event.finished:
             row = self._text_rows.pop(finished.request_id, 0)
@@ -213,7 +213,7 @@ class LineEncoder:
                 continue
             step = event.step
             if step.decode is not None and row in step.decode.rows:
-                # Rows with stop strings run single rounds; what was kept of the run ends with the stop, whichever kind it was.
+                # Rows with stop strings run single rounds; the tokens that were kept end with the stop, of either kind.
                 column = int(np.flatnonzero(step.decode.rows == row)[0])
                 stops = result.decode.stop_index
                 stops = np.full(result.decode.accept_lens.shape, -1, dtype=np.int32) if stops is None else stops.copy()
@@ -228,7 +228,7 @@ class LineEncoder:
 
 
 def _request_parts(request: Request) -> list[str]:
-    """A request's fields, those aside that have their default."""
+    """Return a request's fields, except those that have their default."""
     parts = [
         f'"id":{_quote(request.request_id)}',
         f'"prompt":{_dumps(request.prompt.to_json())},"max_tokens":{request.max_tokens}',
@@ -249,7 +249,7 @@ def _request_parts(request: Request) -> list[str]:
 
 
 def writes_checksum(writes: TableWrites) -> int:
-    """CRC-32 over the bytes of rows, columns and slots, one after the other."""
+    """Return the CRC-32 over the bytes of rows, columns and slots, one after the other."""
     checksum = crc32(np.ascontiguousarray(writes.rows))
     checksum = crc32(np.ascontiguousarray(writes.columns), checksum)
     return crc32(np.ascontiguousarray(writes.slots), checksum)
@@ -278,11 +278,11 @@ def _encode_decode(decode: DecodeResult) -> str:
 
 
 def _encode_lens(lens: np.ndarray) -> str:
-    """int [rounds, bs] as a number, a string of digits or a flat list."""
+    """Encode int [rounds, bs] as a number, a string of digits or a flat list."""
     flat = lens.reshape(-1)
     if not len(flat):
         return '""'
-    # Seen as unsigned a negative entry is huge: one reduction checks both ends.
+    # As an unsigned number a negative entry is huge: one reduction checks both ends.
     if flat.dtype != np.int32 or flat.view(np.uint32).max() >= len(DIGITS):
         return _dumps(flat.tolist())
     digits = _DIGITS.take(flat).tobytes()
@@ -302,7 +302,7 @@ def _encode_times(times: np.ndarray) -> str:
 
 
 def decode_request(record: Mapping[str, Any]) -> Request:
-    """The request of a `submit` record. MalformedRecord says what does not fit; InvalidRequest comes from the request itself."""
+    """Return the request of a `submit` record. MalformedRecord says what does not fit; InvalidRequest comes from the request itself."""
     try:
         sampling = GREEDY
         if "sampling" in record:
@@ -324,7 +324,7 @@ def decode_request(record: Mapping[str, Any]) -> Request:
 
 
 def decode_result(record: Mapping[str, Any], step: Step) -> StepResult:
-    """The result that a `commit` record says step `step` had. MalformedRecord if the two do not belong together."""
+    """Return the result of step `step` in a `commit` record. MalformedRecord if the two do not belong together."""
     if record["step"] != step.step_id:
         raise MalformedRecord(f"the result of step {record['step']}, expected that of step {step.step_id}")
     try:
@@ -342,7 +342,7 @@ def decode_result(record: Mapping[str, Any], step: Step) -> StepResult:
 
 
 def decode_failure(record: Mapping[str, Any]) -> StepFailure:
-    """The failure of a `lost` record; MalformedRecord for a cause that there is not."""
+    """Return the failure of a `lost` record; MalformedRecord for an unknown cause."""
     try:
         return StepFailure(record["step"], FailureCause(record["cause"]), record["message"])
     except ValueError as error:
@@ -392,7 +392,7 @@ def _decode_rounds(record: Mapping[str, Any], step: Step) -> DecodeResult | None
 
 
 def decode_lens(value: int | str | list[int], rounds: int, batch_size: int) -> np.ndarray:
-    """`lens` of a `commit` record as int32 [rounds, bs]."""
+    """Decode `lens` of a `commit` record as int32 [rounds, bs]."""
     if isinstance(value, int):
         return np.full((rounds, batch_size), value, dtype=np.int32)
     if isinstance(value, str):
@@ -407,7 +407,7 @@ def decode_lens(value: int | str | list[int], rounds: int, batch_size: int) -> n
 
 
 def decision(record: Mapping[str, Any], previous_rows: list[int] | None) -> dict[str, Any]:
-    """The comparable form of a `plan` record: what was decided, without when; "=" is replaced by the rows it stands for."""
+    """Return what a `plan` record decided, without its time, for comparison; "=" is replaced by the rows it stands for."""
     kept = {key: value for key, value in record.items() if key not in ("t", "r", "ns")}
     if kept.get("decode") == "=":
         if previous_rows is None:

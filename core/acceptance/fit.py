@@ -1,7 +1,7 @@
-"""Acceptance processes from recordings of rounds, and how well they fit.
+"""Fits acceptance processes to recordings of rounds, and reports the goodness of fit.
 
 A recording tells what happened in *rounds*: at depth d, how often the d-th draft was accepted. A process is defined by
-*positions*, and rounds are a biased sample of positions (see `acceptance`). `calibrate` finds the position
+*positions*, and rounds are a biased sample of positions (see `process.py`). `calibrate` finds the position
 probabilities whose rounds look as recorded; `fit` finds the shares and the correlation length as well.
 
 Both are method-of-moments estimates by simulation on fixed keys (McFadden, Econometrica 57, 1989): deterministic, no
@@ -31,12 +31,13 @@ class AcceptanceFitError(ForetokenError):
 
 @dataclass(frozen=True, slots=True)
 class RoundStatistics:
-    """What a set of rounds looks like; rounds of the greatest step count only.
+    """Statistics of a set of rounds; of those with the greatest step count only.
 
     mean_accept_length: tokens per round, bonus included, all rounds pooled
     conditional:        acceptance at depth 1 … steps, given that the drafts before were accepted
     lag_correlation:    correlation of the accept lengths of rounds i and i + 1, … i + 8 of one request, pooled over
-    requests request_p5, _p95:   percentiles of the requests' mean accept lengths (requests of at least 5 rounds)
+                        requests
+    request_p5, _p95:   percentiles of the requests' mean accept lengths (requests of at least 5 rounds)
     histogram:          share of rounds with 0 … steps correct drafts
     """
 
@@ -52,7 +53,7 @@ class RoundStatistics:
 
     @classmethod
     def of_rounds(cls, lens: np.ndarray, steps: int) -> RoundStatistics:
-        """From accept lengths int [rounds, requests], 0 where a request has no such round, all of `steps` steps."""
+        """Compute them from accept lengths int [rounds, requests], 0 where a request has no such round, all of `steps` steps."""
         live = lens > 0
         num_rounds = int(live.sum())
         correct = lens[live] - 1
@@ -73,7 +74,7 @@ class RoundStatistics:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceFit:
-    """A fitted process beside what it was fitted to.
+    """A fitted process, and the statistics it was fitted to.
 
     histogram_distance: total variation distance between recorded and simulated correct drafts per round, 0 … 1
     """
@@ -84,7 +85,7 @@ class AcceptanceFit:
     histogram_distance: float
 
     def report(self) -> str:
-        """The goodness of fit in four lines."""
+        """Describe the goodness of fit in four lines."""
         recorded, simulated = self.recorded, self.simulated
         return "\n".join(
             (
@@ -102,8 +103,7 @@ class AcceptanceFit:
 def simulate_rounds(
     process: AcceptanceProcess, steps: int, num_requests: int = 1024, output_lens: np.ndarray | int = 384
 ) -> np.ndarray:
-    """Rounds of requests 0 … num_requests − 1 until each has its output: accept lengths int32 [rounds, requests],
-    0-padded."""
+    """Simulate rounds of requests 0 … num_requests − 1 until each has its output: accept lengths int32 [rounds, requests], 0-padded."""
     lens = np.broadcast_to(np.asarray(output_lens, np.int64), num_requests)
     keys = np.arange(num_requests, dtype=np.uint64)
     runs = process.run_windows(keys, np.zeros(num_requests, np.int64), int(lens.max()))
@@ -117,8 +117,7 @@ def calibrate(
     output_lens: np.ndarray | int = 384,
     iterations: int = 8,
 ) -> GaussianAcceptance:
-    """`start` with position probabilities such that its rounds of len(conditional) steps accept with these, depth
-    by depth.
+    """Return `start` with the position probabilities whose rounds of len(conditional) steps accept as given, depth by depth.
 
     Each iteration multiplies the odds of a depth by the ratio of wanted and simulated odds. Deeper drafts keep the
     last value.
@@ -134,7 +133,7 @@ def calibrate(
 def fit(
     requests: np.ndarray, positions: np.ndarray, steps: np.ndarray, correct_drafts: np.ndarray, seed: int = 0
 ) -> AcceptanceFit:
-    """The process of recorded rounds: int [n] each, in any order; rounds of the greatest step count are used.
+    """Fit a process to recorded rounds: int [n] each, in any order; rounds of the greatest step count are used.
 
     request: any number that tells requests apart. position: output position at which the round began. Shares are
     found by their moments: the lag correlations, and the variance between requests' means (of which simulation has
@@ -159,7 +158,7 @@ def fit(
 def _fit_shares(
     recorded: RoundStatistics, correlation_len: int, output_lens: np.ndarray, lens: np.ndarray, seed: int
 ) -> GaussianAcceptance:
-    """For one correlation length: move shares and probabilities together until variance and lag 1 agree.
+    """Fit the shares for one correlation length: move them and the probabilities together until variance and lag 1 agree.
 
     Steps are damped: probabilities and shares answer for each other's last move, and where the field carries most of
     the variance (n-gram drafting) full steps circle around the solution.
@@ -191,7 +190,7 @@ def _calibration_step(
 
 
 def _recorded_rounds(requests, positions, steps, correct_drafts) -> tuple[np.ndarray, np.ndarray, int]:
-    """Recorded rounds as accept lengths [rounds, requests] in order of position, the output lengths, and the steps."""
+    """Return accept lengths [rounds, requests] in order of position, the output lengths, and the steps."""
     columns = [np.asarray(column).astype(np.int64) for column in (requests, positions, steps, correct_drafts)]
     if len({column.shape for column in columns}) != 1 or columns[0].ndim != 1:
         raise AcceptanceFitError("requests, positions, steps and correct drafts must be columns of one length")
@@ -219,7 +218,7 @@ def _recorded_rounds(requests, positions, steps, correct_drafts) -> tuple[np.nda
 
 
 def _request_variance(lens: np.ndarray) -> float:
-    """Variance of the requests' mean accept lengths, each weighted by its rounds."""
+    """Return the variance of the requests' mean accept lengths, each weighted by its rounds."""
     rounds = np.count_nonzero(lens, axis=0)
     means = lens.sum(axis=0) / np.maximum(rounds, 1)
     mean = np.average(means, weights=rounds)
@@ -227,8 +226,7 @@ def _request_variance(lens: np.ndarray) -> float:
 
 
 def _correlation(lens: np.ndarray, live: np.ndarray, lag: int) -> float:
-    """Correlation between a round and the one `lag` later of the same request, over all such pairs; 0 if none
-    varies."""
+    """Return the correlation between a round and the one `lag` later of the same request, over all such pairs; 0 if none varies."""
     pairs = live[lag:]
     before, after = lens[:-lag][pairs].astype(float), lens[lag:][pairs].astype(float)
     if len(before) < 2 or before.std() == 0 or after.std() == 0:

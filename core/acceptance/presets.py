@@ -2,7 +2,7 @@
 
 What was published, per preset, are probabilities of *rounds* of 5 steps, the correlation of successive rounds, the
 spread of requests and mean accept lengths at several step counts (for n-gram drafting the first two). The shares
-were chosen to meet correlation and spread, the probabilities of positions by `acceptance_fit.calibrate` for outputs
+were chosen to meet correlation and spread, the probabilities of positions by `fit.calibrate` for outputs
 of 300 tokens. The mean accept lengths at 1, 3 and 7 steps were not fitted; that they come out within 2 % is what
 supports the mechanism.
 """

@@ -19,7 +19,7 @@ copula; Nelsen, An Introduction to Copulas, 2006, §2.3): the configured accepta
 output positions, whatever the correlation. The average over *rounds* is lower when there is correlation, as in
 recordings: rounds leap over the stretches that go well and dwell on the others. That is why the first draft is
 accepted less often at 5 steps than at 1 in the same requests, which no independent coin can show. The process whose
-*rounds* have given probabilities is found by `acceptance_fit.calibrate`.
+*rounds* have given probabilities is found by `fit.calibrate`.
 
 The fresh part is read from a table of 4,096 normal quantiles: probabilities are exact to 1/8192.
 """
@@ -79,18 +79,6 @@ class AcceptanceProcess(ABC):
             return np.ones((rounds, len(keys)), np.int32)
         runs = self.run_windows(keys, start_positions, (rounds - 1) * (steps + 1) + 1)
         return walk(runs, steps, rounds)
-
-    def expected_accept_length(self, steps: int, num_requests: int = 1024, output_len: int = 384) -> float:
-        """Return tokens per round (bonus included) over many requests of equal output length, all their rounds pooled.
-
-        A Monte Carlo estimate on fixed keys: the same number on every call, standard error about 0.5 %.
-        """
-        if steps == 0:
-            return 1.0
-        keys = np.arange(num_requests, dtype=np.uint64)
-        runs = self.run_windows(keys, np.zeros(num_requests, np.int64), output_len)
-        lens = walk_to_end(runs, steps)
-        return float(lens.sum() / np.count_nonzero(lens))
 
 
 def walk(runs: np.ndarray, steps: int, rounds: int) -> np.ndarray:

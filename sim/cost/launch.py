@@ -1,4 +1,4 @@
-"""How kernels reach the device: whole passes as captured graphs, or kernel by kernel from the host.
+"""The launch of kernels: whole passes as captured graphs, or kernel by kernel from the host.
 
 A captured pass costs a short gap on the device. A pass that is dispatched kernel by kernel cannot run faster than the
 host launches it: its time is at least (kernels × time per launch), a *floor*, not an addition.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...core.errors import ForetokenError, nearest
 
-# Dense where batches are small and padding is dear, every 8 beyond.
+# Dense where batches are small and padding costs most, then every 8.
 DEFAULT_GRAPH_SIZES: tuple[int, ...] = (1, 2, 4, *range(8, 513, 8))
 
 
@@ -35,7 +35,7 @@ class LaunchCost:
     source: str
 
     def explain(self) -> list[tuple[str, float, str, str]]:
-        """Rows (name, value, unit, source) for `--explain`."""
+        """Return rows (name, value, unit, source) for `--explain`."""
         return [
             (f"launch {self.name}: gap between captured passes", self.graph_gap_ns / 1e3, "us", self.source),
             (f"launch {self.name}: one kernel from the host", self.eager_kernel_ns / 1e3, "us", self.source),
@@ -63,7 +63,7 @@ LAUNCH_PRESETS: dict[str, LaunchCost] = {preset.name: preset for preset in (FULL
 
 
 def launch_preset(name: str) -> LaunchCost:
-    """The preset called `name`. Raises `UnknownPreset`."""
+    """Look up the preset called `name`. Raises `UnknownPreset`."""
     if name not in LAUNCH_PRESETS:
         raise UnknownPreset(
             f"unknown launch preset {name!r}{nearest(name, LAUNCH_PRESETS)}; known: {', '.join(LAUNCH_PRESETS)}"
@@ -72,7 +72,7 @@ def launch_preset(name: str) -> LaunchCost:
 
 
 def padded_size(batch_size: int, graph_sizes: tuple[int, ...] | None) -> int | None:
-    """The captured size that serves `batch_size` rows, or None when no graph does (too large, or graphs are off).
+    """Return the captured size that serves `batch_size` rows; None where no graph does (too large, or graphs are off).
 
     `graph_sizes` must be in increasing order.
     """

@@ -1,4 +1,4 @@
-"""Where a device's memory goes, and how many KV slots are left.
+"""The use of a device's memory, and the number of KV slots that are left.
 
     total = reserved + context + weights (target, draft) + activations + captured graphs + KV pool
 
@@ -63,7 +63,7 @@ class MemoryPlan:
         return self.target_slot_bytes + self.draft_slot_bytes
 
     def terms(self) -> dict[str, int]:
-        """The terms in bytes; they sum to at most `total_bytes`, short of it by less than a page of the pool."""
+        """Return the terms in bytes; they sum to at most `total_bytes`, short of it by less than a page of the pool."""
         return {
             "reserved": self.reserved_bytes,
             "context": self.context_bytes,
@@ -76,7 +76,7 @@ class MemoryPlan:
         }
 
     def explain(self) -> list[tuple[str, float, str, str]]:
-        """Rows (name, value, unit, source) for `--explain`."""
+        """Return rows (name, value, unit, source) for `--explain`."""
         rows: list[tuple[str, float, str, str]] = [
             (f"memory: {name}", value / MIB, "MiB", _SOURCES[name]) for name, value in self.terms().items()
         ]
@@ -89,7 +89,7 @@ class MemoryPlan:
 
 
 def captured_graphs(graph_sizes: Sequence[int] | None, candidate_steps: Sequence[int] = (0,)) -> int:
-    """Graphs captured without pruning: one for every (steps, batch size) pair; none when graphs are off.
+    """Return the graphs captured without pruning: one for every (steps, batch size) pair; none when graphs are off.
 
     The caller counts a pruned set itself, and passes it to `kv_pool_slots` as `graph_count`.
     """
@@ -102,7 +102,7 @@ def _kv_slot_bytes(shape: ModelShape, tp: int) -> int:
 
 
 def _activation_bytes(target: ModelShape, tp: int, max_tokens: int, logit_rows: int) -> int:
-    """The widest moment: residual, input and the two halves of the MLP in 16 bits, or the logits in 16 and 32 bits."""
+    """Return the largest need: residual, input and the two halves of the MLP in 16 bits, or the logits in 16 and 32 bits."""
     wide = target.experts_per_token * target.moe_intermediate if target.experts else target.intermediate
     layer = max_tokens * (4 * target.hidden + 3 * math.ceil(wide / tp)) * 2
     logits = logit_rows * target.vocab * (2 + 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +77,7 @@ class LognormalLength(LengthDistribution):
 
 @dataclass(frozen=True, slots=True)
 class EmpiricalLength(LengthDistribution):
-    """Recorded lengths with weights (counts, say). `of_sample` makes one from a column of a trace."""
+    """Recorded lengths with weights (counts, say)."""
 
     values: tuple[int, ...]
     weights: tuple[float, ...]
@@ -94,12 +93,6 @@ class EmpiricalLength(LengthDistribution):
         if problems:
             raise ConfigError("<length>", problems)
         _check_range("values", min(self.values), max(self.values))
-
-    @classmethod
-    def of_sample(cls, lengths: Sequence[int] | np.ndarray) -> EmpiricalLength:
-        """Each length as often as it occurs."""
-        values, counts = np.unique(np.asarray(lengths), return_counts=True)
-        return cls(tuple(values.tolist()), tuple(counts.tolist()))
 
     def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
         edges = np.cumsum(np.array(self.weights, float))

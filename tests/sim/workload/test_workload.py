@@ -39,12 +39,12 @@ class TestLengths:
         assert (clipped.min(), clipped.max()) == (100, 1000)
 
     def test_empirical_repeats_its_sample(self):
-        values, counts = np.unique(draw(EmpiricalLength.of_sample([5, 5, 5, 9])), return_counts=True)
+        values, counts = np.unique(draw(EmpiricalLength((5, 9), (3.0, 1.0))), return_counts=True)
         assert values.tolist() == [5, 9]
         assert counts[0] / len(INDEX) == pytest.approx(0.75, abs=0.01)
 
     @pytest.mark.parametrize(
-        "distribution", [UniformLength(1, 999), LognormalLength(90, 1), EmpiricalLength.of_sample([1, 9])]
+        "distribution", [UniformLength(1, 999), LognormalLength(90, 1), EmpiricalLength((1, 9), (1.0, 1.0))]
     )
     def test_a_request_has_its_length_by_key(self, distribution):
         whole = draw(distribution)
