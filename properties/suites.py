@@ -6,6 +6,7 @@ import importlib
 from importlib.util import find_spec
 
 from ..core.errors import ConfigError, Problem, nearest
+from .accept.trial import AcceptTrial
 from .allocator.small_scope import small_scope
 from .allocator.trial import AllocatorTrial
 from .engine.trial import EngineTrial
@@ -20,6 +21,14 @@ _DECLARED = {
             "foretoken.properties.allocator.plain:make",
         ),
         small_scope=small_scope,
+    ),
+    "accept": Suite.of(
+        AcceptTrial,
+        subjects=(
+            "foretoken.checks.adapters.tree_accept:make",
+            "foretoken.properties.accept.plain:make",
+            "foretoken.checks.adapters.torch_accept:make",
+        ),
     ),
     "engine": Suite.of(
         EngineTrial,

@@ -1,16 +1,13 @@
-"""The device operations that build, verify and compact trees and move KV, behind the acceptance contract.
+"""The device operations on trees and KV behind the acceptance contract.
 
-    foretoken check accept foretoken.checks.adapters.torch_accept:make         the torch twins, on a CPU
-    foretoken check accept foretoken.checks.adapters.torch_accept:make_cuda    the Triton kernels, on a GPU
-
-The contract's config and batches are taken as they come (`properties/accept/contract.py`); this file imports nothing of it.
+foretoken check accept foretoken.checks.adapters.torch_accept:make         the torch twins, on a CPU
+foretoken check accept foretoken.checks.adapters.torch_accept:make_cuda    the Triton kernels, on a GPU
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +17,7 @@ from ...gpu.batch.tree import DeviceTree, DeviceVerified
 from ...gpu.executor.round import best_tokens
 from ...gpu.ops.port import KVTensors, Ops
 from ...gpu.session.devices import ops_for
+from ...properties.accept.contract import AcceptConfig, Batch
 
 
 @dataclass(slots=True)
@@ -30,7 +28,7 @@ class DeviceRound:
 
 
 class DeviceAccept:
-    """Draft ids come from a device's own top-k, so they lie in the vocabulary: `raw_drafts` is not declared."""
+    """Operations of one device. `raw_drafts` is not declared: a device's draft ids come from its own top-k."""
 
     def __init__(self, ops: Ops, device: str) -> None:
         self.ops = ops
@@ -40,7 +38,7 @@ class DeviceAccept:
     def configure(self, num_steps: int, topk: int, num_nodes: int) -> None:
         self.shape = (num_steps, topk, num_nodes)
 
-    def launch(self, batch: Any) -> DeviceRound:
+    def launch(self, batch: Batch) -> DeviceRound:
         steps, topk, nodes = self.shape
         roots, seq_lens, tokens = map(self.tensor, (batch.roots, batch.seq_lens, batch.tokens))
         if topk == 1 and nodes == steps + 1:
@@ -87,11 +85,11 @@ class DeviceAccept:
         return torch.from_numpy(np.array(array, order="C")).to(self.device)
 
 
-def make(config: Any) -> DeviceAccept:
+def make(config: AcceptConfig) -> DeviceAccept:
     return DeviceAccept(ops_for("cpu"), "cpu")
 
 
-def make_cuda(config: Any) -> DeviceAccept:
+def make_cuda(config: AcceptConfig) -> DeviceAccept:
     return DeviceAccept(ops_for("cuda"), "cuda")
 
 

@@ -1,9 +1,10 @@
-"""Our trees, their verification and what follows it, `core.tree` and `core.kv.moves`, behind the acceptance contract."""
+"""Our trees, their verification, compaction and moves behind the acceptance contract."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,12 +20,12 @@ from ...core.tree.build import (
 from ...core.tree.finalize import Finalized, finalize
 from ...core.tree.outputs import NodeOutputs
 from ...core.tree.verify import Coins, Verified, argmax_tokens, verify_greedy, verify_sampling
-from ...properties.accept.contract import AcceptCapabilities, AcceptConfig, Batch
+from ...properties.accept.contract import AcceptCapabilities, AcceptConfig, Batch, capacity
 
 
 @dataclass(slots=True)
 class TreeRound:
-    """A round carries all that it needs; the configuration is not asked again."""
+    """A round with all that finishing it needs."""
 
     tree: VerifyTree
     windows: np.ndarray  # int64 [bs, nd]
@@ -33,6 +34,19 @@ class TreeRound:
 
 
 class TreeAccept:
+    """`core.tree` and `core.kv.moves`."""
+
+    capabilities = AcceptCapabilities(
+        trees=True,
+        raw_drafts=True,
+        proposals=True,
+        sampling=True,
+        target_failures=True,
+        outputs=True,
+        kv=True,
+        plan=True,
+    )
+
     def __init__(self, config: AcceptConfig) -> None:
         self.vocab_size = config.vocab_size
         self.shape = (0, 1, 1)
@@ -45,11 +59,11 @@ class TreeAccept:
         tokens = replace_invalid_tokens(batch.tokens, self.vocab_size)
         if topk == 1 and nodes == steps + 1:
             return TreeRound(build_chain(batch.roots, tokens, batch.seq_lens, batch.max_position), batch.windows)
-        levels = []
-        for step in range(steps):
-            start = topk + (step - 1) * topk * topk if step else 0
-            here = slice(start, topk + step * topk * topk)
-            levels.append(Candidates(tokens[:, here], batch.scores[:, here], batch.parents[:, here]))
+        edges = [0, *(capacity(step, topk) for step in range(1, steps + 1))]
+        levels = [
+            Candidates(tokens[:, start:end], batch.scores[:, start:end], batch.parents[:, start:end])
+            for start, end in pairwise(edges)
+        ]
         return TreeRound(build_tree(batch.roots, levels, batch.seq_lens, nodes, batch.max_position), batch.windows)
 
     def propose(self, batch: Batch) -> TreeRound:
@@ -84,17 +98,4 @@ class TreeAccept:
         return pools
 
 
-def make(config: AcceptConfig) -> TreeAccept:
-    return TreeAccept(config)
-
-
-make.capabilities = AcceptCapabilities(
-    trees=True,
-    raw_drafts=True,
-    proposals=True,
-    sampling=True,
-    target_failures=True,
-    outputs=True,
-    kv=True,
-    plan=True,
-)
+make = TreeAccept

@@ -1,4 +1,4 @@
-"""Planted defects of grammars, known draft distributions and moves made in order: the plain component with one method done wrong."""
+"""Planted defects of grammars, known draft distributions and ordered moves: the plain component with one method done wrong."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ReemitsWithoutADraft(PlainAccept):
 
 
 class TrustsBrokenDrafts(PlainAccept):
-    """NaN in a draft's distribution makes the comparison false and the residual nothing: the first id is emitted."""
+    """NaN in a draft's distribution makes the comparison false and the residual empty: the first id is emitted."""
 
     def is_distribution(self, probs):
         return True
@@ -81,9 +81,7 @@ class MovesDeadLanes(PlainAccept):
 
     def moves(self, round):
         flat = [slot for window in round.windows for slot in window]
-        index = self.index(round)
-        pairs = [(flat[node], slot) for node, slot in zip(index, flat, strict=True) if flat[node] != slot]
-        return [source for source, _ in pairs], [target for _, target in pairs]
+        return [flat[node] for node in self.index(round)], flat
 
 
 class ForgetsTheRowsOffset(PlainAccept):
@@ -91,13 +89,10 @@ class ForgetsTheRowsOffset(PlainAccept):
 
     def moves(self, round):
         flat = [slot for window in round.windows for slot in window]
-        pairs = [
-            (flat[node], window[lane])
-            for window, path in zip(round.windows, round.paths, strict=True)
-            for lane, node in enumerate(path)
-            if lane != node
+        sources = [flat[node] for path in round.paths for node in path]
+        return sources, [
+            slot for window, path in zip(round.windows, round.paths, strict=True) for slot in window[: len(path)]
         ]
-        return [source for source, _ in pairs], [target for _, target in pairs]
 
 
 class MovesWholePages(PlainAccept):
@@ -128,12 +123,12 @@ class MovesRowsOfTheRoundBefore(PlainAccept):
 
     def launch(self, batch):
         round = super().launch(batch)
-        self.buffer[: round.num_rows] = round.windows
+        self.buffer[: len(round.windows)] = round.windows
         return round
 
     def moves(self, round):
         sources, targets = super().moves(round)
-        stale = [window for window in self.buffer[round.num_rows : 4] if len(window) > 1]
+        stale = [window for window in self.buffer[len(round.windows) : 4] if len(window) > 1]
         return [*sources, *(window[1] for window in stale)], [*targets, *(window[0] for window in stale)]
 
 

@@ -19,20 +19,18 @@ class GathersTheBonusByTheLiveWidth(TreeAccept):
 
     def verdict(self, round, verified):
         index, lens, predict, _ = super().verdict(round, verified)
-        emitted = emitted_tokens(verified.predict, verified.accept_index).reshape(-1)
+        emitted = emitted_tokens(verified.predict, verified.accept_index).ravel()
         last = np.arange(len(lens)) * (self.shape[0] + 1) + lens - 1
-        return index, lens, predict, np.maximum(emitted[np.minimum(last, max(emitted.size - 1, 0))], 0)
+        return index, lens, predict, np.maximum(emitted[np.minimum(last, emitted.size - 1)], 0)
 
 
 class SizesAcceptIndexByTheLiveSteps(TreeAccept):
     """accept_index is allocated with as many lanes as rounds have now."""
 
     def verdict(self, round, verified):
-        _, lens, predict, bonus = super().verdict(round, verified)
-        lanes = np.full((len(lens), self.shape[0] + 1), -1, np.int32)
-        columns = min(lanes.shape[1], verified.accept_index.shape[1])
-        lanes[:, :columns] = verified.accept_index[:, :columns]
-        return lanes.ravel(), lens, predict, bonus
+        _, *rest = super().verdict(round, verified)
+        wide = np.pad(verified.accept_index, ((0, 0), (0, self.shape[0] + 1)), constant_values=-1)
+        return wide[:, : self.shape[0] + 1].ravel(), *rest
 
 
 class MovesByTheNumberOfNodes(TreeAccept):
@@ -40,13 +38,10 @@ class MovesByTheNumberOfNodes(TreeAccept):
 
     def verdict(self, round, verified):
         answer = super().verdict(round, verified)
-        rows, nodes = round.windows.shape
-        lanes = np.zeros(rows * nodes, np.int64)
-        given = verified.accept_index.ravel()[: rows * nodes]
-        lanes[: len(given)] = given
-        taken = np.arange(nodes) < verified.accept_lens[:, None]
-        sources = round.windows.ravel()[lanes].reshape(rows, nodes)
-        round.final = replace(round.final, moves=KVMovePlan(sources[taken], round.windows[taken]))
+        lanes = np.resize(verified.accept_index, round.windows.shape)
+        taken = np.arange(lanes.shape[1]) < verified.accept_lens[:, None]
+        sources = round.windows.ravel()[lanes[taken]]
+        round.final = replace(round.final, moves=KVMovePlan(sources, round.windows[taken]))
         return answer
 
 
@@ -103,10 +98,11 @@ class CompactsByTheLiveNodes(TreeAccept):
     """Outputs are compacted with as many nodes per row as rounds have now."""
 
     def compact(self, round, outputs):
-        rows, nodes = round.tree.parents.shape
-        live = self.shape[2]
-        index = {name: values[: rows * live].copy() for name, values in outputs.items()}
-        return index if live != nodes else super().compact(round, outputs)
+        size = round.tree.batch_size * self.shape[2]
+        return {
+            name: np.resize(values, (size, *values.shape[1:]))
+            for name, values in super().compact(round, outputs).items()
+        }
 
 
 class CompactsInPlace(TreeAccept):
@@ -114,11 +110,10 @@ class CompactsInPlace(TreeAccept):
 
     def compact(self, round, outputs):
         found = {name: values.copy() for name, values in outputs.items()}
-        index, nodes = round.verified.accept_index, round.tree.num_draft_tokens
-        for row, lanes in enumerate(index):
-            for lane in range(round.verified.accept_lens[row] - 1, -1, -1):
+        for row, lanes in enumerate(round.verified.accept_index):
+            for lane in reversed(range(round.verified.accept_lens[row])):
                 for values in found.values():
-                    values[row * nodes + lane] = values[lanes[lane]]
+                    values[row * round.tree.num_draft_tokens + lane] = values[lanes[lane]]
         return found
 
 
@@ -173,31 +168,26 @@ class MatchesAnyNode(TreeAccept):
     """The next node is looked for by its token alone, in the whole tree."""
 
     def verify_greedy(self, round, logits):
-        rows, nodes = round.tree.parents.shape
-        wanted = argmax_tokens(logits).reshape(rows, nodes)
-        tokens = round.tree.tokens.reshape(rows, nodes)
-        index = np.full((rows, round.tree.width), -1, np.int32)
-        for row in range(rows):
-            node, lane = 0, 0
-            while lane < round.tree.width:
-                index[row, lane] = row * nodes + node
-                following = np.flatnonzero(tokens[row, node + 1 :] == wanted[row, node])
-                if not len(following) or wanted[row, node] < 0:
+        wanted, tokens, nodes = argmax_tokens(logits), round.tree.tokens, round.tree.num_draft_tokens
+        index = np.full((round.tree.batch_size, round.tree.width), -1, np.int32)
+        for row, lanes in enumerate(index):
+            node = row * nodes
+            for lane in range(len(lanes)):
+                lanes[lane] = node
+                following = np.flatnonzero(tokens[node + 1 : (row + 1) * nodes] == wanted[node])
+                if not len(following) or wanted[node] < 0:
                     break
-                node, lane = node + 1 + int(following[0]), lane + 1
-        return self.verdict(round, verified_as(index, wanted.ravel()))
+                node += 1 + int(following[0])
+        return self.verdict(round, verified_as(index, wanted))
 
 
 class SkipsTheRoot(TreeAccept):
     """accept_index lists the accepted drafts and leaves the root out."""
 
     def verdict(self, round, verified):
-        _, lens, predict, bonus = super().verdict(round, verified)
-        lanes = verified.accept_index.copy()
-        long = lens > 1
-        lanes[long, :-1] = lanes[long, 1:]
-        lanes[long, -1] = -1
-        return lanes.ravel(), lens, predict, bonus
+        _, lens, *rest = super().verdict(round, verified)
+        drafts = np.pad(verified.accept_index[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+        return np.where(lens[:, None] > 1, drafts, verified.accept_index).ravel(), lens, *rest
 
 
 class CountsDraftsOnly(TreeAccept):
@@ -230,13 +220,12 @@ class DrawsFromTheWholeTarget(TreeAccept):
     """After a rejection the token is drawn from the target's distribution, the rejected drafts included."""
 
     def verify_sampling(self, round, probs, accept_coins, bonus_coins):
-        answer = super().verify_sampling(round, probs, accept_coins, bonus_coins)
-        for row, lane in enumerate(round.verified.accept_lens - 1):
-            node = round.verified.accept_index[row, lane]
-            if round.verified.predict[node] >= 0:
-                token = sample_tokens(probs[node : node + 1], bonus_coins[row : row + 1, lane])
-                round.verified.predict[node] = token[0]
-        return self.verdict(round, round.verified) if len(answer) else answer
+        super().verify_sampling(round, probs, accept_coins, bonus_coins)
+        verified, rows = round.verified, np.arange(round.tree.batch_size)
+        last = verified.accept_index[rows, verified.accept_lens - 1]
+        drawn = sample_tokens(probs[last], bonus_coins[rows, verified.accept_lens - 1])
+        verified.predict[last] = np.where(verified.predict[last] < 0, -1, drawn)
+        return self.verdict(round, verified)
 
 
 class TossesOneCoin(TreeAccept):
@@ -273,11 +262,10 @@ class TossesItsOwnCoins(TreeAccept):
 
     def __init__(self, config):
         super().__init__(config)
-        self.rank = config.rank
+        self.shift = 0.37 * config.rank
 
     def verify_sampling(self, round, probs, accept_coins, bonus_coins):
-        shifted = (accept_coins + 0.37 * self.rank) % 1.0
-        return super().verify_sampling(round, probs, shifted, bonus_coins)
+        return super().verify_sampling(round, probs, (accept_coins + self.shift) % 1.0, bonus_coins)
 
 
 class BreaksTiesByHistory(TreeAccept):

@@ -8,19 +8,20 @@ A round is launched and finished later. In between, others are launched, and the
     compact(round, outputs)     outputs of the j-th accepted node to place j of its row
     move(round, pools)          KV of the j-th accepted node to slot j of its row's window
 
-Arrays that are handed over are read only and NumPy; answers are flat sequences of integers unless something else is said. bs rows of nd
-nodes: flat node = row · nd + node.
+Arguments are read-only NumPy arrays, answers flat sequences of integers unless stated otherwise. bs rows of nd nodes:
+flat node = row · nd + node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from ..harness.contract import Capabilities
+from ..harness.letters import Choices
 
 MAX_NODES = 64
 
@@ -29,7 +30,7 @@ MAX_NODES = 64
 class AcceptConfig:
     """What `make(config)` builds: rows of requests that end at `context_len` tokens, of a vocabulary of a few ids.
 
-    KV slots come in pages of `page_size` neighbours. `rank` is the number of one of several equal processes: it must decide nothing.
+    KV slots come in pages of `page_size` neighbours. `rank` is the number of one of several equal processes: no answer may depend on it.
     """
 
     vocab_size: int = 4
@@ -41,6 +42,16 @@ class AcceptConfig:
     def __post_init__(self) -> None:
         assert self.vocab_size >= 2 and self.page_size >= 1 and self.context_len >= 4 and 1 <= self.num_rows <= 4
 
+    @classmethod
+    def draw(cls, choose: Choices, has: AcceptCapabilities) -> AcceptConfig:
+        """Choose a small vocabulary and a few rows."""
+        return cls(
+            vocab_size=choose((2, 3, 4, 5, 8, 8, 17, 17)),
+            page_size=choose((1, 1, 2, 3, 4, 16)),
+            context_len=choose((5, 9, 16, 24, 40)),
+            num_rows=choose((1, 2, 3, 4)),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AcceptCapabilities(Capabilities):
@@ -51,7 +62,7 @@ class AcceptCapabilities(Capabilities):
     raw_drafts: bool = False
     """Candidates may be out of the vocabulary, or repeat a sibling."""
     proposals: bool = False
-    """`propose(batch)`: trees that somebody drew, with fewer nodes in some rows than in others"""
+    """`propose(batch)`: trees given node by node, with fewer nodes in some rows than in others"""
     sampling: bool = False
     """`verify_sampling(…)`"""
     draft_probabilities: bool = False
@@ -69,19 +80,15 @@ class AcceptCapabilities(Capabilities):
     in_order: bool = False
     """The copies of `moves` are made one after the other; without it all are read before the first is written"""
 
-    FOUNDATIONS: ClassVar = {
-        "plan": ("kv",),
-        "in_order": ("plan",),
-        "draft_probabilities": ("sampling",),
-    }
+    FOUNDATIONS: ClassVar = {"plan": ("kv",), "in_order": ("plan",), "draft_probabilities": ("sampling",)}
 
 
 class Batch(NamedTuple):
-    """One round to be launched: bs rows, of which the last may be padding (windows of zeros; what becomes of them is not looked at).
+    """One round to be launched: bs rows, of which the last may be padding (windows of zeros; their answers are ignored).
 
     `launch`: n = k + (S − 1)·k² candidates per row in the order of steps, a step's k children of each of the k best before it;
     `parents` are numbers of candidates, −1 is the root. The best nd − 1 become nodes; a parent is kept with its child.
-    `propose`: n = nd − 1 nodes as drawn, `parents` are numbers of nodes, 0 the root, −1 no node; what hangs below nothing is nothing.
+    `propose`: n = nd − 1 nodes as drawn, `parents` are numbers of nodes, 0 the root, −1 no node; a node below no node is none.
     """
 
     roots: np.ndarray  # int64 [bs]; the last emitted token, which has no KV yet
@@ -106,29 +113,26 @@ class Accept(Protocol):
     """Acceptance and compaction."""
 
     def configure(self, num_steps: int, topk: int, num_nodes: int) -> None:
-        """The shape (S, k, nd) of rounds launched from now on; those in flight keep theirs."""
+        """Set the shape (S, k, nd) of rounds launched from now on; those in flight keep theirs."""
 
     def launch(self, batch: Batch) -> object:
         """Build the trees of a round. What is returned comes back with every later call about it."""
 
     def tree(self, round: object) -> Sequence[Sequence[int]]:
-        """(tokens, parents, positions), [bs · nd] each. A parent is a smaller node number of the row; −1 for roots and for no node."""
+        """Return (tokens, parents, positions), [bs · nd] each. A parent is a smaller node number of the row; −1 for roots and no node."""
 
     def verify_greedy(self, round: object, logits: np.ndarray) -> Verdict:
         """Walk while a child is the target's choice: the lowest id of the greatest logit, float64 [bs · nd, V]."""
 
-    # proposals
     def propose(self, batch: Batch) -> object:
-        """A round of trees that somebody drew."""
+        """Start a round of trees that are given node by node."""
 
-    # sampling
     def verify_sampling(
         self, round: object, probs: np.ndarray, accept_coins: np.ndarray, bonus_coins: np.ndarray
     ) -> Verdict:
         """Accept and emit as the target would: probs float64 [bs · nd, V], coins float64 [bs, n] in [0, 1), n > S and >= nd: column d
         for depth d."""
 
-    # draft_probabilities
     def verify_drafted(
         self,
         round: object,
@@ -137,27 +141,21 @@ class Accept(Protocol):
         accept_coins: np.ndarray,
         bonus_coins: np.ndarray,
     ) -> Verdict:
-        """The same for a chain, each node's draft drawn from draft_probs float64 [bs · nd, V] after it. They may be no distribution."""
+        """Do the same for a chain, each node's draft drawn from draft_probs float64 [bs · nd, V] after it. They may be no distribution."""
 
-    # constraints
     def constrain(self, round: object, table: np.ndarray, states: np.ndarray) -> None:
         """Before verifying: table int64 [states, V] is the next state after a token, −1 if forbidden; `states` [bs] hold after the root."""
 
-    # outputs
     def compact(self, round: object, outputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """After verifying: every output [bs · nd, …] with entry row · nd + j that of the j-th accepted node; the rest is undefined."""
 
-    # kv
     def move(self, round: object, pools: np.ndarray) -> np.ndarray:
         """After verifying: pools int64 [m, slots] (a copy that may be written) as they are when the moves are done. m is even: keys of so
         many layers, then their values. Slot 0 is a sink."""
 
-    # plan
     def moves(self, round: object) -> Sequence[Sequence[int]]:
-        """(sources, targets): the slots that `move` reads and writes."""
+        """Return (sources, targets): the slots that `move` reads and writes."""
 
-
-MakeAccept = Callable[[AcceptConfig], Accept]
 
 METHODS: dict[str, tuple[str, ...]] = {
     "": ("configure", "launch", "tree", "verify_greedy"),

@@ -1,8 +1,7 @@
-"""What drafts, targets and coins say in a run: small functions of a seed, made of round numbers so that ties and zeros are frequent."""
+"""Drafts, targets and coins of a run: small functions of a seed, made of round numbers so that ties and zeros are frequent."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -10,35 +9,36 @@ import numpy as np
 from ...core.draws import Purpose, hash64
 from .contract import capacity
 
-GARBAGE_SCORES = ("nan", "inf", "masked")
+_BROKEN = {"nan": np.nan, "inf": np.inf, "masked": 0.0}
+GARBAGE_SCORES = tuple(_BROKEN)
 GARBAGE_IDS = ("out-of-range", "twice")
-BROKEN_DRAFTS = ("", "nan", "inf", "masked")
+BROKEN_DRAFTS = ("", *_BROKEN)
 _ALMOST_ONE = 1.0 - 2.0**-53
 
 
 @lru_cache(maxsize=512)
 def _bits(seed: int, lane: int, *shape: int) -> np.ndarray:
-    """uint64 [shape], as a function of the seed, the lane and the place."""
+    """Return uint64 [shape], a function of the seed, the lane and the place."""
     count = int(np.prod(shape))
-    found = hash64(seed, Purpose.SWARM, 1, np.arange(count), lane).reshape(shape) >> np.uint64(8)
-    return _frozen(found)[0]
+    return frozen(hash64(seed, Purpose.SWARM, 1, np.arange(count), lane).reshape(shape) >> np.uint64(8))
 
 
 def _below(n: int, seed: int, lane: int, *shape: int) -> np.ndarray:
     return (_bits(seed, lane, *shape) % np.uint64(n)).astype(np.int64)
 
 
-def _frozen(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    for array in arrays:
-        array.setflags(write=False)
-    return arrays
+def frozen(array: np.ndarray) -> np.ndarray:
+    """Make an array read-only."""
+    array.setflags(write=False)
+    return array
 
 
 @lru_cache(maxsize=1024)
 def candidates(
     shape: tuple[int, int, int], num_rows: int, vocab_size: int, seed: int, garbage: str = ""
 ) -> tuple[np.ndarray, ...]:
-    """tokens int64, cumulative scores float32 and parents int64 [bs, n] of a beam search over made-up drafts; siblings differ."""
+    """Return tokens int64, cumulative scores float32 and parents int64 [bs, n] of a beam search over made-up drafts; siblings differ,
+    unless the drafts are `garbage`."""
     steps, topk, _ = shape
     n = capacity(steps, topk)
     families = n // topk
@@ -56,18 +56,18 @@ def candidates(
         beam = start + np.argsort(-scores[:, here], axis=1, kind="stable")[:, :topk]
     spoilt = _below(3, seed, 4, num_rows, n) == 0
     if garbage in GARBAGE_SCORES:
-        scores[spoilt] = {"nan": np.nan, "inf": np.inf, "masked": 0.0}[garbage]
+        scores[spoilt] = _BROKEN[garbage]
     elif garbage == "out-of-range":
         wrong = np.array([-1, vocab_size, vocab_size + 7, -(2**31), 2**31 - 1, 2**40])
         tokens[spoilt] = wrong[_below(len(wrong), seed, 5, num_rows, n)][spoilt]
     elif garbage == "twice":
         tokens = np.repeat(tokens[:, ::topk], topk, axis=1)[:, :n]
-    return _frozen(tokens, scores, parents)
+    return frozen(tokens), frozen(scores), frozen(parents)
 
 
 @lru_cache(maxsize=256)
 def proposals(num_nodes: int, num_rows: int, vocab_size: int, seed: int) -> tuple[np.ndarray, ...]:
-    """tokens int64, scores float32 [bs, 0] and parents int64 [bs, nd − 1] of trees as drawn: some nodes are none, siblings differ."""
+    """Return tokens int64, scores float32 [bs, 0] and parents int64 [bs, nd − 1] of trees: some nodes are none, siblings differ."""
     n = num_nodes - 1
     tokens = _below(vocab_size, seed, 6, num_rows, n)
     parents = np.minimum(_below(max(n, 1), seed, 7, num_rows, n), np.arange(n))
@@ -79,32 +79,44 @@ def proposals(num_nodes: int, num_rows: int, vocab_size: int, seed: int) -> tupl
             if pair in taken:
                 parents[row, node] = -1
             taken.add(pair)
-    return _frozen(tokens, np.zeros((num_rows, 0), np.float32), parents)
+    return frozen(tokens), np.zeros((num_rows, 0), np.float32), frozen(parents)
 
 
 @lru_cache(maxsize=64)
 def grammar(vocab_size: int, num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """An automaton of three states: table int64 [3, V], −1 where a token is forbidden (never all of them), and the rows' states [bs]."""
+    """Make an automaton of three states: table int64 [3, V], −1 where a token is forbidden (never all of them); the rows' states [bs]."""
     table = _below(6, seed, 9, 3, vocab_size)
     table[table > 2] = -1
     for state in range(3):
         if (table[state] < 0).all():
             table[state, (seed + state) % vocab_size] = (state + 1) % 3
-    return _frozen(table, _below(3, seed, 10, num_rows))
+    return frozen(table), frozen(_below(3, seed, 10, num_rows))
 
 
-def _agreed(parents: np.ndarray, seed: int, agreement: int) -> np.ndarray:
-    """bool [bs, nd]: the nodes whose parents' target is made to like them."""
-    return (_below(4, seed, 11, *parents.shape) < agreement) & (parents >= 0)
+def _places(
+    tokens: np.ndarray, parents: np.ndarray, vocab_size: int, seed: int = 0, agreement: int = 4
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return where in [bs · nd, V] the drafts stand: after the parents, at the tokens, of about `agreement` of four nodes."""
+    agreed = _below(4, seed, 11, *parents.shape) < agreement
+    row, node = np.nonzero(agreed & (parents >= 0) & (tokens >= 0) & (tokens < vocab_size))
+    return row * tokens.shape[1] + parents[row, node], tokens[row, node]
 
 
-def logits(tokens: np.ndarray, parents: np.ndarray, vocab_size: int, seed: int, agreement: int) -> np.ndarray:
-    """float64 [bs · nd, V] for trees tokens, parents int64 [bs, nd]: small integers, with ties."""
-    rows, nodes = parents.shape
-    found = _below(8, seed, 12, rows * nodes, vocab_size).astype(np.float64)
-    row, node = np.nonzero(_agreed(parents, seed, agreement) & (tokens >= 0) & (tokens < vocab_size))
-    found[row * nodes + parents[row, node], tokens[row, node]] = 9.0
-    return found
+def _with_failures(scores: np.ndarray, seed: int) -> np.ndarray:
+    """Put NaN into about a third of the nodes."""
+    spoilt = np.flatnonzero(_below(3, seed, 16, len(scores)) == 0)
+    scores[spoilt, seed % scores.shape[1]] = np.nan
+    return scores
+
+
+def logits(
+    tokens: np.ndarray, parents: np.ndarray, vocab_size: int, seed: int, agreement: int, failing: bool = False
+) -> np.ndarray:
+    """Return float64 [bs · nd, V] for trees tokens, parents int64 [bs, nd]: small integers, with ties. About `agreement`
+    of four drafts are the greatest. With `failing`, some nodes have NaN."""
+    found = _below(8, seed, 12, tokens.size, vocab_size).astype(np.float64)
+    found[_places(tokens, parents, vocab_size, seed, agreement)] = 9.0
+    return frozen(_with_failures(found, seed) if failing else found)
 
 
 def probabilities(
@@ -114,50 +126,40 @@ def probabilities(
     seed: int,
     agreement: int,
     allowed: np.ndarray | None = None,
+    failing: bool = False,
 ) -> np.ndarray:
-    """float64 [bs · nd, V] of sixteenths or so, half of them 0; something that is `allowed` bool [bs · nd, V] has mass."""
-    rows, nodes = parents.shape
-    weights = np.maximum(_below(8, seed, 13, rows * nodes, vocab_size) - 4, 0)
-    row, node = np.nonzero(_agreed(parents, seed, agreement) & (tokens >= 0) & (tokens < vocab_size))
-    weights[row * nodes + parents[row, node], tokens[row, node]] += 6
+    """Return float64 [bs · nd, V] of sixteenths or so, half of them 0; something that is `allowed` bool [bs · nd, V] has mass."""
+    weights = np.maximum(_below(8, seed, 13, tokens.size, vocab_size) - 4, 0)
+    weights[_places(tokens, parents, vocab_size, seed, agreement)] += 6
     possible = weights if allowed is None else weights * allowed
     dead = np.flatnonzero(possible.sum(axis=1) == 0)
     places = (seed + dead) % vocab_size if allowed is None else allowed[dead].argmax(axis=1)
     weights[dead, places] = 1
-    return weights / weights.sum(axis=1, keepdims=True)
+    found = weights / weights.sum(axis=1, keepdims=True)
+    return frozen(_with_failures(found, seed) if failing else found)
 
 
 def draft_probabilities(tokens: np.ndarray, parents: np.ndarray, vocab_size: int, seed: int, broken: str) -> np.ndarray:
-    """float64 [bs · nd, V]: what the draft after each node was drawn from; it has mass on the draft. Some are `broken`."""
-    rows, nodes = parents.shape
-    weights = _below(4, seed, 14, rows * nodes, vocab_size)
-    row, node = np.nonzero((parents >= 0) & (tokens >= 0) & (tokens < vocab_size))
-    weights[row * nodes + parents[row, node], tokens[row, node]] += 2
+    """Return float64 [bs · nd, V]: what the draft after each node was drawn from; it has mass on the draft. Some are `broken`."""
+    weights = _below(4, seed, 14, tokens.size, vocab_size)
+    weights[_places(tokens, parents, vocab_size)] += 2
     weights[weights.sum(axis=1) == 0, 0] = 1
     found = weights / weights.sum(axis=1, keepdims=True)
     if broken:
-        spoilt = np.flatnonzero(_below(2, seed, 15, rows * nodes) == 0)
-        found[spoilt] = {"nan": np.nan, "inf": np.inf, "masked": 0.0}[broken]
-    return found
-
-
-def with_failures(scores: np.ndarray, seed: int) -> np.ndarray:
-    """Logits or probabilities with NaN in about a third of the nodes."""
-    spoilt = np.flatnonzero(_below(3, seed, 16, len(scores)) == 0)
-    scores[spoilt, seed % scores.shape[1]] = np.nan
-    return scores
+        found[_below(2, seed, 15, tokens.size) == 0] = _BROKEN[broken]
+    return frozen(found)
 
 
 def coins(num_rows: int, num_nodes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Accept and bonus coins, float64 [bs, nd]: one in eight at an end of [0, 1)."""
+    """Return accept and bonus coins, float64 [bs, nd]: one in eight at an end of [0, 1)."""
     found = []
     for lane in (17, 18):
         bits = _bits(seed, lane, num_rows, num_nodes)
         coin = (bits >> np.uint64(8)).astype(np.float64) / 2.0**48
         kind = bits & np.uint64(15)
         coin[kind == 0], coin[kind == 1] = 0.0, _ALMOST_ONE
-        found.append(coin)
-    return _frozen(*found)
+        found.append(frozen(coin))
+    return tuple(found)
 
 
 OUTPUT_SHAPES = {"tokens": (), "logprobs": (2,), "hidden_states": (3,), "routed_experts": (2, 2)}
@@ -165,12 +167,12 @@ OUTPUT_SHAPES = {"tokens": (), "logprobs": (2,), "hidden_states": (3,), "routed_
 
 @lru_cache(maxsize=512)
 def outputs(num_nodes: int) -> dict[str, np.ndarray]:
-    """int64 [bs · nd, …] per output: no number stands in two nodes, or in two outputs."""
+    """Return int64 [bs · nd, …] per output: no number stands in two nodes, or in two outputs."""
     found = {}
     for number, (name, shape) in enumerate(OUTPUT_SHAPES.items()):
         size = int(np.prod(shape))
         values = np.arange(1, num_nodes * size + 1).reshape(num_nodes, *shape) * len(OUTPUT_SHAPES) + number
-        (found[name],) = _frozen(values)
+        found[name] = frozen(values)
     return found
 
 
@@ -186,8 +188,8 @@ SECOND_TOLERANCE = 1 / GRID_ACCEPT + 2 / GRID_BONUS
 
 @lru_cache(maxsize=8)
 def grid(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coins float64 [GRID, nd]. Depth 0: every pair of midpoints of the two grids. The accept coin of depth 1 is spread evenly over each
-    sixteenth of that of depth 0, by reversed bits (van der Corput); the rest is hashed."""
+    """Return coins float64 [GRID, nd]. Depth 0: every pair of midpoints of the two grids. Depth 1: the accept coin is spread evenly over
+    each sixteenth of that of depth 0, by reversed bits (van der Corput). The rest is hashed."""
     accept, bonus = (array.copy() for array in coins(GRID, num_nodes, 77))
     index = np.arange(GRID)
     accept[:, 0] = (index // GRID_BONUS + 0.5) / GRID_ACCEPT
@@ -196,10 +198,4 @@ def grid(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
         num_bits = GRID.bit_length() - 1
         turned = sum(((index >> bit) & 1) << (num_bits - 1 - bit) for bit in range(num_bits))
         accept[:, 1] = (turned + 0.5) / GRID
-    return _frozen(accept, bonus)
-
-
-def spread(row: Sequence[float] | np.ndarray, copies: int) -> np.ndarray:
-    """One row, repeated, read only."""
-    (found,) = _frozen(np.repeat(np.asarray(row)[None], copies, axis=0))
-    return found
+    return frozen(accept), frozen(bonus)

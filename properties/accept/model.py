@@ -1,4 +1,4 @@
-"""What is true of requests, their KV and their rounds, kept plainly: token by token.
+"""What is true of requests, their KV and their rounds, token by token, and the moment that the checkers look at.
 
 code    one number for (owner, position, token, all tokens before it); what stands in a slot of layer 0. Layer l has code + l.
 table   row -> the slots of its positions, in pages that lie in no order
@@ -6,12 +6,16 @@ table   row -> the slots of its positions, in pages that lie in no order
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from ...core.draws import Purpose, hash64
-from .contract import MAX_NODES, AcceptConfig, Batch
+from .contract import MAX_NODES, AcceptCapabilities, AcceptConfig, Batch
 
 LAYERS = 4  # keys and values of two layers
 _MASK = (1 << 62) - 1
@@ -20,13 +24,24 @@ _PLACE = 0x2545F4914F6CDD1D
 
 
 def after(prefix: int, token: int) -> int:
-    """The hash of a prefix and one more token."""
+    """Return the hash of a prefix and one more token."""
     return ((prefix ^ (token & 0xFFFFFFFF)) * _STEP + 1) & _MASK
 
 
 def code_of(prefix: int, position: int) -> int:
-    """What stands in the slot of a token, `prefix` being the hash up to and including it; a multiple of LAYERS."""
+    """Return what stands in the slot of a token, `prefix` being the hash up to and including it; a multiple of LAYERS."""
     return ((prefix ^ (position + 1) * _PLACE) * _STEP & _MASK) // LAYERS * LAYERS
+
+
+@lru_cache(maxsize=4096)
+def depths_of(parents: tuple[int, ...]) -> list[int] | None:
+    """Return how far below the root each node is, -1 for no node; None unless parents are earlier nodes, and −1 for the root."""
+    depths: list[int] = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            return None
+        depths.append((max(depths[parent], 0) + 1 if parent >= 0 else -1) if node else 0)
+    return depths
 
 
 @dataclass(slots=True)
@@ -38,6 +53,7 @@ class Request:
     codes: list[int] = field(default_factory=list)
 
     def commit(self, token: int) -> None:
+        """Append a token that has KV now."""
         self.prefix = after(self.prefix, token)
         self.codes.append(code_of(self.prefix, len(self.codes)))
 
@@ -46,7 +62,6 @@ class Request:
 class Round:
     """A launched round: everything as it was when it was launched. The first `len(rows)` rows are live, the others padding."""
 
-    name: str
     shape: tuple[int, int, int]
     is_proposed: bool
     rows: tuple[int, ...]
@@ -57,8 +72,7 @@ class Round:
     tokens: list[list[int]]  # [bs][nd], as the component says
     parents: list[list[int]]
     positions: list[list[int]]
-    depths: list[list[int]]
-    present: list[list[bool]]  # whether a node is one
+    depths: list[list[int]]  # -1 for no node
     table: np.ndarray | None = None  # the grammar, if there is one
     states: list[list[int]] | None = None  # [bs][nd]; the grammar's state after each node, −1 past a forbidden token
 
@@ -79,11 +93,19 @@ class Round:
     def children(self, row: int, node: int) -> list[int]:
         return [child for child, parent in enumerate(self.parents[row]) if parent == node]
 
+    def tree(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens and parents, int64 [bs, nd]."""
+        shape = (self.num_rows, self.nodes)
+        return np.array(self.tokens, np.int64).reshape(shape), np.array(self.parents, np.int64).reshape(shape)
+
+    def rows_of(self, flat: np.ndarray) -> list[list]:
+        """Return [bs · nd] values as [bs][nd]."""
+        return flat.reshape(self.num_rows, self.nodes).tolist()
+
     def constrain(self, table: np.ndarray, states: np.ndarray) -> None:
-        self.table = table
-        rows = table.tolist()
-        vocab = range(table.shape[1])
-        self.states = []
+        """Follow a grammar from the rows' states through the trees."""
+        self.table, self.states = table, []
+        rows, vocab = table.tolist(), range(table.shape[1])
         for row, start in enumerate(states.tolist()):
             found = [start] + [-1] * (self.nodes - 1)
             for node, parent in enumerate(self.parents[row]):
@@ -93,11 +115,100 @@ class Round:
             self.states.append(found)
 
     def allowed(self) -> np.ndarray | None:
-        """bool [bs · nd, V]: what the grammar allows after each node, everything after a dead one; None without a grammar."""
+        """Return bool [bs · nd, V]: what the grammar allows after each node, everything after a dead one; None without a grammar."""
         if self.states is None:
             return None
         states = np.array(self.states, np.int64).reshape(-1)
         return (self.table[np.maximum(states, 0)] >= 0) | (states < 0)[:, None]
+
+
+class Walk(NamedTuple):
+    """A row's accepted path, and the token that is emitted after each of its nodes."""
+
+    number: int  # in the batch
+    path: list[int]
+    emitted: list[int]
+
+
+@dataclass(slots=True)
+class Answer:
+    """A verdict, and the KV and outputs behind it."""
+
+    accept_index: tuple[int, ...]
+    accept_lens: tuple[int, ...]
+    predict: tuple[int, ...]
+    bonus: tuple[int, ...]
+    width: int = 0
+    is_formed: bool = False  # lengths fit each other; if not, nothing else of it is looked at
+    walks: list[Walk] = field(default_factory=list)  # of the rows that accept a path from the root, padding included
+    before: np.ndarray | None = None  # pools int64 [layers, slots] before the moves
+    after: np.ndarray | None = None
+    moves: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # (sources, targets)
+    given: dict[str, np.ndarray] = field(default_factory=dict)  # outputs before compaction
+    compacted: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def read(self, round: Round) -> Answer:
+        """Split the flat sequences by their own width; find the rows whose nodes are a path."""
+        rows, nodes, lens = round.num_rows, round.nodes, self.accept_lens
+        flat = len(self.accept_index)
+        fits = len(lens) == len(self.bonus) == rows and len(self.predict) == rows * nodes
+        self.is_formed = fits and (flat % rows == 0 if rows else not flat)
+        if not self.is_formed:
+            return self
+        self.width = flat // rows if rows else 0
+        for number, (length, links) in enumerate(zip(lens, round.parents, strict=True)):
+            path = [node - number * nodes for node in self.lanes(number)[: max(length, 0)]]
+            is_linked = all(0 < node < nodes and links[node] == above for above, node in pairwise(path))
+            if path and len(path) == length and path[0] == 0 and is_linked:
+                emitted = [self.predict[number * nodes + node] for node in path]
+                self.walks.append(Walk(number, path, emitted))
+        return self
+
+    def lanes(self, number: int) -> tuple[int, ...]:
+        """Return a row's part of `accept_index`."""
+        return self.accept_index[number * self.width : (number + 1) * self.width]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What many rows emitted, as (share, probability): each token in first place, each accepted child with an accepted grandchild.
+
+    A share may be off by the tolerance, which is known beforehand: the rows' coins lie on a grid.
+    """
+
+    first: dict[int, tuple[float, float]]
+    second: dict[tuple[int, int], tuple[float, float]]
+    impossible: tuple[int, int] | None  # (row, token) of something emitted that has probability 0
+
+
+@dataclass(slots=True)
+class Moment:
+    """One operation, the round that it was about, and what the component answered."""
+
+    config: AcceptConfig
+    capabilities: AcceptCapabilities
+    model: AcceptModel
+    operation: object = "make"
+    round: Round | None = None
+    answer: Answer | None = None
+    wanted: list[list[int]] | None = None  # [bs][nd]; the target's own choice, −1 where it has none; greedy rounds only
+    probs: np.ndarray | None = None  # float64 [bs · nd, V]; sampled rounds only
+    failing: list[list[bool]] | None = None  # [bs][nd]; whether the target gives no numbers
+    shares: Shares | None = None
+    wrong_kv: tuple[int, int, int] | None = None  # (row, position, layer)
+
+    def live(self) -> range:
+        """Return the numbers of the round's live rows, none if the answer is unusable."""
+        return range(len(self.round.rows) if self.answer is not None and self.answer.is_formed else 0)
+
+    def walks(self) -> list[Walk]:
+        """Return the live rows that accept a path."""
+        live = self.live()
+        return [walk for walk in self.answer.walks if walk.number in live] if live else []
+
+    def fails(self, walk: Walk) -> bool:
+        """Whether the path ends where the target gave no numbers."""
+        return self.failing is not None and self.failing[walk.number][walk.path[-1]]
 
 
 class AcceptModel:
@@ -119,36 +230,55 @@ class AcceptModel:
             self.replace(row, 1 + row)
 
     def replace(self, row: int, num_tokens: int) -> None:
-        """Another request in a row, its prompt computed."""
+        """Put another request into a row, its prompt computed."""
         self.num_owners += 1
         owner = self.num_owners
         request = Request(owner * _PLACE & _MASK, owner % self.config.vocab_size)
         for position in range(num_tokens):
             request.commit((owner + position) % self.config.vocab_size)
         self.requests[row] = request
+        self._write(self.table[row, :num_tokens], request.codes)
+
+    def _write(self, slots: np.ndarray, codes: Sequence[int]) -> None:
         for layer in range(LAYERS):
-            self.pools[layer, self.table[row, :num_tokens]] = np.array(request.codes, np.int64) + layer
+            self.pools[layer, slots] = np.array(codes, np.int64) + layer
 
     def seq_len(self, row: int) -> int:
         return len(self.requests[row].codes)
 
     def window(self, row: int, nodes: int) -> np.ndarray:
+        """Return the slots that the next round's nodes are written to."""
         start = self.seq_len(row)
         return self.table[row, start : start + nodes]
 
     def write_nodes(self, round: Round) -> None:
-        """The target has computed a round: every node's KV stands in its slot, at the position that the component gave it."""
+        """Write the KV of a round's nodes, each at the position that the component gave it, as the target does."""
         for number, row in enumerate(round.rows):
             prefixes: list[int] = []
             for node, parent in enumerate(round.parents[number]):
                 before = prefixes[parent] if parent >= 0 else self.requests[row].prefix
                 prefixes.append(after(before, round.tokens[number][node]))
             codes = [code_of(p, at) for p, at in zip(prefixes, round.positions[number], strict=True)]
-            for layer in range(LAYERS):
-                self.pools[layer, round.batch.windows[number]] = np.array(codes, np.int64) + layer
+            self._write(round.batch.windows[number], codes)
+
+    def commit(self, m: Moment) -> list[int]:
+        """Make final what was accepted, up to the end of the context. Returns the rows whose requests end: there, or without an answer
+        that can be followed."""
+        ended = list(m.round.rows)
+        for walk in m.walks():
+            row, bonus = m.round.rows[walk.number], m.answer.bonus[walk.number]
+            if not 0 <= bonus < self.config.vocab_size or m.fails(walk):
+                continue
+            request = self.requests[row]
+            for node in walk.path[: self.config.context_len - len(request.codes)]:
+                request.commit(m.round.tokens[walk.number][node])
+            request.root = bonus
+            if len(request.codes) < self.config.context_len - 1:
+                ended.remove(row)
+        return ended
 
     def first_wrong(self) -> tuple[int, int, int] | None:
-        """(row, position, layer) of the first slot that does not hold its position's token; None if all do."""
+        """Return (row, position, layer) of the first slot that does not hold its position's token; None if all do."""
         for row, request in enumerate(self.requests):
             expected = np.array(request.codes, np.int64) + np.arange(LAYERS)[:, None]
             wrong = self.pools[:, self.table[row, : len(request.codes)]] != expected

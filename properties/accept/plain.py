@@ -7,7 +7,7 @@ looks at q, as `core.tree.verify`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
@@ -15,24 +15,10 @@ import numpy as np
 
 from .contract import AcceptCapabilities, AcceptConfig, Batch, capacity
 
-EVERYTHING = AcceptCapabilities(
-    trees=True,
-    raw_drafts=True,
-    proposals=True,
-    sampling=True,
-    draft_probabilities=True,
-    constraints=True,
-    target_failures=True,
-    outputs=True,
-    kv=True,
-    plan=True,
-    in_order=True,
-)
-
 
 @dataclass(slots=True)
 class PlainRound:
-    """Trees of bs rows, node by node, and what was decided about them."""
+    """Trees of bs rows, node by node, and the accepted paths."""
 
     nodes: int
     windows: list[list[int]]
@@ -43,15 +29,14 @@ class PlainRound:
     states: list[int] = field(default_factory=list)
     paths: list[list[int]] = field(default_factory=list)
 
-    @property
-    def num_rows(self) -> int:
-        return len(self.windows)
-
 
 class PlainAccept:
+    """Lists and loops: no arrays, no tables of children."""
+
+    capabilities = AcceptCapabilities.all()
+
     def __init__(self, config: AcceptConfig) -> None:
         self.vocab_size = config.vocab_size
-        self.rank = config.rank
         self.shape = (0, 1, 1)
 
     def configure(self, num_steps: int, topk: int, num_nodes: int) -> None:
@@ -60,23 +45,21 @@ class PlainAccept:
     # -- building -------------------------------------------------------------------------------------------------
 
     def launch(self, batch: Batch) -> PlainRound:
+        """Keep the best candidates in the order of their ids; none counts as better than its parent, the lowest id wins among equals."""
         steps, topk, nodes = self.shape
         assert batch.tokens.shape[1] == capacity(steps, topk)
         round = PlainRound(nodes, batch.windows.tolist())
-        scores = np.nan_to_num(batch.scores, nan=0.0).tolist()
-        for row, tokens in enumerate(batch.tokens.tolist()):
-            above = batch.parents[row].tolist()
-            kept = self.best(scores[row], above, nodes - 1)
+        for row, scores in enumerate(np.nan_to_num(batch.scores, nan=0.0).tolist()):
+            tokens, above = batch.tokens[row].tolist(), batch.parents[row].tolist()
+            values: list[float] = []
+            for score, parent in zip(scores, above, strict=True):
+                values.append(min(score, values[parent]) if parent >= 0 else score)
+            kept = sorted(
+                sorted(range(len(values)), key=lambda candidate: (-values[candidate], candidate))[: nodes - 1]
+            )
             number = {-1: 0} | {candidate: at for at, candidate in enumerate(kept, 1)}
             self.add_row(round, batch, row, [tokens[c] for c in kept], [number[above[c]] for c in kept])
         return round
-
-    def best(self, scores: list[float], parents: list[int], count: int) -> list[int]:
-        """The best candidates, in the order of their ids; none counts as better than its parent, the lowest id wins among equals."""
-        values: list[float] = []
-        for score, parent in zip(scores, parents, strict=True):
-            values.append(min(score, values[parent]) if parent >= 0 else score)
-        return sorted(sorted(range(len(values)), key=lambda candidate: (-values[candidate], candidate))[:count])
 
     def propose(self, batch: Batch) -> PlainRound:
         round = PlainRound(batch.tokens.shape[1] + 1, batch.windows.tolist())
@@ -91,12 +74,10 @@ class PlainAccept:
         depths = [0]
         for parent in parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        round.tokens.append([int(batch.roots[row]), *(self.checked(token) for token in tokens)])
+        good = [token if 0 <= token < self.vocab_size else 0 for token in tokens]
+        round.tokens.append([int(batch.roots[row]), *good])
         round.parents.append([-1, *parents])
         round.positions.append([min(int(batch.seq_lens[row]) + depth, batch.max_position) for depth in depths])
-
-    def checked(self, token: int) -> int:
-        return token if 0 <= token < self.vocab_size else 0
 
     def tree(self, round: PlainRound) -> tuple[list[int], list[int], list[int]]:
         return tuple([item for row in rows for item in row] for rows in (round.tokens, round.parents, round.positions))
@@ -106,73 +87,54 @@ class PlainAccept:
 
     # -- verifying ------------------------------------------------------------------------------------------------
 
-    def children(self, round: PlainRound, row: int, node: int) -> list[int]:
-        return [child for child, parent in enumerate(round.parents[row]) if parent == node]
-
     def allowed(self, round: PlainRound, state: int) -> list[bool]:
-        """[V]"""
+        """Return [V]: which tokens the grammar allows."""
         return [True] * self.vocab_size if round.table is None else [next >= 0 for next in round.table[state]]
 
     def next_state(self, round: PlainRound, state: int, token: int) -> int:
         return round.table[state][token] if round.table is not None else 0
 
     def verify_greedy(self, round: PlainRound, logits: np.ndarray) -> tuple[list[int], ...]:
-        def decide(row: int, node: int, depth: int, state: int) -> tuple[int, int]:
+        def decide(row: int, node: int, depth: int, allowed: list[bool], children: list[int]) -> tuple[int, int]:
             scores = logits[row * round.nodes + node].tolist()
             if not all(map(isfinite, scores)):
                 return -1, -1
-            allowed = self.allowed(round, state)
-            wanted = self.greatest([score if may else -inf for score, may in zip(scores, allowed, strict=True)])
-            matching = [c for c in self.children(round, row, node) if round.tokens[row][c] == wanted]
-            return (matching[0] if matching else -1), wanted
+            masked = [score if may else -inf for score, may in zip(scores, allowed, strict=True)]
+            wanted = masked.index(max(masked))
+            return next((child for child in children if round.tokens[row][child] == wanted), -1), wanted
 
         return self.walk(round, decide)
-
-    def greatest(self, scores: list[float]) -> int:
-        """The first of the greatest."""
-        return scores.index(max(scores))
 
     def verify_sampling(
         self, round: PlainRound, probs: np.ndarray, accept_coins: np.ndarray, bonus_coins: np.ndarray
     ) -> tuple[list[int], ...]:
-        def decide(row: int, node: int, depth: int, state: int) -> tuple[int, int]:
-            target = self.target(round, probs[row * round.nodes + node].tolist(), state)
-            if target is None:
-                return -1, -1
-            children = self.children(round, row, node)
-            return self.from_target(
-                round.tokens[row], children, target, accept_coins[row, depth], bonus_coins[row, depth]
-            )
-
-        return self.walk(round, decide)
+        return self.verify_drafted(round, probs, None, accept_coins, bonus_coins)
 
     def verify_drafted(
         self,
         round: PlainRound,
         probs: np.ndarray,
-        draft_probs: np.ndarray,
+        draft_probs: np.ndarray | None,
         accept_coins: np.ndarray,
         bonus_coins: np.ndarray,
     ) -> tuple[list[int], ...]:
-        def decide(row: int, node: int, depth: int, state: int) -> tuple[int, int]:
-            target = self.target(round, probs[row * round.nodes + node].tolist(), state)
-            if target is None:
+        """Verify against the draft's distributions, and against the target alone where these are none."""
+
+        def decide(row: int, node: int, depth: int, allowed: list[bool], children: list[int]) -> tuple[int, int]:
+            given = probs[row * round.nodes + node].tolist()
+            draft = draft_probs[row * round.nodes + node].tolist() if draft_probs is not None and children else []
+            if not self.is_distribution(given):
                 return -1, -1
-            draft = draft_probs[row * round.nodes + node].tolist()
-            children, coins = self.children(round, row, node), (accept_coins[row, depth], bonus_coins[row, depth])
-            if not children or not self.is_distribution(draft):
-                return self.from_target(round.tokens[row], children, target, *coins)
-            return self.from_draft(children[0], round.tokens[row][children[0]], target, draft, *coins)
+            masked = [mass if may else 0.0 for mass, may in zip(given, allowed, strict=True)]
+            if not sum(masked) > 0:
+                return -1, -1
+            target = [mass / sum(masked) for mass in masked]
+            coins = accept_coins[row, depth], bonus_coins[row, depth]
+            if draft and self.is_distribution(draft):
+                return self.from_draft(children[0], round.tokens[row][children[0]], target, draft, *coins)
+            return self.from_target(round.tokens[row], children, target, *coins)
 
         return self.walk(round, decide)
-
-    def target(self, round: PlainRound, probs: list[float], state: int) -> list[float] | None:
-        """What the target would emit under the grammar; None if it gives no numbers."""
-        if not self.is_distribution(probs):
-            return None
-        masked = [mass if may else 0.0 for mass, may in zip(probs, self.allowed(round, state), strict=True)]
-        total = sum(masked)
-        return [mass / total for mass in masked] if total > 0 else None
 
     def is_distribution(self, probs: list[float]) -> bool:
         return all(map(isfinite, probs)) and min(probs) >= 0 and sum(probs) > 0
@@ -180,7 +142,7 @@ class PlainAccept:
     def from_target(
         self, tokens: list[int], children: list[int], target: list[float], coin: float, bonus_coin: float
     ) -> tuple[int, int]:
-        """(accepted child or −1, emitted token) with one coin for all children, and one for what the target has beside them."""
+        """Return (accepted child or −1, emitted token) with one coin for all children, and one for what the target has beside them."""
         residual, reached, last = target[:], 0.0, -1
         for child in children:
             mass, residual[tokens[child]] = residual[tokens[child]], 0.0
@@ -188,30 +150,27 @@ class PlainAccept:
             if mass > 0 and coin < reached:
                 return child, tokens[child]
             last = child if mass > 0 else last
-        if sum(residual) <= 0:
-            return last, tokens[last]
-        return -1, self.drawn(residual, bonus_coin)
+        return (-1, self.drawn(residual, bonus_coin)) if sum(residual) > 0 else (last, tokens[last])
 
     def from_draft(
         self, child: int, token: int, target: list[float], draft: list[float], coin: float, bonus_coin: float
     ) -> tuple[int, int]:
-        """(accepted child or −1, emitted token) for a draft that was drawn from `draft`."""
+        """Return (accepted child or −1, emitted token) for a draft that was drawn from `draft`."""
         if coin * draft[token] < target[token]:
             return child, token
-        residual = self.beyond(target, draft)
-        residual[token] = 0.0
-        if sum(residual) <= 0:
-            residual = target[:]
-            residual[token] = 0.0
-        return (-1, self.drawn(residual, bonus_coin)) if sum(residual) > 0 else (child, token)
+        for masses in (self.beyond(target, draft), target[:]):
+            masses[token] = 0.0
+            if sum(masses) > 0:
+                return -1, self.drawn(masses, bonus_coin)
+        return child, token
 
     def beyond(self, target: list[float], draft: list[float]) -> list[float]:
-        """What the target has over the draft."""
+        """Return what the target has over the draft."""
         total = sum(draft)
         return [max(p - q / total, 0.0) for p, q in zip(target, draft, strict=True)]
 
     def drawn(self, masses: list[float], coin: float) -> int:
-        """The token at `coin` of the way through the masses; one with mass."""
+        """Return the token at `coin` of the way through the masses; one with mass."""
         left, found = coin * sum(masses), 0
         for token, mass in enumerate(masses):
             if mass > 0:
@@ -220,14 +179,16 @@ class PlainAccept:
                 break
         return found
 
-    def walk(self, round: PlainRound, decide) -> tuple[list[int], ...]:
-        """From the root of every row while `decide(row, node, depth, state)` gives a child, and the token that is emitted."""
-        predict = [0] * (round.num_rows * round.nodes)
+    def walk(self, round: PlainRound, decide: Callable[..., tuple[int, int]]) -> tuple[list[int], ...]:
+        """Go on from the root of every row while `decide(row, node, depth, allowed, children)` gives a child; it gives the emitted token,
+        too."""
+        predict = [0] * (len(round.windows) * round.nodes)
         round.paths, bonus = [], []
-        for row in range(round.num_rows):
+        for row, parents in enumerate(round.parents):
             node, state, path = 0, round.states[row] if round.table is not None else 0, [0]
             while True:
-                child, token = decide(row, node, len(path) - 1, state)
+                children = [child for child, parent in enumerate(parents) if parent == node]
+                child, token = decide(row, node, len(path) - 1, self.allowed(round, state), children)
                 predict[row * round.nodes + node] = token
                 if child < 0:
                     break
@@ -238,7 +199,7 @@ class PlainAccept:
         return self.index(round), [len(path) for path in round.paths], predict, bonus
 
     def index(self, round: PlainRound) -> list[int]:
-        """accept_index, nd lanes per row."""
+        """Return accept_index, nd lanes per row."""
         found: list[int] = []
         for row, path in enumerate(round.paths):
             found += [row * round.nodes + node for node in path] + [-1] * (round.nodes - len(path))
@@ -247,13 +208,11 @@ class PlainAccept:
     # -- what follows -----------------------------------------------------------------------------------------------
 
     def compact(self, round: PlainRound, outputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        return {name: self.compacted(round, values) for name, values in outputs.items()}
-
-    def compacted(self, round: PlainRound, values: np.ndarray) -> np.ndarray:
-        found = values.copy()
-        for row, path in enumerate(round.paths):
-            for lane, node in enumerate(path):
-                found[row * round.nodes + lane] = values[row * round.nodes + node]
+        found = {name: values.copy() for name, values in outputs.items()}
+        for name, values in outputs.items():
+            for row, path in enumerate(round.paths):
+                for lane, node in enumerate(path):
+                    found[name][row * round.nodes + lane] = values[row * round.nodes + node]
         return found
 
     def moves(self, round: PlainRound) -> tuple[list[int], list[int]]:
@@ -272,8 +231,4 @@ class PlainAccept:
         return pools
 
 
-def make(config: AcceptConfig) -> PlainAccept:
-    return PlainAccept(config)
-
-
-make.capabilities = EVERYTHING
+make = PlainAccept

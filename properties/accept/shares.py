@@ -12,26 +12,22 @@ import numpy as np
 
 from . import inputs
 from .contract import AcceptConfig, Batch
-from .moment import Answer, Shares
+from .model import Answer, Shares
 
 
 def equal_rows(config: AcceptConfig, shape: tuple[int, int, int], seed: int, num_rows: int) -> Batch:
-    """Rows without KV of their own (all windows are the sink), with the same root and candidates."""
+    """Make rows without KV of their own (all windows are the sink), with the same root and candidates."""
     found = inputs.candidates(shape, 1, config.vocab_size, seed)
-    tokens, scores, parents = (inputs.spread(array[0], num_rows) for array in found)
+    candidates = (inputs.frozen(np.repeat(array, num_rows, axis=0)) for array in found)
     roots, seq_lens = (np.full(num_rows, value, np.int64) for value in (seed % config.vocab_size, 1))
-    windows = np.zeros((num_rows, shape[2]), np.int64)
-    return Batch(roots, seq_lens, config.context_len - 1, windows, tokens, scores, parents)
+    return Batch(roots, seq_lens, config.context_len - 1, np.zeros((num_rows, shape[2]), np.int64), *candidates)
 
 
-def shares_of_tree(answer: Answer, tokens: list[int], parents: list[int], probs: np.ndarray, nodes: int) -> Shares:
-    """`tokens` and `parents` of one row, `probs` float64 [nd, V] of its nodes."""
-    rows = len(answer.accept_lens)
+def shares_of_tree(answer: Answer, tokens: list[int], parents: list[int], probs: np.ndarray) -> Shares:
+    """Count what the rows emit. `tokens` and `parents` of one row, `probs` float64 [nd, V] of its nodes."""
     first, second = Counter(), Counter()
     impossible = None
-    for row in range(rows):
-        path = answer.paths[row]
-        emitted = [answer.predict[row * nodes + node] for node in path]
+    for row, path, emitted in answer.walks:
         first[emitted[0]] += 1
         if len(emitted) > 2:
             second[emitted[0], emitted[1]] += 1
@@ -44,11 +40,10 @@ def shares_of_tree(answer: Answer, tokens: list[int], parents: list[int], probs:
         if parent > 0 and parents[parent] == 0:
             pair = (tokens[parent], tokens[node])
             should_second[pair] = float(probs[0, pair[0]] * probs[parent, pair[1]])
+    rows = len(answer.walks)
     return Shares(
         {token: (first[token] / rows, should.get(token, 0.0)) for token in sorted({*first, *should})},
         {pair: (second[pair] / rows, should_second.get(pair, 0.0)) for pair in sorted({*second, *should_second})},
-        inputs.FIRST_TOLERANCE,
-        inputs.SECOND_TOLERANCE,
         impossible,
     )
 
@@ -56,7 +51,7 @@ def shares_of_tree(answer: Answer, tokens: list[int], parents: list[int], probs:
 def drafted_rows(
     config: AcceptConfig, seed: int
 ) -> tuple[Batch, np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """One-step chains, a grid of coins for each token that the draft may draw: (batch, probs, draft probs, coins, weight of each row)."""
+    """Make one-step chains, a grid of coins for each token that the draft may draw: (batch, probs, draft probs, coins, weights)."""
     vocab = config.vocab_size
     no_tree = np.zeros((1, 1), np.int64), np.full((1, 1), -1, np.int64)
     target, leaf = (inputs.probabilities(*no_tree, vocab, seed + more, 0)[0] for more in (0, 1))
@@ -65,23 +60,17 @@ def drafted_rows(
         draft[place % vocab] += mass
     drawn = np.flatnonzero(draft)
     rows = len(drawn) * inputs.GRID
-    batch = equal_rows(config, (1, 1, 2), seed, rows)
-    batch = batch._replace(tokens=np.repeat(drawn, inputs.GRID)[:, None])
-    probs = np.tile(np.stack([target, leaf]), (rows, 1))
-    draft_probs = np.tile(np.stack([draft, draft]), (rows, 1))
+    batch = equal_rows(config, (1, 1, 2), seed, rows)._replace(tokens=np.repeat(drawn, inputs.GRID)[:, None])
     coins = tuple(np.tile(coin, (len(drawn), 1)) for coin in inputs.grid(2))
-    return batch, probs, draft_probs, coins, np.repeat(draft[drawn], inputs.GRID) / inputs.GRID
+    weights = np.repeat(draft[drawn], inputs.GRID) / inputs.GRID
+    return batch, np.tile([target, leaf], (rows, 1)), np.tile([draft, draft], (rows, 1)), coins, weights
 
 
 def shares_of_drafts(answer: Answer, weights: np.ndarray, target: np.ndarray) -> Shares:
-    """How often each token came first, over everything that the draft may draw."""
-    first = np.array([answer.predict[2 * row] for row in range(len(weights))])
+    """Count how often each token came first, over everything that the draft may draw."""
+    first = np.array([walk.emitted[0] for walk in answer.walks])
     vocab = len(target)
-    outside = np.flatnonzero((first < 0) | (first >= vocab))
-    impossible = None
-    if not len(outside):
-        outside = np.flatnonzero(target[first] <= 0)
-    if len(outside):
-        impossible = int(outside[0]), int(first[outside[0]])
+    is_possible = [0 <= token < vocab and target[token] > 0 for token in first.tolist()]
+    impossible = None if all(is_possible) else (is_possible.index(False), int(first[is_possible.index(False)]))
     found = {token: (float(weights[first == token].sum()), float(target[token])) for token in range(vocab)}
-    return Shares(found, {}, inputs.FIRST_TOLERANCE, inputs.SECOND_TOLERANCE, impossible)
+    return Shares(found, {}, impossible)

@@ -2,107 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Trial
-from ..invariants.registry import Invariant
 from . import inputs, shares
-from . import operations as ops
 from .contract import MAX_NODES, METHODS, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
-from .model import AcceptModel, Round
-from .moment import Answer, Moment
-from .telling import tell
+from .model import AcceptModel, Answer, Moment, Round, depths_of
+
+ROUNDS = Handles("abc")
+CHAINS = ((1, 1, 2), (0, 1, 1), (2, 1, 3), (3, 1, 4), (5, 1, 6), (8, 1, 9))
+# k = 1 with fewer nodes than steps; nd below, at and above S + 1; all that there is; the largest; one wide step; several 0 steps.
+TREES = (
+    *((1, 2, 3), (2, 2, 3), (2, 2, 4), (2, 2, 7), (3, 2, 6), (3, 2, 9), (3, 1, 3), (2, 3, 8), (4, 4, 10), (5, 2, 5)),
+    *((0, 2, 1), (1, 2, 2), (3, 8, 33), (8, 4, 64), (1, 16, 17), (2, 16, 40)),
+)
+ROWS = ((0,), (0,), (1,), (2,), (3,), (0, 1), (1, 0), (0, 2), (2, 1, 0), (0, 1, 2, 3), (0, 1, 2, 3), ())
+SEEDS = tuple(range(24))
+AGREEMENTS = (3, 2, 4, 1, 0)
+
+
+def _shapes(config: AcceptConfig, has: AcceptCapabilities) -> list[tuple[int, ...]]:
+    return [shape for shape in CHAINS + (TREES if has.trees else ()) if shape[1] <= config.vocab_size]
+
+
+def _garbage(config: AcceptConfig, has: AcceptCapabilities) -> tuple[str, ...]:
+    return inputs.GARBAGE_SCORES + (inputs.GARBAGE_IDS if has.raw_drafts else ())
+
+
+def _is_shape(t: AcceptTrial, shape: tuple[int, ...]) -> bool:
+    if len(shape) != 3:
+        return False
+    steps, topk, nodes = shape
+    if not (0 <= steps <= 8 and 1 <= topk <= min(16, t.config.vocab_size) and 1 <= nodes <= MAX_NODES):
+        return False
+    is_chain = topk == 1 and nodes == steps + 1
+    return nodes - 1 <= capacity(steps, topk) and (is_chain or t.capabilities.trees)
+
+
+def _can_replace(t: AcceptTrial, row: int, num_tokens: int) -> bool:
+    return bool(t.free_rows((row,))) and 1 <= num_tokens < t.config.context_len
+
+
+def _can_launch(t: AcceptTrial, round: str, rows: tuple[int, ...]) -> bool:
+    return round not in t.rounds and (not rows or bool(t.free_rows(rows)))
+
+
+def _in_flight(t: AcceptTrial, round: str) -> bool:
+    return round in t.rounds
+
+
+def _has_no_grammar(t: AcceptTrial, round: str) -> bool:
+    return round in t.rounds and t.rounds[round].states is None
+
+
+def _is_drafted_chain(t: AcceptTrial, round: str) -> bool:
+    return round in t.rounds and not t.rounds[round].is_proposed and t.rounds[round].shape[1] == 1
 
 
 class AcceptTrial(Trial):
     """`subject` under operations. Paths are followed as far as they make sense; where they do not, the request is replaced."""
 
+    contract = "accept"
+    config_type = AcceptConfig
+    capabilities_type = AcceptCapabilities
     methods = METHODS
+    quick = 6_000
+    run_length = 60
+    limit_s = 10.0
 
-    def __init__(
-        self,
-        subject: Accept,
-        config: AcceptConfig,
-        capabilities: AcceptCapabilities,
-        invariants: Iterable[Invariant],
-    ) -> None:
-        super().__init__(subject, config, capabilities, invariants)
-        self.model = AcceptModel(config)
+    subject: Accept
+    config: AcceptConfig
+    capabilities: AcceptCapabilities
+    moment: Moment
+
+    @classmethod
+    def twin_config(cls, kind: str, config: AcceptConfig) -> AcceptConfig:
+        """Return the configuration of the same component on another rank."""
+        return replace(config, rank=config.rank + 1)
+
+    def prepare(self) -> None:
+        self.model = AcceptModel(self.config)
         self.shape = (1, 1, 2)
         self.rounds: dict[str, Round] = {}
-        self.moment = Moment(config, capabilities, self.model)
-        self.must(subject.configure, *self.shape)
-        self.check()
+        self.moment = Moment(self.config, self.capabilities, self.model)
+        self.must(self.subject.configure, *self.shape)
 
-    def _begin(self, operation: ops.Operation | str, round: Round | None = None) -> Moment:
-        m = self.moment
-        m.operation, m.round = operation, round
-        m.answer = m.wanted = m.probs = m.failing = m.shares = m.wrong_kv = None
-        return m
+    def begin(self, operation: Operation | str) -> None:
+        self.moment = Moment(self.config, self.capabilities, self.model, operation)
 
     # -- launching ------------------------------------------------------------------------------------------------
 
-    def _configure(self, op: ops.Configure) -> bool:
-        if not self._is_shape(op.shape):
-            return False
-        self._begin(op)
-        self.shape = tuple(op.shape)
-        self.must(self.subject.configure, *op.shape)
-        return True
+    @operation(weight=10, when=_is_shape, shape=_shapes)
+    def configure(self, shape: tuple[int, ...]) -> None:
+        """Launch rounds of another shape from now on: (steps, topk, nodes)."""
+        self.shape = tuple(shape)
+        self.must(self.subject.configure, *shape)
 
-    def _is_shape(self, shape: tuple[int, ...]) -> bool:
-        if len(shape) != 3:
-            return False
-        steps, topk, nodes = shape
-        if not (0 <= steps <= 8 and 1 <= topk <= min(16, self.config.vocab_size) and 1 <= nodes <= MAX_NODES):
-            return False
-        is_chain = topk == 1 and nodes == steps + 1
-        return nodes - 1 <= capacity(steps, topk) and (is_chain or self.capabilities.trees)
+    @operation(
+        weight=2,
+        when=_can_replace,
+        row=lambda c, has: range(c.num_rows),
+        num_tokens=lambda c, has: (1, 2, 3, c.context_len - 2),
+    )
+    def replace(self, row: int, num_tokens: int) -> None:
+        """Let the request in a row leave, and another one come with a prompt of so many tokens."""
+        self.model.replace(row, num_tokens)
 
-    def _replace(self, op: ops.Replace) -> bool:
-        in_flight = {row for round in self.rounds.values() for row in round.rows}
-        if not 0 <= op.row < self.config.num_rows or op.row in in_flight:
+    @operation(weight=20, when=_can_launch, round=ROUNDS, rows=ROWS, drafts=SEEDS, padding=(0, 0, 0, 1, 2))
+    def launch(self, round: str, rows: tuple[int, ...], drafts: int, padding: int) -> None:
+        """Launch a round of these rows, except those in flight, and of so many rows of padding. The drafts follow from `drafts`."""
+        self._start(round, rows, drafts, padding=padding)
+
+    @operation(weight=8, hostile=True, when=_can_launch, round=ROUNDS, rows=ROWS, drafts=SEEDS, garbage=_garbage)
+    def launch_garbage(self, round: str, rows: tuple[int, ...], drafts: int, garbage: str) -> bool | None:
+        """Launch a round with drafts that are garbage."""
+        if garbage not in _garbage(self.config, self.capabilities):
             return False
-        if not 1 <= op.num_tokens < self.config.context_len:
-            return False
-        self._begin(op)
-        self.model.replace(op.row, op.num_tokens)
-        return True
+        return self._start(round, rows, drafts, garbage=garbage)
 
-    def _launch(self, op: ops.Launch) -> bool:
-        return self._start(op, op.drafts, max(op.padding, 0), "", self.subject.launch)
+    @operation(needs="proposals", weight=6, when=_can_launch, round=ROUNDS, rows=ROWS, drafts=SEEDS)
+    def propose(self, round: str, rows: tuple[int, ...], drafts: int) -> None:
+        """Launch a round of trees that are given node by node."""
+        self._start(round, rows, drafts, is_proposed=True)
 
-    def _launch_garbage(self, op: ops.LaunchGarbage) -> bool:
-        known = (*inputs.GARBAGE_SCORES, *(inputs.GARBAGE_IDS if self.capabilities.raw_drafts else ()))
-        if op.garbage not in known:
-            return False
-        return self._start(op, op.drafts, 0, op.garbage, self.subject.launch)
-
-    def _propose(self, op: ops.Propose) -> bool:
-        return self._start(op, op.drafts, 0, "", self.subject.propose)
-
-    def _start(self, op: Any, seed: int, padding: int, garbage: str, launch: Any) -> bool:
-        """Launch a round of the rows that are free; none of them, but some were asked for, makes no sense."""
+    def free_rows(self, rows: Sequence[int]) -> tuple[int, ...]:
+        """Return those of the rows that exist and are not in flight."""
         busy = {row for round in self.rounds.values() for row in round.rows}
-        rows = tuple(row for row in dict.fromkeys(op.rows) if 0 <= row < self.config.num_rows and row not in busy)
-        if op.round in self.rounds or (op.rows and not rows) or padding > 4:
-            return False
-        self._begin(op)
-        is_proposed = isinstance(op, ops.Propose)
-        batch = self._batch(rows, padding, seed, garbage, is_proposed)
-        handle = self.must(launch, batch)
-        round = self._looked_at(op.round, rows, batch, handle, garbage, is_proposed)
-        self.rounds[op.round] = self.moment.round = round
-        self.transcript.append((round.tokens, round.parents, round.positions))
-        return True
+        return tuple(row for row in dict.fromkeys(rows) if 0 <= row < self.config.num_rows and row not in busy)
 
-    def _batch(self, rows: tuple[int, ...], padding: int, seed: int, garbage: str, is_proposed: bool) -> Batch:
-        nodes, vocab = self.shape[2], self.config.vocab_size
-        num_rows = len(rows) + padding
+    def _start(
+        self,
+        name: str,
+        rows: Sequence[int],
+        seed: int,
+        padding: int = 0,
+        garbage: str = "",
+        is_proposed: bool = False,
+    ) -> None:
+        rows, nodes, vocab = self.free_rows(rows), self.shape[2], self.config.vocab_size
+        num_rows = len(rows) + max(padding, 0)
         if is_proposed:
             drafts = inputs.proposals(nodes, num_rows, vocab, seed)
         else:
@@ -113,47 +155,35 @@ class AcceptTrial(Trial):
             roots[number] = self.model.requests[row].root
             seq_lens[number] = self.model.seq_len(row)
             windows[number] = self.model.window(row, nodes)
-        for array in (roots, seq_lens, windows):
-            array.setflags(write=False)
-        return Batch(roots, seq_lens, self.config.context_len - 1, windows, *drafts)
+        held = map(inputs.frozen, (roots, seq_lens))
+        batch = Batch(*held, self.config.context_len - 1, inputs.frozen(windows), *drafts)
+        handle = self.must(self.subject.propose if is_proposed else self.subject.launch, batch)
+        round = self._look_at(batch, handle, rows, garbage, is_proposed)
+        self.rounds[name] = self.moment.round = round
+        self.transcript.append((round.tokens, round.parents, round.positions))
 
-    def _looked_at(
-        self, name: str, rows: tuple[int, ...], batch: Batch, handle: object, garbage: str, is_proposed: bool
+    def _look_at(
+        self, batch: Batch, handle: object, rows: tuple[int, ...] = (), garbage: str = "", is_proposed: bool = False
     ) -> Round:
-        """The round as the component shows it. Raises Violation unless there is a tree per row."""
+        """Return the round as the component shows it. Raises Violation unless there is a tree per row."""
         num_rows, nodes = batch.windows.shape
-        tokens, parents, positions = self._flat(self.must(self.subject.tree, handle), "tree()", 3, num_rows * nodes)
+        flat = self._flat(self.must(self.subject.tree, handle), "tree()", 3, num_rows * nodes)
         tokens, parents, positions = (
-            [list(flat[at : at + nodes]) for at in range(0, num_rows * nodes, nodes)]
-            for flat in (tokens, parents, positions)
+            [list(part[at : at + nodes]) for at in range(0, num_rows * nodes, nodes)] for part in flat
         )
-        found: dict[tuple[int, ...], tuple[list[int], list[bool]]] = {}
-        for row, links in enumerate(parents):
-            if tuple(links) not in found:
-                found[tuple(links)] = self._depths(row, links)
-        depths, present = ([found[tuple(links)][part] for links in parents] for part in (0, 1))
-        shape = self.shape if not is_proposed else (nodes - 1, 1, nodes)
-        return Round(
-            name, shape, is_proposed, rows, garbage, batch, handle, nodes, tokens, parents, positions, depths, present
-        )
+        depths = [depths_of(tuple(links)) for links in parents]
+        if None in depths:
+            row = depths.index(None)
+            raise self.misbehaviour(
+                "TYPE",
+                f"the parents of row {row} are {parents[row]}",
+                "-1 for the root and for no node, else the number of an earlier node",
+            )
+        shape = (nodes - 1, 1, nodes) if is_proposed else self.shape
+        return Round(shape, is_proposed, rows, garbage, batch, handle, nodes, tokens, parents, positions, depths)
 
-    def _depths(self, row: int, parents: list[int]) -> tuple[list[int], list[bool]]:
-        """How far below the root each node is, and whether it is one."""
-        depths, present = [0], [True]
-        for node, parent in enumerate(parents):
-            if not -1 <= parent < node and not node == 0 == parent + 1:
-                raise self.misbehaviour(
-                    "TYPE",
-                    f"the parents of row {row} are {parents}",
-                    "-1 for the root and for no node, else the number of an earlier node",
-                )
-            if node:
-                depths.append(depths[parent] + 1 if parent >= 0 else 0)
-                present.append(parent >= 0)
-        return depths, present
-
-    def _flat(self, answer: object, what: str, count: int, *lengths: int) -> list[tuple[int, ...]]:
-        """`count` flat sequences of integers, each of the given length (of any, if none is given)."""
+    def _flat(self, answer: object, what: str, count: int, length: int | None = None) -> list[tuple[int, ...]]:
+        """Return an answer of `count` flat sequences of integers, each of the given length, or of any."""
         try:
             parts = list(answer)  # type: ignore[call-overload]
         except TypeError:
@@ -162,139 +192,99 @@ class AcceptTrial(Trial):
             raise self.misbehaviour("TYPE", f"{what} is {type(answer).__name__}", f"{count} sequences of integers")
         found = [self.integers(part, f"part {number} of {what}") for number, part in enumerate(parts)]
         for number, part in enumerate(found):
-            if lengths and len(part) != lengths[0]:
-                raise self.misbehaviour(
-                    "TYPE", f"part {number} of {what} has {len(part)} entries", f"{lengths[0]} entries"
-                )
+            if length is not None and len(part) != length:
+                raise self.misbehaviour("TYPE", f"part {number} of {what} has {len(part)} entries", f"{length} entries")
         return found
 
-    def _constrain(self, op: ops.Constrain) -> bool:
-        round = self.rounds.get(op.round)
-        if round is None or round.states is not None:
-            return False
-        self._begin(op, round)
-        table, states = inputs.grammar(self.config.vocab_size, round.num_rows, op.grammar)
-        round.constrain(table, states)
-        self.must(self.subject.constrain, round.handle, table, states)
-        return True
+    @operation(needs="constraints", weight=8, when=_has_no_grammar, round=ROUNDS, grammar=SEEDS[:8])
+    def constrain(self, round: str, grammar: int) -> None:
+        """Give a launched round a grammar."""
+        found = self.moment.round = self.rounds[round]
+        table, states = inputs.grammar(self.config.vocab_size, found.num_rows, grammar)
+        found.constrain(table, states)
+        self.must(self.subject.constrain, found.handle, table, states)
 
-    def _abandon(self, op: ops.Abandon) -> bool:
-        if op.round not in self.rounds:
-            return False
-        self._begin(op, self.rounds.pop(op.round))
-        return True
+    @operation(weight=2, when=_in_flight, round=ROUNDS)
+    def abandon(self, round: str) -> None:
+        """Never finish a launched round."""
+        self.moment.round = self.rounds.pop(round)
 
     # -- finishing ------------------------------------------------------------------------------------------------
 
-    def _greedy(self, op: ops.Greedy) -> bool:
-        if op.round not in self.rounds:
-            return False
-        self._by_logits(op, failing=False)
-        return True
+    @operation(weight=16, when=_in_flight, round=ROUNDS, target=SEEDS, agreement=AGREEMENTS)
+    def greedy(self, round: str, target: int, agreement: int) -> None:
+        """Finish a round; the target agrees with about `agreement` of four drafts."""
+        self._verify_greedy(round, target, agreement)
 
-    def _by_logits(self, op: ops.Greedy | ops.FailTarget, failing: bool) -> None:
-        round = self.rounds.pop(op.round)
-        m = self._begin(op, round)
-        agreement = op.agreement if isinstance(op, ops.Greedy) else 3
-        logits = inputs.logits(*self._tree(round), self.config.vocab_size, op.target, agreement)
-        if failing:
-            inputs.with_failures(logits, op.target)
-            m.failing = _rows_of(~np.isfinite(logits).all(axis=1), round)
+    @operation(needs="sampling", weight=14, when=_in_flight, round=ROUNDS, target=SEEDS, agreement=AGREEMENTS)
+    def sample(self, round: str, target: int, agreement: int) -> None:
+        """Finish a round by sampling."""
+        self._verify_sampling(round, target, agreement)
+
+    @operation(
+        needs="draft_probabilities",
+        weight=10,
+        when=_is_drafted_chain,
+        round=ROUNDS,
+        target=SEEDS,
+        agreement=AGREEMENTS,
+        broken=inputs.BROKEN_DRAFTS,
+    )
+    def sample_drafted(self, round: str, target: int, agreement: int, broken: str) -> bool | None:
+        """Finish a chain that was drawn from known distributions; `broken` says how some of these are none."""
+        if broken not in inputs.BROKEN_DRAFTS:
+            return False
+        drafts = inputs.draft_probabilities(*self.rounds[round].tree(), self.config.vocab_size, target, broken)
+        return self._verify_sampling(round, target, agreement, drafts=drafts)
+
+    @operation(needs="target_failures", weight=4, when=_in_flight, round=ROUNDS, target=SEEDS)
+    def fail_target(self, round: str, target: int, sampled: bool) -> None:
+        """Finish a round; for some nodes the target gives no numbers."""
+        verify = self._verify_sampling if sampled and self.capabilities.sampling else self._verify_greedy
+        verify(round, target, agreement=3, failing=True)
+
+    def _verify_greedy(self, name: str, target: int, agreement: int, failing: bool = False) -> None:
+        m = self.moment
+        round = m.round = self.rounds.pop(name)
+        logits = inputs.logits(*round.tree(), self.config.vocab_size, target, agreement, failing)
         allowed = round.allowed()
         masked = logits if allowed is None else np.where(allowed, logits, -np.inf)
-        wanted = np.where(np.isfinite(logits).all(axis=1), masked.argmax(axis=1), -1)
-        m.wanted = _rows_of(wanted, round)
-        logits.setflags(write=False)
+        fails = ~np.isfinite(logits).all(axis=1)
+        m.failing = round.rows_of(fails)
+        m.wanted = round.rows_of(np.where(fails, -1, masked.argmax(axis=1)))
         self._finish(round, self.must(self.subject.verify_greedy, round.handle, logits))
 
-    def _sample(self, op: ops.Sample) -> bool:
-        if op.round not in self.rounds:
-            return False
-        self._by_probabilities(op, op.agreement)
-        return True
-
-    def _by_probabilities(self, op: ops.Sample | ops.FailTarget, agreement: int) -> None:
-        round = self.rounds.pop(op.round)
-        m = self._begin(op, round)
-        probs = self._target(round, op.target, agreement)
-        if isinstance(op, ops.FailTarget):
-            inputs.with_failures(probs, op.target)
-            m.failing = _rows_of(~np.isfinite(probs).all(axis=1), round)
-        probs.setflags(write=False)
-        coins = inputs.coins(round.num_rows, round.num_coins, op.target)
-        self._finish(round, self.must(self.subject.verify_sampling, round.handle, probs, *coins))
-
-    def _sample_drafted(self, op: ops.SampleDrafted) -> bool:
-        round = self.rounds.get(op.round)
-        if round is None or round.is_proposed or round.shape[1] != 1 or op.broken not in inputs.BROKEN_DRAFTS:
-            return False
-        del self.rounds[op.round]
-        self._begin(op, round)
-        probs = self._target(round, op.target, op.agreement)
-        drafts = inputs.draft_probabilities(*self._tree(round), self.config.vocab_size, op.target, op.broken)
-        for array in (probs, drafts):
-            array.setflags(write=False)
-        coins = inputs.coins(round.num_rows, round.num_coins, op.target)
-        self._finish(round, self.must(self.subject.verify_drafted, round.handle, probs, drafts, *coins))
-        return True
-
-    def _fail_target(self, op: ops.FailTarget) -> bool:
-        if op.round not in self.rounds:
-            return False
-        if op.sampled and self.capabilities.sampling:
-            self._by_probabilities(op, 3)
-        else:
-            self._by_logits(op, failing=True)
-        return True
-
-    def _tree(self, round: Round) -> tuple[np.ndarray, np.ndarray]:
-        shape = (round.num_rows, round.nodes)
-        return tuple(np.array(rows, np.int64).reshape(shape) for rows in (round.tokens, round.parents))
-
-    def _target(self, round: Round, seed: int, agreement: int) -> np.ndarray:
-        """The target's distributions; the moment has what is left of them under the grammar."""
+    def _verify_sampling(
+        self, name: str, target: int, agreement: int, failing: bool = False, drafts: np.ndarray | None = None
+    ) -> None:
+        m = self.moment
+        round = m.round = self.rounds.pop(name)
         allowed = round.allowed()
-        probs = inputs.probabilities(*self._tree(round), self.config.vocab_size, seed, agreement, allowed)
-        self.moment.probs = probs.copy() if allowed is None else probs * allowed
-        return probs
+        probs = inputs.probabilities(*round.tree(), self.config.vocab_size, target, agreement, allowed, failing)
+        m.probs = probs if allowed is None else probs * allowed  # what the grammar leaves of them
+        m.failing = round.rows_of(~np.isfinite(probs).all(axis=1))
+        coins = inputs.coins(round.num_rows, round.num_coins, target)
+        if drafts is None:
+            verdict = self.must(self.subject.verify_sampling, round.handle, probs, *coins)
+        else:
+            verdict = self.must(self.subject.verify_drafted, round.handle, probs, drafts, *coins)
+        self._finish(round, verdict)
 
     def _finish(self, round: Round, verdict: object) -> None:
         """Take the verdict, carry out what follows from it, and commit what was accepted."""
         m, has = self.moment, self.capabilities
         parts = self._flat(verdict, "the verdict", 4)
-        answer = m.answer = Answer(*parts)
         self.transcript.append(tuple(parts))
-        self._understand(round, answer)
+        answer = m.answer = Answer(*parts).read(round)
         self.model.write_nodes(round)
         if has.outputs:
             self._compact(round, answer)
         if has.kv:
             self._move(round, answer)
-        ended = self._commit(round, answer) if answer.is_formed else round.rows
+        ended = self.model.commit(m)
         m.wrong_kv = self.model.first_wrong() if has.kv else None
         for row in ended:
             self.model.replace(row, 1)
-
-    def _understand(self, round: Round, answer: Answer) -> None:
-        """Split the flat sequences by their own width; find out which rows say something that can be followed."""
-        rows, nodes = round.num_rows, round.nodes
-        lens, flat = answer.accept_lens, answer.accept_index
-        fits = len(lens) == len(answer.bonus) == rows and len(answer.predict) == rows * nodes
-        if not fits or (rows and len(flat) % rows) or (not rows and flat):
-            return
-        answer.is_formed = True
-        answer.width = width = len(flat) // rows if rows else 0
-        for row in range(rows):
-            lanes = flat[row * width : (row + 1) * width]
-            path = [node - row * nodes for node in lanes[: max(lens[row], 0)]]
-            answer.paths.append(path)
-            links = round.parents[row]
-            answer.is_path.append(
-                bool(path)
-                and len(path) == lens[row]
-                and path[0] == 0
-                and all(0 < node < nodes and links[node] == above for above, node in pairwise(path))
-            )
 
     def _compact(self, round: Round, answer: Answer) -> None:
         answer.given = inputs.outputs(round.num_rows * round.nodes)
@@ -304,12 +294,11 @@ class AcceptTrial(Trial):
         answer.compacted = {name: np.asarray(got[name]) for name in answer.given}
 
     def _move(self, round: Round, answer: Answer) -> None:
-        answer.before = self.model.pools.copy()
+        before = answer.before = self.model.pools.copy()
         after = np.asarray(self.must(self.subject.move, round.handle, self.model.pools.copy()))
-        if after.shape != answer.before.shape or after.dtype.kind not in "iu":
-            raise self.misbehaviour(
-                "TYPE", f"move() gave {after.dtype} {list(after.shape)}", f"integers {list(answer.before.shape)}"
-            )
+        if after.shape != before.shape or after.dtype.kind not in "iu":
+            was = f"move() gave {after.dtype} {list(after.shape)}"
+            raise self.misbehaviour("TYPE", was, f"integers {list(before.shape)}")
         answer.after = after.astype(np.int64)
         self.model.pools = answer.after.copy()
         if self.capabilities.plan:
@@ -319,94 +308,60 @@ class AcceptTrial(Trial):
             answer.moves = sources, targets
             self.transcript.append(answer.moves)
 
-    def _commit(self, round: Round, answer: Answer) -> list[int]:
-        """What was accepted is final, up to the end of the context, where the request ends. What makes no sense ends it, too.
-
-        Returns the rows whose requests have ended.
-        """
-        ended = []
-        for number, row in enumerate(round.rows):
-            request, path = self.model.requests[row], answer.paths[number]
-            bonus = answer.bonus[number]
-            if not answer.is_path[number] or not 0 <= bonus < self.config.vocab_size or self.moment.fails(number):
-                ended.append(row)
-                continue
-            for node in path[: self.config.context_len - len(request.codes)]:
-                request.commit(round.tokens[number][node])
-            request.root = bonus
-            if len(request.codes) >= self.config.context_len - 1:
-                ended.append(row)
-        return ended
-
     # -- the distribution -----------------------------------------------------------------------------------------
 
-    def _distribution(self, op: ops.Distribution) -> bool:
-        topk = op.topk if self.capabilities.trees else 1
-        shape = (2, topk, 1 + 2 * topk if topk > 1 else 3)
-        if not self._is_shape(shape):
-            return False
-        m = self._begin(op)
-        batch = shares.equal_rows(self.config, shape, op.target, inputs.GRID)
-        round = self._out_of_turn(shape, batch)
+    @operation(
+        needs="sampling",
+        weight=1,
+        when=lambda t, target, topk: _is_shape(t, (2, topk, 1 + 2 * topk)),
+        target=SEEDS,
+        topk=lambda c, has: (1, 2, 3) if has.trees else (1,),
+    )
+    def distribution(self, target: int, topk: int) -> None:
+        """Verify many equal rows under coins that cover the unit square evenly: what is emitted must have the target's distribution."""
+        shape = (2, topk, 1 + 2 * topk)
+        batch = shares.equal_rows(self.config, shape, target, inputs.GRID)
+        round = self._launch_once(shape, batch)
         tokens, parents = round.tokens[0], round.parents[0]
         row = np.array([tokens], np.int64), np.array([parents], np.int64)
-        probs = inputs.probabilities(*row, self.config.vocab_size, op.target, 2)
+        probs = inputs.probabilities(*row, self.config.vocab_size, target, 2)
         many = np.tile(probs, (inputs.GRID, 1))
-        answer = self._understood(
-            round, self.must(self.subject.verify_sampling, round.handle, many, *inputs.grid(round.num_coins))
-        )
+        coins = inputs.grid(round.num_coins)
+        answer = self._read(round, self.must(self.subject.verify_sampling, round.handle, many, *coins))
         if answer is not None:
-            m.shares = shares.shares_of_tree(answer, tokens, parents, probs, shape[2])
-        return True
+            self.moment.shares = shares.shares_of_tree(answer, tokens, parents, probs)
 
-    def _distribution_drafted(self, op: ops.DistributionDrafted) -> bool:
-        m = self._begin(op)
-        batch, probs, drafts, coins, weights = shares.drafted_rows(self.config, op.target)
-        round = self._out_of_turn((1, 1, 2), batch)
-        answer = self._understood(round, self.must(self.subject.verify_drafted, round.handle, probs, drafts, *coins))
+    @operation(needs="draft_probabilities", weight=1, target=SEEDS)
+    def distribution_drafted(self, target: int) -> None:
+        """Do the same with drafts from a known distribution, each as often as it is drawn."""
+        batch, probs, drafts, coins, weights = shares.drafted_rows(self.config, target)
+        round = self._launch_once((1, 1, 2), batch)
+        answer = self._read(round, self.must(self.subject.verify_drafted, round.handle, probs, drafts, *coins))
         if answer is not None:
-            m.shares = shares.shares_of_drafts(answer, weights, probs[0])
-        return True
+            self.moment.shares = shares.shares_of_drafts(answer, weights, probs[0])
 
-    def _out_of_turn(self, shape: tuple[int, int, int], batch: Batch) -> Round:
+    def _launch_once(self, shape: tuple[int, int, int], batch: Batch) -> Round:
         """Launch a round of another shape; the one in force comes back at once."""
         self.must(self.subject.configure, *shape)
         handle = self.must(self.subject.launch, batch)
         self.must(self.subject.configure, *self.shape)
-        return self._looked_at("", (), batch, handle, "", False)
+        return self._look_at(batch, handle)
 
-    def _understood(self, round: Round, verdict: object) -> Answer | None:
-        """The answer, if every row of it is a path; what is wrong with others is found where rows have KV."""
-        answer = Answer(*self._flat(verdict, "the verdict", 4))
-        self._understand(round, answer)
-        return answer if answer.is_formed and all(answer.is_path) else None
-
-    actions: ClassVar = {
-        ops.Configure: _configure,
-        ops.Replace: _replace,
-        ops.Launch: _launch,
-        ops.LaunchGarbage: _launch_garbage,
-        ops.Propose: _propose,
-        ops.Constrain: _constrain,
-        ops.Abandon: _abandon,
-        ops.Greedy: _greedy,
-        ops.Sample: _sample,
-        ops.SampleDrafted: _sample_drafted,
-        ops.FailTarget: _fail_target,
-        ops.Distribution: _distribution,
-        ops.DistributionDrafted: _distribution_drafted,
-    }
+    def _read(self, round: Round, verdict: object) -> Answer | None:
+        """Return the answer, if every row of it is a path; what is wrong with others is found where rows have KV."""
+        answer = Answer(*self._flat(verdict, "the verdict", 4)).read(round)
+        return answer if answer.is_formed and len(answer.walks) == round.num_rows else None
 
     # -- the end --------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Every round in flight is finished, in the order in which they were launched; then the request of row 0 goes on to its end."""
+        """Finish every round in flight, in the order in which they were launched; then let the request of row 0 go on to its end."""
         for name in list(self.rounds):
-            self.apply(ops.Greedy(name, 1, 3))
+            self.greedy(name, 1, 3)
         request, rest = self.model.requests[0], self.config.context_len
         while self.model.requests[0] is request and rest > 0:
-            self.apply(ops.Launch("last", (0,), rest, 0))
-            self.apply(ops.Greedy("last", rest, 3))
+            self.launch("last", (0,), rest, 0)
+            self.greedy("last", rest, 3)
             rest -= 1
         if self.model.requests[0] is request:
             raise self.misbehaviour(
@@ -414,8 +369,33 @@ class AcceptTrial(Trial):
             )
 
     def describe(self) -> str:
-        return tell(self.moment)
+        m, round, answer = self.moment, self.moment.round, self.moment.answer
+        if round is None:
+            return "done"
+        if answer is not None:
+            return "-> " + ("; ".join(_verdict_in_words(m, number) for number in m.live()) or "nothing")
+        if getattr(m.operation, "tag", "") not in ("launch", "launch-garbage", "propose"):
+            return "done"
+        trees = (
+            f"row {row}: tokens {_short(round.tokens[number])} below {_short(round.parents[number])}"
+            for number, row in enumerate(round.rows)
+        )
+        return "-> " + ("; ".join(trees) or "an idle batch")
 
 
-def _rows_of(flat: np.ndarray, round: Round) -> list[list]:
-    return flat.reshape(round.num_rows, round.nodes).tolist()
+def _verdict_in_words(m: Moment, number: int) -> str:
+    answer, round = m.answer, m.round
+    text = f"row {round.rows[number]}: accepts the flat nodes {_short(answer.lanes(number))}"
+    for walk in answer.walks:
+        if walk.number == number:
+            text = f"row {round.rows[number]}: path {_short(walk.path)} emits {_short(walk.emitted)}"
+    if answer.moves is not None:
+        window = set(round.batch.windows[number].tolist())
+        pairs = [f"{source} to {target}" for source, target in zip(*answer.moves, strict=True) if target in window]
+        text += f", moves {', '.join(pairs[:9]) or 'nothing'}"
+    return text
+
+
+def _short(numbers: Sequence[int]) -> str:
+    text = ", ".join(map(str, numbers[:10]))
+    return f"[{text}]" if len(numbers) <= 10 else f"[{text}, … {len(numbers)} in all]"

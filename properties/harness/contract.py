@@ -36,6 +36,11 @@ class Capabilities:
         return tuple(field.name for field in fields(self) if getattr(self, field.name))
 
     @classmethod
+    def all(cls) -> Self:
+        """Return every capability of the contract."""
+        return cls(**{field.name: True for field in fields(cls)})
+
+    @classmethod
     def of(cls, names: Iterable[str] | Self, source: str = "capabilities") -> Self:
         """From a list of names. Raises ConfigError for an unknown one, and for one whose foundation is missing."""
         if isinstance(names, cls):

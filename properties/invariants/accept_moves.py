@@ -1,18 +1,19 @@
 """ACCEPT-06 and ACCEPT-16: where KV and outputs stand after the accepted path was moved to the front.
 
-A checker gets a `Moment` (`accept/moment.py`) and looks at it alone.
+A checker gets a `Moment` (`accept/model.py`) and looks at it alone.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..accept.model import LAYERS
-from ..accept.moment import Moment
-from ..accept.operations import FINISHES
+from ..accept.model import LAYERS, Moment
+from .accept import CONTRACT, FINISHES
 from .registry import Finding, Outcome, checks
 
-CONTRACT = "accept"
+_NOT_OWNED = "no row of the round owned it when it was launched"
+_NOT_ITS_OWN = "a request would attend to KV that is not its own"
+_READ_FIRST = "every source is read before it is overwritten"
 
 
 @checks("ACCEPT-06", CONTRACT, "kv", on=FINISHES, general=True)
@@ -25,30 +26,27 @@ def slots_hold_their_tokens(m: Moment) -> Outcome:
             "the KV of that position's token, after all tokens before it",
             "every later token attends to it",
         )
-    if not m.answer.compacted or not len(m.live()):
-        return True if len(m.live()) else None
-    return _outputs_follow(m)
-
-
-def _outputs_follow(m: Moment) -> Outcome:
+    if not m.live():
+        return None
     answer, nodes = m.answer, m.round.nodes
-    lanes = [
-        (number, lane, node)
-        for number in m.live()
-        if answer.is_path[number]
-        for lane, node in enumerate(answer.paths[number])
-    ]
-    numbers, places, sources = np.array(lanes, np.int64).reshape(-1, 3).T
-    for name, given in answer.given.items():
-        got = answer.compacted[name]
+    lanes = [(walk, lane, node) for walk in m.walks() for lane, node in enumerate(walk.path)]
+    places = [walk.number * nodes + lane for walk, lane, _ in lanes]
+    sources = [walk.number * nodes + node for walk, _, node in lanes]
+    for name, got in answer.compacted.items():
+        given = answer.given[name]
         if got.shape != given.shape:
             continue  # ACCEPT-18 says so
-        wrong = got[numbers * nodes + places] != given[numbers * nodes + sources]
+        wrong = got[places] != given[sources]
         if wrong.any():
-            number, lane, node = lanes[int(np.argwhere(wrong)[0, 0])]
+            walk, lane, node = lanes[int(np.argwhere(wrong)[0, 0])]
+            values = got[walk.number * nodes + lane]
+            owner = next((flat for flat, own in enumerate(given) if np.array_equal(values, own)), None)
+            whose = (
+                f"node {owner % nodes} of row number {owner // nodes} of the batch" if owner is not None else "no node"
+            )
             return Finding(
-                f"{name} of row {m.row_of(number)} at place {lane} is {_output_of(got[number * nodes + lane], given, nodes)}",
-                f"that of node {node}, of the path {answer.paths[number]}",
+                f"{name} of row {m.round.rows[walk.number]} at place {lane} is that of {whose}",
+                f"that of node {node}, of the path {walk.path}",
                 "a token would be shown with what belongs to another one",
             )
     return True
@@ -59,45 +57,35 @@ def no_move_out_of_bounds(m: Moment) -> Outcome:
     answer = m.answer
     if answer.before is None or not answer.is_formed:
         return None
-    home = {
-        slot: (number, lane) for number in m.live() for lane, slot in enumerate(m.round.batch.windows[number].tolist())
-    }
-    finding = _plan_in_bounds(m, home) if answer.moves is not None else None
-    finding = finding or _writes_in_bounds(m, home) or _sources_were_read_first(m)
-    return finding or (_plan_is_carried_out(m) if answer.moves is not None else None) or True
+    home = {slot: number for number in m.live() for slot in m.round.batch.windows[number].tolist()}
+    has_plan = answer.moves is not None
+    finding = (_plan_in_bounds(m, home) if has_plan else None) or _writes_in_bounds(m, home)
+    finding = finding or _sources_were_read_first(m) or (_plan_is_carried_out(m) if has_plan else None)
+    return finding or True
 
 
-def _plan_in_bounds(m: Moment, home: dict[int, tuple[int, int]]) -> Finding | None:
+def _plan_in_bounds(m: Moment, home: dict[int, int]) -> Finding | None:
     sources, targets = m.answer.moves
     written: set[int] = set()
     for source, target in zip(sources, targets, strict=True):
         for name, slot in (("source", source), ("target", target)):
             if not 0 <= slot < m.model.num_slots:
-                return Finding(
-                    f"{name} slot {slot} of a move",
-                    f"a slot of the pool, 0 … {m.model.num_slots - 1}",
-                    "it is memory of somebody else",
-                )
+                inside = f"a slot of the pool, 0 … {m.model.num_slots - 1}"
+                return Finding(f"{name} slot {slot} of a move", inside, "it is memory outside the pool")
             if slot and slot not in home:
-                return Finding(
-                    f"{name} slot {slot} of a move, {_place_of(m, slot)}",
-                    f"slots of the round's windows: {_windows(m)}",
-                    "no row of the round owned it when it was launched",
-                )
-        if target and (source == 0 or home[source][0] != home[target][0]):
-            return Finding(
-                f"slot {source} is moved to slot {target}; {_path_in_words(m, home[target][0])}",
-                "moves inside one row's window",
-                "a request would attend to another one's KV",
-            )
-        if target in written and target:
+                was = f"{name} slot {slot} of a move, {_place_of(m, slot)}"
+                return Finding(was, f"slots of the round's windows: {_windows(m)}", _NOT_OWNED)
+        if target and (source == 0 or home[source] != home[target]):
+            number = home[target]
+            path = next((walk.path for walk in m.walks() if walk.number == number), m.answer.lanes(number))
+            was = f"slot {source} is moved to slot {target}; {_path_in_words(m, number, path)}"
+            return Finding(was, "moves inside one row's window", _NOT_ITS_OWN)
+        if target and target in written:
             return Finding(f"slot {target} is written twice", "once", "which of the two stays is a matter of chance")
-        if source in written and source and m.capabilities.in_order:
-            return Finding(
-                f"slot {source} is read after it was written, by moves {list(zip(sources, targets, strict=True))} in this order",
-                "every source is read before it is overwritten",
-                "what is moved on is not what stood there",
-            )
+        if source and source in written and m.capabilities.in_order:
+            pairs = list(zip(sources, targets, strict=True))
+            was = f"slot {source} is read after it was written, by moves {pairs} in this order"
+            return Finding(was, _READ_FIRST, "what is moved on is not what stood there")
         written.add(target)
     return None
 
@@ -117,24 +105,21 @@ def _plan_is_carried_out(m: Moment) -> Finding | None:
     return None
 
 
-def _writes_in_bounds(m: Moment, home: dict[int, tuple[int, int]]) -> Finding | None:
+def _writes_in_bounds(m: Moment, home: dict[int, int]) -> Finding | None:
     before, after = m.answer.before, m.answer.after
     for layer, slot in np.argwhere(before != after).tolist():
         if slot == 0:
             continue
         if slot not in home:
-            return Finding(
-                f"slot {slot}, {_place_of(m, slot)}, was written",
-                f"writes to the round's windows: {_windows(m)}",
-                "no row of the round owned it when it was launched",
-            )
-        number = home[slot][0]
-        window = m.round.batch.windows[number]
+            was = f"slot {slot}, {_place_of(m, slot)}, was written"
+            return Finding(was, f"writes to the round's windows: {_windows(m)}", _NOT_OWNED)
+        window = m.round.batch.windows[home[slot]]
         if after[layer, slot] not in before[layer, window]:
+            row = m.round.rows[home[slot]]
             return Finding(
-                f"slot {slot} of row {m.row_of(number)}, layer {layer}, now holds {_content(m, slot, layer)}",
+                f"slot {slot} of row {row}, layer {layer}, now holds {_content(m, slot, layer)}",
                 f"what stood in one of its row's slots {_listed(window)}",
-                "a request would attend to KV that is not its own",
+                _NOT_ITS_OWN,
             )
     return None
 
@@ -142,17 +127,15 @@ def _writes_in_bounds(m: Moment, home: dict[int, tuple[int, int]]) -> Finding | 
 def _sources_were_read_first(m: Moment) -> Finding | None:
     """A lane that holds what was moved into its source has read too late."""
     before, after = m.answer.before, m.answer.after
-    for number in m.live():
-        path, window = m.answer.paths[number], m.round.batch.windows[number]
-        if not m.answer.is_path[number]:
-            continue
+    for number, path, _ in m.walks():
+        window = m.round.batch.windows[number]
         for lane, node in enumerate(path):
             if node >= len(path) or path[node] == node:
                 continue  # nothing was moved into its source
             if (after[:, window[lane]] != before[:, window[node]]).any():
                 return Finding(
-                    f"slot {window[lane]} does not hold what stood in slot {window[node]}; {_path_in_words(m, number)}",
-                    "every source is read before it is overwritten",
+                    f"slot {window[lane]} does not hold what stood in slot {window[node]}; {_path_in_words(m, number, path)}",
+                    _READ_FIRST,
                     "an accepted token's KV is lost, and its neighbour's is there twice",
                 )
     return None
@@ -165,46 +148,35 @@ def _listed(slots: np.ndarray) -> str:
     return str(slots.tolist()) if len(slots) <= 12 else f"{slots[:12].tolist()} and {len(slots) - 12} more"
 
 
-def _path_in_words(m: Moment, number: int) -> str:
-    """What a live row has accepted, and where."""
-    window = m.round.batch.windows[number]
-    return f"row {m.row_of(number)} accepts the path {m.answer.paths[number]} in slots {_listed(window)}"
+def _path_in_words(m: Moment, number: int, path: object) -> str:
+    return f"row {m.round.rows[number]} accepts the path {path} in slots {_listed(m.round.batch.windows[number])}"
 
 
 def _windows(m: Moment) -> str:
-    shown = (f"row {m.row_of(number)} {_listed(m.round.batch.windows[number])}" for number in m.live())
+    shown = (f"row {m.round.rows[number]} {_listed(m.round.batch.windows[number])}" for number in m.live())
     return "; ".join(shown) or "there are none"
 
 
 def _place_of(m: Moment, slot: int) -> str:
-    """Whose slot it is."""
+    """Say whose slot it is."""
     found = np.argwhere(m.model.table == slot)
     if not len(found):
-        return "which nobody has"
+        return "which belongs to no row"
     row, position = found[0].tolist()
     return f"position {position} of row {row}"
 
 
 def _content(m: Moment, slot: int, layer: int) -> str:
-    """Whose KV stands in a slot, in words."""
+    """Say whose KV stands in a slot."""
     value = int(m.model.pools[layer, slot]) if m.answer.after is None else int(m.answer.after[layer, slot])
     for row, request in enumerate(m.model.requests):
         if value - layer in request.codes:
             return f"the KV of position {request.codes.index(value - layer)} of row {row}"
     if m.answer.before is not None:
-        for number in range(len(m.round.rows)):
-            window = m.round.batch.windows[number]
-            nodes = np.flatnonzero(m.answer.before[layer, window] == value)
+        for number, row in enumerate(m.round.rows):
+            nodes = np.flatnonzero(m.answer.before[layer, m.round.batch.windows[number]] == value)
             if len(nodes):
-                return f"the KV of node {nodes[0]} of row {m.row_of(number)}"
+                return f"the KV of node {nodes[0]} of row {row}"
     if value < 0:
-        return f"what was in slot {-value // LAYERS - 1}, where nobody has written"
+        return f"what was in slot {-value // LAYERS - 1}, which was never written"
     return "the KV of another request, or of a node that was not accepted"
-
-
-def _output_of(values: np.ndarray, given: np.ndarray, nodes: int) -> str:
-    """Which node's output that is, in words."""
-    for flat, own in enumerate(given):
-        if np.array_equal(values, own):
-            return f"that of node {flat % nodes} of row number {flat // nodes} of the batch"
-    return "that of no node"

@@ -1,4 +1,4 @@
-"""The suite of acceptance on ours, on somebody else's, and on what answers nonsense; and whether its own inputs are what they must be."""
+"""The suite of acceptance on our components, on a foreign one and on nonsense answers; and its own inputs."""
 
 import json
 import time
@@ -8,19 +8,20 @@ import pytest
 from foretoken.checks.adapters import tree_accept
 from foretoken.core.errors import ConfigError
 from foretoken.properties.accept import inputs, plain
-from foretoken.properties.accept import operations as ops
 from foretoken.properties.accept.contract import AcceptCapabilities, AcceptConfig, capacity
 from foretoken.properties.accept.model import LAYERS, AcceptModel, code_of
-from foretoken.properties.accept.suite import SUITE as ACCEPT
+from foretoken.properties.accept.trial import AcceptTrial
 from foretoken.properties.conformance import AcceptConformance, check, check_accept
 from foretoken.properties.harness.importing import NotInstalled, load_make
-from foretoken.properties.harness.machines import machine
 from foretoken.properties.harness.operation import decode, encode
 from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.swarm import Swarm
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
+from foretoken.properties.suites import suite_of
 
+ACCEPT = suite_of("accept")
+EVERYTHING = plain.make.capabilities
 CHECKED = [f"ACCEPT-{number:02}" for number in (1, 2, 4, 5, 6, 7, 9, 13, 14, 16, 18)]
 
 
@@ -47,7 +48,7 @@ def test_the_contract_checks_what_it_says():
 
 
 class Chains:
-    """Somebody else's: greedy verification of chains, with lists. It has never heard of trees."""
+    """A foreign component: greedy verification of chains, with lists, without trees."""
 
     def __init__(self, config):
         self.last = config.context_len - 1
@@ -79,7 +80,7 @@ class Chains:
         return index, lens, choices, bonus
 
 
-def test_somebody_elses_holds():
+def test_a_foreign_component_holds():
     report = check_accept(Chains, budget=2_000)
     assert report.ok and report.capabilities == ()
     assert report.skipped["ACCEPT-16"] == "needs kv" and report.skipped["ACCEPT-14"] == "needs constraints"
@@ -135,42 +136,27 @@ class TestOurs(AcceptConformance):
         return tree_accept.make(config)
 
 
-def test_hypothesis_speaks_the_same_language():
-    from hypothesis import HealthCheck, settings
-
-    case = machine("accept", tree_accept.make).TestCase
-    case.settings = settings(
-        max_examples=6, stateful_step_count=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-    )
-    case().runTest()
-
-
 # -- what runs are made of ----------------------------------------------------------------------------------------------
 
 
-EXAMPLES = [
-    ops.Configure((3, 2, 6)), ops.Replace(0, 3), ops.Launch("a", (0, 2), 5, 1), ops.LaunchGarbage("a", (0,), 5, "nan"),
-    ops.Propose("b", (), 3), ops.Constrain("a", 1), ops.Abandon("a"), ops.Greedy("a", 7, 3), ops.Sample("a", 7, 2),
-    ops.SampleDrafted("a", 7, 2, "masked"), ops.FailTarget("b", 7, True), ops.Distribution(4, 2), ops.DistributionDrafted(4),
-]  # fmt: skip
-
-
 def test_every_operation_survives_json():
-    assert {type(example) for example in EXAMPLES} == set(ops.OPERATIONS)
-    for operation in EXAMPLES:
+    config = AcceptConfig(vocab_size=17, num_rows=4)
+    letters = [letter for group in AcceptTrial.vocabulary(config, EVERYTHING).values() for letter in group]
+    assert {letter.kind for letter in letters} == set(AcceptTrial.operations)
+    for operation in (letter.operation(number) for letter in letters for number in (0, 1, letter.size - 1)):
         data = json.loads(json.dumps(encode(operation)))
-        assert decode(ops.OPERATIONS, data, "test", "operations[0]") == operation
+        assert decode(AcceptTrial.operations, data, "test", "operations[0]") == operation
 
 
 def test_runs_have_every_shape_and_several_rounds_in_flight():
-    swarm = Swarm(ACCEPT, plain.make, plain.EVERYTHING, seed=2)
+    swarm = Swarm(ACCEPT, plain.make, EVERYTHING, seed=2)
     shapes, in_flight, vocabularies = set(), 0, set()
     for run in range(60):
         config, operations = swarm.drawn(run)
         vocabularies.add(config.vocab_size)
-        trial = ACCEPT.start(plain.make, config, plain.EVERYTHING, ())
+        trial = ACCEPT.start(plain.make, config, EVERYTHING, ())
         for operation in operations[:40]:
-            if not isinstance(operation, ops.Distribution | ops.DistributionDrafted) and trial.apply(operation):
+            if not operation.tag.startswith("distribution") and trial.apply(operation):
                 shapes.add(trial.shape)
                 others = [round for round in trial.rounds.values() if round.shape != trial.shape]
                 in_flight += len(others) >= 2
@@ -252,18 +238,17 @@ def test_the_model_tells_rows_positions_and_prefixes_apart():
 
 
 def test_what_makes_no_sense_is_left_out():
-    trial = ACCEPT.start(plain.make, AcceptConfig(), plain.EVERYTHING, ())
-    senseless = [
-        ops.Greedy("a", 1, 1), ops.Abandon("a"), ops.Configure((1, 2)), ops.Configure((1, 1, 9)), ops.Configure((1, 8, 2)),
-        ops.Launch("a", (7,), 0, 0), ops.LaunchGarbage("a", (0,), 0, "noise"), ops.Replace(3, 1), ops.Constrain("a", 1),
-    ]  # fmt: skip
-    assert not any(trial.apply(operation) for operation in senseless)
-    assert trial.apply(ops.Launch("a", (0,), 0, 0))
-    assert not trial.apply(ops.Launch("a", (), 0, 0)) and not trial.apply(ops.Replace(0, 1)), "in flight"
-    assert not trial.apply(ops.Launch("b", (0,), 0, 0)) and trial.apply(ops.Launch("b", (), 0, 0))
-    assert trial.apply(ops.Constrain("a", 1)) and not trial.apply(ops.Constrain("a", 1))
+    trial = ACCEPT.start(plain.make, AcceptConfig(), EVERYTHING, ())
+    assert not trial.greedy("a", 1, 1) and not trial.abandon("a") and not trial.constrain("a", 1)
+    assert not any(map(trial.configure, [(1, 2), (1, 1, 9), (1, 8, 2)]))
+    assert not trial.launch("a", (7,), 0, 0) and not trial.replace(3, 1)
+    assert not trial.launch_garbage("a", (0,), 0, "noise")
+    assert trial.launch("a", (0,), 0, 0)
+    assert not trial.launch("a", (), 0, 0) and not trial.replace(0, 1), "in flight"
+    assert not trial.launch("b", (0,), 0, 0) and trial.launch("b", (), 0, 0)
+    assert trial.constrain("a", 1) and not trial.constrain("a", 1)
     chains = ACCEPT.start(Chains, AcceptConfig(), AcceptCapabilities(), ())
-    assert not chains.apply(ops.Configure((2, 2, 4)))
+    assert not chains.configure((2, 2, 4))
 
 
 def test_a_row_that_never_ends_is_found():

@@ -8,11 +8,13 @@ import pytest
 from foretoken.checks.adapters.torch_accept import DeviceAccept
 from foretoken.checks.adapters.torch_accept import make as make_twins
 from foretoken.gpu.ops.triton_ops import TritonOps
-from foretoken.properties.accept.operations import Distribution
-from foretoken.properties.accept.suite import SUITE
+from foretoken.properties.accept.trial import AcceptTrial
 from foretoken.properties.harness.cases import load_case
 from foretoken.properties.harness.swarm import Budget, Swarm
 from foretoken.properties.harness.trial import Violation
+from foretoken.properties.suites import suite_of
+
+SUITE = suite_of("accept")
 
 
 def make(config):
@@ -21,7 +23,7 @@ def make(config):
 
 CAPABILITIES = SUITE.capabilities.of(make_twins.capabilities)
 # Its five hundred rows take long where every program is interpreted.
-SLOW = (Distribution,)
+SLOW = (AcceptTrial.distribution,)
 
 
 def test_the_kernels_hold():
