@@ -19,7 +19,7 @@ from foretoken.properties.simulator.exceptions import EXCEPTIONS, excuse
 from foretoken.properties.simulator.impossible import ALL
 from foretoken.properties.simulator.suite import SUITE as SIMULATOR
 
-CASES = Path(__file__).parents[1] / "support" / "cases"
+CASES = Path(__file__).parents[1] / "support" / "cases" / "simulator"
 CAPABILITIES = SIMULATOR.capabilities.of(make.capabilities)
 OPERATIONS = 120
 PLAIN = SimulatorConfig()

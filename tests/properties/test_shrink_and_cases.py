@@ -22,7 +22,7 @@ from foretoken.properties.suites import suite_of
 
 ALLOCATOR = suite_of("allocator")
 
-CASES = sorted((Path(__file__).parents[1] / "support" / "cases").glob("*.json"))
+CASES = sorted((Path(__file__).parents[1] / "support" / "cases").rglob("*.json"))
 
 
 class FailsAtTheThird(ListAllocator):
