@@ -1,7 +1,12 @@
-"""What tests found out beside passing: a test notes a line with `record_property("note", …)`, and the run's last lines show it.
+"""One thread for each process of tests, and notes: lines that a test records with `record_property("note", …)` end the run's output.
 
 Printing would not do: with several workers what a test prints is lost.
 """
+
+import os
+
+# The tests' tensors are tiny: a pool of threads in every worker and every process of a test would only wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_terminal_summary(terminalreporter):

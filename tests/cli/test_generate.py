@@ -231,7 +231,7 @@ def test_output_fits_the_encoding_of_standard_output(models, process, tmp_path):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "x", "max_tokens": 4, "id": "ö"}')
     arguments = ("--model", models["target"], "--prompts", prompts)
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "ascii"}
+    environment = {"PYTHONIOENCODING": "ascii"}
     out, err = process("generate", *arguments, env=environment).communicate(timeout=60)
     assert err == "" and out.isascii() and json.loads(out)["id"] == "ö"
 
@@ -264,7 +264,7 @@ def test_an_interruption_keeps_what_was_produced(process, command, models, tmp_p
     prompts, run = tmp_path / "p.jsonl", tmp_path / "run"
     prompts.write_text('{"tokens": [5], "max_tokens": 3}\n' + '{"prompt": "def add", "max_tokens": 250}\n' * 400)
     arguments = ("--model", models["target"], "--prompts", prompts, "--out", run, "--ignore-eos", "--max-running", 4)
-    running = process("generate", *arguments, env={"OMP_NUM_THREADS": "1"})
+    running = process("generate", *arguments)
     first = running.stdout.readline()
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
@@ -305,7 +305,7 @@ def test_a_reader_that_stops_reading_is_no_error(process, models, tmp_path):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "def add", "max_tokens": 40}\n' * 60)
     arguments = ("--model", models["target"], "--prompts", prompts, "--max-running", 2)
-    running = process("generate", *arguments, env={"OMP_NUM_THREADS": "1"})
+    running = process("generate", *arguments)
     running.stdout.readline()
     running.stdout.close()
     assert running.wait(60) == 141

@@ -1,4 +1,4 @@
-"""What tests with real models share: one thread each, and a small trained pair, made once per machine."""
+"""What tests with real models share: a small trained pair, made once per machine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-# The tests' tensors are tiny, and two workers with a pool of threads each would only wait for each other.
-torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE_BY = ("gpu/tiny", "gpu/models")

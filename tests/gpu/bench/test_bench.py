@@ -24,7 +24,6 @@ from foretoken.gpu.session.plan import NotEnoughMemory
 from foretoken.gpu.session.text import Tokenizer
 from small_checkpoint import write_head, write_standalone, write_target
 
-torch.set_num_threads(1)
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
     "num_hidden_layers": 4,

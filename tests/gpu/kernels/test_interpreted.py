@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 @pytest.mark.parametrize("markers", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_kernels_under_the_interpreter(markers: str, record_property):
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
     # What the outer run was told (its markers, its number of workers) is not meant for the inner one.
     for variable in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_CURRENT_TEST"):
         environment.pop(variable, None)

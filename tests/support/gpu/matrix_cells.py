@@ -25,9 +25,6 @@ from foretoken.gpu.ops.port import Ops
 from foretoken.gpu.tiny.dense import DenseAttention
 
 OPS = HostOps()
-torch.set_num_threads(
-    1
-)  # these tensors are tiny, and test workers with a pool of threads each would wait for each other
 
 
 def small_config(**changes) -> ModelConfig:
