@@ -187,8 +187,9 @@ class CachesWhatIsReserved(DecodeSide):
 class ChangesItsRole(Engine):
     """A role is a setting like any other, whatever there is to do."""
 
-    def change_role(self, role, now_ns):
-        self._take_role(role)
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.transfers.change_role = lambda role, now_ns: self.admission.take_role(role)
 
 
 class ReadsAhead(HandoffTransport):
