@@ -8,7 +8,6 @@ reserve of one request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import overload
 
 import numpy as np
@@ -26,29 +25,6 @@ def ceil_to_page(x, page_size):
     if page_size & (page_size - 1) == 0:
         return (x + (page_size - 1)) & -page_size
     return (x + (page_size - 1)) // page_size * page_size
-
-
-def max_speculative_num_draft_tokens(
-    candidates: Iterable[int | tuple[int, int]] | None, num_draft_tokens: int | None, topk: int = 1
-) -> int | None:
-    """The greatest nd that any round can verify, or None without speculation.
-
-    `candidates` are step counts, or pairs (steps, nd) where the tree's size is set per range; `num_draft_tokens` is the
-    configured nd. A chain of S steps has S + 1 nodes; the size of a tree (`topk` > 1) does not follow from its depth,
-    so a bare step count there means the configured nd. The result is never below the configured nd. A pair with 0
-    steps has one node, whatever its nd says, since nothing is drafted.
-    """
-    sizes = [] if num_draft_tokens is None else [num_draft_tokens]
-    for candidate in candidates or ():
-        if isinstance(candidate, tuple):
-            steps, nodes = candidate
-            sizes.append(nodes if steps > 0 else 1)
-        elif topk == 1 or candidate == 0:
-            sizes.append(candidate + 1)
-        else:
-            assert num_draft_tokens is not None, f"a tree (top-k {topk}) of {candidate} steps without num_draft_tokens"
-    assert all(size >= 1 for size in sizes), f"every verify tree has a root, got sizes {sizes}"
-    return max(sizes, default=None)
 
 
 def get_alloc_len_per_decode(

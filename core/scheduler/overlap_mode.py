@@ -18,11 +18,6 @@ class Routing:
     mode: Mode
     reason: str
 
-    @property
-    def pipeline_depth(self) -> int:
-        """Steps that may be uncommitted at once."""
-        return 2 if self.mode == "overlap" else 1
-
 
 def choose_mode(
     asked_for: Mode | None,

@@ -6,7 +6,6 @@ from foretoken.core.kv.moves import draft_branch_layout
 from foretoken.core.kv.sizing import (
     ceil_to_page,
     get_alloc_len_per_decode,
-    max_speculative_num_draft_tokens,
     max_total_tokens,
     recurrent_state_slots,
     request_table_width,
@@ -24,32 +23,6 @@ def test_ceil_to_page(x, page_size):
     array = ceil_to_page(np.array([x, x + 1]), page_size)
     assert array.dtype == np.int64
     assert array.tolist() == [up, ceil_to_page(x + 1, page_size)]
-
-
-@pytest.mark.parametrize(
-    ("candidates", "num_draft_tokens", "topk", "expected"),
-    [
-        (None, None, 1, None),
-        ([], None, 1, None),
-        ([1, 3, 7], None, 1, 8),
-        ([1, 3, 7], 4, 1, 8),
-        ([1], 4, 1, 4),
-        ([0], None, 1, 1),
-        (None, 6, 4, 6),
-        ([(3, 9), (2, 21), (1, 5)], 8, 4, 21),
-        ([(3, 9)], 16, 4, 16),
-        ([(0, 50), (2, 5)], None, 4, 5),
-        ([1, 3], 9, 4, 9),
-        ([0], None, 4, 1),
-    ],
-)
-def test_the_greatest_tree(candidates, num_draft_tokens, topk, expected):
-    assert max_speculative_num_draft_tokens(candidates, num_draft_tokens, topk) == expected
-
-
-def test_a_tree_without_a_size_is_a_mistake():
-    with pytest.raises(AssertionError, match="without num_draft_tokens"):
-        max_speculative_num_draft_tokens([3], None, topk=4)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +74,7 @@ def test_widths_and_limits():
 def test_no_round_writes_past_its_reserve(prompt_len, page_size, topk, candidates, tree_size, rounds):
     """Overlap mode, any candidate in any round: round k + 1 is reserved before round k's length is known."""
     ranges = [(steps, steps + 1 if topk == 1 else tree_size) for steps in candidates]
-    max_nodes = max_speculative_num_draft_tokens(ranges, 1, topk)
+    max_nodes = max(nodes if steps else 1 for steps, nodes in ranges)
     alloc_len = get_alloc_len_per_decode(max(candidates), topk, max_nodes, page_size)
     reserve = reserve_per_decode(alloc_len, overlap=True)
     allocated, seen, actual = np.array([0]), prompt_len, prompt_len

@@ -33,7 +33,6 @@ def test_what_forbids_overlap_is_named_and_nothing_else_forbids_it(asked_for, pa
         f"trees (topk = {topk}) with pages (page_size = {page_size})": min(page_size, topk) > 1 and not paged_trees,
     }
     assert (chosen.mode == "synchronous") == any(obstacles.values())
-    assert chosen.pipeline_depth == (1 if any(obstacles.values()) else 2)
     if any(obstacles.values()):
         assert any(words in chosen.reason for words, there in obstacles.items() if there)
     else:
