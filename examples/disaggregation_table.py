@@ -1,10 +1,10 @@
-"""Where disaggregation pays: p99 TTFT, TPOT and goodput of prefill:decode pools against as many GPUs that do both.
+"""Compare pools of prefill and decode GPUs with as many GPUs that do both: p99 TTFT, p99 TPOT and goodput.
 
     python examples/disaggregation_table.py [--requests N] [--trace FILE]
 
-Each run serves the first N requests of the Mooncake conversation trace, at three rates: so many requests per second and GPU. Without the
-trace a synthetic stand-in with its arrival rate, lengths and shared prefixes takes its place, and the table says so. Progress is on
-standard error, the table (Markdown) on standard output.
+Each run serves the first N requests of the Mooncake conversation trace, at three rates per GPU. If the trace is missing, synthetic requests
+with its rate, lengths and shared prefixes replace it, and the table says so. Progress is on standard error, the table (Markdown) on
+standard output.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from foretoken.observe.metrics import RunMetrics
-from foretoken.observe.summary import SLO
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
+from foretoken import simulate
 
 TRACE = Path(__file__).resolve().parents[2] / "shared" / "traces" / "mooncake_conversation_trace.jsonl"
 TRACE_RATE = 12_031 / 3536.0  # requests per second of the whole trace
 RATES = (0.25, 0.5, 1.0)  # requests per second and GPU
 RATIOS = ("1:1", "2:1", "1:2", "3:1")
-SLOS = SLO(ttft_ms=5000.0, tpot_ms=20.0)
+SLO = {"ttft_ms": 5000.0, "tpot_ms": 20.0}
 COLUMNS = (
     "GPUs",
     "requests/s per GPU",
@@ -38,7 +35,7 @@ COLUMNS = (
 
 
 def workload(trace: Path | None, rate: float, num_requests: int) -> dict[str, Any]:
-    """The trace's first requests at this rate, or synthetic ones of the same shape: means, spread and sharing of its 12,031 rows."""
+    """Return the trace's first requests at this rate, or synthetic ones with the means, spread and sharing of its 12,031 rows."""
     if trace is not None:
         return {"trace": str(trace), "rate_scale": rate / TRACE_RATE, "num_requests": num_requests}
     return {
@@ -51,27 +48,17 @@ def workload(trace: Path | None, rate: float, num_requests: int) -> dict[str, An
 
 
 def scenario(trace: Path | None, num_gpus: int, ratio: str | None, rate: float, num_requests: int) -> dict[str, Any]:
-    """One replica per GPU: Llama-3.1-8B with an EAGLE-3 draft on H100; a step computes at most 2048 tokens of prompts."""
+    """Return a scenario with one replica per GPU: Llama-3.1-8B with an EAGLE-3 draft on H100, chunks of 2048 tokens."""
     tables: dict[str, Any] = {
         "hardware": {"replicas": num_gpus},
         "engine": {"page_size": 64, "chunk_size": 2048},
         "router": {"policy": "prefix_aware"},
         "workload": workload(trace, rate * num_gpus, num_requests),
+        "slo": SLO,
     }
     if ratio is not None:
         tables["disaggregation"] = {"ratio": ratio, "prefill_policy": "prefix_aware"}
     return tables
-
-
-def simulate(tables: dict[str, Any]) -> dict[str, Any]:
-    metrics = RunMetrics()
-    report = Simulation(scenario_from_dict(tables, "example"), sinks=lambda replica: [metrics.sink(replica)]).run()
-    for replica, busy_ns in enumerate(report.device_busy_ns):
-        metrics.observe_device(replica, busy_ns)
-    summary = metrics.summary(report.duration_ns, SLOS)
-    if report.disaggregation is not None:
-        summary |= report.disaggregation.to_json(report.duration_ns)
-    return summary
 
 
 def row(num_gpus: int, rate: float, ratio: str | None, summary: dict[str, Any]) -> str:
@@ -103,11 +90,11 @@ def main() -> None:
     named = (
         "the Mooncake conversation trace" if trace else "a synthetic stand-in for the Mooncake trace, which is not here"
     )
-    print(f"{asked.requests} requests of {named}; SLO: TTFT {SLOS.ttft_ms / 1000:g} s, TPOT {SLOS.tpot_ms:g} ms\n")
+    print(f"{asked.requests} requests of {named}; SLO: TTFT {SLO['ttft_ms'] / 1000:g} s, TPOT {SLO['tpot_ms']:g} ms\n")
     print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
     began = time.monotonic()
     for done, (num_gpus, rate, ratio) in enumerate(plan, 1):
-        summary = simulate(scenario(trace, num_gpus, ratio, rate, asked.requests))
+        summary = simulate(scenario(trace, num_gpus, ratio, rate, asked.requests)).summary
         print(row(num_gpus, rate, ratio, summary), flush=True)
         print(
             f"{done} of {len(plan)}, {time.monotonic() - began:.0f} s: {num_gpus} GPUs, {ratio or 'together'}, {rate:g}/s",

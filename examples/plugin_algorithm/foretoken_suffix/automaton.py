@@ -17,7 +17,7 @@ ROOT = 0  # the state of the empty string
 NOWHERE = -1
 
 COUNTED_CONTEXTS = 8
-"""Contexts, from the longest on, in which an appended token is counted; counting in all of them takes a time of its own per token."""
+"""Contexts, from the longest on, in which an appended token is counted; counting in all would make appending slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class DraftTree:
 
 
 class SuffixAutomaton:
-    """Keeps at least the last `window` tokens: at twice as many it is built anew from the last `window`."""
+    """The automaton of at least the last `window` tokens; at twice as many it is rebuilt from the last `window`."""
 
     def __init__(self, window: int = 8192) -> None:
         assert window >= 1
@@ -52,7 +52,7 @@ class SuffixAutomaton:
 
     @property
     def match_length(self) -> int:
-        """Tokens of the longest suffix of the text that occurred before."""
+        """The length of the longest suffix of the text that occurred before."""
         return self._length[self._context]
 
     @property
@@ -91,7 +91,7 @@ class SuffixAutomaton:
             context = self._link[context]
 
     def _longest_suffix(self, before: int, token: int) -> int:
-        """The state of (longest string of `before`) + `token`, split off from a state of longer strings if need be."""
+        """Return the state of (longest string of `before`) + `token`; split it off from a state of longer strings if necessary."""
         found = self._next[before][token]
         if self._length[found] == self._length[before] + 1:
             return found
@@ -113,18 +113,17 @@ class SuffixAutomaton:
     # -- drafting -------------------------------------------------------------------------------------------------
 
     def followers(self, state: int) -> list[tuple[int, int, int]]:
-        """(how often, token, state) of what followed the strings of `state`, most often first, the latest newcomer first among equals."""
+        """Return (count, token, state) of each token that followed the strings of `state`, highest count first, then the newest."""
         repeats = self._repeats[state]
         newest_first = reversed(self._next[state].items())
         found = [(1 + repeats.get(token, 0), token, target) for token, target in newest_first]
         return sorted(found, key=lambda follower: -follower[0])
 
     def draft(self, num_drafts: int, branches: int, trust: float, min_match: int = 1) -> DraftTree:
-        """The `num_drafts` best continuations of the longest suffix that occurred before, at most `branches` below each node.
+        """Return the `num_drafts` best continuations of the longest suffix that occurred before, at most `branches` below each node.
 
-        A node's score is its parent's, times the share of its token among what followed, times `trust`: with much trust in what
-        followed before trees grow deep, with little they grow wide. Where a context was the end of the text its longest repeated
-        suffix takes over, so a text that repeats goes on with itself.
+        A node's score is its parent's, times the share of its token among the followers, times `trust`: with high trust trees grow
+        deep, with low trust wide. If a context has no follower because it ended the text, its longest repeated suffix is used instead.
         """
         tree = DraftTree([], [], [], [True])
         if self.match_length < max(min_match, 1):
@@ -152,7 +151,7 @@ class SuffixAutomaton:
         parent: int,
         depth: int,
     ) -> int:
-        """Put what followed `state` among those that wait; returns the next tie breaker."""
+        """Add the followers of `state` to `waiting`; return the next tie breaker."""
         while state > ROOT and not self._next[state]:
             state = self._link[state]
         if state <= ROOT:

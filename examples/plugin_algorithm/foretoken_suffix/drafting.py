@@ -1,7 +1,7 @@
-"""The algorithm: drafts from each request's suffix automaton, as deep or wide as the last rounds have earned.
+"""The algorithm: drafts from each request's suffix automaton, in trees that adapt to what was accepted.
 
-It relays one field of its own, `trust`: what share of drafts passed lately. The device knows first how far a row's drafts were accepted,
-so the proposer says for every node what the trust is if that node is the last one accepted, and the next round is told.
+It relays one field of its own, `trust`: the share of drafts that were accepted lately. As the device knows first how far a row's drafts
+were accepted, the proposer returns a trust for every node; that of the last accepted node is relayed to the next round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORGETTING = 0.3  # weight of the newest round in the moving average
 
 
 class SuffixAutomatonDrafting(LookupDrafting):
-    """Look-up drafting whose trees follow what was accepted. The registry gives it the name of its entry point."""
+    """Look-up drafting with trees that adapt to what was accepted. The registry names it by its entry point."""
 
     draft_time_share = 0.01  # some microseconds of Python per draft, beside a verify pass of milliseconds
 
@@ -36,7 +36,7 @@ class SuffixAutomatonDrafting(LookupDrafting):
     def build_disagg_draft_input(
         self, batch: HandoffBatch, last_tokens: np.ndarray, future_map: FutureMap | None
     ) -> DraftInput:
-        """The trust that the prefill side sent; a request that comes without it, or with a broken one, begins at the beginning."""
+        """Take over the trust that the prefill side sent; without a valid one a request begins with the first trust."""
         sent = np.asarray(batch.relayed.get(TRUST.name, np.full(len(batch.rows), FIRST_TRUST)), np.float32)
         trust = np.where(np.isfinite(sent), sent, np.float32(FIRST_TRUST)).clip(LEAST_TRUST, MOST_TRUST)
         bonus_tokens = np.asarray(last_tokens, np.int64)
@@ -48,7 +48,7 @@ class SuffixAutomatonDrafting(LookupDrafting):
 
 
 class SuffixProposer:
-    """One automaton per row."""
+    """Proposes from one automaton per row."""
 
     def __init__(self) -> None:
         self._automata: dict[int, SuffixAutomaton] = {}
@@ -77,10 +77,10 @@ class SuffixProposer:
 
 
 def trust_after(trust: float, tree: DraftTree) -> np.ndarray:
-    """The trust after a round that accepted up to each node, float32 [nodes].
+    """Return the trust after a round that accepted up to each node, float32 [nodes].
 
-    Behind an inner node of depth d the target chose none of what was drafted: d of d + 1 drafts passed. Behind a leaf all passed, and where
-    nothing was drafted there is nothing to learn.
+    If the path ends at an inner node of depth d, the target chose none of its children: d of d + 1 drafts were accepted. If it ends at a
+    leaf, all were. Without drafts the trust stays.
     """
     depths = np.array([0, *tree.depths])
     passed = np.where(tree.is_leaf, 1.0, depths / (depths + 1))
