@@ -62,7 +62,7 @@ class ForwardCost:
 
     @property
     def kernels(self) -> int:
-        """Kernels that one pass launches, LM head included."""
+        """Count the kernels that one pass launches, LM head included."""
         per_layer = 4 + self._small_kernels() + 2 + (2 if self.tp > 1 else 0)
         moe_extra = 4 * self.shape.moe_layers
         return self.shape.layers * per_layer + moe_extra + 3
@@ -72,7 +72,7 @@ class ForwardCost:
         return 4 + (1 if self.shape.qk_norm else 0)
 
     def layers_ns(self, tokens: int) -> float:
-        """All layers' matrix products and small kernels for `tokens` tokens, without attention and communication."""
+        """Return the time of all layers' matrix products and small kernels for `tokens` tokens, without attention and communication."""
         if tokens > _EXACT_TOKENS:
             tokens = -(-tokens // _TOKEN_QUANTUM) * _TOKEN_QUANTUM
         if tokens not in self._layers_cache:
@@ -87,7 +87,7 @@ class ForwardCost:
         return self._layers_cache[tokens]
 
     def gemm_ns(self, tokens: int, inner: int, columns: int, groups: float = 1.0) -> float:
-        """Matrix products in the shape's weight format; sizes in elements, already divided among the devices."""
+        """Return the time of matrix products in the shape's weight format; sizes in elements, already divided among the devices."""
         weight_bytes = DTYPE_BYTES[self.shape.weight_dtype]
         return self.efficiency.gemm_ns(
             self.gpu, tokens, inner, columns, dtype=self.dtype, weight_bytes=weight_bytes, groups=groups
@@ -105,8 +105,9 @@ class ForwardCost:
         return self.gemm_ns(tokens, hidden, 2 * local) + self.gemm_ns(tokens, local, hidden)
 
     def active_experts(self, tokens: int) -> float:
-        """Experts that `tokens` tokens touch in a layer, E·(1 − (1 − k/E)ⁿ), if the router spreads tokens evenly and
-        independently (assumption). This is why verifying many tokens of a sparse model reads more weights than one."""
+        """Return how many experts `tokens` tokens touch in a layer, E·(1 − (1 − k/E)ⁿ), if the router spreads tokens evenly and
+        independently (assumption). This is why verifying many tokens of a sparse model reads more weights than one.
+        """
         experts = self.shape.experts
         return experts * (1.0 - (1.0 - self.shape.experts_per_token / experts) ** tokens)
 
@@ -123,7 +124,7 @@ class ForwardCost:
         return grouped + router + routing + shared
 
     def _small_ns(self, tokens: int) -> float:
-        """Norms, rotary embedding, activation of one layer: a fixed time each plus their traffic."""
+        """Return the time of norms, rotary embedding, activation of one layer: a fixed time each plus their traffic."""
         shape = self.shape
         wide = shape.intermediate if not shape.moe_layers else shape.experts_per_token * shape.moe_intermediate
         norms = 2 * 4 * shape.hidden
@@ -138,7 +139,7 @@ class ForwardCost:
         return self.efficiency.stream_ns(self.gpu, 4.0 * tokens * self.shape.hidden)
 
     def lm_head_ns(self, rows: int, vocab: int | None = None) -> float:
-        """Logits of `rows` tokens, gathered over the group; the LM head stays 16-bit in 8-bit models."""
+        """Return the time of logits of `rows` tokens, gathered over the group; the LM head stays 16-bit in 8-bit models."""
         vocab = vocab or self.shape.vocab
         local = math.ceil(vocab / self.tp)
         product = self.efficiency.gemm_ns(self.gpu, rows, self.shape.hidden, local, dtype="bf16", weight_bytes=2)
@@ -152,8 +153,7 @@ class ForwardCost:
         return link.latency_ns + share * size_bytes * 1e9 / link.bandwidth_bytes_per_s
 
     def comm_ns(self, tokens: int) -> float:
-        """Two all-reduces per layer: each sends and receives 2·(tp − 1)/tp of the activations, after a fixed
-        latency."""
+        """Return the time of two all-reduces per layer: each sends and receives 2·(tp − 1)/tp of the activations, after a fixed latency."""
         if self.tp == 1:
             return 0.0
         link = self.gpu.interconnect
@@ -186,7 +186,7 @@ class ForwardCost:
         )
 
     def prefill_attention_ns(self, chunks: Sequence[tuple[int, int]]) -> float:
-        """Attention of prompt chunks (new tokens, tokens before them): quadratic in new, linear in past."""
+        """Return the time of attention of prompt chunks (new tokens, tokens before them): quadratic in new, linear in past."""
         shape, efficiency, gpu = self.shape, self.efficiency, self.gpu
         full = shape.layers - shape.windowed_layers
         pairs, tiles, read_tokens = 0.0, 0, 0
@@ -208,6 +208,6 @@ class ForwardCost:
 
 
 def _windowed_pairs(new: int, past: int, window: int) -> float:
-    """Query-key pairs of `new` tokens after `past` when each sees at most `window` tokens, itself included."""
+    """Return the query-key pairs of `new` tokens after `past` when each sees at most `window` tokens, itself included."""
     growing = min(max(window - past, 0), new)
     return growing * past + growing * (growing + 1) / 2 + (new - growing) * window

@@ -53,7 +53,7 @@ __all__ = ["GREEDY", "STOCHASTIC", "DecodeWork", "InvalidRound", "RoundCost"]
 
 @dataclass(frozen=True, slots=True)
 class _Rider:
-    """A decode round that rides along with prefill: the passes and lines that do not depend on the chunks."""
+    """A decode round that runs with prefill: the passes and lines that do not depend on the chunks."""
 
     drafting: tuple[Pass, ...]
     after_verify: tuple[Pass, ...]
@@ -119,7 +119,7 @@ class RoundCost:
     def decode_ns(
         self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int | np.ndarray
     ) -> int | np.ndarray:
-        """Nanoseconds of a decode round, rounded down.
+        """Return the nanoseconds of a decode round, rounded down.
 
         `kv_tokens`: KV tokens over the batch when the round starts, an int, or an integer array [m] for m rounds of one
         block (then int64 [m] comes back, bit for bit what m single calls give). Raises `InvalidRound` for a
@@ -133,7 +133,7 @@ class RoundCost:
     def decode_parts(
         self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int
     ) -> dict[str, int]:
-        """`decode_ns` by part (draft, verify, attention, lm_head, sampling, …); the parts sum to it exactly."""
+        """Return `decode_ns` by part (draft, verify, attention, lm_head, sampling, …); the parts sum to it exactly."""
         return self._curve(batch_size, steps, topk, num_draft_tokens).parts(kv_tokens)
 
     def step_ns(
@@ -141,7 +141,7 @@ class RoundCost:
         prefill_tokens: Sequence[tuple[int, int]],
         decode: DecodeWork | tuple[int, int, int, int, int] | None = None,
     ) -> int:
-        """Nanoseconds of a step with prompt chunks (new tokens, tokens before them), a decode round, or both."""
+        """Return the nanoseconds of a step with prompt chunks (new tokens, tokens before them), a decode round, or both."""
         if not prefill_tokens:
             return 0 if decode is None else int(self.decode_ns(*decode))
         return int(self._step_curve(prefill_tokens, decode)(decode[4] if decode is not None else 0))
@@ -151,13 +151,13 @@ class RoundCost:
         prefill_tokens: Sequence[tuple[int, int]],
         decode: DecodeWork | tuple[int, int, int, int, int] | None = None,
     ) -> dict[str, int]:
-        """`step_ns` by part; the parts sum to it exactly."""
+        """Return `step_ns` by part; the parts sum to it exactly."""
         if not prefill_tokens:
             return {} if decode is None else self.decode_parts(*decode)
         return self._step_curve(prefill_tokens, decode).parts(decode[4] if decode is not None else 0)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
-        """Rows (name, value, unit, source) of everything that this cost is made of."""
+        """Return rows (name, value, unit, source) of everything that this cost is made of."""
         rows = [*self.gpu.explain(), *self.target.explain()]
         for part in (self.draft, self.efficiency, self.launch, self.calibration):
             if part is not None:
@@ -185,7 +185,7 @@ class RoundCost:
         ]
 
     def _target_pass(self, batch_size: int, rows: int, nodes: int, *, eager: bool) -> Pass:
-        """Verify `nodes` tokens for each of `rows` padded rows; padding rows compute but have no KV to read."""
+        """Return the pass that verifies `nodes` tokens for each of `rows` padded rows; padding rows compute but have no KV to read."""
         cap = batch_size * (self.target.attention_window or 0)
         if self.calibration is not None and self.calibration.target is not None:
             line = self.calibration.target
@@ -214,8 +214,11 @@ class RoundCost:
         return self._lm_heads[key]
 
     def _sampling_ns(self, rows: int) -> float:
-        """Greedy: read the 16-bit logits once. Stochastic: softmax (read 2, write 4 bytes), truncation (read and write
-        4), acceptance (read 4): 18 bytes per logit. Then the acceptance walk and its bookkeeping, in small kernels."""
+        """Return the time of sampling.
+
+        Greedy: read the 16-bit logits once. Stochastic: softmax (read 2, write 4 bytes), truncation (read and write 4), acceptance
+        (read 4): 18 bytes per logit. Then the acceptance walk and its bookkeeping, in small kernels.
+        """
         calibrated = self.calibration.sampling if self.calibration is not None else None
         if calibrated is not None:
             return calibrated.base_ns + calibrated.per_token_ns * rows
@@ -232,7 +235,7 @@ class RoundCost:
         return Pass(parts)
 
     def _host_pass(self, verify: Pass, steps: int) -> list[Pass]:
-        """Proposing on the host: the round waits for it, so its time adds to the device's."""
+        """Return the time of proposing on the host, for which the round waits."""
         fraction = self.draft.verify_share if self.draft is not None else 0.0
         if not steps or not fraction:
             return []
@@ -244,8 +247,7 @@ class RoundCost:
         return [Pass({"draft": total}, window_cap_tokens=verify.window_cap_tokens)]
 
     def _draft_passes(self, batch_size: int, rows: int, steps: int, topk: int, *, eager: bool) -> list[Pass]:
-        """The S − 1 passes after the first step's drafts, and the tree. One head per step runs in the catch-up
-        instead."""
+        """Return the S − 1 passes after the first step's drafts, and the tree. With one head per step they run in the catch-up instead."""
         forward, draft = self._draft, self.draft
         if forward is None or draft is None or not steps:
             return []
@@ -266,7 +268,7 @@ class RoundCost:
         return passes
 
     def _catch_up(self, batch_size: int, rows: int, steps: int, *, eager: bool) -> list[Pass]:
-        """The draft sees the accepted tokens: S + 1 per row at most, and the graph computes them all."""
+        """Return the pass in which the draft sees the accepted tokens: S + 1 per row at most, and the graph computes them all."""
         forward, draft = self._draft, self.draft
         if forward is None or draft is None or not (steps or self.keep_draft_warm):
             return []
@@ -285,8 +287,7 @@ class RoundCost:
         eager: bool,
         later: bool = False,
     ) -> Pass:
-        """One pass of the draft over `tokens` tokens; `later`: a pass after the first of a round, on its own hidden
-        states."""
+        """Return one pass of the draft over `tokens` tokens; `later`: a pass after the first of a round, on its own hidden states."""
         forward, draft, calibration = self._draft, self.draft, self.calibration
         assert forward is not None and draft is not None
         body = forward.shape
@@ -317,7 +318,7 @@ class RoundCost:
         return Pass(parts, floor_ns, repeat, batch_size * (body.attention_window or 0))
 
     def _fusion_ns(self, tokens: int) -> float:
-        """The fully connected layer in front of a head."""
+        """Return the time of the fully connected layer in front of a head."""
         if tokens not in self._fusions:
             forward, draft = self._draft, self.draft
             assert forward is not None and draft is not None
@@ -326,7 +327,7 @@ class RoundCost:
         return self._fusions[tokens]
 
     def _rider(self, batch_size: int, steps: int, topk: int, nodes: int) -> _Rider:
-        """What a decode round brings into a step with prefill; nothing of it depends on the chunks."""
+        """Return the part of a decode round in a step with prefill; nothing of it depends on the chunks."""
         key = (batch_size, steps, topk, nodes)
         if key not in self._riders:
             check_round(self.draft, *key)
@@ -347,8 +348,7 @@ class RoundCost:
     def _step_curve(
         self, chunks: Sequence[tuple[int, int]], decode: DecodeWork | tuple[int, int, int, int, int] | None
     ) -> Curve:
-        """Prefill (and a decode round that rides along): one target pass and one draft pass over all tokens, no
-        graph."""
+        """Return the curve of a step with prefill and perhaps a decode round: one target and one draft pass over all tokens, no graph."""
         batch_size, steps, topk, nodes, _ = decode if decode is not None else (0, 0, 1, 1, 0)
         rider = self._rider(batch_size, steps, topk, nodes)
         new_tokens = sum(new for new, _ in chunks)

@@ -1,4 +1,4 @@
-"""The work of a decode round in five numbers, and which five numbers make sense together."""
+"""The work of a decode round in five numbers, and the check that they do not contradict each other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from .draft import MULTI_LAYER_EAGLE, DraftShape
 
 
 class InvalidRound(ForetokenError):
-    """A decode round that cannot exist: the message says which of steps, topk and num_draft_tokens contradict each
-    other."""
+    """A decode round that cannot exist; the message says which of steps, topk and num_draft_tokens contradict each other."""
 
 
 class DecodeWork(NamedTuple):
@@ -25,7 +24,7 @@ class DecodeWork(NamedTuple):
 
 
 def check_round(draft: DraftShape | None, batch_size: int, steps: int, topk: int, num_draft_tokens: int) -> None:
-    """Raises `InvalidRound` unless `draft` can produce a tree of this depth, branching and size."""
+    """Raise `InvalidRound` unless `draft` can produce a tree of this depth, branching and size."""
     shape = f"steps={steps}, topk={topk}, num_draft_tokens={num_draft_tokens}"
     if batch_size < 0 or steps < 0 or topk < 1 or num_draft_tokens < 1:
         raise InvalidRound(f"batch_size={batch_size}, {shape}: sizes are out of range")

@@ -179,7 +179,7 @@ class HandoffEndpoint:
         """Abort a request whose prefill engine says that the client has left."""
         self.actor.abort(request_id)
 
-    def hear(self, peer: str, message: Message, truth: Truth | None) -> None:
+    def receive(self, peer: str, message: Message, truth: Truth | None) -> None:
         """Take a message from another engine. An offer brings the request's truth for this device."""
         side, request_id = self.side, message.key.request_id
         if self.is_prefill and type(message) is Accept:
@@ -191,7 +191,7 @@ class HandoffEndpoint:
             self._around.hooks.on_expected(self, request_id, truth)
         self.handoff.carry_out()
 
-    def hear_pages(self, peer: str, pages: ArrivedPages) -> None:
+    def receive_pages(self, peer: str, pages: ArrivedPages) -> None:
         """Take the pages of one action; ignored if the engine computes prompts since."""
         if not self.is_prefill:
             self.handoff.receive(peer, pages, self.now_ns)

@@ -94,8 +94,8 @@ class Station(Protocol):
     replica: int
     is_alive: bool
 
-    def hear(self, peer: str, message: Message, truth: Truth | None) -> None: ...
-    def hear_pages(self, peer: str, pages: ArrivedPages) -> None: ...
+    def receive(self, peer: str, message: Message, truth: Truth | None) -> None: ...
+    def receive_pages(self, peer: str, pages: ArrivedPages) -> None: ...
     def withdraw(self, request_id: str) -> None: ...
 
 
@@ -160,13 +160,13 @@ class Interconnect:
     def deliver(self, source: Station, target: Station, message: Message, truth: Truth | None) -> None:
         """A message arrives."""
         if target.is_alive:
-            target.hear(source.name, message, truth)
+            target.receive(source.name, message, truth)
 
     def deliver_pages(self, source: Station, target: Station, pages: ArrivedPages) -> None:
         """Pages arrive."""
         if target.is_alive:
             self._hooks.on_arrival(source, pages)
-            target.hear_pages(source.name, pages)
+            target.receive_pages(source.name, pages)
 
     def _deliver_later(self, delay_ns: int, deliver: Callable[..., None], *arguments) -> None:
         call_at(self.network.env, self.network.env.now + delay_ns, deliver, *arguments)

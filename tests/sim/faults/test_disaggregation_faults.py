@@ -108,11 +108,11 @@ def test_a_log_of_a_run_under_faults_replays(tmp_path, seed):
 
 
 def believe_every_page(monkeypatch):
-    hear = HandoffEndpoint.hear_pages
+    receive = HandoffEndpoint.receive_pages
     monkeypatch.setattr(
         HandoffEndpoint,
-        "hear_pages",
-        lambda self, peer, pages: hear(self, peer, [(page, page.seal) for page, _ in pages]),
+        "receive_pages",
+        lambda self, peer, pages: receive(self, peer, [(page, page.seal) for page, _ in pages]),
     )
 
 
