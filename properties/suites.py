@@ -11,6 +11,7 @@ from .allocator.small_scope import small_scope
 from .allocator.trial import AllocatorTrial
 from .engine.trial import EngineTrial
 from .harness.suite import Suite
+from .simulator.trial import SimulatorTrial
 
 _DECLARED = {
     "allocator": Suite.of(
@@ -30,6 +31,7 @@ _DECLARED = {
             "foretoken.checks.adapters.torch_accept:make",
         ),
     ),
+    "simulator": Suite.of(SimulatorTrial, subjects=("foretoken.checks.adapters.simulator:make",)),
     "engine": Suite.of(
         EngineTrial,
         subjects=("foretoken.checks.adapters.core_engine:make", "foretoken.properties.engine.plain:make"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..harness.contract import Capabilities
+from ..harness.letters import Choices
 
 FAULTS = (
     *("device.slow", "device.raises", "device.restarts", "link.late", "link.lost"),
@@ -29,37 +30,27 @@ class SimulatorConfig:
     def __post_init__(self) -> None:
         assert self.page_size >= 1 and self.steps >= 0
 
+    @classmethod
+    def draw(cls, choose: Choices, has: SimulatorCapabilities) -> SimulatorConfig:
+        return cls(choose((1, 4, 16)), choose((0, 1, 3, 5)), choose((False, True)))
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One service and its load. Values may be impossible, on purpose; then it must be refused.
+    """One service and its load. Values may be impossible, on purpose; then it must be refused."""
 
-    seed:           of every draw
-    num_requests:   that arrive
-    arrivals:       "poisson", or "even" (the first at time 0)
-    rate_per_ks:    requests in a thousand seconds
-    prompt_lens:    every prompt has one of these lengths, each as likely as the others
-    output_lens:    so many tokens a request would emit if nobody stopped it, likewise
-    pages:          KV pages of each replica
-    max_running:    requests in a replica's batch
-    replicas:       engines behind the router
-    slo_ttft_ms:    with the capability `goodput`: what a good request keeps to; 0: no demand
-    slo_e2el_ms:    likewise
-    faults:         with the capability `faults`: (kind, probability in permille); None: no plan at all
-    """
-
-    seed: int = 1
+    seed: int = 1  # of every draw
     num_requests: int = 1
-    arrivals: str = "even"
-    rate_per_ks: int = 20_000
-    prompt_lens: tuple[int, ...] = (5,)
-    output_lens: tuple[int, ...] = (4,)
-    pages: int = 256
-    max_running: int = 4
-    replicas: int = 1
-    slo_ttft_ms: int = 0
-    slo_e2el_ms: int = 0
-    faults: tuple[tuple[str, int], ...] | None = None
+    arrivals: str = "even"  # the first at time 0; or "poisson"
+    rate_per_ks: int = 20_000  # requests in a thousand seconds
+    prompt_lens: tuple[int, ...] = (5,)  # every prompt has one of these lengths, each as likely as the others
+    output_lens: tuple[int, ...] = (4,)  # likewise: tokens that a request emits unless it is cut short
+    pages: int = 256  # of KV in each replica
+    max_running: int = 4  # requests in a replica's batch
+    replicas: int = 1  # engines behind the router
+    slo_ttft_ms: int = 0  # with the capability `goodput`: the limit of a good request; 0: none
+    slo_e2el_ms: int = 0  # likewise
+    faults: tuple[tuple[str, int], ...] | None = None  # with `faults`: (kind, probability in permille); None: no plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +66,21 @@ class SimulatorCapabilities(Capabilities):
 
 
 class Simulator(Protocol):
-    """A simulator. Runs share nothing; to refuse is to return None or to raise one of `REFUSALS`.
+    """A simulator. Runs share nothing. It refuses by returning None or by raising one of `REFUSALS`.
 
     A run is answered with a mapping:
 
     events      sequence of strings: the history, one line per event, in the order in which they happened
     times_ns    sequence of integers: the simulated time of each
     arrivals    sequence of [time in ns, prompt length, output length], as drawn; the number of a request is its place here
-    requests    sequence of mappings, one per request that reached a replica, those that were turned away at its door included:
+    requests    sequence of mappings, one per request that reached a replica, also if that refused it:
                   number           its place in `arrivals`; −1 for one that a fault has added
                   reason           "completed", "refused", "aborted" or "failed"
                   arrival_ns       when it reached its replica
                   first_token_ns, finish_ns    as the simulator's own metrics have them; None where there is none
-                  max_tokens       what it asked for at most
+                  max_tokens       the most that it asked for
                   num_output       tokens that it got
-                  retractions      how often it lost its memory
+                  retractions      how often it was retracted
                   emissions        sequence of [time in ns, tokens]: what it got, and when
     summary     mapping: completed, retractions, max_running, duration (s), total_output_tokens, output_throughput and
                 request_throughput (per s), mean_concurrency (requests in the system), and mean_, median_, p90_, p95_ and
@@ -101,10 +92,8 @@ class Simulator(Protocol):
 
     # traces
     def replay(self, service: Service, arrivals: Sequence[Sequence[int]]) -> Mapping[str, object] | None:
-        """The same with these requests, as an answer's `arrivals` has them, written to a trace and read back."""
+        """Simulate it with these requests, as an answer's `arrivals` has them, written to a trace and read back."""
 
-
-MakeSimulator = Callable[[SimulatorConfig], Simulator]
 
 METHODS: dict[str, tuple[str, ...]] = {"": ("run",), "traces": ("replay",)}
 """Capability -> the methods of a simulator that it promises; "" is what every simulator has."""

@@ -1,26 +1,23 @@
-"""What a simulator answers, as values: everything that is missing or of another type is said before anything is checked."""
+"""Reading what a simulator answers: what is missing or of another type is reported before anything is checked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..harness.trial import Trial
+from .answer import Answer, Outcome
 from .contract import Service
-from .moment import Answer, Outcome
-
-if TYPE_CHECKING:
-    from .trial import SimulatorTrial
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 REASONS = ("completed", "refused", "aborted", "failed")
-COUNTS = ("completed", "retractions", "max_running", "total_output_tokens")
-RATES = ("duration", "output_throughput", "request_throughput", "mean_concurrency")
-_INTEGERS = ("number", "arrival_ns", "max_tokens", "num_output", "retractions")
+ALWAYS_KNOWN = ("completed", "retractions", "max_running", "total_output_tokens", "duration")
+RATES = ("output_throughput", "request_throughput", "mean_concurrency")
 
 
-def read_answer(trial: SimulatorTrial, answer: object, service: Service) -> Answer:
-    """Raises a Violation (TYPE) for an answer of another form than the contract says."""
+def read_answer(trial: Trial, answer: object, service: Service) -> Answer:
+    """Return the answer as values. Raises a Violation (TYPE) for another form than the contract's."""
     parts = _mapping(trial, answer, "the answer", ("events", "times_ns", "arrivals", "requests", "summary"))
     events = _sequence(trial, parts["events"], "events")
     for line in events:
@@ -29,9 +26,7 @@ def read_answer(trial: SimulatorTrial, answer: object, service: Service) -> Answ
     times = trial.integers(parts["times_ns"], "times_ns")
     if len(times) != len(events):
         raise trial.misbehaviour("TYPE", f"{len(times)} times for {len(events)} events", "one each")
-    arrivals = tuple(
-        _tuple_of(trial, arrival, 3, "an arrival") for arrival in _sequence(trial, parts["arrivals"], "arrivals")
-    )
+    arrivals = _tuples(trial, parts["arrivals"], "arrivals", 3)
     requests = tuple(_outcome(trial, request) for request in _sequence(trial, parts["requests"], "requests"))
     for request in requests:
         if not -1 <= request.number < len(arrivals):
@@ -39,39 +34,40 @@ def read_answer(trial: SimulatorTrial, answer: object, service: Service) -> Answ
     return Answer(service, tuple(events), times, arrivals, requests, _summary(trial, parts["summary"]))
 
 
-def _summary(trial: SimulatorTrial, given: object) -> dict[str, float | None]:
-    names = [*COUNTS, *RATES, *(f"{statistic}_{name}_ms" for name in LATENCIES for statistic in STATISTICS)]
+def _summary(trial: Trial, given: object) -> dict[str, float | None]:
+    names = [*ALWAYS_KNOWN, *RATES, *(f"{statistic}_{name}_ms" for name in LATENCIES for statistic in STATISTICS)]
     if trial.capabilities.goodput:
         names += ["request_goodput", "slo_attainment"]
     summary = _mapping(trial, given, "summary", names)
     for name in names:
         value = summary[name]
-        must_be = name in COUNTS or name == "duration"
-        if isinstance(value, bool) or not isinstance(value, (int, float) if must_be else (int, float, type(None))):
-            expected = "a number" if must_be else "a number, or None where it is undefined"
-            raise trial.misbehaviour("TYPE", f"{name} of the summary is {value!r}", expected)
-        if value is not None and not abs(value) < float("inf"):
+        if value is None and name not in ALWAYS_KNOWN:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            should = "a number" if name in ALWAYS_KNOWN else "a number, or None where it is undefined"
+            raise trial.misbehaviour("TYPE", f"{name} of the summary is {value!r}", should)
+        if not abs(value) < float("inf"):
             raise trial.misbehaviour("TYPE", f"{name} of the summary is {value!r}", "a finite number")
     return {name: summary[name] for name in names}
 
 
-def _outcome(trial: SimulatorTrial, given: object) -> Outcome:
+def _outcome(trial: Trial, given: object) -> Outcome:
     request = _mapping(trial, given, "a request", Outcome._fields)
     if request["reason"] not in REASONS:
         raise trial.misbehaviour("TYPE", f"a request's reason is {request['reason']!r}", f"one of {', '.join(REASONS)}")
-    values: dict[str, Any] = {name: trial.integer(request[name], f"{name} of a request") for name in _INTEGERS}
-    for name in ("first_token_ns", "finish_ns"):
+    values: dict[str, Any] = {}
+    for name in Outcome._fields:
         value = request[name]
-        values[name] = None if value is None else trial.integer(value, f"{name} of a request")
-    emissions = _sequence(trial, request["emissions"], "emissions")
-    return Outcome(
-        reason=request["reason"],
-        emissions=tuple(_tuple_of(trial, emission, 2, "an emission") for emission in emissions),
-        **values,
-    )
+        if name == "emissions":
+            values[name] = _tuples(trial, value, "emissions", 2)
+        elif name == "reason" or (value is None and name in ("first_token_ns", "finish_ns")):
+            values[name] = value
+        else:
+            values[name] = trial.integer(value, f"{name} of a request")
+    return Outcome(**values)
 
 
-def _mapping(trial: SimulatorTrial, value: object, what: str, keys: Any) -> Mapping[str, Any]:
+def _mapping(trial: Trial, value: object, what: str, keys: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise trial.misbehaviour("TYPE", f"{what} is of type {type(value).__name__}", "a mapping")
     missing = [key for key in keys if key not in value]
@@ -80,14 +76,17 @@ def _mapping(trial: SimulatorTrial, value: object, what: str, keys: Any) -> Mapp
     return value
 
 
-def _sequence(trial: SimulatorTrial, value: object, what: str) -> list | tuple:
+def _sequence(trial: Trial, value: object, what: str) -> list | tuple:
     if not isinstance(value, list | tuple):
         raise trial.misbehaviour("TYPE", f"{what} is of type {type(value).__name__}", "a list")
     return value
 
 
-def _tuple_of(trial: SimulatorTrial, value: object, length: int, what: str) -> tuple[int, ...]:
-    found = trial.integers(value, what)
-    if len(found) != length:
-        raise trial.misbehaviour("TYPE", f"{what} is {list(found)}", f"{length} integers")
-    return found
+def _tuples(trial: Trial, value: object, what: str, length: int) -> tuple[tuple[int, ...], ...]:
+    """Return a sequence of so many integers each; `what` is a plural."""
+    found = []
+    for item in _sequence(trial, value, what):
+        found.append(trial.integers(item, f"one of the {what}"))
+        if len(found[-1]) != length:
+            raise trial.misbehaviour("TYPE", f"one of the {what} is {list(found[-1])}", f"{length} integers")
+    return tuple(found)

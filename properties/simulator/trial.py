@@ -1,21 +1,19 @@
-"""The simulator's trial: services are described and run, alone and in pairs that differ in one thing."""
+"""The simulator's trial: services are described and run, alone and in pairs that differ in one thing.
+
+Some operations describe the service, the others run it as it is then, once or several times.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from math import log
-from typing import Any, ClassVar
+from typing import Any
 
-from ..harness.operation import Operation
+from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
-from ..invariants.registry import Invariant
-from . import operations as ops
+from .answer import Answer, Moment, Queueing
 from .contract import FAULTS, METHODS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
-from .impossible import ALL
-from .moment import Answer, Moment, Queueing
 from .reading import read_answer
-from .vocabulary import QUIET_FAULTS
 
 MAX_REQUESTS = 64
 MAX_LENGTH = 512
@@ -35,27 +33,80 @@ EXPONENTIAL = tuple(max(1, round(-27 * log(1 - (share + 0.5) / 20))) for share i
 
 ALONE = Service(num_requests=40, arrivals="even", rate_per_ks=10, prompt_lens=(16,), max_running=1)
 
+QUIET_FAULTS = ("device.slow", "device.raises", "device.restarts", "link.late", "pool.denied", "pool.retraction")
+"""Faults that change nothing of what is asked for."""
+
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "no-pages": {"pages": 0},
+    "negative-pages": {"pages": -1},
+    "no-room": {},  # all prompts are longer than the pool
+    "no-replicas": {"replicas": 0},
+    "no-batch": {"max_running": 0},
+    "no-requests": {"num_requests": 0},
+    "no-rate": {"rate_per_ks": 0},
+    "negative-rate": {"rate_per_ks": -1000},
+    "empty-prompts": {"prompt_lens": (0,)},
+    "empty-outputs": {"output_lens": (0,)},
+    "no-lengths": {"output_lens": ()},
+    "unknown-arrivals": {"arrivals": "sometimes"},
+    "unknown-fault": {"faults": (("device.sulks", 100),)},
+    "more-than-certain": {"faults": (("device.slow", 1001),)},
+    "less-than-never": {"faults": (("device.slow", -1),)},
+    "negative-demand": {"slo_ttft_ms": -1},
+}
+"""Name -> the values that make a service impossible."""
+
+
+def _impossible(config: SimulatorConfig, has: SimulatorCapabilities) -> list[str]:
+    without = () if has.faults else ("faults",)
+    without += () if has.goodput else ("slo_ttft_ms",)
+    return [name for name, values in IMPOSSIBLE.items() if values.keys().isdisjoint(without)]
+
+
+def _is_calm(t: SimulatorTrial) -> bool:
+    return t.service.faults is None
+
+
+def _has_room_for(t: SimulatorTrial, pages: int) -> bool:
+    return _is_calm(t) and pages >= 1 and t.service.pages + pages <= MAX_PAGES
+
+
+def _is_new_fault(t: SimulatorTrial, kind: str, percent: int) -> bool:
+    return kind in QUIET_FAULTS and kind not in dict(t.service.faults or ()) and 0 <= percent <= 100
+
+
+def _is_server(t: SimulatorTrial, services: str, seed: int) -> bool:
+    # A pipeline that plans ahead is no such server: while the next request waits, a short one takes a step longer.
+    return not t.config.overlap and services in ("constant", "exponential") and seed >= 0
+
 
 class SimulatorTrial(Trial):
-    """`subject` under operations. Nothing is held between two runs, so there is nothing to give back in the end."""
+    """`subject` under operations. Runs share nothing, so there is nothing to give back in the end."""
 
+    contract = "simulator"
+    config_type = SimulatorConfig
+    capabilities_type = SimulatorCapabilities
     methods = METHODS
+    quick = 400
+    run_length = 10
+    limit_s = 60.0
 
-    def __init__(
-        self,
-        subject: Simulator,
-        config: SimulatorConfig,
-        capabilities: SimulatorCapabilities,
-        invariants: Iterable[Invariant],
-    ) -> None:
-        super().__init__(subject, config, capabilities, invariants)
+    subject: Simulator
+    config: SimulatorConfig
+    capabilities: SimulatorCapabilities
+    moment: Moment
+
+    def prepare(self) -> None:
         self.service = Service()
         self._last: Answer | None = None  # of the service as it is
-        self.moment = Moment(config, capabilities)
-        self.check()
+        self.moment = Moment(self.config)
+
+    def begin(self, operation: Operation | str) -> None:
+        """Start a new moment."""
+        self.moment = Moment(self.config, operation)
 
     def drain(self) -> None:
-        """Every run is over when it is answered."""
+        """Do nothing: every run is over when it is answered."""
 
     def describe(self) -> str:
         m = self.moment
@@ -63,74 +114,98 @@ class SimulatorTrial(Trial):
             return f"refused ({m.refusal})"
         return "; ".join(map(str, m.runs))
 
-    def _begin(self, operation: Operation) -> Moment:
-        self.moment = Moment(self.config, self.capabilities, operation)
-        return self.moment
-
     # -- the service --------------------------------------------------------------------------------------------------
 
-    def _becomes(self, operation: Operation, service: Service) -> bool:
+    def _become(self, **changes: Any) -> bool:
+        """Change the service. Returns False, with nothing changed, if that would make it impossible or large."""
+        service = replace(self.service, **changes)
         if not _makes_sense(service):
             return False
-        self._begin(operation)
         if service != self.service:
             self.service, self._last = service, None
         return True
 
-    def _load(self, op: ops.Load) -> bool:
-        names = ("num_requests", "arrivals", "prompt_lens", "output_lens", "seed")
-        rate_per_ks = 10**6 // op.gap_ms if op.gap_ms > 0 else 0
-        load = {name: getattr(op, name) for name in names}
-        return self._becomes(op, replace(self.service, rate_per_ks=rate_per_ks, **load))
+    @operation(
+        weight=14,
+        num_requests=(4, 1, 8, 12),
+        arrivals=("even", "poisson"),
+        gap_ms=(50, 5, 200, 1),
+        prompt_lens=((5,), (3, 17), (40,), (1, 9, 30, 64)),
+        output_lens=((4,), (1,), (1, 12), (30,), (2, 7, 20)),
+        seed=range(1, 33),
+    )
+    def load(
+        self,
+        num_requests: int,
+        arrivals: str,
+        gap_ms: int,
+        prompt_lens: tuple[int, ...],
+        output_lens: tuple[int, ...],
+        seed: int,
+    ) -> bool:
+        """The service gets these requests, `gap_ms` apart on average."""
+        load = {"num_requests": num_requests, "arrivals": arrivals, "prompt_lens": prompt_lens}
+        rate_per_ks = 10**6 // gap_ms if gap_ms > 0 else 0
+        return self._become(**load, output_lens=output_lens, seed=seed, rate_per_ks=rate_per_ks)
 
-    def _size(self, op: ops.Size) -> bool:
-        size = {
-            "pages": -(-16 * op.pool // self.config.page_size),
-            "max_running": op.max_running,
-            "replicas": op.replicas,
-        }
-        return self._becomes(op, replace(self.service, **size))
+    @operation(weight=6, pool=(64, 4, 8, 16), max_running=(4, 1, 2), replicas=(1, 1, 2, 3))
+    def size(self, pool: int, max_running: int, replicas: int) -> bool:
+        """The service gets this much hardware; a pool of so many times 16 tokens."""
+        return self._become(pages=-(-16 * pool // self.config.page_size), max_running=max_running, replicas=replicas)
 
-    def _demand(self, op: ops.Demand) -> bool:
-        return self._becomes(op, replace(self.service, slo_ttft_ms=op.ttft_ms, slo_e2el_ms=op.e2el_ms))
+    @operation(needs="goodput", weight=4, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100))
+    def demand(self, ttft_ms: int, e2el_ms: int) -> bool:
+        """A good request keeps to this; 0: no demand."""
+        return self._become(slo_ttft_ms=ttft_ms, slo_e2el_ms=e2el_ms)
 
-    def _plan(self, op: ops.Plan) -> bool:
-        return self._becomes(op, replace(self.service, faults=_joined(self.service.faults, op.kind, 10 * op.percent)))
+    @operation(needs="faults", weight=6, kind=FAULTS, percent=(10, 30, 0, 2))
+    def plan(self, kind: str, percent: int) -> bool:
+        """A kind of fault joins the service's plan."""
+        return self._become(faults=self._with_fault(kind, percent))
 
-    def _calm(self, op: ops.Calm) -> bool:
-        return self._becomes(op, replace(self.service, faults=None))
+    @operation(needs="faults", weight=3)
+    def calm(self) -> bool:
+        """The service has no fault plan any more."""
+        return self._become(faults=None)
+
+    def _with_fault(self, kind: str, percent: int) -> tuple[tuple[str, int], ...]:
+        """Return the plan with this kind, in the place that it had."""
+        return tuple({**dict(self.service.faults or ()), kind: 10 * percent}.items())
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
-    def _ask(self, method: Any, service: Service, *arguments: object) -> Answer | None:
-        """One run; None if it was refused."""
+    def _simulate(self, method: Any, service: Service, *arguments: object) -> Answer | None:
+        """Make one run. Returns None if it was refused."""
         m = self.moment
         m.is_possible = self._is_possible(service)
         answer = self.ask(method, service, *arguments)
-        if answer is None or isinstance(answer, Refused):
-            m.refusal = "None" if answer is None else answer.reason
-            return None
-        m.refusal = None
-        if m.impossible:
+        m.refusal = "None" if answer is None else answer.reason if isinstance(answer, Refused) else None
+        if m.refusal is not None:
             return None
         found = read_answer(self, answer, service)
-        self._look_whole(found)
+        self._check_whole(found)
         m.runs += (found,)
         return found
 
     def _base(self) -> Answer | None:
-        """A run of the service as it is, an earlier one if there was one."""
+        """Return a run of the service as it is, an earlier one if there was one."""
         if self._last is None:
-            self._last = self._ask(self.subject.run, self.service)
+            self._last = self._simulate(self.subject.run, self.service)
         return self._last
+
+    def _pair(self, method: Any, service: Service, *arguments: object) -> tuple[Answer, Answer] | None:
+        """Return a run of the service as it is, and another one. None if one was refused."""
+        first = self._base()
+        second = None if first is None else self._simulate(method, service, *arguments)
+        return None if second is None else (first, second)
 
     def _is_possible(self, service: Service) -> bool:
         """Whether every request has room, so that there is nothing to refuse."""
         longest = max(service.prompt_lens) + max(service.output_lens) + 4 * (self.config.steps + 1)
         return service.pages * self.config.page_size >= ROOM * (longest + self.config.page_size)
 
-    def _look_whole(self, answer: Answer) -> None:
-        """Without faults every request has an end; with some, none has two."""
+    def _check_whole(self, answer: Answer) -> None:
+        """Without faults every request must have one end."""
         service = answer.service
         numbers = sorted(request.number for request in answer.requests if request.number >= 0)
         whole = list(range(service.num_requests))
@@ -138,130 +213,83 @@ class SimulatorTrial(Trial):
             was = f"{len(answer.arrivals)} arrivals"
             raise self.misbehaviour("ANSWER", was, f"{service.num_requests}: so many requests were asked for")
         if service.faults is None and (numbers != whole or len(answer.requests) != len(numbers)):
-            was = f"requests {numbers} have an end, and {len(answer.requests) - len(numbers)} that nobody sent"
+            was = f"requests {numbers} have an end, and {len(answer.requests) - len(numbers)} that were not sent"
             raise self.misbehaviour("ANSWER", was, f"requests {whole}, each once")
 
-    def _run(self, op: ops.Run) -> bool:
-        self._begin(op)
-        self._last = self._ask(self.subject.run, self.service)
-        return True
+    @operation(weight=4)
+    def run(self) -> None:
+        """The service runs."""
+        self._last = self._simulate(self.subject.run, self.service)
 
-    def _twice(self, op: ops.Twice) -> bool:
-        m = self._begin(op)
+    @operation(weight=5)
+    def twice(self) -> None:
+        """It runs twice."""
+        self.moment.twice = self._pair(self.subject.run, self.service)
+
+    @operation(weight=5)
+    def one_more_request(self) -> None:
+        """It runs, and runs again with one request more."""
+        more = replace(self.service, num_requests=self.service.num_requests + 1)
+        self.moment.grown = self._pair(self.subject.run, more)
+
+    @operation(needs="faults", weight=8, when=_is_new_fault, kind=QUIET_FAULTS, percent=(20, 5))
+    def one_more_fault(self, kind: str, percent: int) -> None:
+        """It runs, and runs again with one kind of fault more, which changes nothing of what is asked for."""
+        more = replace(self.service, faults=self._with_fault(kind, percent))
+        self.moment.grown = self._pair(self.subject.run, more)
+
+    @operation(needs="faults", weight=4, when=lambda t, kind: kind in FAULTS, kind=FAULTS)
+    def no_probability(self, kind: str) -> None:
+        """It runs without a plan, and with one in which this kind and those of its plan have probability 0."""
+        kinds = dict.fromkeys([*dict(self.service.faults or ()), kind])
+        without = replace(self.service, faults=None)
+        first = self._simulate(self.subject.run, without)
+        if first is not None:
+            second = self._simulate(self.subject.run, replace(without, faults=tuple((kind, 0) for kind in kinds)))
+            self.moment.planned = None if second is None else (first, second)
+
+    @operation(weight=7, when=_has_room_for, pages=(1, 4, 8, 16, 64))
+    def more_pages(self, pages: int) -> None:
+        """It runs without faults, and runs again with more pages."""
+        more = replace(self.service, pages=self.service.pages + pages)
+        self.moment.enlarged = self._pair(self.subject.run, more)
+
+    @operation(needs="traces", weight=5, when=_is_calm)
+    def replay(self) -> None:
+        """It runs without faults, and its requests are replayed from a trace."""
         first = self._base()
         if first is not None:
-            second = self._ask(self.subject.run, self.service)
-            m.twice = None if second is None else (first, second)
-        return True
+            arrivals = [list(arrival) for arrival in first.arrivals]
+            self.moment.replayed = self._pair(self.subject.replay, self.service, arrivals)
 
-    def _pair(self, op: Operation, changed: Service) -> tuple[Answer, Answer] | None:
-        """The service as it is, and the changed one."""
-        self._begin(op)
-        first = self._base()
-        second = None if first is None else self._ask(self.subject.run, changed)
-        return None if second is None else (first, second)
-
-    def _one_more_request(self, op: ops.OneMoreRequest) -> bool:
-        pair = self._pair(op, replace(self.service, num_requests=self.service.num_requests + 1))
-        self.moment.grown = pair
-        return True
-
-    def _one_more_fault(self, op: ops.OneMoreFault) -> bool:
-        planned = {kind for kind, _ in self.service.faults or ()}
-        if op.kind not in QUIET_FAULTS or op.kind in planned or not 0 <= op.percent <= 100:
-            return False
-        pair = self._pair(op, replace(self.service, faults=_joined(self.service.faults, op.kind, 10 * op.percent)))
-        self.moment.grown = pair
-        return True
-
-    def _no_probability(self, op: ops.NoProbability) -> bool:
-        if op.kind not in FAULTS:
-            return False
-        self._begin(op)
-        kinds = dict.fromkeys([kind for kind, _ in self.service.faults or ()] + [op.kind])
-        before = replace(self.service, faults=None)
-        first = self._ask(self.subject.run, before)
-        planned = replace(before, faults=tuple((kind, 0) for kind in kinds))
-        second = None if first is None else self._ask(self.subject.run, planned)
-        self.moment.planned = None if second is None else (first, second)
-        return True
-
-    def _more_pages(self, op: ops.MorePages) -> bool:
-        if self.service.faults is not None or op.pages < 1 or self.service.pages + op.pages > MAX_PAGES:
-            return False
-        pair = self._pair(op, replace(self.service, pages=self.service.pages + op.pages))
-        self.moment.enlarged = pair
-        return True
-
-    def _replay(self, op: ops.Replay) -> bool:
-        if self.service.faults is not None or not self.capabilities.traces:
-            return False
-        m = self._begin(op)
-        first = self._base()
-        if first is not None:
-            second = self._ask(self.subject.replay, self.service, [list(arrival) for arrival in first.arrivals])
-            m.replayed = None if second is None else (first, second)
-        return True
-
-    def _impossible(self, op: ops.Impossible) -> bool:
-        if op.how not in ALL:
-            return False
-        m = self._begin(op)
-        m.impossible = op.how
-        self.ask_impossible(ALL[op.how](replace(self.service, faults=None), self.config))
-        return True
-
-    def ask_impossible(self, service: Service) -> None:
-        """Ask for a run that cannot be; only whether it is refused is of interest."""
-        m = self.moment
-        answer = self.ask(self.subject.run, service)
+    @operation(weight=12, hostile=True, probes="SIM-11", when=lambda t, how: how in IMPOSSIBLE, how=_impossible)
+    def impossible(self, how: str) -> None:
+        """It is asked to run with something that cannot be. Must be refused."""
+        m, values = self.moment, IMPOSSIBLE[how]
+        if how == "no-room":
+            values = {"prompt_lens": (self.service.pages * self.config.page_size + 1,)}
+        m.impossible = how
+        answer = self.ask(self.subject.run, replace(self.service, **{"faults": None, **values}))
         if answer is None or isinstance(answer, Refused):
             m.refusal = "None" if answer is None else answer.reason
 
-    def _queue(self, op: ops.Queue) -> bool:
-        """First some requests far apart say how long one service takes, then they come so often that the server is half busy.
-
-        A pipeline that plans ahead is no such server: with the next request at the door, a short one takes a step longer.
-        """
-        if self.config.overlap or op.services not in ("constant", "exponential") or op.seed < 0:
-            return False
-        m = self._begin(op)
-        outputs = (1,) if op.services == "constant" else EXPONENTIAL
+    @operation(weight=2, when=_is_server, services=("constant", "exponential"), seed=range(1, 9))
+    def queue(self, services: str, seed: int) -> None:
+        """A thousand Poisson arrivals at one server, with "exponential" or "constant" service times."""
+        # Some requests far apart tell how long one service takes; then they come so often that the server is half busy.
+        outputs = (1,) if services == "constant" else EXPONENTIAL
         pages = -(-4096 // self.config.page_size)
-        alone = self._ask(self.subject.run, replace(ALONE, output_lens=outputs, pages=pages, seed=op.seed))
-        if alone is None or len(alone.of_reason("completed")) < ALONE.num_requests:
-            return True
+        alone = self._simulate(self.subject.run, replace(ALONE, output_lens=outputs, pages=pages, seed=seed))
+        if alone is None or len(alone.completed) < ALONE.num_requests:
+            return
         service_ns = sum(request.finish_ns - request.arrival_ns for request in alone.requests) // len(alone.requests)
         if service_ns < 1:
             raise self.misbehaviour("ANSWER", f"a service takes {service_ns} ns", "some time")
         rate_per_ks = QUEUE_LOAD_PERMILLE * 10**9 // service_ns
         busy = replace(alone.service, arrivals="poisson", num_requests=QUEUE_REQUESTS, rate_per_ks=rate_per_ks)
-        answer = self._ask(self.subject.run, busy)
+        answer = self._simulate(self.subject.run, busy)
         if answer is not None:
-            m.queue = Queueing(op.services, QUEUE_TOLERANCE, answer)
-        return True
-
-    actions: ClassVar = {
-        ops.Load: _load,
-        ops.Size: _size,
-        ops.Demand: _demand,
-        ops.Plan: _plan,
-        ops.Calm: _calm,
-        ops.Run: _run,
-        ops.Twice: _twice,
-        ops.OneMoreRequest: _one_more_request,
-        ops.OneMoreFault: _one_more_fault,
-        ops.NoProbability: _no_probability,
-        ops.MorePages: _more_pages,
-        ops.Replay: _replay,
-        ops.Impossible: _impossible,
-        ops.Queue: _queue,
-    }
-
-
-def _joined(faults: tuple[tuple[str, int], ...] | None, kind: str, permille: int) -> tuple[tuple[str, int], ...]:
-    """The plan with this kind, in the place that it had."""
-    return tuple({**dict(faults or ()), kind: permille}.items())
+            self.moment.queue = Queueing(services, QUEUE_TOLERANCE, answer)
 
 
 def _makes_sense(service: Service) -> bool:

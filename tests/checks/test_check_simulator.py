@@ -13,12 +13,12 @@ from foretoken.properties.harness.cases import load_case
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
 from foretoken.properties.invariants.simulator import more_pages_are_no_worse
-from foretoken.properties.simulator import operations as ops
 from foretoken.properties.simulator.contract import SimulatorConfig
 from foretoken.properties.simulator.exceptions import EXCEPTIONS, excuse
-from foretoken.properties.simulator.impossible import ALL
-from foretoken.properties.simulator.suite import SUITE as SIMULATOR
+from foretoken.properties.simulator.trial import IMPOSSIBLE
+from foretoken.properties.suites import suite_of
 
+SIMULATOR = suite_of("simulator")
 CASES = Path(__file__).parents[1] / "support" / "cases" / "simulator"
 CAPABILITIES = SIMULATOR.capabilities.of(make.capabilities)
 OPERATIONS = 120
@@ -68,32 +68,32 @@ def test_two_processes_with_other_hash_seeds_have_one_history():
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_service_in_trouble_holds_in_every_way(overlap):
     trial = started(SimulatorConfig(4, 3, overlap))
-    trial.apply(ops.Load(9, "poisson", 5, (3, 17, 40), (2, 7, 20), 7))
-    trial.apply(ops.Size(8, 2, 2))
+    trial.load(9, "poisson", 5, (3, 17, 40), (2, 7, 20), 7)
+    trial.size(8, 2, 2)
     for kind in ("device.raises", "client.cancels", "client.token_limits", "pool.retraction", "link.late"):
-        trial.apply(ops.Plan(kind, 30))
-        assert trial.apply(ops.Twice()) and trial.apply(ops.OneMoreRequest())
-        assert trial.apply(ops.OneMoreFault("device.restarts", 10))
+        trial.plan(kind, 30)
+        assert trial.twice() and trial.one_more_request()
+        assert trial.one_more_fault("device.restarts", 10)
         assert trial.moment.grown is not None
     faulty = trial.moment.runs[0]
-    assert trial.apply(ops.Calm()) and trial.apply(ops.Run())
+    assert trial.calm() and trial.run()
     assert faulty.events != trial.moment.runs[0].events and faulty.summary["retractions"] > 0
 
 
 @pytest.mark.parametrize("services", ["constant", "exponential"])
 def test_queues_wait_as_they_must(services):
     trial = started()
-    assert trial.apply(ops.Queue(services, 5)) and trial.moment.queue is not None
+    assert trial.queue(services, 5) and trial.moment.queue is not None
 
 
 def test_a_pipeline_is_no_single_server():
-    assert not started(SimulatorConfig(overlap=True)).apply(ops.Queue("constant", 1))
+    assert not started(SimulatorConfig(overlap=True)).queue("constant", 1)
 
 
-@pytest.mark.parametrize("how", list(ALL))
+@pytest.mark.parametrize("how", list(IMPOSSIBLE))
 def test_what_cannot_be_is_refused(how):
     trial = started()
-    assert trial.apply(ops.Impossible(how)) and trial.moment.refusal
+    assert trial.impossible(how) and trial.moment.refusal
 
 
 # -- SIM-10 -----------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Changed(CheckedSimulator):
         (lambda answer: answer.pop("times_ns") and None, "TYPE", "has no times_ns"),
         (lambda answer: answer["times_ns"].pop() and None, "TYPE", "times for"),
         (lambda answer: answer["events"].append(3), "TYPE", "an event is 3"),
-        (lambda answer: answer["arrivals"][0].append(3), "TYPE", "an arrival is"),
+        (lambda answer: answer["arrivals"][0].append(3), "TYPE", "one of the arrivals is"),
         (lambda answer: answer["arrivals"].append([0, 1, 1]), "ANSWER", "5 arrivals"),
         (lambda answer: answer["requests"].pop() and None, "ANSWER", r"requests \[0, 1, 2\] have an end"),
         (lambda answer: answer["requests"][0].update(number=9), "ANSWER", "request number 9"),
@@ -173,7 +173,7 @@ class Changed(CheckedSimulator):
 )
 def test_what_is_wrong_is_said(change, id, words):
     trial = started(subject=lambda config: Changed(change))
-    trial.apply(ops.Load(4, "poisson", 5, (3,), (4, 7), 2))
+    trial.load(4, "poisson", 5, (3,), (4, 7), 2)
     with pytest.raises(Violation, match=words) as caught:
-        trial.apply(ops.Run())
+        trial.run()
     assert caught.value.id == id

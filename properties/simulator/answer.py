@@ -1,15 +1,15 @@
-"""One moment of a simulator's trial: the operation, and the answers to the runs that it made."""
+"""The answers of a simulator, and one moment of its trial: the operation, and the answers to the runs that it made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .contract import Service, SimulatorCapabilities, SimulatorConfig
+from .contract import Service, SimulatorConfig
 
 
 class Outcome(NamedTuple):
-    """What became of a request; see `contract.py`. `emissions` are (time in ns, tokens)."""
+    """The end of a request; see `contract.py`. `emissions` are (time in ns, tokens)."""
 
     number: int
     reason: str
@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a simulator said of one run, its form already looked at."""
+    """What a simulator said of one run, in the form that the contract wants."""
 
     service: Service
     events: tuple[str, ...]
@@ -41,12 +41,15 @@ class Answer(NamedTuple):
         return [request for request in self.requests if request.reason == reason]
 
     @property
+    def completed(self) -> list[Outcome]:
+        return self.of_reason("completed")
+
+    @property
     def duration_s(self) -> float:
         return self.summary["duration"]
 
     def __str__(self) -> str:
-        completed = len(self.of_reason("completed"))
-        return f"{completed} of {len(self.requests)} completed, {len(self.events)} events, {self.duration_s:.4g} s"
+        return f"{len(self.completed)} of {len(self.requests)} completed, {len(self.events)} events, {self.duration_s:.4g} s"
 
 
 class Queueing(NamedTuple):
@@ -59,10 +62,9 @@ class Queueing(NamedTuple):
 
 @dataclass(slots=True)
 class Moment:
-    """One operation and what came of it. `runs` are the answers of all runs that it made; pairs are (before, with the change)."""
+    """One operation. `runs` are the answers of all runs that it made; pairs are (before, with the change)."""
 
     config: SimulatorConfig
-    capabilities: SimulatorCapabilities
     operation: object = "make"
     runs: tuple[Answer, ...] = ()
     twice: tuple[Answer, Answer] | None = None
@@ -73,4 +75,4 @@ class Moment:
     queue: Queueing | None = None
     impossible: str = ""
     refusal: str | None = None  # of the run that was asked for last
-    is_possible: bool = False  # whether that run has nothing that anybody could refuse
+    is_possible: bool = False  # whether there is no reason to refuse that run
