@@ -202,7 +202,7 @@ class KVStore:
 
     def _make_room(self, num_slots: int) -> bool:
         """Let the cache evict what is missing for `num_slots` free slots. Returns whether so many are free."""
-        if self.denies():
+        if self._denials and self.denies():
             return False
         missing = num_slots - self.allocator.num_free_slots
         if missing <= 0:

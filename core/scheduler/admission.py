@@ -14,10 +14,11 @@ from ..kv.radix import PrefixMatch
 from ..kv.sizing import ceil_to_page
 from ..kv.store import KVStore
 from .config import EngineConfig, EngineRole, EngineSizes
+from .in_flight import Chunk
 from .life import RequestRecord
 from .precedence import giving_way
 from .recovery import StepLimits
-from .requests import Chunk, Requests
+from .requests import Requests
 
 
 class Admission:
@@ -92,7 +93,7 @@ class Admission:
     def preempt(self) -> None:
         """Retract strictly lower priorities, the least entitled first, if that lets the head of the queue in."""
         requests = self.requests
-        if not self.config.preempt or not len(requests.waiting) or self.limits.are_reduced:
+        if not len(requests.waiting) or self.limits.are_reduced:
             return
         if requests.in_progress is not None or requests.is_admission_paused:
             return
@@ -217,10 +218,7 @@ class Admission:
         target = ceil_to_page(start + length, self.config.page_size)
         if length < 1 or not self.store.grow_row(record.row, target):
             return None
-        record.prefill_launched = start + length
-        if record.prefill_launched == record.prefill_len:
-            self.requests.in_progress = None
-        return Chunk(record, start, length)
+        return self.requests.cut_chunk(record, length)
 
     def _join(self, record: RequestRecord) -> Join:
         cached = record.context[: record.num_cached] if self.config.track_tokens else None

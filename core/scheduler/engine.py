@@ -37,12 +37,13 @@ from ..kv.radix import RadixCache
 from ..kv.store import KVStore
 from .admission import Admission, prefill_step
 from .config import EngineConfig, EngineRole, EngineSizes
+from .in_flight import Chunk, StepInFlight
 from .life import RequestState
 from .outcomes import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from .output import OutputLog
 from .precedence import least_entitled
 from .recovery import Recovery, StepLimits
-from .requests import Chunk, Requests, StepInFlight
+from .requests import Requests
 from .rounds import DecodeRounds, PlannedRounds
 from .transfers import Transfers
 
@@ -84,10 +85,8 @@ class Engine:
     def submit(self, request: Request, now_ns: int) -> SubmitOutcome:
         """Queue a request, or refuse it with the reason. Nothing else changes before the next plan."""
         refusal = self.requests.refusal(request) or self.admission.refusal(request) or self.output.refusal(request)
-        replan = False
-        if not refusal:
-            record = self.requests.queue(request, self.admission.max_tokens(request))
-            replan = self.admission.could_enter(record)
+        record = None if refusal else self.requests.queue(request, self.admission.max_tokens(request))
+        replan = record is not None and self.admission.could_enter(record)
         self._emit(Submitted(now_ns, request, refusal))
         return SubmitOutcome(refusal, replan)
 
@@ -114,13 +113,14 @@ class Engine:
 
     def plan(self, now_ns: int) -> Step | None:
         """Decide the next step. Returns None if there is nothing to do now, or enough is in flight."""
-        if self.requests.steps_are_lost or self.num_uncommitted >= self.pipeline_depth:
+        in_flight = self.requests.in_flight
+        if self.requests.steps_are_lost or len(in_flight) >= self.pipeline_depth:
             return None
         self.store.num_denied = 0
         while True:
             denied_before = self.store.num_denied
             chunks, joins, rounds = self._decide()
-            if chunks or rounds is not None or self.num_uncommitted or self.store.num_denied == denied_before:
+            if chunks or rounds is not None or in_flight or self.store.num_denied == denied_before:
                 break
             # Denied, and no commit will make the driver ask again. Every attempt uses a denial up, so this ends.
         step = self._launch(chunks, joins, rounds) if chunks or rounds is not None else None
@@ -132,7 +132,8 @@ class Engine:
     def _decide(self) -> tuple[list[Chunk], list[Join], PlannedRounds | None]:
         """Choose what the next step computes: prefill chunks, the requests that enter with them, decode rounds."""
         self.requests.apply_retractions()
-        self.admission.preempt()  # before anything is reserved for a row that gives way
+        if self.config.preempt:
+            self.admission.preempt()  # before anything is reserved for a row that gives way
         if not self.config.mixed:
             chunks, joins = self.admission.plan_prefill(num_verify_tokens=0)
             return chunks, joins, None if chunks else self._plan_rounds()
@@ -161,10 +162,9 @@ class Engine:
 
     def _max_rounds(self) -> int:
         """Return how many rounds may run before the engine must decide again (docs/design.md, "Blocks of rounds")."""
-        if self.config.block_rounds == 1:
-            return 1
         must_decide_each_round = (
-            self.rounds.single_round_rows > 0  # rows with stop strings: only the host sees these end
+            self.config.block_rounds == 1
+            or self.rounds.single_round_rows > 0  # rows with stop strings: only the host sees these end
             or self.requests.is_admission_paused
             or self.requests.retraction_demands
             or self.recovery.limits.are_reduced
@@ -177,9 +177,8 @@ class Engine:
     def _launch(self, chunks: list[Chunk], joins: list[Join], rounds: PlannedRounds | None) -> Step:
         """Put a step with these parts in flight."""
         received, arrivals = self.transfers.take_joined()
-        self.requests.last_step_id += 1
         step = Step(
-            self.requests.last_step_id,
+            self.requests.last_step_id + 1,
             tuple(received + joins),
             self.store.take_released(),
             self.store.take_writes(),
@@ -187,7 +186,7 @@ class Engine:
             rounds.step if rounds is not None else None,
             arrivals,
         )
-        self.requests.in_flight.append(StepInFlight(step, chunks, rounds, self.rounds.departures))
+        self.requests.launch(StepInFlight(step, chunks, rounds, self.rounds.departures))
         for chunk in chunks:
             if chunk.is_last and self.role is not EngineRole.PREFILL:
                 self.requests.begin_decoding(chunk.record)
@@ -250,11 +249,11 @@ class Engine:
             cuts = self.output.stop_string_cuts(rounds.step.rows, counted, result, requests.in_row)
             counted = self.rounds.cut(rounds, counted, cuts)
         self.output.log(rounds.step.rows, counted, result, requests.in_row)
-        finished = []
-        for i in counted.ended.tolist():
-            record = requests.running[int(rounds.step.rows[i])]
-            finished.append(requests.finish(record, finish_reason(bool(counted.stopped[i]))))
-        return counted.kept, finished + requests.end_leaving()
+        finished = [
+            requests.finish(requests.running[int(rounds.step.rows[i])], finish_reason(bool(counted.stopped[i])))
+            for i in counted.ended.tolist()
+        ]
+        return counted.kept, finished + requests.end_leaving() if requests.leaving else finished
 
     def lose_steps(self, failure: StepFailure, now_ns: int) -> LossOutcome:
         """Give up the steps in flight, because the oldest has failed (else RELAY-07). Nothing is planned until `resume`."""

@@ -21,11 +21,11 @@ from ..adaptive import AdaptiveController
 from ..contract.events import EventSink, Resumed, StepsLost
 from ..contract.failure import StepFailure
 from ..contract.request import FinishReason
-from ..errors import InvariantViolation
+from .in_flight import StepInFlight
 from .life import RequestRecord
 from .outcomes import LossOutcome
 from .precedence import entitlement, least_entitled
-from .requests import Requests, StepInFlight
+from .requests import Requests
 
 GOOD_STEPS = 8
 """Commits in a row before one rung is climbed."""
@@ -108,16 +108,8 @@ class Recovery:
         in_failed = requests.records_of(failed)
         suspects = [record for record in in_failed if record.prefill_committed == record.num_cached] or in_failed
         blamed = in_failed[0] if in_failed and self._is_to_blame(failed, len(in_failed), len(suspects)) else None
-        requests.steps_are_lost = True
-        finished = requests.end_leaving()
-        for flight in requests.in_flight:
-            for record in requests.records_of(flight):
-                if record is blamed:
-                    finished.append(requests.give_up(record, FinishReason.ERROR, f"{failure}; it ran alone"))
-                else:
-                    requests.retract(record)
         step_ids = tuple(flight.step.step_id for flight in requests.in_flight)
-        requests.in_flight.clear()
+        finished = requests.lose_in_flight(blamed, f"{failure}; it ran alone")
         self._apply_limits()
         if self.limits.row_limit is not None:
             self._shrink_to(self.limits.row_limit, [record for record in suspects if record is not blamed])
@@ -132,11 +124,7 @@ class Recovery:
         a transfer have to be given back before. Raises RELAY-01 with steps in flight.
         """
         requests = self.requests
-        if requests.in_flight:
-            raise InvariantViolation("RELAY-01", f"resumed with {requests.describe_in_flight()} in flight")
-        requests.steps_are_lost = False
-        requests.last_committed = requests.last_step_id
-        requests.store.pass_fence(requests.last_step_id)
+        requests.pass_lost_steps()
         if restarted:
             for record in list(requests.running.values()):
                 requests.retract(record)

@@ -14,51 +14,19 @@ whether an end or a retraction must wait (`JOINT_RULES`), and behind which step 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from ..contract.request import FinishedRequest, FinishReason, Request
-from ..contract.step import Step, StepResult
+from ..contract.step import StepResult
 from ..errors import InvariantViolation
 from ..kv.radix import PrefixMatch
 from ..kv.store import Departure, KVStore
+from .in_flight import Chunk, StepInFlight
 from .life import ENDINGS, JOINT_RULES, Demand, RequestEvent, RequestRecord, RequestState, Response
 from .output import OutputLog
-from .rounds import DecodeRounds, PlannedRounds
+from .rounds import DecodeRounds
 from .waiting import WaitingQueue
-
-
-class Chunk(NamedTuple):
-    """Positions [start, start + length) of one request's context."""
-
-    record: RequestRecord
-    start: int
-    length: int
-
-    @property
-    def is_last(self) -> bool:
-        return self.start + self.length == self.record.prefill_len
-
-
-@dataclass(slots=True)
-class StepInFlight:
-    """A step that is planned and not committed yet."""
-
-    step: Step
-    chunks: list[Chunk]
-    rounds: PlannedRounds | None
-    departures: int  # DecodeRounds.departures when it was planned
-
-    def live_chunks(self) -> Iterator[tuple[int, Chunk]]:
-        """The chunks whose requests still have the row, with their numbers. Results of the others are dropped."""
-        prefill = self.step.prefill
-        places = zip(prefill.rows.tolist(), prefill.epochs.tolist(), strict=True)
-        for i, (chunk, place) in enumerate(zip(self.chunks, places, strict=True)):
-            if (chunk.record.row, chunk.record.epoch) == place and not chunk.record.is_terminal:
-                yield i, chunk
 
 
 class Requests:
@@ -125,6 +93,14 @@ class Requests:
         record.num_cached = record.prefill_launched = record.prefill_committed = prefix.length if prefix else 0
         self.in_progress = record
         return record
+
+    def cut_chunk(self, record: RequestRecord, length: int) -> Chunk:
+        """Put the next `length` tokens of the prompt in progress into the next step."""
+        chunk = Chunk(record, record.prefill_launched, length)
+        record.prefill_launched += length
+        if chunk.is_last:
+            self.in_progress = None
+        return chunk
 
     def begin_decoding(self, record: RequestRecord) -> None:
         """Let a row take part in decode rounds from the next step on: its last chunk is launched."""
@@ -221,8 +197,6 @@ class Requests:
 
     def end_leaving(self) -> list[FinishedRequest]:
         """Apply the joint rules to the requests that are leaving: they end if their block runs no longer."""
-        if not self.leaving:
-            return []
         ends = [self._apply_rules(record, Demand.GIVE_UP) for record in list(self.leaving.values())]
         return [finished for finished in ends if finished is not None]
 
@@ -305,6 +279,11 @@ class Requests:
                 rounds += flight.rounds.step.max_rounds
         return rounds
 
+    def launch(self, flight: StepInFlight) -> None:
+        """Put a step in flight."""
+        self.in_flight.append(flight)
+        self.last_step_id = flight.step.step_id
+
     def oldest_step(self, step_id: int, what: str) -> StepInFlight:
         """The oldest step in flight, which must be `step_id`: else InvariantViolation RELAY-07 that names what came for it."""
         flight = self.in_flight[0] if self.in_flight else None
@@ -319,13 +298,34 @@ class Requests:
         """Take the oldest step out of flight. The requests that its executor reports as failed end, or are leaving if it is a block."""
         flight = self.oldest_step(result.step_id, "result")
         self.last_committed = result.step_id
-        finished = []
+        finished: list[FinishedRequest] = []
         for row, message in result.failures:
             if row in self.running:
                 end = self.give_up(self.running[row], FinishReason.ERROR, message)
                 finished += [end] if end is not None else []
         self.in_flight.popleft()
         return flight, finished
+
+    def lose_in_flight(self, blamed: RequestRecord | None, message: str) -> list[FinishedRequest]:
+        """Give up the steps in flight: the blamed request fails, those that are leaving end, all others in these steps are retracted."""
+        self.steps_are_lost = True
+        finished = self.end_leaving()
+        for flight in self.in_flight:
+            for record in self.records_of(flight):
+                if record is blamed:
+                    finished.append(self.give_up(record, FinishReason.ERROR, message))
+                else:
+                    self.retract(record)
+        self.in_flight.clear()
+        return finished
+
+    def pass_lost_steps(self) -> None:
+        """Release what the lost steps have fenced: the device is quiet. Raises RELAY-01 with steps in flight."""
+        if self.in_flight:
+            raise InvariantViolation("RELAY-01", f"resumed with {self.describe_in_flight()} in flight")
+        self.steps_are_lost = False
+        self.last_committed = self.last_step_id
+        self.store.pass_fence(self.last_step_id)
 
     def in_later_step(self, rows: np.ndarray) -> np.ndarray | bool:
         """Which of `rows` a decode step in flight covers; one bool if the answer is the same for all."""
@@ -337,25 +337,15 @@ class Requests:
 
     def records_of(self, flight: StepInFlight) -> list[RequestRecord]:
         """The running requests that still have the rows with which the step was planned, in the order of its rows."""
-        parts = [part for part in (flight.step.prefill, flight.step.decode) if part is not None]
-        rows = [pair for part in parts for pair in zip(part.rows.tolist(), part.epochs.tolist(), strict=True)]
-        records = (self.running.get(row) for row, epoch in dict.fromkeys(rows) if self.store.table.epochs[row] == epoch)
+        epochs = self.store.table.epochs
+        records = (self.running.get(row) for row, epoch in flight.stays() if epochs[row] == epoch)
         return [record for record in records if record is not None]
 
     def describe_in_flight(self) -> str:
-        """The steps in flight in words, for a report that one does not come back."""
+        """Describe the steps in flight, for a report that one does not come back."""
         described = []
         for flight in self.in_flight:
-            step = flight.step
-            parts = []
-            if step.prefill is not None:
-                parts.append(f"{int(step.prefill.lens.sum())} prefill tokens")
-            if step.decode is not None:
-                d = step.decode
-                parts.append(f"{len(d.rows)} rows × {d.num_draft_tokens} tokens × {d.max_rounds} rounds")
-            requests = [record.request.request_id for record in self.records_of(flight)]
-            shown = ", ".join(requests[:4]) + (f" and {len(requests) - 4} more" if len(requests) > 4 else "")
-            described.append(f"step {step.step_id} ({', '.join(parts)}; requests {shown or 'gone'})")
+            described.append(flight.describe([record.request.request_id for record in self.records_of(flight)]))
         return "; ".join(described) or "nothing"
 
     def _is_in_running_block(self, record: RequestRecord) -> bool:
@@ -367,11 +357,8 @@ class Requests:
     def _fence_of(self, row: int) -> int:
         """The newest step in flight that touches `row`; 0 if none does."""
         for flight in reversed(self.in_flight):
-            step = flight.step
-            if step.prefill is not None and row in step.prefill.rows:
-                return step.step_id
-            if step.decode is not None and row in step.decode.rows:
-                return step.step_id
+            if flight.touches(row):
+                return flight.step.step_id
         return 0
 
     # -- checks -----------------------------------------------------------------------------------------------------
