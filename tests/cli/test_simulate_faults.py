@@ -34,7 +34,7 @@ def test_what_was_injected_and_promised(command, plan, tmp_path):
     run = tmp_path / "run"
     outcome = command("simulate", *SMALL, "--faults", plan, "--out", run)
     assert outcome.code == 0 and not outcome.err
-    for words in ("Faults", "device.raises", "no token of it is seen", "never", "Every promise was kept."):
+    for words in ("Faults", "device.raises", "no token of it is delivered", "never", "Every promise was kept."):
         assert words in outcome.out
     assert "Enabled, but never injected, so not tested: device.hangs" in outcome.out.replace("\n", " ")
     summary = json.loads((run / "summary.json").read_text())
