@@ -9,8 +9,9 @@ submit ──► requests ──► plan: retract ─► preempt ─► reserve 
               └──── commit: failures ─► first tokens ─► count rounds ─► deliver ─► ends ─► free slots ◄─── StepResult
 ```
 
-Each part has a file: `requests` knows where every request is (its life is in `life`), `admission` lets requests in, `rounds` counts and
-reserves decode rounds, `output` keeps tokens, `transfers` is the engine's part of a handoff, and `recovery` follows a step that failed.
+A request waits, is admitted to a row, has its prompt computed in chunks, and decodes until it ends; under memory pressure it is retracted
+and waits again. `life` has this as a table, `requests` knows where every request is, `admission` lets them in, `rounds` reserves and counts
+decode rounds, `output` keeps tokens, `transfers` is the engine's part of a handoff, `recovery` follows a step that failed.
 """
 
 from __future__ import annotations
