@@ -114,7 +114,7 @@ class Arm:
 
     @property
     def captures(self) -> tuple[CaptureReport, ...]:
-        """What its graphs cost."""
+        """The cost of its graphs."""
         return tuple(self.executor.graphs.reports)
 
     def run(self, max_tokens: int | None = None) -> Timing:
@@ -175,6 +175,6 @@ class Arm:
 
 
 def common_outputs(timing: Timing, other: Timing) -> int:
-    """Requests whose tokens agree as far as both runs brought them."""
+    """Count the requests whose tokens agree as far as both runs delivered them."""
     pairs = zip(timing.outputs, other.outputs, strict=True)
     return sum(a[: len(b)] == b[: len(a)] for a, b in pairs)

@@ -18,7 +18,7 @@ from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
 
 @dataclass(frozen=True, slots=True)
 class RoundBytes:
-    """What rounds of one shape read."""
+    """The bytes that rounds of one shape read."""
 
     weights: int  # per round, target and draft
     per_kv_token: int  # per round and token in a row's KV
@@ -49,7 +49,7 @@ def round_bytes(
 
 
 def decoder_pass_bytes(model: Decoder, num_tokens: int) -> int:
-    """Weights that a pass over `num_tokens` tokens reads. Of an input embedding only the tokens' rows, which do not count."""
+    """Return the bytes of weights that a pass over `num_tokens` tokens reads; an input embedding's few rows do not count."""
     total = model.weight_bytes
     if model.lm_head_weight is not None:
         total -= model.embed_weight.nbytes
@@ -63,7 +63,7 @@ def decoder_pass_bytes(model: Decoder, num_tokens: int) -> int:
 
 
 def head_pass_bytes(head: DraftHead, target: Decoder) -> int:
-    """Weights that a pass of a head reads, its LM head included wherever that stands; for one head per step, all of them."""
+    """Return the bytes of weights that a pass of a head reads, its LM head included; for one head per step, of all heads."""
     total = head.weight_bytes
     if head.embed_weight is not None:
         total -= head.embed_weight.nbytes

@@ -18,7 +18,7 @@ ZIPF_SHIFT = 2.7  # Mandelbrot's, for words of English text
 def bench_prompts(
     tokenizer: Tokenizer | None, vocab_size: int, num_prompts: int, length: int, seed: int
 ) -> list[np.ndarray]:
-    """`num_prompts` different prompts of exactly `length` tokens, int64; the same ones for the same arguments.
+    """Return `num_prompts` different prompts of exactly `length` tokens, int64; the same ones for the same arguments.
 
     They are windows of Python source (of the standard library's files from which a tiny pair learns nothing), spread evenly.
     """
@@ -34,7 +34,7 @@ def bench_prompts(
 
 
 def _text_tokens(tokenizer: Tokenizer) -> np.ndarray | None:
-    """Python source as one row of tokens; None on a machine without it."""
+    """Return Python source as one row of tokens; None on a machine without it."""
     try:
         corpus = read_corpus(CORPUS_BYTES)
     except NoCorpus:
@@ -44,7 +44,7 @@ def _text_tokens(tokenizer: Tokenizer) -> np.ndarray | None:
 
 
 def _word_like(vocab_size: int, row: int, length: int, seed: int) -> np.ndarray:
-    """Tokens of Zipf–Mandelbrot frequencies, 1 / (rank + 2.7); which token has which rank is scattered over the vocabulary."""
+    """Draw tokens of Zipf–Mandelbrot frequencies, 1 / (rank + 2.7); which token has which rank is scattered over the vocabulary."""
     weights = 1.0 / (np.arange(1, vocab_size) + ZIPF_SHIFT)
     edges = np.cumsum(weights) / weights.sum()
     ranks = np.searchsorted(edges, uniform(seed, Purpose.TOKEN, row, np.arange(length)))

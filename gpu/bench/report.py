@@ -1,4 +1,4 @@
-"""The record of a benchmark as plain data: what was asked, what ran it, and every cell; and what captured graphs would cost a server."""
+"""The record of a benchmark as plain data: options, machine, every cell, and what captured graphs would cost a server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GraphCosts:
 
 
 def graph_costs(captures: Sequence[CaptureReport], batch_sizes: Sequence[int]) -> GraphCosts | None:
-    """None if nothing was captured."""
+    """Return the cost of the captured graphs, and of a server's; None if nothing was captured."""
     if not captures:
         return None
     by_pair: dict[tuple[int, int], list[CaptureReport]] = {}
@@ -121,7 +121,7 @@ def parameters(plan: BenchPlan) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that decides how fast it is."""
+    """Return the versions of everything that decides how fast it is."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
     for name in ("foretoken", "triton", "numpy"):
         try:

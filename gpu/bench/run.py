@@ -38,7 +38,7 @@ OnProgress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What ran, and how fast its memory is; measured in the same process."""
+    """The device, and how fast its memory is; measured in the same process."""
 
     device_name: str
     num_threads: int  # of torch, on a CPU
@@ -96,7 +96,7 @@ class Bench:
         )
 
     def cells(self) -> Iterator[tuple[ArmResult, ...]]:
-        """The results of one cell after another, plain decoding first in each."""
+        """Yield the results of one cell after another, plain decoding first in each."""
         for number, cell in enumerate(self.plan.cells, 1):
             yield self._cell(cell, f"cell {number} of {len(self.plan.cells)}")
 
@@ -175,7 +175,7 @@ class Bench:
 
 
 def _median_shares(timings: list[Timing]) -> dict[str, float]:
-    """Of the decode time: the executor's phases, the host's part, and what neither had. A GPU works while the host does."""
+    """Return the shares of the decode time: the executor's phases, the host's, and the rest. A GPU works while the host does."""
     names = dict.fromkeys(name for timing in timings for name in timing.phase_s)
     shares = {name: median(t.phase_s.get(name, 0.0) / t.decode_s for t in timings) for name in names}
     shares["host"] = median(timing.host_s / timing.decode_s for timing in timings)
@@ -190,7 +190,7 @@ def _in_words(arm: ArmPlan) -> str:
 
 
 def device_name(device: str) -> str:
-    """Return what the device calls itself."""
+    """Return the device's name."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(torch.device(device))
     try:

@@ -96,7 +96,7 @@ def random_target(config: ModelConfig, ops: Ops, device: str, dtype: torch.dtype
 
 
 def random_draft(config: ModelConfig | HeadConfig, target: Decoder, seed: int) -> Decoder | DraftHead:
-    """Random weights with logits spread as a trained model's are: a draft that is sure of nothing would make trees without depth."""
+    """Set random weights with logits spread as a trained model's are: with flat ones all trees would be shallow."""
     if isinstance(config, HeadConfig):
         draft: Decoder | DraftHead = random_head(config, target, seed)
         output = target.output_embedding if draft.lm_head_weight is None else draft.lm_head_weight

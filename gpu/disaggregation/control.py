@@ -1,4 +1,4 @@
-"""What the parent and a worker say to each other: JSON objects over a stream socket, each behind its length."""
+"""Messages between the parent and a worker: JSON objects over a stream socket, each behind its length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ControlError(ForetokenError):
 
 
 class ControlSocket:
-    """One end. `send` and `send_soon` may be called by several threads, `receive` by one; an end uses one way to send."""
+    """One end of the socket. `send` and `send_soon` may be called by several threads, `receive` by one; an end uses one way to send."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -71,7 +71,7 @@ class ControlSocket:
                     self._has_backlog.clear()
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Waits for bytes; the messages that they complete, perhaps none. None: the other end is closed."""
+        """Wait for bytes and return the messages that they complete, perhaps none. None: the other end is closed."""
         try:
             read = self._socket.recv(_READ_BYTES)
         except ConnectionError:

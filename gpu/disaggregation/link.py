@@ -31,7 +31,7 @@ MAX_PARCEL_BYTES = 1 << 34
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parcel:
-    """Messages that go together, and the pages that its `Page` messages mean, in their order."""
+    """Messages that travel together, and the pages of its `Page` messages, in their order."""
 
     session: int  # parcels of another session than the receiver's are not looked at
     messages: tuple[Message, ...]
@@ -40,7 +40,7 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class LinkNews:
-    """What a link tells its worker."""
+    """An event of a link, for its worker."""
 
     peer: str
     parcel: Parcel | None  # None: the link is broken, nothing comes any more
@@ -66,7 +66,7 @@ class PeerLink:
             threading.Thread(target=work, name=f"{work.__name__} {name}", daemon=True).start()
 
     def send(self, parcel: Parcel) -> None:
-        """Put it behind those on their way; never waits."""
+        """Queue a parcel to be sent, without waiting."""
         if not self._is_broken:
             self._outgoing.put(parcel)
 
@@ -121,7 +121,7 @@ class PeerLink:
 
 
 class LinkError(ForetokenError):
-    """Bytes on a link that cannot be the begin of a parcel: nothing after them can be understood."""
+    """Bytes on a link that begin no parcel, so that nothing after them can be read."""
 
 
 def _framed(message: Message) -> bytes:

@@ -81,13 +81,13 @@ class LinkFaults:
         self.begin(ParcelFaults())
 
     def begin(self, plan: ParcelFaults) -> None:
-        """A session begins: numbers count anew."""
+        """Begin a session: numbers count from the start again."""
         with self._lock:
             self._plan = plan
             self._num_sent = self._num_with_pages = 0
 
     def disturb(self, parcel: Parcel) -> Iterator[tuple[Parcel, float]]:
-        """What is sent instead of `parcel`, with the share of its messages' bytes that goes."""
+        """Return what is sent instead of `parcel`, with the share of its messages' bytes that is sent."""
         with self._lock:
             plan = self._plan
             self._num_sent += 1

@@ -69,14 +69,13 @@ class PageTensors:
                 begin += size // 2
 
     def seals(self, rows: Tensor) -> list[PageSeal]:
-        """Of each row, what it is: uint8 [n, row_bytes]."""
+        """Return the seal of each row, uint8 [n, row_bytes]."""
         target, draft = self._sizes[0], self.format.draft_bytes
         sums = [_checksums(rows[:, :target]), _checksums(rows[:, target:]) if draft else [0] * len(rows)]
         return [PageSeal(target, a, draft, b) for a, b in zip(*sums, strict=True)]
 
     def seals_of_arrived(self, content: Tensor | None, num_pages: int) -> tuple[Tensor, list[PageSeal]]:
-        """The whole rows in `content` uint8 [bytes], and the seals of `num_pages`; those past a content that is cut off say how much is
-        there."""
+        """Return the whole rows in `content` uint8 [bytes], and the seals of `num_pages`, which say how much is there of pages cut off."""
         if content is None:
             content = torch.empty(0, dtype=torch.uint8)
         whole = min(num_pages, len(content) // self.row_bytes)
@@ -95,7 +94,7 @@ def _layout(pool: KVPool) -> str:
 
 
 def _checksums(rows: Tensor) -> list[int]:
-    """Per row of bytes [n, size]; the last word is filled up with zeros."""
+    """Return the checksum of each row of bytes [n, size]; the last word is filled up with zeros."""
     if rows.shape[1] % _WORD_BYTES:
         rows = torch.nn.functional.pad(rows, (0, -rows.shape[1] % _WORD_BYTES))
     words = rows.contiguous().view(torch.int32)

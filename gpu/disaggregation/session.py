@@ -1,4 +1,4 @@
-"""A session over workers, with the face of `gpu.session.DecodeSession`: requests in, text out. The parent is client and router.
+"""A session over workers, with the interface of `gpu.session.DecodeSession`: requests in, text out. The parent is client and router.
 
 prefill worker ─ first token ─┐
 decode worker  ─ the others ──┴─► one list of tokens per request, in order ─► text
@@ -7,8 +7,7 @@ decode worker  ─ the others ──┴─► one list of tokens per request, in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from ...core.handoff.wire import request_to_json
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import EngineSpec
 from ..session.plan import SessionPlan
-from ..session.session import FINISH, REFUSED, Output, SessionStats, TextDelta, check_vocabulary, join_deltas
+from ..session.session import FINISH, REFUSED, Output, SessionStats, TextDelta, check_vocabulary, collect_outputs
 from ..session.text import StreamDecoder, Tokenizer
 from .processes import WorkerProcess, Workers
 from .router import Placement, Router, Verdict
@@ -120,8 +119,8 @@ class DisaggregatedSession:
 
     def stream(
         self, requests: Iterable[Request], interrupted: Callable[[], bool] = lambda: False
-    ) -> Iterator[TextDelta]:
-        """As `DecodeSession.stream`: what each request gets as it comes, and at last why it ended."""
+    ) -> Generator[TextDelta, None, None]:
+        """As `DecodeSession.stream`: yield what each request gets as it comes, and at last why it ended."""
         begin = time.perf_counter()
         gave_up = False
         try:
@@ -148,13 +147,7 @@ class DisaggregatedSession:
     ) -> dict[str, Output]:
         """Serve `requests` to their end and return their outputs, in the order of `requests`."""
         requests = tuple(requests)
-        parts: dict[str, list[TextDelta]] = {request.request_id: [] for request in requests}
-        with closing(self.stream(requests, interrupted)) as deltas:
-            for delta in deltas:
-                parts[delta.request_id].append(delta)
-                if on_delta is not None:
-                    on_delta(delta)
-        return {request_id: join_deltas(deltas) for request_id, deltas in parts.items()}
+        return collect_outputs(requests, self.stream(requests, interrupted), on_delta)
 
     def abort(self, request_id: str) -> None:
         """Give a request up, wherever it is; an id that is not live changes nothing."""

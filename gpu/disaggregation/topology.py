@@ -42,7 +42,7 @@ class Disaggregation:
 
     @classmethod
     def parse(cls, text: str) -> Disaggregation:
-        """From "prefill=1,decode=2". Raises ConfigError with what is wrong."""
+        """Parse "prefill=1,decode=2". Raises ConfigError with what is wrong."""
         counts: dict[str, int] = {}
         problems = []
         for part in text.split(","):
@@ -73,7 +73,7 @@ class Disaggregation:
         return self.prefill + self.decode
 
     def workers(self) -> tuple[WorkerPlace, ...]:
-        """All workers, those that prefill first; the rank is the index."""
+        """Return all workers, those that prefill first; the rank is the index."""
         names = [(role, f"{role.value}{i}") for role in _ROLES for i in range(getattr(self, role.value))]
         return tuple(WorkerPlace(name, role, rank) for rank, (role, name) in enumerate(names))
 

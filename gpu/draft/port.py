@@ -1,4 +1,4 @@
-"""What every drafter does, and the batches that it is asked to do it for.
+"""The protocol of drafters, and the batches that they work on.
 
 prefill   the draft's own pass over prompt chunks             → what finished prompts relay to their first round
 propose   relayed values → a verify tree                      (S − 1 draft passes; none for look-up)

@@ -1,4 +1,4 @@
-"""What the executor knows of each request-table row: the request on the host, its slots on the device."""
+"""The executor's record of each request-table row: the request on the host, its slots on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launched step, and how its results come to the host: begun when they are computed, awaited when they are read."""
+"""A launched step, and the copies of its results to the host: begun when they are computed, awaited when they are read."""
 
 from __future__ import annotations
 

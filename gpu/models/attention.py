@@ -1,4 +1,4 @@
-"""What a model's layers ask of their surroundings: rotate, write KV, attend. The model itself knows no pool and no batch."""
+"""What a model's layers need from outside: rotate, write KV, attend. A model knows no pool and no batch."""
 
 from __future__ import annotations
 

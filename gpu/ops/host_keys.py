@@ -1,4 +1,4 @@
-"""What a forward pass of a single row reads and writes, for layers that run on the host: arrays, made once per pass."""
+"""The places that a forward pass of one row reads and writes, as arrays for `HostOps`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the executor asks of a device, as a port: one method per kernel. `TorchOps` and `TritonOps` implement it.
+"""The operations of a device, as a port: one method per kernel. `TorchOps`, `HostOps` and `TritonOps` implement it.
 
 Shapes: n tokens, bs rows of a batch, nd nodes per row, Hq and Hk query and key-value heads of d channels. Row numbers, positions, slots
 and lengths are int64; the request table is int32 [num_rows + 1, row width]; row 0 and slot 0 are padding, which every row may write.

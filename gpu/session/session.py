@@ -1,10 +1,10 @@
-"""A session: a model, its draft, and the engine that serves requests with them, from `open` to the last word of the last request."""
+"""A session: a model, its draft, and the engine that serves requests with them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -155,7 +155,7 @@ class DecodeSession:
 
     def stream(
         self, requests: Iterable[Request], interrupted: Callable[[], bool] = lambda: False
-    ) -> Iterator[TextDelta]:
+    ) -> Generator[TextDelta, None, None]:
         """Serve `requests`; yield what each of them gets as it comes, and at last why it ended.
 
         Once `interrupted`, asked between steps, returns True, all requests end with what they have; likewise if the consumer stops.
@@ -189,12 +189,7 @@ class DecodeSession:
     ) -> dict[str, Output]:
         """Serve `requests` to their end and return their outputs, in the order of `requests`."""
         requests = tuple(requests)
-        parts: dict[str, list[TextDelta]] = {request.request_id: [] for request in requests}
-        for delta in self.stream(requests, interrupted):
-            parts[delta.request_id].append(delta)
-            if on_delta is not None:
-                on_delta(delta)
-        return {request_id: join_deltas(deltas) for request_id, deltas in parts.items()}
+        return collect_outputs(requests, self.stream(requests, interrupted), on_delta)
 
     def stats(self) -> SessionStats:
         """Return the numbers since the session was opened."""
@@ -303,6 +298,19 @@ def named_memory_errors(plan: SessionPlan) -> Iterator[None]:
             f"not enough memory on {plan.device}: beside {plan.weight_bytes / gib:.2f} GiB of weights and {plan.kv_bytes / gib:.2f} GiB "
             "of KV there is no room for activations and graphs; fewer --max-running or --kv-tokens need less"
         ) from error
+
+
+def collect_outputs(
+    requests: Sequence[Request], stream: Generator[TextDelta, None, None], on_delta: Callable[[TextDelta], None] | None
+) -> dict[str, Output]:
+    """Read `stream` to its end and return the requests' outputs, in their order; `on_delta` gets each delta as it comes."""
+    parts: dict[str, list[TextDelta]] = {request.request_id: [] for request in requests}
+    with closing(stream) as deltas:
+        for delta in deltas:
+            parts[delta.request_id].append(delta)
+            if on_delta is not None:
+                on_delta(delta)
+    return {request_id: join_deltas(deltas) for request_id, deltas in parts.items()}
 
 
 def join_deltas(deltas: Sequence[TextDelta]) -> Output:

@@ -1,4 +1,4 @@
-"""Text and tokens: a checkpoint's tokenizer, its chat template, and streaming text that never takes back what it has shown."""
+"""Text and tokens: a checkpoint's tokenizer, its chat template, and text that is streamed only as far as it is certain."""
 
 from __future__ import annotations
 
@@ -82,10 +82,6 @@ class Tokenizer:
             chat_template=_template_text(folder, settings),
             eos_ids=eos,
         )
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template_text is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
         """Return the tokens int64 [n] of `text`; with the ones that begin a text, unless they are written in it (a rendered chat)."""

@@ -1,4 +1,4 @@
-"""Texts of the target's own: what the drafts will be asked to foresee, so what they learn from."""
+"""Texts that the target continues itself: the drafts learn from them, as they will have to predict them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory of a pair: complete or not there. What is being made stands beside it, part by part, until it is whole."""
+"""The directory of a pair, which exists only when it is complete; parts are made in another directory beside it."""
 
 from __future__ import annotations
 

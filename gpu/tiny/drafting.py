@@ -43,7 +43,7 @@ def teach(target: Decoder, texts: Tensor, aux_layers: tuple[int, ...] = ()) -> t
 
 
 def propose(draft: Draft, texts: Tensor, captured: Tensor, num_steps: int) -> Iterator[Proposals]:
-    """`num_steps` steps of the draft at every place; `captured` is `teach`'s (a language model does not look at it)."""
+    """Run `num_steps` steps of the draft at every place; `captured` is `teach`'s (a language model ignores it)."""
     if isinstance(draft, Decoder):
         return _propose_standalone(draft, texts, num_steps)
     if isinstance(draft, MultiLayerEagle):
@@ -58,7 +58,7 @@ def aux_layers_of(draft: Draft) -> tuple[int, ...]:
 
 
 def _propose_standalone(draft: Decoder, texts: Tensor, num_steps: int) -> Iterator[Proposals]:
-    """A language model's step s is its pass at the place before: all steps are one."""
+    """Run a language model once: its step s is its pass at the place before."""
     b, t = texts.shape
     hidden = draft.forward(texts.reshape(-1), DenseAttention([t] * b, device=texts.device)).hidden
     logits = draft.logits(hidden).view(b, t, -1)
@@ -67,7 +67,7 @@ def _propose_standalone(draft: Decoder, texts: Tensor, num_steps: int) -> Iterat
 
 
 def _propose_unrolled(head: Eagle3Head, texts: Tensor, captured: Tensor, num_steps: int) -> Iterator[Proposals]:
-    """Each step takes the output of the one before, a slot earlier."""
+    """Run all steps: each takes the output of the one before, a slot earlier."""
     b, t = texts.shape
     slots = t - 2  # the last one that proposes a token of the text is slot t − 3
     tokens = texts[:, 1:-1].reshape(-1)
@@ -80,7 +80,7 @@ def _propose_unrolled(head: Eagle3Head, texts: Tensor, captured: Tensor, num_ste
 
 
 def _propose_heads(heads: MultiLayerEagle, texts: Tensor, captured: Tensor, num_steps: int) -> Iterator[Proposals]:
-    """Head s takes what head s − 1 said a slot earlier, and has keys and values of its own."""
+    """Run all heads: head s takes the output of head s − 1 a slot earlier, and has its own keys and values."""
     b, t = texts.shape
     assert num_steps <= heads.num_heads, f"{num_steps} steps of {heads.num_heads} heads"
     slots = t - 2
@@ -104,7 +104,7 @@ def _one_slot_later(hidden: Tensor, batch_size: int) -> Tensor:
 
 
 def next_token_loss(model: Decoder, texts: Tensor) -> Tensor:
-    """Mean cross-entropy of each text's next tokens, nats."""
+    """Return the mean cross-entropy of each text's next tokens, nats."""
     b, t = texts.shape
     with fast_products(texts.device):
         hidden = model.forward(texts.reshape(-1), DenseAttention([t] * b, device=texts.device)).hidden

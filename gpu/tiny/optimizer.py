@@ -1,4 +1,4 @@
-"""Muon for the matrices, AdamW for the rest: few steps must be enough.
+"""Muon for the matrices, AdamW for the rest: training has few steps.
 
 Muon (Jordan et al., 2024, "Muon: An optimizer for hidden layers in neural networks") replaces each matrix's momentum by the nearest
 orthogonal matrix, found with five steps of a Newton-Schulz iteration. On a small model it needs about half of AdamW's tokens.

@@ -43,7 +43,7 @@ CHAIN_LENGTHS = (1, 3, 5)
 
 @dataclass(frozen=True, slots=True)
 class MadePair:
-    """Where the pair is, what its summary says, and whether it was there before."""
+    """The pair's directory, its summary, and whether it existed before."""
 
     directory: Path
     summary: dict[str, Any]
@@ -81,7 +81,7 @@ class _Workshop:
         self.corpus, self.on_progress, self.device = corpus, on_progress, device
 
     def make(self) -> dict[str, Any]:
-        """All parts that are not there yet; returns the summary."""
+        """Make all parts that are missing and return the summary."""
         target = self._target()
         vocabulary = load_vocabulary(self.partial / TARGET)
         self._training = self._tokens(vocabulary, self.corpus.training)
@@ -214,7 +214,7 @@ class _Workshop:
 
 
 def _short_first(windows: Tensor, done: float) -> Tensor:
-    """Halves of the windows for most of the training: nearer tokens matter more, and attention over them costs less."""
+    """Cut windows in halves for most of the training: nearer tokens matter more, and attention over them costs less."""
     return windows if done >= WHOLE_WINDOWS_FROM else windows.unflatten(1, (2, -1)).flatten(0, 1)
 
 

@@ -1,4 +1,4 @@
-"""The training loop: steps, learning rate, gradients' size, and how far it is."""
+"""The training loop: steps, learning rate, clipping of gradients, progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOSS_MEMORY = 0.95  # of the moving average that is shown and recorded
 
 @dataclass(frozen=True, slots=True)
 class LearningRates:
-    """At their highest: of the matrices between hidden states, and of everything else."""
+    """Highest learning rates: of the matrices between hidden states, and of all other parameters."""
 
     matrices: float
     others: float
@@ -30,7 +30,7 @@ HEAD_RATES = LearningRates(0.02, 0.004)  # a head's embeddings are the target's 
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """How far one part is."""
+    """Progress of one part."""
 
     part: str
     step: int
@@ -46,7 +46,7 @@ LossOf = Callable[[int, float], tuple[Tensor, int]]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a part's training came to."""
+    """The result of training a part."""
 
     num_steps: int
     num_tokens: int
@@ -97,7 +97,7 @@ def train(
 
 
 def _optimizer(model: nn.Module, rates: LearningRates) -> Optimizer:
-    """Matrices between hidden states go to Muon; embeddings and output layers, whose rows are tokens, and vectors to AdamW."""
+    """Give matrices between hidden states to Muon; embeddings, output layers and vectors to AdamW."""
     matrices, others = [], []
     for name, weight in model.named_parameters():
         if not weight.requires_grad:

@@ -12,7 +12,7 @@ from ...ops.port import ExtendBatch
 from ..aot import AotCase
 from ..jit import cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots
-from .flash import LOG2_E, attend_keys, computing_tiles, device_of, store_tile
+from .flash import LOG2_E, STRIDES, attend_keys, computing_tiles, device_of, store_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,18 +207,6 @@ def extend_attention_triton(
         **size.options(),
     )
     return out
-
-
-STRIDES = (
-    "q_token_stride",
-    "q_head_stride",
-    "k_token_stride",
-    "k_head_stride",
-    "v_token_stride",
-    "v_head_stride",
-    "pool_slot_stride",
-    "pool_head_stride",
-)
 
 
 def _aot_case(new_len: int, capability: int, wide: bool = False) -> AotCase:

@@ -23,6 +23,13 @@ PROGRAMS_PER_PROCESSOR = 3  # as many as shared memory holds: the loads of one r
 HOPPER = 9
 
 
+STRIDES = tuple(
+    f"{tensor}_stride"
+    for tensor in ("q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "pool_slot", "pool_head")
+)
+"""Of the kernels that read new tokens beside the pool."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceTraits:
     """What the host must know of a GPU to choose sizes."""

@@ -9,7 +9,17 @@ from ...ops.port import VerifyBatch
 from ..aot import AotCase
 from ..jit import cdiv, jit, next_power_of_2, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots
-from .flash import LOG2_E, SplitOutput, attend_keys, choose_splits, device_of, reading_tiles, split_range, store_tile
+from .flash import (
+    LOG2_E,
+    STRIDES,
+    SplitOutput,
+    attend_keys,
+    choose_splits,
+    device_of,
+    reading_tiles,
+    split_range,
+    store_tile,
+)
 
 
 def verify_keys(
@@ -189,18 +199,6 @@ def verify_attention_bytes(
     """Return bytes that must move: each row's prefix once (4 bytes of table per key), the new k and v, q in, the result out, the bits."""
     new = len(prefix_lens) * num_nodes * (d * itemsize * (2 * num_heads + 2 * num_kv_heads) + 8)
     return sum(prefix_lens) * (2 * num_kv_heads * d * itemsize + 4) + new
-
-
-STRIDES = (
-    "q_token_stride",
-    "q_head_stride",
-    "k_token_stride",
-    "k_head_stride",
-    "v_token_stride",
-    "v_head_stride",
-    "pool_slot_stride",
-    "pool_head_stride",
-)
 
 
 def _aot_case(num_nodes: int, splits: int, capability: int, wide: bool = False) -> AotCase:

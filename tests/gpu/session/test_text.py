@@ -236,7 +236,6 @@ def test_what_a_template_refuses_or_may_not_do_is_an_error_of_the_request(tmp_pa
 
 def test_a_model_without_template_says_so(tmp_path):
     tokenizer = small_tokenizer(tmp_path, chat_template=None)
-    assert not tokenizer.has_chat_template
     with pytest.raises(InvalidRequest, match="no chat template"):
         tokenizer.render_chat(MESSAGES)
 
@@ -281,7 +280,7 @@ def test_the_settings_file_may_be_absent(tmp_path):
     write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     tokenizer = Tokenizer.load(tmp_path)
-    assert tokenizer.eos_ids == () and tokenizer.bos_id is None and not tokenizer.has_chat_template
+    assert tokenizer.eos_ids == () and tokenizer.bos_id is None
     assert json.loads((tmp_path / "tokenizer.json").read_text())  # the tokenizer itself was there
 
 
