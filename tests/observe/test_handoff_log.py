@@ -101,7 +101,7 @@ def test_another_decision_is_noticed(tmp_path, change):
 def test_a_role_that_changes_is_in_the_log(tmp_path):
     path = tmp_path / "events.jsonl"
     with EventLog(path, {}) as log:
-        make_engine("decode", log.sink(0)).change_role(EngineRole.PREFILL, 5)
+        make_engine("decode", log.sink(0)).transfers.change_role(EngineRole.PREFILL, 5)
         log.close(True)
     assert replay(path, lambda header, replica, events: make_engine("decode", events)).identical
 
