@@ -34,7 +34,7 @@ class Result:
         result = simulate({"workload": {"rate": 10.0}, "slo": {"ttft_ms": 200.0}})
         if not result.meets_slo(0.95):
             print(f"only {result.slo_attainment:.0%} of the requests met the SLO")
-        slowest = result.requests.sort_by([("finish_ns", "descending")]).slice(0, 10)
+        last = result.requests.sort_by([("finish_ns", "descending")]).slice(0, 10)
     """
 
     scenario: Scenario
