@@ -1,7 +1,6 @@
-"""The simulator behind the simulator contract: `foretoken check simulator foretoken.checks.adapters.simulator:make`.
+"""Our simulator behind the simulator contract.
 
-The contract's config and services are taken as they come (`properties/simulator/contract.py`); this file imports nothing of it. A run is
-that of `foretoken simulate`: scenario, engines, routers, metrics, `requests.parquet` and the lines of `events.jsonl`.
+A run is that of `foretoken simulate`: scenario, engines, routers, metrics, `requests.parquet` and the lines of `events.jsonl`.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from ...observe.encoding import LineEncoder
 from ...observe.metrics import RunMetrics
 from ...observe.parquet import read_rows
 from ...observe.summary import SLO
+from ...properties.simulator.contract import Service, SimulatorCapabilities, SimulatorConfig
 from ...sim.faults.plan import FaultPlan, fault_plan
 from ...sim.run import Simulation
 from ...sim.scenario import Scenario
@@ -68,13 +68,15 @@ class History:
 class CheckedSimulator:
     """`foretoken simulate`, with everything that it writes as plain data."""
 
-    def __init__(self, config: Any) -> None:
+    capabilities = SimulatorCapabilities(faults=True, traces=True, goodput=True)
+
+    def __init__(self, config: SimulatorConfig) -> None:
         self.config = config
 
-    def run(self, service: Any) -> dict[str, Any]:
+    def run(self, service: Service) -> dict[str, Any]:
         return self.simulate(service, self.load(service))
 
-    def replay(self, service: Any, arrivals: Sequence[Sequence[int]]) -> dict[str, Any]:
+    def replay(self, service: Service, arrivals: Sequence[Sequence[int]]) -> dict[str, Any]:
         with TemporaryDirectory() as folder:
             trace = Path(folder) / "trace.csv"
             trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *self.rows(arrivals)]) + "\n")
@@ -88,7 +90,7 @@ class CheckedSimulator:
             for (minute, ns), (_, prompt, output) in zip(stamps, arrivals, strict=True)
         ]
 
-    def load(self, service: Any) -> dict[str, Any]:
+    def load(self, service: Service) -> dict[str, Any]:
         """The workload table."""
         return {
             "num_requests": service.num_requests,
@@ -98,7 +100,7 @@ class CheckedSimulator:
             "output": {"kind": "empirical", "values": list(service.output_lens)},
         }
 
-    def scenario(self, service: Any, workload: dict[str, Any]) -> Scenario:
+    def scenario(self, service: Service, workload: dict[str, Any]) -> Scenario:
         slo = {"ttft_ms": service.slo_ttft_ms, "e2el_ms": service.slo_e2el_ms}
         steps = self.config.steps
         table = {
@@ -118,7 +120,7 @@ class CheckedSimulator:
         }
         return scenario_from_dict(table, "<service>")
 
-    def plan(self, service: Any) -> FaultPlan | None:
+    def plan(self, service: Service) -> FaultPlan | None:
         if service.faults is None:
             return None
         families: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -127,7 +129,7 @@ class CheckedSimulator:
             families[family][name] = {"probability": permille / 1000}
         return fault_plan(families, "<faults>")
 
-    def simulate(self, service: Any, workload: dict[str, Any]) -> dict[str, Any]:
+    def simulate(self, service: Service, workload: dict[str, Any]) -> dict[str, Any]:
         """One run."""
         scenario, history = self.scenario(service, workload), History()
         with TemporaryDirectory() as folder:
@@ -173,9 +175,4 @@ def _known(time_ns: int | None) -> int | None:
     return None if time_ns is None or time_ns < 0 else time_ns
 
 
-def make(config: Any) -> CheckedSimulator:
-    return CheckedSimulator(config)
-
-
-CAPABILITIES = ("faults", "traces", "goodput")
-make.capabilities = CAPABILITIES
+make = CheckedSimulator
