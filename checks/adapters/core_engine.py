@@ -1,4 +1,4 @@
-"""Our engine, `core.engine`, behind the engine contract."""
+"""Our engine, `core.scheduler`, behind the engine contract."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ...properties.engine.contract import Answer, EngineCapabilities, Event, Ser
 ALGORITHMS: dict[str, SpecAlgorithm] = {"none": NO_SPECULATION, "draft": Standalone(), "head": Eagle()}
 MARKS = "marks"
 WITH_MARKS = (MARKS,)
-NO_TIMES = np.zeros(0, dtype=np.int64)  # nobody measures here
+NO_TIMES = np.zeros(0, dtype=np.int64)  # of rounds: nothing is measured
 
 
 class InFlight(NamedTuple):
-    """A step that was handed out, and whose chunks and rows it has."""
+    """A step that was handed out, with the requests of its chunks and rows."""
 
     step: Step
     chunks: list[str]
@@ -37,7 +37,7 @@ class InFlight(NamedTuple):
 
 
 class ToldPolicy(FixedPolicy):
-    """The steps that somebody else says, out of several candidates."""
+    """Drafts the number of steps that it is told, one of several candidates."""
 
     name = "told"
 
@@ -46,12 +46,14 @@ class ToldPolicy(FixedPolicy):
         self.config = load_adaptive_config({"1": {"candidate_steps": list(candidates)}})
 
     def tell(self, steps: int) -> None:
-        """From now on."""
+        """Draft so many steps from now on."""
         self._steps = steps
 
 
 class CoreEngine:
     """Requests by name over rows by number; the answers become columns."""
+
+    capabilities = EngineCapabilities.all()
 
     def __init__(self, config: ServingConfig) -> None:
         self.policy = ToldPolicy(config.candidates)
@@ -64,7 +66,7 @@ class CoreEngine:
         self.newest_interrupted = 0
 
     def build(self, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> Engine:
-        """The engine itself."""
+        """Make the engine itself."""
         return Engine(config, algorithm, controller)
 
     # -- clients ------------------------------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ class CoreEngine:
         return None if step is None else self.view(step)
 
     def view(self, step: Step) -> dict:
-        """A step in plain values."""
+        """Return a step in plain values."""
         requests, key = self.requests, self.key
         enters = []
         for join in step.joins:
@@ -143,17 +145,11 @@ class CoreEngine:
             steps, rounds = part.steps, part.max_rounds
         names = [chunk[0] for chunk in prefill], [row[0] for row in decode]
         self.steps[step.step_id] = InFlight(step, *names)
-        return {
-            "step": step.step_id,
-            "enters": enters,
-            "prefill": prefill,
-            "decode": decode,
-            "steps": steps,
-            "rounds": rounds,
-        }
+        view = {"step": step.step_id, "enters": enters, "prefill": prefill, "decode": decode}
+        return view | {"steps": steps, "rounds": rounds}
 
     def key(self, row: int) -> int:
-        """What an executor draws the tokens of a row from."""
+        """Return what an executor draws the tokens of a row from."""
         return self.engine.requests.live[self.requests[row]].request.sampling.seed
 
     def commit(self, answer: Answer) -> list[Event]:
@@ -178,7 +174,7 @@ class CoreEngine:
         return events
 
     def result(self, flight: InFlight, answer: Answer) -> StepResult:
-        """An answer as the engine wants it."""
+        """Return an answer as the engine wants it."""
         step, prefill, decode, failures = flight.step, None, None, ()
         if flight.chunks:
             stops = [self.stop_tokens[request] for request in flight.chunks]
@@ -279,24 +275,4 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
     )
 
 
-def make(config: ServingConfig) -> CoreEngine:
-    """A fresh `Engine`."""
-    return CoreEngine(config)
-
-
-make.capabilities = EngineCapabilities(
-    overlap=True,
-    blocks=True,
-    chunked_prefill=True,
-    mixed=True,
-    prefix_cache=True,
-    priorities=True,
-    adaptive=True,
-    slots=True,
-    marks=True,
-    failures=True,
-    retraction=True,
-    denial=True,
-    losses=True,
-    counters=True,
-)
+make = CoreEngine

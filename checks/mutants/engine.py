@@ -1,8 +1,9 @@
-"""Planted defects of engines: each is one part of ours, done wrong in a way that has been done wrong before."""
+"""Planted defects of engines: each is one part of ours done wrong, in a way that has happened before."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 
 import numpy as np
 
@@ -16,33 +17,9 @@ from ...core.scheduler.rounds import DecodeRounds
 from ...core.scheduler.waiting import WaitingQueue
 from ...properties.engine.contract import Answer, Event, ServingConfig
 from ...properties.engine.plain import PlainEngine
-from ...properties.engine.plain import make as make_plain
 from ...properties.harness.mutants import Mutant
 from ..adapters.core_engine import CoreEngine
-from ..adapters.core_engine import make as make_good
-from .engine_slots import (
-    CachesTheLastToken,
-    DrawsByBlock,
-    DrawsByFlight,
-    DrawsByHit,
-    DrawsByRow,
-    FailsThemAll,
-    FindsHalf,
-    ForgetsWhatItAllocated,
-    FreesUnderAStep,
-    HandsOverAPlaceholder,
-    KeepsItsCopies,
-    KnowsTheFuture,
-    NeverGivesBack,
-    QueuesThePreemptedLast,
-    RemembersItsFirstLook,
-    ReservesByTheStepsInForce,
-    ReservesForNoDraft,
-    ReservesForOneRound,
-    StartsOneTooFar,
-    StreamsWhatTheDeviceSays,
-    TakesALossForTheEnd,
-)
+from . import engine_slots as slots
 
 # -- requests ---------------------------------------------------------------------------------------------------------
 
@@ -163,7 +140,7 @@ class ForgetsTheVerifyTokens(Admission):
 
 
 class BatchesStatically(Admission):
-    """Nobody enters while anybody decodes."""
+    """No request enters while another decodes."""
 
     def next_chunks(self, budget, num_decoding, may_admit):
         return super().next_chunks(budget, num_decoding, may_admit and not num_decoding)
@@ -247,7 +224,7 @@ class TakesTheTailFromTheSample(CoreEngine):
 
 
 class RunsAheadTooFar(CoreEngine):
-    """One step more is launched than anybody has reserved for."""
+    """One step more is launched than slots are reserved for."""
 
     def build(self, config, algorithm, controller):
         engine = super().build(config, algorithm, controller)
@@ -256,7 +233,7 @@ class RunsAheadTooFar(CoreEngine):
 
 
 class TakesAnyResult(Engine):
-    """A result that is not the oldest step's is dropped without a word."""
+    """A result that is not the oldest step's is dropped silently."""
 
     def commit(self, result, now_ns):
         flights = self.requests.in_flight
@@ -304,81 +281,86 @@ class NeedsLessAtOnce(CoreEngine):
 
 # -- how they are made ------------------------------------------------------------------------------------------------
 
-PARTS = {Admission: "admission", KVStore: "store", OutputLog: "output", DecodeRounds: "rounds", Requests: "requests"}
+PARTS = {
+    CoreEngine: "",
+    PlainEngine: "",
+    Engine: "engine",
+    Admission: "engine.admission",
+    DecodeRounds: "engine.rounds",
+    KVStore: "engine.store",
+    OutputLog: "engine.output",
+    Requests: "engine.requests",
+    WaitingQueue: "engine.requests.waiting",
+}
+"""The good class of a mutant -> where our adapter has it; "" if it is an engine for the suite itself."""
 
 
-def _maker(kind: type) -> Callable[[ServingConfig], CoreEngine]:
-    """Makes our engine with one part of this kind."""
+def _maker(kind: type) -> Callable[[ServingConfig], CoreEngine | PlainEngine]:
+    """Return what makes our engine with one part of this kind."""
+    place = next(place for base, place in PARTS.items() if issubclass(kind, base))
+    if not place:
+        return kind
 
     def make(config: ServingConfig) -> CoreEngine:
-        if issubclass(kind, CoreEngine | PlainEngine):
-            return kind(config)
-        made = make_good(config)
-        part = made.engine
-        if issubclass(kind, WaitingQueue):
-            part = made.engine.requests.waiting
-        for base, name in PARTS.items():
-            if issubclass(kind, base):
-                part = getattr(made.engine, name)
-        part.__class__ = kind
+        made = CoreEngine(config)
+        attrgetter(place)(made).__class__ = kind
         return made
 
-    make.capabilities = make_plain.capabilities if issubclass(kind, PlainEngine) else make_good.capabilities
+    make.capabilities = CoreEngine.capabilities
     return make
 
 
-def _mutant(kind: type, *caught_by: str) -> Mutant:
-    return Mutant(kind.__name__, kind.__doc__, "engine", _maker(kind), caught_by)
-
-
-MUTANTS: tuple[Mutant, ...] = (
-    _mutant(LosesTheRetracted, "ENGINE-01"),
-    _mutant(SaysGoodbyeTwice, "ENGINE-02"),
-    _mutant(ForgetsTheOutputOnReturn, "ENGINE-03"),
-    _mutant(KeepsTheMarksOfTheWholeRun, "ENGINE-04"),
-    _mutant(ForgetsTheVerifyTokens, "ENGINE-05"),
-    _mutant(LeaksAfterARetraction, "ENGINE-06"),
-    _mutant(BatchesStatically, "ENGINE-07"),
-    _mutant(LetsEverythingIn, "ENGINE-08"),
-    _mutant(NeverAges, "ENGINE-09"),
-    _mutant(PushesEqualsOut, "ENGINE-10", "ENGINE-11"),
-    _mutant(PushesOutTheFirst, "ENGINE-10"),
-    _mutant(WaitsForWhatNobodyOwes, "ENGINE-11"),
-    _mutant(ReplacesTheOther, "ENGINE-12"),
-    _mutant(LeaksAfterAnAbort, "ENGINE-13"),
-    _mutant(AbortsLater, "ENGINE-13"),
-    _mutant(ComputesTheChunkAgain, "ENGINE-14"),
-    _mutant(KnowsTheFuture, "ENGINE-15"),
-    _mutant(QueuesTheRetractedLast, "ENGINE-16"),
-    _mutant(DrawsByRow, "ENGINE-17", "RELAY-09"),
-    _mutant(DividesByWhatWasDrafted, "ENGINE-18"),
-    _mutant(ExpectsSurvivors, "ENGINE-18"),
-    _mutant(FreesUnderAStep, "RELAY-01"),
-    _mutant(TakesALossForTheEnd, "RELAY-01", "ENGINE-11"),
-    _mutant(FailsThemAll, "ENGINE-02"),
-    _mutant(ForgetsWhatItAllocated, "RELAY-01", "ENGINE-14"),
-    _mutant(StreamsWhatTheDeviceSays, "RELAY-04"),
-    _mutant(TakesTheTailFromTheSample, "RELAY-05"),
-    _mutant(HandsOverAPlaceholder, "RELAY-05"),
-    _mutant(QueuesThePreemptedLast, "ENGINE-16"),
-    _mutant(ReservesForOneRound, "RELAY-06", "RELAY-01"),
-    _mutant(ReservesByTheStepsInForce, "RELAY-06"),
-    _mutant(TakesAnyResult, "RELAY-07"),
-    _mutant(RunsAheadTooFar, "RELAY-07"),
-    _mutant(LaunchesBlockAfterBlock, "RELAY-08"),
-    _mutant(DrawsByFlight, "RELAY-09"),
-    _mutant(StartsOneTooFar, "ACCEPT-03", "RADIX-09"),
-    _mutant(KeepsItsCopies, "ACCEPT-03", "RELAY-01"),
-    _mutant(NeverGivesBack, "ACCEPT-08"),
-    _mutant(MasksTheStopByTheCap, "ACCEPT-10"),
-    _mutant(GivesOneTokenMore, "ACCEPT-11"),
-    _mutant(CountsWhoHasLeft, "ACCEPT-12"),
-    _mutant(ReservesForNoDraft, "ACCEPT-15"),
-    _mutant(SwitchesWithTheBatch, "STEPS-07"),
-    _mutant(NeedsLessAtOnce, "STEPS-07", "RELAY-06"),
-    _mutant(CachesTheLastToken, "RADIX-09"),
-    _mutant(RemembersItsFirstLook, "RADIX-12"),
-    _mutant(FindsHalf, "RADIX-13"),
-    _mutant(DrawsByHit, "RADIX-16"),
-    _mutant(DrawsByBlock, "SIM-12"),
+_DEFECTS = (
+    (LosesTheRetracted, ("ENGINE-01",)),
+    (SaysGoodbyeTwice, ("ENGINE-02",)),
+    (ForgetsTheOutputOnReturn, ("ENGINE-03",)),
+    (KeepsTheMarksOfTheWholeRun, ("ENGINE-04",)),
+    (ForgetsTheVerifyTokens, ("ENGINE-05",)),
+    (LeaksAfterARetraction, ("ENGINE-06",)),
+    (BatchesStatically, ("ENGINE-07",)),
+    (LetsEverythingIn, ("ENGINE-08",)),
+    (NeverAges, ("ENGINE-09",)),
+    (PushesEqualsOut, ("ENGINE-10", "ENGINE-11")),
+    (PushesOutTheFirst, ("ENGINE-10",)),
+    (WaitsForWhatNobodyOwes, ("ENGINE-11",)),
+    (ReplacesTheOther, ("ENGINE-12",)),
+    (LeaksAfterAnAbort, ("ENGINE-13",)),
+    (AbortsLater, ("ENGINE-13",)),
+    (ComputesTheChunkAgain, ("ENGINE-14",)),
+    (slots.KnowsTheFuture, ("ENGINE-15",)),
+    (QueuesTheRetractedLast, ("ENGINE-16",)),
+    (slots.DrawsByRow, ("ENGINE-17", "RELAY-09")),
+    (DividesByWhatWasDrafted, ("ENGINE-18",)),
+    (ExpectsSurvivors, ("ENGINE-18",)),
+    (slots.FreesUnderAStep, ("RELAY-01",)),
+    (slots.TakesALossForTheEnd, ("RELAY-01", "ENGINE-11")),
+    (slots.FailsThemAll, ("ENGINE-02",)),
+    (slots.ForgetsWhatItAllocated, ("RELAY-01", "ENGINE-14")),
+    (slots.StreamsWhatTheDeviceSays, ("RELAY-04",)),
+    (TakesTheTailFromTheSample, ("RELAY-05",)),
+    (slots.HandsOverAPlaceholder, ("RELAY-05",)),
+    (slots.QueuesThePreemptedLast, ("ENGINE-16",)),
+    (slots.ReservesForOneRound, ("RELAY-06", "RELAY-01")),
+    (slots.ReservesByTheStepsInForce, ("RELAY-06",)),
+    (TakesAnyResult, ("RELAY-07",)),
+    (RunsAheadTooFar, ("RELAY-07",)),
+    (LaunchesBlockAfterBlock, ("RELAY-08",)),
+    (slots.DrawsByFlight, ("RELAY-09",)),
+    (slots.StartsOneTooFar, ("ACCEPT-03", "RADIX-09")),
+    (slots.KeepsItsCopies, ("ACCEPT-03", "RELAY-01")),
+    (slots.NeverGivesBack, ("ACCEPT-08",)),
+    (MasksTheStopByTheCap, ("ACCEPT-10",)),
+    (GivesOneTokenMore, ("ACCEPT-11",)),
+    (CountsWhoHasLeft, ("ACCEPT-12",)),
+    (slots.ReservesForNoDraft, ("ACCEPT-15",)),
+    (SwitchesWithTheBatch, ("STEPS-07",)),
+    (NeedsLessAtOnce, ("STEPS-07", "RELAY-06")),
+    (slots.CachesTheLastToken, ("RADIX-09",)),
+    (slots.RemembersItsFirstLook, ("RADIX-12",)),
+    (slots.FindsHalf, ("RADIX-13",)),
+    (slots.DrawsByHit, ("RADIX-16",)),
+    (slots.DrawsByBlock, ("SIM-12",)),
 )
+"""(class, the invariants of which one must catch it)."""
+
+MUTANTS = tuple(Mutant(kind.__name__, kind.__doc__, "engine", _maker(kind), caught_by) for kind, caught_by in _DEFECTS)

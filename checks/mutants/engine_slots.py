@@ -1,15 +1,15 @@
-"""Planted defects of engines: whose slots are whose, and what only two runs show."""
+"""Planted defects of engines: who owns which slots, and what only two runs show."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ...core.contract.request import FinishReason
-from ...core.kv.store import Departure, KVStore
+from ...core.kv.store import KVStore
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.engine import Engine, LossOutcome
 from ...core.scheduler.rounds import DecodeRounds
-from ...properties.engine.contract import Answer, Event, ServingConfig, Wish
+from ...properties.engine.contract import Answer, Event
 from ...properties.engine.language import STOP, stream_of
 from ...properties.engine.plain import PlainEngine
 from ..adapters.core_engine import CoreEngine
@@ -65,7 +65,7 @@ class NeverGivesBack(DecodeRounds):
 
 
 class StreamsWhatTheDeviceSays(CoreEngine):
-    """The tokens of a step go to whoever has the name now, also if the request has left its row since the launch."""
+    """The tokens of a step go to the request of that name, also if it has left its row since the launch."""
 
     def commit(self, answer: Answer) -> list[Event]:
         flight = self.steps[answer.step]
@@ -87,7 +87,7 @@ class StartsOneTooFar(CoreEngine):
 
 
 class KeepsItsCopies(KVStore):
-    """What the prefix cache had already is freed, and the row goes on reading its own copy."""
+    """Pages that the prefix cache had already are freed, and the row goes on reading its own copies."""
 
     def share_prefix(self, row, tokens, num_valid, namespace, fence):
         before = self.table.slots[row].copy()
@@ -99,12 +99,10 @@ class CachesTheLastToken(KVStore):
     """The whole text of an ended request is cached, its last token too, which was never computed."""
 
     def _release(self, departure):
-        known = (
-            departure.num_valid
-            if departure.tokens is None
-            else min(len(departure.tokens), int(self.allocated[departure.row]))
-        )
-        super()._release(Departure(departure.fence, departure.row, departure.tokens, known, departure.namespace))
+        if departure.tokens is not None:
+            num_valid = min(len(departure.tokens), int(self.allocated[departure.row]))
+            departure = departure._replace(num_valid=num_valid)
+        super()._release(departure)
 
 
 class RemembersItsFirstLook(Admission):
@@ -160,16 +158,13 @@ class HandsOverAPlaceholder(PlainEngine):
     def plan(self):
         view = super().plan()
         if view is not None:
-            first = {row.wish.request for row in self.rows or () if len(row.output) == 1}
-            view["decode"] = [
-                (request, length, -1 if request in first else root, key)
-                for request, length, root, key in view["decode"]
-            ]
+            first = {row.name for row in self.rows or () if len(row.output) == 1}
+            view["decode"] = [(name, at, -1 if name in first else root, key) for name, at, root, key in view["decode"]]
         return view
 
 
 class QueuesThePreemptedLast(PlainEngine):
-    """Whoever is preempted waits behind all others."""
+    """A preempted request waits behind all others."""
 
     def plan(self):
         running = set(self.batch)
@@ -183,17 +178,18 @@ class QueuesThePreemptedLast(PlainEngine):
 
 
 class KnowsTheFuture(CoreEngine):
-    """The length of an output is asked of whoever will compute it, and no more is reserved."""
+    """The length of an output is computed with the device's model, and no more is reserved."""
 
-    def __init__(self, config: ServingConfig) -> None:
+    def __init__(self, config):
         super().__init__(config)
         self.model = config.model
 
-    def submit(self, wish: Wish) -> int:
+    def submit(self, wish):
         if STOP in wish.stop_tokens:
+            first, stop = len(wish.prompt), len(wish.prompt) + wish.max_tokens
             stream = stream_of(wish.prompt, wish.seed, self.model)
-            stream.reach(len(wish.prompt) + wish.max_tokens)
-            output = stream.tokens[len(wish.prompt) : len(wish.prompt) + wish.max_tokens]
+            stream.reach(stop)
+            output = stream.tokens[first:stop]
             if STOP in output:
                 wish = wish._replace(max_tokens=output.index(STOP) + 1)
         return super().submit(wish)
@@ -231,14 +227,14 @@ class DrawsByBlock(CoreEngine):
 
 
 class LeavesRoomForDrafts(Admission):
-    """Who drafts nothing computes one prompt token less per step, since the algorithm could draft."""
+    """Computes fewer prompt tokens per step."""
 
     def next_chunks(self, budget, num_decoding, may_admit):
         return super().next_chunks(max(budget - self.spared, 1), num_decoding, may_admit)
 
 
 class ReservesForNoDraft(CoreEngine):
-    """Who drafts nothing computes one prompt token less per step, since the algorithm could draft."""
+    """Without drafts one prompt token less is computed per step, since the algorithm could draft."""
 
     def build(self, config, algorithm, controller):
         engine = super().build(config, algorithm, controller)

@@ -35,6 +35,8 @@ class Entry:
 class PlainEngine:
     """`queue` in the order of arrival, `batch` in the order of admission, which is the same."""
 
+    capabilities = EngineCapabilities(slots=True)
+
     def __init__(self, config: ServingConfig) -> None:
         self.config = config
         self.free = list(range(config.num_pages, 0, -1))
@@ -161,8 +163,4 @@ class PlainEngine:
         return list(self.free)
 
 
-def make(config: ServingConfig) -> PlainEngine:
-    return PlainEngine(config)
-
-
-make.capabilities = EngineCapabilities(slots=True)
+make = PlainEngine
