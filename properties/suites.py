@@ -12,6 +12,7 @@ from .allocator.trial import AllocatorTrial
 from .engine.trial import EngineTrial
 from .harness.suite import Suite
 from .simulator.trial import SimulatorTrial
+from .step_controller.trial import StepControllerTrial
 
 _DECLARED = {
     "allocator": Suite.of(
@@ -32,6 +33,14 @@ _DECLARED = {
         ),
     ),
     "simulator": Suite.of(SimulatorTrial, subjects=("foretoken.checks.adapters.simulator:make",)),
+    "step-controller": Suite.of(
+        StepControllerTrial,
+        subjects=(
+            "foretoken.checks.adapters.step_controller:make_fixed",
+            "foretoken.checks.adapters.step_controller:make_ema",
+            "foretoken.checks.adapters.step_controller:make_goodput",
+        ),
+    ),
     "engine": Suite.of(
         EngineTrial,
         subjects=("foretoken.checks.adapters.core_engine:make", "foretoken.properties.engine.plain:make"),

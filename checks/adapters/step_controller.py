@@ -57,27 +57,25 @@ class ControllerAdapter:
         self.controller.reload(text)
 
 
-def cost_table(config: StepsConfig, steps: Sequence[int]) -> CostTable:
-    """The modelled cost on a grid; it is linear, so nothing is lost."""
-    return CostTable.from_function(
-        lambda batch_size, steps, kv_tokens: config.round_time_ns(steps, batch_size, kv_tokens), steps, _BATCH_SIZES
-    )
-
-
 def make_fixed(config: StepsConfig) -> ControllerAdapter:
-    """Always the same steps."""
+    """Make one that always chooses the same steps."""
     return ControllerAdapter(FixedPolicy(load_adaptive_config(config.table).candidate_steps[0]))
 
 
 def make_ema(config: StepsConfig) -> ControllerAdapter:
-    """The moving average of each range."""
+    """Make one that follows the moving average of each range."""
     return ControllerAdapter(AdaptiveSpeculativeParams(None, config.table))
 
 
 def make_goodput(config: StepsConfig) -> ControllerAdapter:
-    """The most expected tokens per second, by the modelled cost."""
+    """Make one that chooses the most expected tokens per second, by the modelled cost."""
     table = load_adaptive_config(config.table)
-    return ControllerAdapter(GoodputPolicy(table, cost_table(config, table.candidate_steps)))
+    costs = CostTable.from_function(  # on a grid; the cost is linear, so nothing is lost
+        lambda batch_size, steps, kv_tokens: config.round_time_ns(steps, batch_size, kv_tokens),
+        table.candidate_steps,
+        _BATCH_SIZES,
+    )
+    return ControllerAdapter(GoodputPolicy(table, costs))
 
 
 make_fixed.capabilities = StepsCapabilities(inspection=True, counters=True, runtime=True)

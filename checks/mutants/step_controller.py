@@ -1,14 +1,15 @@
-"""Planted defects of step controllers: each is one method of a good one, done wrong in a way that has been done wrong before."""
+"""Planted defects of step controllers: each is one method of a good one, done wrong as it has been done wrong before."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, AdaptiveStepSlot, load_adaptive_config
 from ...core.adaptive.graph_plan import GraphTable, MissingGraph
 from ...core.errors import ConfigError, Problem
 from ...properties.harness.mutants import Mutant
-from ...properties.step_controller.contract import StepsCapabilities, StepsConfig
+from ...properties.step_controller.contract import StepsConfig
 from ...properties.step_controller.table import read_table
 from ..adapters.step_controller import ControllerAdapter, make_ema
 
@@ -161,7 +162,8 @@ class CapturesEverything(ControllerAdapter):
         super().attach(build, captured)
         for steps in self.controller.candidates:
             for size in captured or ():
-                build(steps, steps + 1, size)
+                if (steps, steps + 1, size) not in self.graphs._graphs:
+                    build(steps, steps + 1, size)
 
 
 class BuildsWhatIsMissing(ControllerAdapter):
@@ -232,13 +234,16 @@ class FilesBySize(GraphTable):
 
 
 class DraftsTheMost:
-    """Every draft is taken for worth its time: the deepest candidate, always."""
+    """Every draft is taken to be worth its time: the deepest candidate, always."""
 
     def __init__(self, config: StepsConfig) -> None:
         self.table, self.captured = read_table(config.table), config.captured
 
+    def candidates(self, batch_size):
+        return self.table.candidates[self.table.range_of(batch_size, self.captured)]
+
     def steps_for(self, batch_size, kv_tokens):
-        return self.table.candidates[self.table.range_of(batch_size, self.captured)][-1]
+        return self.candidates(batch_size)[-1]
 
     def observe(self, correct_drafts, batch_size, executed_steps):
         return all(0 <= correct <= executed_steps for correct in correct_drafts)
@@ -248,8 +253,7 @@ class DraftsTheLeast(DraftsTheMost):
     """Drafting is given up where it did not pay once: the shallowest candidate that drafts, always."""
 
     def steps_for(self, batch_size, kv_tokens):
-        members = self.table.candidates[self.table.range_of(batch_size, self.captured)]
-        return next((steps for steps in members if steps), 0)
+        return next((steps for steps in self.candidates(batch_size) if steps), 0)
 
 
 class DraftsMoreTheLessIsAccepted(DraftsTheMost):
@@ -258,120 +262,77 @@ class DraftsMoreTheLessIsAccepted(DraftsTheMost):
     def __init__(self, config: StepsConfig) -> None:
         super().__init__(config)
         self.interval = self.table.update_interval + 64 * self.table.min_dwell_batches
-        self.ranges = [{"drafts_most": False, "rounds": 0, "misses": 0} for _ in self.table.candidates]
+        self.results = {}  # candidates -> for each result, whether a row had nothing accepted
 
     def steps_for(self, batch_size, kv_tokens):
-        at = self.table.range_of(batch_size, self.captured)
-        drafting = [steps for steps in self.table.candidates[at] if steps] or [0]
-        return drafting[-1 if self.ranges[at]["drafts_most"] else 0]
+        members = self.candidates(batch_size)
+        results = self.results.get(members, ())
+        judged = len(results) // self.interval * self.interval
+        drafts_most = any(results[max(judged - self.interval, 0) : judged])
+        return ([steps for steps in members if steps] or [0])[-1 if drafts_most else 0]
 
     def observe(self, correct_drafts, batch_size, executed_steps):
-        if not super().observe(correct_drafts, batch_size, executed_steps):
-            return False
-        if not correct_drafts:
-            return True
-        here = self.ranges[self.table.range_of(batch_size, self.captured)]
-        here["rounds"] += 1
-        here["misses"] += 0 in correct_drafts
-        if here["rounds"] == self.interval:
-            here.update(drafts_most=here["misses"] > 0, rounds=0, misses=0)
-        return True
+        is_possible = super().observe(correct_drafts, batch_size, executed_steps)
+        if is_possible and correct_drafts:
+            self.results.setdefault(self.candidates(batch_size), []).append(0 in correct_drafts)
+        return is_possible
 
 
 # -- how they are made ------------------------------------------------------------------------------------------------
 
-_NO_AVERAGES = StepsCapabilities(adaptive=True, counters=True)
-_STATE_ALONE = StepsCapabilities(adaptive=True, inspection=True)
 
+def _maker(kind: type, capabilities: Sequence[str] = make_ema.capabilities.declared) -> Callable[[StepsConfig], object]:
+    """Return what makes our controller with one of its parts replaced, or something else altogether."""
 
-def _declared(build, capabilities=make_ema.capabilities):
-    def make(config: StepsConfig):
-        return build(config)
+    def make(config: StepsConfig) -> object:
+        if not issubclass(
+            kind, AdaptiveStepSlot | AdaptiveSpeculativeParams | ControllerAdapter | AdaptiveController | GraphTable
+        ):
+            return kind(config)
+        policy = part(AdaptiveSpeculativeParams)(None, config.table)
+        if issubclass(kind, AdaptiveStepSlot):
+            policy._slots = [kind(policy.initial_steps, cfg) for cfg in policy.config.slots]
+        if "runtime" not in capabilities:
+            policy.set_cuda_graph_bs(config.captured or None)  # it is not attached
+        return part(ControllerAdapter)(policy, part(AdaptiveController), part(GraphTable))
+
+    def part(good: type) -> type:
+        return kind if issubclass(kind, good) else good
 
     make.capabilities = capabilities
     return make
 
 
-def _ema(config: StepsConfig) -> AdaptiveSpeculativeParams:
-    """The policy, told of the captured sizes even without `attach`."""
-    policy = AdaptiveSpeculativeParams(None, config.table)
-    policy.set_cuda_graph_bs(config.captured or None)
-    return policy
-
-
-def _policy(config: StepsConfig, slot: type[AdaptiveStepSlot], is_told: bool) -> AdaptiveSpeculativeParams:
-    policy = _ema(config) if is_told else AdaptiveSpeculativeParams(None, config.table)
-    policy._slots = [slot(policy.initial_steps, cfg) for cfg in policy.config.slots]
-    return policy
-
-
-def of_slot(kind, capabilities=make_ema.capabilities):
-    return _declared(lambda config: ControllerAdapter(_policy(config, kind, not capabilities.runtime)), capabilities)
-
-
-def of_slot_unseen(kind):
-    """With nothing to look at but the choices and the counters, and no table to reload."""
-    return of_slot(kind, _NO_AVERAGES)
-
-
-def of_policy(kind):
-    return _declared(lambda config: ControllerAdapter(kind(None, config.table)))
-
-
-def of_adapter(kind):
-    return _declared(lambda config: kind(AdaptiveSpeculativeParams(None, config.table)))
-
-
-def of_adapter_with_state_alone(kind):
-    """With the state to look at, and nothing else."""
-    return _declared(lambda config: kind(_ema(config)), _STATE_ALONE)
-
-
-def of_controller(kind):
-    return of_adapter(lambda policy: ControllerAdapter(policy, controller=kind))
-
-
-def of_graphs(kind):
-    return of_adapter(lambda policy: ControllerAdapter(policy, graphs=kind))
-
-
-def that_knows_the_cost(kind):
-    return _declared(kind, StepsCapabilities(adaptive=True, goodput=True))
-
-
-def with_its_choices_alone(kind):
-    return _declared(kind, StepsCapabilities(adaptive=True))
-
-
 _DEFECTS = (
-    (StaysAtZero, of_slot_unseen, ("STEPS-04",)),
-    (ProbesAtEveryLook, of_slot_unseen, ("STEPS-04",)),
-    (ThresholdsOverlap, of_slot, ("STEPS-05",)),
-    (LooksAtEveryRound, of_slot, ("STEPS-05",)),
-    (StepsFromTheAverage, of_slot, ("STEPS-01",)),
-    (RoutesTheUnpadded, of_policy, ("STEPS-01", "STEPS-10")),
-    (KeepsStateInTheClass, of_policy, ("STEPS-03",)),
-    (CountsEveryStep, of_policy, ("STEPS-13",)),
-    (CountsTwice, of_policy, ("STEPS-10",)),
-    (RoutesByTheRowsLeft, of_policy, ("STEPS-10", "STEPS-13")),
-    (ForgetsTheFirstTable, of_policy, ("STEPS-09",)),
-    (TrustsEveryNumber, of_adapter_with_state_alone, ("STEPS-02",)),
-    (CountsNothingAsZero, of_adapter, ("STEPS-10",)),
-    (ResetsBeforeItReads, of_adapter, ("STEPS-09",)),
-    (ReadsHalfOfATable, of_adapter, ("STEPS-09",)),
-    (CapturesEverything, of_adapter, ("STEPS-11",)),
-    (BuildsWhatIsMissing, of_adapter, ("STEPS-11",)),
-    (RebuildsAtFeedback, of_adapter, ("STEPS-12",)),
-    (CapturesOneTooFew, of_controller, ("STEPS-11",)),
-    (RoutesBeforeItBuilds, of_controller, ("STEPS-01", "STEPS-12")),
-    (KeepsHalfABuild, of_graphs, ("STEPS-12",)),
-    (FilesBySize, of_graphs, ("STEPS-12",)),
-    (DraftsTheMost, that_knows_the_cost, ("STEPS-08",)),
-    (DraftsTheLeast, that_knows_the_cost, ("STEPS-08",)),
-    (DraftsMoreTheLessIsAccepted, with_its_choices_alone, ("STEPS-06",)),
+    (StaysAtZero, ("STEPS-04",), ("adaptive", "counters")),
+    (ProbesAtEveryLook, ("STEPS-04",), ("adaptive", "counters")),
+    (ThresholdsOverlap, ("STEPS-05",)),
+    (LooksAtEveryRound, ("STEPS-05",)),
+    (StepsFromTheAverage, ("STEPS-01",)),
+    (RoutesTheUnpadded, ("STEPS-01", "STEPS-10")),
+    (KeepsStateInTheClass, ("STEPS-03",)),
+    (CountsEveryStep, ("STEPS-13",)),
+    (CountsTwice, ("STEPS-10",)),
+    (RoutesByTheRowsLeft, ("STEPS-10", "STEPS-13")),
+    (ForgetsTheFirstTable, ("STEPS-09",)),
+    (TrustsEveryNumber, ("STEPS-02",), ("adaptive", "inspection")),
+    (CountsNothingAsZero, ("STEPS-10",)),
+    (ResetsBeforeItReads, ("STEPS-09",)),
+    (ReadsHalfOfATable, ("STEPS-09",)),
+    (CapturesEverything, ("STEPS-11",)),
+    (BuildsWhatIsMissing, ("STEPS-11",)),
+    (RebuildsAtFeedback, ("STEPS-12",)),
+    (CapturesOneTooFew, ("STEPS-11",)),
+    (RoutesBeforeItBuilds, ("STEPS-01", "STEPS-12")),
+    (KeepsHalfABuild, ("STEPS-12",)),
+    (FilesBySize, ("STEPS-12",)),
+    (DraftsTheMost, ("STEPS-08",), ("adaptive", "goodput")),
+    (DraftsTheLeast, ("STEPS-08",), ("adaptive", "goodput")),
+    (DraftsMoreTheLessIsAccepted, ("STEPS-06",), ("adaptive",)),
 )
-"""(class, how it is made, the invariants of which one must catch it)."""
+"""(class, the invariants of which one must catch it, what is declared if not all that the good one has)."""
 
 MUTANTS = tuple(
-    Mutant(kind.__name__, kind.__doc__, "step-controller", how(kind), caught_by) for kind, how, caught_by in _DEFECTS
+    Mutant(kind.__name__, kind.__doc__, "step-controller", _maker(kind, *capabilities), caught_by)
+    for kind, caught_by, *capabilities in _DEFECTS
 )

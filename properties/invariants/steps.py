@@ -1,6 +1,6 @@
 """STEPS-01 … STEPS-13, but STEPS-07, which is about the engine: what is true of every controller of draft steps.
 
-A checker gets a `Moment` (`step_controller/moment.py`) and looks at it alone; those about two runs get both trials.
+A checker gets a `Moment` (`step_controller/model.py`) and looks at it alone; those about two runs get both trials.
 """
 
 from __future__ import annotations
@@ -9,50 +9,38 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from ..step_controller.moment import Moment, Shown
-from ..step_controller.operations import (
-    Deliver,
-    Garbage,
-    Idle,
-    Observe,
-    Offer,
-    Phase,
-    Reload,
-    ReloadBroken,
-    Repeat,
-)
+from ..step_controller.model import Moment, Shown
 from .registry import Finding, Outcome, checks
 
 if TYPE_CHECKING:
     from ..harness.trial import Trial
 
 CONTRACT = "step-controller"
-
-MAX_SWITCHES = 10
-"""In a stretch of up to 10,000 stationary rounds, of a controller that bounds its switches."""
-
+MAX_SWITCHES = 10  # in a stretch of up to 10,000 stationary rounds, of a controller that bounds its switches
 FREE_PROBES = 8
-INTERVALS_PER_PROBE = 16
-"""After the first few, so many intervals must lie between two probes that fail."""
+INTERVALS_PER_PROBE = 16  # between two probes that fail, after the free ones
+LEAST_SHARE = 0.97  # of the throughput of the best fixed steps
 
-LEAST_SHARE = 0.97
-"""Of the throughput of the best fixed steps."""
+_AS_IT_WAS = "all as it was"
 
 
 @checks("STEPS-01", CONTRACT)
 def steps_are_candidates_of_the_range(m: Moment) -> Outcome:
-    chosen = list(zip(m.batch_sizes, m.after.steps, m.candidates, strict=True))
-    wrong = [(size, steps, allowed) for size, steps, allowed in chosen if steps not in allowed]
-    if m.stray_choice is not None:
-        wrong = [m.stray_choice]
-    if not wrong:
+    wrong = m.stray_choice or _wrong_choice(m)
+    if wrong is None:
         return True
-    size, steps, allowed = wrong[0]
+    size, steps, allowed = wrong
     if m.config.captured:
         allowed = f"{allowed}, the range of the captured size that it is padded to ({list(m.config.captured)})"
     return Finding(
         f"{steps} steps for {size} rows", f"one of {allowed}", "nothing was built, captured or reserved for others"
     )
+
+
+def _wrong_choice(m: Moment) -> tuple[int, int, tuple[int, ...]] | None:
+    """Return (batch size, steps, candidates) of the first choice that is no candidate."""
+    chosen = zip(m.batch_sizes, m.after.steps, m.candidates, strict=True)
+    return next((choice for choice in chosen if choice[1] not in choice[2]), None)
 
 
 @checks("STEPS-02", CONTRACT)
@@ -61,33 +49,33 @@ def garbage_does_no_harm(m: Moment) -> Outcome:
         return Finding(m.unfinite, "a finite number", "what is not finite stays so: the choice never changes again")
     if m.garbage is None:
         return None
-    for size, steps, allowed in zip(m.batch_sizes, m.after.steps, m.candidates, strict=True):
-        if steps not in allowed:
-            return Finding(
-                f"after {m.garbage} correct drafts, {steps} steps for {size} rows",
-                f"one of {allowed}",
-                "one broken result must not end the service",
-            )
-    return True
+    wrong = _wrong_choice(m)
+    if wrong is None:
+        return True
+    size, steps, allowed = wrong
+    return Finding(
+        f"after {m.garbage} correct drafts, {steps} steps for {size} rows",
+        f"one of {allowed}",
+        "one broken result must not end the service",
+    )
 
 
 @checks("STEPS-03", CONTRACT, twin="again")
 def equal_histories_equal_choices(runs: tuple[Trial, Trial]) -> Outcome:
     first, second = runs
-    if first.transcript == second.transcript:
-        return True
-    at = next((i for i, (a, b) in enumerate(zip(first.transcript, second.transcript, strict=False)) if a != b), -1)
-    what, how, steps = first.transcript[at]
-    _, other, others = second.transcript[at]
-    return Finding(
-        f"after {what} ({'refused' if how else 'done'}): steps {list(steps)}, and in an equal run "
-        f"{list(others)} ({'refused' if other else 'done'})",
-        "the same for the same history",
-        "two ranks would run different graphs and wait for each other",
-    )
+    for one, two in zip(first.transcript, second.transcript, strict=False):
+        if one != two:
+            (what, refusal, steps), (_, other_refusal, others) = one, two
+            return Finding(
+                f"after {what} ({'refused' if refusal else 'done'}): steps {list(steps)}, and in an equal run "
+                f"{list(others)} ({'refused' if other_refusal else 'done'})",
+                "the same for the same history",
+                "two ranks would run different graphs and wait for each other",
+            )
+    return True
 
 
-@checks("STEPS-04", CONTRACT, "adaptive", on=(Offer, Phase))
+@checks("STEPS-04", CONTRACT, "adaptive", on=("offer", "phase"))
 def zero_is_a_way_station(m: Moment) -> Outcome:
     if m.offered is not None:
         size, rounds, drafts, limit = m.offered
@@ -102,7 +90,7 @@ def zero_is_a_way_station(m: Moment) -> Outcome:
     if stretch is None or stretch.process not in ("useless", "always-0"):
         return None
     probes = sum(stretch.history[at] > 0 == stretch.history[at - 1] for at in stretch.switches)
-    limit = FREE_PROBES + len(stretch.history) // (INTERVALS_PER_PROBE * m.update_interval)
+    limit = FREE_PROBES + len(stretch.history) // (INTERVALS_PER_PROBE * m.table.update_interval)
     if probes > limit:
         return Finding(
             f"{probes} probes in {len(stretch.history)} rounds, none of which had a draft accepted",
@@ -112,29 +100,31 @@ def zero_is_a_way_station(m: Moment) -> Outcome:
     return True
 
 
-@checks("STEPS-05", CONTRACT, "adaptive", on=(Phase,))
+@checks("STEPS-05", CONTRACT, "adaptive", on=("phase",))
 def stationary_input_settles(m: Moment) -> Outcome:
     stretch = m.stretch
     if stretch is None:
         return None
     switches, rounds = stretch.switches, len(stretch.history)
     where = f"{stretch.process} at {stretch.batch_size} rows"
-    if m.bounded and len(switches) > MAX_SWITCHES:
+    if m.is_bounded:
+        if len(switches) <= MAX_SWITCHES:
+            return True
         return Finding(
             f"{len(switches)} switches in {rounds} rounds of {where}",
             f"at most {MAX_SWITCHES}",
-            "the input is stationary: whatever is best, it is the same all the time",
+            "the input is stationary: the same steps are best all the time",
         )
     for last, at in itertools.pairwise(switches):
-        if not m.bounded and at - last < m.update_interval:
+        if at - last < m.table.update_interval:
             return Finding(
                 f"switches at rounds {last} and {at} of {where}",
-                f"at most one per {m.update_interval} rounds, the update interval",
+                f"at most one per {m.table.update_interval} rounds, the update interval",
                 "between two looks at the estimate there is nothing to change the choice",
             )
     is_constant = stretch.process.startswith(("always", "mixed"))
     late = [at for at in switches if at >= rounds // 2]
-    if is_constant and late and not m.bounded and stretch.candidates[0] > 0:
+    if is_constant and late and stretch.candidates[0] > 0:
         return Finding(
             f"a switch at round {late[0]} of {rounds}, every one of which accepted the same ({where})",
             "none once it has settled",
@@ -156,24 +146,21 @@ def choices_follow_acceptance_and_cost(runs: tuple[Trial, Trial]) -> Outcome:
     else:
         is_worse = here.candidates[0] > 0
     if first.config.varied == "acceptance":
-        if there.settled < here.settled and is_worse:
-            return Finding(
-                f"{here.process} at {here.batch_size} rows settles at {here.settled} steps, and with one more accepted "
-                f"draft in every row at {there.settled}",
-                f"at least {here.settled}",
-                "more acceptance makes every draft step worth more",
-            )
-    elif there.settled > here.settled and is_worse:
-        return Finding(
-            f"{here.process} at {here.batch_size} rows settles at {here.settled} steps, and with verification four times as "
-            f"dear at {there.settled}",
-            f"at most {here.settled}",
-            "every step costs more, and brings no more",
-        )
-    return True
+        is_wrong, change, bound = there.settled < here.settled, "one more accepted draft in every row", "least"
+        why = "more acceptance makes every draft step worth more"
+    else:
+        is_wrong, change, bound = there.settled > here.settled, "verification four times as dear", "most"
+        why = "every step costs more, and brings no more"
+    if not (is_wrong and is_worse):
+        return True
+    return Finding(
+        f"{here.process} at {here.batch_size} rows settles at {here.settled} steps, and with {change} at {there.settled}",
+        f"at {bound} {here.settled}",
+        why,
+    )
 
 
-@checks("STEPS-08", CONTRACT, "goodput", on=(Phase,))
+@checks("STEPS-08", CONTRACT, "goodput", on=("phase",))
 def as_good_as_the_best_fixed(m: Moment) -> Outcome:
     stretch = m.stretch
     if stretch is None:
@@ -189,9 +176,9 @@ def as_good_as_the_best_fixed(m: Moment) -> Outcome:
     )
 
 
-@checks("STEPS-09", CONTRACT, "reload", on=(Reload, ReloadBroken))
+@checks("STEPS-09", CONTRACT, "reload", on=("reload", "reload-broken"))
 def a_broken_table_changes_nothing(m: Moment) -> Outcome:
-    if m.reload == "valid":
+    if m.operation.tag == "reload":
         if m.refusal is None:
             return True
         return Finding(
@@ -199,19 +186,20 @@ def a_broken_table_changes_nothing(m: Moment) -> Outcome:
         )
     changed = _difference(m.before, m.after)
     if changed:
-        return Finding(
-            f"a table damaged so: {m.reload}; {changed}", "the running policy as it was", "the last good table stays"
-        )
+        was = f"a table damaged so: {m.operation.how}; {changed}"
+        return Finding(was, "the running policy as it was", "the last good table stays")
     return True
 
 
-@checks("STEPS-10", CONTRACT, on=(Deliver, Idle, Observe, Garbage, Repeat, Phase))
+@checks("STEPS-10", CONTRACT, on=("deliver", "idle", "observe", "garbage", "repeat", "phase"))
 def every_result_counts_once(m: Moment) -> Outcome:
     if m.refusal is not None and m.garbage is None:
-        return Finding(f"a good result was refused: {m.refusal}", "it is counted", "the estimate goes blind")
+        return Finding(
+            f"a good result was refused: {m.refusal}", "it is counted", "the estimate does not follow the results"
+        )
     if m.garbage is not None and m.refusal is None:
-        return None  # it made something of it; what, STEPS-02 looks at
-    before, after = m.before, m.after
+        return None  # STEPS-02 looks at what was made of it
+    before, after, told = m.before, m.after, m.told
     if after.counted is not None:
         should = tuple(was + more for was, more in zip(before.counted, m.added, strict=True))
         if after.counted != should:
@@ -220,22 +208,28 @@ def every_result_counts_once(m: Moment) -> Outcome:
                 f"{list(should)}, {list(before.counted)} and {list(m.added)} more",
                 "accept length and accept rate are quotients of these",
             )
-    told = m.told
     if told is None:
         return True
-    if m.garbage is not None or not told.correct:
-        changed = _difference(before, after)
-        if changed:
-            what = "a refused result" if m.garbage is not None else "a result without rows"
-            return Finding(f"after {what}, {changed}", "all as it was", "there was nothing to learn from it")
-        return True
-    if after.averages is None or told.executed != told.current:
+    if m.garbage is None and told.correct:
+        return _has_its_weight(m)
+    changed = _difference(before, after)
+    if changed:
+        what = "a refused result" if m.garbage is not None else "a result without rows"
+        return Finding(f"after {what}, {changed}", _AS_IT_WAS, "there was nothing to learn from it")
+    return True
+
+
+def _has_its_weight(m: Moment) -> Outcome:
+    """A result of the current steps has moved the average of its own range, and no other."""
+    told = m.told
+    if m.after.averages is None or told.executed != told.current:
         return True
     mean = sum(told.correct) / len(told.correct)
-    for size, shares, was, now in zip(m.batch_sizes, m.same_slot, before.averages, after.averages, strict=True):
+    averages = zip(m.batch_sizes, told.in_range, m.before.averages, m.after.averages, strict=True)
+    for size, shares, was, now in averages:
         if told.current == 0 and was < 0:
             continue  # nothing was measured yet: a first probe begins from a neutral value
-        should = (1 - m.alpha) * was + m.alpha * mean if shares and told.current else was
+        should = (1 - m.table.ema_alpha) * was + m.table.ema_alpha * mean if shares and told.current else was
         if not math.isclose(now, should, rel_tol=1e-9, abs_tol=1e-9):
             return Finding(
                 f"the average for {size} rows went from {was:.6g} to {now:.6g} with a mean of {mean:.6g}",
@@ -261,16 +255,14 @@ def graphs_are_those_that_routing_reaches(m: Moment) -> Outcome:
 
 @checks("STEPS-12", CONTRACT, "runtime")
 def a_round_finds_the_graph_of_its_key(m: Moment) -> Outcome:
-    if m.built is not None and m.built.failed:
-        if m.built.refusal is None:
-            return Finding("a graph could not be built, and nothing was said", "the error goes on", "it is missing")
+    if m.attached == "failing" and m.refusal is None:
+        return Finding("a graph could not be built, and no error was raised", "the error goes on", "it is missing")
+    if m.attached == "failing":
         changed = _difference(m.before, m.after)
         if changed:
-            return Finding(f"after a failed build, {changed}", "all as it was", "the caller goes on with what it had")
-    elif m.built is not None and m.built.refusal is not None:
-        return Finding(
-            f"the graphs were not built: {m.built.refusal}", "they are, nothing fails", "nothing can be launched"
-        )
+            return Finding(f"after a failed build, {changed}", _AS_IT_WAS, "the caller goes on with what it had")
+    elif m.attached and m.refusal is not None:
+        return Finding(f"the graphs were not built: {m.refusal}", "they are, nothing fails", "nothing can be launched")
     if m.after.graphs != m.graphs:
         found, due = next((a, b) for a, b in zip(m.after.graphs, m.graphs, strict=True) if a != b)
         return Finding(
@@ -278,30 +270,27 @@ def a_round_finds_the_graph_of_its_key(m: Moment) -> Outcome:
             f"{due or 'none'}, built before the first round under its steps, draft tokens and padded batch size",
             "another graph computes other tokens, and building one stops the service",
         )
-    return True if m.built is not None or isinstance(m.operation, _LAUNCHES) else None
+    is_launch = getattr(m.operation, "tag", "") in ("repeat", "phase", "offer", "reload")
+    return True if m.attached or is_launch else None
 
 
-_LAUNCHES = (Repeat, Phase, Offer, Reload)
-
-
-@checks("STEPS-13", CONTRACT, "averages", on=(Deliver, Observe))
+@checks("STEPS-13", CONTRACT, "averages", on=("deliver", "observe"))
 def feedback_of_other_steps_is_left_out(m: Moment) -> Outcome:
     told = m.told
     if told is None or not told.correct or told.executed == told.current:
         return None
-    same = m.after._replace(counted=m.before.counted)
-    changed = _difference(m.before, same)
+    changed = _difference(m.before, m.after._replace(counted=m.before.counted))
     if changed:
         return Finding(
             f"told of a round of {told.executed} steps while it would choose {told.current}, {changed}",
-            "all as it was",
+            _AS_IT_WAS,
             "a round of fewer steps cannot accept more, so its mean says nothing about the current ones",
         )
     return True
 
 
 def _difference(before: Shown, after: Shown) -> str:
-    """What is not as it was, in words; empty if all is."""
+    """Say what is not as it was; empty if all is."""
     for name, was, now in zip(Shown._fields, before, after, strict=True):
         if was != now:
             if name == "state":
@@ -311,7 +300,7 @@ def _difference(before: Shown, after: Shown) -> str:
 
 
 def _first_difference(was: object, now: object) -> str:
-    """The innermost part of a frozen state that has changed."""
+    """Say which innermost part of a frozen state has changed."""
     if isinstance(was, tuple) and isinstance(now, tuple) and len(was) == len(now):
         for a, b in zip(was, now, strict=True):
             if a != b:

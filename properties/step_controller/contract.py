@@ -1,4 +1,4 @@
-"""The contract of a step controller: given a batch, how many draft steps; told what was accepted, it may change its mind."""
+"""The contract of a step controller: it chooses the draft steps of a batch, and learns from what was accepted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from ..harness.contract import Capabilities
+from ..harness.letters import Choices
+from .table import Table
+
+CAPTURED = ((), (), (32,), (4, 16), (1, 2, 4, 8), (1, 3, 6, 12))
+BOUNDS = ((1,), (1, 4), (2, 5), (1, 16), (1, 2, 8))
+CANDIDATES = ((1,), (1, 3), (2, 5), (0, 2), (0, 7), (1, 3, 7), (0, 1, 3), (0, 1, 2, 3, 5, 7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +25,7 @@ class StepsConfig:
     of them, if there is one, and then belongs to the range with the largest bound not above it (the first, below all).
 
     A round of S steps and b rows that reads k KV tokens takes `base_ns` + S · `draft_ns` + b · (S + 1) · `token_ns` + k · `kv_token_ps`
-    / 1000 nanoseconds, with k = b · `kv_per_row`. The rest is about the world, and nothing for a component to look at: which graph
+    / 1000 nanoseconds, with k = b · `kv_per_row`. A component must not look at the rest, which is about its surroundings: which graph
     fails to be built at first (`fail_at`, from 1 on; 0: none), how much longer than drawn all accepted runs are (`lift`), and what an
     invariant over two runs varies between them (`varied`: "acceptance" or "cost").
     """
@@ -35,8 +41,25 @@ class StepsConfig:
     lift: int = 0
     varied: str = "acceptance"
 
+    @classmethod
+    def draw(cls, choose: Choices, has: StepsCapabilities) -> StepsConfig:
+        """Choose a table of one to three ranges; for a controller that is not adaptive, one range with one candidate."""
+        captured, fail_at = choose(CAPTURED), choose((0, 0, 1, 2) if has.adaptive else (0, 0, 1))
+        if not has.adaptive:
+            return cls(Table((1,), ((choose((0, 1, 3, 7)),),)).text(), captured, fail_at=fail_at)
+        knobs = choose((1, 2, 5, 5)), choose((0, 1, 3, 10)), choose((1.0, 0.5, 0.2, 0.05)), choose((0,) * 7 + (16,))
+        costs = {}
+        if has.goodput:
+            costs["draft_ns"] = choose((700_000, 100_000, 2_000_000))
+            costs["token_ns"] = choose((21_000, 5_000, 200_000))
+            costs["kv_per_row"] = choose((500, 0, 20_000))
+            costs["varied"] = choose(("acceptance", "cost"))
+        bounds = choose(BOUNDS)
+        table = Table(bounds, tuple(choose(CANDIDATES) for _ in bounds), *knobs)
+        return cls(table.text(), captured, fail_at=fail_at, **costs)
+
     def round_time_ns(self, steps: int, batch_size: int, kv_tokens: int) -> int:
-        """The modelled time of one round."""
+        """Return the modelled time of one round."""
         kv_ns = self.kv_token_ps * kv_tokens // 1000
         return self.base_ns + steps * self.draft_ns + batch_size * (steps + 1) * self.token_ns + kv_ns
 
@@ -74,40 +97,34 @@ class StepController(Protocol):
     """
 
     def steps_for(self, batch_size: int, kv_tokens: int) -> int:
-        """The steps for a round of `batch_size` rows that reads `kv_tokens` KV tokens. To ask again changes nothing."""
+        """Return the steps for a round of `batch_size` rows that reads `kv_tokens` KV tokens. To ask again changes nothing."""
 
     def observe(self, correct_drafts: Sequence[float], batch_size: int, executed_steps: int) -> object:
-        """One verify result: the correct drafts (0 … executed_steps) of the rows still alive, from a round launched with `batch_size`
-        rows and `executed_steps`. It may come late, after the choice has changed. Impossible values are refused or left out."""
+        """Take one verify result: the correct drafts (0 … executed_steps) of the rows still alive, from a round launched with
+        `batch_size` rows and `executed_steps`. It may come late, after the choice has changed. Impossible values are refused or
+        left out."""
 
-    # inspection
     def state(self) -> object:
-        """All that future choices depend on, as plain data: numbers, strings, None, lists and dictionaries of them."""
+        """Return all that future choices depend on, as plain data: numbers, strings, None, lists and dictionaries of them."""
 
-    # counters
     def counted(self) -> Sequence[int]:
-        """So far: verify results with at least one row, rows, correct drafts, proposed drafts (steps · rows)."""
+        """Return, so far: verify results with at least one row, rows, correct drafts, proposed drafts (steps · rows)."""
 
-    # averages
     def average(self, batch_size: int) -> float:
-        """The average of the range that a batch size belongs to: `(1 − ema_alpha) · average + ema_alpha · mean` per result."""
+        """Return the average of the range of a batch size: `(1 − ema_alpha) · average + ema_alpha · mean` per result."""
 
-    # runtime
     def attach(self, build: BuildGraph, captured: Sequence[int] | None) -> object:
         """Build a graph for every candidate (with steps + 1 draft tokens) and exactly those captured sizes (None: no graphs)
         whose range has it, and route by these sizes. If a build fails, the error goes on and nothing has changed; `attach` may be
         called again."""
 
     def graph(self, steps: int, batch_size: int) -> object:
-        """The graph of a round: what `build` returned for the captured size that the batch is padded to. None if there is none so large,
-        and before graphs were built; never builds."""
+        """Return what `build` returned for these steps and the captured size that the batch is padded to. None if there is none so
+        large, and before graphs were built; never builds."""
 
-    # reload
     def reload(self, text: str) -> object:
         """Go on with another table, whose candidates and ranges are among those of the first one."""
 
-
-MakeController = Callable[[StepsConfig], StepController]
 
 METHODS: dict[str, tuple[str, ...]] = {
     "": ("steps_for", "observe"),

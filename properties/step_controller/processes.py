@@ -1,4 +1,4 @@
-"""Stationary acceptance: for every round and row, how many drafts would be accepted at most. Drawn once, the same in every run."""
+"""Stationary acceptance: for every round and row, how many drafts would be accepted at most; the same in every run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import numpy as np
 from ...core.draws import Purpose, hash64
 
 DEPTH = 8
-_SEED = 2026
-_LANE = 5
 
 PERMILLE: dict[str, tuple[int, ...]] = {
     "useless": (0,),
@@ -36,7 +34,7 @@ PROCESSES = (*PERMILLE, *CONSTANT)
 
 @lru_cache(maxsize=64)
 def longest_runs(process: str, batch_size: int, rounds: int, lift: int) -> np.ndarray:
-    """int64 [rounds, batch_size]; `lift` more in every row, up to DEPTH."""
+    """Return int64 [rounds, batch_size]; `lift` more in every row, up to DEPTH."""
     if process in CONSTANT:
         row = np.resize(np.array(CONSTANT[process]), batch_size)
         runs = np.broadcast_to(row, (rounds, batch_size))
@@ -44,18 +42,12 @@ def longest_runs(process: str, batch_size: int, rounds: int, lift: int) -> np.nd
         given = PERMILLE[process]
         limits = np.array([given[min(j, len(given) - 1)] for j in range(DEPTH)], np.uint64)
         position = np.arange(rounds * DEPTH).reshape(rounds, 1, DEPTH)
-        bits = hash64(_SEED, Purpose.SWARM, np.arange(batch_size)[None, :, None], position, lane=_LANE)
+        bits = hash64(2026, Purpose.SWARM, np.arange(batch_size)[None, :, None], position, lane=5)
         runs = np.cumprod((bits >> np.uint64(32)) % np.uint64(1000) < limits, axis=2).sum(axis=2)
     return np.minimum(runs + lift, DEPTH).astype(np.int64)
 
 
 @lru_cache(maxsize=256)
 def correct_drafts(process: str, batch_size: int, rounds: int, lift: int, steps: int) -> np.ndarray:
-    """int64 [rounds, batch_size]: what rounds of `steps` steps accept."""
+    """Return int64 [rounds, batch_size]: what rounds of `steps` steps accept."""
     return np.minimum(longest_runs(process, batch_size, rounds, lift), steps)
-
-
-@lru_cache(maxsize=256)
-def accepted(process: str, batch_size: int, rounds: int, lift: int, steps: int) -> np.ndarray:
-    """int64 [rounds]: correct drafts of all rows of each round, with fixed steps."""
-    return correct_drafts(process, batch_size, rounds, lift, steps).sum(axis=1)

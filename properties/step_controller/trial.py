@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
-from ..invariants.registry import Invariant
-from . import operations as ops
 from .contract import METHODS, StepController, StepsCapabilities, StepsConfig
-from .host import RecordingBuilder
-from .moment import Built, Moment, Offered, Shown, Stretch, Told
-from .processes import PROCESSES, accepted, correct_drafts
-from .table import DAMAGES, damaged, read_table, reloaded
+from .model import Moment, Offered, RecordingBuilder, Shown, Stretch, Told
+from .processes import PROCESSES, correct_drafts
+from .table import DAMAGES, Table, damages, read_table, reloaded
+
+RUNS = ((0,), (1,), (2,), (7,), (8, 0), (0, 1, 2), (3, 5), (1, 0, 0, 0))
+"""How many drafts of each row would be accepted at most, over the rows in turn; with S steps, min(run, S) are."""
 
 MAX_IN_FLIGHT = 2
 MAX_REPEATED = 64
 PHASE_ROUNDS = 400
 GOODPUT_PHASE_ROUNDS = 16_000
 SETTLING_ROUNDS = 10_000
-"""Who has spent its ten switches on what came before the stretch may make the next one so many rounds later. Only then it is judged."""
+"""A controller that used up its ten switches before the stretch may make the next one so many rounds later. The rest is judged."""
 
 GOODPUT_OFFER_ROUNDS = 20_000
 MAX_JUDGED = 2
@@ -43,84 +44,155 @@ GARBAGE: dict[str, Callable[[int], float]] = {
 }
 
 
+def looked_at(config: StepsConfig, has: StepsCapabilities | None = None) -> tuple[int, ...]:
+    """Return batch sizes at both sides of every edge that routing has, at most eight."""
+    edges = [*read_table(config.table).bounds, *(size + 1 for size in config.captured)]
+    sizes = sorted({size for edge in edges for size in (edge - 1, edge) if 0 < size <= 64} | {1})
+    return tuple(sizes[:8])
+
+
+def _small(config: StepsConfig, has: StepsCapabilities) -> list[int]:
+    return [size for size in looked_at(config) if size <= 16] or [1]
+
+
+def _judged(config: StepsConfig, has: StepsCapabilities) -> list[int]:
+    return [size for size in _small(config, has) if size >= FEWEST_ROWS] or [FEWEST_ROWS]
+
+
+def _steps(config: StepsConfig, has: StepsCapabilities) -> list[int]:
+    return sorted({0, 1, *read_table(config.table).union})
+
+
+def _are_rows(t: StepControllerTrial, batch_size: int, runs: tuple[int, ...]) -> bool:
+    return batch_size >= 1 and bool(runs) and min(runs) >= 0
+
+
+def _can_launch(t: StepControllerTrial, batch_size: int, runs: tuple[int, ...]) -> bool:
+    return _are_rows(t, batch_size, runs) and len(t.in_flight) < MAX_IN_FLIGHT
+
+
+def _can_hold(t: StepControllerTrial, process: str, batch_size: int) -> bool:
+    if process not in PROCESSES or batch_size < 1:
+        return False
+    # With a known cost a stretch is long.
+    return not t.capabilities.goodput or (batch_size >= FEWEST_ROWS and len(t.stretches) < MAX_JUDGED)
+
+
+def _ought_to_draft(t: StepControllerTrial, batch_size: int) -> bool:
+    """Whether there is something to choose from 0 upwards, and it pays, if the controller knows the cost."""
+    if batch_size < 1:
+        return False
+    candidates = t.candidates(batch_size)
+    if candidates[0] > 0 or len(candidates) == 1:
+        return False
+    plain = t.time_ns(0, batch_size)
+    gain = max((1 + steps) * plain / t.time_ns(steps, batch_size) for steps in candidates)
+    return gain >= MIN_GAIN or not t.capabilities.goodput
+
+
 class StepControllerTrial(Trial):
     """`subject` under operations. Batch sizes other than those of `looked_at` are legal, too; these stand for all."""
 
+    contract = "step-controller"
+    config_type = StepsConfig
+    capabilities_type = StepsCapabilities
     methods = METHODS
+    quick = 12_000
+    limit_s = 10.0
 
-    def __init__(
-        self,
-        subject: StepController,
-        config: StepsConfig,
-        capabilities: StepsCapabilities,
-        invariants: Iterable[Invariant],
-    ) -> None:
-        super().__init__(subject, config, capabilities, invariants)
-        self.table = read_table(config.table)
-        self.batch_sizes = looked_at(config)
+    subject: StepController
+    config: StepsConfig
+    capabilities: StepsCapabilities
+    moment: Moment
+
+    @classmethod
+    def twin_config(cls, kind: str, config: StepsConfig) -> StepsConfig:
+        """Return the other configuration of an invariant over two runs."""
+        if kind == "again":
+            return config
+        if config.varied == "acceptance":
+            return replace(config, lift=1)
+        return replace(config, token_ns=4 * config.token_ns, draft_ns=2 * config.draft_ns)
+
+    def prepare(self) -> None:
+        self.batch_sizes = looked_at(self.config)
+        # The captured sizes are known to a controller with a runtime once it is attached.
+        self._route(read_table(self.config.table), () if self.capabilities.runtime else self.config.captured)
         self.in_flight: list[tuple[int, int, tuple[int, ...]]] = []
-        self.stretches: list[tuple[object, Stretch]] = []
+        self.stretches: list[tuple[Operation, Stretch]] = []
         self.build = RecordingBuilder()
         self.graphs: dict[tuple[int, int, int], str] = {}
-        self.captured = () if capabilities.runtime else config.captured  # known once it is attached
         self._shown: Shown | None = None
-        self._begin("make")
-        self._end()
-        self.check()
-        if capabilities.runtime:
-            self._attach(config.fail_at)
+        self.begin(self.operation)
+        self.end()
+        if self.capabilities.runtime:
+            self._attach()
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
-    def _begin(self, operation: object) -> Moment:
-        candidates = tuple(self._candidates(batch_size) for batch_size in self.batch_sizes)
-        m = self.moment = Moment(self.config, self.capabilities, self.batch_sizes, candidates, operation)
-        m.before = self._shown
-        m.update_interval = self.table.update_interval
-        m.bounded = self.capabilities.goodput or self.table.min_dwell_batches > 0
-        return m
+    def begin(self, operation: Operation | str) -> None:
+        self.moment = Moment(
+            self.config,
+            self.capabilities,
+            self.batch_sizes,
+            operation,
+            self._shown,
+            self.table,
+            self._candidates,
+        )
 
-    def _end(self) -> bool:
+    def _route(self, table: Table, captured: tuple[int, ...]) -> None:
+        """Expect the choices of this table, for batches padded to these sizes."""
+        self.table, self.captured = table, captured
+        self._candidates = tuple(map(self.candidates, self.batch_sizes))
+        if self.moment is not None:
+            self.moment.table, self.moment.candidates = table, self._candidates
+
+    def end(self) -> None:
         m = self.moment
         self._shown = m.after = self._look()
         m.graphs = self._each_round(self._graph_due) if self.capabilities.runtime else None
         self.transcript.append((str(m.operation), m.refusal, m.after.steps))
-        return True
 
-    def _candidates(self, batch_size: int) -> tuple[int, ...]:
-        """Those that a round of so many rows may have now."""
-        return self.table.candidates[self.table.range_of(batch_size, self.captured)]
+    def candidates(self, batch_size: int) -> tuple[int, ...]:
+        """Return the steps that a round of so many rows may have now."""
+        return self.table.candidates[self._range_of(batch_size)]
 
-    def _kv_tokens(self, batch_size: int) -> int:
-        return batch_size * self.config.kv_per_row
+    def time_ns(self, steps: int, batch_size: int) -> int:
+        """Return the modelled time of a round."""
+        return self.config.round_time_ns(steps, batch_size, batch_size * self.config.kv_per_row)
+
+    def _range_of(self, batch_size: int) -> int:
+        return self.table.range_of(batch_size, self.captured)
 
     def _steps_for(self, batch_size: int) -> int:
-        answer = self.must(self.subject.steps_for, batch_size, self._kv_tokens(batch_size))
+        answer = self.must(self.subject.steps_for, batch_size, batch_size * self.config.kv_per_row)
         return self.integer(answer, f"steps_for({batch_size}, …)")
 
     def _look(self) -> Shown:
         """Ask for all that is shown."""
-        subject, has = self.subject, self.capabilities
+        has = self.capabilities
         steps = tuple([self._steps_for(batch_size) for batch_size in self.batch_sizes])
         averages = counted = state = None
         if has.averages:
             averages = tuple([self._average(batch_size) for batch_size in self.batch_sizes])
         if has.counters:
-            counted = tuple([self._count(number) for number in self._counted()])
+            counted = self._counted()
         if has.inspection:
-            state = self._frozen(self.must(subject.state), "state()")
+            state = self._frozen(self.must(self.subject.state), "state()")
         return Shown(steps, state, averages, counted, self._each_round(self._graph) if has.runtime else None)
 
     def _each_round(self, find: Callable[[int, int], object]) -> tuple[object, ...]:
-        """`find(steps, batch_size)` for every batch size and each of its candidates."""
-        return tuple(find(steps, size) for size in self.batch_sizes for steps in self._candidates(size))
+        """Return `find(steps, batch_size)` for every batch size and each of its candidates."""
+        rounds = zip(self.batch_sizes, self._candidates, strict=True)
+        return tuple([find(steps, size) for size, members in rounds for steps in members])
 
     def _graph(self, steps: int, batch_size: int) -> object:
         answer = self.ask(self.subject.graph, steps, batch_size)
         return answer.reason if isinstance(answer, Refused) else answer
 
     def _graph_due(self, steps: int, batch_size: int) -> str | None:
-        """The graph that a round must find: the one that was built for the captured size it is padded to."""
+        """Return the graph that a round must find: the one that was built for the captured size it is padded to."""
         size = min((size for size in self.captured if size >= batch_size), default=0)
         return self.graphs.get((steps, steps + 1, size))
 
@@ -132,20 +204,16 @@ class StepControllerTrial(Trial):
             self.moment.unfinite = f"average({batch_size}) is {answer}"
         return float(answer)
 
-    def _counted(self) -> Sequence[object]:
+    def _counted(self) -> tuple[int, ...]:
         answer = self.must(self.subject.counted)
         if not isinstance(answer, list | tuple) or len(answer) != 4:
             raise self.misbehaviour("TYPE", f"counted() is {answer!r}", "four numbers")
-        return answer
-
-    def _count(self, number: object) -> int:
         # A sum of correct drafts may be a float that is whole.
-        if isinstance(number, float) and number.is_integer():
-            return int(number)
-        return self.integer(number, "a number of counted()")
+        whole = [int(n) if isinstance(n, float) and n.is_integer() else n for n in answer]
+        return tuple([self.integer(number, "a number of counted()") for number in whole])
 
     def _frozen(self, value: object, place: str) -> object:
-        """The state as a value that nothing can change; notes the first number that is not finite."""
+        """Return the state as a value that nothing can change; note the first number that is not finite."""
         if isinstance(value, dict):
             return tuple((str(key), self._frozen(item, f"{place}[{key!r}]")) for key, item in value.items())
         if isinstance(value, list | tuple):
@@ -162,237 +230,201 @@ class StepControllerTrial(Trial):
     # -- rounds -------------------------------------------------------------------------------------------------------
 
     def _launch(self, batch_size: int) -> int | None:
-        """Choose the steps of a round, as a launch does; None if they are none that it may have."""
+        """Choose the steps of a round, as a launch does. Returns None if they are none that it may have."""
         steps = self._steps_for(batch_size)
-        if steps not in self._candidates(batch_size):
-            self.moment.stray_choice = (batch_size, steps, self._candidates(batch_size))
+        if steps not in self.candidates(batch_size):
+            self.moment.stray_choice = (batch_size, steps, self.candidates(batch_size))
             return None
         return steps
 
-    def _tell(self, correct: Sequence[float], batch_size: int, executed: int, valid: bool = True) -> bool:
+    def _is_taken(self, method: Callable[..., object], *arguments: object) -> bool:
+        """Call a method that may refuse, and note how it did."""
+        answer = self.ask(method, *arguments)
+        refusal = answer.reason if isinstance(answer, Refused) else "False" if answer is False else None
+        self.moment.refusal = refusal
+        return refusal is None
+
+    def _tell(self, correct: Sequence[float], batch_size: int, executed: int) -> bool:
         """Tell one result; whether it was taken. What is counted is added up in the moment."""
-        m = self.moment
-        answer = self.ask(self.subject.observe, correct, batch_size, executed)
-        if isinstance(answer, Refused) or answer is False:
-            m.refusal = answer.reason if isinstance(answer, Refused) else "False"
+        if not self._is_taken(self.subject.observe, correct, batch_size, executed):
             return False
-        if valid and correct:
-            calls, rows, total, proposed = m.added
-            m.added = (
-                calls + 1,
-                rows + len(correct),
-                total + int(sum(correct)),
-                proposed + executed * len(correct),
-            )
+        m = self.moment
+        if correct and m.garbage is None:
+            results, rows, total, proposed = m.added
+            m.added = results + 1, rows + len(correct), total + int(sum(correct)), proposed + executed * len(correct)
         return True
 
-    def _told(self, correct: Sequence[float], batch_size: int, executed: int, valid: bool = True) -> None:
+    def _tell_alone(self, correct: list[float], batch_size: int, executed: int) -> None:
         """Tell a single result, whose effect is looked at by itself."""
-        m = self.moment
-        m.told = Told(batch_size, executed, self._steps_for(batch_size), tuple(correct))
-        where = self.table.range_of(batch_size, self.captured)
-        m.same_slot = tuple(self.table.range_of(size, self.captured) == where for size in self.batch_sizes)
-        m.alpha = self.table.ema_alpha
-        self._tell(correct, batch_size, executed, valid)
+        here = self._range_of(batch_size)
+        in_range = tuple(self._range_of(size) == here for size in self.batch_sizes)
+        self.moment.told = Told(executed, self._steps_for(batch_size), tuple(correct), in_range)
+        self._tell(correct, batch_size, executed)
 
-    def _round(self, op: ops.Round) -> bool:
-        if op.batch_size < 1 or not op.runs or min(op.runs) < 0 or len(self.in_flight) >= MAX_IN_FLIGHT:
-            return False
-        self._begin(op)
-        steps = self._launch(op.batch_size)
+    @operation(weight=20, when=_can_launch, batch_size=looked_at, runs=RUNS)
+    def round(self, batch_size: int, runs: tuple[int, ...]) -> None:
+        """Launch a round; its result is on its way."""
+        steps = self._launch(batch_size)
         if steps is not None:
-            correct = tuple(min(op.runs[row % len(op.runs)], steps) for row in range(op.batch_size))
-            self.in_flight.append((op.batch_size, steps, correct))
-        return self._end()
+            correct = tuple(min(runs[row % len(runs)], steps) for row in range(batch_size))
+            self.in_flight.append((batch_size, steps, correct))
 
-    def _deliver(self, op: ops.Deliver) -> bool:
-        if not self.in_flight or op.gone < 0:
-            return False
-        self._begin(op)
+    @operation(weight=24, when=lambda t, gone: bool(t.in_flight) and gone >= 0, gone=(0, 0, 0, 1, 2, 64))
+    def deliver(self, gone: int) -> None:
+        """Deliver the oldest result, without its last `gone` rows, which have finished meanwhile."""
         batch_size, steps, correct = self.in_flight.pop(0)
-        self._told(list(correct[: max(len(correct) - op.gone, 0)]), batch_size, steps)
-        return self._end()
+        self._tell_alone(list(correct[: max(len(correct) - gone, 0)]), batch_size, steps)
 
-    def _idle(self, op: ops.Idle) -> bool:
-        if op.batch_size < 1:
-            return False
-        self._begin(op)
-        self._told([], op.batch_size, self._steps_for(op.batch_size))
-        return self._end()
+    @operation(weight=3, when=lambda t, batch_size: batch_size >= 1, batch_size=looked_at)
+    def idle(self, batch_size: int) -> None:
+        """Tell a result without rows."""
+        self._tell_alone([], batch_size, self._steps_for(batch_size))
 
-    def _observe(self, op: ops.Observe) -> bool:
-        if op.batch_size < 1 or not op.runs or min(op.runs) < 0 or not 0 <= op.steps <= self.table.union[-1]:
+    @operation(
+        weight=8,
+        hostile=True,
+        when=lambda t, batch_size, steps: batch_size >= 1 and 0 <= steps <= t.table.union[-1],
+        batch_size=looked_at,
+        steps=_steps,
+        runs=RUNS,
+    )
+    def observe(self, batch_size: int, steps: int, runs: tuple[int, ...]) -> bool | None:
+        """Tell a result of a round with these steps, whatever the current ones are."""
+        if not _are_rows(self, batch_size, runs):
             return False
-        self._begin(op)
-        self._told([min(run, op.steps) for run in op.runs], op.batch_size, op.steps)
-        return self._end()
+        return self._tell_alone([min(run, steps) for run in runs], batch_size, steps)
 
-    def _garbage(self, op: ops.Garbage) -> bool:
-        if op.batch_size < 1 or op.kind not in GARBAGE:
-            return False
-        m = self._begin(op)
-        steps = self._steps_for(op.batch_size)
-        m.garbage = GARBAGE[op.kind](steps)
-        self._told([0, m.garbage], op.batch_size, steps, valid=False)
-        return self._end()
+    @operation(
+        weight=8,
+        hostile=True,
+        probes="STEPS-02",
+        when=lambda t, batch_size, kind: batch_size >= 1 and kind in GARBAGE,
+        batch_size=looked_at,
+        kind=tuple(GARBAGE),
+    )
+    def garbage(self, batch_size: int, kind: str) -> None:
+        """Tell a result of the current steps, with one value that no round can have produced."""
+        steps = self._steps_for(batch_size)
+        self.moment.garbage = GARBAGE[kind](steps)
+        self._tell_alone([0, self.moment.garbage], batch_size, steps)
 
-    def _repeat(self, op: ops.Repeat) -> bool:
-        if op.batch_size < 1 or not op.runs or min(op.runs) < 0 or not 0 < op.rounds <= MAX_REPEATED:
+    @operation(needs="adaptive", weight=12, when=_are_rows, batch_size=_small, runs=RUNS, rounds=(5, 1, 20, 50))
+    def repeat(self, batch_size: int, runs: tuple[int, ...], rounds: int) -> bool | None:
+        """Run so many rounds of one kind, each result at once."""
+        if not 0 < rounds <= MAX_REPEATED:
             return False
-        self._begin(op)
-        for _ in range(op.rounds):
-            steps = self._launch(op.batch_size)
-            correct = [min(op.runs[row % len(op.runs)], steps or 0) for row in range(op.batch_size)]
-            if steps is None or not self._tell(correct, op.batch_size, steps):
+        for _ in range(rounds):
+            steps = self._launch(batch_size)
+            correct = [min(runs[row % len(runs)], steps or 0) for row in range(batch_size)]
+            if steps is None or not self._tell(correct, batch_size, steps):
                 break
-        return self._end()
+        return None
 
     # -- long stretches -------------------------------------------------------------------------------------------------
 
-    def _phase(self, op: ops.Phase) -> bool:
-        if op.process not in PROCESSES or op.batch_size < 1:
-            return False
-        if self.capabilities.goodput and (op.batch_size < FEWEST_ROWS or len(self.stretches) >= MAX_JUDGED):
-            return False  # each of them is long
-        m = self._begin(op)
+    @operation(needs="adaptive", weight=1, when=_can_hold, process=PROCESSES, batch_size=_judged)
+    def phase(self, process: str, batch_size: int) -> None:
+        """Run a long stretch of rounds with one stationary acceptance process, each result at once."""
         rounds = GOODPUT_PHASE_ROUNDS if self.capabilities.goodput else PHASE_ROUNDS
-        lift, size = self.config.lift, op.batch_size
         history: list[int] = []
         for at in range(rounds):
-            steps = self._launch(size)
+            steps = self._launch(batch_size)
             if steps is None:
-                break
+                return
             history.append(steps)
-            if not self._tell(correct_drafts(op.process, size, rounds, lift, steps)[at].tolist(), size, steps):
-                break
-        else:
-            m.stretch = self._stretch(op, history)
-            self.stretches.append((op, m.stretch))
-        return self._end()
+            correct = correct_drafts(process, batch_size, rounds, self.config.lift, steps)[at].tolist()
+            if not self._tell(correct, batch_size, steps):
+                return
+        self.moment.stretch = self._stretch(process, batch_size, history)
+        self.stretches.append((self.operation, self.moment.stretch))
 
-    def _stretch(self, op: ops.Phase, history: Sequence[int]) -> Stretch:
-        """What a phase is judged by: all of it, or what comes after settling, and what fixed steps would have reached meanwhile."""
-        size, lift, rounds = op.batch_size, self.config.lift, len(history)
-        begin = SETTLING_ROUNDS if self.capabilities.goodput else 0
-        judged = history[begin:]
-        candidates = self._candidates(size)
-        times = {steps: self._time_ns(steps, size) for steps in candidates}
-        sums = {steps: accepted(op.process, size, rounds, lift, steps) for steps in candidates}
-        rates = {
-            steps: (len(judged) * size + int(sums[steps][begin:].sum())) * 1e9 / (len(judged) * times[steps])
+    def _stretch(self, process: str, size: int, history: Sequence[int]) -> Stretch:
+        """Return what a phase is judged by: all of it, or what comes after settling, and what fixed steps would have reached."""
+        begin, rounds = SETTLING_ROUNDS if self.capabilities.goodput else 0, len(history)
+        judged, candidates = tuple(history[begin:]), self.candidates(size)
+        times = {steps: self.time_ns(steps, size) for steps in candidates}
+        tokens = {
+            steps: size + correct_drafts(process, size, rounds, self.config.lift, steps)[begin:].sum(axis=1)
             for steps in candidates
         }
-        tokens = len(judged) * size + sum(int(sums[steps][begin + at]) for at, steps in enumerate(judged))
-        rate = tokens * 1e9 / sum(times[steps] for steps in judged)
-        return Stretch(op.process, size, candidates, tuple(judged), rates, rate)
+        rates = {steps: int(tokens[steps].sum()) * 1e9 / (len(judged) * times[steps]) for steps in candidates}
+        emitted = sum(int(tokens[steps][at]) for at, steps in enumerate(judged))
+        rate = emitted * 1e9 / sum(times[steps] for steps in judged)
+        return Stretch(process, size, candidates, judged, rates, rate)
 
-    def _time_ns(self, steps: int, batch_size: int) -> int:
-        return self.config.round_time_ns(steps, batch_size, self._kv_tokens(batch_size))
-
-    def _offer(self, op: ops.Offer) -> bool:
-        if op.batch_size < 1 or not self._ought_to_draft(op.batch_size):
-            return False
-        m = self._begin(op)
-        limit = self._offer_limit()
+    @operation(needs="adaptive", weight=1, when=_ought_to_draft, batch_size=_small)
+    def offer(self, batch_size: int) -> None:
+        """Accept every draft, until the controller drafts at all."""
+        m = self.moment
+        # A round of 0 steps tells nothing, so that all is up to the controller's probes.
+        limit = GOODPUT_OFFER_ROUNDS
+        if not self.capabilities.goodput:
+            dwell = 10_000 if self.table.min_dwell_batches else 0
+            limit = self.table.warmup_batches + 40 * self.table.update_interval + dwell
         for rounds in range(limit + 1):
-            steps = self._launch(op.batch_size)
-            if steps is None or (m.offered is not None and m.offered.drafts):
+            steps = self._launch(batch_size)
+            if steps is None:
                 break
-            m.offered = Offered(op.batch_size, rounds, steps > 0, limit)
-            if steps or rounds == limit or not self._tell([0] * op.batch_size, op.batch_size, 0):
+            m.offered = Offered(batch_size, rounds, steps > 0, limit)
+            if steps or rounds == limit or not self._tell([0] * batch_size, batch_size, 0):
                 break
-        return self._end()
 
-    def _offer_limit(self) -> int:
-        """Rounds within which a controller must have tried to draft. 0 steps are told nothing, so that is all up to its probes."""
-        if self.capabilities.goodput:
-            return GOODPUT_OFFER_ROUNDS
-        dwell = 10_000 if self.table.min_dwell_batches else 0
-        return self.table.warmup_batches + 40 * self.table.update_interval + dwell
+    # -- graphs and tables ----------------------------------------------------------------------------------------------
 
-    def _ought_to_draft(self, batch_size: int) -> bool:
-        """Whether there is something to choose from 0 upwards, and it pays, if the controller knows the cost."""
-        candidates = self._candidates(batch_size)
-        if candidates[0] > 0 or len(candidates) == 1:
-            return False
-        plain = self._time_ns(0, batch_size)
-        gain = max((1 + steps) * plain / self._time_ns(steps, batch_size) for steps in candidates)
-        return gain >= MIN_GAIN or not self.capabilities.goodput
-
-    # -- graphs -----------------------------------------------------------------------------------------------------
-
-    def _attach(self, fail_at: int) -> None:
-        """Let it build its graphs; once more if that was to fail."""
-        captured, build = self.config.captured, self.build
+    def _attach(self) -> None:
+        """Let the controller build its graphs; once more if that was to fail. The last moment is still to be checked."""
+        captured, build, fail_at = self.config.captured, self.build, self.config.fail_at
         ranges = self.table.candidates
         reachable = frozenset(
             (steps, steps + 1, size) for size in captured for steps in ranges[self.table.range_of(size, captured)]
         )
         for fails in (True, False) if 0 < fail_at <= len(reachable) else (False,):
+            self.check()
             self.operation = "attach, and a build fails" if fails else "attach"
-            m = self._begin(self.operation)
+            self.begin(self.operation)
+            m = self.moment
             build.built.clear()
             build.builds_to_failure = fail_at if fails else 0
-            answer = self.ask(self.subject.attach, build, list(captured) or None)
+            self._is_taken(self.subject.attach, build, list(captured) or None)
             build.builds_to_failure = 0
-            refusal = answer.reason if isinstance(answer, Refused) else "False" if answer is False else None
+            m.attached = "failing" if fails else "whole"
             if not fails:
-                self.captured, self.graphs = captured, dict(build.built)
-                m = self._begin(self.operation)
+                self.graphs = dict(build.built)
+                self._route(self.table, captured)
                 m.built_keys = frozenset(build.built), reachable
-            m.refusal, m.built = refusal, Built(fails, refusal)
-            self._end()
-            self.check()
+            self.end()
 
-    # -- another table ----------------------------------------------------------------------------------------------------
+    @operation(
+        needs="reload",
+        weight=2,
+        when=lambda t, dropped, update_interval: update_interval >= 1,
+        dropped=(-1, 0, 1, 2),
+        update_interval=(5, 1, 2),
+    )
+    def reload(self, dropped: int, update_interval: int) -> None:
+        """Load the table again, with another interval, and without candidate number `dropped` of every range that has more (−1: with
+        all)."""
+        table = reloaded(read_table(self.config.table), dropped, update_interval)
+        if self._is_taken(self.subject.reload, table.text()):
+            self._route(table, self.captured)
 
-    def _reload(self, op: ops.Reload) -> bool:
-        if op.update_interval < 1:
-            return False
-        table = reloaded(read_table(self.config.table), op.dropped, op.update_interval)
-        answer = self.ask(self.subject.reload, table.text())
-        refused = isinstance(answer, Refused) or answer is False
-        if not refused:
-            self.table = table
-        m = self._begin(op)
-        m.refusal = None if not refused else answer.reason if isinstance(answer, Refused) else "False"
-        m.reload = "valid"
-        return self._end()
-
-    def _reload_broken(self, op: ops.ReloadBroken) -> bool:
-        if op.how not in DAMAGES:
-            return False
-        m = self._begin(op)
-        answer = self.ask(self.subject.reload, damaged(read_table(self.config.table), op.how))
-        m.refusal = answer.reason if isinstance(answer, Refused) else "False" if answer is False else None
-        m.reload = op.how
-        return self._end()
-
-    actions: ClassVar = {
-        ops.Round: _round,
-        ops.Deliver: _deliver,
-        ops.Idle: _idle,
-        ops.Observe: _observe,
-        ops.Garbage: _garbage,
-        ops.Repeat: _repeat,
-        ops.Phase: _phase,
-        ops.Offer: _offer,
-        ops.Reload: _reload,
-        ops.ReloadBroken: _reload_broken,
-    }
+    @operation(needs="reload", weight=4, probes="STEPS-09", when=lambda t, how: how in DAMAGES, how=DAMAGES)
+    def reload_broken(self, how: str) -> None:
+        """Load the table, damaged."""
+        self._is_taken(self.subject.reload, damages(read_table(self.config.table))[how])
 
     # -- the end --------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """All results arrive. Then every range is offered perfect drafts, and a last stretch is stationary."""
+        """Deliver all results. Then offer every range perfect drafts, and end with a stationary stretch."""
         while self.in_flight:
-            self.apply(ops.Deliver(0))
+            self.deliver(0)
         if self.capabilities.adaptive:
             for batch_size in self.batch_sizes:
-                self.apply(ops.Offer(batch_size))
+                self.offer(batch_size)
             number = self.num_operations % len(PROCESSES)
             batch_size = self.batch_sizes[number % len(self.batch_sizes)]
-            self.apply(ops.Phase(PROCESSES[number], max(batch_size, FEWEST_ROWS)))
+            self.phase(PROCESSES[number], max(batch_size, FEWEST_ROWS))
 
     def describe(self) -> str:
         m = self.moment
@@ -405,10 +437,3 @@ class StepControllerTrial(Trial):
             return f"-> {len(s.switches)} switches, settled at {s.settled} steps, {s.rate:,.0f} tokens per second"
         sizes = zip(self.batch_sizes, m.after.steps, strict=True)
         return "-> steps " + ", ".join(f"{steps} for {size} rows" for size, steps in sizes)
-
-
-def looked_at(config: StepsConfig) -> tuple[int, ...]:
-    """Batch sizes at both sides of every edge that routing has, at most eight."""
-    edges = [*read_table(config.table).bounds, *(size + 1 for size in config.captured)]
-    sizes = sorted({size for edge in edges for size in (edge - 1, edge) if 0 < size <= 64} | {1})
-    return tuple(sizes[:8])

@@ -1,4 +1,4 @@
-"""The step controller's suite: ours hold with every policy, one that is not ours too, and what is wrong is said in words."""
+"""The step controller's suite on our policies, on a foreign controller and on wrong answers; and its own inputs."""
 
 import json
 from dataclasses import replace
@@ -12,15 +12,14 @@ from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.swarm import Swarm
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
-from foretoken.properties.step_controller import operations as ops
 from foretoken.properties.step_controller.contract import StepsConfig
-from foretoken.properties.step_controller.host import BuildFailed, RecordingBuilder
+from foretoken.properties.step_controller.model import BuildFailed, RecordingBuilder
 from foretoken.properties.step_controller.processes import CONSTANT, DEPTH, PROCESSES, correct_drafts, longest_runs
-from foretoken.properties.step_controller.suite import SUITE as STEPS
-from foretoken.properties.step_controller.table import DAMAGES, Table, damaged, read_table, reloaded
-from foretoken.properties.step_controller.trial import looked_at
-from foretoken.properties.step_controller.vocabulary import simpler_configs, vary
+from foretoken.properties.step_controller.table import DAMAGES, Table, damages, read_table, reloaded
+from foretoken.properties.step_controller.trial import StepControllerTrial, looked_at
+from foretoken.properties.suites import suite_of
 
+STEPS = suite_of("step-controller")
 ZERO_ONE_THREE = Table((1, 4), ((0, 1, 3), (1, 3)), update_interval=2, warmup_batches=0)
 CONFIG = StepsConfig(ZERO_ONE_THREE.text(), captured=(2, 8))
 
@@ -43,7 +42,7 @@ def test_all_but_the_engine_s_own_have_a_checker():
 
 
 class Additive:
-    """A controller that is not ours: from time to time a candidate more, or one less where nothing was accepted."""
+    """A foreign controller: from time to time a candidate more, or one less where nothing was accepted."""
 
     def __init__(self, config):
         self.table, self.captured = read_table(config.table), config.captured
@@ -69,7 +68,7 @@ class Additive:
         return True
 
 
-def test_somebody_elses_holds():
+def test_a_foreign_controller_holds():
     report = check_step_controller(Additive, capabilities=(), budget=3_000)
     assert report.ok, report.text()
     assert "STEPS-13" in report.skipped and report.evaluations["STEPS-01"] > 1_000
@@ -110,42 +109,41 @@ def test_an_answer_of_another_type_is_reported_as_that(method, answer, words):
 # -- what the suite found in ours ---------------------------------------------------------------------------------------
 
 
-def run(make, history, config=CONFIG, drain=False):
-    capabilities = make.capabilities
-    return STEPS.execute(make, config, capabilities, STEPS.invariants(capabilities), history, drain=drain)
+def start(make, config=CONFIG):
+    return STEPS.start(make, config, make.capabilities, STEPS.invariants(make.capabilities))
 
 
 def test_probes_go_on_after_many_that_failed():
     """Every probe is two reversals; doubled for each, the dwell once ended all probing for tens of thousands of rounds."""
     table = Table((1,), ((0, 2),), update_interval=1, warmup_batches=1).text()
     config = StepsConfig(table, captured=(32,), token_ns=5_000)
-    trial = run(make_goodput, [ops.Phase("useless", 4), ops.Phase("always-0", 4), ops.Offer(4)], config)
-    assert trial.executed[ops.Offer] == 1 and trial.moment.offered.drafts
+    trial = start(make_goodput, config)
+    assert trial.phase("useless", 4) and trial.phase("always-0", 4) and trial.offer(4)
+    assert trial.moment.offered.drafts
 
 
 # -- the world around a controller --------------------------------------------------------------------------------------
 
 
 def test_results_come_late_and_in_part():
-    history = [ops.Round(3, (1, 0)), ops.Round(5, (9,)), ops.Round(1, (1,)), ops.Deliver(1), ops.Deliver(64)]
-    trial = run(make_ema, history)
-    assert trial.executed == {ops.Round: 2, ops.Deliver: 2} and not trial.in_flight
+    trial = start(make_ema)
+    assert trial.round(3, (1, 0)) and trial.round(5, (9,)) and not trial.round(1, (1,)), "two are in flight"
+    assert trial.deliver(1) and trial.deliver(64) and not trial.in_flight
     assert trial.subject.counted()[:2] == (1, 2), "the second result has lost all its rows"
 
 
 def test_what_makes_no_sense_is_left_out():
-    senseless = [ops.Deliver(0), ops.Round(0, (1,)), ops.Repeat(1, (1,), 0), ops.Phase("odd", 1), ops.Offer(4)]
-    senseless += [
-        ops.Garbage(1, "odd"),
-        ops.Reload(0, 0),
-        ops.ReloadBroken("odd"),
-        ops.Observe(1, 99, (1,)),
-    ]
-    assert run(make_ema, senseless).num_operations == 0
+    trial = start(make_ema)
+    assert not trial.deliver(0) and not trial.round(0, (1,)) and not trial.repeat(1, (1,), 0)
+    assert not trial.phase("odd", 1) and not trial.offer(4) and not trial.garbage(1, "odd")
+    assert not trial.reload(0, 0) and not trial.reload_broken("odd")
+    assert not trial.observe(1, 99, (1,)) and not trial.observe(1, 1, ())
+    assert trial.num_operations == 0
 
 
 def test_graphs_are_found_after_a_build_that_failed_and_one_that_did_not():
-    trial = run(make_ema, [ops.Repeat(1, (0,), 30), ops.Repeat(5, (3,), 5)], replace(CONFIG, fail_at=3))
+    trial = start(make_ema, replace(CONFIG, fail_at=3))
+    assert trial.repeat(1, (0,), 30) and trial.repeat(5, (3,), 5)
     assert trial.build.num_builds == 3 + 5 and set(trial.moment.after.graphs) > {None}
 
 
@@ -174,8 +172,8 @@ def test_every_damaged_table_is_one_that_ours_refuses():
     for how in DAMAGES:
         subject = make_ema(CONFIG)
         with pytest.raises(ConfigError):
-            subject.reload(damaged(ZERO_ONE_THREE, how))
-    assert len({damaged(ZERO_ONE_THREE, how) for how in DAMAGES}) == len(DAMAGES)
+            subject.reload(damages(ZERO_ONE_THREE)[how])
+    assert len(set(damages(ZERO_ONE_THREE).values())) == len(DAMAGES)
 
 
 def test_a_reloaded_table_has_candidates_of_the_first():
@@ -186,24 +184,19 @@ def test_a_reloaded_table_has_candidates_of_the_first():
         assert all(set(new) <= set(old) and len(new) == len(old) - (dropped >= 0) for new, old in pairs)
 
 
-def test_simpler_configurations_are_smaller_and_valid():
-    def weight(config):
-        return len(config.table) + 10 * len(config.captured) + config.fail_at
-
-    config = StepsConfig(CONFIG.table, (2, 8), fail_at=2)
-    for simpler in simpler_configs(config):
-        assert weight(simpler) < weight(config) and load_adaptive_config(simpler.table)
-    assert vary("again", config) == config and vary("with more acceptance, or dearer verification", config).lift == 1
+def test_a_twin_has_more_acceptance_or_dearer_rounds():
+    twin = StepControllerTrial.twin_config
+    kind = "with more acceptance, or dearer verification"
+    assert twin("again", CONFIG) == CONFIG and twin(kind, CONFIG) == replace(CONFIG, lift=1)
+    assert twin(kind, replace(CONFIG, varied="cost")).token_ns == 4 * CONFIG.token_ns
 
 
 def test_configurations_cover_what_they_should():
     swarm = Swarm(STEPS, make_goodput, make_goodput.capabilities, seed=2)
     configs = [swarm.drawn(number)[0] for number in range(200)]
     tables = [read_table(config.table) for config in configs]
-    assert {len(table.bounds) for table in tables} == {1, 2, 3} and {config.varied for config in configs} == {
-        "acceptance",
-        "cost",
-    }
+    assert {len(table.bounds) for table in tables} == {1, 2, 3}
+    assert {config.varied for config in configs} == {"acceptance", "cost"}
     assert any(not config.captured for config in configs) and any(config.fail_at for config in configs)
     assert all(json.loads(config.table) for config in configs)
 

@@ -1,0 +1,116 @@
+"""What a step controller's trial looks at: the operation, the result that was told, and all that is shown before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .contract import StepsCapabilities, StepsConfig
+from .table import Table
+
+
+class BuildFailed(RuntimeError):
+    """A graph could not be captured."""
+
+
+class RecordingBuilder:
+    """Builds the graphs that a controller asks for, and fails when told to. `built` has the last one of each
+    (steps, draft tokens, batch size)."""
+
+    def __init__(self) -> None:
+        self.built: dict[tuple[int, int, int], str] = {}
+        self.builds_to_failure = 0  # 0: none fails
+        self.num_builds = 0
+
+    def __call__(self, steps: int, num_draft_tokens: int, batch_size: int) -> str:
+        self.num_builds += 1
+        if self.builds_to_failure:
+            self.builds_to_failure -= 1
+            if not self.builds_to_failure:
+                raise BuildFailed(f"the graph of {steps} steps for {batch_size} rows does not fit")
+        graph = f"graph {self.num_builds}: {steps} steps, {num_draft_tokens} draft tokens, {batch_size} rows"
+        self.built[steps, num_draft_tokens, batch_size] = graph
+        return graph
+
+
+class Shown(NamedTuple):
+    """All that a controller shows; None where it declares no such capability. Steps and averages are one per batch size looked at."""
+
+    steps: tuple[int, ...]
+    state: object = None
+    averages: tuple[float, ...] | None = None
+    counted: tuple[int, ...] | None = None
+    graphs: tuple[object, ...] | None = None  # of every batch size and each of its candidates
+
+
+class Told(NamedTuple):
+    """One verify result; `current` are the steps that the controller would have chosen at that moment."""
+
+    executed: int
+    current: int
+    correct: tuple[float, ...]
+    in_range: tuple[bool, ...]  # which of the batch sizes share the range of this one
+
+
+class Stretch(NamedTuple):
+    """A stretch of rounds with immediate results, and the steps of each. Rates are tokens per second: its own, those of fixed steps."""
+
+    process: str
+    batch_size: int
+    candidates: tuple[int, ...]
+    history: tuple[int, ...]
+    rates: dict[int, float]
+    rate: float
+
+    @property
+    def switches(self) -> list[int]:
+        """The rounds whose steps differ from the round before."""
+        h = self.history
+        return [at for at in range(1, len(h)) if h[at] != h[at - 1]]
+
+    @property
+    def settled(self) -> int:
+        """The steps of most rounds in the last quarter, the fewest of several."""
+        last = self.history[-max(len(self.history) // 4, 1) :]
+        return max(sorted(set(last)), key=last.count)
+
+
+class Offered(NamedTuple):
+    """All drafts were accepted for `rounds` rounds, of at most `limit`; whether the controller drafted in the end."""
+
+    batch_size: int
+    rounds: int
+    drafts: bool
+    limit: int
+
+
+@dataclass(slots=True)
+class Moment:
+    """One operation and its effects."""
+
+    config: StepsConfig
+    capabilities: StepsCapabilities
+    batch_sizes: tuple[int, ...]
+    operation: object
+    before: Shown | None
+    table: Table | None = None
+    candidates: tuple[tuple[int, ...], ...] = ()  # those that each of these batch sizes may have
+    after: Shown | None = None
+    refusal: str | None = None
+    told: Told | None = None
+    garbage: object = None  # the value that no round can have produced
+    added: tuple[int, int, int, int] = (0, 0, 0, 0)  # what `counted()` must have grown by
+    stray_choice: tuple[int, int, tuple[int, ...]] | None = None  # (batch size, steps, candidates) of a round
+    stretch: Stretch | None = None
+    offered: Offered | None = None
+    attached: str = ""  # "whole", or "failing" if a build has failed
+    built_keys: tuple[frozenset, frozenset] | None = (
+        None  # (steps, draft tokens, batch size): built ones, reachable ones
+    )
+    graphs: tuple[object, ...] | None = None  # those that must be found
+    unfinite: str = ""  # a number of the state that is not finite
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether ten switches are the limit, and not one per interval."""
+        return self.capabilities.goodput or self.table.min_dwell_batches > 0
