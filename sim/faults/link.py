@@ -13,7 +13,7 @@ class UnreliableLink:
     """Sends over `link`, with faults. `unreachable(*arguments)` is called for a message whose every attempt was lost."""
 
     def __init__(self, link: Link, number: int, ledger: Ledger, unreachable: Callable[..., None]) -> None:
-        self._link = link
+        self.link = link
         self._number = number
         self._ledger = ledger
         self._unreachable = unreachable
@@ -24,7 +24,7 @@ class UnreliableLink:
 
     def _attempt(self, attempt: int, num_bytes: int, deliver: Callable[..., None], *arguments) -> None:
         """Send a message; if it is lost, try again later, up to the plan's number of attempts."""
-        ledger, env = self._ledger, self._link.env
+        ledger, env = self._ledger, self.link.env
         now_ns, occasion = env.now, self._num_sent
         self._num_sent += 1
         kinds = ledger.kinds_at("message", self._number, occasion, now_ns)
@@ -39,6 +39,6 @@ class UnreliableLink:
             # A copy of its own, past all others: order is not kept.
             ledger.note(kind, now_ns)
             delay_s = ledger.plan.of(kind).delay_s * ledger.draws.amount(kind, self._number, occasion)
-            call_at(env, now_ns + self._link.latency_ns + round(delay_s * 1e9), deliver, *arguments)
+            call_at(env, now_ns + self.link.latency_ns + round(delay_s * 1e9), deliver, *arguments)
         if "link.late" not in kinds:
-            self._link.send(num_bytes, deliver, *arguments)
+            self.link.send(num_bytes, deliver, *arguments)
