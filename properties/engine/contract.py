@@ -172,34 +172,20 @@ class ServingConfig:
 class EngineCapabilities(Capabilities):
     """What an engine declares. Each flag adds methods of `Engine`, values of the configuration, operations, and invariants."""
 
-    overlap: bool = False
-    """Two steps in flight: `config.overlap` may be set."""
-    blocks: bool = False
-    """Steps of several rounds, and `interrupts()`."""
-    chunked_prefill: bool = False
-    """Prompts in chunks of `config.chunk_size`; without it the chunk size is as large as the context."""
-    mixed: bool = False
-    """Prefill and decode in one step: `config.mixed` and `config.step_tokens` may be set."""
-    prefix_cache: bool = False
-    """`config.prefix_cache` may be set, and `cached_pages()`; needs `slots`."""
-    priorities: bool = False
-    """A greater `Wish.priority` goes first, and `config.preempt` may be set."""
-    adaptive: bool = False
-    """`set_steps(steps)`: several candidates."""
-    slots: bool = False
-    """`slots_of(request)` and `free_pages()`: who owns which KV slot."""
-    marks: bool = False
-    """Per-token outputs: `Wish.marks`, `Answer.marks`, and the marks in the end event."""
-    failures: bool = False
-    """`Answer.failed`: the device reports an error of one request alone."""
-    retraction: bool = False
-    """`retract(request)`: the next plan takes everything from a running request, which waits again."""
-    denial: bool = False
-    """`deny(count)`: the next attempts to allocate find nothing."""
-    losses: bool = False
-    """`lose(step)` and `resume()`: a step fails as a whole."""
-    counters: bool = False
-    """`counters()`: what was verified and accepted so far."""
+    overlap: bool = False  # two steps in flight: `config.overlap` may be set
+    blocks: bool = False  # steps of several rounds, and `interrupts()`
+    chunked_prefill: bool = False  # prompts in chunks of `config.chunk_size`, which is else as large as the context
+    mixed: bool = False  # prefill and decode in one step: `config.mixed` and `config.step_tokens` may be set
+    prefix_cache: bool = False  # `config.prefix_cache` may be set, and `cached_pages()`; needs `slots`
+    priorities: bool = False  # a greater `Wish.priority` goes first, and `config.preempt` may be set
+    adaptive: bool = False  # `set_steps(steps)`: several candidates
+    slots: bool = False  # `slots_of(request)` and `free_pages()`: who owns which KV slot
+    marks: bool = False  # per-token outputs: `Wish.marks`, `Answer.marks`, and the marks in the end event
+    failures: bool = False  # `Answer.failed`: the device reports an error of one request alone
+    retraction: bool = False  # `retract(request)`: a running request gives everything back and waits again
+    denial: bool = False  # `deny(count)`: the next attempts to allocate find nothing
+    losses: bool = False  # `lose(step)` and `resume()`: a step fails as a whole
+    counters: bool = False  # `counters()`: what was verified and accepted so far
 
     FOUNDATIONS: ClassVar = {"prefix_cache": ("slots",)}
 

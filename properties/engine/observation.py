@@ -61,7 +61,7 @@ class Moment:
     gone: tuple[str, ...] = ()  # requests of the committed step that had left before
     lost_flights: Sequence[Flight] = ()  # what has just failed
     # pages
-    lost: tuple[int, str, str] | None = None  # (page, whose it was, why it left)
+    leaked: tuple[int, str, str] | None = None  # (page, whose it was, why it left) of one that should be free
     is_still = False  # all pages have the owners that they had, and the same steps are in flight
 
     def __init__(self, model: EngineModel, cells: list[int], operation: object, before: Observation) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..harness.trial import Trial
+from ..harness.trial import Trial, shown
 from .contract import REASONS
 from .model import WAITING, Chunk, Flight, Life, RoundRow
 from .observation import End, Moment
@@ -19,18 +19,18 @@ def names(trial: Trial, answer: object, what: str) -> tuple[str, ...]:
     """Return a sequence of requests' names as a tuple."""
     if isinstance(answer, list | tuple) and _STRINGS.issuperset(map(type, answer)):
         return tuple(answer)
-    raise trial.misbehaviour("TYPE", f"{what} is {_shown(answer)}", "a list of names")
+    raise trial.misbehaviour("TYPE", f"{what} is {shown(answer)}", "a list of names")
 
 
 def read_step(trial: Trial, view: object) -> Flight:
     """Return the step as the model sees it, and admit the requests that enter with it. Raises a Violation (TYPE)."""
     if not isinstance(view, Mapping) or any(key not in view for key in _KEYS):
-        raise trial.misbehaviour("TYPE", f"plan() is {_shown(view)}", f"None, or a mapping with {', '.join(_KEYS)}")
+        raise trial.misbehaviour("TYPE", f"plan() is {shown(view)}", f"None, or a mapping with {', '.join(_KEYS)}")
     number, steps, rounds = (trial.integer(view[key], key) for key in ("step", "steps", "rounds"))
     m: Moment = trial.moment
     enters = names(trial, view["enters"], "enters")
-    chunks = [_chunk(trial, m, item, enters) for item in _sequence(trial, view["prefill"], "prefill")]
-    decode = _sequence(trial, view["decode"], "decode")
+    chunks = [_chunk(trial, m, item, enters) for item in trial.sequence(view["prefill"], "prefill")]
+    decode = trial.sequence(view["decode"], "decode")
     if decode and steps not in m.config.ahead:
         raise trial.misbehaviour("TYPE", f"steps is {steps}", f"one of {sorted(m.config.ahead)}")
     if decode and rounds < 1:
@@ -69,7 +69,7 @@ def _row(trial: Trial, m: Moment, item: object, steps: int, rounds: int) -> Roun
 def _fields(trial: Trial, item: object, what: str, should: str) -> Sequence[Any]:
     if isinstance(item, list | tuple) and len(item) == should.count(",") + 1:
         return item
-    raise trial.misbehaviour("TYPE", f"{what} is {_shown(item)}", should)
+    raise trial.misbehaviour("TYPE", f"{what} is {shown(item)}", should)
 
 
 def _life(trial: Trial, m: Moment, name: object) -> Life:
@@ -83,7 +83,7 @@ def _life(trial: Trial, m: Moment, name: object) -> Life:
 
 def read_events(trial: Trial, events: object) -> int:
     """Note events in the moment and the model. Returns how many there were."""
-    items = _sequence(trial, events, "the events")
+    items = trial.sequence(events, "the events")
     m: Moment = trial.moment
     for item in items:
         kind = item[0] if isinstance(item, tuple | list) and item else None
@@ -105,16 +105,5 @@ def read_events(trial: Trial, events: object) -> int:
             m.end(life, end)
         else:
             should = '("tokens", request, tokens) or ("end", request, reason, tokens, marks)'
-            raise trial.misbehaviour("TYPE", f"an event is {_shown(item)}", should)
+            raise trial.misbehaviour("TYPE", f"an event is {shown(item)}", should)
     return len(items)
-
-
-def _sequence(trial: Trial, answer: object, what: str) -> Sequence[Any]:
-    if isinstance(answer, list | tuple):
-        return answer
-    raise trial.misbehaviour("TYPE", f"{what} is {_shown(answer)}", "a list")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) < 80 else text[:77] + '…'}"

@@ -149,8 +149,8 @@ class EngineTrial(Trial):
         for page in sorted(self._all_pages - owners.keys()):
             step, whose, why = model.lingering.get(page, (0, "nobody", ""))
             lingering[page] = (step or model.launched, whose, why)
-            if lingering[page][0] <= model.committed and m.lost is None:
-                m.lost = (page, whose, why)
+            if lingering[page][0] <= model.committed and m.leaked is None:
+                m.leaked = (page, whose, why)
         model.lingering = lingering
 
     # -- clients ------------------------------------------------------------------------------------------------------

@@ -222,6 +222,11 @@ class Trial:
         self.failed = True
         return Violation(self.operation, [Broken(id, Finding(was, should, MISBEHAVIOURS[id]), kind)])
 
+    def sequence(self, answer: object, what: str) -> list | tuple:
+        if isinstance(answer, list | tuple):
+            return answer
+        raise self.misbehaviour("TYPE", f"{what} is {shown(answer)}", "a list")
+
     def integer(self, answer: object, what: str) -> int:
         if type(answer) is int:
             return answer
@@ -230,7 +235,7 @@ class Trial:
                 raise TypeError
             return operator.index(answer)
         except TypeError:
-            raise self.misbehaviour("TYPE", f"{what} is {_shown(answer)}", "an integer") from None
+            raise self.misbehaviour("TYPE", f"{what} is {shown(answer)}", "an integer") from None
 
     def integers(self, answer: object, what: str) -> tuple[int, ...]:
         """A flat sequence of integers as a tuple of ints: a list, a tuple, an array, anything with `tolist`."""
@@ -247,7 +252,7 @@ class Trial:
                     return tuple(map(operator.index, plain))
                 except TypeError:
                     pass
-        raise self.misbehaviour("TYPE", f"{what} is {_shown(answer)}", "a flat sequence of integers")
+        raise self.misbehaviour("TYPE", f"{what} is {shown(answer)}", "a flat sequence of integers")
 
 
 def check_methods(subject: object, promised: dict[str, tuple[str, ...]], capabilities: Any) -> None:
@@ -266,6 +271,7 @@ def check_methods(subject: object, promised: dict[str, tuple[str, ...]], capabil
         )
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return the type and the beginning of a value, for messages."""
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) < 80 else text[:77] + '…'}"

@@ -12,8 +12,8 @@ COMES_BACK = "it comes back when the steps that were in flight are committed"
 
 @checks("RELAY-01", CONTRACT, "slots")
 def no_other_owns_what_a_step_writes(m: Moment) -> Outcome:
-    if m.lost is not None and m.lost[2] not in ("abort", "retracted"):
-        page, whose, why = m.lost
+    if m.leaked is not None and m.leaked[2] not in ("abort", "retracted"):
+        page, whose, why = m.leaked
         was = (
             f"page {page} (last of {whose}{f', which ended: {why}' if why else ''}) is neither free nor cached nor held"
         )
@@ -72,8 +72,8 @@ def launched_steps_have_their_slots(m: Moment) -> Outcome:
 @checks("ENGINE-06", CONTRACT, "slots")
 def a_retracted_request_holds_nothing(m: Moment) -> Outcome:
     why = "memory that was taken from one must serve another"
-    if m.lost is not None and m.lost[2] == "retracted":
-        was = f"page {m.lost[0]} of {m.lost[1]}, which was retracted, is neither free nor cached nor held"
+    if m.leaked is not None and m.leaked[2] == "retracted":
+        was = f"page {m.leaked[0]} of {m.leaked[1]}, which was retracted, is neither free nor cached nor held"
         return Finding(was, COMES_BACK, why)
     if not m.retracted:
         return None

@@ -149,8 +149,8 @@ def a_live_name_is_refused(m: Moment) -> Outcome:
 
 @checks("ENGINE-13", CONTRACT)
 def an_abort_releases_everything(m: Moment) -> Outcome:
-    if m.lost is not None and m.lost[2] == "abort":
-        was = f"page {m.lost[0]} of {m.lost[1]}, which was aborted, is neither free nor cached"
+    if m.leaked is not None and m.leaked[2] == "abort":
+        was = f"page {m.leaked[0]} of {m.leaked[1]}, which was aborted, is neither free nor cached"
         should = "it comes back when the steps that were in flight are committed"
         return Finding(was, should, "a page that is never given back is lost")
     tag = getattr(m.operation, "tag", "")

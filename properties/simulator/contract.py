@@ -57,12 +57,9 @@ class Service:
 class SimulatorCapabilities(Capabilities):
     """What a simulator declares. Each flag adds methods or values, operations that use them, and invariants."""
 
-    faults: bool = False
-    """Plans with the kinds of `FAULTS`"""
-    traces: bool = False
-    """`replay(service, arrivals)`"""
-    goodput: bool = False
-    """`request_goodput` and `slo_attainment` in the summary"""
+    faults: bool = False  # Plans with the kinds of `FAULTS`
+    traces: bool = False  # `replay(service, arrivals)`
+    goodput: bool = False  # `request_goodput` and `slo_attainment` in the summary
 
 
 class Simulator(Protocol):

@@ -19,7 +19,7 @@ RATES = ("output_throughput", "request_throughput", "mean_concurrency")
 def read_answer(trial: Trial, answer: object, service: Service) -> Answer:
     """Return the answer as values. Raises a Violation (TYPE) for another form than the contract's."""
     parts = _mapping(trial, answer, "the answer", ("events", "times_ns", "arrivals", "requests", "summary"))
-    events = _sequence(trial, parts["events"], "events")
+    events = trial.sequence(parts["events"], "events")
     for line in events:
         if not isinstance(line, str):
             raise trial.misbehaviour("TYPE", f"an event is {line!r}", "a string")
@@ -27,7 +27,7 @@ def read_answer(trial: Trial, answer: object, service: Service) -> Answer:
     if len(times) != len(events):
         raise trial.misbehaviour("TYPE", f"{len(times)} times for {len(events)} events", "one each")
     arrivals = _tuples(trial, parts["arrivals"], "arrivals", 3)
-    requests = tuple(_outcome(trial, request) for request in _sequence(trial, parts["requests"], "requests"))
+    requests = tuple(_outcome(trial, request) for request in trial.sequence(parts["requests"], "requests"))
     for request in requests:
         if not -1 <= request.number < len(arrivals):
             raise trial.misbehaviour("ANSWER", f"request number {request.number}", f"0 … {len(arrivals) - 1}, or −1")
@@ -76,16 +76,10 @@ def _mapping(trial: Trial, value: object, what: str, keys: Any) -> Mapping[str, 
     return value
 
 
-def _sequence(trial: Trial, value: object, what: str) -> list | tuple:
-    if not isinstance(value, list | tuple):
-        raise trial.misbehaviour("TYPE", f"{what} is of type {type(value).__name__}", "a list")
-    return value
-
-
 def _tuples(trial: Trial, value: object, what: str, length: int) -> tuple[tuple[int, ...], ...]:
     """Return a sequence of so many integers each; `what` is a plural."""
     found = []
-    for item in _sequence(trial, value, what):
+    for item in trial.sequence(value, what):
         found.append(trial.integers(item, f"one of the {what}"))
         if len(found[-1]) != length:
             raise trial.misbehaviour("TYPE", f"one of the {what} is {list(found[-1])}", f"{length} integers")
