@@ -220,7 +220,7 @@ class TakesAnotherWay(CheckedSimulator):
         simulation = super().make(scenario, metrics, history, faults)
         if faults is not None:
             for link in simulation.router.links:
-                link._link.link.latency_ns += 1000
+                link.link.latency_ns += 1000
         return simulation
 
 
