@@ -23,35 +23,9 @@ def equal_rows(config: AcceptConfig, shape: tuple[int, int, int], seed: int, num
     return Batch(roots, seq_lens, config.context_len - 1, np.zeros((num_rows, shape[2]), np.int64), *candidates)
 
 
-def shares_of_tree(answer: Answer, tokens: list[int], parents: list[int], probs: np.ndarray) -> Shares:
-    """Count what the rows emit. `tokens` and `parents` of one row, `probs` float64 [nd, V] of its nodes."""
-    first, second = Counter(), Counter()
-    impossible = None
-    for row, path, emitted in answer.walks:
-        first[emitted[0]] += 1
-        if len(emitted) > 2:
-            second[emitted[0], emitted[1]] += 1
-        for node, token in zip(path, emitted, strict=True):
-            if not (0 <= token < probs.shape[1] and probs[node, token] > 0):
-                impossible = impossible or (row, token)
-    should = {token: float(mass) for token, mass in enumerate(probs[0])}
-    should_second: dict[tuple[int, int], float] = {}
-    for node, parent in enumerate(parents):
-        if parent > 0 and parents[parent] == 0:
-            pair = (tokens[parent], tokens[node])
-            should_second[pair] = float(probs[0, pair[0]] * probs[parent, pair[1]])
-    rows = len(answer.walks)
-    return Shares(
-        {token: (first[token] / rows, should.get(token, 0.0)) for token in sorted({*first, *should})},
-        {pair: (second[pair] / rows, should_second.get(pair, 0.0)) for pair in sorted({*second, *should_second})},
-        impossible,
-    )
-
-
-def drafted_rows(
-    config: AcceptConfig, seed: int
-) -> tuple[Batch, np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Make one-step chains, a grid of coins for each token that the draft may draw: (batch, probs, draft probs, coins, weights)."""
+def drafted_rows(config: AcceptConfig, seed: int) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray]:
+    """Make one-step chains, as many as the grid has coins for each token that the draft may draw. Returns the batch, the target's
+    and the draft's probabilities float64 [2, V] of a row's nodes, and the rows' weights."""
     vocab = config.vocab_size
     no_tree = np.zeros((1, 1), np.int64), np.full((1, 1), -1, np.int64)
     target, leaf = (inputs.probabilities(*no_tree, vocab, seed + more, 0)[0] for more in (0, 1))
@@ -61,16 +35,29 @@ def drafted_rows(
     drawn = np.flatnonzero(draft)
     rows = len(drawn) * inputs.GRID
     batch = equal_rows(config, (1, 1, 2), seed, rows)._replace(tokens=np.repeat(drawn, inputs.GRID)[:, None])
-    coins = tuple(np.tile(coin, (len(drawn), 1)) for coin in inputs.grid(2))
     weights = np.repeat(draft[drawn], inputs.GRID) / inputs.GRID
-    return batch, np.tile([target, leaf], (rows, 1)), np.tile([draft, draft], (rows, 1)), coins, weights
+    return batch, np.stack([target, leaf]), np.stack([draft, draft]), weights
 
 
-def shares_of_drafts(answer: Answer, weights: np.ndarray, target: np.ndarray) -> Shares:
-    """Count how often each token came first, over everything that the draft may draw."""
-    first = np.array([walk.emitted[0] for walk in answer.walks])
-    vocab = len(target)
-    is_possible = [0 <= token < vocab and target[token] > 0 for token in first.tolist()]
-    impossible = None if all(is_possible) else (is_possible.index(False), int(first[is_possible.index(False)]))
-    found = {token: (float(weights[first == token].sum()), float(target[token])) for token in range(vocab)}
-    return Shares(found, {}, impossible)
+def shares_of(answer: Answer, weights: np.ndarray, tokens: list[int], parents: list[int], probs: np.ndarray) -> Shares:
+    """Add up what the rows emit, each with its weight. `tokens` and `parents` of one row, `probs` float64 [nd, V] of its nodes."""
+    first, second = Counter(), Counter()
+    impossible = None
+    for (row, path, emitted), weight in zip(answer.walks, weights.tolist(), strict=True):
+        first[emitted[0]] += weight
+        if len(emitted) > 2:
+            second[emitted[0], emitted[1]] += weight
+        for node, token in zip(path, emitted, strict=True):
+            if not (0 <= token < probs.shape[1] and probs[node, token] > 0):
+                impossible = impossible or (row, token)
+    should = {token: float(mass) for token, mass in enumerate(probs[0])}
+    should_second: dict[tuple[int, int], float] = {}
+    for node, parent in enumerate(parents):
+        if parent > 0 and parents[parent] == 0:
+            pair = (tokens[parent], tokens[node])
+            should_second[pair] = float(probs[0, pair[0]] * probs[parent, pair[1]])
+    return Shares(
+        {token: (first[token], should.get(token, 0.0)) for token in sorted({*first, *should})},
+        {pair: (second[pair], should_second.get(pair, 0.0)) for pair in sorted({*second, *should_second})},
+        impossible,
+    )

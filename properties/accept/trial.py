@@ -22,7 +22,7 @@ TREES = (
 )
 ROWS = ((0,), (0,), (1,), (2,), (3,), (0, 1), (1, 0), (0, 2), (2, 1, 0), (0, 1, 2, 3), (0, 1, 2, 3), ())
 SEEDS = tuple(range(24))
-AGREEMENTS = (3, 2, 4, 1, 0)
+TARGETS = {"round": ROUNDS, "target": SEEDS, "agreement": (3, 2, 4, 1, 0)}
 
 
 def _shapes(config: AcceptConfig, has: AcceptCapabilities) -> list[tuple[int, ...]]:
@@ -135,13 +135,7 @@ class AcceptTrial(Trial):
         return tuple(row for row in dict.fromkeys(rows) if 0 <= row < self.config.num_rows and row not in busy)
 
     def _start(
-        self,
-        name: str,
-        rows: Sequence[int],
-        seed: int,
-        padding: int = 0,
-        garbage: str = "",
-        is_proposed: bool = False,
+        self, name: str, rows: Sequence[int], seed: int, padding: int = 0, garbage: str = "", is_proposed: bool = False
     ) -> None:
         rows, nodes, vocab = self.free_rows(rows), self.shape[2], self.config.vocab_size
         num_rows = len(rows) + max(padding, 0)
@@ -211,25 +205,17 @@ class AcceptTrial(Trial):
 
     # -- finishing ------------------------------------------------------------------------------------------------
 
-    @operation(weight=16, when=_in_flight, round=ROUNDS, target=SEEDS, agreement=AGREEMENTS)
+    @operation(weight=16, when=_in_flight, **TARGETS)
     def greedy(self, round: str, target: int, agreement: int) -> None:
         """Finish a round; the target agrees with about `agreement` of four drafts."""
         self._verify_greedy(round, target, agreement)
 
-    @operation(needs="sampling", weight=14, when=_in_flight, round=ROUNDS, target=SEEDS, agreement=AGREEMENTS)
+    @operation(needs="sampling", weight=14, when=_in_flight, **TARGETS)
     def sample(self, round: str, target: int, agreement: int) -> None:
         """Finish a round by sampling."""
         self._verify_sampling(round, target, agreement)
 
-    @operation(
-        needs="draft_probabilities",
-        weight=10,
-        when=_is_drafted_chain,
-        round=ROUNDS,
-        target=SEEDS,
-        agreement=AGREEMENTS,
-        broken=inputs.BROKEN_DRAFTS,
-    )
+    @operation(needs="draft_probabilities", weight=10, when=_is_drafted_chain, **TARGETS, broken=inputs.BROKEN_DRAFTS)
     def sample_drafted(self, round: str, target: int, agreement: int, broken: str) -> bool | None:
         """Finish a chain that was drawn from known distributions; `broken` says how some of these are none."""
         if broken not in inputs.BROKEN_DRAFTS:
@@ -320,25 +306,16 @@ class AcceptTrial(Trial):
     def distribution(self, target: int, topk: int) -> None:
         """Verify many equal rows under coins that cover the unit square evenly: what is emitted must have the target's distribution."""
         shape = (2, topk, 1 + 2 * topk)
-        batch = shares.equal_rows(self.config, shape, target, inputs.GRID)
-        round = self._launch_once(shape, batch)
-        tokens, parents = round.tokens[0], round.parents[0]
-        row = np.array([tokens], np.int64), np.array([parents], np.int64)
+        round = self._launch_once(shape, shares.equal_rows(self.config, shape, target, inputs.GRID))
+        row = [np.array(rows[:1], np.int64) for rows in (round.tokens, round.parents)]
         probs = inputs.probabilities(*row, self.config.vocab_size, target, 2)
-        many = np.tile(probs, (inputs.GRID, 1))
-        coins = inputs.grid(round.num_coins)
-        answer = self._read(round, self.must(self.subject.verify_sampling, round.handle, many, *coins))
-        if answer is not None:
-            self.moment.shares = shares.shares_of_tree(answer, tokens, parents, probs)
+        self._measure(round, np.full(inputs.GRID, 1 / inputs.GRID), probs)
 
     @operation(needs="draft_probabilities", weight=1, target=SEEDS)
     def distribution_drafted(self, target: int) -> None:
         """Do the same with drafts from a known distribution, each as often as it is drawn."""
-        batch, probs, drafts, coins, weights = shares.drafted_rows(self.config, target)
-        round = self._launch_once((1, 1, 2), batch)
-        answer = self._read(round, self.must(self.subject.verify_drafted, round.handle, probs, drafts, *coins))
-        if answer is not None:
-            self.moment.shares = shares.shares_of_drafts(answer, weights, probs[0])
+        batch, probs, drafts, weights = shares.drafted_rows(self.config, target)
+        self._measure(self._launch_once((1, 1, 2), batch), weights, probs, drafts)
 
     def _launch_once(self, shape: tuple[int, int, int], batch: Batch) -> Round:
         """Launch a round of another shape; the one in force comes back at once."""
@@ -347,10 +324,17 @@ class AcceptTrial(Trial):
         self.must(self.subject.configure, *self.shape)
         return self._look_at(batch, handle)
 
-    def _read(self, round: Round, verdict: object) -> Answer | None:
-        """Return the answer, if every row of it is a path; what is wrong with others is found where rows have KV."""
-        answer = Answer(*self._flat(verdict, "the verdict", 4)).read(round)
-        return answer if answer.is_formed and len(answer.walks) == round.num_rows else None
+    def _measure(self, round: Round, weights: np.ndarray, *probs: np.ndarray) -> None:
+        """Verify by the target's probabilities of a row's nodes, and by the draft's if they are given, which are those of all rows.
+
+        The shares are counted if every row is a path; what is wrong with others is found where rows have KV."""
+        many = [np.tile(array, (round.num_rows, 1)) for array in probs]
+        coins = [np.tile(coin, (round.num_rows // inputs.GRID, 1)) for coin in inputs.grid(round.num_coins)]
+        method = self.subject.verify_sampling if len(probs) == 1 else self.subject.verify_drafted
+        verdict = self._flat(self.must(method, round.handle, *many, *coins), "the verdict", 4)
+        answer = Answer(*verdict).read(round)
+        if answer.is_formed and len(answer.walks) == round.num_rows:
+            self.moment.shares = shares.shares_of(answer, weights, round.tokens[0], round.parents[0], probs[0])
 
     # -- the end --------------------------------------------------------------------------------------------------
 

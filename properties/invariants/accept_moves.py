@@ -39,14 +39,9 @@ def slots_hold_their_tokens(m: Moment) -> Outcome:
         wrong = got[places] != given[sources]
         if wrong.any():
             walk, lane, node = lanes[int(np.argwhere(wrong)[0, 0])]
-            values = got[walk.number * nodes + lane]
-            owner = next((flat for flat, own in enumerate(given) if np.array_equal(values, own)), None)
-            whose = (
-                f"node {owner % nodes} of row number {owner // nodes} of the batch" if owner is not None else "no node"
-            )
             return Finding(
-                f"{name} of row {m.round.rows[walk.number]} at place {lane} is that of {whose}",
-                f"that of node {node}, of the path {walk.path}",
+                f"{name} of row {m.round.rows[walk.number]} at place {lane} is not that of node {node}",
+                f"the outputs of the path {walk.path}, in this order",
                 "a token would be shown with what belongs to another one",
             )
     return True
