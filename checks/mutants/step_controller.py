@@ -282,12 +282,10 @@ class DraftsMoreTheLessIsAccepted(DraftsTheMost):
 
 
 def _maker(kind: type, capabilities: Sequence[str] = make_ema.capabilities.declared) -> Callable[[StepsConfig], object]:
-    """Return what makes our controller with one of its parts replaced, or something else altogether."""
+    """Return what makes our controller with one of its parts replaced, or a controller of no policy."""
 
     def make(config: StepsConfig) -> object:
-        if not issubclass(
-            kind, AdaptiveStepSlot | AdaptiveSpeculativeParams | ControllerAdapter | AdaptiveController | GraphTable
-        ):
+        if issubclass(kind, DraftsTheMost):
             return kind(config)
         policy = part(AdaptiveSpeculativeParams)(None, config.table)
         if issubclass(kind, AdaptiveStepSlot):

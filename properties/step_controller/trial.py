@@ -72,22 +72,19 @@ def _can_launch(t: StepControllerTrial, batch_size: int, runs: tuple[int, ...]) 
 
 
 def _can_hold(t: StepControllerTrial, process: str, batch_size: int) -> bool:
-    if process not in PROCESSES or batch_size < 1:
-        return False
     # With a known cost a stretch is long.
-    return not t.capabilities.goodput or (batch_size >= FEWEST_ROWS and len(t.stretches) < MAX_JUDGED)
+    can_judge = not t.capabilities.goodput or (batch_size >= FEWEST_ROWS and len(t.stretches) < MAX_JUDGED)
+    return process in PROCESSES and batch_size >= 1 and can_judge
 
 
 def _ought_to_draft(t: StepControllerTrial, batch_size: int) -> bool:
     """Whether there is something to choose from 0 upwards, and it pays, if the controller knows the cost."""
     if batch_size < 1:
         return False
-    candidates = t.candidates(batch_size)
-    if candidates[0] > 0 or len(candidates) == 1:
-        return False
-    plain = t.time_ns(0, batch_size)
+    candidates, plain = t.candidates(batch_size), t.time_ns(0, batch_size)
     gain = max((1 + steps) * plain / t.time_ns(steps, batch_size) for steps in candidates)
-    return gain >= MIN_GAIN or not t.capabilities.goodput
+    has_choice = candidates[0] == 0 and len(candidates) > 1
+    return has_choice and (gain >= MIN_GAIN or not t.capabilities.goodput)
 
 
 class StepControllerTrial(Trial):
@@ -131,22 +128,14 @@ class StepControllerTrial(Trial):
     # -- around every operation ---------------------------------------------------------------------------------------
 
     def begin(self, operation: Operation | str) -> None:
-        self.moment = Moment(
-            self.config,
-            self.capabilities,
-            self.batch_sizes,
-            operation,
-            self._shown,
-            self.table,
-            self._candidates,
-        )
+        self.moment = Moment(self.config, self.capabilities, self.batch_sizes, operation, self._shown, *self._routing)
 
     def _route(self, table: Table, captured: tuple[int, ...]) -> None:
         """Expect the choices of this table, for batches padded to these sizes."""
         self.table, self.captured = table, captured
-        self._candidates = tuple(map(self.candidates, self.batch_sizes))
+        self._routing = table, tuple(map(self.candidates, self.batch_sizes))
         if self.moment is not None:
-            self.moment.table, self.moment.candidates = table, self._candidates
+            self.moment.table, self.moment.candidates = self._routing
 
     def end(self) -> None:
         m = self.moment
@@ -172,19 +161,17 @@ class StepControllerTrial(Trial):
     def _look(self) -> Shown:
         """Ask for all that is shown."""
         has = self.capabilities
-        steps = tuple([self._steps_for(batch_size) for batch_size in self.batch_sizes])
-        averages = counted = state = None
-        if has.averages:
-            averages = tuple([self._average(batch_size) for batch_size in self.batch_sizes])
-        if has.counters:
-            counted = self._counted()
-        if has.inspection:
-            state = self._frozen(self.must(self.subject.state), "state()")
-        return Shown(steps, state, averages, counted, self._each_round(self._graph) if has.runtime else None)
+        return Shown(
+            tuple(map(self._steps_for, self.batch_sizes)),
+            self._frozen(self.must(self.subject.state), "state()") if has.inspection else None,
+            tuple(map(self._average, self.batch_sizes)) if has.averages else None,
+            self._counted() if has.counters else None,
+            self._each_round(self._graph) if has.runtime else None,
+        )
 
     def _each_round(self, find: Callable[[int, int], object]) -> tuple[object, ...]:
         """Return `find(steps, batch_size)` for every batch size and each of its candidates."""
-        rounds = zip(self.batch_sizes, self._candidates, strict=True)
+        rounds = zip(self.batch_sizes, self._routing[1], strict=True)
         return tuple([find(steps, size) for size, members in rounds for steps in members])
 
     def _graph(self, steps: int, batch_size: int) -> object:
@@ -223,9 +210,8 @@ class StepControllerTrial(Trial):
             return str(value)
         if value is None or isinstance(value, int | float | str):
             return value
-        raise self.misbehaviour(
-            "TYPE", f"{place} is {value!r}", "numbers, strings, None, lists and dictionaries of them"
-        )
+        data = "numbers, strings, None, lists and dictionaries of them"
+        raise self.misbehaviour("TYPE", f"{place} is {value!r}", data)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
