@@ -16,9 +16,9 @@ from ..kv.store import KVStore
 from .config import EngineConfig, EngineRole, EngineSizes
 from .in_flight import Chunk
 from .life import RequestRecord
-from .precedence import giving_way
 from .recovery import StepLimits
 from .requests import Requests
+from .waiting import giving_way
 
 
 class Admission:

@@ -32,6 +32,7 @@ from ..contract.events import (
     Submitted,
 )
 from ..contract.failure import StepFailure
+from ..contract.outcomes import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from ..contract.request import FinishedRequest, FinishReason, Request, TextDecoder, finish_reason
 from ..contract.step import DecodeResult, Join, PrefillResult, Step, StepResult
 from ..kv.radix import RadixCache
@@ -40,13 +41,12 @@ from .admission import Admission, prefill_step
 from .config import EngineConfig, EngineRole, EngineSizes
 from .in_flight import Chunk, StepInFlight
 from .life import RequestState
-from .outcomes import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from .output import OutputLog
-from .precedence import least_entitled
 from .recovery import Recovery, StepLimits
 from .requests import Requests
 from .rounds import DecodeRounds, PlannedRounds
 from .transfers import Transfers
+from .waiting import least_entitled
 
 
 class Engine:

@@ -20,12 +20,12 @@ from __future__ import annotations
 from ..adaptive import AdaptiveController
 from ..contract.events import EventSink, Resumed, StepsLost
 from ..contract.failure import StepFailure
+from ..contract.outcomes import LossOutcome
 from ..contract.request import FinishReason
 from .in_flight import StepInFlight
 from .life import RequestRecord
-from .outcomes import LossOutcome
-from .precedence import entitlement, least_entitled
 from .requests import Requests
+from .waiting import entitlement, least_entitled
 
 GOOD_STEPS = 8
 """Commits in a row before one rung is climbed."""

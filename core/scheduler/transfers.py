@@ -19,6 +19,7 @@ import numpy as np
 from ..algorithm.algorithm import SpecAlgorithm
 from ..algorithm.arrival import Arrival, arrival_failure, arrivals_of
 from ..contract.events import EventSink, HandoffMove, HandoffMoved
+from ..contract.outcomes import JoinOutcome, ReserveOutcome
 from ..contract.request import FinishedRequest, FinishReason, Request
 from ..contract.step import Arrivals, Join
 from ..errors import InvariantViolation
@@ -26,7 +27,6 @@ from ..kv.sizing import ceil_to_page
 from .admission import Admission
 from .config import EngineConfig, EngineRole
 from .life import RequestRecord, RequestState
-from .outcomes import JoinOutcome, ReserveOutcome
 from .output import OutputLog
 from .requests import Requests
 

@@ -16,26 +16,17 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ...core.errors import ForetokenError
 from ...core.handoff import Message
 from ...core.handoff.wire import MalformedMessage, decode, encode
 from .link_faults import LinkFaults
+from .parcel import Parcel
 
 _MAGIC = 0x46544B50
 _HEADER_FIELDS = 5
 _LENGTH = struct.Struct("<I")
 MAX_PARCEL_BYTES = 1 << 34
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Parcel:
-    """Messages that travel together, and the pages of its `Page` messages, in their order."""
-
-    session: int  # parcels of another session than the receiver's are not looked at
-    messages: tuple[Message, ...]
-    pages: Tensor | None = None  # uint8 [bytes]
 
 
 @dataclass(frozen=True, slots=True)

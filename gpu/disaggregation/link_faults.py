@@ -15,12 +15,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...core.errors import ConfigError, Problem, nearest
-
-if TYPE_CHECKING:
-    from .link import Parcel
+from .parcel import Parcel
 
 VARIABLE = "FORETOKEN_LINK_FAULTS"
 

@@ -14,9 +14,9 @@ from foretoken.core.scheduler import config as engine_config
 from foretoken.core.scheduler import output, rounds
 from foretoken.core.scheduler.admission import Admission
 from foretoken.core.scheduler.engine import Engine
-from foretoken.core.scheduler.precedence import least_entitled
 from foretoken.core.scheduler.requests import Requests
 from foretoken.core.scheduler.rounds import DecodeRounds
+from foretoken.core.scheduler.waiting import least_entitled
 from foretoken.core.tree.outputs import NodeOutputs
 from foretoken.properties.reference import drafting, executor, shadow
 from foretoken.properties.reference.executor import ReferenceExecutor

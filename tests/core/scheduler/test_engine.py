@@ -6,7 +6,7 @@ import pytest
 from foretoken.core.contract.events import Aborted, Committed, Planned, Submitted
 from foretoken.core.contract.request import FinishReason
 from foretoken.core.errors import ConfigError
-from foretoken.core.scheduler.precedence import least_entitled
+from foretoken.core.scheduler.waiting import least_entitled
 from foretoken.properties.reference import plain_greedy
 from served_engine import MODEL, ask, finish, make, turn
 

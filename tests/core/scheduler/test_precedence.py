@@ -5,7 +5,7 @@ from foretoken.core.contract.request import Request
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.life import RequestRecord
-from foretoken.core.scheduler.precedence import giving_way, least_entitled
+from foretoken.core.scheduler.waiting import giving_way, least_entitled
 
 
 def record(name: str, arrival: int, priority: int = 0, overtaken: int = 0) -> RequestRecord:

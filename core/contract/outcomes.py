@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..contract.request import FinishedRequest
+from .request import FinishedRequest
 
 
 class SubmitOutcome(NamedTuple):
