@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from .audit import audit
-from .bench import bench
 from .check import check
-from .generate import generate
+from .decode.bench import bench
+from .decode.generate import generate
 from .replay import replay
-from .schema import schema
-from .simulate import simulate
+from .simulation.schema import schema
+from .simulation.simulate import simulate
 from .tiny import tiny
 
 app = typer.Typer(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import typer
 from foretoken.cli.app import app
-from foretoken.cli.run_record import RunRecord
+from foretoken.cli.simulation.run_record import RunRecord
 from foretoken.observe.metrics import RunMetrics
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import load_scenario

@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The directory of a simulated run."""
-    from foretoken.cli.run_record import RunRecord
+    from foretoken.cli.simulation.run_record import RunRecord
     from foretoken.sim.run import Simulation
     from foretoken.sim.scenario_file import load_scenario
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 from foretoken.cli.progress import simulation_progress
-from foretoken.cli.scenario_text import toml_value
+from foretoken.cli.simulation.scenario_text import toml_value
 from foretoken.sim.run import Progress
 from foretoken.sim.scenario import Scenario
 from foretoken.sim.scenario_file import flat_items, load_scenario

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..gpu.bench.plan import BenchPlan
-    from ..gpu.bench.run import ArmResult, Machine
+    from ...gpu.bench.plan import BenchPlan
+    from ...gpu.bench.run import (
+        ArmResult,
+        Machine,
+    )
 
 MIB = 1 << 20
 TABLE_WIDTH = 160  # no table is wider; a narrow terminal wraps the lines instead of cutting them
@@ -72,7 +75,7 @@ def table_cells(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]
 
 def heading(plan: BenchPlan, machine: Machine) -> list[str]:
     """Return the lines that name model, device and mode."""
-    from ..gpu.bench.plan import in_units
+    from ...gpu.bench.plan import in_units
 
     weights = f"{in_units(machine.target_bytes)} of weights"
     draft = f", draft {in_units(machine.draft_bytes)}" if machine.draft_bytes else ""
@@ -87,7 +90,10 @@ def heading(plan: BenchPlan, machine: Machine) -> list[str]:
 
 def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
     """Return the lines about all cells: simulated acceptance, equal outputs, CUDA graphs."""
-    from ..gpu.bench.report import graph_costs, plan_sizes
+    from ...gpu.bench.report import (
+        graph_costs,
+        plan_sizes,
+    )
 
     lines = []
     if plan.acceptance is not None:

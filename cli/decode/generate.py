@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .generate_options import (
+from .options import (
     Adaptive,
     Algorithm,
     Chat,
@@ -50,10 +50,10 @@ from .generate_options import (
 )
 
 if TYPE_CHECKING:
-    from ..core.contract.request import Request
-    from ..gpu.session.plan import SessionOptions
-    from ..gpu.session.prompts import RequestDefaults
-    from ..gpu.session.text import Tokenizer
+    from ...core.contract.request import Request
+    from ...gpu.session.plan import SessionOptions
+    from ...gpu.session.prompts import RequestDefaults
+    from ...gpu.session.text import Tokenizer
 
 EXIT_FAILED = 1
 EXIT_BROKEN_PIPE = 141
@@ -110,8 +110,8 @@ def generate(
     Ctrl-C ends all requests with the tokens they have; the exit code is 130. Bad
     input is one message before any weight is read, and exit code 2.
     """
-    from ..gpu.session.plan import SessionOptions
-    from ..gpu.session.prompts import RequestDefaults
+    from ...gpu.session.plan import SessionOptions
+    from ...gpu.session.prompts import RequestDefaults
 
     options = SessionOptions(
         model=model, draft=draft, algorithm=algorithm, steps=steps, topk=topk, num_draft_tokens=num_draft_tokens,
@@ -129,11 +129,17 @@ def generate(
 
 def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> int:
     """Check all input, load the weights, decode; return the exit code."""
-    from ..gpu.session.session import check_lengths, check_vocabulary
-    from ..gpu.session.text import Tokenizer
-    from .generate_session import SessionMaker
-    from .generation_display import Display, stats_text
-    from .generation_record import GenerationRecord
+    from ...gpu.session.session import (
+        check_lengths,
+        check_vocabulary,
+    )
+    from ...gpu.session.text import Tokenizer
+    from .display import (
+        Display,
+        stats_text,
+    )
+    from .record import GenerationRecord
+    from .session import SessionMaker
 
     maker = SessionMaker(options, asked.disaggregate)
     tokenizer = Tokenizer.load(options.model)
@@ -167,8 +173,16 @@ def _requests(
     tokenizer: Tokenizer, defaults: RequestDefaults, asked: _Asked
 ) -> tuple[tuple[Request, ...], dict[str, str]]:
     """Return the requests, and the line of the file that each comes from."""
-    from ..core.errors import ConfigError, Problem
-    from ..gpu.session.prompts import PromptEntry, make_requests, read_prompt_file, read_prompts
+    from ...core.errors import (
+        ConfigError,
+        Problem,
+    )
+    from ...gpu.session.prompts import (
+        PromptEntry,
+        make_requests,
+        read_prompt_file,
+        read_prompts,
+    )
 
     problems = defaults.problems()
     if asked.prompt is not None and asked.prompts is not None:
@@ -189,7 +203,10 @@ def _requests(
 
 
 def _standard_input() -> str:
-    from ..core.errors import ConfigError, Problem
+    from ...core.errors import (
+        ConfigError,
+        Problem,
+    )
 
     try:
         return sys.stdin.buffer.read().decode("utf-8")

@@ -15,6 +15,6 @@ def schema() -> None:
 
         foretoken schema > scenario.schema.json
     """
-    from ..sim.scenario import Scenario
+    from ...sim.scenario import Scenario
 
     typer.echo(json.dumps(Scenario.model_json_schema(), indent=2))

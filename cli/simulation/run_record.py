@@ -7,16 +7,21 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import UnwritableFile, empty_run_directory, write_summary, write_text
+from ..files import (
+    UnwritableFile,
+    empty_run_directory,
+    write_summary,
+    write_text,
+)
 
 if TYPE_CHECKING:
-    from ..core.contract.events import EventSink
-    from ..observe.log import EventLog
-    from ..observe.metrics import RunMetrics
-    from ..observe.perfetto import PerfettoTrace
-    from ..sim.faults.plan import FaultPlan
-    from ..sim.run import RunReport
-    from ..sim.scenario import Scenario
+    from ...core.contract.events import EventSink
+    from ...observe.log import EventLog
+    from ...observe.metrics import RunMetrics
+    from ...observe.perfetto import PerfettoTrace
+    from ...sim.faults.plan import FaultPlan
+    from ...sim.run import RunReport
+    from ...sim.scenario import Scenario
     from .derived import DerivedRow
 
 SUMMARY = "summary.json"
@@ -79,7 +84,7 @@ class RunRecord:
     # -- files ------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        from ..observe.metrics import RunMetrics
+        from ...observe.metrics import RunMetrics
 
         if self.directory is None:
             self._metrics = RunMetrics()
@@ -87,11 +92,11 @@ class RunRecord:
         empty_run_directory(self.directory, FILES)
         self._metrics = RunMetrics(self.directory)
         if self._wants_events:
-            from ..observe.log import EventLog
+            from ...observe.log import EventLog
 
             self._log = EventLog(self.directory / EVENTS, {"scenario": self.scenario.model_dump(mode="json")})
         if self._wants_perfetto:
-            from ..observe.perfetto import PerfettoTrace
+            from ...observe.perfetto import PerfettoTrace
 
             self._perfetto = PerfettoTrace(self.directory / TIMELINE)
 
@@ -109,7 +114,7 @@ class RunRecord:
 
     def finish(self, report: RunReport) -> dict[str, Any]:
         """Close all files, write the summary, and return it."""
-        from ..simulation import summarize_run
+        from ...simulation import summarize_run
 
         summary = summarize_run(self.scenario, report, self._metrics)
         self._close(complete=report.complete)
@@ -136,7 +141,7 @@ class RunRecord:
         """Print the tables on standard output, and where the files are."""
         from rich.console import Console
 
-        from ..observe.tables import report_tables
+        from ...observe.tables import report_tables
 
         console = Console(highlight=False)
         for table in report_tables(summary, self._title()):
@@ -146,7 +151,7 @@ class RunRecord:
 
     def _title(self) -> str:
         """Return name, model, hardware, algorithm and mode in one line."""
-        from ..sim.disaggregation.pools import pools_of
+        from ...sim.disaggregation.pools import pools_of
 
         model, hardware, speculation = self.scenario.model, self.scenario.hardware, self.scenario.speculation
         devices = pools_of(self.scenario).num_engines * hardware.tensor_parallel

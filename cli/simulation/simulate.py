@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..sim.faults.plan import FaultPlan
-    from ..sim.run import RunReport
-    from ..sim.scenario import Scenario
+    from ...sim.faults.plan import FaultPlan
+    from ...sim.run import RunReport
+    from ...sim.scenario import Scenario
 
 EXIT_INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + the signal's number, as shells have it
 
@@ -90,7 +90,7 @@ def simulate(
     is one message and exit code 2. With --faults, exit code 1 means that a
     promise was broken; the message has the command that repeats the run.
     """
-    from ..sim.scenario_file import load_scenario
+    from ...sim.scenario_file import load_scenario
 
     resolved, origins = load_scenario(scenario, [*(settings or ()), *_given_by_options(trace, seed)])
     if trace is not None:
@@ -98,7 +98,7 @@ def simulate(
     if seed is not None:
         origins["seed"] = "--seed"
     if explain:
-        from ..sim.assembly import assemble
+        from ...sim.assembly import assemble
         from .derived import derived_rows
         from .scenario_text import scenario_text
 
@@ -108,8 +108,8 @@ def simulate(
         return
     plan = None
     if faults is not None:
-        from ..sim.disaggregation.pools import pools_of
-        from ..sim.faults.plan import load_fault_plan
+        from ...sim.disaggregation.pools import pools_of
+        from ...sim.faults.plan import load_fault_plan
 
         with _errors_at(origins):
             transfers = pools_of(resolved).is_disaggregated
@@ -117,7 +117,10 @@ def simulate(
     with _termination_is_interruption() as received, _errors_at(origins):
         report = _run(resolved, origins, out, not no_events, not no_perfetto, quiet, plan)
     if report.faults is not None and not report.faults.kept:
-        from .faults_report import EXIT_BROKEN, print_broken
+        from .faults_report import (
+            EXIT_BROKEN,
+            print_broken,
+        )
 
         print_broken(report.faults, resolved.seed)
         raise typer.Exit(EXIT_BROKEN)
@@ -144,9 +147,9 @@ def _run(
     faults: FaultPlan | None,
 ) -> RunReport:
     """Simulate, write the files, print the report."""
-    from ..sim.run import Simulation
+    from ...sim.run import Simulation
+    from ..progress import simulation_progress
     from .derived import derived_rows
-    from .progress import simulation_progress
     from .run_record import RunRecord
 
     record = RunRecord(scenario, out, events=events, perfetto=perfetto)
@@ -176,8 +179,8 @@ def _run(
 @contextmanager
 def _errors_at(origins: dict[str, str]) -> Iterator[None]:
     """Report problems of the scenario at the file or option that gave the key."""
-    from ..core.errors import ConfigError
-    from ..sim.scenario_check import at_origins
+    from ...core.errors import ConfigError
+    from ...sim.scenario_check import at_origins
 
     try:
         yield

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..core.acceptance.process import GaussianAcceptance
-from ..core.adaptive.graph_plan import graph_plan
-from ..core.algorithm.algorithm import AlgorithmShape
-from ..core.contract.future_map import LENGTH_FIELD
-from ..sim.cost.memory import GRAPH_BYTES
+from ...core.acceptance.process import GaussianAcceptance
+from ...core.adaptive.graph_plan import graph_plan
+from ...core.algorithm.algorithm import AlgorithmShape
+from ...core.contract.future_map import LENGTH_FIELD
+from ...sim.cost.memory import GRAPH_BYTES
 
 if TYPE_CHECKING:
-    from ..sim.assembly import Assembly
+    from ...sim.assembly import Assembly
 
 DerivedRow = tuple[str, float | str, str, str]  # name, value, unit, source
 

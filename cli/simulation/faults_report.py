@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..sim.faults.service import FaultReport
+    from ...sim.faults.service import FaultReport
 
 EXIT_BROKEN = 1
 
@@ -48,7 +48,7 @@ def repeating_command(seed: int) -> str:
 def _table(report: FaultReport) -> Table:
     from rich.table import Table
 
-    from ..sim.faults.plan import KINDS
+    from ...sim.faults.plan import KINDS
 
     table = Table(box=None, pad_edge=False, header_style="bold cyan")
     table.add_column("Faults", style="dim", no_wrap=True)

@@ -8,16 +8,28 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import run_record
-from .files import UnwritableFile, empty_run_directory, write_summary, write_text
-from .run_record import EVENTS, SUMMARY
+from ..files import (
+    UnwritableFile,
+    empty_run_directory,
+    write_summary,
+    write_text,
+)
+from ..simulation import run_record
+from ..simulation.run_record import (
+    EVENTS,
+    SUMMARY,
+)
 
 if TYPE_CHECKING:
-    from ..core.contract.events import EventSink
-    from ..core.scheduler.spec import EngineSpec
-    from ..gpu.session.session import Output, SessionPlan, SessionStats
-    from ..observe.log import EventLog
-    from ..observe.metrics import RunMetrics
+    from ...core.contract.events import EventSink
+    from ...core.scheduler.spec import EngineSpec
+    from ...gpu.session.session import (
+        Output,
+        SessionPlan,
+        SessionStats,
+    )
+    from ...observe.log import EventLog
+    from ...observe.metrics import RunMetrics
 
 OUTPUTS = "outputs.jsonl"
 FILES = (EVENTS, OUTPUTS, SUMMARY)
@@ -46,8 +58,8 @@ class GenerationRecord:
         """Open the log, and return the event sinks of the engine that `description` describes."""
         if self.directory is None:
             return ()
-        from ..observe.log import EventLog
-        from ..observe.metrics import RunMetrics
+        from ...observe.log import EventLog
+        from ...observe.metrics import RunMetrics
 
         header = {"engine": spec.to_json(), "run": run_facts(plan)}
         self._log = EventLog(self.directory / EVENTS, header)

@@ -7,11 +7,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ..core.contract.request import Request
-    from ..gpu.session.plan import SessionOptions
-    from ..gpu.session.session import SessionPlan, SessionStats, TextDelta
-    from ..gpu.session.text import Tokenizer
-    from .generation_record import GenerationRecord
+    from ...core.contract.request import Request
+    from ...gpu.session.plan import SessionOptions
+    from ...gpu.session.session import (
+        SessionPlan,
+        SessionStats,
+        TextDelta,
+    )
+    from ...gpu.session.text import Tokenizer
+    from .record import GenerationRecord
 
 
 class Session(Protocol):
@@ -36,8 +40,8 @@ class SessionMaker:
         self._topology = None
         self._faults = {}
         if disaggregate is not None:
-            from ..gpu.disaggregation.link_faults import plans_from_environment
-            from ..gpu.disaggregation.topology import Disaggregation
+            from ...gpu.disaggregation.link_faults import plans_from_environment
+            from ...gpu.disaggregation.topology import Disaggregation
 
             self._topology = Disaggregation.parse(disaggregate)
             self._topology.devices(options.device)
@@ -45,10 +49,10 @@ class SessionMaker:
 
     def plan(self, longest_request: int) -> SessionPlan:
         if self._topology is None:
-            from ..gpu.session.plan import plan_session
+            from ...gpu.session.plan import plan_session
 
             return plan_session(self._options, longest_request)
-        from ..gpu.disaggregation.planning import plan_disaggregated
+        from ...gpu.disaggregation.planning import plan_disaggregated
 
         return plan_disaggregated(self._options, self._topology, longest_request)
 
@@ -56,15 +60,15 @@ class SessionMaker:
     def open(self, plan: SessionPlan, tokenizer: Tokenizer, record: GenerationRecord) -> Iterator[Session]:
         """Open a session, and close it with its processes at the end."""
         if self._topology is None:
-            from ..gpu.session.session import DecodeSession
+            from ...gpu.session.session import DecodeSession
 
             yield DecodeSession.open(
                 self._options, plan=plan, tokenizer=tokenizer, make_sinks=lambda made: record.make_sinks(made, plan)
             )
             return
-        from ..gpu.disaggregation.processes import Workers
-        from ..gpu.disaggregation.session import DisaggregatedSession
-        from .generation_record import run_facts
+        from ...gpu.disaggregation.processes import Workers
+        from ...gpu.disaggregation.session import DisaggregatedSession
+        from .record import run_facts
 
         places = self._topology.workers()
         logs = record.worker_logs([place.name for place in places])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .generate_options import (
+from .options import (
     ENGINE,
     MODEL,
     OUTPUT,
@@ -25,10 +25,16 @@ from .generate_options import (
 )
 
 if TYPE_CHECKING:
-    from ..gpu.bench.plan import BenchOptions, BenchPlan
-    from ..gpu.bench.run import ArmResult, Machine
-    from .files import JsonRecord
-    from .progress import StatusLine
+    from ...gpu.bench.plan import (
+        BenchOptions,
+        BenchPlan,
+    )
+    from ...gpu.bench.run import (
+        ArmResult,
+        Machine,
+    )
+    from ..files import JsonRecord
+    from ..progress import StatusLine
 
 EXIT_INTERRUPTED = 130
 CELLS = "Cells"
@@ -130,10 +136,13 @@ def bench(
     Ctrl-C keeps the finished cells; the exit code is 130. Bad input or too little
     memory is one message before any weight is read, and exit code 2.
     """
-    from ..gpu.bench.plan import BenchOptions, plan_bench
+    from ...gpu.bench.plan import (
+        BenchOptions,
+        plan_bench,
+    )
+    from ..files import JsonRecord
+    from ..progress import StatusLine
     from .bench_display import show
-    from .files import JsonRecord
-    from .progress import StatusLine
 
     options = BenchOptions(
         model=model, random_weights=random_weights, draft=draft, algorithm=algorithm, steps=steps, topk=topk,
@@ -157,8 +166,8 @@ def _measure(
     options: BenchOptions, plan: BenchPlan, record: JsonRecord, progress: StatusLine
 ) -> tuple[Machine | None, list[ArmResult], bool]:
     """Return the results of the finished cells, and whether all are finished."""
-    from ..gpu.bench.report import report
-    from ..gpu.bench.run import Bench
+    from ...gpu.bench.report import report
+    from ...gpu.bench.run import Bench
 
     machine: Machine | None = None
     results: list[ArmResult] = []

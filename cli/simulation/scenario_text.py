@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..sim.scenario import Scenario
+from ...sim.scenario import Scenario
 from .derived import DerivedRow
 
 DEFAULT = "default"
