@@ -122,7 +122,7 @@ class MasksTheStopByTheCap(DecodeRounds):
         return counted._replace(stopped=counted.stopped & ~at_the_cap)
 
 
-class CountsWhoHasLeft(DecodeRounds):
+class CountsDepartedRows(DecodeRounds):
     """Every row of a verify result is counted, those of departed requests too."""
 
     def feed_back(self, step, result, live, live_before):
@@ -172,7 +172,7 @@ class PushesOutTheFirst(Requests):
         super().retract(record if record is first or self.retraction_demands else first)
 
 
-class WaitsForWhatNobodyOwes(Engine):
+class WaitsWithNothingInFlight(Engine):
     """After a retraction no round is planned until a step is committed, also if none is in flight."""
 
     def _plan_rounds(self):
@@ -322,7 +322,7 @@ _DEFECTS = (
     (NeverAges, ("ENGINE-09",)),
     (PushesEqualsOut, ("ENGINE-10", "ENGINE-11")),
     (PushesOutTheFirst, ("ENGINE-10",)),
-    (WaitsForWhatNobodyOwes, ("ENGINE-11",)),
+    (WaitsWithNothingInFlight, ("ENGINE-11",)),
     (ReplacesTheOther, ("ENGINE-12",)),
     (LeaksAfterAnAbort, ("ENGINE-13",)),
     (AbortsLater, ("ENGINE-13",)),
@@ -351,7 +351,7 @@ _DEFECTS = (
     (slots.NeverGivesBack, ("ACCEPT-08",)),
     (MasksTheStopByTheCap, ("ACCEPT-10",)),
     (GivesOneTokenMore, ("ACCEPT-11",)),
-    (CountsWhoHasLeft, ("ACCEPT-12",)),
+    (CountsDepartedRows, ("ACCEPT-12",)),
     (slots.ReservesForNoDraft, ("ACCEPT-15",)),
     (SwitchesWithTheBatch, ("STEPS-07",)),
     (NeedsLessAtOnce, ("STEPS-07", "RELAY-06")),

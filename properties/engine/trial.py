@@ -147,7 +147,7 @@ class EngineTrial(Trial):
             raise self.misbehaviour("TYPE", f"page {foreign[0]} is in use", f"pages 1 … {self.config.num_pages}")
         lingering = {}
         for page in sorted(self._all_pages - owners.keys()):
-            step, whose, why = model.lingering.get(page, (0, "nobody", ""))
+            step, whose, why = model.lingering.get(page, (0, "no request", ""))
             lingering[page] = (step or model.launched, whose, why)
             if lingering[page][0] <= model.committed and m.leaked is None:
                 m.leaked = (page, whose, why)

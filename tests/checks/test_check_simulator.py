@@ -135,7 +135,7 @@ def test_without_an_exception_more_retractions_are_a_finding(monkeypatch):
 
 
 class Changed(CheckedSimulator):
-    """Ours, whose answer somebody changes."""
+    """Ours, with a changed answer."""
 
     def __init__(self, change):
         super().__init__(SimulatorConfig())

@@ -154,7 +154,7 @@ def test_twins_of_other_configurations_do_not_fail_for_themselves():
 
     class BreaksInLargePools(plain.PlainEngine):
         def running(self):
-            return super().running() if self.config.num_pages < 100 else ["nobody"]
+            return super().running() if self.config.num_pages < 100 else ["unknown"]
 
     swarm = Swarm(SUITE, BreaksInLargePools, EngineCapabilities(slots=True), 1)
     drawn = (swarm.drawn(run) for run in range(20))
