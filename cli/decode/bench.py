@@ -25,14 +25,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ...gpu.bench.plan import (
-        BenchOptions,
-        BenchPlan,
-    )
-    from ...gpu.bench.run import (
-        ArmResult,
-        Machine,
-    )
+    from ...gpu.bench.plan import BenchOptions, BenchPlan
+    from ...gpu.bench.run import ArmResult, Machine
     from ..files import JsonRecord
     from ..progress import StatusLine
 
@@ -136,10 +130,7 @@ def bench(
     Ctrl-C keeps the finished cells; the exit code is 130. Bad input or too little
     memory is one message before any weight is read, and exit code 2.
     """
-    from ...gpu.bench.plan import (
-        BenchOptions,
-        plan_bench,
-    )
+    from ...gpu.bench.plan import BenchOptions, plan_bench
     from ..files import JsonRecord
     from ..progress import StatusLine
     from .bench_display import show

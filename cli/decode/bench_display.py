@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ...gpu.bench.plan import BenchPlan
-    from ...gpu.bench.run import (
-        ArmResult,
-        Machine,
-    )
+    from ...gpu.bench.run import ArmResult, Machine
 
 MIB = 1 << 20
 TABLE_WIDTH = 160  # no table is wider; a narrow terminal wraps the lines instead of cutting them
@@ -90,10 +87,7 @@ def heading(plan: BenchPlan, machine: Machine) -> list[str]:
 
 def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
     """Return the lines about all cells: simulated acceptance, equal outputs, CUDA graphs."""
-    from ...gpu.bench.report import (
-        graph_costs,
-        plan_sizes,
-    )
+    from ...gpu.bench.report import graph_costs, plan_sizes
 
     lines = []
     if plan.acceptance is not None:

@@ -5,19 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ..progress import (
-    LINE_EVERY_S,
-    StatusLine,
-)
+from ..progress import LINE_EVERY_S, StatusLine
 from .record import output_line
 
 if TYPE_CHECKING:
-    from ...gpu.session.session import (
-        Output,
-        SessionPlan,
-        SessionStats,
-        TextDelta,
-    )
+    from ...gpu.session.session import Output, SessionPlan, SessionStats, TextDelta
 
 REDRAW_EVERY_S = 0.1
 

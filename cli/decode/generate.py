@@ -129,15 +129,9 @@ def generate(
 
 def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> int:
     """Check all input, load the weights, decode; return the exit code."""
-    from ...gpu.session.session import (
-        check_lengths,
-        check_vocabulary,
-    )
+    from ...gpu.session.session import check_lengths, check_vocabulary
     from ...gpu.session.text import Tokenizer
-    from .display import (
-        Display,
-        stats_text,
-    )
+    from .display import Display, stats_text
     from .record import GenerationRecord
     from .session import SessionMaker
 
@@ -173,16 +167,8 @@ def _requests(
     tokenizer: Tokenizer, defaults: RequestDefaults, asked: _Asked
 ) -> tuple[tuple[Request, ...], dict[str, str]]:
     """Return the requests, and the line of the file that each comes from."""
-    from ...core.errors import (
-        ConfigError,
-        Problem,
-    )
-    from ...gpu.session.prompts import (
-        PromptEntry,
-        make_requests,
-        read_prompt_file,
-        read_prompts,
-    )
+    from ...core.errors import ConfigError, Problem
+    from ...gpu.session.prompts import PromptEntry, make_requests, read_prompt_file, read_prompts
 
     problems = defaults.problems()
     if asked.prompt is not None and asked.prompts is not None:
@@ -203,10 +189,7 @@ def _requests(
 
 
 def _standard_input() -> str:
-    from ...core.errors import (
-        ConfigError,
-        Problem,
-    )
+    from ...core.errors import ConfigError, Problem
 
     try:
         return sys.stdin.buffer.read().decode("utf-8")

@@ -8,26 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import (
-    UnwritableFile,
-    empty_run_directory,
-    write_summary,
-    write_text,
-)
+from ..files import UnwritableFile, empty_run_directory, write_summary, write_text
 from ..simulation import run_record
-from ..simulation.run_record import (
-    EVENTS,
-    SUMMARY,
-)
+from ..simulation.run_record import EVENTS, SUMMARY
 
 if TYPE_CHECKING:
     from ...core.contract.events import EventSink
     from ...core.scheduler.spec import EngineSpec
-    from ...gpu.session.session import (
-        Output,
-        SessionPlan,
-        SessionStats,
-    )
+    from ...gpu.session.session import Output, SessionPlan, SessionStats
     from ...observe.log import EventLog
     from ...observe.metrics import RunMetrics
 

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from ...core.contract.request import Request
     from ...gpu.session.plan import SessionOptions
-    from ...gpu.session.session import (
-        SessionPlan,
-        SessionStats,
-        TextDelta,
-    )
+    from ...gpu.session.session import SessionPlan, SessionStats, TextDelta
     from ...gpu.session.text import Tokenizer
     from .record import GenerationRecord
 

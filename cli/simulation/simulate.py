@@ -117,10 +117,7 @@ def simulate(
     with _termination_is_interruption() as received, _errors_at(origins):
         report = _run(resolved, origins, out, not no_events, not no_perfetto, quiet, plan)
     if report.faults is not None and not report.faults.kept:
-        from .faults_report import (
-            EXIT_BROKEN,
-            print_broken,
-        )
+        from .faults_report import EXIT_BROKEN, print_broken
 
         print_broken(report.faults, resolved.seed)
         raise typer.Exit(EXIT_BROKEN)

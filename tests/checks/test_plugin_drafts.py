@@ -7,12 +7,7 @@ from foretoken.checks.matrix import Cell, CellReport, random_cells, run_cell, ru
 from foretoken.core.adaptive import fixed_controller
 from foretoken.core.algorithm.builtin import Eagle3, MultiLayerEagle, Standalone
 from foretoken.core.algorithm.host_drafts import PluginError
-from foretoken.core.algorithm.registry import (
-    algorithm_names,
-    get_algorithm,
-    register_algorithm,
-    unregister_algorithm,
-)
+from foretoken.core.algorithm.registry import algorithm_names, get_algorithm, register_algorithm, unregister_algorithm
 from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig

@@ -9,10 +9,7 @@ import signal
 import sys
 
 import pytest
-from foretoken.cli.decode.display import (
-    Display,
-    Progress,
-)
+from foretoken.cli.decode.display import Display, Progress
 from foretoken.cli.decode.generate import _asked_to_stop
 from foretoken.gpu.session.text import Tokenizer
 from small_checkpoint import write_head, write_standalone, write_target

@@ -5,12 +5,7 @@ import pytest
 from foretoken.core.acceptance.drift import DayCurve, Regimes
 from foretoken.core.acceptance.fit import AcceptanceFitError, RoundStatistics, calibrate, fit, simulate_rounds
 from foretoken.core.acceptance.presets import PRESETS, acceptance_preset
-from foretoken.core.acceptance.process import (
-    FixedMeanAcceptance,
-    GaussianAcceptance,
-    walk,
-    walk_to_end,
-)
+from foretoken.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance, walk, walk_to_end
 from foretoken.core.errors import ConfigError
 
 CHAT = acceptance_preset("chat")

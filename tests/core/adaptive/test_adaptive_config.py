@@ -6,12 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from foretoken.core.adaptive.config import (
-    PRESETS,
-    InvalidInitialSteps,
-    load_adaptive_config,
-    resolve_initial_steps,
-)
+from foretoken.core.adaptive.config import PRESETS, InvalidInitialSteps, load_adaptive_config, resolve_initial_steps
 from foretoken.core.adaptive.export import to_sglang_json
 from foretoken.core.errors import ConfigError
 from hypothesis import given

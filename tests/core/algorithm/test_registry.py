@@ -7,12 +7,7 @@ from foretoken.core.algorithm import registry
 from foretoken.core.algorithm.algorithm import BONUS_TOKENS, AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from foretoken.core.algorithm.builtin import BUILT_IN, LookupDrafting, Standalone
 from foretoken.core.algorithm.proposer import Proposal
-from foretoken.core.algorithm.registry import (
-    algorithm_names,
-    get_algorithm,
-    register_algorithm,
-    unregister_algorithm,
-)
+from foretoken.core.algorithm.registry import algorithm_names, get_algorithm, register_algorithm, unregister_algorithm
 from foretoken.core.contract.future_map import RelayField
 from foretoken.core.errors import ConfigError
 from foretoken.properties.reference import plain_greedy

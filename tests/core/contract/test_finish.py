@@ -4,13 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from foretoken.core.contract.request import (
-    FinishReason,
-    cut_runs,
-    finish_reason,
-    first_stop_string,
-    first_stop_token,
-)
+from foretoken.core.contract.request import FinishReason, cut_runs, finish_reason, first_stop_string, first_stop_token
 
 
 def by_hand(accept_len, stop, remaining):

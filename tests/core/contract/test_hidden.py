@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from foretoken.core.contract.hidden import (
-    CaptureHiddenMode,
-    ForwardPhase,
-    capture_mode,
-    check_hidden,
-    merge_hidden,
-)
+from foretoken.core.contract.hidden import CaptureHiddenMode, ForwardPhase, capture_mode, check_hidden, merge_hidden
 from foretoken.core.errors import InvariantViolation
 
 

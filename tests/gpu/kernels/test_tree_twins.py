@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from bookkeeping_cases import (
-    VOCAB,
-    on_device,
-)
+from bookkeeping_cases import VOCAB, on_device
 from foretoken.core.draws import Purpose, uniform
 from foretoken.core.tree import build as spec_build
 from foretoken.core.tree import verify as spec

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 from foretoken.core.contract.request import SamplingParams
 from foretoken.core.errors import ConfigError
-from foretoken.gpu.session.prompts import (
-    PromptEntry,
-    RequestDefaults,
-    make_requests,
-    read_prompt_file,
-    read_prompts,
-)
+from foretoken.gpu.session.prompts import PromptEntry, RequestDefaults, make_requests, read_prompt_file, read_prompts
 from small_checkpoint import small_tokenizer
 
 

@@ -17,13 +17,7 @@ from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.engine import Engine
 from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
-from foretoken.properties.reference.language_model import (
-    extend_hash,
-    hash_of,
-    hidden_of,
-    namespace_salt,
-    prefix_hashes,
-)
+from foretoken.properties.reference.language_model import extend_hash, hash_of, hidden_of, namespace_salt, prefix_hashes
 from foretoken.properties.reference.shadow import ShadowKV
 
 MODEL = HashLanguageModel(seed=2, vocab_size=24)

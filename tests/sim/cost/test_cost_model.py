@@ -2,14 +2,7 @@
 
 import pytest
 from foretoken.core.model_shape import UnknownModel, known_models, lookup_model
-from foretoken.sim.cost.draft import (
-    DraftMismatch,
-    eagle3_head,
-    eagle_head,
-    host_draft,
-    multi_layer_eagle,
-    standalone,
-)
+from foretoken.sim.cost.draft import DraftMismatch, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 
 # Totals of the safetensors metadata on the model pages (Qwen3-0.6B: the tied LM head counted once).
 STATED_PARAMETERS = {

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from foretoken.core.tree.build import (
-    Candidates,
-    VerifyTree,
-    build_chain,
-    build_lookup_tree,
-    build_tree,
-    tree_capacity,
-)
+from foretoken.core.tree.build import Candidates, VerifyTree, build_chain, build_lookup_tree, build_tree, tree_capacity
 from foretoken.gpu.batch.tree import DeviceTree
 
 VOCAB = 5
