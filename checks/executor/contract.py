@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from ...core.adaptive import AdaptiveController
-from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
 from ...core.contract.events import EventSink
 from ...core.contract.handoff_batch import DraftInput, HandoffBatch
@@ -18,8 +17,12 @@ from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import EngineSpec, resolve_spec
 from ...properties.harness.contract import Capabilities
+from ...properties.harness.letters import Choices
 
 VOCAB_SIZE = 24
+TEXT_LEN = 48  # of the longest drawn request
+ALGORITHMS = (*["STANDALONE"] * 4, "NONE", "NONE", "NGRAM", "NGRAM")
+WITH_HEADS = (*["STANDALONE"] * 3, "NONE", "NGRAM", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
 STOP_TOKENS = (5, 11)
 HIDDEN_STATES = "hidden_states"
 """The per-token output by which a user asks to see the target's hidden states; it belongs to no draft."""
@@ -32,7 +35,8 @@ class ExecutorConfig:
     `steps` is the greatest candidate; with `adaptive`, 0 and (for chains) 1 are candidates too. A tree (`topk` > 1) has `num_draft_tokens`
     nodes, for chains it is 0. `tokens`: the executor delivers tokens, so the engine tracks them.
 
-    S and k are drawn so that nothing but a hidden state is as wide as one (see `vocabulary.py`).
+    Steps are never 3 or 4 and topk never 2 or 4, nor is a product of both 4: the reference's hidden states are 4 wide, and no row of
+    candidates, drafts or accepted tokens may be.
     """
 
     algorithm: str = "STANDALONE"
@@ -51,6 +55,40 @@ class ExecutorConfig:
     prefix_cache: bool = False
     tokens: bool = True
     vocab_size: int = VOCAB_SIZE
+
+    @classmethod
+    def draw(cls, choose: Choices, has: ExecutorCapabilities) -> ExecutorConfig:
+        """Choose an engine of a few rows, steps and branches."""
+        algorithm = choose(WITH_HEADS if has.hidden_states else ALGORITHMS)
+        steps = 0 if algorithm == "NONE" else choose((1, 1, 2, 2, 5, 5, 0, 7))
+        topk = choose((1, 1, 3, 5)) if has.trees and steps > 0 else 1
+        nodes = min(choose((3, 6, 9, 13)), 1 + topk + (steps - 1) * topk**2) if topk > 1 else 0
+        config = cls(
+            algorithm=algorithm,
+            steps=steps,
+            topk=topk,
+            num_draft_tokens=nodes,
+            adaptive=steps > 0 and choose((False, False, False, True)),
+            page_size=choose((1, 2, 4, 16)),
+            max_running=choose((1, 1, 2, 3)),
+            chunk_size=choose((64, 64, 5, 8)),
+            block_rounds=choose((1, 1, 3, 8)),
+            overlap=choose((False, True)),
+            mixed=choose((True, False)),
+            prefix_cache=choose((False, True)),
+            tokens=has.tokens,
+        )
+        return config._with_pool(choose((0, 1, 2, 3)))
+
+    def _with_pool(self, pool: int) -> ExecutorConfig:
+        """The context, and a KV pool of this kind for it: for several of the longest requests, for two of them, for hardly more than
+        one, or so large that blocks of rounds fit."""
+        spec = self.make_spec()
+        overshoot = max(spec.max_steps * spec.topk, spec.max_num_draft_tokens)
+        spec = replace(self, num_pages=1 << 16, context_len=TEXT_LEN + overshoot).make_spec()
+        longest = TEXT_LEN + spec.resolve_sizes().reserve + 2 * self.page_size
+        slots = (4 * longest, 2 * longest, longest + 8, 30 * longest)[pool]
+        return replace(self, num_pages=-(-slots // self.page_size), context_len=spec.config.context_len)
 
     def make_spec(self) -> EngineSpec:
         """Return the engine's specification. Raises ConfigError if the settings contradict each other."""
@@ -77,11 +115,8 @@ class ExecutorConfig:
         return resolve_spec(config, get_algorithm(self.algorithm), mode=mode, **settings)
 
     def make_engine(self, events: EventSink | None = None) -> Engine:
-        """A fresh engine. Raises ConfigError where the sizes contradict each other."""
+        """Make a fresh engine. Raises ConfigError if the sizes contradict each other."""
         return self.make_spec().make_engine(events)
-
-    def make_algorithm(self) -> SpecAlgorithm:
-        return get_algorithm(self.algorithm)
 
     def make_controller(self) -> AdaptiveController:
         return self.make_spec().make_controller()
@@ -96,11 +131,11 @@ class ExecutorCapabilities(Capabilities):
     trees: bool = False
     """More than one branch."""
     hidden_states: bool = False
-    """Algorithms whose draft reads the target's hidden states run, too: the positive control."""
+    """Algorithms whose draft reads the target's hidden states run too: the positive control."""
     relay: bool = False
     """`relay_fields()`"""
     inspection: bool = False
-    """`hidden_sizes()`, `roots()` and `weights()`: without them nobody can say what it keeps"""
+    """`hidden_sizes()`, `roots()` and `weights()`: without them what it keeps cannot be searched"""
     accounting: bool = False
     """`hidden_bytes()`"""
     rounds: bool = False
@@ -115,43 +150,43 @@ class Executor(Protocol):
     """`core.executor.Executor`, and what can be looked at. Steps are `core.step.Step`, results `core.step.StepResult`."""
 
     def launch(self, step: Step) -> None:
-        """Begin `step`, behind those in flight. Nobody writes into its arrays."""
+        """Begin `step`, behind those in flight. Its arrays are read-only."""
 
     def collect(self) -> StepResult:
-        """The result of the oldest launched step."""
+        """Return the result of the oldest launched step."""
 
     def request_stop(self, last_step_id: int) -> None:
-        """Every step up to `last_step_id` ends at its next round boundary."""
+        """End every step up to `last_step_id` at its next round boundary."""
 
     # relay
     def relay_fields(self) -> Sequence[tuple[str, Sequence[int]]]:
-        """(name, shape of one row) of all that one step hands to the next on the device."""
+        """Return (name, shape of one row) of everything that one step hands to the next on the device."""
 
     # inspection
     def hidden_sizes(self) -> Sequence[int]:
-        """How many values a hidden state of the target or the draft has; nothing else that is kept is as wide."""
+        """Return how many values a hidden state of the target or the draft has; nothing else that is kept is as wide."""
 
     def roots(self) -> Sequence[object]:
-        """The objects from which all that the executor keeps between steps can be reached. They are searched for arrays."""
+        """Return the objects that lead to everything the executor keeps between steps. They are searched for arrays."""
 
     def weights(self) -> Sequence[object]:
-        """The models: they are not searched."""
+        """Return the models: they are not searched."""
 
     # accounting
     def hidden_bytes(self) -> int:
-        """Memory that is set aside for hidden states on the way from target to draft."""
+        """Return the memory reserved for hidden states on the way from target to draft."""
 
     # rounds
     def advance(self, rounds: int) -> bool:
-        """Run at most `rounds` rounds of the oldest step now; whether it is over."""
+        """Run at most `rounds` rounds of the oldest step now. Returns whether it is over."""
 
     # merging
     def merge(self, first: list[list[float]] | None, second: list[list[float]] | None) -> Any:
-        """The draft's hidden states of two batches as those of one: rows of numbers, or None; refused where they do not go together."""
+        """Join the draft's hidden states of two batches: rows of numbers, or None. Refuses those of different algorithms."""
 
     # handoff
     def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
-        """What the first round of requests that were handed over drafts from; None where it needs nothing but their last tokens."""
+        """Return what the first round of handed over requests drafts from, None if it needs nothing but their last tokens."""
 
 
 MakeExecutor = Callable[[ExecutorConfig], Executor]

@@ -1,13 +1,10 @@
-"""ACCEPT-17 and SIM-04: what is true of every executor beside the form of its answers.
-
-A checker gets a `Moment` (`executor/moment.py`) and looks at it alone.
-"""
+"""ACCEPT-17 and SIM-04: what holds for every executor beside the form of its answers. A checker reads the `Moment` alone."""
 
 from __future__ import annotations
 
 from ...properties.invariants.registry import Finding, Outcome, checks
 from .contract import HIDDEN_STATES
-from .moment import Moment
+from .model import Moment
 
 CONTRACT = "executor"
 

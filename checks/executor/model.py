@@ -1,6 +1,6 @@
-"""What is true of an executor: the requests in its rows, as the steps have told it, and what a result may say of them.
+"""What an executor's results must be: the requests in its rows, as the steps describe them, and what a checker looks at.
 
-Plain Python, one row and one round after the other. A result that does not follow raises `Wrong`.
+Plain Python, one row and one round after the other. A result that does not follow from its step raises `Wrong`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,41 @@ import numpy as np
 
 from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.contract.step import NO_TOKEN, BlockEnd, Step, StepResult
-from .contract import HIDDEN_STATES, ExecutorConfig
+from .arrays import FoundArray
+from .contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
+
+
+@dataclass(slots=True)
+class Moment:
+    """One operation: what the executor keeps, what it answered, and where the two engines differ.
+
+    None where an operation has nothing of the kind, or the executor does not show it.
+    """
+
+    config: ExecutorConfig
+    capabilities: ExecutorCapabilities
+    needs_hidden_states: bool
+    hidden_sizes: tuple[int, ...] = ()
+    relay: tuple[tuple[str, tuple[int, ...]], ...] | None = None
+    hidden_bytes: int | None = None
+    kept: list[FoundArray] | None = None  # arrays of a hidden state's width that it keeps
+    in_step: list[FoundArray] | None = None  # … that a launched step carries
+    in_result: list[FoundArray] | None = None  # … that a result carries, though no request asked to see them
+    merged: tuple[int, int] | None = None  # rows of the two batches, −1 for None
+    merge: int | str | None = None  # rows of both together, −1 for None, or how it was refused
+    sent: tuple[int, ...] | None = None  # of requests that were handed over: 1 with a hidden state, 0 with None
+    served: int = 0  # how many of them the draft input is for
+    received: tuple[int, ...] | None = None  # the shape of its hidden states
+    difference: tuple[str, str] | None = None  # between the served engine and the fed one, as in `RecordedCore`
+    num_events: int = 0
+
+    def forget(self) -> None:
+        """Clear what belongs to one operation alone."""
+        self.in_step = self.in_result = self.merged = self.merge = self.sent = self.received = None
 
 
 class Wrong(Exception):
-    """What a result says, what it should have said, and whether it is its form that is wrong ("TYPE") or its content ("ANSWER")."""
+    """What a result says, what it should say, and whether its form ("TYPE") or its content ("ANSWER") is wrong."""
 
     def __init__(self, was: str, should: str, id: str = "ANSWER") -> None:
         super().__init__(was, should, id)
@@ -37,7 +67,7 @@ class Row:
 
 @dataclass(slots=True)
 class InFlight:
-    """A launched step, copied: what becomes of its own arrays does not matter here."""
+    """A launched step, copied, because the executor may write into the arrays of the step itself."""
 
     step_id: int
     joins: list[tuple[int, Row]]
@@ -52,7 +82,7 @@ class InFlight:
 
 
 class DeviceModel:
-    """Rows by number. `launch` and `collect` take steps and results in their order."""
+    """Hold rows by number. `launch` and `collect` take steps and results in their order."""
 
     def __init__(self, config: ExecutorConfig, algorithm: SpecAlgorithm) -> None:
         self.config = config
@@ -89,14 +119,14 @@ class DeviceModel:
         self.in_flight[0].advanced += rounds
 
     def shown(self, flight: InFlight) -> bool:
-        """Whether somebody in the step has asked to see hidden states."""
+        """Whether a request of the step asks to see hidden states."""
         joined = dict(flight.joins)
         rows = [row for row, _ in flight.chunks or ()] + (flight.rows or [])
         states = [joined.get(row) or self.rows.get(row) for row in rows]
         return any(state is not None and HIDDEN_STATES in state.outputs for state in states)
 
     def collect(self, result: StepResult) -> None:
-        """The oldest step is answered. Raises Wrong."""
+        """Check the result of the oldest step. Raises Wrong."""
         flight = self.in_flight.pop(0)
         for row, epoch in flight.released:
             if row in self.rows and self.rows[row].epoch == epoch:
@@ -200,7 +230,7 @@ class DeviceModel:
         return column(part.tokens, (rounds, bs, shape[2]), "iu", "decode.tokens")
 
     def _run(self, state: Row, length: int, width: int, run: list[int] | None, stop: int, what: str) -> bool:
-        """One row's run of tokens in one round; whether its request ends with it."""
+        """Check one row's run of tokens in one round. Returns whether its request ends with it."""
         if not 1 <= length <= width:
             raise Wrong(f"{what} emits {length} tokens", f"1 … {width}: the accepted drafts and the bonus token")
         if run is not None:
@@ -224,7 +254,7 @@ class DeviceModel:
         elif part.rounds == flight.max_rounds:
             expected = [BlockEnd.MAX_ROUNDS]
         else:
-            # Nobody has to say that it was asked before it had to stop anyway.
+            # A block that ends anyway at its limit need not say that it was asked to.
             expected = [BlockEnd.ASKED] if flight.stopped or was_over else []
         if part.block_end not in expected:
             said = " or ".join(end.name for end in expected) or f"{flight.max_rounds} rounds: nobody asked it to stop"
@@ -257,7 +287,7 @@ class DeviceModel:
 
 
 def column(values: Any, shape: Sequence[int], kinds: str, what: str) -> list:
-    """An array of this shape and kind of dtype, as nested lists."""
+    """Return an array of this shape and kind of dtype as nested lists. Raises Wrong for anything else."""
     dtype = getattr(values, "dtype", None)
     if dtype is None or getattr(dtype, "kind", None) not in tuple(kinds) or tuple(values.shape) != tuple(shape):
         found = f"{dtype} {list(values.shape)}" if dtype is not None else type(values).__name__

@@ -1,9 +1,8 @@
-"""The executor's trial: an engine that the executor serves, a second one that only gets the record, and the model of the rows."""
+"""The executor's trial: an engine that the executor serves, a second one that gets only the record, and the model of the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -15,66 +14,76 @@ from ...core.errors import InvariantViolation
 from ...core.prompt import Prompt
 from ...core.scheduler.engine import CommitOutcome
 from ...properties.harness.contract import REFUSALS
+from ...properties.harness.operation import Handles, Operation, operation
 from ...properties.harness.trial import Trial
-from ...properties.invariants.registry import Invariant
-from . import operations as ops
+from . import invariants as invariants  # registers the checkers
 from .arrays import FoundArray, hidden_arrays
 from .contract import HIDDEN_STATES, METHODS, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
-from .model import DeviceModel, Wrong
-from .moment import Moment
+from .model import DeviceModel, Moment, Wrong
 from .record import RecordedCore
 
 MAX_STEPS_TO_DRAIN = 2000
 LAST = "last"
-"""The request that is served when all others are gone."""
+"""The request that is served when all others have ended."""
+
+REQUESTS = Handles("abcd")
+PROMPT_LENS = (1, 2, 3, 7, 8, 9, 16, 17, 25)
+
+
+def _asks(config: ExecutorConfig, has: ExecutorCapabilities) -> tuple[bool, ...]:
+    return (False, False, True) if has.tokens else (False,)
+
+
+def _is_in_flight(t: ExecutorTrial) -> bool:
+    return bool(t.steps)
 
 
 class ExecutorTrial(Trial):
     """`subject` serves an engine of `config`. Its results are checked against the model before they are committed."""
 
+    contract = "executor"
+    config_type = ExecutorConfig
+    capabilities_type = ExecutorCapabilities
     methods = METHODS
+    quick = 6_000
+    run_length = 120
+    limit_s = 60.0
 
-    def __init__(
-        self,
-        subject: Executor,
-        config: ExecutorConfig,
-        capabilities: ExecutorCapabilities,
-        invariants: Iterable[Invariant],
-    ) -> None:
-        super().__init__(subject, config, capabilities, invariants)
+    subject: Executor
+    config: ExecutorConfig
+    capabilities: ExecutorCapabilities
+    moment: Moment
+
+    def prepare(self) -> None:
+        config, subject = self.config, self.subject
         self.core = RecordedCore(config.make_engine)
         self.engine = self.core.live
         self.model = DeviceModel(config, self.engine.algorithm)
-        self._steps: list[Step] = []
-        self._delivered: tuple[int, Any, list] | None = (
-            None  # of the last result: step, accept lengths, and their values
-        )
+        self.steps: list[Step] = []  # in flight
+        self._delivered: tuple[int, Any, list] | None = None  # the last result: step, accept lengths and their values
         self._said = ""
         self._stem = _tokens("stem", 16, config.vocab_size)
-        self.moment = Moment(config, capabilities, self.engine.algorithm.needs_hidden_states)
-        if capabilities.inspection:
+        self.moment = Moment(config, self.capabilities, self.engine.algorithm.needs_hidden_states)
+        if self.capabilities.inspection:
             self.moment.hidden_sizes = self.integers(self.must(subject.hidden_sizes), "hidden_sizes()")
-        if capabilities.accounting:
+        if self.capabilities.accounting:
             self.moment.hidden_bytes = self.integer(self.must(subject.hidden_bytes), "hidden_bytes()")
         self._look()
-        self.check()
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
-    def _begin(self) -> Moment:
+    def begin(self, operation: Operation | str) -> None:
         self.moment.forget()
         self._said = "done"
-        return self.moment
 
-    def _end(self) -> bool:
+    def end(self) -> None:
         m = self.moment
         self.core.look_at_steps()
         m.difference, m.num_events = self.core.difference, self.core.num_events
         self.transcript.append(self._said)
-        return True
 
     def _look(self) -> None:
-        """Ask for what it relays, and search what it keeps."""
+        """Ask for what the subject relays, and search what it keeps."""
         m, subject = self.moment, self.subject
         if self.capabilities.relay:
             m.relay = tuple([self._field(f) for f in self.must(subject.relay_fields)])
@@ -88,7 +97,7 @@ class ExecutorTrial(Trial):
 
     @staticmethod
     def _unasked(found: list[FoundArray], shown: bool) -> list[FoundArray]:
-        """Without the target's hidden states on their way to a user who asked to see them: under that name, among outputs."""
+        """Leave out the target's hidden states on their way to a user who asked to see them: under that name, among outputs."""
         end = f"[{HIDDEN_STATES!r}]"
         return [array for array in found if not (shown and array.path.endswith(end) and "outputs" in array.path)]
 
@@ -103,86 +112,64 @@ class ExecutorTrial(Trial):
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, op: ops.Submit) -> bool:
-        if op.prompt_len < 1 or op.max_tokens < 1:
+    @operation(weight=6, request=REQUESTS, prompt_len=PROMPT_LENS, max_tokens=(1, 2, 5, 12, 20), shared=(0, 0, 1, 9),
+               stops=_asks, show=_asks)  # fmt: skip
+    def submit(self, request: str, prompt_len: int, max_tokens: int, shared: int, stops: bool, show: bool) -> bool:
+        """A request arrives, with the first `shared` tokens of its prompt as in all others. `show`: it asks for hidden states."""
+        if prompt_len < 1 or max_tokens < 1:
             return False
-        self._begin()
-        own = _tokens(op.request, op.prompt_len, self.config.vocab_size)
-        shared = min(max(op.shared, 0), op.prompt_len, len(self._stem))
-        request = Request(
-            op.request,
-            Prompt.of_tokens(np.concatenate([self._stem[:shared], own[shared:]])),
-            op.max_tokens,
-            stop_tokens=STOP_TOKENS if op.stops else (),
-            outputs=(HIDDEN_STATES,) if op.show else (),
+        own = _tokens(request, prompt_len, self.config.vocab_size)
+        shared = min(max(shared, 0), prompt_len, len(self._stem))
+        outcome = self.core.submit(
+            Request(
+                request,
+                Prompt.of_tokens(np.concatenate([self._stem[:shared], own[shared:]])),
+                max_tokens,
+                stop_tokens=STOP_TOKENS if stops else (),
+                outputs=(HIDDEN_STATES,) if show else (),
+            )
         )
-        outcome = self.core.submit(request)
         if outcome.refusal:
             self._said = f"refused ({outcome.refusal})"
         elif outcome.replan:
             self._request_stop()
-        return self._end()
+        return True
 
-    def _abort(self, op: ops.Abort) -> bool:
-        self._begin()
-        outcome = self.core.abort(op.request)
-        if outcome.replan:
+    @operation(weight=1, hostile=True, request=REQUESTS)
+    def abort(self, request: str) -> None:
+        """The user of a request gives it up."""
+        if self.core.abort(request).replan:
             self._request_stop()
-        return self._end()
 
-    def _retract(self, op: ops.Retract) -> bool:
-        self._begin()
-        if self.core.retract(op.request):
+    @operation(weight=1, hostile=True, request=REQUESTS)
+    def retract(self, request: str) -> None:
+        """A running request gives its KV back, and begins again from the tokens that were delivered."""
+        if self.core.retract(request):
             self._request_stop()
-        return self._end()
 
-    def _stop(self, op: ops.Stop) -> bool:
-        if not self._steps:
-            return False
-        self._begin()
-        self._request_stop()
-        return self._end()
-
-    def _request_stop(self) -> None:
-        self.must(self.subject.request_stop, self.engine.last_step_id)
-        self.model.stop(self.engine.last_step_id)
-
-    def _launch(self, op: ops.Launch) -> bool:
-        m = self._begin()
-        before = self.core.num_events
+    @operation(weight=12)
+    def launch(self) -> bool:
+        """The next step is planned and launched, if there is one."""
+        m, before = self.moment, self.core.num_events
         step = self.core.plan()
         if step is None:
             self._said = "nothing to do"
-            self._end()
             return self.core.difference is not None or self.core.num_events > before
         if self.core.difference is not None:
-            return self._end()
+            return True
         self.model.launch(step)
-        self._steps.append(step)
+        self.steps.append(step)
         if self.capabilities.inspection:
             m.in_step = hidden_arrays({"step": step}, m.hidden_sizes)
         self.must(self.subject.launch, step)
         self._said = f"step {step.step_id}: {_words(step)}"
         self._look()
-        return self._end()
+        return True
 
-    def _advance(self, op: ops.Advance) -> bool:
-        if not self._steps or op.rounds < 1:
-            return False
-        self._begin()
-        is_over = self.must(self.subject.advance, op.rounds)
-        if not isinstance(is_over, bool | np.bool_):
-            raise self.misbehaviour("TYPE", f"advance({op.rounds}) is {is_over!r}", "whether the step is over")
-        self.model.advance(op.rounds)
-        self._said = "over" if is_over else "not over"
-        self._look()
-        return self._end()
-
-    def _collect(self, op: ops.Collect) -> bool:
-        if not self._steps:
-            return False
-        m = self._begin()
-        flight = self.model.in_flight[0]
+    @operation(weight=12, when=_is_in_flight)
+    def collect(self) -> None:
+        """The result of the oldest step is committed."""
+        m, flight = self.moment, self.model.in_flight[0]
         shown = self.model.shown(flight)
         result = self.must(self.subject.collect)
         if self.capabilities.inspection:
@@ -198,21 +185,19 @@ class ExecutorTrial(Trial):
         if result.decode is not None:
             lens = result.decode.accept_lens
             self._delivered = (flight.step_id, lens, lens.tolist())
-        outcome = self.core.commit(self._steps.pop(0), result)
+        outcome = self.core.commit(self.steps.pop(0), result)
         if self.core.refusal:
             was = f"the engine cannot commit the result of step {flight.step_id}: {self.core.refusal}"
             raise self.misbehaviour("ANSWER", was, "a result that follows from the step")
         self._said = self._outcome(flight.step_id, result, outcome)
         self._look()
-        return self._end()
 
     def _still_as_delivered(self) -> None:
         if self._delivered is not None:
             step_id, lens, values = self._delivered
-            if lens.tolist() != values:
-                was = (
-                    f"the accept lengths of step {step_id} were {values} when they were delivered, now {lens.tolist()}"
-                )
+            now = lens.tolist()
+            if now != values:
+                was = f"the accept lengths of step {step_id} were {values} when they were delivered, now {now}"
                 raise self.misbehaviour("ANSWER", was, "a result stays what it is")
 
     @staticmethod
@@ -221,13 +206,35 @@ class ExecutorTrial(Trial):
         ended = [] if outcome is None else [end.request_id for end in outcome.finished]
         return f"step {step_id}{lens}{', ends ' if ended else ''}{' and '.join(ended)}"
 
-    def _merge(self, op: ops.Merge) -> bool:
-        m = self._begin()
+    @operation(weight=1, hostile=True, when=_is_in_flight)
+    def stop(self) -> None:
+        """Everything in flight is asked to end at its next round boundary."""
+        self._request_stop()
+
+    def _request_stop(self) -> None:
+        self.must(self.subject.request_stop, self.engine.last_step_id)
+        self.model.stop(self.engine.last_step_id)
+
+    @operation(weight=3, needs="rounds", when=_is_in_flight, rounds=(1, 1, 2, 3))
+    def advance(self, rounds: int) -> bool:
+        """The oldest step runs `rounds` rounds, and is not answered yet."""
+        if rounds < 1:
+            return False
+        is_over = self.must(self.subject.advance, rounds)
+        if not isinstance(is_over, bool | np.bool_):
+            raise self.misbehaviour("TYPE", f"advance({rounds}) is {is_over!r}", "whether the step is over")
+        self.model.advance(rounds)
+        self._said = "over" if is_over else "not over"
+        self._look()
+        return True
+
+    @operation(weight=1, needs="merging", probes="ACCEPT-17", first=(-1, 0, 1, 3), second=(-1, 0, 2))
+    def merge(self, first: int, second: int) -> None:
+        """Hidden states of two batches are joined: of so many rows each, −1 for a batch that has None."""
+        m = self.moment
         width = m.hidden_sizes[0] if m.hidden_sizes else 8
-        batches = [
-            None if rows < 0 else [[float(row + 1)] * width] * rows for row, rows in enumerate((op.first, op.second))
-        ]
-        m.merged = (max(op.first, -1), max(op.second, -1))
+        batches = [None if rows < 0 else [[at + 1.0] * width] * rows for at, rows in enumerate((first, second))]
+        m.merged = (max(first, -1), max(second, -1))
         try:
             answer = self.subject.merge(*batches)
         except (*REFUSALS, InvariantViolation) as error:
@@ -237,7 +244,6 @@ class ExecutorTrial(Trial):
         else:
             m.merge = -1 if answer is None else self._rows_of(answer)
         self._said = f"-> {m.merge if isinstance(m.merge, str) or m.merge >= 0 else None}"
-        return self._end()
 
     def _rows_of(self, answer: Any) -> int:
         try:
@@ -245,9 +251,11 @@ class ExecutorTrial(Trial):
         except TypeError:
             raise self.misbehaviour("TYPE", f"merge() is {answer!r:.60}", "rows of numbers, or None") from None
 
-    def _arrive(self, op: ops.Arrive) -> bool:
-        m = self._begin()
-        count, width = len(op.sent), m.hidden_sizes[0] if m.hidden_sizes else 8
+    @operation(weight=1, needs="handoff", probes="ACCEPT-17", sent=((0,), (1,), (), (0, 0), (1, 1), (0, 1), (1, 0, 1)))
+    def arrive(self, sent: tuple[int, ...]) -> None:
+        """A prefill worker hands over a request for each entry of `sent`: 1 with a hidden state, 0 with None."""
+        m = self.moment
+        count, width = len(sent), m.hidden_sizes[0] if m.hidden_sizes else 8
         batch = HandoffBatch(
             rows=np.arange(1, count + 1, dtype=np.int32),
             epochs=np.ones(count, np.int64),
@@ -255,48 +263,34 @@ class ExecutorTrial(Trial):
             seq_lens=np.full(count, 3, np.int64),
             probabilities=np.full((count, self.config.topk), 0.5, np.float32),
             token_ids=np.zeros((count, self.config.topk), np.int64),
-            hidden_states=tuple(np.ones(width, np.float32) if sent else None for sent in op.sent),
+            hidden_states=tuple(np.ones(width, np.float32) if has else None for has in sent),
             hidden_size=width,
         )
         answer = self.must(self.subject.draft_input, batch, np.zeros(count, np.int64))
-        m.sent, m.served = op.sent, count
+        m.sent, m.served = sent, count
         if answer is not None:
             if not isinstance(answer, DraftInput):
-                raise self.misbehaviour(
-                    "TYPE", f"draft_input() is {answer!r:.60}", "a core.algorithm.DraftInput, or None"
-                )
+                was = f"draft_input() is {answer!r:.60}"
+                raise self.misbehaviour("TYPE", was, "a core.algorithm.DraftInput, or None")
             m.served = len(answer.rows)
             m.received = None if answer.hidden_states is None else tuple(answer.hidden_states.shape)
         self._said = f"-> {m.served} of {count} rows, hidden states {list(m.received) if m.received else m.received}"
-        return self._end()
-
-    actions: ClassVar = {
-        ops.Submit: _submit,
-        ops.Abort: _abort,
-        ops.Retract: _retract,
-        ops.Stop: _stop,
-        ops.Launch: _launch,
-        ops.Advance: _advance,
-        ops.Collect: _collect,
-        ops.Merge: _merge,
-        ops.Arrive: _arrive,
-    }
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Everybody who is there is served to the end, and one more after that."""
+        """Serve all requests to their end, and one more after that."""
         self._serve()
-        self.apply(ops.Submit(LAST, 3, 4, 0, False, False))
+        self.submit(LAST, 3, 4, 0, False, False)
         self._serve()
         if not self.engine.is_idle:
             raise self.misbehaviour("ANSWER", "requests are left, but nothing is planned", "all are served")
 
     def _serve(self) -> None:
         for _ in range(MAX_STEPS_TO_DRAIN):
-            while self.apply(ops.Launch()):
+            while self.launch():
                 pass
-            if not self.apply(ops.Collect()):
+            if not self.collect():
                 return
         raise self.misbehaviour("ANSWER", f"no end after {MAX_STEPS_TO_DRAIN} steps", "all are served")
 
@@ -305,7 +299,7 @@ class ExecutorTrial(Trial):
 
 
 def _tokens(name: str, count: int, vocab_size: int) -> np.ndarray:
-    """int64 [count]: somebody's prompt, a function of the name."""
+    """Make a prompt, int64 [count], from the name of its request."""
     bits = hash64(0, Purpose.TOKEN, request_key(name), np.arange(count))
     return (bits % np.uint64(vocab_size)).astype(np.int64)
 

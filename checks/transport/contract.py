@@ -1,4 +1,4 @@
-"""The contract of a transport: two workers, requests on their way from the first to the second, and a link that promises nothing."""
+"""The contract of a transport: two workers, requests on their way from the first to the second, and a link that loses and repeats."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ...properties.harness.contract import Capabilities
+from ...properties.harness.letters import Choices
 
 PREFILL, DECODE = "prefill", "decode"
 SIDES = (PREFILL, DECODE)
 
-# What the trial understands of a message; a transport may have others, which are carried all the same.
+# The messages that the trial knows; it carries all others too.
 OFFER, ACCEPT, REJECT, PAGE, MANIFEST = "offer", "accept", "reject", "page", "manifest"
 ACK, NACK, CANCEL, CANCEL_ACK, OTHER = "ack", "nack", "cancel", "cancel_ack", "other"
 
+GENERATIONS = ((1, 1), (1, 1), ((1 << 31) - 1, 1), (1, 1 << 32), ((1 << 63) + 5, 1 << 40))
+"""(first generation, step) of prefill workers: also where 32 and 63 bits end."""
+
 PageContent = tuple[bytes, bytes]
-"""A page as it stands in the target pool and in the draft pool."""
+"""A page's content in the target pool and in the draft pool."""
 
 
 class Message(NamedTuple):
-    """Something on the link. `body` is the transport's own; the rest says what it is about.
+    """A message on the link. `body` is the transport's own; the other fields say what it is about.
 
-    `attempt` and `generation` tell apart attempts of one request and incarnations of the prefill worker: no pair of them comes back for a
-    request. `number` is the index of a page, or the first page that an accept wants.
+    `attempt` and `generation` number the attempts of a request and the incarnations of the prefill worker: no request has a pair twice.
+    `number` is the index of a page, or the first page that an accept wants.
     """
 
     kind: str
@@ -38,9 +42,9 @@ class Message(NamedTuple):
 class TransportConfig:
     """What `make(config)` builds: two workers with pools of their own. Times are nanoseconds.
 
-    lease_ns     the prefill side gives an attempt up after so long without news
-    hold_ns      the decode side gives reserved pages up after so long without news
-    fence_ns     after that, pages are kept for so long, because something may still be under way
+    lease_ns     the prefill side gives an attempt up after this time without news
+    hold_ns      the decode side gives reserved pages up after this time without news
+    fence_ns     pages are kept this much longer, because something may still be under way
     num_output   tokens of every answer, the first one included
     generation   the prefill worker's first incarnation; a restart adds `generation_step`
     """
@@ -61,9 +65,25 @@ class TransportConfig:
         assert min(self.page_size, self.prefill_pages, self.decode_pages, self.chunk_size, self.fence_ns) >= 1
         assert self.num_output >= 2 and self.hold_ns > self.lease_ns >= 1 and self.generation_step >= 1
 
+    @classmethod
+    def draw(cls, choose: Choices, has: TransportCapabilities) -> TransportConfig:
+        """Choose small pages, and pools that one prompt or several fill."""
+        page_size = choose((1, 2, 4))
+        generation, step = choose(GENERATIONS)
+        return cls(
+            page_size=page_size,
+            prefill_pages=choose((24, 12, 40)) // page_size + 2,
+            decode_pages=choose((40, 28, 60)) // page_size + 6,
+            chunk_size=choose((4, 2, 16)),
+            num_output=choose((3, 2, 6)),
+            hidden=choose((False, True)),
+            generation=generation,
+            generation_step=step,
+        )
+
     @property
     def patience_ns(self) -> int:
-        """After so long without a message a transfer is over on both sides, whatever it was at: two attempts, a cancel, a fence."""
+        """How long a transfer without messages may last, in any state: two attempts, a cancel and a fence."""
         return 3 * self.lease_ns + 2 * self.hold_ns + 2 * self.fence_ns
 
 
@@ -78,7 +98,7 @@ class TransportCapabilities(Capabilities):
 
 
 class Counters(NamedTuple):
-    """Transfers of one side."""
+    """How many transfers of one side there were."""
 
     started: int
     completed: int
@@ -95,64 +115,64 @@ class Transport(Protocol):
     """
 
     def connect(self, read: Callable[[int], PageContent], write: Callable[[int, PageContent], None]) -> None:
-        """Called once: how to read a page of the prefill pool, and how to write one of the decode pool."""
+        """Take the functions that read a page of the prefill pool and write one of the decode pool. Called once."""
 
     def submit(
         self, request: int, tokens: Sequence[int], first_token: int, draft: Sequence[int], now_ns: int
     ) -> object:
-        """A request for the prefill worker; False if refused. Computing its prompt gives `first_token` and the draft input `draft`."""
+        """Give the prefill worker a request; False if refused. Computing its prompt yields `first_token` and the draft input `draft`."""
 
     def compute(self, now_ns: int) -> Sequence[tuple[int, int, int]]:
-        """One step of the prefill worker: (request, index, page) of the pages that are final now and were not before."""
+        """Run one step of the prefill worker. Returns (request, index, page) of the pages that became final."""
 
     def decode(self, now_ns: int) -> Sequence[int]:
-        """One step of the decode worker: the requests whose prompts it computed in it, all of which had been there before."""
+        """Run one step of the decode worker. Returns the requests whose prompts it computed: those that it had lost KV of."""
 
     def collect(self, side: str) -> Sequence[Message]:
-        """Read and write the pages that are to be, and hand out the messages of this side."""
+        """Read and write the pages that are due, and return the messages of this side."""
 
     def deliver(self, side: str, message: Message, now_ns: int) -> None:
-        """A message arrives."""
+        """Receive a message."""
 
     def damaged(self, message: Message, how: int) -> Message | None:
-        """The page message with something wrong: a changed byte in the target (0), cut short (1), a changed byte in the draft (2), another
-        index (3). None where that makes no sense."""
+        """Return the page message with a changed byte in the target (0), cut short (1), with a changed byte in the draft (2) or another
+        index (3). None for what is no page."""
 
     def cancel(self, side: str, request: int, now_ns: int) -> None:
-        """The client of this side gives the request up."""
+        """Give a request up, as the client of this side."""
 
     def peer_lost(self, side: str, now_ns: int) -> None:
-        """The other worker is gone for good, this side is told."""
+        """Tell this side that the other worker is gone for good."""
 
     def restart(self, side: str) -> None:
-        """This worker is a new one: it knows nothing, its pool is empty; prefill: the next generation."""
+        """Replace this worker by a new one with an empty pool; for prefill, of the next generation."""
 
     def tick(self, side: str, now_ns: int) -> None:
-        """Time has passed."""
+        """Note that time has passed."""
 
     # what can be seen
     def free(self, side: str) -> Sequence[int]:
-        """The free pages of the pool."""
+        """Return the free pages of the pool."""
 
     def cached(self, side: str) -> Sequence[int]:
-        """The pages that a prefix cache keeps."""
+        """Return the pages that a prefix cache keeps."""
 
     def pages(self, side: str, request: int) -> Sequence[int]:
-        """The pages of the request's prompt, index after index, as far as it has any here."""
+        """Return the pages of the request's prompt on this side in the order of their indices."""
 
     def counters(self, side: str) -> Sequence[int]:
-        """As in `Counters`."""
+        """Return the numbers of `Counters`."""
 
     def joined(self) -> Sequence[tuple[int, int, Sequence[int]]]:
-        """(request, first token, draft input) of the requests that have joined the decode batch since the last call."""
+        """Return (request, first token, draft input) of those that have joined the decode batch since the last call."""
 
     def ended(self, side: str) -> Sequence[tuple[int, str]]:
-        """(request, how) of those that ended since the last call: "transferred", "length", "aborted", "error". On the decode side only
-        requests that had joined."""
+        """Return (request, how) of those that ended since the last call: "transferred", "length", "aborted", "error". On the decode
+        side only requests that had joined."""
 
     # roles
     def change_role(self, side: str) -> object:
-        """Let the worker of this side do something else, and then again what it did; False if it has anything to do."""
+        """Change the role of this side's worker, and back. Returns False if it has requests or pages."""
 
 
 METHODS: dict[str, tuple[str, ...]] = {

@@ -1,15 +1,11 @@
-"""HANDOFF-01 to HANDOFF-10: requests that go from a prefill to a decode worker.
-
-A checker gets a `Moment` (`transport/moment.py`) and looks at it alone.
-"""
+"""HANDOFF-01 to HANDOFF-10: requests that go from a prefill to a decode worker. A checker reads the `Moment` alone."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from ...properties.invariants.registry import Finding, Outcome, checks
-from . import operations as ops
-from .moment import Moment
+from .model import Moment
 
 CONTRACT = "transport"
 
@@ -37,7 +33,7 @@ def pages_stay_while_they_may_be_read_or_written(m: Moment) -> Outcome:
         return Finding(
             m.freed,
             "it stays as it is until an ack, the answer to a cancel, or a lease's end and a fence",
-            "whoever gets it next is read, or written over, by the transfer",
+            "the transfer would read, or write over, the pages of the next request",
         )
     return True if m.num_holds else None
 
@@ -45,7 +41,9 @@ def pages_stay_while_they_may_be_read_or_written(m: Moment) -> Outcome:
 @checks("HANDOFF-03", CONTRACT)
 def patience_ends(m: Moment) -> Outcome:
     if m.leaked:
-        return Finding(m.leaked, "nothing: every lease and every fence is over", "a lost notice leaks memory for ever")
+        return Finding(
+            m.leaked, "nothing: every lease and every fence is over", "a lost message would leak memory for ever"
+        )
     return True if m.was_quiet else None
 
 
@@ -55,7 +53,7 @@ def late_news_is_no_news(m: Moment) -> Outcome:
         return Finding(
             m.repeated,
             "nothing changes: completion is keyed by request, attempt and generation, in full width",
-            "an old or doubled notice would end, begin or feed what it is not about",
+            "an old or repeated message would end, begin or feed another transfer",
         )
     return True if m.num_repeated else None
 
@@ -89,12 +87,12 @@ def what_arrives_is_what_was_sent(m: Moment) -> Outcome:
             return Finding(
                 f"request {joined.request}: {joined.wrong}",
                 "what its prefill computed, in both pools, and beside them",
-                "its answer would be another one's",
+                "its answer would be that of another prompt",
             )
     return True if m.joined else None
 
 
-@checks("HANDOFF-08", CONTRACT, on=(ops.Quiet,))
+@checks("HANDOFF-08", CONTRACT, on=("quiet",))
 def the_end_of_a_peer_is_heard(m: Moment) -> Outcome:
     if m.unheard:
         return Finding(m.unheard, "an error for it in bounded time", "its user would wait for ever")
@@ -112,6 +110,6 @@ def only_verified_pages_are_cached(m: Moment) -> Outcome:
 def roles_are_kept(m: Moment) -> Outcome:
     if m.role:
         return Finding(
-            m.role, "a worker keeps to its role, and changes it when it has nothing", "pools are sized for roles"
+            m.role, "a worker keeps its role, and changes it only when it has nothing", "pools are sized for roles"
         )
     return True if m.num_roles else None

@@ -1,11 +1,12 @@
-"""What is true of a transport: which request is where, which pages somebody may still read or write, and what they must hold."""
+"""The transport's model: where each request is, which pages may still be read or written, what they must hold; and one moment of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
-from .contract import DECODE, PREFILL, SIDES, PageContent, TransportConfig
+from .contract import PREFILL, SIDES, Counters, PageContent, TransportCapabilities, TransportConfig
 
 Attempt = tuple[int, int, int]
 """(request, generation, attempt)"""
@@ -14,24 +15,24 @@ GARBAGE: PageContent = (b"garbage!", b"garbage!")
 
 
 def tokens_of(family: int, num_tokens: int) -> tuple[int, ...]:
-    """A prompt: those of one family begin alike."""
+    """Make a prompt: those of one family begin alike."""
     return tuple((family * 7 + at * 3) % 19 for at in range(num_tokens))
 
 
 def first_token_of(tokens: tuple[int, ...]) -> int:
-    """The target's answer to a prompt; no prompt contains it."""
+    """Return the target's answer to a prompt; no prompt contains it."""
     return 1000 + int.from_bytes(_digest(b"first", tokens)[:2], "little")
 
 
 def draft_of(tokens: tuple[int, ...], hidden: bool) -> tuple[int, ...]:
-    """What the first draft starts from: a token id of more than 31 bits, and a hidden state of two numbers if one is needed."""
+    """Return what the first draft starts from: a token id of more than 31 bits, with `hidden` a hidden state of two numbers too."""
     digest = _digest(b"draft", tokens)
     token = (1 << 33) + digest[0]
     return (token, digest[1], digest[2]) if hidden else (token,)
 
 
 def content_of(tokens: tuple[int, ...], index: int, config: TransportConfig) -> PageContent:
-    """Page `index` of a prompt. With hidden states the draft looks one token ahead, so its KV depends on that as well."""
+    """Return page `index` of a prompt. With hidden states the draft looks one token ahead, so its KV depends on that token too."""
     end = (index + 1) * config.page_size
     seen = tokens[:end]
     ahead = (*tokens, first_token_of(tokens))[: end + 1] if config.hidden else seen
@@ -61,27 +62,27 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """Pages that must stay as they are: those of a prompt on its way, at its source or at its target."""
+    """Pages that must not change: those of a prompt in transfer, at its source or at its target."""
 
     run: Run
     pages: dict[int, int]  # index -> page
     since_ns: int
     generation: int
     cancelled_ns: int | None = None  # when this side gave it up
-    lost_ns: int | None = None  # when this side heard that the other one is gone
+    lost_ns: int | None = None  # when this side was told that the other one is gone
     may_go: bool = False  # an ack, a cancel or its answer has come
 
 
 @dataclass(slots=True)
 class AttemptSeen:
-    """What has reached the decode side of one attempt."""
+    """What of one attempt has reached the decode side."""
 
     run: Run
     first_page: int = 0
     intact: dict[int, None] = field(default_factory=dict)
     manifest: bool = False
     was_accepted: bool = False
-    ends: dict[str, None] = field(default_factory=dict)  # workers that knew of it, and are not there any more
+    ends: dict[str, None] = field(default_factory=dict)  # workers that took part in it and are gone
 
     @property
     def is_whole(self) -> bool:
@@ -89,7 +90,7 @@ class AttemptSeen:
 
 
 class TransportModel:
-    """Runs, holds and attempts; the trial tells it what happened."""
+    """Hold runs, holds and attempts. The trial reports what happened."""
 
     def __init__(self, config: TransportConfig) -> None:
         self.config = config
@@ -97,17 +98,17 @@ class TransportModel:
         self.decoding: dict[int, Run] = {}  # request -> the run that was acknowledged last
         self.holds: dict[str, dict[int, Hold]] = {side: {} for side in SIDES}
         self.attempts: dict[Attempt, AttemptSeen] = {}
-        self.bereaved: list[Run] = []  # on the prefill side, when a decode worker was gone: each must end
+        self.bereaved: list[Run] = []  # on the prefill side when a decode worker died: each must end
         self.dead: dict[str, bool] = dict.fromkeys(SIDES, False)
 
     def live(self, side: str) -> list[Run]:
-        """The runs that a side answers for."""
+        """The runs that a side has not ended."""
         if side == PREFILL:
             return [run for run in self.runs.values() if not run.is_over]
         return [run for run in self.decoding.values() if run.is_decoding]
 
     def may_go(self, side: str, hold: Hold, now_ns: int) -> bool:
-        """Whether the pages of a hold may be given back: by a word of the other side, or by time."""
+        """Whether the pages of a hold may be given back, by a message of the other side or by time."""
         config = self.config
         if hold.may_go:
             return True
@@ -119,13 +120,13 @@ class TransportModel:
         return now_ns >= hold.since_ns + patience + config.fence_ns
 
     def lose_peer(self, side: str, now_ns: int, generation: int | None = None) -> None:
-        """A side hears that the other worker is gone, or that there is one of a newer `generation`."""
+        """Note that a side was told of the other worker's end, or of one with a newer `generation`."""
         for hold in self.holds[side].values():
             if hold.lost_ns is None and (generation is None or hold.generation < generation):
                 hold.lost_ns = now_ns
 
     def forget(self, side: str) -> None:
-        """A worker began anew: it holds nothing, and what it answered for is over."""
+        """Note that a worker began anew: it holds nothing, and its requests are over."""
         self.holds[side].clear()
         for seen in self.attempts.values():
             if side == PREFILL or seen.was_accepted:
@@ -135,8 +136,38 @@ class TransportModel:
             run.is_decoding = run.is_decoding and side == PREFILL
 
     def is_empty(self, side: str) -> bool:
-        """No request and no page is anybody's on this side, as far as is known."""
+        """Whether this side has no request and holds no page."""
         return not self.live(side) and not self.holds[side]
 
 
-__all__ = ["DECODE", "GARBAGE", "PREFILL", "Attempt", "AttemptSeen", "Hold", "Run", "TransportModel"]
+class Joined(NamedTuple):
+    """A request that takes part in decoding, and what it brought."""
+
+    request: int
+    missing: str  # what had not arrived intact; empty if everything had
+    wrong: str  # what is not what was computed; empty if all is
+    order: tuple[tuple[str, int | None], ...]  # its life so far: what, and at which operation
+
+
+@dataclass(slots=True)
+class Moment:
+    """One operation and its effects; strings and tuples are empty if nothing is wrong or nothing was seen."""
+
+    config: TransportConfig
+    capabilities: TransportCapabilities
+    operation: object = "make"
+    counters: dict[str, Counters] = field(default_factory=dict)
+    num_holds: int = 0
+    freed: str = ""  # a page that must be held is free, or has other content
+    joined: tuple[Joined, ...] = ()
+    acknowledged: str = ""  # an ack for what has not arrived
+    repeated: str = ""  # the effect of a repeated message, or of one whose attempt is over
+    num_repeated: int = 0
+    num_unverified: int = 0  # pages that are reserved, and not verified yet
+    cached: str = ""  # one of them is in the prefix cache
+    was_quiet: bool = False
+    leaked: str = ""  # what is held when every timeout is over
+    unheard: str = ""  # a request that did not end although the other worker is gone
+    a_peer_is_gone: bool = False
+    role: str = ""  # what a worker did outside of its role
+    num_roles: int = 0

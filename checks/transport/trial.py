@@ -1,42 +1,97 @@
-"""The transport's trial: the trial is the link, both pools, and both clients; what arrives twice or late must change nothing."""
+"""The transport's trial: it is the link, both pools and both clients. What arrives twice or late must change nothing."""
 
 from __future__ import annotations
 
-from typing import ClassVar
-
+from ...properties.harness.operation import operation
 from . import contract
-from . import operations as ops
-from .contract import DECODE, PREFILL, SIDES, Message
+from . import invariants as invariants  # registers the checkers
+from .contract import DECODE, METHODS, PREFILL, SIDES, Message, TransportCapabilities, TransportConfig
 from .model import AttemptSeen, Run, content_of, draft_of, first_token_of, tokens_of
-from .watch import MAX_UNDER_WAY, OTHER_SIDE, WORDS, Parcel, TransportWatch
+from .watch import ENDING, MAX_UNDER_WAY, OTHER_SIDE, Parcel, TransportWatch
+
+REQUESTS = (1, 2, 3, 4)
+PLACES = (0, 0, 0, 1, 2, 5)
+"""Which of the messages under way, modulo how many there are."""
+
+
+def _times(config: TransportConfig, has: TransportCapabilities) -> tuple[int, ...]:
+    return (1, config.fence_ns, config.lease_ns // 2, config.lease_ns, config.hold_ns)
+
+
+def _is_alive(t: TransportTrial, side: str) -> bool:
+    return t.model.dead.get(side) is False
+
+
+def _can_start(t: TransportTrial, request: int) -> bool:
+    run = t.model.runs.get(request)
+    return not t.model.dead[PREFILL] and (run is None or (run.is_over and not run.is_decoding))
+
+
+def _is_coming(t: TransportTrial, side: str) -> bool:
+    return bool(t.under_way.get(side))
+
+
+def _can_double(t: TransportTrial, side: str) -> bool:
+    return 0 < len(t.under_way.get(side, ())) < MAX_UNDER_WAY
+
+
+def _has_come(t: TransportTrial, side: str) -> bool:
+    return bool(t.past.get(side))
+
+
+def _good_pages(t: TransportTrial) -> list[int]:
+    """The places of undamaged pages among what is under way to the decode worker."""
+    parcels = enumerate(t.under_way[DECODE])
+    return [at for at, parcel in parcels if parcel.message.kind == contract.PAGE and not parcel.is_damaged]
+
+
+def _can_damage(t: TransportTrial) -> bool:
+    return bool(_good_pages(t))
+
+
+def _can_cancel(t: TransportTrial, side: str, request: int) -> bool:
+    return _is_alive(t, side) and request in t.model.runs
+
+
+def _both_live(t: TransportTrial, side: str) -> bool:
+    return side in SIDES and not any(t.model.dead.values())
 
 
 class TransportTrial(TransportWatch):
-    """`subject` under operations."""
+    """`subject` under operations. `side` is where a message arrives."""
+
+    contract = "transport"
+    config_type = TransportConfig
+    capabilities_type = TransportCapabilities
+    methods = METHODS
+    quick = 12_000
+    run_length = 120
+
+    def end(self) -> None:
+        super().end()
+        if self.moment.was_quiet:
+            self._look_for_leaks()
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
-    def _start(self, op: ops.Start) -> bool:
-        model = self.model
-        run = model.runs.get(op.request)
-        if model.dead[PREFILL] or op.num_tokens < 1 or (run is not None and (run.is_decoding or not run.is_over)):
+    @operation(weight=8, when=_can_start, request=REQUESTS, family=(0, 0, 1), num_tokens=(3, 1, 2, 5, 8, 4))
+    def start(self, request: int, family: int, num_tokens: int) -> bool:
+        """A request comes to the prefill worker. Prompts of one family have equal beginnings."""
+        if num_tokens < 1:
             return False
-        self._begin(op)
-        tokens = tokens_of(op.family, op.num_tokens)
-        arguments = (op.request, tokens, first_token_of(tokens), draft_of(tokens, self.config.hidden), self.now_ns)
+        tokens = tokens_of(family, num_tokens)
+        arguments = (request, tokens, first_token_of(tokens), draft_of(tokens, self.config.hidden), self.now_ns)
         accepted = self.ask(self.subject.submit, *arguments)
         if accepted is True or accepted is None:
-            num_pages = -(-op.num_tokens // self.config.page_size)
-            model.runs[op.request] = run = Run(op.request, tokens, num_pages, self.now_ns)
+            num_pages = -(-num_tokens // self.config.page_size)
+            self.model.runs[request] = run = Run(request, tokens, num_pages, self.now_ns)
             run.times["its start"] = self._num_events
-        return self._end()
+        return True
 
-    def _compute(self, op: ops.Compute) -> bool:
-        if self.model.dead[PREFILL]:
-            return False
-        self._begin(op)
+    @operation(weight=10, when=lambda t: _is_alive(t, PREFILL))
+    def compute(self) -> None:
+        """The prefill worker computes a chunk."""
         self._run_prefill()
-        return self._end()
 
     def _run_prefill(self) -> None:
         model = self.model
@@ -47,12 +102,10 @@ class TransportTrial(TransportWatch):
             if index == run.num_pages - 1:
                 run.times.setdefault("its prompt's end", self._num_events)
 
-    def _decode(self, op: ops.Decode) -> bool:
-        if self.model.dead[DECODE]:
-            return False
-        self._begin(op)
+    @operation(weight=6, when=lambda t: _is_alive(t, DECODE))
+    def decode(self) -> None:
+        """The decode worker runs a round."""
         self._run_decode()
-        return self._end()
 
     def _run_decode(self) -> None:
         m = self.moment
@@ -66,25 +119,21 @@ class TransportTrial(TransportWatch):
             for index, page in enumerate(self._pages(DECODE, request)):
                 self.pools[DECODE][page] = content_of(run.tokens, index, self.config)
 
-    def _deliver(self, op: ops.Deliver) -> bool:
-        parcels = self.under_way[op.side] if op.side in SIDES else []
-        if not parcels:
-            return False
-        self._begin(op)
-        self._arrive(op.side, parcels.pop(op.nth % len(parcels)))
-        return self._end()
+    @operation(weight=12, when=_is_coming, side=SIDES, nth=PLACES)
+    def deliver(self, side: str, nth: int) -> None:
+        """One message arrives, not always the oldest."""
+        parcels = self.under_way[side]
+        self._arrive(side, parcels.pop(nth % len(parcels)))
 
-    def _deliver_all(self, op: ops.DeliverAll) -> bool:
-        if op.side not in SIDES or not self.under_way[op.side]:
-            return False
-        self._begin(op)
-        parcels, self.under_way[op.side] = self.under_way[op.side], []
+    @operation(weight=12, when=_is_coming, side=SIDES)
+    def deliver_all(self, side: str) -> None:
+        """All that is under way arrives, in order."""
+        parcels, self.under_way[side] = self.under_way[side], []
         for parcel in parcels:
-            self._arrive(op.side, parcel)
-        return self._end()
+            self._arrive(side, parcel)
 
     def _arrive(self, side: str, parcel: Parcel) -> None:
-        """A message reaches a worker, if there is one; what it may do depends on whether it is news."""
+        """Deliver a message to a worker, if it lives. A repeated or stale one may change nothing."""
         model, message = self.model, parcel.message
         if model.dead[side]:
             return
@@ -93,7 +142,7 @@ class TransportTrial(TransportWatch):
         first_ns = self._arrived.get((side, parcel.number))
         is_double = first_ns is not None and self.now_ns - first_ns < self.config.hold_ns
         if first_ns is None:
-            self._past[side].append(parcel)
+            self.past[side].append(parcel)
         before = self._visible(side)
         self._note_arrival(side, parcel)
         self.must(self.subject.deliver, side, message, self.now_ns)
@@ -103,7 +152,7 @@ class TransportTrial(TransportWatch):
         after = self._visible(side)
         acted = after != before or bool(answers)
         if message.kind == contract.OFFER:
-            # It may have ended another request of that id, and not begun itself.
+            # An offer may have ended another request of that id without being accepted.
             acted = any(answer.attempt == message.attempt for answer in answers)
         if acted:
             self._arrived.setdefault((side, parcel.number), self.now_ns)
@@ -116,9 +165,9 @@ class TransportTrial(TransportWatch):
 
     @staticmethod
     def _is_stale(side: str, seen: AttemptSeen, message: Message) -> bool:
-        """Whether a newer attempt of the same request counts, or the worker that took part in this one is no more.
+        """Whether the request has a newer attempt, or the worker that took part in this one is gone.
 
-        An old offer may be taken up by a side that has forgotten the request: nothing will come of it.
+        A side that has forgotten the request may accept an old offer: it will time out.
         """
         if message.kind == contract.OFFER:
             return False
@@ -150,118 +199,98 @@ class TransportTrial(TransportWatch):
                 seen.manifest = True
                 seen.run.times.setdefault("the manifest's arrival", self._num_events)
         hold = model.holds[side].get(request)
-        if hold is not None and hold.run is seen.run and message.kind in WORDS[side] and attempt[1:] >= newest:
+        if hold is not None and hold.run is seen.run and message.kind in ENDING[side] and attempt[1:] >= newest:
             hold.may_go = True
 
-    def _drop(self, op: ops.Drop) -> bool:
-        parcels = self.under_way[op.side] if op.side in SIDES else []
-        if not parcels:
-            return False
-        self._begin(op)
-        parcels.pop(op.nth % len(parcels))
-        return self._end()
+    @operation(weight=3, hostile=True, when=_is_coming, side=SIDES, nth=PLACES)
+    def drop(self, side: str, nth: int) -> None:
+        """A message is lost."""
+        parcels = self.under_way[side]
+        parcels.pop(nth % len(parcels))
 
-    def _duplicate(self, op: ops.Duplicate) -> bool:
-        parcels = self.under_way[op.side] if op.side in SIDES else []
-        if not parcels or len(parcels) >= MAX_UNDER_WAY:
-            return False
-        self._begin(op)
-        parcels.append(parcels[op.nth % len(parcels)])
-        return self._end()
+    @operation(weight=2, hostile=True, when=_can_double, side=SIDES, nth=PLACES)
+    def duplicate(self, side: str, nth: int) -> None:
+        """A message will arrive twice."""
+        parcels = self.under_way[side]
+        parcels.append(parcels[nth % len(parcels)])
 
-    def _again(self, op: ops.Again) -> bool:
-        past = self._past[op.side] if op.side in SIDES else []
-        if not past or op.nth < 0:
-            return False
-        self._begin(op)
-        self._arrive(op.side, past[-1 - op.nth % len(past)])
-        return self._end()
+    @operation(weight=6, hostile=True, when=_has_come, side=(DECODE, DECODE, PREFILL), nth=(0, 1, 2, 3, 5, 7))
+    def again(self, side: str, nth: int) -> None:
+        """A message that has arrived arrives once more, however late; `nth` counts back from the newest."""
+        past = self.past[side]
+        self._arrive(side, past[-1 - nth % len(past)])
 
-    def _damage(self, op: ops.Damage) -> bool:
-        parcels = self.under_way[DECODE]
-        pages = [parcel.message.kind == contract.PAGE and not parcel.is_damaged for parcel in parcels]
-        places = [at for at, is_page in enumerate(pages) if is_page]
-        if not places or not 0 <= op.how <= 3:
-            return False
-        at = places[op.nth % len(places)]
-        changed = self.must(self.subject.damaged, parcels[at].message, op.how)
+    @operation(weight=4, hostile=True, when=_can_damage, nth=PLACES, how=(3, 0, 1, 2, 3))
+    def damage(self, nth: int, how: int) -> bool:
+        """A page under way is changed, cut short, or misnumbered."""
+        parcels, places = self.under_way[DECODE], _good_pages(self)
+        at = places[nth % len(places)]
+        changed = self.must(self.subject.damaged, parcels[at].message, how) if 0 <= how <= 3 else None
         if changed is None:
             return False
-        self._begin(op)
         self._num_parcels += 1
         damaged = Parcel(self._num_parcels, changed, True)
-        if op.how == 3:
-            parcels.insert(at, damaged)  # the page itself comes, too: it is a number that somebody else has
+        if how == 3:
+            parcels.insert(at, damaged)  # the page itself arrives too, under its own number
         else:
             parcels[at] = damaged
-        return self._end()
+        return True
 
-    def _cancel(self, op: ops.Cancel) -> bool:
-        run = self.model.runs.get(op.request)
-        if op.side not in SIDES or self.model.dead[op.side] or run is None:
-            return False
-        self._begin(op)
-        self.must(self.subject.cancel, op.side, op.request, self.now_ns)
-        if op.side == DECODE and op.request in self.model.decoding:
-            self.model.decoding[op.request].is_decoding = False
-        return self._end()
+    @operation(weight=2, hostile=True, when=_can_cancel, side=SIDES, request=REQUESTS)
+    def cancel(self, side: str, request: int) -> None:
+        """The client of one side gives a request up."""
+        self.must(self.subject.cancel, side, request, self.now_ns)
+        if side == DECODE and request in self.model.decoding:
+            self.model.decoding[request].is_decoding = False
 
-    def _advance(self, op: ops.Advance) -> bool:
-        if op.ns < 1:
-            return False
-        self._begin(op)
-        self._pass(op.ns)
-        return self._end()
+    @operation(weight=3, when=lambda t, ns: ns >= 1, ns=_times)
+    def advance(self, ns: int) -> None:
+        """Time passes, and both sides notice."""
+        self._pass(ns)
 
     def _pass(self, ns: int) -> None:
         self.now_ns += ns
         for side in self._living():
             self.must(self.subject.tick, side, self.now_ns)
 
-    def _kill(self, op: ops.Kill) -> bool:
-        model = self.model
-        if op.side not in SIDES or any(model.dead.values()):
-            return False
-        self._begin(op)
-        model.dead[op.side] = True
-        self._gone(op.side)
-        other = OTHER_SIDE[op.side]
-        if op.told:
-            model.lose_peer(other, self.now_ns)
+    @operation(weight=1, hostile=True, when=_both_live, side=(DECODE, PREFILL), told=(True, False))
+    def kill(self, side: str, told: bool) -> None:
+        """A worker dies. The other one is told, or has to find out."""
+        self.model.dead[side] = True
+        self._gone(side)
+        if told:
+            other = OTHER_SIDE[side]
+            self.model.lose_peer(other, self.now_ns)
             self.must(self.subject.peer_lost, other, self.now_ns)
-        return self._end()
 
     def _gone(self, side: str) -> None:
-        """What a worker answered for is over with it; only what it sent is still under way."""
+        """End a worker's requests and pages. What it sent is still under way."""
         self.model.forget(side)
         self.model.bereaved = [run for run in self.model.bereaved if not run.is_over]
         if side == DECODE:
             self.model.bereaved += [run for run in self.model.live(PREFILL) if run not in self.model.bereaved]
         self.pools[side].clear()
 
-    def _restart(self, op: ops.Restart) -> bool:
-        if op.side not in SIDES:
-            return False
-        self._begin(op)
-        self._gone(op.side)
-        self.model.dead[op.side] = False
-        self._arrived = {key: at for key, at in self._arrived.items() if key[0] != op.side}
-        self.must(self.subject.restart, op.side)
-        return self._end()
+    @operation(weight=1, hostile=True, when=lambda t, side: side in SIDES, side=SIDES)
+    def restart(self, side: str) -> None:
+        """A worker begins anew; messages to and from the old one are still under way."""
+        self._gone(side)
+        self.model.dead[side] = False
+        self._arrived = {key: at for key, at in self._arrived.items() if key[0] != side}
+        self.must(self.subject.restart, side)
 
-    def _change_role(self, op: ops.ChangeRole) -> bool:
-        if op.side not in SIDES or self.model.dead[op.side]:
-            return False
-        m = self._begin(op)
-        m.num_roles += 1
-        is_empty = self.model.is_empty(op.side)
-        accepted = self.must(self.subject.change_role, op.side) is not False
+    @operation(weight=2, needs="roles", when=_is_alive, probes="HANDOFF-10", side=SIDES)
+    def change_role(self, side: str) -> None:
+        """A worker is to take another role for a moment."""
+        self.moment.num_roles += 1
+        is_empty = self.model.is_empty(side)
+        accepted = self.must(self.subject.change_role, side) is not False
         if accepted and not is_empty:
-            m.role = f"the {op.side} worker changed its role while it had requests or pages"
-        return self._end()
+            self.moment.role = f"the {side} worker changed its role while it had requests or pages"
 
-    def _quiet(self, op: ops.Quiet) -> bool:
-        m = self._begin(op)
+    @operation(weight=1)
+    def quiet(self) -> None:
+        """All messages are lost, now and later, until every timeout is over."""
         patience = (len(self.model.runs) + 2) * self.config.patience_ns
         step = max(1, self.config.lease_ns // 2)
         for _ in range(patience // step + 1):
@@ -273,18 +302,11 @@ class TransportTrial(TransportWatch):
             if not self.model.dead[DECODE]:
                 self._run_decode()
             self._collect()
-            self._observe_quietly()
+            self._observe()
         for parcels in self.under_way.values():
             parcels.clear()
-        m.was_quiet = True
-        m.a_peer_is_gone = bool(self.model.bereaved)
-        self._end()
-        self._look_for_leaks()
-        return True
-
-    def _observe_quietly(self) -> None:
-        """Between two ticks of a silence, what has ended and joined is noted; checks follow at its end."""
-        self._observe()
+        self.moment.was_quiet = True
+        self.moment.a_peer_is_gone = bool(self.model.bereaved)
 
     def _look_for_leaks(self) -> None:
         m, model = self.moment, self.model
@@ -305,39 +327,21 @@ class TransportTrial(TransportWatch):
                 m.leaked = f"request {run.request} never ended on the prefill side"
         model.bereaved.clear()
 
-    actions: ClassVar = {
-        ops.Start: _start,
-        ops.Compute: _compute,
-        ops.Decode: _decode,
-        ops.Deliver: _deliver,
-        ops.DeliverAll: _deliver_all,
-        ops.Drop: _drop,
-        ops.Duplicate: _duplicate,
-        ops.Again: _again,
-        ops.Damage: _damage,
-        ops.Cancel: _cancel,
-        ops.Advance: _advance,
-        ops.Kill: _kill,
-        ops.Restart: _restart,
-        ops.Quiet: _quiet,
-        ops.ChangeRole: _change_role,
-    }
-
     # -- the end --------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Silence first: nothing may be left. Then two good workers and a good link, over which one request comes through."""
-        self.apply(ops.Quiet())
+        """Check after a silence that nothing is left; then that one request arrives between good workers over a good link."""
+        self.quiet()
         for side in SIDES:
             if self.model.dead[side]:
-                self.apply(ops.Restart(side))
+                self.restart(side)
         request = 9
-        self.apply(ops.Start(request, 2, 3))
+        self.start(request, 2, 3)
         for _ in range(24):
-            self.apply(ops.Compute())
-            self.apply(ops.DeliverAll(DECODE))
-            self.apply(ops.Decode())
-            self.apply(ops.DeliverAll(PREFILL))
+            self.compute()
+            self.deliver_all(DECODE)
+            self.decode()
+            self.deliver_all(PREFILL)
         run = self.model.runs.get(request)
         if run is None or not run.has_joined or run.is_decoding:
             was = "after all faults are over a request does not come through"

@@ -1,17 +1,15 @@
-"""What the transport's trial sees: which pages are whose, what was said, who has joined, and what none of it may be."""
+"""What the transport's trial observes: the owners of pages, the messages, the requests that joined, and what is wrong with them."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import NamedTuple
 
+from ...properties.harness.operation import Operation
 from ...properties.harness.trial import Trial
-from ...properties.invariants.registry import Invariant
 from . import contract
 from .contract import (
     DECODE,
-    METHODS,
     PREFILL,
     SIDES,
     Counters,
@@ -21,13 +19,12 @@ from .contract import (
     TransportCapabilities,
     TransportConfig,
 )
-from .model import GARBAGE, AttemptSeen, Hold, Run, TransportModel, content_of, draft_of, first_token_of
-from .moment import Joined, Moment
+from .model import GARBAGE, AttemptSeen, Hold, Joined, Moment, Run, TransportModel, content_of, draft_of, first_token_of
 
 MAX_UNDER_WAY = 60
 MAX_PAST = 8
 OTHER_SIDE = {PREFILL: DECODE, DECODE: PREFILL}
-WORDS = {
+ENDING = {  # side -> the messages after which its pages may go
     PREFILL: (contract.ACK, contract.REJECT, contract.CANCEL, contract.CANCEL_ACK),
     DECODE: (contract.CANCEL, contract.CANCEL_ACK),
 }
@@ -42,30 +39,25 @@ class Parcel(NamedTuple):
 
 
 class TransportWatch(Trial):
-    """The subject, the model beside it, both pools and the link; `TransportTrial` adds what is done."""
+    """Hold the subject, its model, both pools and the link. `TransportTrial` adds the operations."""
 
-    methods = METHODS
+    subject: Transport
+    config: TransportConfig
+    capabilities: TransportCapabilities
+    moment: Moment
 
-    def __init__(
-        self,
-        subject: Transport,
-        config: TransportConfig,
-        capabilities: TransportCapabilities,
-        invariants: Iterable[Invariant],
-    ) -> None:
-        super().__init__(subject, config, capabilities, invariants)
-        self.model = TransportModel(config)
+    def prepare(self) -> None:
+        self.model = TransportModel(self.config)
         self.now_ns = 1
         self.pools: dict[str, dict[int, PageContent]] = {PREFILL: {}, DECODE: {}}
-        self.under_way: dict[str, list[Parcel]] = {PREFILL: [], DECODE: []}
-        self._past: dict[str, deque[Parcel]] = {side: deque(maxlen=MAX_PAST) for side in SIDES}
+        self.under_way: dict[str, list[Parcel]] = {PREFILL: [], DECODE: []}  # side where they will arrive -> parcels
+        self.past: dict[str, deque[Parcel]] = {side: deque(maxlen=MAX_PAST) for side in SIDES}
         self._num_parcels = 0
         self._num_events = 0
-        self._arrived: dict[tuple[str, int], int] = {}  # (side, parcel) that has arrived and done something -> when
-        self.must(subject.connect, self._read, self._write)
-        self.moment = Moment(config, capabilities)
+        self._arrived: dict[tuple[str, int], int] = {}  # (side, parcel) that has arrived and had an effect -> when
+        self.must(self.subject.connect, self._read, self._write)
+        self.moment = Moment(self.config, self.capabilities)
         self._observe()
-        self.check()
 
     def _read(self, page: int) -> PageContent:
         return self.pools[PREFILL].get(page, GARBAGE)
@@ -75,21 +67,19 @@ class TransportWatch(Trial):
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
-    def _begin(self, operation: object) -> Moment:
+    def begin(self, operation: Operation | str) -> None:
         self._num_events += 1
         self.moment = Moment(self.config, self.capabilities, operation)
-        return self.moment
 
-    def _end(self) -> bool:
+    def end(self) -> None:
         self._collect()
         self._observe()
-        return True
 
     def _living(self) -> list[str]:
         return [side for side in SIDES if not self.model.dead[side]]
 
     def _collect(self) -> None:
-        """Take what both sides say, until they say nothing; pages are read and written meanwhile."""
+        """Take the messages of both sides. Pages are read and written meanwhile."""
         for side in self._living():
             for message in self.must(self.subject.collect, side):
                 self._sent(side, message)
@@ -167,7 +157,7 @@ class TransportWatch(Trial):
         return dict.fromkeys(self.integers(self.must(self.subject.free, side), f"free({side})"))
 
     def _check_holds(self, side: str, free: dict[int, None]) -> None:
-        """No page that somebody may still read or write is free, or another's, or cached before it is verified."""
+        """Check that no page that may still be read or written is free, has other content, or is cached before it is verified."""
         m, model = self.moment, self.model
         cached = None
         for request, hold in list(model.holds[side].items()):

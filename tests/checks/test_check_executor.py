@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from foretoken.checks.executor import operations as ops
 from foretoken.checks.executor.arrays import hidden_arrays
 from foretoken.checks.executor.contract import ExecutorCapabilities, ExecutorConfig
 from foretoken.checks.executor.record import RecordedCore, first_unequal
@@ -14,6 +13,7 @@ from foretoken.checks.executor.reference_subject import ReferenceAdapter
 from foretoken.checks.executor.reference_subject import make as make_reference
 from foretoken.checks.executor.simulated_subject import make as make_simulated
 from foretoken.checks.executor.suite import SUITE
+from foretoken.checks.executor.trial import ExecutorTrial
 from foretoken.core.contract.hidden import merge_hidden
 from foretoken.core.contract.request import Request
 from foretoken.core.contract.step import BlockEnd
@@ -25,13 +25,14 @@ from foretoken.observe.replay import replay
 from foretoken.properties.conformance import check, check_executor
 from foretoken.properties.harness.cases import Case
 from foretoken.properties.harness.importing import load_make
+from foretoken.properties.harness.letters import Choices, simpler_choices
 from foretoken.properties.harness.machines import machine
 from foretoken.properties.harness.operation import decode, encode
 from foretoken.properties.harness.trial import Violation
 from hypothesis import settings
 
 EVERYTHING = make_reference.capabilities
-TALK = [ops.Submit("a", 7, 12, 0, False, False), *[ops.Launch(), ops.Collect()] * 3]
+TALK = [ExecutorTrial.submit("a", 7, 12, 0, False, False), *[ExecutorTrial.launch(), ExecutorTrial.collect()] * 3]
 PLAIN = ExecutorConfig(context_len=64, num_pages=256)
 
 
@@ -86,12 +87,12 @@ def test_hypothesis_speaks_the_same_operations():
 def test_every_drawn_configuration_and_what_is_simpler_makes_an_engine():
     seen = set()
     for number in range(400):
-        config = SUITE.draw_config((number * 2_654_435_761) & 0xFFFFFFFF, EVERYTHING)
+        choose = Choices(number * 2_654_435_761)
+        config = ExecutorConfig.draw(choose, EVERYTHING)
         config.make_engine()
         seen.add((config.algorithm, config.topk > 1, config.adaptive, config.overlap, config.block_rounds > 1))
-        for simpler in list(SUITE.simpler_configs(config))[:3]:
-            assert simpler != config and simpler.algorithm == config.algorithm
-            simpler.make_engine()
+        for simpler in simpler_choices(choose.taken)[:3]:
+            ExecutorConfig.draw(Choices(given=simpler), EVERYTHING).make_engine()
     assert len(seen) > 40 and {algorithm for algorithm, *_ in seen} >= {"STANDALONE", "EAGLE", "NGRAM", "NONE"}
     with pytest.raises(ConfigError):
         ExecutorConfig(num_pages=1).make_engine()
@@ -99,9 +100,10 @@ def test_every_drawn_configuration_and_what_is_simpler_makes_an_engine():
 
 def test_operations_survive_json():
     examples = [
-        ops.Submit("a", 3, 4, 1, True, False), ops.Abort("a"), ops.Retract("a"), ops.Launch(), ops.Collect(),
-        ops.Stop(), ops.Advance(2), ops.Merge(-1, 3), ops.Arrive((0, 1)),
-    ]  # fmt: skip
+        *(ExecutorTrial.submit("a", 3, 4, 1, True, False), ExecutorTrial.abort("a"), ExecutorTrial.retract("a")),
+        *(ExecutorTrial.launch(), ExecutorTrial.collect(), ExecutorTrial.stop(), ExecutorTrial.advance(2)),
+        *(ExecutorTrial.merge(-1, 3), ExecutorTrial.arrive((0, 1))),
+    ]
     assert {type(example) for example in examples} == set(SUITE.operations)
     for operation in examples:
         assert decode(SUITE.operations, json.loads(json.dumps(encode(operation))), "test", "0") == operation
@@ -186,7 +188,7 @@ def test_the_walk_sees_what_an_executor_of_ours_keeps():
 
 
 def test_hidden_states_that_somebody_asked_to_see_are_no_fault():
-    shown = [ops.Submit("a", 7, 12, 0, False, True), *TALK[1:]]
+    shown = [ExecutorTrial.submit("a", 7, 12, 0, False, True), *TALK[1:]]
     results = []
 
     class Noting(ReferenceAdapter):
@@ -206,7 +208,7 @@ def test_what_a_user_asked_to_see_excuses_no_buffer():
             super().launch(step)
             self.executor.captured = {"hidden_states": np.zeros((2, 4), np.float32)}
 
-    violation = broken(Keeps, [ops.Submit("a", 7, 12, 0, False, True), ops.Launch()])
+    violation = broken(Keeps, [ExecutorTrial.submit("a", 7, 12, 0, False, True), ExecutorTrial.launch()])
     assert "ReferenceExecutor.captured['hidden_states']" in violation.broken[0].finding.was
 
 
@@ -227,7 +229,7 @@ def test_a_draft_hidden_state_hides_behind_no_user():
             extra = {"draft_hidden_states": np.zeros((1, 2, 4), np.float32)}
             return replace(result, decode=replace(result.decode, outputs=(extra | result.decode.outputs[0],)))
 
-    violation = broken(Draft, [ops.Submit("a", 7, 12, 0, False, True), *TALK[1:]])
+    violation = broken(Draft, [ExecutorTrial.submit("a", 7, 12, 0, False, True), *TALK[1:]])
     assert violation.id == "ACCEPT-17" and "draft_hidden_states" in violation.broken[0].finding.was
 
 
@@ -250,9 +252,9 @@ class RefusesToMerge(ReferenceAdapter):
     ("make", "algorithm", "operations", "words"),
     [
         (ForgetsTheRelay, "EAGLE", [], "the relay has bonus_tokens, topk_probabilities, topk_ids"),
-        (MergesAnything, "EAGLE", [ops.Merge(2, -1)], "2 rows and None were merged to None"),
-        (RefusesToMerge, "EAGLE", [ops.Merge(2, 1)], "2 rows and 1 rows were merged to ValueError: no"),
-        (RefusesToMerge, "STANDALONE", [ops.Merge(-1, -1)], "None and None were merged to ValueError: no"),
+        (MergesAnything, "EAGLE", [ExecutorTrial.merge(2, -1)], "2 rows and None were merged to None"),
+        (RefusesToMerge, "EAGLE", [ExecutorTrial.merge(2, 1)], "2 rows and 1 rows were merged to ValueError: no"),
+        (RefusesToMerge, "STANDALONE", [ExecutorTrial.merge(-1, -1)], "None and None were merged to ValueError: no"),
     ],
 )
 def test_presence_is_uniform(make, algorithm, operations, words):
@@ -262,8 +264,8 @@ def test_presence_is_uniform(make, algorithm, operations, words):
 
 def test_merging_and_arriving_as_they_should():
     for algorithm in ("EAGLE", "STANDALONE", "NONE", "MULTI_LAYER_EAGLE"):
-        merges = [ops.Merge(first, second) for first in (-1, 0, 2) for second in (-1, 0, 3)]
-        arrivals = [ops.Arrive(sent) for sent in ((), (0,), (1,), (1, 0, 1))]
+        merges = [ExecutorTrial.merge(first, second) for first in (-1, 0, 2) for second in (-1, 0, 3)]
+        arrivals = [ExecutorTrial.arrive(sent) for sent in ((), (0,), (1,), (1, 0, 1))]
         steps = 0 if algorithm == "NONE" else 2
         trial = run(make_reference, merges + arrivals, replace(PLAIN, algorithm=algorithm, steps=steps))
         assert trial.evaluations[0] == 1 + len(merges) + len(arrivals)
@@ -278,11 +280,11 @@ def test_the_engine_that_is_fed_follows_through_retraction_and_abort():
     trial.core = core
     trial.engine = core.live
     for operation in [
-        *(ops.Submit(name, 7, 20, 3, True, False) for name in "abc"),
-        *[ops.Launch(), ops.Launch(), ops.Collect()] * 3,
-        ops.Retract("a"),
-        *[ops.Launch(), ops.Launch(), ops.Collect()] * 3,
-        ops.Abort("b"),
+        *(ExecutorTrial.submit(name, 7, 20, 3, True, False) for name in "abc"),
+        *[ExecutorTrial.launch(), ExecutorTrial.launch(), ExecutorTrial.collect()] * 3,
+        ExecutorTrial.retract("a"),
+        *[ExecutorTrial.launch(), ExecutorTrial.launch(), ExecutorTrial.collect()] * 3,
+        ExecutorTrial.abort("b"),
     ]:
         trial.apply(operation)
     trial.drain()

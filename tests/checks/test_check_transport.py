@@ -2,8 +2,8 @@
 
 import pytest
 from foretoken.checks.transport import handoff_subject as handoff
-from foretoken.checks.transport import operations as ops
 from foretoken.checks.transport.contract import DECODE, PREFILL, TransportConfig
+from foretoken.checks.transport.trial import TransportTrial as Op
 from foretoken.properties.conformance import check
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
@@ -30,8 +30,8 @@ def test_every_handoff_invariant_has_its_checker_here():
 
 
 GOOD = [
-    ops.Start(1, 0, 5),
-    *[op for _ in range(4) for op in (ops.Compute(), ops.DeliverAll(DECODE), ops.DeliverAll(PREFILL))],
+    Op.start(1, 0, 5),
+    *[op for _ in range(4) for op in (Op.compute(), Op.deliver_all(DECODE), Op.deliver_all(PREFILL))],
 ]
 
 
@@ -39,15 +39,15 @@ GOOD = [
 @pytest.mark.parametrize("hidden", [False, True])
 def test_on_a_good_link_a_request_arrives(page_size, hidden):
     config = TransportConfig(page_size=page_size, prefill_pages=20, decode_pages=40, hidden=hidden, generation=2**63)
-    trial = run([*GOOD, ops.Decode()], config, drain=False)
+    trial = run([*GOOD, Op.decode()], config, drain=False)
     assert trial.model.decoding[1].has_joined
     assert trial.moment.counters[PREFILL][:2] == trial.moment.counters[DECODE][:2] == (1, 1)
 
 
 def test_a_page_whose_copy_is_misnumbered_costs_an_attempt_and_no_more():
-    offered = [ops.Start(1, 0, 2), ops.Compute(), ops.Deliver(DECODE, 0), ops.Deliver(PREFILL, 0), ops.Damage(0, 3)]
+    offered = [Op.start(1, 0, 2), Op.compute(), Op.deliver(DECODE, 0), Op.deliver(PREFILL, 0), Op.damage(0, 3)]
     trial = run(
-        [*offered, *[op for _ in range(4) for op in (ops.DeliverAll(DECODE), ops.DeliverAll(PREFILL))]], drain=False
+        [*offered, *[op for _ in range(4) for op in (Op.deliver_all(DECODE), Op.deliver_all(PREFILL))]], drain=False
     )
     assert trial.model.decoding[1].has_joined
     assert trial.subject._workers[PREFILL].side.counts.retries == 1
@@ -55,22 +55,22 @@ def test_a_page_whose_copy_is_misnumbered_costs_an_attempt_and_no_more():
 
 # What the suite found in these machines before they were right; each ended in a violation.
 FOUND = {
-    "a request that waits for its prefill fails with its decode worker": [ops.Start(1, 0, 1), ops.Kill(DECODE, True)],
+    "a request that waits for its prefill fails with its decode worker": [Op.start(1, 0, 1), Op.kill(DECODE, True)],
     "a cancel of a newer generation releases nothing of an older one": [
-        *(ops.Start(1, 0, 1), ops.Compute(), ops.Restart(PREFILL), ops.Start(1, 0, 1), ops.Compute()),
-        *(ops.Cancel(PREFILL, 1), ops.DeliverAll(DECODE)),
+        *(Op.start(1, 0, 1), Op.compute(), Op.restart(PREFILL), Op.start(1, 0, 1), Op.compute()),
+        *(Op.cancel(PREFILL, 1), Op.deliver_all(DECODE)),
     ],
     "a cancel is about its own transfer alone": [
-        *(ops.Start(1, 0, 1), ops.Compute(), ops.Kill(DECODE, True), ops.Start(1, 0, 2), ops.Compute()),
-        *(ops.Cancel(PREFILL, 1), ops.Restart(DECODE), ops.DeliverAll(DECODE)),
+        *(Op.start(1, 0, 1), Op.compute(), Op.kill(DECODE, True), Op.start(1, 0, 2), Op.compute()),
+        *(Op.cancel(PREFILL, 1), Op.restart(DECODE), Op.deliver_all(DECODE)),
     ],
     "another request of one id waits until the pages of the first are settled": [
-        *(ops.Start(1, 0, 1), ops.Compute(), ops.Kill(DECODE, True), ops.Restart(DECODE), ops.Start(1, 0, 2)),
-        *(ops.Compute(), ops.DeliverAll(DECODE), ops.Advance(10)),
+        *(Op.start(1, 0, 1), Op.compute(), Op.kill(DECODE, True), Op.restart(DECODE), Op.start(1, 0, 2)),
+        *(Op.compute(), Op.deliver_all(DECODE), Op.advance(10)),
     ],
     "pages that a cached prefix replaces come back though nothing is ever launched again": [
-        *(ops.Start(1, 0, 1), ops.Start(2, 0, 1), ops.Compute(), ops.Advance(10), ops.Advance(10)),
-        *(ops.DeliverAll(DECODE), ops.DeliverAll(PREFILL), ops.Advance(20), ops.DeliverAll(DECODE), ops.Quiet()),
+        *(Op.start(1, 0, 1), Op.start(2, 0, 1), Op.compute(), Op.advance(10), Op.advance(10)),
+        *(Op.deliver_all(DECODE), Op.deliver_all(PREFILL), Op.advance(20), Op.deliver_all(DECODE), Op.quiet()),
     ],
 }
 
@@ -82,8 +82,8 @@ def test_what_was_found_stays_mended(history):
 
 def test_what_makes_no_sense_is_left_out():
     senseless = [
-        *(ops.Deliver(DECODE, 0), ops.DeliverAll(PREFILL), ops.Drop(DECODE, 1), ops.Duplicate(PREFILL, 0)),
-        *(ops.Again(DECODE, 0), ops.Damage(0, 0), ops.Cancel(PREFILL, 3), ops.Advance(0), ops.Start(1, 0, 0)),
+        *(Op.deliver(DECODE, 0), Op.deliver_all(PREFILL), Op.drop(DECODE, 1), Op.duplicate(PREFILL, 0)),
+        *(Op.again(DECODE, 0), Op.damage(0, 0), Op.cancel(PREFILL, 3), Op.advance(0), Op.start(1, 0, 0)),
     ]
     assert run(senseless, drain=False).num_operations == 0
 
