@@ -11,6 +11,7 @@ from .allocator.small_scope import small_scope
 from .allocator.trial import AllocatorTrial
 from .engine.trial import EngineTrial
 from .harness.suite import Suite
+from .relay.trial import RelayTrial
 from .simulator.trial import SimulatorTrial
 from .step_controller.trial import StepControllerTrial
 
@@ -23,6 +24,13 @@ _DECLARED = {
             "foretoken.properties.allocator.plain:make",
         ),
         small_scope=small_scope,
+    ),
+    "relay": Suite.of(
+        RelayTrial,
+        subjects=(
+            "foretoken.checks.adapters.future_map:make",
+            "foretoken.checks.adapters.future_map:make_poisoned",
+        ),
     ),
     "accept": Suite.of(
         AcceptTrial,

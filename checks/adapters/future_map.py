@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...core.contract.future_map import FutureMap, RelayField
+from ...core.contract.future_map import FutureMap, NumpyStorage, RelayField
 from ...properties.relay.contract import HIDDEN, RelayCapabilities, RelayConfig
-
-_INTEGERS = np.int64
 
 
 class FutureMapAdapter:
-    """Lists become arrays on the way in."""
+    """A fresh `FutureMap` over NumPy storage; lists become arrays on the way in."""
 
-    def __init__(self, relay: FutureMap) -> None:
-        self.relay = relay
-        self.fields = {field.name: field for field in relay.fields}
+    capabilities = RelayCapabilities(padding_row=True, generations=True, inspection=True)
+
+    def __init__(
+        self,
+        config: RelayConfig,
+        future_map: type[FutureMap] = FutureMap,
+        storage: type[NumpyStorage] = NumpyStorage,
+        debug_poison: bool = False,
+    ) -> None:
+        self.fields = {
+            name: RelayField(name, (width,) if width else (), "float32" if name == HIDDEN else "int64")
+            for name, width in config.fields.items()
+        }
+        self.relay = future_map(config.num_rows, tuple(self.fields.values()), storage(), debug_poison)
 
     def publish(self, rows: Sequence[int], generations: Sequence[int], lengths: Sequence[int]) -> None:
         self.relay.publish(*_arrays(rows, generations, lengths))
@@ -45,25 +55,9 @@ class FutureMapAdapter:
 
 
 def _arrays(*lists: Sequence[int]) -> tuple[np.ndarray, ...]:
-    return tuple(np.array(given, _INTEGERS) for given in lists)
+    return tuple(np.array(given, np.int64) for given in lists)
 
 
-def relay_fields(config: RelayConfig) -> tuple[RelayField, ...]:
-    """The declared fields: integers as int64, hidden states as float32."""
-    return tuple(
-        RelayField(name, (width,) if width else (), "float32" if name == HIDDEN else "int64")
-        for name, width in config.fields.items()
-    )
-
-
-def make(config: RelayConfig) -> FutureMapAdapter:
-    """A fresh `FutureMap` over NumPy storage."""
-    return FutureMapAdapter(FutureMap(config.num_rows, relay_fields(config)))
-
-
-def make_poisoned(config: RelayConfig) -> FutureMapAdapter:
-    """The same in its debug mode, which fills what was consumed with a pattern."""
-    return FutureMapAdapter(FutureMap(config.num_rows, relay_fields(config), debug_poison=True))
-
-
-make.capabilities = make_poisoned.capabilities = RelayCapabilities(padding_row=True, generations=True, inspection=True)
+make = FutureMapAdapter
+make_poisoned = partial(FutureMapAdapter, debug_poison=True)  # it fills what was consumed with a pattern
+make_poisoned.capabilities = FutureMapAdapter.capabilities

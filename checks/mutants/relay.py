@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from ...core.contract.future_map import FutureMap, NumpyStorage
+from ...core.contract.future_map import FutureMap, NumpyStorage, RelayField
 from ...properties.harness.mutants import Mutant
-from ...properties.relay.contract import HIDDEN, RelayCapabilities, RelayConfig
-from ..adapters.future_map import FutureMapAdapter, make, relay_fields
+from ...properties.relay.contract import HIDDEN, RelayCapabilities
+from ..adapters.future_map import FutureMapAdapter
+
+
+def _existing(relay: FutureMap, rows: np.ndarray) -> np.ndarray:
+    """Return those of the rows that a request can have."""
+    rows = np.asarray(rows)
+    return rows[(rows > 0) & (rows <= relay.num_rows)]
+
 
 # -- of core.future_map -----------------------------------------------------------------------------------------------
 
@@ -17,17 +26,15 @@ class ReadsAgain(FutureMap):
 
     def resolve(self, rows, epochs):
         found = super().resolve(rows, epochs)
-        real = np.asarray(rows)
-        self._written[real[real != 0]] = self._complete
+        self._written[_existing(self, rows)] = self._complete
         return found
 
 
 class ReadsTheUnwritten(FutureMap):
-    """Nobody looks whether there is anything in a cell: the last consumed value is read again."""
+    """An empty cell can be read: the last consumed value is read again."""
 
     def resolve(self, rows, epochs):
-        real = np.asarray(rows)
-        self._written[real[(real > 0) & (real <= self.num_rows)]] = self._complete
+        self._written[_existing(self, rows)] = self._complete
         return super().resolve(rows, epochs)
 
 
@@ -36,17 +43,14 @@ class ReadsAHalf(FutureMap):
 
     def publish(self, rows, epochs, lengths):
         super().publish(rows, epochs, lengths)
-        real = np.asarray(rows)
-        self._written[real[real != 0]] |= self._complete
+        self._written[_existing(self, rows)] |= self._complete
 
 
 class Overwrites(FutureMap):
     """An unread length is overwritten by the next one."""
 
     def publish(self, rows, epochs, lengths):
-        real = np.asarray(rows)
-        real = real[(real > 0) & (real <= self.num_rows)]
-        self._written[real] &= ~np.uint8(1)
+        self._written[_existing(self, rows)] &= ~np.uint8(1)
         super().publish(rows, epochs, lengths)
 
 
@@ -57,8 +61,7 @@ class ConsumesBeforeItLooks(FutureMap):
         try:
             return super().resolve(rows, epochs)
         except Exception:
-            real = np.asarray(rows)
-            self._written[real[(real > 0) & (real <= self.num_rows)]] = 0
+            self._written[_existing(self, rows)] = 0
             raise
 
 
@@ -158,7 +161,7 @@ class SortsTheBatch(NumpyStorage):
 
 
 class StoresByLane(NumpyStorage):
-    """A value is stored where its lane stands in the batch, and read where its row is."""
+    """A value is stored under the number of its lane in the batch, and read under its row."""
 
     def scatter(self, buffer, rows, values, sources):
         lanes = np.arange(1, len(rows) + 1)
@@ -169,8 +172,7 @@ class LengthsIn16Bits(NumpyStorage):
     """A length is stored in 16 bits."""
 
     def scatter(self, buffer, rows, values, sources):
-        is_length = values.ndim == 1 and values.size and int(values.max()) > 40_000
-        super().scatter(buffer, rows, values.astype(np.int16) if is_length else values, sources)
+        super().scatter(buffer, rows, values.astype(np.int16) if values.ndim == 1 else values, sources)
 
 
 # -- of the adapter: what an algorithm relays ---------------------------------------------------------------------------
@@ -179,16 +181,20 @@ class LengthsIn16Bits(NumpyStorage):
 class HiddenForEverybody(FutureMapAdapter):
     """The buffer of hidden states is there for every algorithm; one that has none relays zeros."""
 
-    def stash(self, rows, generations, values):
-        super().stash(rows, generations, {**values, HIDDEN: self._hidden(rows, values)})
+    def __init__(self, config):
+        super().__init__(config)
+        if HIDDEN not in self.fields:
+            self.fields[HIDDEN] = RelayField(HIDDEN, (2,), "float32")
+            self.relay = FutureMap(config.num_rows, tuple(self.fields.values()))
 
-    def _hidden(self, rows, values):
-        given = values[HIDDEN]
-        return given if given is not None else np.zeros((len(rows), *self.fields[HIDDEN].shape_suffix))
+    def stash(self, rows, generations, values):
+        if values[HIDDEN] is None:
+            values = {**values, HIDDEN: np.zeros((len(rows), *self.fields[HIDDEN].shape_suffix))}
+        super().stash(rows, generations, values)
 
 
 class IgnoresWhatIsNotDeclared(FutureMapAdapter):
-    """Hidden states that no field is declared for are dropped without a word."""
+    """A field that is not declared is ignored."""
 
     def stash(self, rows, generations, values):
         super().stash(rows, generations, {name: given for name, given in values.items() if name in self.fields})
@@ -207,10 +213,10 @@ class FillsWhatIsMissing(FutureMapAdapter):
 
 
 class ReadsOneReadLate(FutureMapAdapter):
-    """Lengths come one read late: whoever reads a row gets what its reader before him should have got."""
+    """Lengths come one read late: a read of a row brings what the read before it should have brought."""
 
-    def __init__(self, relay):
-        super().__init__(relay)
+    def __init__(self, config):
+        super().__init__(config)
         self.last = {}
 
     def resolve(self, rows, generations):
@@ -224,65 +230,42 @@ class ReadsOneReadLate(FutureMapAdapter):
 # -- how they are made ------------------------------------------------------------------------------------------------
 
 
-def _declared(build) -> object:
-    def made(config: RelayConfig) -> FutureMapAdapter:
-        return build(config)
-
-    made.capabilities = make.capabilities
-    return made
-
-
-def of_map(kind: type[FutureMap]):
-    return _declared(lambda config: FutureMapAdapter(kind(config.num_rows, relay_fields(config))))
-
-
-def of_storage(kind: type[NumpyStorage]):
-    return _declared(lambda config: FutureMapAdapter(FutureMap(config.num_rows, relay_fields(config), kind())))
-
-
-def of_adapter(kind: type[FutureMapAdapter]):
-    return _declared(lambda config: kind(FutureMap(config.num_rows, relay_fields(config))))
-
-
-def with_hidden(kind: type[FutureMapAdapter]):
-    def build(config: RelayConfig) -> FutureMapAdapter:
-        always = RelayConfig(config.num_rows, config.widths, config.hidden_width or 2)
-        return kind(FutureMap(config.num_rows, relay_fields(always)))
-
-    return _declared(build)
-
-
-def unseen(kind: type[NumpyStorage]):
-    """With nothing to look at but the answers."""
-    made = of_storage(kind)
-    made.capabilities = RelayCapabilities(padding_row=True)
+def _maker(kind: type, capabilities: RelayCapabilities = FutureMapAdapter.capabilities) -> object:
+    """Return what makes our relay with `kind` in the place of the part that it derives from."""
+    if issubclass(kind, FutureMapAdapter):
+        return kind
+    made = partial(FutureMapAdapter, **{"future_map" if issubclass(kind, FutureMap) else "storage": kind})
+    made.capabilities = capabilities
     return made
 
 
 _DEFECTS = (
-    (ReadsAgain, of_map, ("RELAY-02",)),
-    (ReadsTheUnwritten, of_map, ("RELAY-02",)),
-    (ReadsAHalf, of_map, ("RELAY-02",)),
-    (Overwrites, of_map, ("RELAY-02",)),
-    (ConsumesBeforeItLooks, of_map, ("RELAY-02",)),
-    (AcceptsARowTwice, of_map, ("RELAY-02",)),
-    (KeepsWhatIsReleased, of_map, ("RELAY-02",)),
-    (DropsTheWholeTable, of_map, ("RELAY-02",)),
-    (ReadsAnyEpoch, of_map, ("RELAY-03",)),
-    (ComparesTheLowBits, of_map, ("RELAY-03",)),
-    (CompletesAnothersCell, of_map, ("RELAY-03",)),
-    (WrapsNegativeRows, of_map, ("RELAY-03",)),
-    (ClampsTheRows, of_map, ("RELAY-03",)),
-    (SharesThePaddingRow, of_map, ("RELAY-02",)),
-    (ShiftsPastThePadding, of_storage, ("RELAY-02",)),
-    (SortsTheBatch, unseen, ("RELAY-02",)),
-    (StoresByLane, of_storage, ("RELAY-02",)),
-    (LengthsIn16Bits, of_storage, ("RELAY-02",)),
-    (HiddenForEverybody, with_hidden, ("RELAY-02",)),
-    (IgnoresWhatIsNotDeclared, of_adapter, ("RELAY-02",)),
-    (FillsWhatIsMissing, of_adapter, ("RELAY-02",)),
-    (ReadsOneReadLate, of_adapter, ("RELAY-02", "RELAY-03")),
+    (ReadsAgain, ("RELAY-02",)),
+    (ReadsTheUnwritten, ("RELAY-02",)),
+    (ReadsAHalf, ("RELAY-02",)),
+    (Overwrites, ("RELAY-02",)),
+    (ConsumesBeforeItLooks, ("RELAY-02",)),
+    (AcceptsARowTwice, ("RELAY-02",)),
+    (KeepsWhatIsReleased, ("RELAY-02",)),
+    (DropsTheWholeTable, ("RELAY-02",)),
+    (ReadsAnyEpoch, ("RELAY-03",)),
+    (ComparesTheLowBits, ("RELAY-03",)),
+    (CompletesAnothersCell, ("RELAY-03",)),
+    (WrapsNegativeRows, ("RELAY-03",)),
+    (ClampsTheRows, ("RELAY-03",)),
+    (SharesThePaddingRow, ("RELAY-02",)),
+    (ShiftsPastThePadding, ("RELAY-02",)),
+    (SortsTheBatch, ("RELAY-02",), RelayCapabilities(padding_row=True)),
+    (StoresByLane, ("RELAY-02",)),
+    (LengthsIn16Bits, ("RELAY-02",)),
+    (HiddenForEverybody, ("RELAY-02",)),
+    (IgnoresWhatIsNotDeclared, ("RELAY-02",)),
+    (FillsWhatIsMissing, ("RELAY-02",)),
+    (ReadsOneReadLate, ("RELAY-02", "RELAY-03")),
 )
-"""(class, how it is made, the invariants of which one must catch it)."""
+"""(class, the invariants of which one must catch it, what is declared if not all that the good one has)."""
 
-MUTANTS = tuple(Mutant(kind.__name__, kind.__doc__, "relay", how(kind), caught_by) for kind, how, caught_by in _DEFECTS)
+MUTANTS = tuple(
+    Mutant(kind.__name__, kind.__doc__, "relay", _maker(kind, *capabilities), caught_by)
+    for kind, caught_by, *capabilities in _DEFECTS
+)

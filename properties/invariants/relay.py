@@ -1,11 +1,8 @@
-"""RELAY-02 and RELAY-03: what is true of every relay, whatever runs around it. The others are about the engine that uses it.
-
-A checker gets a `Moment` (`relay/moment.py`) and looks at it alone.
-"""
+"""RELAY-02 and RELAY-03: what a relay alone can break. The others are about the engine that uses it."""
 
 from __future__ import annotations
 
-from ..relay.moment import Moment
+from ..relay.model import Moment
 from .registry import Finding, Outcome, checks
 
 CONTRACT = "relay"
@@ -26,10 +23,10 @@ def written_then_read_once(m: Moment) -> Outcome:
         return Finding(
             f"{m.call} brought a field {m.undeclared!r}",
             f"None or nothing: the algorithm relays {list(m.config.fields) or 'lengths alone'}",
-            "nobody wrote it, so it is read without having been written",
+            "it is read without having been written",
         )
     if m.padding:
-        return Finding(f"a padding lane read {m.padding}", "zeros", "the padding row belongs to nobody")
+        return Finding(f"a padding lane read {m.padding}", "zeros", "the padding row is of no request")
     if m.wrong is not None and not _is_of_another(m):
         return Finding(
             f"{m.wrong.where} is {m.wrong.found}",
@@ -49,17 +46,17 @@ def written_then_read_once(m: Moment) -> Outcome:
 def never_a_value_of_another_generation(m: Moment) -> Outcome:
     if m.foreign:
         if m.refusal is None:
-            why = "a row changes hands, and its cell may be another request's"
+            why = "a row goes from request to request, and its cell may be of another one"
             return Finding(f"{m.call} was accepted: {m.foreign}", "a refusal", why)
         return True
     if m.wrong is not None and _is_of_another(m):
         return Finding(
-            f"{m.wrong.where} is {m.wrong.found}, written by generation {m.wrong.of}",
+            f"{m.wrong.where} is {m.wrong.found}, written by generation {m.wrong.writer}",
             f"{m.wrong.expected}, written by generation {m.wrong.generation}",
-            "it is another request's value",
+            "it is the value of another request",
         )
     return None if m.answer is None else True
 
 
 def _is_of_another(m: Moment) -> bool:
-    return m.capabilities.generations and m.wrong.of is not None and m.wrong.of != m.wrong.generation
+    return m.capabilities.generations and m.wrong.writer is not None and m.wrong.writer != m.wrong.generation

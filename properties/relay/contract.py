@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from ..harness.contract import Capabilities
+from ..harness.letters import Choices
 
 HIDDEN = "hidden_states"
 
@@ -15,9 +16,8 @@ HIDDEN = "hidden_states"
 class RelayConfig:
     """What `make(config)` builds: one cell per row of the request table.
 
-    A cell has a length and one field per entry of `widths`, named field0, field1, …: integers, `widths[i]` of them per row, 0 for a
-    single one. With `hidden_width` > 0 the algorithm needs hidden states, so many floats per row in the field "hidden_states"; with 0
-    (as in STANDALONE drafting) there is no such field, and nothing else than None may ever stand in its place.
+    A cell has a length and the fields field0, field1, …: `widths[i]` integers per row, 0 for a single one. An algorithm that needs hidden
+    states has a field "hidden_states" of `hidden_width` floats per row; with 0 there is none, and None always stands in its place.
     """
 
     num_rows: int
@@ -27,9 +27,18 @@ class RelayConfig:
     def __post_init__(self) -> None:
         assert self.num_rows >= 1 and self.hidden_width >= 0 and all(width >= 0 for width in self.widths)
 
+    @classmethod
+    def draw(cls, choose: Choices, has: RelayCapabilities) -> RelayConfig:
+        """Choose a few rows, with or without hidden states."""
+        return cls(
+            num_rows=choose((1, 2, 3, 4)),
+            widths=choose(((), (0,), (0, 3), (2, 0, 1))),
+            hidden_width=choose((0, 0, 1, 4)),
+        )
+
     @property
     def fields(self) -> dict[str, int]:
-        """Name -> width of every declared field, hidden states included."""
+        """Return name -> width of every declared field, hidden states included."""
         found = {f"field{number}": width for number, width in enumerate(self.widths)}
         return {**found, HIDDEN: self.hidden_width} if self.hidden_width else found
 
@@ -39,10 +48,10 @@ class RelayCapabilities(Capabilities):
     """What a relay declares. Each flag adds to what is called, what is done and what is checked."""
 
     padding_row: bool = False
-    """Row 0 belongs to nobody: any number of lanes of a batch may be row 0; what they write is lost, what they read is zeros. Rows are
+    """Row 0 is padding: any number of lanes of a batch may be row 0; what they write is lost, what they read is zeros. Rows are
     1 … num_rows then, else 0 … num_rows − 1."""
     generations: bool = False
-    """A cell remembers which generation wrote it, and is read by that one alone."""
+    """A cell remembers which generation wrote it, and only that one can read it."""
     inspection: bool = False
     """`num_unread()`"""
 
@@ -50,11 +59,11 @@ class RelayCapabilities(Capabilities):
 
 
 class Relay(Protocol):
-    """A relay. `rows` and `generations` say for each row of the batch whose it is; generations grow, and may pass 2³¹.
+    """A relay. A call names the rows of a batch and the generations of the requests that hold them; these grow, and may pass 2³¹.
 
-    A cell is empty, or holds a length, or field values, or both. Only what is whole can be read; reading empties it. To refuse is to
-    return False or to raise one of `REFUSALS` (an InvariantViolation, too); then nothing has changed, for no row of the batch. A batch
-    without rows is legal and does nothing.
+    A cell is empty, or holds a length, field values, or both. Only a cell with all of them can be read; reading empties it. To refuse is
+    to return False or to raise one of `REFUSALS` or an InvariantViolation; then no row of the batch has changed. A batch without rows
+    does nothing.
     """
 
     def publish(self, rows: Sequence[int], generations: Sequence[int], lengths: Sequence[int]) -> object:
@@ -63,20 +72,22 @@ class Relay(Protocol):
     def stash(self, rows: Sequence[int], generations: Sequence[int], values: Mapping[str, Any]) -> object:
         """Write every declared field of these cells, which have none: a list with one integer, or one list of `width`, per row.
 
-        `hidden_states` is always among the names, and None if they are not declared. A declared field that is left out or None, and one
-        that is given and not declared, is refused. Without declared fields nothing is written.
+        `hidden_states` is always among the names, None if they are not declared. Refuse a declared field that is missing or None, and
+        a field that is not declared. Without declared fields it writes nothing.
         """
 
     def resolve(self, rows: Sequence[int], generations: Sequence[int]) -> tuple[Sequence[int], Mapping[str, Any]]:
-        """Read these cells, whole and written by these generations, and empty them: the lengths, and every declared field as it was
-        given to `stash`. What is not declared is absent or None."""
+        """Read and empty these cells, which these generations wrote: the lengths, and every declared field as `stash` was given it.
+
+        What is not declared is absent or None.
+        """
 
     def drop(self, rows: Sequence[int]) -> object:
         """Empty these cells, read or unread: their rows are released."""
 
     # inspection
     def num_unread(self) -> int:
-        """Cells with something in them."""
+        """Count the cells with something in them."""
 
 
 MakeRelay = Callable[[RelayConfig], Relay]

@@ -1,48 +1,78 @@
-"""What is true of a relay: who has which row, and what every cell holds. Dictionaries, no cleverness."""
+"""What is true of a relay: who has which row, what every cell holds, and the moment that the checkers look at."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from .contract import HIDDEN, RelayConfig
+from .contract import HIDDEN, RelayCapabilities, RelayConfig
 
 FIRST_GENERATIONS = (1, 2**31 - 3, 2**40)
+FIRST_VALUE = 1 << 16  # lengths pass 2¹⁵, as long contexts do
 
 
 class Owner(NamedTuple):
-    """A request's place."""
+    """A lane of a batch: a row, and the generation that it is asked for."""
 
     row: int
     generation: int
 
 
-class Cell:
-    """What was written: by whom, and the stamps of the two halves (None: not written)."""
+PADDING = Owner(0, 0)
 
-    __slots__ = ("fields", "generation", "length")
 
-    def __init__(self, generation: int) -> None:
-        self.generation = generation
-        self.length: int | None = None
-        self.fields: int | None = None
+class Cell(NamedTuple):
+    """An unread cell: the generation that wrote it, and the stamp of each half that is written, "lengths" or "fields"."""
+
+    generation: int
+    stamps: dict[str, int]
+
+
+class Wrong(NamedTuple):
+    """A value that is not what was last written to its row. `writer` is the generation that wrote it, None if none did."""
+
+    where: str
+    found: object
+    expected: object
+    generation: int
+    writer: int | None
+
+
+@dataclass(slots=True)
+class Moment:
+    """One operation, how it had to end and how it ended.
+
+    `trace` says why the cells, or the fields given, forbid it, `foreign` why the generations or the rows do: with one of them it must be
+    refused, with neither it must not, unless `optional`.
+    """
+
+    config: RelayConfig
+    capabilities: RelayCapabilities
+    operation: object = "make"
+    call: str = ""  # the method that it ended with
+    trace: str = ""
+    foreign: str = ""
+    optional: bool = False
+    refusal: str | None = None
+    answer: tuple[int, ...] | None = None  # the lengths read
+    wrong: Wrong | None = None
+    padding: str = ""  # what a padding lane read, if not zeros
+    undeclared: str = ""  # a field that came back and is not declared
+    num_unread: int | None = None
+    should_be_unread: int = 0
 
 
 class RelayModel:
-    """The world around a relay. Every write has a stamp of its own, and what is written is a function of it."""
+    """The requests and the cells. Every write has a stamp of its own, and what is written is a function of it."""
 
     def __init__(self, config: RelayConfig, first_row: int) -> None:
-        self.config = config
-        self.first_row = first_row
-        self.owners: dict[int, Owner] = {}
-        self.cells: dict[int, Cell] = {}
+        self.fields = config.fields
+        self.halves = ("lengths", "fields") if config.fields else ("lengths",)
+        self.rows = range(first_row, first_row + config.num_rows)
+        self.owners: dict[int, Owner] = {}  # of the open requests
+        self.cells: dict[int, Cell] = {}  # row -> its cell; empty cells are not there
         self.written: dict[int, int] = {}  # stamp -> generation
         self._generation = FIRST_GENERATIONS[config.num_rows % len(FIRST_GENERATIONS)]
-        self._stamp = 0
-
-    @property
-    def rows(self) -> range:
-        """Those that requests can have."""
-        return range(self.first_row, self.first_row + self.config.num_rows)
 
     def new_owner(self, row: int) -> Owner:
         self._generation += 1
@@ -52,41 +82,47 @@ class RelayModel:
         taken = {owner.row for owner in self.owners.values()}
         return next((row for row in self.rows if row not in taken), None)
 
+    def may_write(self, owner: Owner, half: str) -> bool:
+        cell = self.cells.get(owner.row)
+        return cell is None or (cell.generation == owner.generation and half not in cell.stamps)
+
+    def may_read(self, owner: Owner) -> bool:
+        cell = self.cells.get(owner.row)
+        return cell is not None and cell.generation == owner.generation and len(cell.stamps) == len(self.halves)
+
     def new_stamp(self, generation: int) -> int:
-        self._stamp += 1
-        self.written[self._stamp] = generation
-        return self._stamp
-
-    def is_whole(self, cell: Cell | None) -> bool:
-        return cell is not None and cell.length is not None and (cell.fields is not None or not self.config.fields)
-
-    def unread(self) -> int:
-        """Cells with something in them, recounted."""
-        return sum(cell.length is not None or cell.fields is not None for cell in self.cells.values())
+        stamp = len(self.written) + 1
+        self.written[stamp] = generation
+        return stamp
 
     def write(self, owner: Owner, half: str, stamp: int) -> None:
+        if half not in self.halves:
+            return
         cell = self.cells.get(owner.row)
         if cell is None or cell.generation != owner.generation:
-            cell = self.cells[owner.row] = Cell(owner.generation)
-        if half == "lengths":
-            cell.length = stamp
-        elif self.config.fields:
-            cell.fields = stamp
+            cell = self.cells[owner.row] = Cell(owner.generation, {})
+        cell.stamps[half] = stamp
+
+    def content(self, cell: Cell) -> dict[str, object]:
+        """Return what reading a whole cell must bring."""
+        length = length_of(cell.stamps["lengths"])
+        return {"length": length, **(self.values(cell.stamps["fields"]) if self.fields else {})}
+
+    def values(self, stamp: int) -> dict[str, int | list[int] | list[float]]:
+        """Return one row of every declared field; all entries of all writes differ, and a float32 holds them."""
+        found = {}
+        for number, (name, width) in enumerate(self.fields.items()):
+            first = length_of(stamp) + number * 8 + 1
+            kind = float if name == HIDDEN else int
+            found[name] = [kind(first + j) for j in range(width)] if width else first
+        return found
 
 
 def length_of(stamp: int) -> int:
-    """The length that is written with a stamp; beyond 2¹⁵, as long contexts are."""
-    return 40_000 + stamp
-
-
-def values_of(stamp: int, number: int, name: str, width: int) -> int | list[int] | list[float]:
-    """One row of field `number`; all entries of all writes differ, and a float32 holds them."""
-    first = stamp * 64 + number * 8 + 1
-    if not width:
-        return first
-    return [float(first + j) if name == HIDDEN else first + j for j in range(width)]
+    """Return the length that is written with a stamp."""
+    return FIRST_VALUE + stamp * 64
 
 
 def stamp_of(found: object) -> int:
-    """The stamp of an entry that was read, if any wrote it."""
-    return int(found) // 64 if isinstance(found, int | float) and abs(found) < 2**53 else 0
+    """Return the stamp of an entry that was read, 0 or less if none wrote it."""
+    return (int(found) - FIRST_VALUE) // 64 if isinstance(found, int | float) and abs(found) < 2**53 else 0

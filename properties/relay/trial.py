@@ -2,81 +2,200 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, ClassVar
+from typing import Any
 
 from ...core.errors import InvariantViolation
+from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
-from ..invariants.registry import Invariant
-from . import operations as ops
 from .contract import HIDDEN, METHODS, Relay, RelayCapabilities, RelayConfig
-from .model import Owner, RelayModel, length_of, stamp_of, values_of
-from .moment import Moment, Wrong
+from .model import PADDING, Moment, Owner, RelayModel, Wrong, length_of, stamp_of
 
-PADDING = Owner(0, 0)
+REQUESTS = (1, 2, 3, 4)
+# A batch is a list of requests; 0 is a padding lane.
+BATCHES = (
+    *((1,), (2,), (3,), (4,), (1, 2), (2, 1), (3, 1), (4, 2), (1, 2, 3), (3, 2, 1), (1, 2, 3, 4), (4, 3, 2, 1)),
+    *((), (0,), (0, 1), (2, 0), (0, 1, 0, 2), (3, 0, 0, 1), (0, 4, 3, 0, 2, 1, 0)),
+)
+FEW = ((), (1,), (2, 1), (0, 3))
+TWICE = ((1, 1), (2, 1, 2), (0, 3, 3), (1, 2, 3, 4, 1))
+AHEAD = (1, -1, 2, 256, -(1 << 16), 1 << 32)
+CALLS = ("resolve", "publish", "stash", "drop")
+OFFSETS = (-1, 0, -2, 1, 1 << 16, 1 << 31, 1 << 40)
+ODDITIES = {
+    "hidden": "hidden states are given where none are declared, or None where they are",
+    "extra": "a field is given that is not declared",
+    "missing": "a declared field is missing",
+}
+
+
+def _can_open(t: RelayTrial, request: int) -> bool:
+    return request >= 1 and request not in t.model.owners and t.model.free_row() is not None
+
+
+def _is_open(t: RelayTrial, request: int) -> bool:
+    return request in t.model.owners
+
+
+def _can_inherit(t: RelayTrial, request: int, heir: int) -> bool:
+    return request in t.model.owners and heir not in t.model.owners and heir >= 1
+
+
+def _can_read_as(t: RelayTrial, request: int, ahead: int) -> bool:
+    return bool(ahead) and request in t.model.owners and t.model.may_read(t.model.owners[request])
+
+
+def _is_half_written(t: RelayTrial, request: int, ahead: int) -> bool:
+    owner = t.model.owners.get(request)
+    cell = t.model.cells.get(owner.row) if owner is not None else None
+    return bool(ahead) and cell is not None and cell.generation == owner.generation and not t.model.may_read(owner)
+
+
+def _can_stash_oddly(t: RelayTrial, how: str, request: int) -> bool:
+    owner = t.model.owners.get(request)
+    is_possible = how in ODDITIES and (how != "missing" or bool(t.config.fields))
+    return is_possible and owner is not None and t.model.may_write(owner, "fields")
 
 
 class RelayTrial(Trial):
-    """`subject` under operations. A lane of a batch is an `Owner`: a row, and the generation that it is asked for."""
+    """`subject` under operations."""
 
+    contract = "relay"
+    config_type = RelayConfig
+    capabilities_type = RelayCapabilities
     methods = METHODS
+    quick = 40_000
 
-    def __init__(
-        self,
-        subject: Relay,
-        config: RelayConfig,
-        capabilities: RelayCapabilities,
-        invariants: Iterable[Invariant],
-    ) -> None:
-        super().__init__(subject, config, capabilities, invariants)
-        self.model = RelayModel(config, 1 if capabilities.padding_row else 0)
-        self.moment = Moment(config, capabilities)
-        self._observe()
-        self.check()
+    subject: Relay
+    config: RelayConfig
+    capabilities: RelayCapabilities
+    moment: Moment
 
-    # -- around every call --------------------------------------------------------------------------------------------
+    def prepare(self) -> None:
+        self.model = RelayModel(self.config, 1 if self.capabilities.padding_row else 0)
+        self.begin("make")
+        self.end()
 
-    def _begin(self, operation: object) -> Moment:
-        m = self.moment = Moment(self.config, self.capabilities, operation)
-        return m
+    def begin(self, operation: Operation | str) -> None:
+        self.moment = Moment(self.config, self.capabilities, operation)
 
-    def _observe(self) -> None:
+    def end(self) -> None:
         m = self.moment
         if self.capabilities.inspection:
             m.num_unread = self.integer(self.must(self.subject.num_unread), "num_unread()")
-        m.should_be_unread = self.model.unread()
+        m.should_be_unread = len(self.model.cells)
 
-    def _end(self) -> bool:
-        self._observe()
-        return True
+    # -- requests -----------------------------------------------------------------------------------------------------
 
-    def ask(self, method: Callable[..., Any], *arguments: object) -> Any:
-        """As for all contracts; and a relay may guard its invariants itself: the error that names one is how it refuses."""
+    @operation(weight=8, when=_can_open, request=REQUESTS)
+    def open(self, request: int) -> None:
+        """A request gets the lowest free row, and a generation of its own."""
+        self.model.owners[request] = self.model.new_owner(self.model.free_row())
 
-        @wraps(method)
-        def guarded(*arguments: object) -> Any:
-            try:
-                return method(*arguments)
-            except InvariantViolation as error:
-                return Refused(f"{type(error).__name__}: {error}")
+    @operation(weight=4, when=_is_open, request=REQUESTS)
+    def release(self, request: int) -> None:
+        """The request leaves, and its row is dropped, with a padding lane as in a padded batch."""
+        row = self.model.owners.pop(request).row
+        self._call("drop", [row, 0] if self.capabilities.padding_row else [row])
+        self.model.cells.pop(row, None)
 
-        return super().ask(guarded, *arguments)
+    @operation(weight=2, needs="generations", when=_can_inherit, probes="RELAY-03", request=REQUESTS, heir=REQUESTS)
+    def inherit(self, request: int, heir: int) -> None:
+        """`heir` gets the row of `request` at once, and the cell is not dropped."""
+        self.model.owners[heir] = self.model.new_owner(self.model.owners.pop(request).row)
 
-    def _call(self, name: str, *arguments: object) -> object | None:
-        """The subject's answer, or None with its refusal in the moment."""
-        m = self.moment
-        m.call = name
-        answer = self.ask(getattr(self.subject, name), *arguments)
-        if isinstance(answer, Refused) or answer is False:
-            m.refusal = answer.reason if isinstance(answer, Refused) else "False"
-            return None
-        return answer if answer is not None else True
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    @operation(weight=14, batch=BATCHES)
+    def write(self, batch: tuple[int, ...]) -> bool:
+        """A step publishes and stashes for those of the batch whose cells are empty."""
+        lanes = self._lanes(batch, lambda owner: owner.row not in self.model.cells)
+        return self._write_half("lengths", lanes, batch) and (
+            self.moment.refusal is not None or self._write_half("fields", lanes, batch)
+        )
+
+    @operation(weight=2, batch=BATCHES)
+    def publish(self, batch: tuple[int, ...]) -> bool:
+        """A step writes the lengths alone, of those whose cells have none."""
+        return self._write_half("lengths", self._writable("lengths", batch), batch)
+
+    @operation(weight=2, batch=BATCHES)
+    def stash(self, batch: tuple[int, ...]) -> bool:
+        """A step writes the fields alone, of those whose cells have none."""
+        return self._write_half("fields", self._writable("fields", batch), batch)
+
+    @operation(weight=14, batch=BATCHES)
+    def read(self, batch: tuple[int, ...]) -> bool:
+        """A step resolves those of the batch whose cells are whole."""
+        return self._resolve(self._lanes(batch, self.model.may_read), batch)
+
+    # -- what no step does --------------------------------------------------------------------------------------------
+
+    @operation(weight=4, hostile=True, batch=BATCHES + TWICE)
+    def read_anyway(self, batch: tuple[int, ...]) -> bool:
+        """Read the whole batch as it stands, whatever its cells hold, equal rows included."""
+        return self._resolve(self._lanes(batch), batch)
+
+    @operation(
+        weight=4,
+        hostile=True,
+        when=lambda t, half: half in ("lengths", "fields"),
+        half=("lengths", "fields"),
+        batch=BATCHES + TWICE,
+    )
+    def write_anyway(self, half: str, batch: tuple[int, ...]) -> bool:
+        """Write the lengths or the fields (`half`) of the whole batch as it stands."""
+        return self._write_half(half, self._lanes(batch), batch)
+
+    @operation(
+        weight=2,
+        hostile=True,
+        when=lambda t, call: call in CALLS,
+        probes="RELAY-03",
+        call=CALLS,
+        offset=OFFSETS,
+        batch=FEW,
+    )
+    def stray(self, call: str, offset: int, batch: tuple[int, ...]) -> None:
+        """`call` with the batch and a row that is not there: `offset` if it is negative, else so many past the last and one."""
+        stray = Owner(offset if offset < 0 else self.model.rows.stop + offset, 1 << 20)
+        if call == "resolve":
+            self._resolve([*self._lanes(batch, self.model.may_read), stray])
+        elif call == "drop":
+            lanes = [*self._lanes(batch, lambda owner: True), stray]
+            self._real(lanes)
+            self._call("drop", [lane.row for lane in lanes])
+        else:
+            half = "lengths" if call == "publish" else "fields"
+            self._write_half(half, [*self._writable(half, batch), stray])
+
+    @operation(weight=2, hostile=True, when=_can_stash_oddly, how=tuple(ODDITIES), request=REQUESTS)
+    def stash_oddly(self, how: str, request: int) -> None:
+        """Stash for a request with a field missing, or one too many, or with the opposite of the hidden states that are declared."""
+        self.moment.trace = ODDITIES[how]
+        self._write_half("fields", [self.model.owners[request]], odd=how)
+
+    @operation(
+        weight=3, needs="generations", when=_can_read_as, probes="RELAY-03", request=REQUESTS, ahead=AHEAD, batch=FEW
+    )
+    def read_as(self, request: int, ahead: int, batch: tuple[int, ...]) -> None:
+        """Read the batch, and a request's cell with a generation that is `ahead` of its own, or behind."""
+        owner = self.model.owners[request]
+        others = self._lanes(batch, lambda lane: lane != owner and self.model.may_read(lane))
+        self._resolve([*others, owner._replace(generation=owner.generation + ahead)])
+
+    @operation(weight=2, needs="generations", when=_is_half_written, probes="RELAY-03", request=REQUESTS, ahead=AHEAD)
+    def half_as(self, request: int, ahead: int) -> None:
+        """Write the missing half of a request's cell with a generation that is `ahead` of its own, or behind."""
+        owner = self.model.owners[request]
+        half = "fields" if "lengths" in self.model.cells[owner.row].stamps else "lengths"
+        self._write_half(half, [owner._replace(generation=owner.generation + ahead)])
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def _lanes(self, batch: Sequence[int], keep: Callable[[Owner], bool] | None = None) -> list[Owner]:
-        """The lanes of a batch: open requests that `keep` keeps (with it, each once), and padding where there is such a row."""
+        """Return the open requests that `keep` keeps (with it, each once), and padding where there is such a row."""
         lanes: list[Owner] = []
         for request in batch:
             owner = PADDING if request == 0 and self.capabilities.padding_row else self.model.owners.get(request)
@@ -85,23 +204,11 @@ class RelayTrial(Trial):
             lanes.append(owner)
         return lanes
 
-    def _has(self, owner: Owner, half: str) -> bool:
-        cell = self.model.cells.get(owner.row)
-        return cell is not None and (cell.length if half == "lengths" else cell.fields) is not None
+    def _writable(self, half: str, batch: Sequence[int]) -> list[Owner]:
+        return self._lanes(batch, lambda owner: self.model.may_write(owner, half))
 
-    def _is_untouched(self, owner: Owner) -> bool:
-        return owner.row not in self.model.cells
-
-    def _may_write(self, owner: Owner, half: str) -> bool:
-        cell = self.model.cells.get(owner.row)
-        return cell is None or (cell.generation == owner.generation and not self._has(owner, half))
-
-    def _may_read(self, owner: Owner) -> bool:
-        cell = self.model.cells.get(owner.row)
-        return self.model.is_whole(cell) and cell.generation == owner.generation
-
-    def _judge_rows(self, lanes: Sequence[Owner]) -> list[Owner]:
-        """The lanes that are no padding; notes in the moment what is wrong with their rows."""
+    def _real(self, lanes: Sequence[Owner]) -> list[Owner]:
+        """Return the lanes that are no padding; note in the moment what is wrong with their rows."""
         m = self.moment
         real = [lane for lane in lanes if lane is not PADDING]
         rows = [lane.row for lane in real]
@@ -112,24 +219,41 @@ class RelayTrial(Trial):
                 m.trace = m.trace or f"row {row} occurs twice in the call"
         return real
 
-    # -- writing ------------------------------------------------------------------------------------------------------
+    def _call(self, name: str, *arguments: object) -> object | None:
+        """Return the subject's answer, or None with its refusal in the moment. An InvariantViolation is a refusal here."""
+        m = self.moment
+        m.call = name
+        method = getattr(self.subject, name)
 
-    def _write_half(self, half: str, lanes: Sequence[Owner], odd: str = "") -> None:
-        """Publish or stash for these lanes; the model follows if it is accepted."""
+        @wraps(method)
+        def guarded(*arguments: object) -> Any:
+            try:
+                return method(*arguments)
+            except InvariantViolation as error:
+                return Refused(f"{type(error).__name__}: {error}")
+
+        answer = self.ask(guarded, *arguments)
+        if isinstance(answer, Refused) or answer is False:
+            m.refusal = answer.reason if isinstance(answer, Refused) else "False"
+            return None
+        return answer if answer is not None else True
+
+    def _write_half(self, half: str, lanes: Sequence[Owner], batch: Sequence[int] = (), odd: str = "") -> bool:
+        """Publish or stash for these lanes; the model follows if it is accepted. Return False if none is left of the batch."""
+        if batch and not lanes:
+            return False
         m, model = self.moment, self.model
-        real = self._judge_rows(lanes)
-        has_something = half == "lengths" or bool(self.config.fields)
-        for lane in real:
+        for lane in self._real(lanes):
             cell = model.cells.get(lane.row)
             if cell is None:
                 continue
             if cell.generation == lane.generation:
-                if has_something and self._has(lane, half):
+                if half in cell.stamps:
                     m.trace = m.trace or f"row {lane.row} has unread {half}"
             elif lane in model.owners.values():
-                # Whoever inherits a cell that nobody dropped may overwrite it, or be refused. He may not complete it.
+                # An heir may overwrite the cell that was not dropped, or be refused. It may not complete it.
                 m.optional = True
-            elif has_something:
+            else:
                 by = f"{cell.generation}, and {lane.generation} writes"
                 m.foreign = m.foreign or f"row {lane.row} is half written by generation {by}"
         stamps = [0 if lane is PADDING else model.new_stamp(lane.generation) for lane in lanes]
@@ -142,49 +266,44 @@ class RelayTrial(Trial):
             for lane, stamp in zip(lanes, stamps, strict=True):
                 if lane is not PADDING:
                     model.write(lane, half, stamp)
+        return True
 
-    def _values(self, stamps: Sequence[int], odd: str = "") -> dict[str, object]:
-        """What `stash` is given, with one thing wrong if it is to be `odd`. Padding lanes are given numbers like any other."""
-        values: dict[str, object] = {HIDDEN: None}
-        for number, (name, width) in enumerate(self.config.fields.items()):
-            values[name] = [values_of(stamp, number, name, width) for stamp in stamps]
-        match odd:
-            case "hidden" if self.config.hidden_width:
-                values[HIDDEN] = None
-            case "hidden":
-                values[HIDDEN] = [[0.0, 0.0] for _ in stamps]
-            case "extra":
-                values["other"] = list(stamps)
-            case "missing":
-                values.pop(next(iter(self.config.fields)))
+    def _values(self, stamps: Sequence[int], odd: str) -> dict[str, object]:
+        """Return what `stash` is given, with one thing wrong if it is to be `odd`. Padding lanes get numbers like any other."""
+        per_lane = [self.model.values(stamp) for stamp in stamps]
+        values = {HIDDEN: None, **{name: [found[name] for found in per_lane] for name in self.config.fields}}
+        if odd == "hidden":
+            values[HIDDEN] = None if self.config.hidden_width else [[0.0, 0.0] for _ in stamps]
+        elif odd == "extra":
+            values["other"] = list(stamps)
+        elif odd == "missing":
+            values.pop(next(iter(self.config.fields)))
         return values
 
-    # -- reading ------------------------------------------------------------------------------------------------------
-
-    def _resolve(self, lanes: Sequence[Owner]) -> None:
-        """Read these lanes; what comes back is compared with what was written last."""
+    def _resolve(self, lanes: Sequence[Owner], batch: Sequence[int] = ()) -> bool:
+        """Read these lanes and compare what comes back with what was written last. Return False if none is left of the batch."""
+        if batch and not lanes:
+            return False
         m, model = self.moment, self.model
-        real = self._judge_rows(lanes)
+        real = self._real(lanes)
         for lane in real:
             cell = model.cells.get(lane.row)
             if cell is None:
                 m.trace = m.trace or f"row {lane.row} has nothing unread"
             elif cell.generation != lane.generation:
-                m.foreign = m.foreign or (
-                    f"row {lane.row} was written by generation {cell.generation}, and {lane.generation} reads"
-                )
-            elif not model.is_whole(cell):
-                missing = "length" if cell.length is None else "fields"
-                m.trace = m.trace or f"row {lane.row} has no {missing} yet"
-        rows, generations = [lane.row for lane in lanes], [lane.generation for lane in lanes]
-        answer = self._call("resolve", rows, generations)
+                by = f"{cell.generation}, and {lane.generation} reads"
+                m.foreign = m.foreign or f"row {lane.row} was written by generation {by}"
+            elif not model.may_read(lane):
+                m.trace = m.trace or f"row {lane.row} has no {'fields' if 'lengths' in cell.stamps else 'length'} yet"
+        answer = self._call("resolve", [lane.row for lane in lanes], [lane.generation for lane in lanes])
         if answer is None or m.trace or m.foreign:
-            return
+            return True
         if not isinstance(answer, tuple | list) or len(answer) != 2 or not isinstance(answer[1], Mapping):
             raise self.misbehaviour("TYPE", f"resolve answered {answer!r}", "the lengths, and a mapping of the fields")
         self._compare(lanes, *answer)
         for lane in real:
             del model.cells[lane.row]
+        return True
 
     def _compare(self, lanes: Sequence[Owner], lengths: object, fields: Mapping[str, object]) -> None:
         m, model = self.moment, self.model
@@ -193,25 +312,21 @@ class RelayTrial(Trial):
         undeclared = [name for name, found in fields.items() if name not in self.config.fields and found is not None]
         m.undeclared = undeclared[0] if undeclared else ""
         columns = {name: self._column(name, fields.get(name), len(lanes)) for name in self.config.fields}
+        columns = {"length": m.answer, **columns}
         for at, lane in enumerate(lanes):
+            found = {name: column[at] for name, column in columns.items()}
             if lane is PADDING:
-                entries = {"length": m.answer[at], **{name: column[at] for name, column in columns.items()}}
-                dirty = [f"{name} {found}" for name, found in entries.items() if any(_flat(found))]
+                dirty = [f"{name} {value}" for name, value in found.items() if any(_flat(value))]
                 m.padding = m.padding or (dirty[0] if dirty else "")
                 continue
-            cell = model.cells[lane.row]
-            self._expect(lane, "length", m.answer[at], length_of(cell.length), m.answer[at] - length_of(0))
-            for number, name in enumerate(self.config.fields):
-                expected = values_of(cell.fields, number, name, self.config.fields[name])
-                self._expect(lane, name, columns[name][at], expected, stamp_of(next(iter(_flat(columns[name][at])), 0)))
-
-    def _expect(self, lane: Owner, name: str, found: object, expected: object, stamp: int) -> None:
-        if found != expected and self.moment.wrong is None:
-            whose = self.model.written.get(stamp)
-            self.moment.wrong = Wrong(f"{name} of row {lane.row}", found, expected, lane.generation, whose)
+            expected = model.content(model.cells[lane.row])
+            if found != expected and m.wrong is None:
+                name = next(name for name in expected if found[name] != expected[name])
+                writer = model.written.get(stamp_of(_flat(found[name])[0]))
+                m.wrong = Wrong(f"{name} of row {lane.row}", found[name], expected[name], lane.generation, writer)
 
     def _column(self, name: str, answer: object, count: int) -> list[object]:
-        """A field's rows as plain numbers, or lists of them."""
+        """Return a field's rows as plain numbers, or lists of them. Raises Violation for anything else."""
         tolist = getattr(answer, "tolist", None)
         plain = tolist() if tolist is not None else answer
         if not isinstance(plain, list | tuple):
@@ -220,9 +335,8 @@ class RelayTrial(Trial):
         width = self.config.fields[name]
         rows = [list(row) if isinstance(row, tuple) else row for row in plain]
         for row in rows:
-            entries = row if isinstance(row, list) else [row]
-            is_right = isinstance(row, list) == bool(width) and len(entries) == max(width, 1)
-            if not is_right or not all(type(entry) in (int, float) for entry in entries):
+            is_right = isinstance(row, list) == bool(width) and len(_flat(row)) == max(width, 1)
+            if not is_right or not all(type(entry) in (int, float) for entry in _flat(row)):
                 raise self.misbehaviour("TYPE", f"a row of {name} is {row!r}", f"{width or 'one'} of them per row")
         return rows
 
@@ -230,165 +344,20 @@ class RelayTrial(Trial):
         if len(found) != count:
             raise self.misbehaviour("TYPE", f"{name} has {len(found)} rows", f"{count}, one per lane of the batch")
 
-    # -- operations ---------------------------------------------------------------------------------------------------
-
-    def _open(self, op: ops.Open) -> bool:
-        row = self.model.free_row()
-        if op.request in self.model.owners or row is None or op.request < 1:
-            return False
-        self._begin(op)
-        self.model.owners[op.request] = self.model.new_owner(row)
-        return self._end()
-
-    def _write(self, op: ops.Write) -> bool:
-        return self._step(op, ("lengths", "fields"), self._is_untouched)
-
-    def _publish(self, op: ops.Publish) -> bool:
-        return self._step(op, ("lengths",), lambda owner: self._may_write(owner, "lengths"))
-
-    def _stash(self, op: ops.Stash) -> bool:
-        return self._step(op, ("fields",), lambda owner: self._may_write(owner, "fields"))
-
-    def _step(self, op: Any, halves: Sequence[str], keep: Callable[[Owner], bool]) -> bool:
-        lanes = self._lanes(op.batch, keep)
-        if op.batch and not lanes:
-            return False
-        self._begin(op)
-        for half in halves:
-            if self.moment.refusal is None:
-                self._write_half(half, lanes)
-        return self._end()
-
-    def _read(self, op: ops.Read) -> bool:
-        lanes = self._lanes(op.batch, self._may_read)
-        if op.batch and not lanes:
-            return False
-        self._begin(op)
-        self._resolve(lanes)
-        return self._end()
-
-    def _release(self, op: ops.Release) -> bool:
-        owner = self.model.owners.pop(op.request, None)
-        if owner is None:
-            return False
-        self._begin(op)
-        # With a padding lane, as the rows of a padded batch come.
-        self._call("drop", [owner.row, 0] if self.capabilities.padding_row else [owner.row])
-        self.model.cells.pop(owner.row, None)
-        return self._end()
-
-    def _inherit(self, op: ops.Inherit) -> bool:
-        owner = self.model.owners.get(op.request)
-        if owner is None or op.heir in self.model.owners or op.heir < 1:
-            return False
-        self._begin(op)
-        del self.model.owners[op.request]
-        self.model.owners[op.heir] = self.model.new_owner(owner.row)
-        return self._end()
-
-    def _read_anyway(self, op: ops.ReadAnyway) -> bool:
-        lanes = self._lanes(op.batch)
-        if op.batch and not lanes:
-            return False
-        self._begin(op)
-        self._resolve(lanes)
-        return self._end()
-
-    def _write_anyway(self, op: ops.WriteAnyway) -> bool:
-        lanes = self._lanes(op.batch)
-        if (op.batch and not lanes) or op.half not in ("lengths", "fields"):
-            return False
-        self._begin(op)
-        self._write_half(op.half, lanes)
-        return self._end()
-
-    def _read_as(self, op: ops.ReadAs) -> bool:
-        owner = self.model.owners.get(op.request)
-        if owner is None or not op.ahead or not self._may_read(owner):
-            return False
-        self._begin(op)
-        others = [lane for lane in self._lanes(op.batch, self._may_read) if lane.row != owner.row or lane is PADDING]
-        self._resolve([*others, owner._replace(generation=owner.generation + op.ahead)])
-        return self._end()
-
-    def _half_as(self, op: ops.HalfAs) -> bool:
-        owner = self.model.owners.get(op.request)
-        cell = self.model.cells.get(owner.row) if owner is not None else None
-        if cell is None or cell.generation != owner.generation or not op.ahead or not self.config.fields:
-            return False
-        if self.model.is_whole(cell):
-            return False
-        self._begin(op)
-        half = "lengths" if cell.length is None else "fields"
-        self._write_half(half, [owner._replace(generation=owner.generation + op.ahead)])
-        return self._end()
-
-    def _stray(self, op: ops.Stray) -> bool:
-        row = op.offset if op.offset < 0 else self.model.rows.stop + op.offset
-        m = self._begin(op)
-        stray = Owner(row, 1 << 20)
-        if op.call == "resolve":
-            self._resolve([*self._lanes(op.batch, self._may_read), stray])
-        elif op.call == "drop":
-            lanes = [*self._lanes(op.batch, lambda owner: True), stray]
-            self._judge_rows(lanes)
-            self._call("drop", [lane.row for lane in lanes])
-        elif op.call in ("publish", "stash"):
-            half = "lengths" if op.call == "publish" else "fields"
-            self._write_half(half, [*self._lanes(op.batch, lambda owner: self._may_write(owner, half)), stray])
-        else:
-            return False
-        assert m.foreign, op
-        return self._end()
-
-    def _stash_oddly(self, op: ops.StashOddly) -> bool:
-        owner = self.model.owners.get(op.request)
-        if owner is None or not self._may_write(owner, "fields"):
-            return False
-        reasons = {
-            "hidden": "hidden states are None where they are declared"
-            if self.config.hidden_width
-            else "hidden states are given where none are declared",
-            "extra": "a field is given that is not declared",
-            "missing": "a declared field is missing",
-        }
-        if op.how not in reasons or (op.how == "missing" and not self.config.fields):
-            return False
-        m = self._begin(op)
-        m.trace = reasons[op.how]
-        self._write_half("fields", [owner], op.how)
-        return self._end()
-
-    actions: ClassVar = {
-        ops.Open: _open,
-        ops.Write: _write,
-        ops.Publish: _publish,
-        ops.Stash: _stash,
-        ops.Read: _read,
-        ops.Release: _release,
-        ops.Inherit: _inherit,
-        ops.ReadAnyway: _read_anyway,
-        ops.WriteAnyway: _write_anyway,
-        ops.ReadAs: _read_as,
-        ops.HalfAs: _half_as,
-        ops.Stray: _stray,
-        ops.StashOddly: _stash_oddly,
-    }
-
-    # -- the end --------------------------------------------------------------------------------------------------------
+    # -- the end ------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """All that is whole is read, everybody leaves; then the whole table is written and read once more, and must be empty."""
-        self.apply(ops.Read(tuple(self.model.owners)))
+        """Read all that is whole, release every request; then write and read the whole table once more, and empty it."""
+        self.read(tuple(self.model.owners))
         for request in list(self.model.owners):
-            self.apply(ops.Release(request))
-        everybody = tuple(range(1, self.config.num_rows + 1))
-        for request in everybody:
-            self.apply(ops.Open(request))
-        self.apply(ops.Write((0, *reversed(everybody))))
-        self.apply(ops.Read((*everybody, 0)))
-        for request in everybody:
-            self.apply(ops.Release(request))
+            self.release(request)
+        requests = tuple(range(1, self.config.num_rows + 1))
+        for request in requests:
+            self.open(request)
+        self.write((0, *reversed(requests)))
+        self.read((*requests, 0))
+        for request in requests:
+            self.release(request)
 
     def describe(self) -> str:
         m = self.moment

@@ -1,4 +1,4 @@
-"""The relay's suite: ours hold, a relay that is not ours too, and what is wrong is said in words."""
+"""The relay's suite: ours hold, a relay that is not ours too, and a report says what is wrong."""
 
 import pytest
 from foretoken.checks.adapters import future_map
@@ -8,11 +8,12 @@ from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.swarm import Swarm
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
-from foretoken.properties.relay import operations as ops
 from foretoken.properties.relay.contract import HIDDEN, RelayConfig
-from foretoken.properties.relay.model import RelayModel, length_of, stamp_of, values_of
-from foretoken.properties.relay.suite import SUITE as RELAY
+from foretoken.properties.relay.model import RelayModel, length_of, stamp_of
+from foretoken.properties.relay.trial import RelayTrial
+from foretoken.properties.suites import suite_of
 
+RELAY = suite_of("relay")
 OPERATIONS = 20_000
 
 
@@ -61,7 +62,7 @@ def test_ours_hold(name):
     assert min(report.evaluations.values()) > 200 and all(report.executed.values())
 
 
-def test_somebody_elses_holds():
+def test_another_relay_holds():
     report = check_relay(DictRelay, budget=10_000)
     assert report.ok and report.skipped == {"RELAY-03": "needs generations"}
 
@@ -76,7 +77,7 @@ class KeepsHidden(DictRelay):
         return lengths, {HIDDEN: [[0.0]] * len(rows), **fields}
 
 
-def test_a_hidden_field_that_nobody_declared_is_named():
+def test_a_hidden_field_that_is_not_declared_is_named():
     with pytest.raises(PropertiesBroken, match="RELAY-02") as caught:
         check_relay(KeepsHidden, budget=10_000)
     (failure,) = caught.value.report.failures
@@ -104,7 +105,7 @@ def test_an_answer_of_another_shape_is_reported_as_that(answer, words):
 
     config = RelayConfig(1, (2,))
     capabilities = RELAY.capabilities()
-    history = [ops.Open(1), ops.Write((1,)), ops.Read((1,))]
+    history = [RelayTrial.open(1), RelayTrial.write((1,)), RelayTrial.read((1,))]
     with pytest.raises(Violation, match=words) as caught:
         RELAY.execute(Odd, config, capabilities, RELAY.invariants(capabilities), history)
     assert caught.value.id == "TYPE"
@@ -126,30 +127,30 @@ def run(history):
 
 
 def test_what_makes_no_sense_is_left_out():
-    senseless = [ops.Write((1,)), ops.Read((1,)), ops.Release(1), ops.Inherit(1, 2), ops.ReadAs(1, 1, ())]
-    assert run([*senseless, ops.HalfAs(1, 1), ops.StashOddly("missing", 1), ops.ReadAnyway((3,))]).num_operations == 0
-    trial = run([ops.Open(1), ops.Open(2), ops.Open(3), ops.Write((1, 1, 2, 0))])
-    assert trial.executed == {ops.Open: 2, ops.Write: 1} and trial.model.unread() == 2
+    t = RelayTrial
+    senseless = [t.write((1,)), t.read((1,)), t.release(1), t.inherit(1, 2), t.read_as(1, 1, ()), t.half_as(1, 1)]
+    assert run([*senseless, t.stash_oddly("missing", 1), t.read_anyway((3,))]).num_operations == 0
+    trial = run([t.open(1), t.open(2), t.open(3), t.write((1, 1, 2, 0))])
+    assert trial.executed == {t.open: 2, t.write: 1} and len(trial.model.cells) == 2
 
 
 def test_the_model_follows_what_is_refused():
-    trial = run([ops.Open(1), ops.Open(2), ops.Write((1, 2)), ops.ReadAs(1, 1, (2,)), ops.Read((2, 0, 1))])
-    assert trial.moment.answer == (length_of(2), 0, length_of(1)) and trial.model.unread() == 0
-    trial = run(
-        [ops.Open(1), ops.Write((1,)), ops.Inherit(1, 2), ops.ReadAnyway((2,)), ops.WriteAnyway("lengths", (2,))]
-    )
-    assert trial.moment.refusal and trial.model.unread() == 1
+    t = RelayTrial
+    trial = run([t.open(1), t.open(2), t.write((1, 2)), t.read_as(1, 1, (2,)), t.read((2, 0, 1))])
+    assert trial.moment.answer == (length_of(2), 0, length_of(1)) and not trial.model.cells
+    trial = run([t.open(1), t.write((1,)), t.inherit(1, 2), t.read_anyway((2,)), t.write_anyway("lengths", (2,))])
+    assert trial.moment.refusal and len(trial.model.cells) == 1
 
 
 def test_every_value_is_written_once_and_tells_its_write():
     model = RelayModel(RelayConfig(3, (0, 3), 4), 1)
     seen = set()
     for stamp in (model.new_stamp(5), model.new_stamp(6), 2_000):
-        for number, (name, width) in enumerate(model.config.fields.items()):
-            value = values_of(stamp, number, name, width)
-            entries = value if width else [value]
-            assert all(stamp_of(entry) == stamp for entry in entries) and not seen & set(entries)
-            seen |= set(entries)
+        values = model.values(stamp).values()
+        entries = [length_of(stamp), *(entry for v in values for entry in (v if isinstance(v, list) else [v]))]
+        assert len(entries) == 9 and not seen & set(entries)
+        assert all(stamp_of(entry) == stamp for entry in entries)
+        seen |= set(entries)
     assert model.written == {1: 5, 2: 6}
 
 
