@@ -116,8 +116,8 @@ class GivesOneTokenMore(DecodeRounds):
 class MasksTheStopByTheCap(DecodeRounds):
     """A run that reaches the length cap ends by length, whatever its last token is."""
 
-    def count(self, launched, result, departures_at_plan, leaving):
-        counted = super().count(launched, result, departures_at_plan, leaving)
+    def count(self, launched, result, num_left_at_plan, leaving):
+        counted = super().count(launched, result, num_left_at_plan, leaving)
         at_the_cap = self.kv_len[launched.index] >= self.end_len[launched.index]
         return counted._replace(stopped=counted.stopped & ~at_the_cap)
 
@@ -125,8 +125,8 @@ class MasksTheStopByTheCap(DecodeRounds):
 class CountsDepartedRows(DecodeRounds):
     """Every row of a verify result is counted, those of departed requests too."""
 
-    def feed_back(self, step, result, live, live_before):
-        super().feed_back(step, result, None, None)
+    def teach_controller(self, step, result, live, live_before):
+        super().teach_controller(step, result, None, None)
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------
@@ -200,9 +200,9 @@ class QueuesTheRetractedLast(WaitingQueue):
 class DividesByWhatWasDrafted(DecodeRounds):
     """The acceptance rate of a round is its accepted over its proposed drafts, also when none were proposed."""
 
-    def feed_back(self, step, result, live, live_before):
+    def teach_controller(self, step, result, live, live_before):
         self.rate = int((result.accept_lens - 1).sum()) / ((step.num_draft_tokens - 1) * len(step.rows))
-        super().feed_back(step, result, live, live_before)
+        super().teach_controller(step, result, live, live_before)
 
 
 class ExpectsSurvivors(Engine):

@@ -60,7 +60,7 @@ class ForgetsWhatItAllocated(KVStore):
 class NeverGivesBack(DecodeRounds):
     """What a block has reserved and not used stays with its rows."""
 
-    def give_back(self, launched, result, kv_before_last, in_later_step):
+    def release_unused(self, launched, result, kv_before_last, in_later_step):
         pass
 
 

@@ -22,7 +22,7 @@ from .waiting import giving_way
 
 
 class Admission:
-    """Turns waiting requests into chunks of prefill."""
+    """Admits waiting requests and cuts their prompts into chunks."""
 
     def __init__(
         self, config: EngineConfig, sizes: EngineSizes, store: KVStore, requests: Requests, limits: StepLimits
@@ -61,7 +61,8 @@ class Admission:
         return self.sizes.max_tokens(self.config, request.prompt.length, request.max_tokens, self.role)
 
     def could_enter(self, record: RequestRecord) -> bool:
-        """Whether a plan could admit this newcomer before any commit; in doubt yes. Memory is not asked: a block distorts it."""
+        """Whether a plan could admit this newcomer before any commit. May be wrongly True: memory is not looked at, because
+        a running block holds more of it than its rounds would one by one."""
         if self.requests.waiting.head is not record:
             return False
         return bool(self.store.table.num_free_rows) or self.store.has_fenced or self.config.preempt
@@ -69,7 +70,7 @@ class Admission:
     # -- at a plan ----------------------------------------------------------------------------------------------------
 
     def plan_prefill(self, num_verify_tokens: int) -> tuple[list[Chunk], list[Join]]:
-        """Choose the chunks of a step that verifies so many tokens, and the requests that enter for them."""
+        """Choose the chunks of a step that also verifies `num_verify_tokens`, and the requests that enter with them."""
         requests = self.requests
         if requests.in_progress is None and not len(requests.waiting):
             return [], []
@@ -82,7 +83,7 @@ class Admission:
         return self.next_chunks(budget, len(requests.rounds.rows), not is_paused)
 
     def head_may_enter(self) -> bool:
-        """Whether a request waits and may enter without a commit, or with one that changes what fits."""
+        """Whether the head of the queue could enter at the next plan, or after a commit that frees slots; in doubt True."""
         if not len(self.requests.waiting):
             return False
         if self.config.preempt and self._lower_than_head():
@@ -91,7 +92,7 @@ class Admission:
         return self.store.has_fenced or has_chunks_in_flight or not self.head_is_blocked
 
     def preempt(self) -> None:
-        """Retract strictly lower priorities, the least entitled first, if that lets the head of the queue in."""
+        """Retract requests of lower priority, the least entitled first, if that lets the head of the queue in."""
         requests = self.requests
         if not len(requests.waiting) or self.limits.are_reduced:
             return
@@ -126,9 +127,9 @@ class Admission:
         )
 
     def next_chunks(self, budget: int, num_decoding: int, may_admit: bool) -> tuple[list[Chunk], list[Join]]:
-        """Allocate the slots of up to `budget` tokens of prefill, and admit the requests that enter for them.
+        """Allocate the slots of up to `budget` tokens of prefill, and admit the requests that enter with them.
 
-        `num_decoding` rows are about to reserve R slots each; without `may_admit` only the prompt in progress goes on.
+        Leaves R slots for each of `num_decoding` rows. Without `may_admit` only the prompt in progress goes on.
         """
         chunks: list[Chunk] = []
         joins: list[Join] = []
@@ -155,7 +156,7 @@ class Admission:
         return ceil_to_page(context + self.reserve, self.config.page_size) - num_cached
 
     def headroom(self, num_running: int) -> int:
-        """Slots that a newcomer leaves free for so many running requests to grow into."""
+        """Slots that a newcomer must leave free, so that `num_running` requests can grow."""
         if not num_running:
             return 0
         return self._watermark + ceil_to_page(self.reserve, self.config.page_size) * num_running
@@ -170,7 +171,7 @@ class Admission:
         headroom = self.headroom(num_running)
         available = self.store.available_slots
         if prefix is not None and prefix.length:
-            # A locked prefix is no longer part of what the cache could evict.
+            # Locked, the prefix no longer counts as slots that the cache could evict.
             self.store.cache.lock(prefix.node)
             available = self.store.available_slots
         fits = self.needs(record, prefix.length if prefix else 0) + headroom <= available
@@ -180,7 +181,7 @@ class Admission:
         if prefix is not None and prefix.length:
             self.store.cache.unlock(prefix.node)
         if denied:
-            return None  # the next attempt may succeed, with nothing changed
+            return None  # not blocked: the next attempt may succeed though nothing has changed
         if not fits:
             self._blocked = (record, self.store.revision)
             return None

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from ..contract.outcomes import AbortOutcome, CommitOutcome, SubmitOutcome
 from ..contract.request import FinishedRequest, Request
 from ..contract.step import Step, StepResult
-from .engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
+from .engine import Engine
 
 
 class Executor(Protocol):

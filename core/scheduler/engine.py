@@ -1,6 +1,6 @@
 """The engine: the main loop's two halves, `plan` and `commit`.
 
-A driver asks `plan` what to do next until it returns None, lets an executor do it, and tells `commit` what happened, oldest step first.
+A driver calls `plan` until it returns None, launches each step on an executor, and hands each result to `commit`, oldest step first.
 Decisions are a pure function of the order of calls and results; `now_ns` only stamps events.
 
 ```
@@ -10,8 +10,8 @@ submit ──► requests ──► plan: retract ─► preempt ─► reserve 
 ```
 
 A request waits, is admitted to a row, has its prompt computed in chunks, and decodes until it ends; under memory pressure it is retracted
-and waits again. `life` has this as a table, `requests` knows where every request is, `admission` lets them in, `rounds` reserves and counts
-decode rounds, `output` keeps tokens, `transfers` is the engine's part of a handoff, `recovery` follows a step that failed.
+and waits again. `life` has this as a table, `requests` keeps every request in its place, `admission` admits them, `rounds` reserves and
+counts decode rounds, `output` keeps tokens, `transfers` passes requests between engines, `recovery` acts after a failed step.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Engine:
         events: EventSink | None = None,
         text_decoder: TextDecoder | None = None,
     ) -> None:
-        """Raises ConfigError with every contradiction. Without a controller nothing is drafted."""
+        """Raise ConfigError with every contradiction. Without a controller nothing is drafted."""
         self.config = config
         self.algorithm = algorithm
         self.controller = controller if controller is not None else fixed_controller(0)
@@ -92,7 +92,7 @@ class Engine:
         return SubmitOutcome(refusal, replan)
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
-        """Give a request up, in whatever state it is. Idempotent; nothing of it is delivered afterwards."""
+        """Give a live request up, whatever its state. In a running block it ends with the block, else now. Idempotent."""
         self._emit(Aborted(now_ns, request_id))
         record = self.requests.live.get(request_id)
         if record is None or record.state is RequestState.LEAVING:
@@ -101,30 +101,30 @@ class Engine:
         return AbortOutcome(self.requests.give_up(record, FinishReason.ABORT), replan)
 
     def request_retraction(self, request_id: str, now_ns: int) -> bool:
-        """Let the next plan that can retract a running request. Returns whether there is one, so that the block should stop."""
+        """Have a running request retracted by the first plan after its block. Returns whether it runs, so that the block should stop."""
         self._emit(RetractionAsked(now_ns, request_id))
         return self.requests.demand_retraction(request_id)
 
     def deny_allocations(self, count: int, now_ns: int) -> None:
-        """Let the next `count` attempts to allocate find nothing, as if the memory were taken for a moment."""
+        """Inject a fault: the next `count` attempts to allocate find no free slots."""
         self.store.deny(count)
         self._emit(AllocationsDenied(now_ns, count))
 
     # -- plan -----------------------------------------------------------------------------------------------------
 
     def plan(self, now_ns: int) -> Step | None:
-        """Decide the next step. Returns None if there is nothing to do now, or enough is in flight."""
+        """Decide the next step and put it in flight. Returns None if there is nothing to do now, or enough is in flight."""
         in_flight = self.requests.in_flight
         if self.requests.steps_are_lost or len(in_flight) >= self.pipeline_depth:
             return None
         self.store.num_denied = 0
         while True:
             denied_before = self.store.num_denied
-            chunks, joins, rounds = self._decide()
-            if chunks or rounds is not None or in_flight or self.store.num_denied == denied_before:
+            chunks, joins, planned = self._decide()
+            if chunks or planned is not None or in_flight or self.store.num_denied == denied_before:
                 break
-            # Denied, and no commit will make the driver ask again. Every attempt uses a denial up, so this ends.
-        step = self._launch(chunks, joins, rounds) if chunks or rounds is not None else None
+            # Only an injected denial stands in the way, and no commit will come after which to plan again. Each attempt uses one up.
+        step = self._launch(chunks, joins, planned) if chunks or planned is not None else None
         retracted = self.requests.take_retracted()
         if self._events is not None and (step is not None or retracted or self.store.num_denied):
             self._events(Planned(now_ns, step, retracted, self.num_waiting, self.store.allocator.num_held_slots))
@@ -137,26 +137,26 @@ class Engine:
             self.admission.preempt()  # before anything is reserved for a row that gives way
         if not self.config.mixed:
             chunks, joins = self.admission.plan_prefill(num_verify_tokens=0)
-            return chunks, joins, None if chunks else self._plan_rounds()
-        rounds = self._plan_rounds()
-        if rounds is None and len(self.rounds.rows):
-            return [], [], None  # decoding rows await slots: nothing may take them
-        verify_tokens = 0 if rounds is None else len(rounds.step.rows) * rounds.step.num_draft_tokens
-        chunks, joins = self.admission.plan_prefill(verify_tokens)
-        return chunks, joins, rounds
+            return chunks, joins, None if chunks else self._plan_rounds()  # a step has one part, prefill first
+        planned = self._plan_rounds()
+        if planned is None and len(self.rounds.rows):
+            return [], [], None  # decoding rows wait for slots: a prompt must not take them
+        num_verify_tokens = 0 if planned is None else len(planned.decode.rows) * planned.decode.num_draft_tokens
+        chunks, joins = self.admission.plan_prefill(num_verify_tokens)
+        return chunks, joins, planned
 
     def _plan_rounds(self) -> PlannedRounds | None:
-        """Reserve the next decode round or block; retract the least entitled request while not even one round fits."""
+        """Reserve the next decode round or block. While not even one round fits, retract the least entitled request."""
         running = self.requests.running
         while len(self.rounds.rows):
-            rounds = self.rounds.reserve(self.requests.rounds_in_flight, self._max_rounds())
-            if rounds is not None:
-                return rounds
+            planned = self.rounds.reserve(self.requests.rounds_in_flight, self._max_rounds())
+            if planned is not None:
+                return planned
             if self.store.has_fenced or self.requests.leaving:
-                return None  # slots come back with the next commit
+                return None  # the next commit releases slots
             if len(running) == 1 and self.store.num_held_rows:
-                return None  # the rest is reserved for arrivals: they join and may be retracted then, or it comes back
-            # A request alone fits the pool, but an attempt that was denied does not ask what fits.
+                return None  # transfers hold the rest: it is released, or their requests join and can be retracted
+            # `least_entitled` refuses a request alone, because it must fit the pool. An injected denial retracts it nevertheless.
             alone = len(running) == 1 and self.store.num_denied > 0
             self.requests.retract(next(iter(running.values())) if alone else least_entitled(running.values()))
         return None
@@ -165,7 +165,7 @@ class Engine:
         """Return how many rounds may run before the engine must decide again (docs/design.md, "Blocks of rounds")."""
         must_decide_each_round = (
             self.config.block_rounds == 1
-            or self.rounds.single_round_rows > 0  # rows with stop strings: only the host sees these end
+            or self.rounds.single_round_rows > 0  # only the host sees where a stop string ends a request
             or self.requests.is_admission_paused
             or self.requests.retraction_demands
             or self.recovery.limits.are_reduced
@@ -175,7 +175,7 @@ class Engine:
         )
         return 1 if must_decide_each_round else self.config.block_rounds
 
-    def _launch(self, chunks: list[Chunk], joins: list[Join], rounds: PlannedRounds | None) -> Step:
+    def _launch(self, chunks: list[Chunk], joins: list[Join], planned: PlannedRounds | None) -> Step:
         """Put a step with these parts in flight."""
         received, arrivals = self.transfers.take_joined()
         step = Step(
@@ -184,25 +184,25 @@ class Engine:
             self.store.take_released(),
             self.store.take_writes(),
             prefill_step(chunks, self.config.track_tokens) if chunks else None,
-            rounds.step if rounds is not None else None,
+            planned.decode if planned is not None else None,
             arrivals,
         )
-        self.requests.launch(StepInFlight(step, chunks, rounds, self.rounds.departures))
+        self.requests.launch(StepInFlight(step, chunks, planned, self.rounds.num_left))
         for chunk in chunks:
             if chunk.is_last and self.role is not EngineRole.PREFILL:
-                self.requests.begin_decoding(chunk.record)
+                self.requests.begin_decoding(chunk.record)  # already now, for the plan that overlaps this step
         return step
 
     # -- commit ---------------------------------------------------------------------------------------------------
 
     def commit(self, result: StepResult, now_ns: int) -> CommitOutcome:
-        """Apply the result of the oldest step in flight. Raises InvariantViolation RELAY-07 for any other."""
+        """Apply the result of the oldest step in flight. Raises InvariantViolation RELAY-07 for another step's."""
         flight, finished = self.requests.begin_commit(result)
         first_tokens, computed, kept = [], [], None
         if flight.chunks:
             first_tokens, computed, ends = self._commit_prefill(flight, result.prefill)
             finished += ends
-        if flight.rounds is not None:
+        if flight.planned is not None:
             kept, ends = self._commit_rounds(flight, result.decode)
             finished += ends
         self.store.pass_fence(result.step_id)
@@ -217,7 +217,7 @@ class Engine:
     def _commit_prefill(
         self, flight: StepInFlight, result: PrefillResult
     ) -> tuple[list[str], list[str], list[FinishedRequest]]:
-        """Note what is computed, cache it, deliver first tokens. Returns who got one, whose prompts are to be transferred, and the ends."""
+        """Cache computed prompts, deliver first tokens. Returns the ids that got one, the ids to transfer, and the requests that ended."""
         first_tokens, computed, finished = [], [], []
         for i, chunk in flight.live_chunks():
             record = chunk.record
@@ -229,7 +229,7 @@ class Engine:
             stopped = result.stopped is not None and bool(result.stopped[i])
             stopped = self.output.first_token(record, result, i) or stopped
             if self.role is EngineRole.PREFILL:
-                self.requests.hand_over(record)
+                self.requests.hand_over(record)  # also if it ends below: this counts its first token
             if stopped or record.emitted_before + 1 == record.max_tokens:
                 finished.append(self.requests.finish(record, finish_reason(stopped)))
             elif self.role is EngineRole.PREFILL:
@@ -237,31 +237,31 @@ class Engine:
         return first_tokens, computed, finished
 
     def _commit_rounds(self, flight: StepInFlight, result: DecodeResult) -> tuple[np.ndarray, list[FinishedRequest]]:
-        """Count the rounds, teach the controller, deliver tokens. Returns the tokens kept of each round and row, and the ends."""
-        requests, rounds = self.requests, flight.rounds
-        counted = self.rounds.count(rounds, result, flight.departures, requests.leaving)
-        self.rounds.feed_back(rounds.step, result, counted.live, counted.live_before)
-        if rounds.step.max_rounds > 1:
-            in_later_step = requests.in_later_step(rounds.step.rows)
-            self.rounds.give_back(rounds, result, counted.kv_before_last, in_later_step)
-        if counted.live is None or counted.live.any():
+        """Count the rounds, teach the controller, deliver tokens. Returns the tokens kept by round and row, and the requests that ended."""
+        requests, planned, rows = self.requests, flight.planned, flight.step.decode.rows
+        counted = self.rounds.count(planned, result, flight.num_left, requests.leaving)
+        self.rounds.teach_controller(planned.decode, result, counted.live, counted.live_before)
+        if planned.decode.max_rounds > 1:
+            in_later_step = requests.in_later_step(rows)
+            self.rounds.release_unused(planned, result, counted.kv_before_last, in_later_step)
+        if counted.live is None or counted.live.any():  # None: all rows are live
             requests.resume_admission()
         if self.rounds.single_round_rows:
-            cuts = self.output.stop_string_cuts(rounds.step.rows, counted, result, requests.in_row)
-            counted = self.rounds.cut(rounds, counted, cuts)
-        self.output.log(rounds.step.rows, counted, result, requests.in_row)
+            cuts = self.output.stop_string_cuts(rows, counted, result, requests.in_row)
+            counted = self.rounds.cut(planned, counted, cuts)
+        self.output.log(rows, counted, result, requests.in_row)
         finished = [
-            requests.finish(requests.running[int(rounds.step.rows[i])], finish_reason(bool(counted.stopped[i])))
+            requests.finish(requests.running[int(rows[i])], finish_reason(bool(counted.stopped[i])))
             for i in counted.ended.tolist()
         ]
-        return counted.kept, finished + requests.end_leaving() if requests.leaving else finished
+        return counted.kept, finished + requests.end_leaving()
 
     def lose_steps(self, failure: StepFailure, now_ns: int) -> LossOutcome:
-        """Give up the steps in flight, because the oldest has failed (else RELAY-07). Nothing is planned until `resume`."""
+        """Give up all steps in flight, because the oldest has failed. Raises RELAY-07 for another step. No plan until `resume`."""
         return self.recovery.lose_steps(failure, now_ns)
 
     def resume(self, now_ns: int, *, restarted: bool = False) -> None:
-        """Plan again: no lost step can touch anything any more. `restarted`: the worker is a new one, and all KV is gone."""
+        """Allow plans again: no lost step can touch anything any more. `restarted`: the worker is new and all KV is gone."""
         self.recovery.resume(now_ns, restarted)
 
     # -- what a driver may ask ------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class Engine:
         return self.requests.is_idle
 
     def state_of(self, request_id: str) -> RequestState | None:
-        """The state of a live request; None if there is none of that id."""
+        """Return the state of a live request; None if no live request has that id."""
         record = self.requests.live.get(request_id)
         return None if record is None else record.state
 

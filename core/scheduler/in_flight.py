@@ -29,19 +29,19 @@ class StepInFlight:
 
     step: Step
     chunks: list[Chunk]
-    rounds: PlannedRounds | None
-    departures: int  # DecodeRounds.departures when it was planned
+    planned: PlannedRounds | None  # of its decode part
+    num_left: int  # DecodeRounds.num_left when it was planned
 
     def live_chunks(self) -> Iterator[tuple[int, Chunk]]:
-        """The chunks whose requests still have the row, with their numbers. Results of the others are dropped."""
+        """Yield the chunks whose requests still have the row, with their indices. Results of the others are dropped."""
         prefill = self.step.prefill
         places = zip(prefill.rows.tolist(), prefill.epochs.tolist(), strict=True)
         for i, (chunk, place) in enumerate(zip(self.chunks, places, strict=True)):
             if (chunk.record.row, chunk.record.epoch) == place and not chunk.record.is_terminal:
                 yield i, chunk
 
-    def stays(self) -> Iterable[tuple[int, int]]:
-        """The rows of the step with their epochs, each once."""
+    def row_epochs(self) -> Iterable[tuple[int, int]]:
+        """Return each row of the step once, with the epoch that it had at the plan."""
         parts = [part for part in (self.step.prefill, self.step.decode) if part is not None]
         return dict.fromkeys(
             pair for part in parts for pair in zip(part.rows.tolist(), part.epochs.tolist(), strict=True)

@@ -1,6 +1,6 @@
 """The life of a request, as two tables.
 
-Theory of operation. A request is WAITING until the engine admits it to a row; then its prompt is computed in chunks (PREFILL). When the
+A request is WAITING until the engine admits it to a row; then its prompt is computed in chunks (PREFILL). When the
 last chunk is *launched* the request joins the decode batch (DECODE). Under memory pressure it is retracted: all that it holds is released
 and it is WAITING again, with what it has emitted so far as part of its prompt.
 
@@ -10,11 +10,11 @@ joins the batch.
 
 `TRANSITIONS` says which event is possible in which state. `RequestRecord.advance` asks it first: a refused event changes nothing.
 
-Demands meet steps in flight. A single step needs no rule: its results for a request that has left its
-row are dropped, and the row stays fenced until the step is committed. A *block* of rounds does, because the rounds before the last one
-count as if they had been committed one by one: a request that a running block computes is LEAVING until that block is committed or
-lost. `JOINT_RULES` says for every state what a demand does, outside a running block and inside one.
-`Requests` applies the rules to a request again and again until one says that nothing more happens.
+A demand (finish, give up, retract) may come while steps are in flight. Outside a block it takes effect at once: what a step in flight
+still computes for the request is dropped, and the row's slots stay fenced until the step is committed. A running *block* is different:
+its rounds before the last count as if they had been committed one by one. So a request that is given up inside one is LEAVING until the
+block is committed or lost. `JOINT_RULES` says for every state what a demand does, outside a running block and inside one. `Requests`
+applies them until one leaves the state as it is.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from ..errors import InvariantViolation
 class RequestState(Enum):
     NEW = "new"
     WAITING = "waiting"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    LEAVING = "leaving"
-    TRANSFERRING = "transferring"
+    PREFILL = "prefill"  # has a row; chunks of its prompt are planned or still to come
+    DECODE = "decode"  # its last chunk is launched: it takes part in decode rounds
+    LEAVING = "leaving"  # aborted or failed; ends when the running block is committed or lost
+    TRANSFERRING = "transferring"  # has a row, and its KV is on its way to or from it
     TRANSFERRED = "transferred"
     FINISHED = "finished"
     ABORTED = "aborted"
@@ -118,7 +118,7 @@ class Response(Enum):
 
 
 class JointRule(NamedTuple):
-    """What happens outside a running block, and to a request that the running block computes; None: that cannot be."""
+    """What happens to a request outside and inside a running block; None: that cannot be."""
 
     outside: Response | None
     inside: Response | None

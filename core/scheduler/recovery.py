@@ -1,4 +1,4 @@
-"""What an engine does after a step that failed: fewer draft steps, then a smaller batch, and in the end one request fails.
+"""What an engine does after a step that failed: fewer draft steps, then a smaller batch, and at last the request that fails alone.
 
 A failed step delivers nothing, and neither does a step launched behind it: all of them are *lost*. Their requests go back to the
 queue with what was delivered before, their slots stay fenced until the driver says that the device is quiet, and the next attempt asks
@@ -11,8 +11,9 @@ less of the device:
     └──── good steps ────┘  └── good steps ──┘  └─────┘ good steps: they double
 ```
 
-Requests of which no earlier step was committed are suspected first: they are tried before the others, by themselves. The limits are a
-pure function of failures and commits. While they are reduced the engine plans single rounds only, so a block never hides a commit.
+Requests without a committed step since they entered are the first suspects: they are tried before the others, by themselves.
+The limits are a pure function of failures and commits. While they are reduced the engine plans single rounds only, so a block never
+hides a commit.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from .requests import Requests
 from .waiting import entitlement, least_entitled
 
 GOOD_STEPS = 8
-"""Commits in a row before one rung is climbed."""
+"""Commits in a row before the limits are raised once."""
 
 LEAST_BUDGET_SHARE = 8
 """The prefill budget of a step is never cut below this part of the configured chunk size."""
 
 
 class StepLimits:
-    """What a step may ask of the device, after failures less. `row_limit` None: no limit beside the engine's own."""
+    """What a step may ask of the device: less after each failure. `row_limit` None: no limit beside the engine's own."""
 
     def __init__(self, chunk_size: int, max_rows: int) -> None:
         self.fewer_steps = False
@@ -51,8 +52,8 @@ class StepLimits:
         """Whether steps are kept small because one has failed lately."""
         return self.fewer_steps or self.row_limit is not None
 
-    def failed(self, num_rows: int, num_suspects: int, has_prefill: bool, can_draft_less: bool) -> bool:
-        """Ask less after a lost step of `num_rows` live requests. Returns whether the only request in it is to fail.
+    def count_failure(self, num_rows: int, num_suspects: int, has_prefill: bool, can_draft_less: bool) -> bool:
+        """Reduce the limits after a failed step of `num_rows` live requests. Returns whether the only request in it is to fail.
 
         `can_draft_less`: the step drafted more than the fewest candidate steps of its batch size.
         """
@@ -72,7 +73,7 @@ class StepLimits:
             self.prefill_budget = max(self._least_budget, self.prefill_budget // 2)
         return False
 
-    def succeeded(self) -> bool:
+    def count_success(self) -> bool:
         """Count a committed step. Returns whether more is allowed from now on."""
         self._good_steps += 1
         if self._good_steps < GOOD_STEPS:
@@ -89,7 +90,7 @@ class StepLimits:
 
 
 class Recovery:
-    """Loses steps, resumes, and keeps the limits of the steps after that."""
+    """Gives up lost steps, resumes planning, and keeps the limits of later steps."""
 
     def __init__(self, limits: StepLimits, requests: Requests, controller: AdaptiveController, emit: EventSink) -> None:
         self.limits = limits
@@ -107,7 +108,7 @@ class Recovery:
         failed = requests.oldest_step(failure.step_id, "failure")
         in_failed = requests.records_of(failed)
         suspects = [record for record in in_failed if record.prefill_committed == record.num_cached] or in_failed
-        blamed = in_failed[0] if in_failed and self._is_to_blame(failed, len(in_failed), len(suspects)) else None
+        blamed = in_failed[0] if in_failed and self._count_failure(failed, len(in_failed), len(suspects)) else None
         step_ids = tuple(flight.step.step_id for flight in requests.in_flight)
         finished = requests.lose_in_flight(blamed, f"{failure}; it ran alone")
         self._apply_limits()
@@ -118,10 +119,9 @@ class Recovery:
         return LossOutcome(tuple(finished), step_ids)
 
     def resume(self, now_ns: int, restarted: bool) -> None:
-        """Let plans be made again, and release what is fenced: no lost step can touch anything any more.
+        """Allow plans again and release what is fenced, because no lost step can touch it any more. Raises RELAY-01 with steps in flight.
 
-        After a restart every running request begins again from what was delivered, and the prefix cache is empty; rows that are held for
-        a transfer have to be given back before. Raises RELAY-01 with steps in flight.
+        After a restart every running request is retracted and the prefix cache is empty. Holds of rows must have been released before.
         """
         requests = self.requests
         requests.pass_lost_steps()
@@ -134,16 +134,16 @@ class Recovery:
 
     def count_commit(self) -> None:
         """Allow more again after enough committed steps."""
-        if self.limits.are_reduced and self.limits.succeeded():
+        if self.limits.are_reduced and self.limits.count_success():
             self._apply_limits()
 
-    def _is_to_blame(self, failed: StepInFlight, num_rows: int, num_suspects: int) -> bool:
-        """Note the failure. Returns whether the only request of the step is to blame."""
+    def _count_failure(self, failed: StepInFlight, num_rows: int, num_suspects: int) -> bool:
+        """Reduce the limits. Returns whether the step's only request is to fail."""
         step = failed.step
         can_draft_less = step.decode is not None and step.decode.steps > self.controller.fewest_steps(
             len(step.decode.rows)
         )
-        return self.limits.failed(num_rows, num_suspects, step.prefill is not None, can_draft_less)
+        return self.limits.count_failure(num_rows, num_suspects, step.prefill is not None, can_draft_less)
 
     def _apply_limits(self) -> None:
         self.controller.draft_fewest(self.limits.fewer_steps)

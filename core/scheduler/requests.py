@@ -1,4 +1,4 @@
-"""The store of requests: it knows where every request is, and it alone changes that.
+"""The store of requests: the one place that knows and changes where each request is.
 
 ```
  waiting ──admit──► running (in_progress while its prompt has chunks left) ──end──► gone
@@ -7,8 +7,8 @@
                            └─leave──► leaving             rows that end when the running block is committed
 ```
 
-A request's place follows from its state (`life.py`), and `_advance` changes both together. Steps in flight are kept here, too: they decide
-whether an end or a retraction must wait (`JOINT_RULES`), and behind which step a row is fenced.
+A request's place follows from its state (`life.py`), and `_advance` changes both together. Steps in flight are kept here, too, because
+they decide whether an end or a retraction must wait (`JOINT_RULES`) and which step's commit releases a row (the row's fence).
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Requests:
         self.in_flight: deque[StepInFlight] = deque()  # oldest first
         self.last_step_id = 0
         self.last_committed = 0
-        self.steps_are_lost = False  # and the device may still run them
+        self.steps_are_lost = False  # until `pass_lost_steps`: meanwhile the device may still run them
         self._num_arrived = 0
-        self._retracted_lately = False
+        self._retracted_lately = False  # see `is_admission_paused`
 
     @property
     def num_with_row(self) -> int:
@@ -126,6 +126,17 @@ class Requests:
         record.prefill_launched = record.prefill_committed = record.prefill_len
         self._join_rounds(record)
 
+    def share_prefix(self, record: RequestRecord) -> None:
+        """Put the computed part of a prompt into the prefix cache."""
+        if self.store.cache is not None and record.context is not None:
+            self.store.share_prefix(
+                record.row, record.context, record.prefill_committed, record.request.namespace, self.last_step_id
+            )
+
+    def in_row(self, row: int) -> RequestRecord:
+        """The request that runs in a row or is leaving it."""
+        return self.running.get(row) or self.leaving[row]
+
     def _new(self, request: Request, max_tokens: int) -> RequestRecord:
         record = self.live[request.request_id] = RequestRecord(request, self._num_arrived, max_tokens)
         self._num_arrived += 1
@@ -149,21 +160,10 @@ class Requests:
             if after is not None:
                 after[record.row] = record
 
-    def share_prefix(self, record: RequestRecord) -> None:
-        """Hand what is computed of a prompt over to the prefix cache."""
-        if self.store.cache is not None and record.context is not None:
-            self.store.share_prefix(
-                record.row, record.context, record.prefill_committed, record.request.namespace, self.last_step_id
-            )
-
-    def in_row(self, row: int) -> RequestRecord:
-        """The request that runs in a row or is leaving it."""
-        return self.running.get(row) or self.leaving[row]
-
     # -- a request is retracted or ends -----------------------------------------------------------------------------
 
     def retract(self, record: RequestRecord) -> None:
-        """Take everything from a request at once and queue it again. Admission pauses."""
+        """Release all that a request holds and queue it again. Admission pauses."""
         self._close_row(record, self.output.context_of(record))
         self._advance(record, RequestEvent.RETRACT)
         record.row = record.epoch = 0
@@ -191,17 +191,17 @@ class Requests:
         return self._apply_rules(record, Demand.FINISH)
 
     def give_up(self, record: RequestRecord, reason: FinishReason, message: str = "") -> FinishedRequest | None:
-        """End a request that was aborted or has failed. Returns None if a running block has to be committed first."""
+        """End a request that was aborted or has failed. Returns None if its block runs: then it leaves, and ends with the block."""
         record.ending = (reason, message)
         return self._apply_rules(record, Demand.GIVE_UP)
 
     def end_leaving(self) -> list[FinishedRequest]:
-        """Apply the joint rules to the requests that are leaving: they end if their block runs no longer."""
+        """End the requests that are leaving and whose block runs no longer."""
         ends = [self._apply_rules(record, Demand.GIVE_UP) for record in list(self.leaving.values())]
         return [finished for finished in ends if finished is not None]
 
     def _apply_rules(self, record: RequestRecord, demand: Demand) -> FinishedRequest | None:
-        """Apply the joint rules until one says that nothing more happens. Returns the end, if it came to that."""
+        """Apply joint rules until one leaves the state as it is. Returns the end if the request ended."""
         while True:
             rule = JOINT_RULES[demand][record.state]
             response = rule.inside if self._is_in_running_block(record) else rule.outside
@@ -253,9 +253,12 @@ class Requests:
 
     @property
     def is_admission_paused(self) -> bool:
-        """Since a retraction, until a decode round of a live row is committed or no decode round can come."""
+        """Whether a request was retracted and no decode round of a live row was committed since, though one can still come.
+
+        Without the pause two requests could retract each other in turns and neither would advance.
+        """
         return self._retracted_lately and (
-            len(self.rounds.rows) > 0 or any(flight.rounds is not None for flight in self.in_flight)
+            len(self.rounds.rows) > 0 or any(flight.planned is not None for flight in self.in_flight)
         )
 
     def resume_admission(self) -> None:
@@ -272,11 +275,11 @@ class Requests:
 
     @property
     def rounds_in_flight(self) -> int:
-        """The most decode rounds that the steps in flight may run."""
+        """How many decode rounds the steps in flight may run."""
         rounds = 0
         for flight in self.in_flight:
-            if flight.rounds is not None:
-                rounds += flight.rounds.step.max_rounds
+            if flight.planned is not None:
+                rounds += flight.planned.decode.max_rounds
         return rounds
 
     def launch(self, flight: StepInFlight) -> None:
@@ -285,7 +288,7 @@ class Requests:
         self.last_step_id = flight.step.step_id
 
     def oldest_step(self, step_id: int, what: str) -> StepInFlight:
-        """The oldest step in flight, which must be `step_id`: else InvariantViolation RELAY-07 that names what came for it."""
+        """Return the oldest step in flight. Raises RELAY-07, about the result or failure `what`, if it is not `step_id`."""
         flight = self.in_flight[0] if self.in_flight else None
         if flight is None or flight.step.step_id != step_id:
             oldest = None if flight is None else flight.step.step_id
@@ -295,7 +298,7 @@ class Requests:
         return flight
 
     def begin_commit(self, result: StepResult) -> tuple[StepInFlight, list[FinishedRequest]]:
-        """Take the oldest step out of flight. The requests that its executor reports as failed end, or are leaving if it is a block."""
+        """Take the oldest step out of flight. Requests that the executor reports as failed end, or leave if the step is a block."""
         flight = self.oldest_step(result.step_id, "result")
         self.last_committed = result.step_id
         finished: list[FinishedRequest] = []
@@ -320,7 +323,7 @@ class Requests:
         return finished
 
     def pass_lost_steps(self) -> None:
-        """Release what the lost steps have fenced: the device is quiet. Raises RELAY-01 with steps in flight."""
+        """Release what the lost steps have fenced, now that the device is quiet. Raises RELAY-01 with steps in flight."""
         if self.in_flight:
             raise InvariantViolation("RELAY-01", f"resumed with {self.describe_in_flight()} in flight")
         self.steps_are_lost = False
@@ -328,17 +331,17 @@ class Requests:
         self.store.pass_fence(self.last_step_id)
 
     def in_later_step(self, rows: np.ndarray) -> np.ndarray | bool:
-        """Which of `rows` a decode step in flight covers; one bool if the answer is the same for all."""
+        """Return which of `rows` the steps in flight will decode again; one bool if the answer is the same for all."""
         for flight in self.in_flight:
-            if flight.rounds is not None:
-                later = flight.rounds.step.rows
+            if flight.planned is not None:
+                later = flight.planned.decode.rows
                 return True if later is rows else np.isin(rows, later)
         return False
 
     def records_of(self, flight: StepInFlight) -> list[RequestRecord]:
         """The running requests that still have the rows with which the step was planned, in the order of its rows."""
         epochs = self.store.table.epochs
-        records = (self.running.get(row) for row, epoch in flight.stays() if epochs[row] == epoch)
+        records = (self.running.get(row) for row, epoch in flight.row_epochs() if epochs[row] == epoch)
         return [record for record in records if record is not None]
 
     def describe_in_flight(self) -> str:
@@ -349,7 +352,7 @@ class Requests:
         return "; ".join(described) or "nothing"
 
     def _is_in_running_block(self, record: RequestRecord) -> bool:
-        """Whether the device now runs rounds of this request whose results are unknown."""
+        """Whether the oldest step in flight is a block with rounds of this request. A block behind another step has not begun."""
         if not self.in_flight or self.steps_are_lost or self.in_flight[0].step.max_rounds == 1:
             return False
         return record.row in self.in_flight[0].step.decode.rows
@@ -379,6 +382,6 @@ class Requests:
         for row, record in [*self.running.items(), *self.leaving.items(), *self.transferring.items()]:
             if record.row != row or self.store.table.epochs[row] != record.epoch:
                 raise InvariantViolation("RELAY-03", f"row {row} belongs to {record.request.request_id!r} no longer")
-        self.rounds.check([flight.rounds.step for flight in self.in_flight if flight.rounds is not None])
+        self.rounds.check([flight.planned.decode for flight in self.in_flight if flight.planned is not None])
         if self.is_idle and self.store.num_request_slots:
             raise InvariantViolation("ALLOC-15", f"idle, but {self.store.num_request_slots} slots are held by requests")

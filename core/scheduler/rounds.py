@@ -25,11 +25,11 @@ from .config import EngineConfig, EngineSizes
 
 @dataclass(slots=True)
 class PlannedRounds:
-    """A decode step that was planned, with what its commit needs."""
+    """The decode part of a planned step, with what its commit needs."""
 
-    step: DecodeStep
-    index: np.ndarray  # intp [bs]: the step's rows; NumPy indexes by intp several times faster than by int32
-    allocated: np.ndarray  # int64 [bs]: slots of each row before the step reserved its own
+    decode: DecodeStep
+    index: np.ndarray  # intp [bs]: its rows; NumPy indexes by intp several times faster than by int32
+    allocated: np.ndarray  # int64 [bs]: slots of each row before this reservation
 
 
 class CountedRounds(NamedTuple):
@@ -57,7 +57,7 @@ class DecodeRounds:
         self.kv_len = np.zeros(config.max_running + 1, dtype=np.int64)
         self.end_len = np.zeros(config.max_running + 1, dtype=np.int64)
         self.live = np.zeros(config.max_running + 1, dtype=bool)
-        self.departures = 0
+        self.num_left = 0  # rows that have ever left; grows after a plan if a row of the plan has left since
         self._members: list[int] = []
         self._rows = np.empty(0, dtype=np.int32)
         self._index = np.empty(0, dtype=np.intp)
@@ -84,7 +84,7 @@ class DecodeRounds:
         self.live[row] = False
         self._members.remove(row)
         self._stale = True
-        self.departures += 1
+        self.num_left += 1
         self.single_round_rows -= single_round
 
     @property
@@ -102,8 +102,8 @@ class DecodeRounds:
     def reserve(self, rounds_unseen: int, max_rounds: int) -> PlannedRounds | None:
         """Reserve slots for the next round, or for a block of up to `max_rounds`. Returns None if not even one round fits.
 
-        `rounds_unseen` are in flight. A block takes free slots only, and in overlap mode leaves what the plan behind it may take; a
-        single round may make the prefix cache evict some.
+        `rounds_unseen` rounds are in flight. A block takes free slots only, and in overlap mode leaves those that the next plan may take.
+        A single round may evict from the prefix cache.
         """
         rows = self.rows
         batch_size = len(rows)
@@ -139,7 +139,7 @@ class DecodeRounds:
         return PlannedRounds(step, index, allocated)
 
     def _slots_of_a_plan(self) -> int:
-        """The most slots that the plan after a block could take."""
+        """Count the most slots that the plan after a block could take."""
         config, sizes = self.config, self.sizes
         newcomers = min(config.max_running, config.chunk_size)
         reserve = sizes.reserve + config.page_size
@@ -153,13 +153,13 @@ class DecodeRounds:
     # -- commit -------------------------------------------------------------------------------------------------------
 
     def count(
-        self, planned: PlannedRounds, result: DecodeResult, departures_at_plan: int, leaving: Collection[int]
+        self, planned: PlannedRounds, result: DecodeResult, num_left_at_plan: int, leaving: Collection[int]
     ) -> CountedRounds:
         """Apply the finish rule and move the committed lengths of the live rows. Raises SIM-12 for a result of another shape.
 
-        Of `leaving` rows, which left while the block ran, the rounds before the last count.
+        Rows in `leaving` left while the block ran: of them, only the rounds before the last are counted.
         """
-        step = planned.step
+        step = planned.decode
         if not 1 <= result.rounds <= step.max_rounds or result.accept_lens.shape != (result.rounds, len(step.rows)):
             raise InvariantViolation(
                 "SIM-12",
@@ -170,7 +170,7 @@ class DecodeRounds:
         kv_before = kv_before_last = self.kv_len[rows]
         if rounds > 1:
             # A plain round emits one token: nothing has to be added up.
-            plain = planned.step.steps == 0
+            plain = planned.decode.steps == 0
             kv_before_last = kv_before + (rounds - 1 if plain else np.add.reduce(lens[:-1], axis=0, dtype=np.int64))
         stops = None if result.stop_index is None else result.stop_index[-1]
         runs = cut_runs(lens[-1], stops, self.end_len[rows] - kv_before_last)
@@ -182,7 +182,7 @@ class DecodeRounds:
         ended = runs.ended
         kv_after = kv_before_last + runs.kept
         live = None
-        if departures_at_plan != self.departures:
+        if num_left_at_plan != self.num_left:
             live = self.live[rows]
             if np.count_nonzero(live) == len(live):
                 live = None
@@ -206,28 +206,28 @@ class DecodeRounds:
         return CountedRounds(kept, live, live_before, ended.nonzero()[0], runs.stopped, kv_before, kv_before_last)
 
     def cut(self, planned: PlannedRounds, counted: CountedRounds, cuts: Mapping[int, int]) -> CountedRounds:
-        """End rows at a stop string: of column i the first `cuts[i]` tokens of the single round are kept."""
+        """End rows at a stop string: keep the first `cuts[i]` tokens of column i. The step has one round."""
         for i, length in cuts.items():
             counted.kept[0, i] = length
             counted.stopped[i] = True
             self.kv_len[planned.index[i]] = counted.kv_before[i] + length
         return counted._replace(ended=np.union1d(counted.ended, list(cuts))) if cuts else counted
 
-    def give_back(
+    def release_unused(
         self,
         planned: PlannedRounds,
         result: DecodeResult,
         kv_before_last: np.ndarray,
         in_later_step: np.ndarray | bool,
     ) -> None:
-        """Release after a block the slots that its rounds, planned one by one, would not hold now.
+        """Release, after a block, the slots that the same rounds planned one by one would not hold now.
 
-        Planned singly, a round reserves R from the length known then: in synchronous mode that before the round, in overlap mode that
-        before the round before it. A row of a later launched step was planned once more, one round on.
+        A single round reserves R past the length that its plan knows: in synchronous mode the length before the round; in overlap mode
+        the length one round earlier. A row that a step in flight covers was planned once more, so its known length is one round newer.
         """
         known = kv_before_last
         if self.config.overlap and in_later_step is not True:
-            known = planned.step.seq_lens if result.rounds == 1 else kv_before_last - result.accept_lens[-2]
+            known = planned.decode.seq_lens if result.rounds == 1 else kv_before_last - result.accept_lens[-2]
             known = known if in_later_step is False else np.where(in_later_step, kv_before_last, known)
         held = known + self.sizes.reserve
         if self.config.page_size > 1:
@@ -235,11 +235,12 @@ class DecodeRounds:
         held = np.maximum(planned.allocated, held)
         self.store.trim(planned.index, held)
 
-    def feed_back(
+    def teach_controller(
         self, step: DecodeStep, result: DecodeResult, live: np.ndarray | None, live_before: np.ndarray | None
     ) -> None:
-        """Tell the controller what each round's verify accepted, without the rows that had left: `live` bool [bs] are there in the
-        last round, `live_before` in those before it (None: all)."""
+        """Tell the controller how many drafts each round accepted, without the rows that had left.
+
+        `live` bool [bs] marks the rows that count in the last round, `live_before` those in the rounds before it; None: all."""
         correct = result.accept_lens - 1
         if live is None and live_before is None:
             self.controller.on_verify_rounds(correct, len(step.rows), step.steps)

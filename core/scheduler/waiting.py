@@ -20,6 +20,8 @@ from .life import RequestRecord
 
 
 class WaitingQueue:
+    """Requests by priority and arrival."""
+
     def __init__(self, ageing_bound: int) -> None:
         assert ageing_bound >= 1, f"ageing_bound is {ageing_bound}, expected at least 1"
         self._ageing_bound = ageing_bound
@@ -62,7 +64,7 @@ class WaitingQueue:
         self._first = [*records, *(record for record in self._first if record not in records)]
 
     def pop(self) -> RequestRecord:
-        """Take the head, and count it for those that it overtakes."""
+        """Take the head, and count one more admission for the requests that it overtakes."""
         record = self.head
         assert record is not None, "pop from an empty queue"
         for priority in self._priorities:
@@ -94,7 +96,7 @@ def entitlement(record: RequestRecord) -> tuple[int, int]:
 
 
 def least_entitled(running: Collection[RequestRecord]) -> RequestRecord:
-    """Return the request that memory pressure retracts. A single request always fits, or it was not to be admitted (ENGINE-08)."""
+    """Return the request that memory pressure retracts. Raises ENGINE-08 for a single one: it must fit."""
     if len(running) < 2:
         raise InvariantViolation("ENGINE-08", "a request alone does not fit the pool that it was admitted to")
     return min(running, key=entitlement)

@@ -111,8 +111,8 @@ def retracted_requests_forget_their_output(patch):
 def departed_rows_settled(patch):
     real = DecodeRounds.count
 
-    def count(self, launched, result, departures_at_plan, leaving):
-        return real(self, launched, result, self.departures, ())
+    def count(self, launched, result, num_left_at_plan, leaving):
+        return real(self, launched, result, self.num_left, ())
 
     patch.setattr(DecodeRounds, "count", count)
 
@@ -206,9 +206,9 @@ def hidden_states_in_standalone(patch):
 
 
 def feedback_of_departed_rows_counted(patch):
-    real = DecodeRounds.feed_back
+    real = DecodeRounds.teach_controller
     patch.setattr(
-        DecodeRounds, "feed_back", lambda self, step, result, live, before: real(self, step, result, None, None)
+        DecodeRounds, "teach_controller", lambda self, step, result, live, before: real(self, step, result, None, None)
     )
 
 
@@ -243,7 +243,7 @@ def a_stop_that_never_arrives(patch):
 
 
 def blocks_keep_what_they_reserved(patch):
-    patch.setattr(DecodeRounds, "give_back", lambda self, *arguments: None)
+    patch.setattr(DecodeRounds, "release_unused", lambda self, *arguments: None)
 
 
 def blocks_planned_while_somebody_could_enter(patch):

@@ -392,32 +392,32 @@ def test_retraction_on_demand(block_rounds):
 def test_the_ladder():
     limits = StepLimits(chunk_size=64, max_rows=8)
     assert not limits.are_reduced
-    assert not limits.failed(8, 8, False, can_draft_less=True)
+    assert not limits.count_failure(8, 8, False, can_draft_less=True)
     assert (limits.fewer_steps, limits.row_limit) == (True, None)
     row_limits = []
     for rows in (8, 4, 2):
-        assert not limits.failed(rows, rows, False, False)
+        assert not limits.count_failure(rows, rows, False, False)
         row_limits.append(limits.row_limit)
     assert row_limits == [4, 2, 1]
-    assert limits.failed(1, 1, False, False), "alone, and nothing less to try"
+    assert limits.count_failure(1, 1, False, False), "alone, and nothing less to try"
     for expected in (2, 4, None):
-        assert [limits.succeeded() for _ in range(GOOD_STEPS)][-1]
+        assert [limits.count_success() for _ in range(GOOD_STEPS)][-1]
         assert limits.row_limit == expected
     assert limits.are_reduced
     for _ in range(GOOD_STEPS):
-        limits.succeeded()
+        limits.count_success()
     assert not limits.are_reduced
 
 
 def test_a_long_prompt_is_tried_in_smaller_chunks_before_it_fails():
     limits = StepLimits(chunk_size=64, max_rows=8)
     budgets = []
-    while not limits.failed(1, 1, True, False):
+    while not limits.count_failure(1, 1, True, False):
         budgets.append(limits.prefill_budget)
     assert budgets == [32, 16, 8]
 
 
 def test_suspects_are_tried_by_themselves():
     limits = StepLimits(chunk_size=64, max_rows=8)
-    assert not limits.failed(7, 2, False, False)
+    assert not limits.count_failure(7, 2, False, False)
     assert limits.row_limit == 2
