@@ -25,14 +25,12 @@ from ..kernels.constants import numbers
 from ..ops.port import DecodeBatch, Ops
 from .beam import DeviceBeam, first_level, next_level, tree_of
 from .network import DraftNetwork
-from .port import Accepted, Relayed, RoundBatch, root_only
+from .port import Accepted, Draft, Relayed, RoundBatch, root_only
 from .window import at_column, window_attention, window_slots
 
 
-class BranchDraft:
+class BranchDraft(Draft):
     """`relayed_topk` candidates travel to the next round, whatever steps it will take."""
-
-    on_host = False
 
     def __init__(self, ops: Ops, network: DraftNetwork, pool: KVPool, relayed_topk: int, page_size: int) -> None:
         self.aux_layers = network.aux_layers
@@ -42,12 +40,6 @@ class BranchDraft:
         self._pool = pool
         self._relayed_topk = relayed_topk
         self._page_size = page_size
-
-    def open_row(self, row: int, cached: np.ndarray) -> None:
-        pass
-
-    def observe(self, row: int, tokens: np.ndarray) -> None:
-        pass
 
     # -- prompts --------------------------------------------------------------------------------------------------
 

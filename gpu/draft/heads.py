@@ -27,14 +27,13 @@ from ..kernels.constants import numbers
 from ..models.eagle import MultiLayerEagle
 from ..ops.port import Ops
 from .beam import first_level, next_level, tree_of
-from .port import Accepted, Relayed, RoundBatch, root_only, top_candidates
+from .port import Accepted, Draft, Relayed, RoundBatch, root_only, top_candidates
 from .window import at_column, window_attention
 
 
-class HeadsDraft:
+class HeadsDraft(Draft):
     """`relayed_topk` candidates per head travel to the next round."""
 
-    on_host = False
     wants_hidden = True
 
     def __init__(self, ops: Ops, heads: MultiLayerEagle, pool: KVPool, relayed_topk: int, num_rows: int) -> None:
@@ -50,9 +49,6 @@ class HeadsDraft:
     def open_row(self, row: int, cached: np.ndarray) -> None:
         # Nothing is known of the slot before the first chunk, be it the begin of the prompt or a cached prefix.
         self._carry[row] = 0
-
-    def observe(self, row: int, tokens: np.ndarray) -> None:
-        pass
 
     # -- prompts --------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The protocol of drafters, and the batches that they work on.
+"""The base of drafters, and the batches that they work on.
 
 prefill   the draft's own pass over prompt chunks             → what finished prompts relay to their first round
 propose   relayed values → a verify tree                      (S − 1 draft passes; none for look-up)
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -47,17 +46,16 @@ class Accepted:
     accept_lens: Tensor  # int32 [bs]
     captured: Tensor | None  # [bs, nd, C]: target hidden states, entry j belongs to the j-th accepted node
     longest: int  # host's bound of accept_lens
-    next_relay: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # [bs, …]: the tree's, of each row's last accepted node
+    # [bs, …]: the tree's, of each row's last accepted node
+    next_relay: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Draft(Protocol):
+class Draft:
     """A drafter on a device. `aux_layers` and `wants_hidden` say what the target's forward passes capture for it."""
 
-    aux_layers: tuple[int, ...]
-    wants_hidden: bool
-    on_host: bool  # proposals need the tokens of earlier rounds on the host, so rounds wait for each other
+    aux_layers: tuple[int, ...] = ()
+    wants_hidden: bool = False
+    on_host: bool = False  # proposals need the tokens of earlier rounds on the host, so rounds wait for each other
 
     def open_row(self, row: int, cached: np.ndarray) -> None:
         """Begin a request in `row`; `cached` int64 [n] is the part of its text that is not prefilled again."""
@@ -67,37 +65,24 @@ class Draft(Protocol):
 
     def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
         """The draft's pass over the chunks; `captured` [t, C] like the target's tokens, `sampled` int64 [m] for the m last chunks."""
+        return {}
 
-    def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree: ...
+    def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
+        raise NotImplementedError
 
     def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
         """`relayed` is what the round began with."""
+        return {}
 
 
-class NoDraft:
+class NoDraft(Draft):
     """Plain decoding: a tree is its root."""
-
-    aux_layers: tuple[int, ...] = ()
-    wants_hidden = False
-    on_host = False
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
 
-    def open_row(self, row: int, cached: np.ndarray) -> None:
-        pass
-
-    def observe(self, row: int, tokens: np.ndarray) -> None:
-        pass
-
-    def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
-        return {}
-
     def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
         return root_only(self._ops, batch)
-
-    def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
-        return {}
 
 
 def root_only(ops: Ops, batch: RoundBatch) -> DeviceTree:

@@ -13,14 +13,12 @@ from ...core.tree.build import build_proposed_tree
 from ..batch.chunks import Chunks
 from ..batch.tree import DeviceTree
 from ..ops.port import Ops
-from .port import Accepted, Relayed, RoundBatch, root_only
+from .port import Accepted, Draft, Relayed, RoundBatch, root_only
 
 
-class ProposedDraft:
+class ProposedDraft(Draft):
     """Works on the host, so a round begins when the tokens of the one before it are known there."""
 
-    aux_layers: tuple[int, ...] = ()
-    wants_hidden = False
     on_host = True
 
     def __init__(self, ops: Ops, drafts: HostDrafts) -> None:

@@ -11,17 +11,22 @@ from typing import Any
 class AotCase:
     """One specialisation of a kernel, at a realistic shape.
 
-    `signature` gives the type of every parameter in Triton's words ("*bf16", "*i64", "i32", "fp32", "constexpr"), `constexprs` the values
-    of the constant ones. Pointers are taken to be 16-byte aligned, as torch allocates them, and so are the integers in `divisible_by_16`.
+    `types` lists the parameters of each type in Triton's words ("*bf16", "*i64", "i32", "fp32"), `constexprs` has the values of the
+    constant ones. Pointers are taken to be 16-byte aligned, as torch allocates them, and so are the integers in `divisible_by_16`.
     """
 
     name: str
     kernel: Any
-    signature: Mapping[str, str]
+    types: Mapping[str, str]  # names with spaces between them
     constexprs: Mapping[str, Any]
-    divisible_by_16: tuple[str, ...] = ()
+    divisible_by_16: str = ""
     num_warps: int = 4
     num_stages: int = 3
     tensor_cores: bool = False  # the compiled code must use them
     capabilities: tuple[int, ...] = (8, 9, 10)  # major numbers of the GPUs that it is launched on
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """Return the type of each parameter that is not constant."""
+        return {name: kind for kind, names in self.types.items() for name in names.split()}

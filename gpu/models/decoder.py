@@ -33,7 +33,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config, self.ops = config, ops
         self.device, self.dtype = torch.device(device), dtype
-        vocab, hidden = config.vocab_size, config.hidden_size
+        self.num_layers, self.num_kv_heads, self.head_dim = config.num_layers, config.num_kv_heads, config.head_dim
+        self.vocab_size, self.hidden_size = vocab, hidden = config.vocab_size, config.hidden_size
         self.embed_weight = empty_weight(vocab, hidden, device=device, dtype=dtype)
         sparse = config.moe_layers
         self.layers = nn.ModuleList(
@@ -68,26 +69,6 @@ class Decoder(nn.Module):
     def output_embedding(self) -> Tensor:
         """[V, H]; the input embedding if they are tied."""
         return self.embed_weight if self.lm_head_weight is None else self.lm_head_weight
-
-    @property
-    def num_layers(self) -> int:
-        return self.config.num_layers
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.config.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.head_dim
-
-    @property
-    def hidden_size(self) -> int:
-        return self.config.hidden_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
 
     @property
     def weight_bytes(self) -> int:

@@ -37,15 +37,17 @@ class HeadOutput:
 class DraftHead(nn.Module):
     """What all heads have in common: embeddings, LM head, vocabulary, sizes. Weights are frozen until `requires_grad_`."""
 
-    aux_layers: tuple[
-        int, ...
-    ] = ()  # target layers whose entering states are captured; empty: the last hidden state is
+    # The target layers whose entering states are captured; without any, the last hidden state is.
+    aux_layers: tuple[int, ...] = ()
 
     def __init__(self, config: HeadConfig, target: Decoder, own_embeddings: bool, own_lm_head: bool) -> None:
         super().__init__()
         self.config, self.ops = config, target.ops
         self.device, self.dtype = target.device, target.dtype
         model = config.model
+        # The layers of the draft KV pool, and the vocabulary of the draft.
+        self.num_layers, self.num_kv_heads, self.head_dim = model.num_layers, model.num_kv_heads, model.head_dim
+        self.hidden_size, self.vocab_size = model.hidden_size, config.draft_vocab_size
         if not own_embeddings:
             assert model.hidden_size == target.hidden_size, "the target's embeddings have another width"
         self.embed_weight = self._empty(model.vocab_size, model.hidden_size) if own_embeddings else None
@@ -61,7 +63,7 @@ class DraftHead(nn.Module):
         own = self.lm_head_weight
         self._output = target.projections[0] if own is None else Projection(own)
         self.projections: tuple[Projection, ...] = () if own is None else (self._output,)
-        self._target_ids: Tensor | None = None
+        self.target_ids: Tensor | None = None  # of each draft token; None if the vocabularies are the same
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
         """tokens int64 [n], one ahead of the slots; hidden [n, H] from `prepare_hidden` or from the step before."""
@@ -77,40 +79,13 @@ class DraftHead(nn.Module):
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft tokens int64 → the target's ids of them, of the same shape."""
-        return draft_ids if self._target_ids is None else self._target_ids[draft_ids]
+        return draft_ids if self.target_ids is None else self.target_ids[draft_ids]
 
     def set_vocabulary(self, target_ids: Tensor) -> None:
         """`target_ids` int64 [draft vocabulary]: the target's id of each draft token, all different."""
         assert target_ids.shape == (self.vocab_size,), target_ids.shape
         assert target_ids.dtype is torch.int64, target_ids.dtype
-        self._target_ids = target_ids.to(self.device)
-
-    @property
-    def target_ids(self) -> Tensor | None:
-        """The target's id of each draft token; None if the vocabularies are the same."""
-        return self._target_ids
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of the draft KV pool."""
-        return self.config.model.num_layers
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.config.model.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.model.head_dim
-
-    @property
-    def hidden_size(self) -> int:
-        return self.config.model.hidden_size
-
-    @property
-    def vocab_size(self) -> int:
-        """Of the draft."""
-        return self.config.draft_vocab_size
+        self.target_ids = target_ids.to(self.device)
 
     @property
     def weight_bytes(self) -> int:
@@ -167,15 +142,6 @@ class BodiedHead(DraftHead):
 
     _bodies: tuple[EagleLayers, ...]
 
-    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
-        embedded = torch.embedding(self._tables[0], tokens)
-        out = self._bodies[head].run(embedded, hidden, attention, self.cos_sin)
-        return HeadOutput(out, out)
-
-
-class EagleHead(BodiedHead):
-    """EAGLE and EAGLE-2 (which differ in the tree, not in the head)."""
-
     def __init__(
         self,
         config: HeadConfig,
@@ -185,7 +151,22 @@ class EagleHead(BodiedHead):
         fc_bias: bool = False,
     ) -> None:
         super().__init__(config, target, own_embeddings, own_lm_head)
-        self.body = EagleLayers(self, 0, config.model.num_layers, fc_bias)
+        self._add_bodies(fc_bias)
+
+    def _add_bodies(self, fc_bias: bool) -> None:
+        raise NotImplementedError
+
+    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
+        embedded = torch.embedding(self._tables[0], tokens)
+        out = self._bodies[head].run(embedded, hidden, attention, self.cos_sin)
+        return HeadOutput(out, out)
+
+
+class EagleHead(BodiedHead):
+    """EAGLE and EAGLE-2 (which differ in the tree, not in the head)."""
+
+    def _add_bodies(self, fc_bias: bool) -> None:
+        self.body = EagleLayers(self, 0, self.num_layers, fc_bias)
         self._bodies = (self.body,)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
@@ -200,26 +181,10 @@ class MultiLayerEagle(BodiedHead):
     head behind `heads.<s>.`.
     """
 
-    def __init__(
-        self,
-        config: HeadConfig,
-        target: Decoder,
-        own_embeddings: bool = False,
-        own_lm_head: bool = False,
-        fc_bias: bool = False,
-    ) -> None:
-        super().__init__(config, target, own_embeddings, own_lm_head)
-        self.heads = nn.ModuleList(EagleLayers(self, s, 1, fc_bias) for s in range(config.num_heads))
+    def _add_bodies(self, fc_bias: bool) -> None:
+        self.num_heads = self.num_layers = self.config.num_heads  # as many steps it can draft
+        self.heads = nn.ModuleList(EagleLayers(self, s, 1, fc_bias) for s in range(self.num_heads))
         self._bodies = tuple(self.heads)
-
-    @property
-    def num_layers(self) -> int:
-        return self.config.num_heads
-
-    @property
-    def num_heads(self) -> int:
-        """How many steps it can draft."""
-        return self.config.num_heads
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         yield from super().checkpoint_weights()

@@ -149,8 +149,7 @@ def decode_attention_bytes(lens: list[int], num_heads: int, num_kv_heads: int, d
     return sum(lens) * (2 * num_kv_heads * d * itemsize + 4) + len(lens) * 2 * num_heads * d * itemsize
 
 
-POOL_STRIDES = ("k_slot_stride", "k_head_stride", "v_slot_stride", "v_head_stride")
-Q_STRIDES = ("q_token_stride", "q_head_stride")
+STRIDES = "q_token_stride q_head_stride k_slot_stride k_head_stride v_slot_stride v_head_stride"
 
 
 def _aot_case(heads: int, kv_heads: int, d: int, splits: int, capability: int) -> AotCase:
@@ -159,15 +158,15 @@ def _aot_case(heads: int, kv_heads: int, d: int, splits: int, capability: int) -
         f"decode_attention {heads}/{kv_heads} heads of {d}, {splits} parts",
         decode_attention_kernel,
         {
-            **dict.fromkeys(("q", "k_pool", "v_pool", "out"), "*bf16"),
-            "table": "*i32",
-            **dict.fromkeys(("rows", "bases", "tails", "lens"), "*i64"),
-            **dict.fromkeys(("partial", "lse"), "*fp32" if splits > 1 else "*bf16"),
-            **dict.fromkeys((*Q_STRIDES, *POOL_STRIDES, "table_stride"), "i32"),
-            "scale_log2": "fp32",
+            "*bf16": f"q k_pool v_pool out {'' if splits > 1 else 'partial lse'}",
+            "*fp32": "partial lse" if splits > 1 else "",
+            "*i64": "rows bases tails lens",
+            "*i32": "table",
+            "i32": f"{STRIDES} table_stride",
+            "fp32": "scale_log2",
         },
         {"GROUP": heads // kv_heads, "HEAD_DIM": d, **size.constants(), "SPLITS": splits},
-        divisible_by_16=(*Q_STRIDES, *POOL_STRIDES),
+        divisible_by_16=STRIDES,
         **size.options(),
         tensor_cores=True,
         capabilities=(capability,),

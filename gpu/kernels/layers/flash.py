@@ -23,9 +23,9 @@ PROGRAMS_PER_PROCESSOR = 3  # as many as shared memory holds: the loads of one r
 HOPPER = 9
 
 
-STRIDES = tuple(
-    f"{tensor}_stride"
-    for tensor in ("q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "pool_slot", "pool_head")
+STRIDES = (
+    "q_token_stride q_head_stride k_token_stride k_head_stride v_token_stride v_head_stride"
+    " pool_slot_stride pool_head_stride"
 )
 """Of the kernels that read new tokens beside the pool."""
 
@@ -238,7 +238,7 @@ AOT_CASES = [
     AotCase(
         f"join_splits {splits}",
         join_splits_kernel,
-        {"partial": "*fp32", "lse": "*fp32", "out": "*bf16"},
+        {"*fp32": "partial lse", "*bf16": "out"},
         {"HEAD_DIM": 128, "BLOCK_D": 128, "SPLITS": splits},
         num_warps=4 if splits <= 32 else 8,
     )

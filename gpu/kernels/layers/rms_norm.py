@@ -123,12 +123,12 @@ AOT_CASES = [
         f"rms_norm {width}{' + residual' if add else ''}",
         rms_norm_kernel,
         {
-            **dict.fromkeys(("x", "residual", "weight", "out", "total_out"), "*bf16"),
-            **dict.fromkeys(("num_rows", "heads", "width", "token_stride", "head_stride"), "i32"),
-            "eps": "fp32",
+            "*bf16": "x residual weight out total_out",
+            "i32": "num_rows heads width token_stride head_stride",
+            "fp32": "eps",
         },
         {"ROWS": max(1, ELEMENTS_PER_PROGRAM // width), "BLOCK": width, "ADD": add},
-        divisible_by_16=("width", "token_stride", "head_stride"),
+        divisible_by_16="width token_stride head_stride",
         num_warps=min(16, max(1, width * max(1, ELEMENTS_PER_PROGRAM // width) // 512)),
     )
     for width, add in ((128, False), (4096, False), (4096, True), (8192, True))

@@ -162,27 +162,18 @@ def rope_write_bytes(n: int, num_heads: int, num_kv_heads: int, d: int, itemsize
 
 
 STRIDES = (
-    "q_token_stride",
-    "q_head_stride",
-    "k_token_stride",
-    "k_head_stride",
-    "v_token_stride",
-    "v_head_stride",
-    "table_stride",
-    "k_slot_stride",
-    "k_pool_head_stride",
-    "v_slot_stride",
-    "v_pool_head_stride",
+    "q_token_stride q_head_stride k_token_stride k_head_stride v_token_stride v_head_stride table_stride"
+    " k_slot_stride k_pool_head_stride v_slot_stride v_pool_head_stride"
 )
 AOT_CASES = [
     AotCase(
         "rope_write 32/8 heads",
         rope_write_kernel,
         {
-            **dict.fromkeys(("q", "k", "v", "q_out", "k_out", "k_pool", "v_pool"), "*bf16"),
-            "cos_sin": "*fp32",
-            **dict.fromkeys(("positions", "slots"), "*i64"),
-            **dict.fromkeys(("heads", "kv_heads", *STRIDES), "i32"),
+            "*bf16": "q k v q_out k_out k_pool v_pool",
+            "*fp32": "cos_sin",
+            "*i64": "positions slots",
+            "i32": f"heads kv_heads {STRIDES}",
         },
         {"HALF": 64, "BLOCK_HALF": 64, "HEADS": HEADS_PER_PROGRAM},
         divisible_by_16=STRIDES,

@@ -42,8 +42,8 @@ AOT_CASES = [
     AotCase(
         "silu_mul 14336",
         silu_mul_kernel,
-        {"gate_up": "*bf16", "out": "*bf16", "width": "i32", "row_stride": "i32"},
+        {"*bf16": "gate_up out", "i32": "width row_stride"},
         {"BLOCK": BLOCK},
-        divisible_by_16=("width", "row_stride"),
+        divisible_by_16="width row_stride",
     )
 ]

@@ -204,16 +204,17 @@ def verify_attention_bytes(
 def _aot_case(num_nodes: int, splits: int, capability: int, wide: bool = False) -> AotCase:
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
     size = reading_tiles(num_nodes * 4, 128, dtype, capability)
+    tensors, parts = "q k v k_pool v_pool out", "partial lse"  # parts are summed in float32
+    floats = {pointer: f"{tensors} {parts}"} if wide or splits == 1 else {pointer: tensors, "*fp32": parts}
     return AotCase(
         f"verify_attention 32/8 heads of 128, {num_nodes} nodes, {splits} parts{', float32' if wide else ''}",
         verify_attention_kernel,
         {
-            **dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out"), pointer),
-            "table": "*i32",
-            **dict.fromkeys(("rows", "prefix_lens", "ancestor_bits"), "*i64"),
-            **dict.fromkeys(("partial", "lse"), "*fp32" if splits > 1 else pointer),
-            **dict.fromkeys((*STRIDES, "table_stride", "num_nodes"), "i32"),
-            "scale_log2": "fp32",
+            **floats,
+            "*i64": "rows prefix_lens ancestor_bits",
+            "*i32": "table",
+            "i32": f"{STRIDES} table_stride num_nodes",
+            "fp32": "scale_log2",
         },
         {"GROUP": 4, "HEAD_DIM": 128, **size.constants(), "NEW_BLOCK": max(16, num_nodes), "SPLITS": splits},
         divisible_by_16=STRIDES,

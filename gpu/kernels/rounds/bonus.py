@@ -40,20 +40,5 @@ def gather_emitted_triton(predict: Tensor, accept_index: Tensor, accept_lens: Te
     return emitted, bonus
 
 
-AOT_CASES = (
-    AotCase(
-        "gather_emitted",
-        _gather_kernel,
-        {
-            "predict": "*i64",
-            "accept_index": "*i32",
-            "accept_lens": "*i32",
-            "emitted": "*i64",
-            "bonus": "*i64",
-            "width": "i32",
-            "WIDTH": "constexpr",
-        },
-        {"WIDTH": 64},
-        num_warps=1,
-    ),
-)
+_TYPES = {"*i64": "predict emitted bonus", "*i32": "accept_index accept_lens", "i32": "width"}
+AOT_CASES = (AotCase("gather_emitted", _gather_kernel, _TYPES, {"WIDTH": 64}, num_warps=1),)

@@ -300,24 +300,17 @@ def build_tree_triton(
     return DeviceTree(node_tokens, node_parents, positions, node_depths, next_token, next_sibling, bits, depth + 1)
 
 
-_SELECT = {"scores": "*fp32", "parents": "*i32", "node_of": "*i32", "kept": "*i32", "n": "i32", "nodes": "i32"}
-_LINK = (
-    {"roots": "*i64", "candidate_tokens": "*i64", "candidate_parents": "*i32", "candidate_depths": "*i64"}
-    | {"seq_lens": "*i64", "node_of": "*i32", "kept": "*i32", "tokens": "*i64", "parents": "*i32"}
-    | {"positions": "*i64", "depths": "*i64", "next_token": "*i32", "next_sibling": "*i32", "ancestor_bits": "*i64"}
-    | dict.fromkeys(("n", "nodes", "max_position"), "i32")
-    | dict.fromkeys(("DEPTH", "NODES"), "constexpr")
-)
-_CHAIN = dict.fromkeys(("roots", "drafts", "seq_lens", "tokens", "positions"), "*i64") | {
-    "nodes": "i32",
-    "max_position": "i32",
-    "NODES": "constexpr",
+_SELECT = {"*fp32": "scores", "*i32": "parents node_of kept", "i32": "n nodes"}
+_LINK = {
+    "*i64": "roots candidate_tokens candidate_depths seq_lens tokens positions depths ancestor_bits",
+    "*i32": "candidate_parents node_of kept parents next_token next_sibling",
+    "i32": "n nodes max_position",
 }
-_SIZES = {"DEPTH": "constexpr", "N": "constexpr"}
+_CHAIN = {"*i64": "roots drafts seq_lens tokens positions", "i32": "nodes max_position"}
 AOT_CASES = (
     AotCase("build_chain", _chain_kernel, _CHAIN, {"NODES": 8}, num_warps=1),
-    AotCase("select_64_candidates", _select_kernel, _SELECT | _SIZES, {"DEPTH": 4, "N": 64}, num_warps=1),
-    AotCase("select_2048_candidates", _select_kernel, _SELECT | _SIZES, {"DEPTH": 7, "N": 2048}, num_warps=8),
+    AotCase("select_64_candidates", _select_kernel, _SELECT, {"DEPTH": 4, "N": 64}, num_warps=1),
+    AotCase("select_2048_candidates", _select_kernel, _SELECT, {"DEPTH": 7, "N": 2048}, num_warps=8),
     AotCase("link_16_nodes", _link_kernel, _LINK, {"DEPTH": 4, "NODES": 16}, num_warps=1),
     AotCase("link_64_nodes", _link_kernel, _LINK, {"DEPTH": 7, "NODES": 64}, num_warps=4),
 )

@@ -121,12 +121,5 @@ _CONSTANTS = {
     "MULTIPLIER_2": _MULTIPLIER_2,
     "BLOCK": BLOCK,
 }
-AOT_CASES = (
-    AotCase(
-        "coins",
-        _coins_kernel,
-        {"keys": "*i64", "positions": "*i64", "coins": "*fp64", "state": "i64", "n": "i32", "width": "i32"}
-        | dict.fromkeys(_CONSTANTS, "constexpr"),
-        _CONSTANTS,
-    ),
-)
+_TYPES = {"*i64": "keys positions", "*fp64": "coins", "i64": "state", "i32": "n width"}
+AOT_CASES = (AotCase("coins", _coins_kernel, _TYPES, _CONSTANTS),)

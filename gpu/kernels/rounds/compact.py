@@ -55,20 +55,5 @@ def compact_triton(values: Tensor, accept_index: Tensor, num_draft_tokens: int) 
     return out
 
 
-AOT_CASES = (
-    AotCase(
-        "compact",
-        _compact_kernel,
-        {
-            "values": "*i64",
-            "accept_index": "*i32",
-            "out": "*i64",
-            "nodes": "i32",
-            "width": "i32",
-            "row_words": "i32",
-            "BLOCK": "constexpr",
-        },
-        {"BLOCK": BLOCK},
-        divisible_by_16=("row_words",),
-    ),
-)
+_TYPES = {"*i64": "values out", "*i32": "accept_index", "i32": "nodes width row_words"}
+AOT_CASES = (AotCase("compact", _compact_kernel, _TYPES, {"BLOCK": BLOCK}, "row_words"),)

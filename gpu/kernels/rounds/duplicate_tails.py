@@ -115,10 +115,12 @@ AOT_CASES = (
     AotCase(
         "duplicate_tails",
         _duplicate_kernel,
-        {"k_pools": "*i64", "v_pools": "*i64", "table": "*i32", "rows": "*i64", "seq_lens": "*i64"}
-        | dict.fromkeys(("num_slots", "row_words", "table_width", "page_size", "steps"), "i32")
-        | {"TOPK": "constexpr", "TAIL": "constexpr", "BLOCK": "constexpr"},
+        {
+            "*i64": "k_pools v_pools rows seq_lens",
+            "*i32": "table",
+            "i32": "num_slots row_words table_width page_size steps",
+        },
         {"TOPK": 4, "TAIL": 16, "BLOCK": BLOCK},
-        divisible_by_16=("num_slots", "row_words", "page_size"),
+        divisible_by_16="num_slots row_words page_size",
     ),
 )

@@ -137,23 +137,14 @@ def move_slots_triton_(kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
     _copy_slots_kernel[grid](k_moved, v_moved, k, v, *shared, n, num_slots, row_words, GATHER=False, BLOCK=BLOCK)
 
 
-_POOLS = {"k_pools": "*i64", "v_pools": "*i64"}
-_COPY = {
-    **dict.fromkeys(("k_from", "v_from", "k_to", "v_to", "sources", "targets"), "*i64"),
-    **dict.fromkeys(("slots_from", "slots_to", "row_words"), "i32"),
-    **dict.fromkeys(("GATHER", "BLOCK"), "constexpr"),
+_MOVE = {
+    "*i64": "k_pools v_pools node_slots",
+    "*i32": "accept_index accept_lens",
+    "i32": "num_slots row_words nodes width columns",
 }
+_COPY = {"*i64": "k_from v_from k_to v_to sources targets", "i32": "slots_from slots_to row_words"}
 AOT_CASES = (
-    AotCase(
-        "move_accepted",
-        _move_accepted_kernel,
-        _POOLS
-        | {"node_slots": "*i64", "accept_index": "*i32", "accept_lens": "*i32"}
-        | dict.fromkeys(("num_slots", "row_words", "nodes", "width", "columns"), "i32")
-        | {"LANES": "constexpr", "BLOCK": "constexpr"},
-        {"LANES": 8, "BLOCK": BLOCK},
-        divisible_by_16=("num_slots", "row_words"),
-    ),
-    AotCase("gather_slots", _copy_slots_kernel, _COPY, {"GATHER": True, "BLOCK": BLOCK}, ("row_words",)),
-    AotCase("scatter_slots", _copy_slots_kernel, _COPY, {"GATHER": False, "BLOCK": BLOCK}, ("row_words",)),
+    AotCase("move_accepted", _move_accepted_kernel, _MOVE, {"LANES": 8, "BLOCK": BLOCK}, "num_slots row_words"),
+    AotCase("gather_slots", _copy_slots_kernel, _COPY, {"GATHER": True, "BLOCK": BLOCK}, "row_words"),
+    AotCase("scatter_slots", _copy_slots_kernel, _COPY, {"GATHER": False, "BLOCK": BLOCK}, "row_words"),
 )

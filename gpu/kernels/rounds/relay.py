@@ -56,16 +56,6 @@ def relay_scatter_triton_(buffer: Tensor, rows: Tensor, values: Tensor) -> None:
 
 
 AOT_CASES = (
-    AotCase(
-        "relay_gather",
-        _gather_kernel,
-        {"buffer": "*i64", "rows": "*i64", "out": "*i64", "width": "i32", "BLOCK": "constexpr"},
-        {"BLOCK": BLOCK},
-    ),
-    AotCase(
-        "relay_scatter",
-        _scatter_kernel,
-        {"buffer": "*i64", "rows": "*i64", "values": "*i64", "width": "i32", "BLOCK": "constexpr"},
-        {"BLOCK": BLOCK},
-    ),
+    AotCase("relay_gather", _gather_kernel, {"*i64": "buffer rows out", "i32": "width"}, {"BLOCK": BLOCK}),
+    AotCase("relay_scatter", _scatter_kernel, {"*i64": "buffer rows values", "i32": "width"}, {"BLOCK": BLOCK}),
 )

@@ -136,20 +136,13 @@ def verify_greedy_triton(tree: DeviceTree, target_ids: Tensor) -> DeviceVerified
     return DeviceVerified(accept_index, accept_lens, target_ids, failed.view(torch.bool))
 
 
-TREE = {"tokens": "*i64", "parents": "*i32", "depths": "*i64", "ancestor_bits": "*i64"}
-_GREEDY = (
-    TREE
-    | {
-        "targets": "*i64",
-        "accept_index": "*i32",
-        "accept_lens": "*i32",
-        "failed": "*i8",
-        "nodes": "i32",
-        "width": "i32",
-    }
-    | dict.fromkeys(("NODES", "WIDTH"), "constexpr")
-)
+_TYPES = {
+    "*i64": "tokens depths ancestor_bits targets",
+    "*i32": "parents accept_index accept_lens",
+    "*i8": "failed",
+    "i32": "nodes width",
+}
 AOT_CASES = (
-    AotCase("verify_greedy_8", _greedy_kernel, _GREEDY, {"NODES": 8, "WIDTH": 8}, num_warps=1),
-    AotCase("verify_greedy_64", _greedy_kernel, _GREEDY, {"NODES": 64, "WIDTH": 64}, num_warps=4),
+    AotCase("verify_greedy_8", _greedy_kernel, _TYPES, {"NODES": 8, "WIDTH": 8}, num_warps=1),
+    AotCase("verify_greedy_64", _greedy_kernel, _TYPES, {"NODES": 64, "WIDTH": 64}, num_warps=4),
 )

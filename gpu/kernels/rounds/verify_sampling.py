@@ -14,7 +14,7 @@ from ..aot import AotCase
 from ..constants import later, numbers
 from ..jit import cdiv, jit, next_power_of_2, tl
 from .build_tree import is_chain
-from .verify_greedy import TREE, chain_path, last_nodes, store_path, tree_path
+from .verify_greedy import chain_path, last_nodes, store_path, tree_path
 
 
 def verify_sampling_torch(tree: DeviceTree, probs: Tensor, accept_coins: Tensor, bonus_coins: Tensor) -> DeviceVerified:
@@ -364,31 +364,24 @@ def verify_sampling_triton(
     return DeviceVerified(accept_index, accept_lens, predict, failed.view(torch.bool))
 
 
-_SUM = {"probs": "*fp32", "totals": "*fp64", "counts": "*i32", "greatest": "*fp32", "best": "*i32"}
-_SAMPLING = (
-    {"probs": "*fp32"}
-    | TREE
-    | {"next_token": "*i32", "next_sibling": "*i32"}
-    | {"totals": "*fp64", "counts": "*i32", "greatest": "*fp32", "best": "*i32"}
-    | {"accept_coins": "*fp64", "bonus_coins": "*fp64", "accept_index": "*i32", "accept_lens": "*i32"}
-    | {"predict": "*i64", "failed": "*i8", "width": "i32", "vocab": "i32", "chunks": "i32"}
-)
-_BLOCKS = ("NODE_COUNT", "NODES", "WIDTH", "CHUNKS", "CHUNK")
+_SUM = {"*fp32": "probs greatest", "*fp64": "totals", "*i32": "counts best", "i32": "vocab chunks"}
+_SAMPLING = {
+    "*fp32": "probs greatest",
+    "*fp64": "totals accept_coins bonus_coins",
+    "*i64": "tokens depths ancestor_bits predict",
+    "*i32": "parents next_token next_sibling counts best accept_index accept_lens",
+    "*i8": "failed",
+    "i32": "width vocab chunks",
+}
 AOT_CASES = (
-    AotCase(
-        "sum_probs",
-        _sum_kernel,
-        _SUM | {"vocab": "i32", "chunks": "i32", "CHUNK": "constexpr"},
-        {"CHUNK": 4096},
-        divisible_by_16=("vocab",),
-    ),
+    AotCase("sum_probs", _sum_kernel, _SUM, {"CHUNK": 4096}, "vocab"),
     *(
         AotCase(
             f"verify_sampling_{nodes}",
             _sampling_kernel,
-            _SAMPLING | dict.fromkeys(_BLOCKS, "constexpr"),
-            dict(zip(_BLOCKS, (nodes, nodes, 8, 64, 4096), strict=True)),
-            divisible_by_16=("vocab",),
+            _SAMPLING,
+            {"NODE_COUNT": nodes, "NODES": nodes, "WIDTH": 8, "CHUNKS": 64, "CHUNK": 4096},
+            divisible_by_16="vocab",
             num_warps=_warps(nodes),
         )
         for nodes in (8, 16, 64)

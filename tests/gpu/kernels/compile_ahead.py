@@ -66,13 +66,11 @@ def tool(name: str) -> str:
 
 def compile_case(case: AotCase, architecture: int) -> Compiled:
     """Compile for one compute capability (80, 90, 100); Triton caches what it has compiled before."""
-    names = list(case.signature)
-    parameters = list(case.kernel.arg_names)
-    assert set(names) | set(case.constexprs) == set(parameters), f"{case.name}: the signature is not the kernel's"
-    signature = {name: case.signature.get(name, "constexpr") for name in parameters}
-    aligned = [
-        (i,) for i, name in enumerate(parameters) if signature[name].startswith("*") or name in case.divisible_by_16
-    ]
+    types, parameters = case.signature, list(case.kernel.arg_names)
+    assert types.keys() | case.constexprs.keys() == set(parameters), f"{case.name}: the signature is not the kernel's"
+    signature = {name: types.get(name, "constexpr") for name in parameters}
+    divisible = case.divisible_by_16.split()
+    aligned = [(i,) for i, name in enumerate(parameters) if signature[name].startswith("*") or name in divisible]
     source = ASTSource(
         fn=case.kernel,
         signature=signature,
