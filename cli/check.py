@@ -71,16 +71,18 @@ def check(
 
 
 def _check(contract, subject, budget, seed, capability, expect, json_file, cases) -> None:
+    from ..checks.registry import SUBJECTS, contracts, suite_of
     from ..properties.conformance import check as check_one
     from ..properties.harness.importing import NotInstalled, load_make
     from ..properties.harness.swarm import Budget
-    from ..properties.suites import contracts, suite_of
 
     suites = [suite_of(name) for name in ([contract] if contract is not None else contracts())]
     if (capability or expect) and subject is None:
         _bad("--capability and --expect", "are for a component of your own: name it as module:make")
     expected = _expected(expect)
-    chosen = [(suite, name) for suite in suites for name in ([subject] if subject is not None else suite.subjects)]
+    chosen = [
+        (suite, name) for suite in suites for name in ([subject] if subject is not None else SUBJECTS[suite.name])
+    ]
     share = Budget.of(budget).divided(len(chosen))
     reports, skipped = [], []
     for suite, name in chosen:
@@ -136,6 +138,7 @@ def _bad(option: str, what: str) -> None:
 
 
 def _replay(path: Path, subject: str | None) -> None:
+    from ..checks import registry as registry  # a case may be of any contract
     from ..properties.harness.cases import load_case
     from ..properties.harness.importing import load_make
 
@@ -158,8 +161,8 @@ def _replay(path: Path, subject: str | None) -> None:
 
 
 def _print_invariants(contract: str | None) -> None:
+    from ..checks.registry import suite_of
     from ..properties.invariants import all_invariants
-    from ..properties.suites import suite_of
 
     chosen = all_invariants()
     if contract is not None:
@@ -181,20 +184,20 @@ def _print_invariants(contract: str | None) -> None:
 
 
 def _check_mutants(contract: str | None, budget: str, json_file: Path | None) -> None:
-    from ..properties.harness.mutants import kill_all
-    from ..properties.suites import contracts
+    from ..checks.registry import contracts, mutants_of
+    from ..properties.harness.mutants import kill
 
     names = [contract] if contract is not None else contracts()
     matrix: dict[str, Any] = {}
     survivors = 0
     for name in names:
-        kills = kill_all(name, None if budget == DEFAULT_BUDGET else budget)
-        for kill in kills:
-            typer.echo(kill.line())
-        alive = sum(not kill.is_killed for kill in kills)
+        kills = [kill(mutant, None if budget == DEFAULT_BUDGET else budget) for mutant in mutants_of(name)]
+        for result in kills:
+            typer.echo(result.line())
+        alive = sum(not result.is_killed for result in kills)
         survivors += alive
-        matrix[name] = [kill.to_json() for kill in kills]
-        caught = sorted({id for kill in kills if kill.is_killed for id in kill.mutant.caught_by})
+        matrix[name] = [result.to_json() for result in kills]
+        caught = sorted({id for result in kills if result.is_killed for id in result.mutant.caught_by})
         typer.echo(
             f"{name}: {len(kills) - alive} of {len(kills)} mutants killed; invariants with a mutant: {', '.join(caught)}"
         )

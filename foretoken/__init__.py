@@ -64,11 +64,12 @@ def check(contract: str, make: Callable[[Any], Any] | str, **options: Any) -> Re
         report = check("allocator", lambda config: MyAllocator(config.num_pages), budget="10s")
         assert report.ok, report.text()
     """
-    from .properties import conformance, suites
+    from .checks import registry
+    from .properties import conformance
     from .properties.harness import importing
 
     return conformance.check(
-        suites.suite_of(contract), importing.load_make(make) if isinstance(make, str) else make, **options
+        registry.suite_of(contract), importing.load_make(make) if isinstance(make, str) else make, **options
     )
 
 

@@ -25,7 +25,7 @@ ABOVE = {  # package -> the packages that it may import
     "gpu": {"gpu", "core", "observe"},
     "properties": {"properties", "core", "observe"},
     "checks": set(PACKAGES) - {"cli", "foretoken"},
-    "foretoken": set(PACKAGES) - {"cli", "checks"},
+    "foretoken": set(PACKAGES) - {"cli"},
     "cli": set(PACKAGES),
 }
 CORE_ORDER = ("", "contract", "acceptance", "adaptive", "kv", "tree", "algorithm", "scheduler", "handoff")

@@ -5,11 +5,9 @@ Those of the simulated and the real executor stand beside their adapters, and ru
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +19,12 @@ from ...properties.reference.language_model import HIDDEN_SIZE, hidden_of
 from ..executor.contract import HIDDEN_STATES, ExecutorConfig
 from ..executor.reference_subject import ReferenceAdapter
 from ..executor.reference_subject import make as make_reference
+
+SIMULATED_DEFECTS = TORCH_DEFECTS = ()
+if find_spec("simpy") is not None:
+    from .simulated_executor import DEFECTS as SIMULATED_DEFECTS
+if find_spec("torch") is not None:
+    from .torch_executor import DEFECTS as TORCH_DEFECTS
 
 CAPABILITIES = make_reference.capabilities
 """Of the adapters here, each of which can be named on the command line, too."""
@@ -294,22 +298,9 @@ _DEFECTS = (
 )
 """(class, how it is made, the invariants of which one must catch it)."""
 
-BESIDE_THEIR_ADAPTERS = (
-    ("simpy", "foretoken.checks.mutants.simulated_executor"),
-    ("torch", "foretoken.checks.mutants.torch_executor"),
-)
-"""(what must be installed, where `DEFECTS` are: (name, defect, make, caught by))."""
-
-
-def _beside_their_adapters() -> list[Mutant]:
-    found: list[tuple[str, str, Callable[[Any], Any], tuple[str, ...]]] = []
-    for needed, module in BESIDE_THEIR_ADAPTERS:
-        if find_spec(needed) is not None:
-            found += importlib.import_module(module).DEFECTS
-    return [Mutant(name, defect, "executor", make, caught_by) for name, defect, make, caught_by in found]
-
+_BESIDE_THEIR_ADAPTERS = (*SIMULATED_DEFECTS, *TORCH_DEFECTS)
 
 MUTANTS = (
     *(Mutant(kind.__name__, kind.__doc__, "executor", how(kind), caught_by) for kind, how, caught_by in _DEFECTS),
-    *_beside_their_adapters(),
+    *(Mutant(name, defect, "executor", make, caught_by) for name, defect, make, caught_by in _BESIDE_THEIR_ADAPTERS),
 )

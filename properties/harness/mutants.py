@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ..conformance import explain
-from ..invariants import of_contract
-from ..suites import PACKAGES, suite_of
+from ..suites import suite_of
 from .report import Failure
 from .swarm import Budget, Swarm
 
@@ -62,12 +60,6 @@ class Kill:
         }
 
 
-def mutants_of(contract: str) -> tuple[Mutant, ...]:
-    """The shipped mutants of a contract."""
-    suite_of(contract)
-    return importlib.import_module(f"foretoken.checks.mutants.{PACKAGES[contract].rpartition('.')[2]}").MUTANTS
-
-
 def kill(mutant: Mutant, budget: str | int | Budget | None = None, seed: int = 1) -> Kill:
     """Search for the mutant's defect, within the quick budget of its contract, and shrink what is found."""
     suite = suite_of(mutant.contract)
@@ -79,14 +71,3 @@ def kill(mutant: Mutant, budget: str | int | Budget | None = None, seed: int = 1
         return Kill(mutant, (), swarm.num_operations, None)
     failure = explain(suite, mutant.make, capabilities, invariants, found, f"mutant {mutant.name}")
     return Kill(mutant, tuple(item.id for item in found.violation.broken), swarm.num_operations, failure)
-
-
-def kill_all(contract: str, budget: str | int | Budget | None = None, seed: int = 1) -> list[Kill]:
-    """The kill matrix of a contract."""
-    return [kill(mutant, budget, seed) for mutant in mutants_of(contract)]
-
-
-def invariants_without_mutant(contract: str) -> tuple[str, ...]:
-    """Invariants of a contract that no mutant is expected to break; there should be none."""
-    covered = {id for mutant in mutants_of(contract) for id in mutant.caught_by}
-    return tuple(item.id for item in of_contract(contract) if item.id not in covered)

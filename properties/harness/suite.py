@@ -42,7 +42,6 @@ class Suite:
     twin_config(kind, config)                          for an invariant over two runs: the other one's configuration, None if there is none
     probes                                             for an invariant that a subject is known to break, the operations that do nothing
                                                        but probe it
-    subjects                                           ours, as import strings
     quick                                              operations that are enough to find every planted defect
     run_length, limit_s                                operations of one run, and how long it may take
     """
@@ -54,7 +53,6 @@ class Suite:
     trial: Callable[[Any, Any, Any, Iterable[Invariant]], Trial]
     draw_config: Callable[[int, Any], Any] | None
     vocabulary: Callable[[Any, Any], Vocabulary]
-    subjects: tuple[str, ...]
     quick: int
     simpler_configs: Callable[[Any], Iterator[Any]] | None = None
     small_scope: SmallScope | None = None
@@ -64,7 +62,7 @@ class Suite:
     limit_s: float | None = None
 
     @classmethod
-    def of(cls, trial: type[Trial], subjects: tuple[str, ...], small_scope: SmallScope | None = None) -> Suite:
+    def of(cls, trial: type[Trial], small_scope: SmallScope | None = None) -> Suite:
         """The suite of a contract whose trial declares its operations."""
         probes: dict[str, tuple[type[Operation], ...]] = {}
         for method in trial.declared:
@@ -78,7 +76,6 @@ class Suite:
             trial=trial,
             draw_config=None,
             vocabulary=trial.vocabulary,
-            subjects=subjects,
             quick=trial.quick,
             small_scope=small_scope,
             twin_config=trial.twin_config,

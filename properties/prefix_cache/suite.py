@@ -14,11 +14,6 @@ SUITE = Suite(
     trial=PrefixCacheTrial,
     draw_config=draw_config,
     vocabulary=vocabulary,
-    subjects=(
-        "foretoken.checks.adapters.radix_cache:make",
-        "foretoken.checks.adapters.prefix_store:make",
-        "foretoken.properties.prefix_cache.plain:make",
-    ),
     quick=40_000,
     simpler_configs=simpler_configs,
     small_scope=small_scope,

@@ -3,12 +3,14 @@
 from importlib.metadata import EntryPoint, entry_points
 
 import pytest
+from foretoken.checks.registry import SUBJECTS as OF_CONTRACT
+from foretoken.checks.registry import suite_of
 from foretoken.core.errors import ConfigError
 from foretoken.properties.harness.importing import ENTRY_POINTS, NotInstalled, load_make
-from foretoken.properties.suites import contracts, suite_of
+from foretoken.properties.harness.letters import Choices
 
 OFFERED = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
-SUBJECTS = [(contract, subject) for contract in contracts() for subject in suite_of(contract).subjects]
+SUBJECTS = [(contract, subject) for contract, subjects in OF_CONTRACT.items() for subject in subjects]
 
 
 @pytest.mark.parametrize(("contract", "subject"), SUBJECTS, ids=[subject for _, subject in SUBJECTS])
@@ -21,7 +23,7 @@ def test_what_is_checked_has_a_name_that_loads(contract, subject):
         pytest.skip(str(error))
     suite = suite_of(contract)
     capabilities = suite.capabilities.of(make.capabilities, name)
-    assert make(suite.draw_config(0, capabilities)) is not None
+    assert make(suite.configure(Choices(), capabilities)) is not None
 
 
 def test_there_is_a_name_for_what_is_not_ours():

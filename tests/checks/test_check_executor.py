@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from foretoken.checks.conformance import check_executor
 from foretoken.checks.executor.arrays import hidden_arrays
 from foretoken.checks.executor.contract import ExecutorCapabilities, ExecutorConfig
 from foretoken.checks.executor.record import RecordedCore, first_unequal
 from foretoken.checks.executor.reference_subject import ReferenceAdapter
 from foretoken.checks.executor.reference_subject import make as make_reference
 from foretoken.checks.executor.simulated_subject import make as make_simulated
-from foretoken.checks.executor.suite import SUITE
 from foretoken.checks.executor.trial import ExecutorTrial
+from foretoken.checks.registry import EXECUTOR as SUITE
+from foretoken.checks.registry import SUBJECTS
 from foretoken.core.contract.hidden import merge_hidden
 from foretoken.core.contract.request import Request
 from foretoken.core.contract.step import BlockEnd
@@ -22,7 +24,7 @@ from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.driver import Driver
 from foretoken.observe.log import EventLog
 from foretoken.observe.replay import replay
-from foretoken.properties.conformance import check, check_executor
+from foretoken.properties.conformance import check
 from foretoken.properties.harness.cases import Case
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.letters import Choices, simpler_choices
@@ -51,7 +53,7 @@ def broken(make, operations=TALK, **arguments):
 # -- ours -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "budget"), [*zip(SUITE.subjects, (1_500, 1_500, 150), strict=True)])
+@pytest.mark.parametrize(("name", "budget"), [*zip(SUBJECTS["executor"], (1_500, 1_500, 150), strict=True)])
 def test_ours_hold(name, budget):
     if ".gpu." in name:
         pytest.importorskip("torch")
@@ -62,7 +64,7 @@ def test_ours_hold(name, budget):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [11, 12])
-@pytest.mark.parametrize(("name", "budget"), [*zip(SUITE.subjects, (40_000, 60_000, 15_000), strict=True)])
+@pytest.mark.parametrize(("name", "budget"), [*zip(SUBJECTS["executor"], (40_000, 60_000, 15_000), strict=True)])
 def test_ours_hold_for_long(name, budget, seed):
     report = check(SUITE, load_make(name), budget=budget, seed=seed, subject=name)
     assert report.ok, report.text()
@@ -292,7 +294,7 @@ def test_the_engine_that_is_fed_follows_through_retraction_and_abort():
     assert core.fed.is_idle and core.fed.last_step_id == core.live.last_step_id > 8
 
 
-@pytest.mark.parametrize("name", SUITE.subjects)
+@pytest.mark.parametrize("name", SUBJECTS["executor"])
 def test_a_log_of_a_run_replays_without_its_executor(tmp_path, name):
     if ".gpu." in name:
         pytest.importorskip("torch")

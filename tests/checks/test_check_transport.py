@@ -1,15 +1,14 @@
 """The transport's suite on our own two state machines, and histories that it has found."""
 
 import pytest
+from foretoken.checks.registry import TRANSPORT
 from foretoken.checks.transport import handoff_subject as handoff
 from foretoken.checks.transport.contract import DECODE, PREFILL, TransportConfig
 from foretoken.checks.transport.trial import TransportTrial as Op
 from foretoken.properties.conformance import check
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
-from foretoken.properties.suites import suite_of
 
-TRANSPORT = suite_of("transport")
 CAPABILITIES = handoff.make.capabilities
 
 

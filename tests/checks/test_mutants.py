@@ -3,9 +3,9 @@
 from functools import cache
 
 import pytest
-from foretoken.properties.harness.mutants import MAX_SHRUNK, Kill, Mutant, invariants_without_mutant, kill, mutants_of
+from foretoken.checks.registry import contracts, invariants_without_mutant, mutants_of
+from foretoken.properties.harness.mutants import MAX_SHRUNK, Kill, Mutant, kill
 from foretoken.properties.invariants import of_contract
-from foretoken.properties.suites import contracts
 
 
 @pytest.fixture(autouse=True)

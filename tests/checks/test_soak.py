@@ -6,10 +6,11 @@ A small share of the examples runs with every test; the rest is `make soak`. Wha
 from __future__ import annotations
 
 import pytest
+from foretoken.checks.registry import SUBJECTS as OURS
+from foretoken.checks.registry import contracts, suite_of
 from foretoken.properties.conformance import check
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.machines import machine
-from foretoken.properties.suites import contracts, suite_of
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -43,7 +44,7 @@ EXAMPLES = {
 SUBJECTS = [
     pytest.param(contract, subject, operations, id=f"{contract}-{number}")
     for contract in contracts()
-    for number, (subject, operations) in enumerate(zip(suite_of(contract).subjects, SOAK[contract], strict=True))
+    for number, (subject, operations) in enumerate(zip(OURS[contract], SOAK[contract], strict=True))
 ]
 
 
@@ -65,7 +66,7 @@ def hypothesis_on(contract: str, examples: int) -> None:
         max_examples=examples,
         stateful_step_count=25,
     )
-    subject = suite_of(contract).subjects[0]
+    subject = OURS[contract][0]
     run_state_machine_as_test(machine(contract, load_make(subject)), settings=quiet)
 
 

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from foretoken.checks import registry
 from foretoken.checks.adapters import kv_allocator
-from foretoken.properties.harness import mutants
-from foretoken.properties.suites import suite_of
 
 BAD = Path(__file__).parents[1] / "support" / "bad_allocators.py"
 
@@ -38,11 +37,7 @@ def test_ours(command, theirs):
 def test_a_subject_of_ours_whose_package_is_missing_is_skipped(command, theirs, monkeypatch):
     """Adapters of ours are skipped with the reason; one that the user names is an error."""
     (theirs / "needing.py").write_text("import a_package_that_is_missing\n")
-    suite = suite_of("allocator")
-    subjects = ("needing:make", suite.subjects[0])
-    monkeypatch.setattr(
-        "foretoken.properties.suites.suite_of", lambda name: dataclasses.replace(suite, subjects=subjects)
-    )
+    monkeypatch.setitem(registry.SUBJECTS, "allocator", ("needing:make", registry.SUBJECTS["allocator"][0]))
     outcome = command("check", "allocator", "--budget", "10000", "--json", "report.json")
     reason = "needs a_package_that_is_missing, which is not installed"
     assert outcome.code == 0 and f"needing:make skipped: {reason}" in outcome.out and outcome.out.count("\nok\n") == 1
@@ -127,15 +122,15 @@ def test_the_list(command):
 
 
 def test_the_kill_matrix(command, theirs, monkeypatch):
-    few = mutants.mutants_of("allocator")[:3]
-    monkeypatch.setattr(mutants, "mutants_of", lambda contract: few)
+    few = registry.mutants_of("allocator")[:3]
+    monkeypatch.setattr(registry, "mutants_of", lambda contract: few)
     outcome = command("check", "--mutants", "--json", "kills.json")
     assert outcome.code == 0 and "3 of 3 mutants killed" in outcome.out
     kills = json.loads((theirs / "kills.json").read_text())["allocator"]
     assert [kill["mutant"] for kill in kills] == [mutant.name for mutant in few] and kills[0]["case"]["operations"]
 
     harmless = dataclasses.replace(few[0], name="Harmless", make=kv_allocator.make)
-    monkeypatch.setattr(mutants, "mutants_of", lambda contract: (*few, harmless))
+    monkeypatch.setattr(registry, "mutants_of", lambda contract: (*few, harmless))
     outcome = command("check", "allocator", "--mutants", "--budget", "2000")
     assert outcome.code == 1 and "3 of 4 mutants killed" in outcome.out
     assert [line.split()[0] for line in outcome.out.splitlines() if "SURVIVED" in line] == ["Harmless"]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from bad_allocators import CannotBeMade, Exact, ListAllocator
 from foretoken.checks.adapters import kv_allocator
+from foretoken.checks.registry import mutants_of
 from foretoken.core.errors import ConfigError
 from foretoken.properties.allocator.contract import AllocatorConfig
 from foretoken.properties.allocator.model import AllocatorModel
@@ -14,7 +15,7 @@ from foretoken.properties.conformance import check
 from foretoken.properties.harness.cases import load_case, parse_case
 from foretoken.properties.harness.contract import SUITE_VERSION
 from foretoken.properties.harness.importing import load_make
-from foretoken.properties.harness.mutants import kill, mutants_of
+from foretoken.properties.harness.mutants import kill
 from foretoken.properties.harness.operation import decode, encode, simpler
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.reference.canary import ShadowMemory, contents

@@ -2,12 +2,12 @@
 
 import pytest
 from foretoken.checks.adapters import kv_allocator, kv_store
+from foretoken.checks.registry import mutants_of
 from foretoken.properties.allocator.contract import AllocatorConfig
 from foretoken.properties.allocator.plain import EVERYTHING, PlainAllocator
 from foretoken.properties.allocator.small_scope import alphabet
 from foretoken.properties.harness.exhaustive import Scope, explore
 from foretoken.properties.harness.machines import histories, machine
-from foretoken.properties.harness.mutants import mutants_of
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.suites import suite_of
 from hypothesis import HealthCheck, Phase, given, settings

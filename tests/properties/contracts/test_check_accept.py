@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 from foretoken.checks.adapters import tree_accept
+from foretoken.checks.registry import SUBJECTS
 from foretoken.core.errors import ConfigError
 from foretoken.properties.accept import inputs, plain
 from foretoken.properties.accept.contract import AcceptCapabilities, AcceptConfig, capacity
@@ -25,7 +26,7 @@ EVERYTHING = plain.make.capabilities
 CHECKED = [f"ACCEPT-{number:02}" for number in (1, 2, 4, 5, 6, 7, 9, 13, 14, 16, 18)]
 
 
-@pytest.mark.parametrize("name", ACCEPT.subjects)
+@pytest.mark.parametrize("name", SUBJECTS["accept"])
 def test_ours_hold(name, record_property):
     try:
         make = load_make(name)

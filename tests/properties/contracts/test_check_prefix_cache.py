@@ -6,12 +6,13 @@ from unittest import SkipTest
 
 import pytest
 from foretoken.checks.adapters import prefix_store, radix_cache
+from foretoken.checks.registry import SUBJECTS, mutants_of
 from foretoken.core.errors import ConfigError
 from foretoken.properties.conformance import PrefixCacheConformance, check, check_prefix_cache
 from foretoken.properties.harness.exhaustive import Scope, explore
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.machines import machine
-from foretoken.properties.harness.mutants import kill, mutants_of
+from foretoken.properties.harness.mutants import kill
 from foretoken.properties.harness.operation import decode, encode, simpler
 from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.swarm import Swarm
@@ -31,7 +32,7 @@ OURS = [f"RADIX-{number:02}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 14, 
 BARE = PrefixCacheCapabilities()
 
 
-@pytest.mark.parametrize("name", SUITE.subjects)
+@pytest.mark.parametrize("name", SUBJECTS["prefix-cache"])
 def test_ours_hold(name):
     report = check(SUITE, load_make(name), budget=12_000)
     assert report.ok, report.text()

@@ -2,6 +2,7 @@
 
 import pytest
 from foretoken.checks.adapters import future_map
+from foretoken.checks.registry import SUBJECTS
 from foretoken.properties.conformance import RelayConformance, check, check_relay
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.report import PropertiesBroken
@@ -55,7 +56,7 @@ class DictRelay:
             self.fields.pop(row, None)
 
 
-@pytest.mark.parametrize("name", RELAY.subjects)
+@pytest.mark.parametrize("name", SUBJECTS["relay"])
 def test_ours_hold(name):
     report = check(RELAY, load_make(name), budget=OPERATIONS)
     assert report.ok, report.text()

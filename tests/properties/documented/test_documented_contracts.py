@@ -5,9 +5,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from foretoken.properties.harness.mutants import MAX_SHRUNK, invariants_without_mutant, mutants_of
+from foretoken.checks.registry import contracts, invariants_without_mutant, mutants_of, suite_of
+from foretoken.properties.harness.mutants import MAX_SHRUNK
 from foretoken.properties.invariants import all_invariants, of_contract
-from foretoken.properties.suites import PACKAGES, suite_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 PROPERTIES = (DOCS / "properties.md").read_text(encoding="utf-8")
@@ -19,20 +19,20 @@ TITLES = {title.lower().replace(" ", "-"): title for title in SECTIONS}
 
 
 def test_every_contract_has_a_section():
-    assert list(LINKS) == list(PACKAGES)
+    assert tuple(LINKS) == contracts()
     assert sorted(LINKS.values()) == sorted(TITLES)
 
 
-@pytest.mark.parametrize("contract", PACKAGES)
+@pytest.mark.parametrize("contract", contracts())
 def test_a_section_names_all_that_can_be_declared(contract):
     text = SECTIONS[TITLES[LINKS[contract]]]
     rows = re.findall(r"^\| (`.*?`) \| .+ \| .+ \|$", text, re.M)
     documented = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(documented) == sorted(field.name for field in fields(suite_of(contract).capabilities))
-    assert f"{PACKAGES[contract].removeprefix('foretoken.').replace('.', '/')}/contract.py" in text
+    assert f"{suite_of(contract).config.__module__.removeprefix('foretoken.').replace('.', '/')}.py" in text
 
 
-@pytest.mark.parametrize("contract", PACKAGES)
+@pytest.mark.parametrize("contract", contracts())
 def test_the_numbers_of_invariants_and_of_defects(contract):
     pytest.importorskip("torch")
     row = re.search(rf"^\| `{contract}` \| (\d+) \| (\d+) \|$", PROPERTIES, re.M)

@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from foretoken.checks.executor.suite import SUITE
+from foretoken.checks.registry import EXECUTOR, mutants_of
 from foretoken.properties.conformance import check
 from foretoken.properties.harness.importing import load_make
-from foretoken.properties.harness.mutants import mutants_of
 from foretoken.properties.invariants import invariant
 
 TEXT = (Path(__file__).parents[3] / "docs" / "standalone-hidden-states.md").read_text(encoding="utf-8")
@@ -21,7 +20,7 @@ EXECUTORS = {"": "reference", "sim": "simulated", "gpu": "real"}
 def test_a_counterexample(subject):
     if ".torch_" in subject:
         pytest.importorskip("torch")
-    report = check(SUITE, load_make(subject), budget=2_000, seed=6, subject=subject)
+    report = check(EXECUTOR, load_make(subject), budget=2_000, seed=6, subject=subject)
     (failure,) = report.failures
     assert failure.text("foretoken check --replay runs/cases/executor-ACCEPT-17.case.json") == STORIES[subject]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from foretoken.checks.mutants import plain_accept as plain_mutants
 from foretoken.checks.mutants import trees as tree_mutants
-from foretoken.properties.harness.mutants import kill, mutants_of
+from foretoken.checks.registry import mutants_of
+from foretoken.properties.harness.mutants import kill
 from foretoken.properties.invariants import invariant
 
 TEXT = (Path(__file__).parents[3] / "docs" / "no-out-of-bounds-kv-move.md").read_text(encoding="utf-8")

@@ -1,0 +1,84 @@
+"""All contracts: with the suites of the executor and the transport, our components of each contract, and their mutants."""
+
+from __future__ import annotations
+
+from ..properties.harness.mutants import Mutant
+from ..properties.harness.suite import Suite
+from ..properties.invariants import of_contract
+from ..properties.suites import register, suite_of
+from .executor.trial import ExecutorTrial
+from .transport.trial import TransportTrial
+
+EXECUTOR = register(Suite.of(ExecutorTrial))
+TRANSPORT = register(Suite.of(TransportTrial))
+
+SUBJECTS: dict[str, tuple[str, ...]] = {
+    "allocator": (
+        "foretoken.checks.adapters.kv_allocator:make",
+        "foretoken.checks.adapters.kv_store:make",
+        "foretoken.properties.allocator.plain:make",
+    ),
+    "prefix-cache": (
+        "foretoken.checks.adapters.radix_cache:make",
+        "foretoken.checks.adapters.prefix_store:make",
+        "foretoken.properties.prefix_cache.plain:make",
+    ),
+    "relay": (
+        "foretoken.checks.adapters.future_map:make",
+        "foretoken.checks.adapters.future_map:make_poisoned",
+    ),
+    "accept": (
+        "foretoken.checks.adapters.tree_accept:make",
+        "foretoken.properties.accept.plain:make",
+        "foretoken.checks.adapters.torch_accept:make",
+    ),
+    "step-controller": (
+        "foretoken.checks.adapters.step_controller:make_fixed",
+        "foretoken.checks.adapters.step_controller:make_ema",
+        "foretoken.checks.adapters.step_controller:make_goodput",
+    ),
+    "engine": ("foretoken.checks.adapters.core_engine:make", "foretoken.properties.engine.plain:make"),
+    "executor": (
+        "foretoken.checks.executor.reference_subject:make",
+        "foretoken.checks.executor.simulated_subject:make",
+        "foretoken.checks.executor.torch_subject:make",
+    ),
+    "transport": ("foretoken.checks.transport.handoff_subject:make",),
+    "simulator": ("foretoken.checks.adapters.simulator:make",),
+}
+"""Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is installed."""
+
+
+def contracts() -> tuple[str, ...]:
+    """The names of all contracts."""
+    return tuple(SUBJECTS)
+
+
+def mutants_of(contract: str) -> tuple[Mutant, ...]:
+    """The planted defects of a contract. Raises ConfigError for one that there is not."""
+    match suite_of(contract).name:
+        case "allocator":
+            from .mutants.allocator import MUTANTS
+        case "prefix-cache":
+            from .mutants.prefix_cache import MUTANTS
+        case "relay":
+            from .mutants.relay import MUTANTS
+        case "accept":
+            from .mutants.accept import MUTANTS
+        case "step-controller":
+            from .mutants.step_controller import MUTANTS
+        case "engine":
+            from .mutants.engine import MUTANTS
+        case "executor":
+            from .mutants.executor import MUTANTS
+        case "transport":
+            from .mutants.transport import MUTANTS
+        case "simulator":
+            from .mutants.simulator import MUTANTS
+    return MUTANTS
+
+
+def invariants_without_mutant(contract: str) -> tuple[str, ...]:
+    """The invariants of a contract that no mutant is expected to break; there should be none."""
+    covered = {id for mutant in mutants_of(contract) for id in mutant.caught_by}
+    return tuple(item.id for item in of_contract(contract) if item.id not in covered)
