@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
 from foretoken.core.draws import Purpose, uniform
+from foretoken.observe.log import EventLog
 from foretoken.observe.metrics import RunMetrics
-from foretoken.sim.faults.plan import FaultPlan, swarm_plan
+from foretoken.sim.assembly import assemble
+from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
+from foretoken.sim.faults.promises import PROMISES
 from foretoken.sim.faults.service import FaultReport
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict
@@ -103,3 +110,44 @@ def _kept(seed: int, scenario: dict, plan: FaultPlan, **options) -> FaultReport:
     _, report = serve(scenario, plan, **options)
     assert report.kept, f"seed {seed}:\n" + "\n".join(map(str, report.broken))
     return report
+
+
+def faults_of(serve_seed: Callable[[int], FaultReport], seeds: Iterable[int]) -> Counter[str]:
+    """How many faults of each kind were injected over all seeds."""
+    return sum((Counter(serve_seed(seed).injected) for seed in seeds), Counter())
+
+
+def only(kind: str, probability: float, **settings) -> FaultPlan:
+    """The plan of one kind."""
+    family, _, key = kind.partition(".")
+    return fault_plan({family: {key: {"probability": probability, **settings}}})
+
+
+def everything(probability: float) -> dict[str, dict[str, dict[str, float]]]:
+    """The tables of a plan with every kind."""
+    tables: dict = {}
+    for kind in KINDS:
+        family, _, key = kind.partition(".")
+        tables.setdefault(family, {})[key] = {"probability": probability}
+    return tables
+
+
+def logged(scenario: dict, plan: FaultPlan | None, path: Path) -> bytes:
+    """The log of a run, which stays at `path`."""
+    with EventLog(path, {"scenario": scenario_from_dict(scenario, "test").model_dump(mode="json")}) as log:
+        serve(scenario, plan, sinks=lambda replica: [log.sink(replica)])
+    return path.read_bytes()
+
+
+def engine_of_log(header: dict, replica: int, events):
+    """A fresh engine of the scenario in a log's header."""
+    return assemble(scenario_from_dict(header["scenario"], "log")).make_engine(events, replica)
+
+
+def check_sabotage_is_reported(scenario: dict, plan: FaultPlan, promise: str, sabotage: Callable[[], None]) -> None:
+    """Check that the promise is kept, and reported as broken after the sabotage."""
+    assert serve(scenario, plan)[1].kept
+    sabotage()
+    _, report = serve(scenario, plan)
+    assert promise in [broken.promise for broken in report.broken], report.broken
+    assert PROMISES[promise] in str(next(broken for broken in report.broken if broken.promise == promise))

@@ -44,35 +44,12 @@ def violation(invariant_id, call, *arguments):
     return str(caught.value)
 
 
-def test_values_reach_the_next_step_whatever_its_order(relay):
-    write(relay, rows_of(3, 5, 1), epochs_of(7, 8, 9))
-    assert relay.num_unread == 3
-    lengths, values = relay.resolve(rows_of(5, 3), epochs_of(8, 7))
-    assert lengths.tolist() == [101, 100] and lengths.dtype == np.int64
-    assert values["bonus_tokens"].tolist() == [1, 0] and values["bonus_tokens"].dtype == np.int32
-    assert values["topk_ids"].tolist() == [[3, 4, 5], [0, 1, 2]]
-    lengths, _ = relay.resolve(rows_of(1), epochs_of(9))
-    assert lengths.tolist() == [102]
-    assert relay.num_unread == 0
-    relay.check()
-
-
 def test_another_epoch_gets_an_error_never_a_value(relay):
     write(relay, rows_of(1, 2), epochs_of(3, 3))
     message = violation("RELAY-03", relay.resolve, rows_of(2, 1), epochs_of(3, 4))
     assert "row 1" in message and "epoch 3" in message and "epoch 4" in message
     assert relay.num_unread == 2  # and nothing was consumed on the way
     relay.resolve(rows_of(1, 2), epochs_of(3, 3))
-
-
-def test_the_padding_row_is_harmless(relay):
-    write(relay, rows_of(0, 4, 0, 0), epochs_of(9, 1, 0, 5))
-    assert relay.num_unread == 1
-    lengths, values = relay.resolve(rows_of(0, 0, 4), epochs_of(1, 2, 1))
-    assert lengths.tolist() == [0, 0, 101]
-    assert values["topk_ids"].tolist() == [[0, 0, 0], [0, 0, 0], [3, 4, 5]]
-    relay.resolve(rows_of(0), epochs_of(0))
-    relay.check()
 
 
 def test_a_dirty_padding_row_is_found():
@@ -86,30 +63,12 @@ def test_a_dirty_padding_row_is_found():
     assert "lengths" in violation("RELAY-02", relay.check)
 
 
-def test_an_empty_batch_is_no_operation(relay):
-    write(relay, rows_of(), epochs_of())
-    lengths, values = relay.resolve(rows_of(), epochs_of())
-    assert lengths.shape == (0,) and lengths.dtype == np.int64
-    assert values["topk_ids"].shape == (0, 3) and values["bonus_tokens"].dtype == np.int32
-    relay.drop(rows_of())
-    assert relay.num_unread == 0
-
-
 @pytest.mark.parametrize("rows", [(3, 1, 3), (9,), (-1,)])
 def test_rows_that_cannot_be_meant(relay, rows):
     expected = "RELAY-02" if len(rows) == 3 else "RELAY-03"
     violation(expected, write, relay, rows_of(*rows), epochs_of(*[1] * len(rows)))
     violation(expected, relay.resolve, rows_of(*rows), epochs_of(*[1] * len(rows)))
     assert relay.num_unread == 0
-
-
-def test_an_algorithm_without_inputs_relays_lengths_only():
-    relay = FutureMap(4)
-    relay.publish(rows_of(2), epochs_of(1), np.array([7]))
-    relay.stash(rows_of(2), epochs_of(1), {})
-    lengths, values = relay.resolve(rows_of(2), epochs_of(1))
-    assert lengths.tolist() == [7] and values == {}
-    assert relay.bytes_per_row == {"lengths": 8}
 
 
 def test_hidden_states_exist_only_where_the_algorithm_relays_them():

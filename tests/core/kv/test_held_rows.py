@@ -1,4 +1,4 @@
-"""Rows of a transfer: held after their request leaves, and not announced until it joins."""
+"""Rows that grow, and rows of a transfer: held after their request leaves, not announced until it joins."""
 
 import numpy as np
 import pytest
@@ -92,4 +92,14 @@ def test_a_reservation_takes_the_cached_prefix_or_nothing_at_all():
     free, rows = store.allocator.snapshot().free_pages.tolist(), store.table.num_free_rows
     assert store.reserve_row(np.arange(7), "", 2) is None
     assert store.allocator.snapshot().free_pages.tolist() == free and store.table.num_free_rows == rows
+    store.check()
+
+
+def test_a_target_below_what_a_row_has_is_no_need():
+    store = make(cached=False)
+    rows = np.array([store.open_row(None) for _ in range(2)])
+    assert store.grow(rows, np.array([4, 2]))
+    assert store.grow(rows, np.array([2, 6]))
+    assert store.allocated[rows].tolist() == [4, 6]
+    assert store.allocator.num_held_slots == 10
     store.check()

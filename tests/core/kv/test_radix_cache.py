@@ -18,12 +18,6 @@ def cache_of(*prompts, page_size=1, **options):
     return cache
 
 
-def test_a_full_hit_can_leave_a_token_to_compute():
-    cache = cache_of([1, 2, 3, 4], page_size=2)
-    assert cache.match([1, 2, 3, 4]).length == 4
-    assert cache.match([1, 2, 3, 4], max_length=3).length == 2
-
-
 @pytest.mark.parametrize("tokens", [[1, -1], [2**32], [1.5], [[1, 2]], np.array([2**64 - 1], dtype=np.uint64)])
 @pytest.mark.parametrize("key_kind", ["token", "bigram"])
 def test_what_is_no_token_id_is_refused(tokens, key_kind):
@@ -83,13 +77,6 @@ def test_clear_spares_what_is_locked_and_stales_the_rest():
         cache.lock(gone)
     assert (cache.queries, cache.hits) == (0, 0) and cache.cached_slots().tolist() == [1]
     cache.check([kept])
-
-
-def test_one_unlock_too_many_is_a_contradiction():
-    cache = cache_of([1, 2])
-    with pytest.raises(InvariantViolation, match="RADIX-02"):
-        cache.unlock(cache.match([1]).node)
-    cache.check([])
 
 
 def test_more_slots_than_keys_is_a_mistake():

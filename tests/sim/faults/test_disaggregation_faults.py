@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from foretoken.core.handoff import DecodeSide, PrefillSide
 from foretoken.core.kv.store import KVStore
-from foretoken.observe.log import EventLog
 from foretoken.observe.metrics import RunMetrics
 from foretoken.observe.replay import replay
-from foretoken.sim.assembly import assemble
 from foretoken.sim.disaggregation.endpoint import HandoffEndpoint
 from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
-from foretoken.sim.faults.promises import OF_KIND, PROMISES
-from foretoken.sim.scenario_file import scenario_from_dict
-from service_under_faults import disaggregated_service, serve, serve_disaggregated_swarm
+from foretoken.sim.faults.promises import OF_KIND
+from service_under_faults import (
+    check_sabotage_is_reported,
+    disaggregated_service,
+    engine_of_log,
+    everything,
+    faults_of,
+    logged,
+    only,
+    serve,
+    serve_disaggregated_swarm,
+)
 
 BUSY = {
     "model": {"context_len": 4096},
@@ -24,44 +30,28 @@ BUSY = {
     "workload": {"num_requests": 60, "rate": 12.0, "prompt": {"mean": 500.0, "high": 3000}, "output": {"mean": 60.0}},
     "disaggregation": {"prefill": 2, "decode": 2},
 }
-OF_TRANSFERS = [name for name, kind in KINDS.items() if kind.needs_transfers]
 PROBABILITY = {"packet": 0.1, "transfer": 0.3}
-
-
-def only(kind: str, probability: float | None = None, **settings) -> FaultPlan:
-    family, _, key = kind.partition(".")
-    probability = PROBABILITY[KINDS[kind].occasion] if probability is None else probability
-    return fault_plan({family: {key: {"probability": probability, **settings}}})
-
-
-def logged(scenario: dict, plan: FaultPlan | None, path: Path) -> bytes:
-    with EventLog(path, {"scenario": scenario_from_dict(scenario, "test").model_dump(mode="json")}) as log:
-        serve(scenario, plan, sinks=lambda replica: [log.sink(replica)])
-    return path.read_bytes()
+OF_TRANSFERS = [name for name, kind in KINDS.items() if kind.needs_transfers]
 
 
 def test_a_dozen_services_under_the_swarm():
-    fired: dict[str, int] = {}
-    for seed in range(12):
-        for kind, count in serve_disaggregated_swarm(seed).injected.items():
-            fired[kind] = fired.get(kind, 0) + count
+    fired = faults_of(serve_disaggregated_swarm, range(12))
     assert all(fired[kind] for kind in OF_TRANSFERS), fired
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hundred", range(10))
 def test_a_thousand_disaggregated_services_under_the_swarm(hundred):
-    fired: dict[str, int] = {}
-    for seed in range(100 * hundred, 100 * hundred + 100):
-        for kind, count in serve_disaggregated_swarm(seed).injected.items():
-            fired[kind] = fired.get(kind, 0) + count
+    fired = faults_of(serve_disaggregated_swarm, range(100 * hundred, 100 * hundred + 100))
     assert sorted(fired) == sorted(KINDS) and all(fired.values()), fired
 
 
 @pytest.mark.parametrize("kind", OF_TRANSFERS)
 def test_each_kind_happens_and_is_borne(kind):
     metrics = RunMetrics(None)
-    simulation, report = serve(BUSY, only(kind), sinks=lambda replica: [metrics.sink(replica)])
+    simulation, report = serve(
+        BUSY, only(kind, PROBABILITY[KINDS[kind].occasion]), sinks=lambda replica: [metrics.sink(replica)]
+    )
     assert report.kept, report.broken
     assert report.injected[kind] > 0 and not report.never_fired
     assert all(report.checked[promise] > 0 for promise in OF_KIND[kind])
@@ -82,12 +72,8 @@ def test_each_kind_happens_and_is_borne(kind):
 @pytest.mark.parametrize("layerwise", [True, False])
 def test_a_plan_of_zeros_is_no_plan(tmp_path, layerwise):
     scenario = {**BUSY, "disaggregation": {"prefill": 1, "decode": 2, "layerwise": layerwise}}
-    zeros: dict = {}
-    for kind in KINDS:
-        family, _, key = kind.partition(".")
-        zeros.setdefault(family, {})[key] = {"probability": 0.0}
     without = logged(scenario, None, tmp_path / "without.jsonl")
-    assert logged(scenario, fault_plan(zeros), tmp_path / "with.jsonl") == without
+    assert logged(scenario, fault_plan(everything(0.0)), tmp_path / "with.jsonl") == without
     assert without.count(b'"move":"join"') == 60
 
 
@@ -95,12 +81,7 @@ def test_a_plan_of_zeros_is_no_plan(tmp_path, layerwise):
 def test_a_log_of_a_run_under_faults_replays(tmp_path, seed):
     path = tmp_path / "log.jsonl"
     logged(disaggregated_service(seed), swarm_plan(seed, transfers=True), path)
-    report = replay(
-        path,
-        lambda header, replica, events: assemble(scenario_from_dict(header["scenario"], "log")).make_engine(
-            events, replica
-        ),
-    )
+    report = replay(path, engine_of_log)
     assert report.identical and report.num_replicas >= 2, report.difference
 
 
@@ -152,20 +133,16 @@ def keep_every_hold(monkeypatch):
 SLOW = {**BUSY, "disaggregation": {"prefill": 1, "decode": 1, "bandwidth_gbps": 2.0}}
 BREAKS: list[tuple[str, Callable, FaultPlan, dict]] = [
     ("fails_closed", believe_every_page, only("transfer.corrupt", 0.3), BUSY),
-    ("joins_once", forget_who_has_joined, only("transfer.ack_lost"), BUSY),
+    ("joins_once", forget_who_has_joined, only("transfer.ack_lost", 0.3), BUSY),
     ("one_retry", try_for_ever, only("transfer.lost", 0.3), BUSY),
     ("pages_kept", give_away_what_is_read, only("transfer.cancelled", 0.6), SLOW),
-    ("drained", keep_every_hold, only("transfer.slow"), BUSY),
+    ("drained", keep_every_hold, only("transfer.slow", 0.1), BUSY),
 ]
 
 
 @pytest.mark.parametrize(("promise", "sabotage", "plan", "scenario"), BREAKS, ids=[b[1].__name__ for b in BREAKS])
 def test_a_broken_promise_is_reported(monkeypatch, promise, sabotage, plan, scenario):
-    assert serve(scenario, plan)[1].kept
-    sabotage(monkeypatch)
-    _, report = serve(scenario, plan)
-    assert promise in [broken.promise for broken in report.broken], report.broken
-    assert PROMISES[promise] in str(next(broken for broken in report.broken if broken.promise == promise))
+    check_sabotage_is_reported(scenario, plan, promise, lambda: sabotage(monkeypatch))
 
 
 def test_engines_that_wait_for_each_other_for_ever_are_reported(monkeypatch):

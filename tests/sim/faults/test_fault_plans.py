@@ -4,14 +4,7 @@ import pytest
 from foretoken.core.errors import ConfigError
 from foretoken.sim.faults.kinds import UNITS
 from foretoken.sim.faults.plan import KINDS, FaultDraws, FaultPlan, FaultTable, fault_plan, load_fault_plan, swarm_plan
-
-
-def everything(probability: float) -> dict:
-    families: dict = {}
-    for name in KINDS:
-        family, _, key = name.partition(".")
-        families.setdefault(family, {})[key] = {"probability": probability}
-    return families
+from service_under_faults import everything
 
 
 def test_an_empty_plan_injects_nothing():

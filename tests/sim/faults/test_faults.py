@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from foretoken.core.adaptive import AdaptiveController
@@ -15,17 +14,24 @@ from foretoken.core.scheduler.engine import AbortOutcome, CommitOutcome, Engine
 from foretoken.core.scheduler.output import OutputLog
 from foretoken.core.scheduler.recovery import StepLimits
 from foretoken.core.scheduler.requests import Requests
-from foretoken.observe.log import EventLog
 from foretoken.observe.metrics import RunMetrics
 from foretoken.observe.replay import replay
 from foretoken.sim.actors.engine import EngineActor
-from foretoken.sim.assembly import assemble
 from foretoken.sim.faults.clock import HostClock
 from foretoken.sim.faults.injector import FaultInjector
 from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
-from foretoken.sim.faults.promises import OF_KIND, PROMISES
-from foretoken.sim.scenario_file import scenario_from_dict
-from service_under_faults import serve, serve_swarm, service
+from foretoken.sim.faults.promises import OF_KIND
+from service_under_faults import (
+    check_sabotage_is_reported,
+    engine_of_log,
+    everything,
+    faults_of,
+    logged,
+    only,
+    serve,
+    serve_swarm,
+    service,
+)
 
 BUSY = {
     "model": {"context_len": 1024},
@@ -43,35 +49,18 @@ BUSY = {
 OF_ANY_SERVICE = [name for name, kind in KINDS.items() if not kind.needs_transfers]
 
 
-def only(kind: str, probability: float, **settings) -> FaultPlan:
-    family, _, key = kind.partition(".")
-    return fault_plan({family: {key: {"probability": probability, **settings}}})
-
-
-def logged(scenario: dict, plan: FaultPlan | None, path: Path) -> bytes:
-    with EventLog(path, {"scenario": scenario_from_dict(scenario, "test").model_dump(mode="json")}) as log:
-        serve(scenario, plan, sinks=lambda replica: [log.sink(replica)])
-    return path.read_bytes()
-
-
 # -- the soak -------------------------------------------------------------------------------------------------------------
 
 
 def test_twenty_services_under_the_swarm():
-    fired: dict[str, int] = {}
-    for seed in range(20):
-        for kind, count in serve_swarm(seed).injected.items():
-            fired[kind] = fired.get(kind, 0) + count
+    fired = faults_of(serve_swarm, range(20))
     assert sorted(fired) == sorted(OF_ANY_SERVICE) and all(fired.values()), fired
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hundred", range(10))
 def test_a_thousand_services_under_the_swarm(hundred):
-    fired: dict[str, int] = {}
-    for seed in range(100 * hundred, 100 * hundred + 100):
-        for kind, count in serve_swarm(seed).injected.items():
-            fired[kind] = fired.get(kind, 0) + count
+    fired = faults_of(serve_swarm, range(100 * hundred, 100 * hundred + 100))
     assert sorted(fired) == sorted(OF_ANY_SERVICE) and all(fired.values()), fired
 
 
@@ -81,12 +70,8 @@ def test_a_thousand_services_under_the_swarm(hundred):
 @pytest.mark.parametrize("change", [{}, {"mode": "synchronous", "block_rounds": 1}, {"mixed": False, "preempt": True}])
 def test_a_plan_of_zeros_is_no_plan(tmp_path, change):
     scenario = {**BUSY, "engine": {**BUSY["engine"], **change}, "clients": {"cancel_share": 0.2}}
-    zeros: dict = {}
-    for kind in KINDS:
-        family, _, key = kind.partition(".")
-        zeros.setdefault(family, {})[key] = {"probability": 0.0}
     without = logged(scenario, None, tmp_path / "without.jsonl")
-    assert logged(scenario, fault_plan(zeros), tmp_path / "with.jsonl") == without
+    assert logged(scenario, fault_plan(everything(0.0)), tmp_path / "with.jsonl") == without
     assert without.count(b"\n") > 300
 
 
@@ -96,10 +81,7 @@ def test_a_log_of_a_run_under_faults_replays(tmp_path, seed):
     path = tmp_path / "log.jsonl"
     scenario = service(seed)
     logged(scenario, swarm_plan(seed), path)
-    report = replay(
-        path,
-        lambda header, replica, events: assemble(scenario_from_dict(header["scenario"], "log")).make_engine(events),
-    )
+    report = replay(path, engine_of_log)
     assert report.identical, report.difference
     assert report.num_decisions > 100
 
@@ -338,11 +320,7 @@ BREAKS: list[tuple[str, Callable, FaultPlan]] = [
 
 @pytest.mark.parametrize(("promise", "sabotage", "plan"), BREAKS, ids=[f"{b[0]}-{b[1].__name__}" for b in BREAKS])
 def test_a_broken_promise_is_reported(monkeypatch, promise, sabotage, plan):
-    assert serve(BUSY, plan)[1].kept
-    sabotage(monkeypatch)
-    _, report = serve(BUSY, plan)
-    assert promise in [broken.promise for broken in report.broken], report.broken
-    assert PROMISES[promise] in str(next(broken for broken in report.broken if broken.promise == promise))
+    check_sabotage_is_reported(BUSY, plan, promise, lambda: sabotage(monkeypatch))
 
 
 def test_recovery_that_never_comes_is_reported(monkeypatch):
