@@ -1,1 +1,1 @@
-"""Audits an event log that an engine wrote: does its history contradict itself?"""
+"""The audit of an event log that any engine wrote: find its contradictions."""

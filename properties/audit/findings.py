@@ -1,16 +1,16 @@
-"""What an audit finds, and how it is told."""
+"""What an audit finds, and its report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..harness.contract import SUITE_VERSION
 from ..invariants import invariant
 
 MAX_FINDINGS = 100
-"""How many are kept; all are counted."""
+"""How many flaws are kept; all are counted."""
 
 AUDITED: dict[str, str] = {
     "ALLOC-01": "a plan says how many slots are held, and the engine how many there are",
@@ -42,11 +42,11 @@ AUDITED: dict[str, str] = {
     "SIM-03": "a request ends after its first token",
     "SIM-12": "a decode step is committed",
 }
-"""Invariant -> when a log has something to say about it."""
+"""Invariant -> what must be in a log for it to be evaluated."""
 
 
 class Flaw(NamedTuple):
-    """One contradiction: which invariant, at which line of the log, in which engine, what was, what should have been."""
+    """One contradiction: the broken invariant, the line of the log, the engine, what was and what should have been."""
 
     id: str
     line: int
@@ -57,38 +57,33 @@ class Flaw(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What was evaluated how often, and what did not hold."""
+    """Counts how often each invariant was evaluated, and keeps the flaws. `line`, `replica`: of the record that is being audited."""
 
-    evaluations: dict[str, int]
-    flaws: list[Flaw]
+    evaluations: dict[str, int] = field(default_factory=lambda: dict.fromkeys(AUDITED, 0))
+    flaws: list[Flaw] = field(default_factory=list)
     num_flaws: int = 0
     line: int = 0
+    replica: int = 0
 
-    @classmethod
-    def empty(cls) -> Tally:
-        return cls(dict.fromkeys(AUDITED, 0), [])
+    def holds(self, id: str) -> None:
+        self.evaluations[id] += 1
 
-    def holds(self, id: str, count: int = 1) -> None:
-        self.evaluations[id] += count
-
-    def flaw(self, id: str, replica: int, was: str, should: str) -> None:
+    def flaw(self, id: str, was: str, should: str) -> None:
         self.evaluations[id] += 1
         self.num_flaws += 1
         if len(self.flaws) < MAX_FINDINGS:
-            self.flaws.append(Flaw(id, self.line, replica, was, should))
+            self.flaws.append(Flaw(id, self.line, self.replica, was, should))
 
-    def check(self, id: str, replica: int, holds: bool, was: str, should: str) -> bool:
-        """Note one evaluation; for what is not on the hot path."""
+    def check(self, id: str, holds: object, was: str, should: str) -> None:
         if holds:
             self.evaluations[id] += 1
         else:
-            self.flaw(id, replica, was, should)
-        return holds
+            self.flaw(id, was, should)
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The whole of one audit. `ok` if nothing contradicts itself."""
+    """The result of one audit."""
 
     path: str
     complete: bool  # the log has its last line, and it says that the run was complete
@@ -97,7 +92,7 @@ class Audit:
     num_requests: int
     num_tokens: int
     evaluations: dict[str, int]
-    not_audited: dict[str, int]  # kinds of records that an audit does not look into -> how many
+    not_audited: dict[str, int]  # kind of record that is not audited -> how many there are
     flaws: tuple[Flaw, ...]
     num_flaws: int
 
@@ -135,7 +130,7 @@ class Audit:
             kinds = ", ".join(f"{kind} ({count:,})" for kind, count in self.not_audited.items())
             lines.append(f"not looked into: {kinds}")
         if not self.complete:
-            lines.append("the run itself did not end as it should: what was still open is not held against it")
+            lines.append("the run itself did not end as it should: what was still open is not a contradiction")
         count = "1 contradiction" if self.num_flaws == 1 else f"{self.num_flaws:,} contradictions"
         lines.append(f"FAILED: {count}" if self.num_flaws else "ok")
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The audit of a log: does the history that an engine wrote contradict itself?
+"""The audit of a log: find where the history that an engine wrote contradicts itself.
 
     audit = audit_log("runs/a/events.jsonl")
     assert audit.ok, audit.text()
@@ -21,11 +21,11 @@ from .findings import Audit, Tally
 def audit_log(
     path: str | os.PathLike[str], *, candidates: Iterable[int] | None = None, allow_truncated: bool = False
 ) -> Audit:
-    """Audit the log at `path`. `candidates`: the numbers of steps that may be chosen, if they are known.
+    """Audit the log at `path`. `candidates`: the numbers of steps that the engines may choose from, if known.
 
-    Raises LogError, with file and line, for a log that is damaged, and unless `allow_truncated` for one that breaks off.
+    Raises LogError, with file and line, for a damaged log, and for one that breaks off unless `allow_truncated`.
     """
-    tally = Tally.empty()
+    tally = Tally()
     steps = None if candidates is None else frozenset(candidates)
     engines: dict[int, EngineHistory] = {}
     not_audited: dict[str, int] = {}
@@ -44,11 +44,11 @@ def audit_log(
                     path, record.line, f"{num_records - 2} events, by the last line {data['events']}: lines are lost"
                 )
             break
-        replica = data["r"]
+        tally.replica = replica = data["r"]
         if kind == "engine":
             if replica in engines:
                 raise LogError(path, record.line, f"replica {replica} starts twice")
-            engines[replica] = EngineHistory(replica, data["config"], steps, tally)
+            engines[replica] = EngineHistory(data["config"], steps, tally)
             continue
         if replica not in engines:
             raise LogError(path, record.line, f"replica {replica} has no 'engine' record before this one")
@@ -60,15 +60,15 @@ def audit_log(
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise LogError(path, record.line, f"a {kind!r} record that cannot be read: {error!r}") from error
     if complete:
-        for engine in engines.values():
+        for tally.replica, engine in engines.items():
             engine.end()
     return Audit(
         path=os.fspath(path),
         complete=complete,
         num_records=num_records,
         num_replicas=len(engines),
-        num_requests=sum(engine.num_submitted for engine in engines.values()),
-        num_tokens=sum(engine.num_tokens for engine in engines.values()),
+        num_requests=sum(engine.requests.num_submitted for engine in engines.values()),
+        num_tokens=sum(engine.rows.num_tokens for engine in engines.values()),
         evaluations=tally.evaluations,
         not_audited=not_audited,
         flaws=tuple(tally.flaws),

@@ -1,9 +1,6 @@
-"""What a log says of the rows of one engine: whose they are, how many tokens each has delivered, and which steps in flight touch them.
+"""The rows of one engine and its steps in flight, as its log tells of them.
 
-The first two are columns by row number.
-
-A commit is settled for all its rows at once: a log of a million requests has as many commits as rounds, and each costs the same few
-vector operations.
+The rows are columns by row number, so that a commit of any batch size costs the same few vector operations.
 """
 
 from __future__ import annotations
@@ -16,34 +13,49 @@ import numpy as np
 from ...observe.encoding import MalformedRecord
 
 MAX_ROW = 1 << 20
-"""No engine runs as many requests at once; a damaged number must not cost memory."""
+"""The greatest row number accepted; a damaged number must not cost memory."""
+
+_EMPTY = {
+    "epoch": 0,
+    "emitted": 0,
+    "cap": 0,
+    "first_ns": -1,
+    "last_ns": -1,
+    "alive": False,
+    "decoding": False,
+    "reported": False,
+}  # column -> its value in a row that was never given out
 
 
-class Settled(NamedTuple):
-    """What a commit's decode part delivered, as the log's own columns imply it; arrays [bs], entries of departed rows mean nothing."""
+class Delivery(NamedTuple):
+    """What a step's decode rounds deliver: bool arrays [bs]."""
 
-    live: np.ndarray  # bool: the row still belongs to the request that was planned
-    kept: np.ndarray  # int64: tokens delivered
-    ended: np.ndarray  # bool: at the length cap, or at a stop
-    stopped: np.ndarray  # bool: … at a stop
-    went_on: np.ndarray  # bool: rounds came after the one in which the request ended
+    live: np.ndarray  # the row still belongs to the request that was planned
+    ended: np.ndarray  # live, and the request came to its length cap or to a stop
+    stopped: np.ndarray  # ended at a stop
+    went_on: np.ndarray  # ended, and rounds came after the one in which it did
 
 
 class Rows:
     """The columns; they grow with the greatest row number."""
 
+    epoch: np.ndarray
+    emitted: np.ndarray  # tokens delivered, those before a retraction among them
+    cap: np.ndarray
+    first_ns: np.ndarray
+    last_ns: np.ndarray
+    alive: np.ndarray
+    decoding: np.ndarray  # the last chunk of the prompt is launched
+    reported: np.ndarray  # a step was found to decode it without reason; report that once for each owner
+
     def __init__(self) -> None:
         self.owner: list[str | None] = [None] * 8
-        self.epoch = np.zeros(8, np.int64)
-        self.emitted = np.zeros(8, np.int64)  # tokens delivered, those before a retraction among them
-        self.cap = np.zeros(8, np.int64)
-        self.first_ns = np.full(8, -1, np.int64)
-        self.last_ns = np.full(8, -1, np.int64)
-        self.alive = np.zeros(8, bool)
-        self.decoding = np.zeros(8, bool)  # the last chunk of its prompt is launched
+        self.num_tokens = 0  # delivered by all rows
+        for name, value in _EMPTY.items():
+            setattr(self, name, np.full(8, value))
 
     def reach(self, row: int) -> None:
-        """Make room for `row`; MalformedRecord for a number that no row has."""
+        """Make room for `row`. Raises MalformedRecord for a number that no row has."""
         if type(row) is not int or not 0 <= row <= MAX_ROW:
             raise MalformedRecord(f"row {row!r}, expected a number from 0 to {MAX_ROW:,}")
         size = len(self.owner)
@@ -51,35 +63,33 @@ class Rows:
             return
         more = max(row + 1, 2 * size) - size
         self.owner += [None] * more
-        for name in ("epoch", "emitted", "cap", "alive", "decoding"):
-            column = getattr(self, name)
-            setattr(self, name, np.concatenate([column, np.zeros(more, column.dtype)]))
-        for name in ("first_ns", "last_ns"):
-            setattr(self, name, np.concatenate([getattr(self, name), np.full(more, -1, np.int64)]))
+        for name, value in _EMPTY.items():
+            setattr(self, name, np.concatenate([getattr(self, name), np.full(more, value)]))
 
     def open(self, row: int, epoch: int, owner: str, emitted: int, cap: int, first_ns: int, last_ns: int) -> None:
         self.owner[row] = owner
         self.epoch[row], self.emitted[row], self.cap[row] = epoch, emitted, cap
         self.first_ns[row], self.last_ns[row] = first_ns, last_ns
-        self.alive[row], self.decoding[row] = True, False
+        self.alive[row], self.decoding[row], self.reported[row] = True, False, False
 
     def close(self, row: int) -> None:
         self.owner[row] = None
         self.alive[row] = self.decoding[row] = False
 
-    def live(self, rows: np.ndarray, epochs: np.ndarray) -> np.ndarray:
-        """Which of these rows still belong to those who had them at these epochs."""
-        return self.alive[rows] & (self.epoch[rows] == epochs)
+    def deliver(self, row: int, num_tokens: int) -> None:
+        self.emitted[row] += num_tokens
+        self.num_tokens += num_tokens
 
-    def settle(self, rows: np.ndarray, epochs: np.ndarray, lens: np.ndarray, stops: list[list[int]]) -> Settled:
-        """Deliver the rounds `lens` [rounds, bs] to their rows: each run is cut at its first stop, and at the request's cap."""
-        live = self.live(rows, epochs)
+    def deliver_rounds(
+        self, rows: np.ndarray, epochs: np.ndarray, lens: np.ndarray, stops: list[list[int]]
+    ) -> Delivery:
+        """Deliver rounds of `lens` [rounds, bs] tokens to their rows, up to each row's first stop and its cap."""
+        live = self.alive[rows] & (self.epoch[rows] == epochs)
         remaining = self.cap[rows] - self.emitted[rows]
         reached = lens.sum(axis=0, dtype=np.int64)
-        before_last = reached - lens[-1]
         kept = np.minimum(reached, remaining)
         ended = reached >= remaining
-        went_on = before_last >= remaining
+        went_on = reached - lens[-1] >= remaining
         stopped = np.zeros(len(rows), bool)
         for number, column, index in sorted(stops):
             if stopped[column] or not 0 <= index < lens[number, column]:
@@ -88,24 +98,25 @@ class Rows:
             if at <= remaining[column]:
                 kept[column], ended[column], stopped[column] = at, True, True
                 went_on[column] = number < len(lens) - 1
-        delivered = np.where(live, kept, 0)
-        self.emitted[rows] += delivered
-        return Settled(live, delivered, ended & live, stopped & live, went_on & live)
+        kept = np.where(live, kept, 0)
+        self.emitted[rows] += kept
+        self.num_tokens += int(kept.sum())
+        return Delivery(live, ended & live, stopped & live, went_on & live)
 
-    def mark(self, rows: np.ndarray, first_ns: int, last_ns: int) -> None:
-        """These rows were delivered tokens from `first_ns` to `last_ns`."""
+    def mark(self, rows: np.ndarray | int, first_ns: int, last_ns: int) -> None:
+        """Note that these rows were delivered tokens from `first_ns` to `last_ns`."""
         first = self.first_ns[rows]
         self.first_ns[rows] = np.where(first < 0, first_ns, first)
         self.last_ns[rows] = last_ns
 
 
 @dataclass(slots=True)
-class Launched:
-    """A step in flight. `prefill`: (row, epoch, whether the chunk is the prompt's last)."""
+class StepInFlight:
+    """A step that is launched and not committed."""
 
     step: int
     ns: int
-    prefill: list[tuple[int, int, bool]]
+    prefill: list[tuple[int, int, bool]]  # (row, epoch, whether the chunk is the prompt's last)
     rows: np.ndarray | None = None
     epochs: np.ndarray | None = None
     width: int = 1

@@ -230,12 +230,13 @@ def test_what_is_kept_does_not_grow_with_the_log(logs):
     most = 0
     for record in read_log(logs("retraction")):
         if record.kind == "engine":
-            history = EngineHistory(0, record.data["config"], None, Tally.empty())
+            history = EngineHistory(record.data["config"], None, Tally())
         elif record.kind not in ("header", "end"):
             history.follow(record.kind, record.data)
-            most = max(most, len(history.live))
-    assert most > 5 and not history.live and not history.flight and history.num_waiting == 0
-    assert sum(map(len, history._waiting.values())) <= 60 and not history._out_of_order
+            most = max(most, len(history.requests.live))
+    requests = history.requests
+    assert most > 5 and not requests.live and not history.in_flight and requests.num_waiting == 0
+    assert sum(map(len, requests._waiting.values())) <= 60 and not requests.out_of_order
 
 
 NONSENSE = [None, True, -1, 0, 10**9, 10**30, 1.5, "", "x", [], [[]], [-1], ["x"], {}, {"a": 1}]
