@@ -30,6 +30,9 @@ ABOVE = {  # package -> the packages that it may import
 }
 CORE_ORDER = ("", "contract", "acceptance", "adaptive", "kv", "tree", "algorithm", "scheduler", "handoff")
 """The folders of core, its root first: each imports only what stands before it."""
+NOT_JUDGED = {"core.errors", "core.draws"}  # what an oracle may import from core
+# The executor's contract is made of core's types: its model reads the steps and results that it judges.
+JUDGED_IN_CORE_TYPES = {"checks.executor.model": {"core.algorithm.algorithm", "core.contract.step"}}
 LIBRARIES = {  # package -> what it may import from outside the standard library
     "core": {"numpy"},
     "observe": {"numpy", "pyarrow", "rich", "plotly"},
@@ -194,6 +197,27 @@ def test_a_package_imports_only_its_libraries(package: str):
                 or (package == "core" and item.target in NOT_IN_CORE)
             ):
                 wrong.append(f"{path.relative_to(ROOT)}:{item.line} imports {item.target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_an_oracle_imports_nothing_from_core_that_it_judges():
+    """Models, plain components and invariants, and what these import from `properties`."""
+    oracles = [path for path in sources("properties", "checks") if path.stem in ("model", "plain", "invariants")]
+    queue = [*oracles, *sources("properties/invariants")]
+    assert len(queue) > 20
+    seen, wrong = set(), []
+    while queue:
+        path = queue.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        allowed = NOT_JUDGED | JUDGED_IN_CORE_TYPES.get(module_name(path), set())
+        for item in imports_of(path):
+            if item.ours and item.target.startswith("core.") and item.target not in allowed:
+                wrong.append(f"{path.relative_to(ROOT)}:{item.line} imports {item.target}")
+            found = ROOT.joinpath(*item.target.split(".")).with_suffix(".py")
+            if item.ours and item.target.startswith("properties.") and found.is_file():
+                queue.append(found)
     assert not wrong, "\n".join(wrong)
 
 
