@@ -36,7 +36,7 @@ class ThresholdsOverlap(AdaptiveStepSlot):
 
     def __init__(self, initial_steps, cfg):
         super().__init__(initial_steps, cfg)
-        self._cfg = replace(self._cfg, up_hysteresis=-1.0, down_hysteresis=1.0)
+        self.config = replace(self.config, up_hysteresis=-1.0, down_hysteresis=1.0)
 
 
 class LooksAtEveryRound(AdaptiveStepSlot):

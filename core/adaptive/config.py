@@ -207,14 +207,14 @@ def _finished(
     return AdaptiveConfig(bounds, slots, source, tuple(notices))
 
 
-def slot_config(cfg: SlotConfig | Mapping[str, Any], source: str = "<arguments>") -> SlotConfig:
+def slot_config(cfg: SlotConfig | Mapping[str, Any]) -> SlotConfig:
     """One entry from a mapping, checked as in a file. Raises `ConfigError`."""
     if isinstance(cfg, SlotConfig):
         return cfg
     problems: list[Problem] = []
     slot = _read_entry(cfg, {}, "", problems)
     if problems or slot is None:
-        raise ConfigError(source, problems)
+        raise ConfigError("<arguments>", problems)
     return slot
 
 

@@ -138,17 +138,8 @@ class GoodputPolicy:
         self._next_amnesty = 0
         self._probe_interval = _PROBE_INTERVAL_ROUNDS
         self._switches_at_fold = 0
-        self._switches = 0
-        self._num_probes = 0
-
-    @property
-    def switches(self) -> int:
-        return self._switches
-
-    @property
-    def num_probes(self) -> int:
-        """Probes begun so far; each failed one is two switches."""
-        return self._num_probes
+        self.switches = 0
+        self.num_probes = 0  # begun so far; each failed one is two switches
 
     def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:
         self._router = RangeRouter(self.config, sizes)
@@ -201,8 +192,8 @@ class GoodputPolicy:
                 self._next_amnesty = self._round + _AMNESTY_ROUNDS
                 for cell in self._cells.values():
                     cell.gate.forgive()
-        restless = changed or self._probe is not None or self._switches != self._switches_at_fold
-        self._switches_at_fold = self._switches
+        restless = changed or self._probe is not None or self.switches != self._switches_at_fold
+        self._switches_at_fold = self.switches
         if self._probe is None and self._round >= self._next_probe:
             restless = True
         self._spacing = self._update_interval if restless else min(self._spacing * 2, _MAX_SPACING_ROUNDS)
@@ -307,7 +298,7 @@ class GoodputPolicy:
         cell.gate.record(self._fold_round, cell.steps, steps)
         cell.steps = steps
         cell.switches += 1
-        self._switches += 1
+        self.switches += 1
 
     # --- probing ---
 
@@ -336,7 +327,7 @@ class GoodputPolicy:
 
     def _begin_probe(self, cell: _Cell, steps: int) -> None:
         self._probe = _Probe(cell, cell.steps, steps, self._fold_round)
-        self._num_probes += 1
+        self.num_probes += 1
         self._switch(cell, steps)
 
     def _worth_probing(self, cell: _Cell, times: Sequence[int]) -> int | None:

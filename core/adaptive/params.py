@@ -28,8 +28,8 @@ class AdaptiveSpeculativeParams:
         config: str | Mapping[str, Any] | AdaptiveConfig = "default",
     ) -> None:
         self.config = load_adaptive_config(config)
-        self._initial_steps = resolve_initial_steps(self.config, initial_steps)
-        self._slots = [AdaptiveStepSlot(self._initial_steps, cfg) for cfg in self.config.slots]
+        self.initial_steps = resolve_initial_steps(self.config, initial_steps)
+        self._slots = [AdaptiveStepSlot(self.initial_steps, cfg) for cfg in self.config.slots]
         self._router = RangeRouter(self.config)
         self._slot_of: dict[int, AdaptiveStepSlot] = {}
         self._retired_switches = 0
@@ -39,11 +39,6 @@ class AdaptiveSpeculativeParams:
     def candidate_steps(self) -> tuple[int, ...]:
         """The sorted union over all ranges."""
         return self.config.candidate_steps
-
-    @property
-    def initial_steps(self) -> int:
-        """The step count to start with, resolved: what was given, or the middle of the union."""
-        return self._initial_steps
 
     @property
     def slots(self) -> tuple[AdaptiveStepSlot, ...]:
@@ -105,7 +100,7 @@ class AdaptiveSpeculativeParams:
             if old is not None and old.config == cfg:
                 slots.append(kept.pop(bound))
             else:
-                slots.append(AdaptiveStepSlot(old.current_steps if old else self._initial_steps, cfg))
+                slots.append(AdaptiveStepSlot(old.current_steps if old else self.initial_steps, cfg))
         self._retired_switches += sum(slot.switches for slot in kept.values())
         sizes = self._router.sizes
         self.config, self._slots = config, slots

@@ -18,6 +18,7 @@ class StepPolicy(Protocol):
 
     name: str
     config: AdaptiveConfig
+    switches: int  # how often the choice for some batch size has changed
 
     def steps_for(self, batch_size: int, kv_tokens: int) -> int:
         """Return the steps for a round of `batch_size` rows that read `kv_tokens` KV tokens in all."""
@@ -33,11 +34,6 @@ class StepPolicy(Protocol):
 
     def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:
         """The captured batch sizes, or None without graphs."""
-        ...
-
-    @property
-    def switches(self) -> int:
-        """How often the choice for some batch size has changed."""
         ...
 
     def snapshot(self) -> dict[str, object]:

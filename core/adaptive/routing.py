@@ -14,29 +14,24 @@ class InvalidGraphSizes(ForetokenError):
 
 
 class RangeRouter:
-    """Routes batch sizes to the ranges of one table. `sizes` are the captured batch sizes, None without graphs."""
+    """Routes batch sizes to the ranges of one table. `sizes` are the captured batch sizes; None or none without graphs."""
 
-    __slots__ = ("_config", "_sizes")
+    __slots__ = ("_config", "sizes")
 
     def __init__(self, config: AdaptiveConfig, sizes: Iterable[int] | None = None) -> None:
         self._config = config
-        self._sizes: tuple[int, ...] = ()
+        self.sizes: tuple[int, ...] = ()  # ascending
         if sizes is not None:
             given = list(sizes)
             for size in given:
                 if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                     raise InvalidGraphSizes(f"captured batch size {size!r}; expected an integer >= 1")
-            self._sizes = tuple(sorted(set(given)))
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The captured sizes, ascending; empty without graphs."""
-        return self._sizes
+            self.sizes = tuple(sorted(set(given)))
 
     def padded(self, batch_size: int) -> int:
         """Return the captured size a batch runs at, or the batch size itself if no graph is large enough."""
-        index = bisect_left(self._sizes, batch_size)
-        return self._sizes[index] if index < len(self._sizes) else batch_size
+        index = bisect_left(self.sizes, batch_size)
+        return self.sizes[index] if index < len(self.sizes) else batch_size
 
     def range_index(self, batch_size: int) -> int:
         """Return the index of the range that decides for this batch size."""
@@ -48,4 +43,4 @@ class RangeRouter:
 
     def graph_sizes_of_step(self, step: int) -> tuple[int, ...] | None:
         """Return the captured sizes whose own range has `step` among its candidates; None without graphs."""
-        return tuple(size for size in self._sizes if step in self.candidates(size)) if self._sizes else None
+        return tuple(size for size in self.sizes if step in self.candidates(size)) if self.sizes else None

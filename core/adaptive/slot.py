@@ -31,49 +31,35 @@ class AdaptiveStepSlot:
     """
 
     __slots__ = (
-        "_candidates",
-        "_cfg",
         "_count",
         "_failed_probes",
         "_gate",
         "_index",
         "_probing",
-        "_switches",
         "_until_recompute",
         "_wait",
+        "candidate_steps",
+        "config",
         "current_steps",
         "ema_accept_len",
+        "switches",
     )
 
     def __init__(self, initial_steps: int | None, cfg: SlotConfig | Mapping[str, Any]) -> None:
-        self._cfg = slot_config(cfg)
-        self._candidates = self._cfg.candidate_steps
-        if initial_steps not in self._candidates:
-            initial_steps = self._candidates[len(self._candidates) // 2]
-        self._index = self._candidates.index(initial_steps)
-        self.current_steps: int = self._candidates[self._index]
+        self.config = slot_config(cfg)
+        self.candidate_steps = self.config.candidate_steps
+        if initial_steps not in self.candidate_steps:
+            initial_steps = self.candidate_steps[len(self.candidate_steps) // 2]
+        self._index = self.candidate_steps.index(initial_steps)
+        self.current_steps: int = self.candidate_steps[self._index]
         self.ema_accept_len: float = float(self.current_steps - 1)
         self._count = 0
-        self._until_recompute = self._cfg.warmup_batches + self._cfg.update_interval
+        self._until_recompute = self.config.warmup_batches + self.config.update_interval
         self._probing = False
         self._failed_probes = 0
         self._wait = 1  # recomputes at 0 steps until the next probe
-        self._switches = 0
-        self._gate = SwitchGate(self._cfg.min_dwell_batches)
-
-    @property
-    def candidate_steps(self) -> tuple[int, ...]:
-        """Sorted, without repeats."""
-        return self._candidates
-
-    @property
-    def switches(self) -> int:
-        """How often the choice has changed."""
-        return self._switches
-
-    @property
-    def config(self) -> SlotConfig:
-        return self._cfg
+        self.switches = 0
+        self._gate = SwitchGate(self.config.min_dwell_batches)
 
     def update(self, correct_drafts: Iterable[float]) -> None:
         """One verify result: the correct drafts of each request, produced with `current_steps`.
@@ -88,19 +74,19 @@ class AdaptiveStepSlot:
     def observe(self, total: float, rows: int) -> None:
         """`update` for a caller that has already checked its values: their sum and how many there are (> 0)."""
         if self.current_steps > 0:
-            alpha = self._cfg.ema_alpha
+            alpha = self.config.ema_alpha
             self.ema_accept_len = (1.0 - alpha) * self.ema_accept_len + alpha * (total / rows)
         self._count += 1
         self._until_recompute -= 1
         if self._until_recompute == 0:
-            self._until_recompute = self._cfg.update_interval
+            self._until_recompute = self.config.update_interval
             self._recompute()
 
     def rounds_to_next_decision(self) -> int:
         """Return how many results can be fed before the choice may change: feeding fewer never changes it."""
-        if len(self._candidates) == 1:
+        if len(self.candidate_steps) == 1:
             return NEVER
-        interval = self._cfg.update_interval
+        interval = self.config.update_interval
         rounds = self._until_recompute
         if self.current_steps == 0:
             rounds += (self._wait - 1) * interval
@@ -120,7 +106,7 @@ class AdaptiveStepSlot:
             return
         target = self._apply_ceiling(self._target_index())
         probing, self._probing = self._probing, False
-        if probing and self._candidates[target] == 0:
+        if probing and self.candidate_steps[target] == 0:
             self._failed_probes += 1
             self._wait = min(1 << min(self._failed_probes, 10), _MAX_PROBE_WAIT)
             self._switch(target)  # the way back from a probe is never held up by the gate
@@ -135,26 +121,26 @@ class AdaptiveStepSlot:
 
     def _target_index(self) -> int:
         """Return where the thresholds send the current EMA: down as far as they say, or else up."""
-        c, ema, index = self._candidates, self.ema_accept_len, self._index
-        while index > 0 and ema <= (c[index - 1] or 1) - 0.5 + self._cfg.down_hysteresis:
+        c, ema, index = self.candidate_steps, self.ema_accept_len, self._index
+        while index > 0 and ema <= (c[index - 1] or 1) - 0.5 + self.config.down_hysteresis:
             index -= 1
         if index < self._index:
             return index
-        while index + 1 < len(c) and ema > c[index] - 0.5 + self._cfg.up_hysteresis:
+        while index + 1 < len(c) and ema > c[index] - 0.5 + self.config.up_hysteresis:
             index += 1
         return index
 
     def _apply_ceiling(self, target: int) -> int:
         """Pull a target that is no rise down to the largest candidate the EMA justifies."""
-        if self._cfg.ceiling_coeff <= 0 or target > self._index:
+        if self.config.ceiling_coeff <= 0 or target > self._index:
             return target
-        ceiling = max(1, math.ceil(self.ema_accept_len * self._cfg.ceiling_coeff))
-        while target > 0 and self._candidates[target] > ceiling:
+        ceiling = max(1, math.ceil(self.ema_accept_len * self.config.ceiling_coeff))
+        while target > 0 and self.candidate_steps[target] > ceiling:
             target -= 1
         return target
 
     def _probe(self) -> None:
-        if len(self._candidates) == 1:
+        if len(self.candidate_steps) == 1:
             return
         if self._wait > 1:
             self._wait -= 1
@@ -171,8 +157,8 @@ class AdaptiveStepSlot:
             return
         old = self.current_steps
         self._index = index
-        self.current_steps = self._candidates[index]
-        self._switches += 1
+        self.current_steps = self.candidate_steps[index]
+        self.switches += 1
         self._gate.record(self._count, old, self.current_steps)
 
     def snapshot(self) -> dict[str, object]:
@@ -185,7 +171,7 @@ class AdaptiveStepSlot:
             "probing": self._probing,
             "failed_probes": self._failed_probes,
             "wait": self._wait,
-            "switches": self._switches,
+            "switches": self.switches,
             "gate": self._gate.snapshot(),
         }
 

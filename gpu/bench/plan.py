@@ -181,8 +181,9 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
         output_tokens=options.output_tokens,
         repeat=options.repeat,
         cells=(),
-        weight_bytes=_bytes_of_weights(options, session, target, draft, dtype, device),
+        weight_bytes=0,
     )
+    plan = replace(plan, weight_bytes=_bytes_of_weights(plan, session))
     cells = [
         _cell(plan, session, batch_size, length, steps) for length in context_lengths for batch_size in batch_sizes
     ]
@@ -346,23 +347,17 @@ def _arm(plan: BenchPlan, spec: EngineSpec, length: int) -> ArmPlan:
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def _bytes_of_weights(
-    options: BenchOptions,
-    session: SessionOptions,
-    target: ModelConfig,
-    draft: ModelConfig | HeadConfig | None,
-    dtype: torch.dtype,
-    device: str,
-) -> int:
+def _bytes_of_weights(plan: BenchPlan, session: SessionOptions) -> int:
     from ..executor.build import MAX_PACKED_BYTES
     from .shapes import meta_models
 
-    if options.model is not None:
-        total = checkpoint_bytes(session, target, dtype)
+    if plan.options.model is not None:
+        total = checkpoint_bytes(session, plan.target, plan.dtype)
     else:
-        total = sum(model.weight_bytes for model in meta_models(target, draft, dtype) if model is not None)
+        models = meta_models(plan.target, plan.draft, plan.dtype)
+        total = sum(model.weight_bytes for model in models if model is not None)
     # On a CPU small models keep a second layout for the products of a few rows.
-    return 2 * total if device == "cpu" and total <= MAX_PACKED_BYTES else total
+    return 2 * total if plan.device == "cpu" and total <= MAX_PACKED_BYTES else total
 
 
 def _check_memory(plan: BenchPlan) -> None:

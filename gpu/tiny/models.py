@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from ..models.checkpoint import random_head, random_weights
 from ..models.config import LLAMA, ModelConfig
 from ..models.decoder import Decoder
-from ..models.eagle import Eagle3Head, MultiLayerEagle
+from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
 from ..models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
 from ..ops.torch_ops import TorchOps
 from .sizes import TinyShape, TinySize
@@ -29,14 +30,8 @@ def new_standalone(size: TinySize, seed: int, device: str) -> Decoder:
 
 def new_eagle3(size: TinySize, target: Decoder, vocabulary: Tensor, seed: int) -> Eagle3Head:
     """An EAGLE-3 head over the tokens of `vocabulary` (int64 [draft vocabulary], ascending), whose output layer begins as the target's."""
-    config = HeadConfig(
-        algorithm=EAGLE3,
-        model=replace(target.config, num_layers=1, tied_embeddings=False),
-        target_hidden_size=target.hidden_size,
-        draft_vocab_size=size.draft_vocab_size,
-        aux_layers=default_aux_layers(target.num_layers),
-    )
-    head = random_head(config, target, seed)
+    aux_layers = default_aux_layers(target.num_layers)
+    head = _head(EAGLE3, target, seed, draft_vocab_size=size.draft_vocab_size, aux_layers=aux_layers)
     assert isinstance(head, Eagle3Head)
     head.set_vocabulary(vocabulary)
     with torch.no_grad():
@@ -46,16 +41,15 @@ def new_eagle3(size: TinySize, target: Decoder, vocabulary: Tensor, seed: int) -
 
 def new_multi_layer_eagle(size: TinySize, target: Decoder, seed: int) -> MultiLayerEagle:
     """One EAGLE head per step; embeddings and output layer are the target's."""
-    config = HeadConfig(
-        algorithm=MULTI_LAYER_EAGLE,
-        model=replace(target.config, num_layers=1, tied_embeddings=False),
-        target_hidden_size=target.hidden_size,
-        draft_vocab_size=target.vocab_size,
-        num_heads=size.num_heads,
-    )
-    head = random_head(config, target, seed)
+    head = _head(MULTI_LAYER_EAGLE, target, seed, draft_vocab_size=target.vocab_size, num_heads=size.num_heads)
     assert isinstance(head, MultiLayerEagle)
     return head
+
+
+def _head(algorithm: str, target: Decoder, seed: int, **sizes: Any) -> DraftHead:
+    """Return a head with a layer of the target's shape."""
+    layer = replace(target.config, num_layers=1, tied_embeddings=False)
+    return random_head(HeadConfig(algorithm, layer, target.hidden_size, **sizes), target, seed)
 
 
 def _language_model(size: TinySize, shape: TinyShape, seed: int, device: str) -> Decoder:
@@ -72,12 +66,7 @@ def _llama(size: TinySize, shape: TinyShape) -> ModelConfig:
     return ModelConfig(
         architecture=LLAMA,
         vocab_size=size.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
+        **asdict(shape),
         max_position_embeddings=size.max_positions,
         tied_embeddings=True,
         eos_token_ids=(END_OF_TEXT_ID,),

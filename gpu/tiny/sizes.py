@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...core.errors import ConfigError, Problem, nearest
 
@@ -106,22 +106,14 @@ SMALL = TinySize(
     num_measured=64,
 )
 
-MEDIUM = TinySize(
+MEDIUM = replace(
+    SMALL,
     name="medium",
-    corpus_bytes=12_000_000,
     vocab_size=16384,
-    window=1024,
-    max_positions=4096,
     target=TinyShape(1536, 4096, 24, 12, 4, 128),
     standalone=TinyShape(512, 1408, 2, 8, 2, 64),
     draft_vocab_size=8192,
     num_heads=4,
-    unroll=4,
-    target_schedule=Schedule(2000, 32),
-    draft_schedule=Schedule(800, 16),
-    num_continuations=512,
-    prompt_len=128,
-    num_measured=64,
 )
 
 SIZES = {size.name: size for size in (NANO, TINY, SMALL, MEDIUM)}

@@ -21,8 +21,6 @@ MAX_SPLITS = 128
 MIN_KEYS_PER_SPLIT = 128
 PROGRAMS_PER_PROCESSOR = 3  # as many as shared memory holds: the loads of one run behind the sums of the others
 HOPPER = 9
-
-
 STRIDES = (
     "q_token_stride q_head_stride k_token_stride k_head_stride v_token_stride v_head_stride"
     " pool_slot_stride pool_head_stride"

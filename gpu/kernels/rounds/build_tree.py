@@ -25,6 +25,11 @@ class ChainLinks:
     next_sibling: Tensor
     ancestor_bits: Tensor
 
+    def tree(self, tokens: Tensor, positions: Tensor) -> DeviceTree:
+        """Return the chains of these tokens and positions, [bs, nd]."""
+        links = (self.depths, self.next_token, self.next_sibling, self.ancestor_bits)
+        return DeviceTree(tokens, self.parents, positions, *links, tokens.shape[1])
+
 
 @cache
 def chain_links(batch_size: int, nodes: int, device: torch.device) -> ChainLinks:
@@ -47,17 +52,7 @@ def build_chain_torch(roots: Tensor, drafts: Tensor, seq_lens: Tensor, max_posit
     batch_size, steps = drafts.shape
     tokens = torch.cat((roots.unsqueeze(1), drafts), 1)
     links = chain_links(batch_size, steps + 1, tokens.device)
-    positions = (links.depths + seq_lens.unsqueeze(1)).clamp_(max=max_position)
-    return DeviceTree(
-        tokens,
-        links.parents,
-        positions,
-        links.depths,
-        links.next_token,
-        links.next_sibling,
-        links.ancestor_bits,
-        steps + 1,
-    )
+    return links.tree(tokens, (links.depths + seq_lens.unsqueeze(1)).clamp_(max=max_position))
 
 
 def build_tree_torch(
@@ -232,7 +227,6 @@ def build_chain_triton(roots: Tensor, drafts: Tensor, seq_lens: Tensor, max_posi
     batch_size, nodes = drafts.shape[0], drafts.shape[1] + 1
     tokens = torch.empty(batch_size, nodes, dtype=torch.int64, device=drafts.device)
     positions = torch.empty_like(tokens)
-    links = chain_links(batch_size, nodes, tokens.device)
     if batch_size:
         _chain_kernel[(batch_size,)](
             roots,
@@ -245,9 +239,7 @@ def build_chain_triton(roots: Tensor, drafts: Tensor, seq_lens: Tensor, max_posi
             NODES=next_power_of_2(nodes),
             num_warps=1,
         )
-    return DeviceTree(
-        tokens, links.parents, positions, links.depths, links.next_token, links.next_sibling, links.ancestor_bits, nodes
-    )
+    return chain_links(batch_size, nodes, tokens.device).tree(tokens, positions)
 
 
 def build_tree_triton(
