@@ -17,7 +17,6 @@ from .tiny import tiny
 
 app = typer.Typer(
     name="foretoken",
-    help="Speculative decoding of large language models: simulate a deployment with the scheduler that would run it.",
     epilog="Begin with `foretoken simulate`; every command has --help.",
     no_args_is_help=True,
     add_completion=False,
@@ -48,4 +47,4 @@ def foretoken(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Speculative decoding of large language models: simulate a deployment with the scheduler that would run it."""
+    """Speculative decoding of large language models: simulate a deployment, decode text, check a serving engine."""

@@ -73,7 +73,7 @@ class DecodeStep:
     steps: int  # draft depth S
     topk: int  # branching k
     num_draft_tokens: int  # nodes of a verify tree, root included; a chain has steps + 1
-    max_rounds: int  # the engine's certificate: that many rounds need no decision of its own
+    max_rounds: int  # that many rounds may run before the engine must decide again
 
 
 @dataclass(frozen=True, slots=True)
