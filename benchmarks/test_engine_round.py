@@ -37,7 +37,7 @@ class Rounds:
         self._lens = {
             s: (1 + np.minimum(runs, s)).astype(np.int32)[:, None, :] for s in self.engine.controller.candidates
         }
-        self._nobody = np.zeros(batch_size, bool)
+        self._no_row_ended = np.zeros(batch_size, bool)
         self._launched: deque = deque()
         self._number = 0
         self.result = None
@@ -51,7 +51,7 @@ class Rounds:
         step = self._launched.popleft()
         lens = self._lens[step.decode.steps][self._number % 64]
         self._number += 1
-        decode = DecodeResult(1, lens, None, self._nobody, BlockEnd.MAX_ROUNDS)
+        decode = DecodeResult(1, lens, None, self._no_row_ended, BlockEnd.MAX_ROUNDS)
         self.result = StepResult(step.step_id, None, decode, self._end)
 
     def commit_and_plan(self) -> None:

@@ -160,7 +160,7 @@ class HostileDriver(Driver):
         self.engine.check()
 
     def _retract(self) -> None:
-        """Take a random running request's row, as memory pressure would; nobody but a test may ask for it."""
+        """Take a random running request's row, as memory pressure would. Only a test asks for it."""
         running = list(self.engine.requests.running.values())
         if not running:
             return

@@ -38,7 +38,7 @@ STOP_TOKEN = 5
 
 
 class OutsideDraft(Standalone):
-    """A plugin as somebody else would write it: an unshifted draft of its own, never registered among the built-in ones."""
+    """A plugin as a user would write it: an unshifted draft of its own, never registered among the built-in ones."""
 
     name = "OUTSIDE"
 

@@ -1,7 +1,7 @@
 """What a prompt contains, said as briefly as it is known.
 
 A recorded or synthetic workload rarely has the tokens of a prompt: it knows a length, or which blocks two prompts
-share. `Prompt` keeps that description (a few words per request) and makes token ids only when somebody asks for them,
+share. `Prompt` keeps that description (a few words per request) and makes token ids only when they are asked for,
 so that a million waiting requests cost no token arrays.
 
     tokens      the ids themselves

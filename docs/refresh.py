@@ -132,7 +132,7 @@ BLOCKS = {
 
 
 def refreshed(text: str) -> str:
-    """`text` with every block made anew. KeyError for a name that nobody makes."""
+    """`text` with every block made anew. Raises KeyError for an unknown name."""
     return BLOCK.sub(lambda block: f"{block[1]}{BLOCKS[block[2]]()}\n{block[3]}", text)
 
 

@@ -75,7 +75,7 @@ class TransformersPrefixes:
                 copies.append(block)
             else:
                 blocks.append(block)
-                self.ledger.release(block)  # the cache's from now on; whoever needs it locks it
+                self.ledger.release(block)  # the cache's from now on; a request that needs it locks it
         return Path(tuple(blocks), tuple(hashes)), self.slots(blocks), self.slots(copies)
 
     def lock(self, path: Path) -> bool:

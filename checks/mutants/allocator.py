@@ -47,7 +47,7 @@ class TakesWhatThereIs(KVAllocator):
 
 
 class FreesAnything(KVAllocator):
-    """Nobody looks whether what is freed is held."""
+    """A free does not check that what it frees is held."""
 
     def free(self, slots):
         pages = [page for page in dict.fromkeys((slots // self.page_size).tolist()) if 0 < page <= self.num_pages]
@@ -164,7 +164,7 @@ class GrowsByWholePagesOnly(KVStoreAdapter):
 
 
 class GrowsPastTheRow(PlainAllocator):
-    """Nobody compares the target with the row's width."""
+    """A target is not compared with the row's width."""
 
     def grow(self, request, num_tokens):
         width, self.row_width = self.row_width, num_tokens
@@ -303,7 +303,7 @@ class EvictsIntoItself(PlainAllocator):
 
 
 class EvictsForEver(PlainAllocator):
-    """The eviction loop waits for room that nobody can make."""
+    """The eviction loop waits for room that cannot be made."""
 
     def take(self, num_pages):
         while num_pages > len(self.free_list):

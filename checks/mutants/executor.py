@@ -171,7 +171,7 @@ class IgnoresTheCertificate(ReferenceExecutor):
 
 
 class IgnoresStops(ReferenceExecutor):
-    """A block runs to its end, whoever wants a new plan."""
+    """A block runs to its end, although a stop was asked for."""
 
     def request_stop(self, last_step_id):
         pass

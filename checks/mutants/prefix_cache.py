@@ -79,7 +79,7 @@ class LocksTheNodeAlone(RadixCache):
 
 
 class LocksTheEvicted(RadixCache):
-    """Nobody looks whether the node of a lock is still there."""
+    """A lock does not check that its node is still there."""
 
     def lock(self, node):
         alive, node.alive = node.alive, True
@@ -88,7 +88,7 @@ class LocksTheEvicted(RadixCache):
 
 
 class UnlocksWhatIsFree(RadixCache):
-    """Nobody looks whether an unlocked node was locked."""
+    """An unlock does not check that its node was locked."""
 
     def unlock(self, node):
         if node.locks > 0:

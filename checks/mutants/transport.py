@@ -53,7 +53,7 @@ class NeedsNoFence(PrefillSide):
 
 
 class WaitsForEver(PrefillSide):
-    """There is a lease, and nobody looks at it."""
+    """There is a lease, and it is never read."""
 
     def tick(self, now_ns):
         pass

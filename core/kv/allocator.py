@@ -210,9 +210,7 @@ class KVAllocator:
             raise InvariantViolation("ALLOC-06", f"slot {wrong[0]} has {times[wrong[0]]} holders")
         wrong = np.flatnonzero(held > times)
         if wrong.size:
-            raise InvariantViolation(
-                "ALLOC-01", f"{wrong.size} slots are held by nobody (leaked), the first is {wrong[0]}"
-            )
+            raise InvariantViolation("ALLOC-01", f"{wrong.size} slots have no holder (leaked), the first is {wrong[0]}")
 
     @staticmethod
     def _as_slots(slots: Slots) -> Slots:
@@ -245,7 +243,7 @@ class KVAllocator:
         seen: dict[int, None] = {}
         for page in pages.tolist():
             if page == 0:
-                return InvalidFree("page 0 is the padding dummy and belongs to nobody")
+                return InvalidFree("page 0 is the padding dummy and has no holder")
             if not 0 < page <= self.num_pages:
                 return InvalidFree(f"page {page} is outside 1..{self.num_pages}")
             if not self._held[page]:

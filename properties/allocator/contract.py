@@ -45,7 +45,7 @@ class AllocatorCapabilities(Capabilities):
     paged: bool = False
     """Pages of more than one slot; `alloc` and `free` still speak of slots, in whole pages."""
     padding_page: bool = False
-    """Page 0 belongs to nobody: ids begin at 1. Without it they begin at 0."""
+    """Page 0 is never given out: ids begin at 1. Without it they begin at 0."""
     inspection: bool = False
     """`free_pages()`"""
     snapshots: bool = False

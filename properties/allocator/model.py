@@ -15,7 +15,7 @@ from .contract import AllocatorCapabilities, AllocatorConfig
 
 
 class Holder:
-    """Somebody with pages: `slots` in the order of positions, and the `cells` that were written to the first of them."""
+    """A holder of pages: `slots` in the order of positions, and the `cells` that were written to the first of them."""
 
     __slots__ = ("cells", "committed", "owner", "pages", "slots", "wanted")
 

@@ -1,4 +1,4 @@
-"""Finding the component that somebody names: an import string, or the name of an adapter that an installed package offers."""
+"""Find the component that a user names: by an import string, or by the name of an adapter that an installed package offers."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """What became of a mutant: `broken` are the invariants broken at the first failure, none if it survived."""
+    """The result for a mutant: `broken` are the invariants broken at the first failure, none if it survived."""
 
     mutant: Mutant
     broken: tuple[str, ...]

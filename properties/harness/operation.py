@@ -235,7 +235,7 @@ def simpler(operation: Operation, neighbours: Sequence[Operation]) -> Iterator[O
             names = [name for name in dict.fromkeys(declared) if isinstance(name, str)]
             names = names[: names.index(value)] if value in names else names
         else:
-            # Nothing is a name for what may have none, say a namespace; nobody else is called that.
+            # An empty name means "none" in the field that has it (say, no namespace); no other field takes it.
             names = [name for place, name in used if name or place == field.name]
             names = sorted({name for name in names if (len(name), name) < (len(str(value)), str(value))})
         for candidate in _simpler_values(value, names):

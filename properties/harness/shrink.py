@@ -57,7 +57,7 @@ class Shrinker:
         """Make it as small as it gets within a bounded number of attempts."""
         if self._violation(self.config, self.operations) is None:
             return
-        # Draining is many operations that nobody wrote down. What can be had without it reads better.
+        # Draining is many operations that the case does not list: a case without it is easier to read.
         self.drain = False
         if not self._keeps(self.config, self._trace):
             self.drain = True

@@ -27,7 +27,7 @@ def pages_are_conserved(m: Moment) -> Outcome:
             f"{after.num_free} slots free, {len(m.held)} pages held, {len(m.model.cached)} cached, "
             f"{len(deferred)} deferred, of {m.config.num_pages} pages of {size}",
             f"{(m.config.num_pages - taken) * size} slots free",
-            "a page that nobody has and that is not free is lost, one that is counted twice will have two owners",
+            "a page that is neither held nor free is lost, one that is counted twice will have two owners",
         )
     if after.num_deferred is not None and after.num_deferred != sum(m.waiting.values()):
         return Finding(
@@ -36,7 +36,9 @@ def pages_are_conserved(m: Moment) -> Outcome:
             "what waits for a step is neither free nor held, and must be counted once",
         )
     if m.row_was_free and m.row_granted is False:
-        return Finding("no row for a request", "one of the free rows", "a row that nobody has and nobody gets is lost")
+        return Finding(
+            "no row for a request", "one of the free rows", "a row that is neither held nor given out is lost"
+        )
     return True
 
 
@@ -77,7 +79,7 @@ def nothing_free_is_referenced(m: Moment) -> Outcome:
                 return Finding(
                     f"page {page} is in the free list, and {who}",
                     "a free page has no owner",
-                    "the next allocation gives it to somebody else",
+                    "the next allocation gives it to another holder",
                 )
         return True
     if m.answer is None:
@@ -107,7 +109,7 @@ def references_are_the_holders(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-05", CONTRACT, "inspection")
-def what_nobody_holds_is_free_or_cached(m: Moment) -> Outcome:
+def what_is_not_held_is_free_or_cached(m: Moment) -> Outcome:
     free, cached = m.after.free_pages, m.model.cached
     if m.not_cacheable:
         return Finding(
@@ -145,7 +147,7 @@ def writable_pages_have_one_owner(m: Moment) -> Outcome:
         for page in m.pages_of_answer():
             if page in m.held_before:
                 return Finding(
-                    f"page {page} is handed out, and somebody else holds it",
+                    f"page {page} is handed out, and another holds it",
                     f"none of {sorted(m.held_before)}",
                     "two owners write to the same slots",
                 )
@@ -154,7 +156,7 @@ def writable_pages_have_one_owner(m: Moment) -> Outcome:
         return Finding(
             f"slot {slot} of {whose} holds {found}",
             f"{expected}",
-            "somebody else has written there, or the slot is another one than before",
+            "another holder has written there, or the slot is another one than before",
         )
     if m.after.rows is not None and sum(m.held.values()) != len(m.held) and not m.capabilities.sharing:
         page = next(page for page, count in m.held.items() if count > 1)
@@ -262,7 +264,7 @@ def padding_stays_out(m: Moment) -> Outcome:
     seen = bool(m.answer) and min(m.answer) < size and any(0 <= slot < size for slot in m.answer)
     if seen or 0 in m.held or (free and 0 in free) or (cached and 0 in cached):
         return Finding(
-            "page 0 is in circulation", "the padding page belongs to nobody", "the lanes of a padded batch write there"
+            "page 0 is in circulation", "the padding page has no holder", "the lanes of a padded batch write there"
         )
     return True
 

@@ -49,7 +49,7 @@ def _not_the_prefix(m: Moment, match: Matched) -> Finding | None:
                 return Finding(
                     f"slot {slot}, given for position {position}, does not hold the KV of the query",
                     "the KV of exactly these tokens after exactly this prefix in this namespace",
-                    "the request would go on from somebody else's text",
+                    "the request would go on from another request's text",
                 )
     should = len(match.path) * size
     if match.length != should:
@@ -65,9 +65,9 @@ def _not_the_prefix(m: Moment, match: Matched) -> Finding | None:
 def locks_are_counts(m: Moment) -> Outcome:
     if isinstance(m.operation, UnlockStray) and m.refusal is None:
         return Finding(
-            "an unlock of a path that nobody has locked was accepted",
+            "an unlock of a path that is not locked was accepted",
             "a typed error",
-            "the count falls below zero, or the lock of somebody who comes later is lost",
+            "the count falls below zero, or a later lock is lost",
         )
     if m.after.nodes is None:
         return True if isinstance(m.operation, UnlockStray) else None
@@ -99,7 +99,7 @@ def a_lock_covers_the_path(m: Moment) -> Outcome:
             return Finding(
                 "a lock was granted on a handle of which a page has been evicted",
                 "a refusal: match again",
-                "the caller goes on with slots that belong to somebody else",
+                "the caller goes on with slots that belong to another",
             )
         return _unchanged(m)
     pages = [cached.page for cached in m.locked]
@@ -359,7 +359,7 @@ def eviction_frees_what_it_says(m: Moment) -> Outcome:
                 "a request that could have run is turned away",
             )
         if asked <= 0 and slots:
-            return Finding(f"asked for {asked} slots, {len(slots)} were evicted", "none", "nobody needed the room")
+            return Finding(f"asked for {asked} slots, {len(slots)} were evicted", "none", "the room was not needed")
     left = m.after.num_evictable + m.after.num_protected
     if isinstance(m.operation, Evict) and left != m.before.num_evictable + m.before.num_protected - len(slots):
         return Finding(

@@ -41,7 +41,7 @@ def contents(owner: int, start: int, stop: int) -> list[Cell]:
 
 
 class ShadowMemory:
-    """The slots of one pool. Nobody stops a write out of bounds here: that is what invariants are for."""
+    """The slots of one pool. A write out of bounds is not stopped here; the invariants find it."""
 
     def __init__(self) -> None:
         self._cells: dict[int, Cell] = {}

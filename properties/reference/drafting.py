@@ -129,7 +129,7 @@ class ReferenceDrafter:
         for row, prefix, root in zip(request.rows.tolist(), request.prefixes, request.roots.tolist(), strict=True):
             self._show(host, row, np.append(prefix.tokens, root))
         if request.runs is not None:
-            # The drafts are somebody else's, so what the proposer starts from is always the beginning.
+            # The drafts are those of a foreign proposer, so every round starts from the first relay values.
             paths = [[path] for path in self._simulated_paths(request)]
             tree = build_lookup_tree(request.roots, paths, request.lengths, nodes, self.max_position)
             first = host.first_relay(request.rows)

@@ -4,7 +4,7 @@ Launching records a step, collecting runs it: results come in order, and a stop 
 
 ```
 launch(k)  launch(k+1)   …   advance / collect(k): released → joins → table writes → prefill → rounds     (stream order)
-   └── checked at once: nothing that an uncollected step writes is handed to anybody
+   └── checked at once: nothing that an uncollected step writes is handed out
 ```
 """
 

@@ -17,7 +17,7 @@ from ...core.errors import InvariantViolation
 from ...core.kv.moves import KVMovePlan, apply_moves
 from .language_model import extend_hash
 
-NOBODY = 0
+NO_STAY = 0
 
 
 def stay_of(rows: np.ndarray | int, epochs: np.ndarray | int) -> np.ndarray | int:
@@ -56,7 +56,7 @@ class ShadowPool:
             apply_moves(column, plan)
 
     def same_content(self, first: np.ndarray, second: np.ndarray) -> bool:
-        """Whether two lists of slots hold the same prefixes, whoever wrote them."""
+        """Whether two lists of slots hold the same prefixes, whichever request wrote them."""
         return bool(
             (self.positions[first] == self.positions[second]).all()
             and (self.tokens[first] == self.tokens[second]).all()
@@ -95,7 +95,7 @@ class ShadowKV:
     def close_row(self, row: int, epoch: int) -> None:
         if self.stays[row] != stay_of(row, epoch):
             raise InvariantViolation("RELAY-03", f"row {row} of epoch {epoch} is released, but it is not that stay's")
-        self.stays[row] = NOBODY
+        self.stays[row] = NO_STAY
 
     def write_table(self, rows: np.ndarray, columns: np.ndarray, slots: np.ndarray) -> None:
         """Follow the engine's request table. An entry of a position that is computed already may only be replaced by its equal."""

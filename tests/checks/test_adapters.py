@@ -38,12 +38,12 @@ def test_there_is_a_name_for_what_is_not_ours():
 def test_a_name_means_what_its_module_does(monkeypatch, tmp_path):
     """Also with what the module declares for it, and with the words that a module would fail with."""
     (tmp_path / "named.py").write_text("CAPABILITIES = ('paged',)\ndef make(config): return config\n")
-    (tmp_path / "needing.py").write_text("import a_package_that_nobody_has\n")
+    (tmp_path / "needing.py").write_text("import a_package_that_is_missing\n")
     offered = [EntryPoint(name, f"{module}:make", ENTRY_POINTS) for name, module in (("a", "named"), ("b", "needing"))]
     monkeypatch.setattr("foretoken.properties.harness.importing.entry_points", lambda group: offered)
     monkeypatch.syspath_prepend(tmp_path)
     assert load_make("a").capabilities == ("paged",) and load_make("a")(7) == 7
-    with pytest.raises(NotInstalled, match="a_package_that_nobody_has"):
+    with pytest.raises(NotInstalled, match="a_package_that_is_missing"):
         load_make("b")
     with pytest.raises(ConfigError, match="installed: a, b"):
         load_make("something")

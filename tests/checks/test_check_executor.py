@@ -201,7 +201,7 @@ def test_hidden_states_that_somebody_asked_to_see_are_no_fault():
     trial = run(Noting, shown)
     assert trial.moment.in_result == [] and "hidden_states" in results[-1].decode.outputs[0]
     run(Noting, TALK)
-    assert "hidden_states" not in results[-1].decode.outputs[0], "nobody asked"
+    assert "hidden_states" not in results[-1].decode.outputs[0], "they were not asked for"
 
 
 def test_what_a_user_asked_to_see_excuses_no_buffer():

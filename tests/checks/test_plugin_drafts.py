@@ -61,7 +61,7 @@ class Silent(WitnessProposer):
     """Proposes nothing, and relays that."""
 
     def propose(self, request):
-        raise AssertionError("with simulated acceptance nobody asks")
+        raise AssertionError("with simulated acceptance no drafts are asked for")
 
 
 CELLS = [

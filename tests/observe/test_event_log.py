@@ -230,7 +230,7 @@ def test_a_log_is_on_disk_before_the_run_ends(tmp_path):
     log = EventLog(tmp_path / "events.jsonl", {})
     sink = log.sink(0)
     for i in range(40_000):
-        sink(Aborted(i, "somebody with a long name"))
+        sink(Aborted(i, "a request with a long name"))
     assert (tmp_path / "events.jsonl").stat().st_size > 1 << 20
     log.close(True)
     log.close(False)

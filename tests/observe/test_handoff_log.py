@@ -91,7 +91,7 @@ def test_another_decision_is_noticed(tmp_path, change):
     if change == "row":
         record["row"] += 1
     elif change == "unknown request":
-        record["id"] = "nobody"
+        record["id"] = "unknown"
     lines[place : place + 1] = [] if change == "missing join" else [json.dumps(record)]
     path.write_text("\n".join(lines) + "\n")
     report = replay(path, lambda header, replica, events: make_engine(ROLES[replica], events))
@@ -116,7 +116,7 @@ def test_metrics_and_traces_follow_a_handoff(tmp_path):
     metrics.flush()
     ended = [event for event in moves if event.move is HandoffMove.END and not event.detail]
     assert metrics.measured.counts["transferred"] == len(ended) > 0
-    # A request is one, whoever has it: a transfer is no end.
+    # A request counts once, on whichever engine it is: a transfer is no end.
     assert sum(metrics.measured.counts.values()) - len(ended) == metrics.measured.totals["submitted"] == 8
     assert metrics.measured.counts["abort"] >= 1 and metrics.summary()["unfinished"] == 0
     assert metrics.lives.running == metrics.lives.waiting == 0

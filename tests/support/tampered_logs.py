@@ -209,7 +209,7 @@ def too_long_a_prompt(records):
 
 def never_ends(records):
     last = places(records, "submit")[-1]
-    records.insert(last + 1, {**records[last], "id": "nobody comes back to this"})
+    records.insert(last + 1, {**records[last], "id": "never ends"})
     for plan in places(records, "plan"):
         records[plan]["waiting"] += plan > last
     return len(records) - 1, "ENGINE-02"
@@ -282,7 +282,7 @@ def delivered_again(records):
             if join[4]:
                 join[4] -= 1
                 return place, "ENGINE-03"
-    raise AssertionError("nobody was retracted")
+    raise AssertionError("no request was retracted")
 
 
 def retracted_twice(records):
@@ -299,7 +299,7 @@ def jumps_the_queue(records):
         if i < j and submits[other[0]] < i and submits[one[0]] < submits[other[0]]:
             one[0], other[0] = other[0], one[0]
             return i, "ENGINE-16"
-    raise AssertionError("nobody waits")
+    raise AssertionError("no request waits")
 
 
 OF_RETRACTIONS = [delivered_again, retracted_twice, jumps_the_queue]

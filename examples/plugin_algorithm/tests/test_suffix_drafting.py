@@ -167,8 +167,8 @@ def test_the_decode_side_starts_from_the_trust_that_was_sent(sent, expected):
 def test_an_empty_batch_is_legal():
     algorithm = get_algorithm("SUFFIX_AUTOMATON")
     relay = FutureMap(4, algorithm.relay_fields(SHAPE), debug_poison=True)
-    nobody = HandoffBatch(
+    no_rows = HandoffBatch(
         np.empty(0, np.int32), np.empty(0, np.int64), (), np.empty(0, np.int64), None, None, (), relayed={}
     )
-    draft = algorithm.build_disagg_draft_input(nobody, np.empty(0, np.int64), relay)
+    draft = algorithm.build_disagg_draft_input(no_rows, np.empty(0, np.int64), relay)
     assert len(draft.rows) == 0 and relay.num_unread == 0

@@ -132,7 +132,7 @@ def test_deadlines_come_in_order_and_only_the_last_one_set_counts():
     deadlines = Deadlines()
     for owner, at in (("a", 5), ("b", 3), ("a", 9), ("c", 3)):
         deadlines.set(owner, at)
-    deadlines.clear("nobody")
+    deadlines.clear("unknown")
     assert deadlines.next_ns == 3 and deadlines.pop_due(2) is None
     assert [deadlines.pop_due(8) for _ in range(3)] == ["b", "c", None]
     assert deadlines.next_ns == 9

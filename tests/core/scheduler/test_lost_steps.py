@@ -373,7 +373,7 @@ def test_retraction_on_demand(block_rounds):
     ended, retractions = {}, 0
     for number in range(500):
         if number % 4 == 2:
-            assert not engine.request_retraction("nobody", 0)
+            assert not engine.request_retraction("unknown", 0)
             for record in list(engine.requests.running.values())[:1]:
                 retractions += engine.request_retraction(record.request.request_id, 0)
                 executor.request_stop(engine.last_step_id)

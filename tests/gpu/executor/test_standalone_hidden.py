@@ -141,7 +141,7 @@ def test_nothing_of_a_hidden_size_is_kept(shape, overlap):
     shapes = {"chain": {"steps": 3}, "tree": {"steps": 3, "topk": 3, "num_draft_tokens": 9}, "adaptive": None}
     config = {"overlap": overlap, "prefix_cache": True, "chunk_size": 5, "page_size": 4, "num_pages": 60}
     way = Way("STANDALONE", small_model(9, **DRAFT), shapes[shape], config)
-    run(way, Walked(), adaptive=shape == "adaptive")  # the models are made, and packed, before anybody counts
+    run(way, Walked(), adaptive=shape == "adaptive")  # the models are made, and packed, before the count begins
     created = Created()
     watch = Walked(created)
     with created:

@@ -70,7 +70,7 @@ def test_simulations_do_not_contradict_themselves(logs, variant):
     assert audit.evaluations["ACCEPT-12"] == len(finished) and audit.evaluations["SIM-02"] > len(records) - 10
     assert (audit.evaluations["ENGINE-03"] > 0) == (variant in ("retraction", "unmixed"))
     assert (audit.evaluations["ENGINE-13"] > 0) == (variant == "many cancel")
-    assert audit.evaluations["STEPS-01"] == 0, "nobody has said what there is to choose from"
+    assert audit.evaluations["STEPS-01"] == 0, "the log does not name the candidates"
 
 
 CELLS = cache(pairwise_cells)
@@ -125,7 +125,7 @@ def test_falsified_retractions_are_caught(logs, tmp_path, tamper):
 
 
 def test_a_token_after_an_abort_is_caught(logs, tmp_path):
-    """An abort is put before the end of a running request: what is planned for it from then on is planned for nobody."""
+    """An abort is put before the end of a running request: what is planned for it afterwards has no request."""
     records = records_of(logs("default"))
     place = places(records, "plan", "joins")[0]
     request_id = records[place]["joins"][0][0]
@@ -213,7 +213,7 @@ def test_a_run_that_was_killed_is_audited_as_far_as_it_went(logs, tmp_path):
 
 
 def test_a_log_without_limits_is_audited_for_the_rest(logs, tmp_path):
-    """Somebody else's engine need not say how large its pool is."""
+    """Another engine need not say how large its pool is."""
     records = records_of(logs("default"))
     records[1]["config"] = {}
     audit = audited(tmp_path, records)

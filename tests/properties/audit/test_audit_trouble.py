@@ -75,7 +75,7 @@ def a_step_survives(records):
     return place, "RELAY-07"
 
 
-def nobody_waits_for_quiet(records):
+def the_quiet_is_not_awaited(records):
     place = places(records, "resume")[0]
     del records[place]
     return next(i for i in places(records, "plan") if i >= place and records[i]["step"]), "RELAY-01"
@@ -90,12 +90,12 @@ def the_lost_is_delivered(records):
             if place > lost and join[0] in retracted and join[4]:
                 join[4] += 2
                 return place, "ENGINE-03"
-    raise AssertionError("nobody begins again")
+    raise AssertionError("no engine begins again")
 
 
 @pytest.mark.parametrize(
     "tamper",
-    [a_lost_step_is_committed, a_step_survives, nobody_waits_for_quiet, the_lost_is_delivered],
+    [a_lost_step_is_committed, a_step_survives, the_quiet_is_not_awaited, the_lost_is_delivered],
     ids=lambda tamper: tamper.__name__,
 )
 def test_falsified_losses_are_caught(troubled, tmp_path, tamper):

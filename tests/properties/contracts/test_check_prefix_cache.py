@@ -1,4 +1,4 @@
-"""The prefix cache's suite on our own caches, what its operations reach, and what somebody else's cache is told."""
+"""The prefix cache's suite on our own caches, what its operations reach, and what the suite tells a foreign cache."""
 
 import subprocess
 import sys
@@ -309,7 +309,7 @@ def test_there_is_one_test_per_invariant():
     assert {f"test_{id.lower().replace('-', '_')}" for id in checked} <= set(dir(tests))
 
 
-def test_nobody_is_renamed_to_nothing():
+def test_no_name_is_shortened_to_the_empty_one():
     """A namespace may be "", a name or a request is called something also after shrinking."""
     before = [ops.Insert((0,), 0, ""), ops.Match("m", (0,), 0, "")]
     candidates = list(simpler(ops.Match("n", (0,), 0, "lora-1"), before))

@@ -118,7 +118,7 @@ def test_requests_join_a_running_batch_without_a_forward_pass(algorithm):
     joined = [step for step in steps if step.joins]
     assert joined and all(join.num_received for step in joined for join in step.joins)
     assert all(set(step.arrivals.batch.rows.tolist()) <= set(step.decode.rows.tolist()) for step in joined)
-    assert any(len(step.decode.rows) > len(step.joins) for step in joined), "nobody joined a batch that ran already"
+    assert any(len(step.decode.rows) > len(step.joins) for step in joined), "no request joined a batch that ran already"
 
 
 def test_chunks_are_sent_while_the_prompt_is_still_being_computed():
