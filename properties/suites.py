@@ -1,4 +1,4 @@
-"""The suites of the contracts that anybody can implement. A package with contracts of its own registers theirs."""
+"""The suites of the contracts that any engine can implement. A package with contracts of its own registers theirs."""
 
 from __future__ import annotations
 

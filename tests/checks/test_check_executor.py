@@ -189,7 +189,7 @@ def test_the_walk_sees_what_an_executor_of_ours_keeps():
     assert [path for path in found["EAGLE"] if "future_map" in path and "hidden_states" in path]
 
 
-def test_hidden_states_that_somebody_asked_to_see_are_no_fault():
+def test_hidden_states_that_a_request_asked_to_see_are_no_fault():
     shown = [ExecutorTrial.submit("a", 7, 12, 0, False, True), *TALK[1:]]
     results = []
 

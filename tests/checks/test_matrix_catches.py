@@ -246,7 +246,7 @@ def blocks_keep_what_they_reserved(patch):
     patch.setattr(DecodeRounds, "release_unused", lambda self, *arguments: None)
 
 
-def blocks_planned_while_somebody_could_enter(patch):
+def blocks_planned_while_a_request_could_enter(patch):
     def max_rounds(self):
         if self.rounds.single_round_rows or any(flight.step.max_rounds > 1 for flight in self.requests.in_flight):
             return 1
@@ -298,7 +298,7 @@ IN_ONE_ENGINE = [
 BETWEEN_BLOCKS_AND_SINGLE_ROUNDS = [
     a_stop_that_never_arrives,
     blocks_keep_what_they_reserved,
-    blocks_planned_while_somebody_could_enter,
+    blocks_planned_while_a_request_could_enter,
     newcomers_never_wake_the_driver,
     aborted_rounds_forgotten,
     the_controller_is_not_asked_how_long,

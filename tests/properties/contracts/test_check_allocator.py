@@ -41,7 +41,7 @@ def test_ours_hold(name, record_property):
     )
 
 
-def test_somebody_elses_holds():
+def test_holds_of_a_foreign_allocator():
     report = check_allocator(ListAllocator, budget=20_000)
     assert report.ok and report.capabilities == ()
     assert "ALLOC-02" in report.skipped and report.skipped["ALLOC-07"] == "needs table"
