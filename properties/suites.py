@@ -8,14 +8,15 @@ from .allocator.small_scope import small_scope
 from .allocator.trial import AllocatorTrial
 from .engine.trial import EngineTrial
 from .harness.suite import Suite
-from .prefix_cache.suite import SUITE as PREFIX_CACHE
+from .prefix_cache.small_scope import small_scope as prefix_cache_scope
+from .prefix_cache.trial import PrefixCacheTrial
 from .relay.trial import RelayTrial
 from .simulator.trial import SimulatorTrial
 from .step_controller.trial import StepControllerTrial
 
 _SUITES: dict[str, Suite] = {
     "allocator": Suite.of(AllocatorTrial, small_scope),
-    "prefix-cache": PREFIX_CACHE,
+    "prefix-cache": Suite.of(PrefixCacheTrial, prefix_cache_scope),
     "relay": Suite.of(RelayTrial),
     "accept": Suite.of(AcceptTrial),
     "step-controller": Suite.of(StepControllerTrial),

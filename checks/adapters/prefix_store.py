@@ -10,19 +10,24 @@ import numpy as np
 from ...core.kv.sizing import ceil_to_page
 from ...core.kv.store import Departure, KVStore
 from ...properties.prefix_cache.contract import PrefixCacheConfig
-from . import radix_cache
-from .radix_cache import RadixCacheAdapter, cache_of
+from .radix_cache import RadixCacheAdapter
 
 MAX_REQUESTS = 4
 MAX_TOKENS = 128
 
 
 class PrefixStoreAdapter(RadixCacheAdapter):
-    """Requests by name over rows by number. One step is always in flight: the one after those that were completed."""
+    """A fresh `KVStore` with a prefix cache: requests by name over rows by number.
 
-    def __init__(self, store: KVStore) -> None:
-        super().__init__(store.cache)
-        self.store = store
+    One step is always in flight: the one after those that were completed.
+    """
+
+    capabilities = replace(RadixCacheAdapter.capabilities, table=True)
+
+    def __init__(self, config: PrefixCacheConfig, store: type[KVStore] = KVStore) -> None:
+        super().__init__(config)
+        width = ceil_to_page(MAX_TOKENS, config.page_size)
+        self.store = store(MAX_REQUESTS, width, config.num_pages, config.page_size, self.cache)
         self.requests: dict[str, tuple[int, np.ndarray, str]] = {}
         self.completed = 0
 
@@ -64,14 +69,4 @@ class PrefixStoreAdapter(RadixCacheAdapter):
         return (pages[:, None] * self.store.page_size + np.arange(self.store.page_size)).ravel()
 
 
-def store_of(config: PrefixCacheConfig) -> KVStore:
-    width = ceil_to_page(MAX_TOKENS, config.page_size)
-    return KVStore(MAX_REQUESTS, width, config.num_pages, config.page_size, cache_of(config))
-
-
-def make(config: PrefixCacheConfig) -> PrefixStoreAdapter:
-    """A fresh `KVStore` with a prefix cache."""
-    return PrefixStoreAdapter(store_of(config))
-
-
-make.capabilities = replace(radix_cache.make.capabilities, table=True)
+make = PrefixStoreAdapter

@@ -11,14 +11,18 @@ from ...properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixC
 
 
 class RadixCacheAdapter:
-    """Lists in and tuples out."""
+    """A fresh `RadixCache`; lists in and tuples out."""
 
-    def __init__(self, cache: RadixCache) -> None:
-        self.cache = cache
-        self.lock = cache.lock
-        self.unlock = cache.unlock
-        self.evict = cache.evict
-        self.peek = cache.peek
+    capabilities = PrefixCacheCapabilities(
+        paged=True, bigrams=True, wide_ids=True, namespaces=True, lru=True, policies=True, peek=True, inspection=True
+    )
+
+    def __init__(self, config: PrefixCacheConfig, cache: type[RadixCache] = RadixCache) -> None:
+        self.cache = cache(config.page_size, "bigram" if config.bigram else "token", config.policy)
+        self.lock = self.cache.lock
+        self.unlock = self.cache.unlock
+        self.evict = self.cache.evict
+        self.peek = self.cache.peek
 
     def match(self, tokens: Sequence[int], namespace: str) -> tuple[RadixNode, np.ndarray]:
         found = self.cache.match(tokens, namespace)
@@ -44,15 +48,4 @@ class RadixCacheAdapter:
         return found
 
 
-def cache_of(config: PrefixCacheConfig) -> RadixCache:
-    return RadixCache(config.page_size, "bigram" if config.bigram else "token", config.policy)
-
-
-def make(config: PrefixCacheConfig) -> RadixCacheAdapter:
-    """A fresh `RadixCache`."""
-    return RadixCacheAdapter(cache_of(config))
-
-
-make.capabilities = PrefixCacheCapabilities(
-    paged=True, bigrams=True, wide_ids=True, namespaces=True, lru=True, policies=True, peek=True, inspection=True
-)
+make = RadixCacheAdapter

@@ -3,8 +3,8 @@
 A block is found by the hash of (the hash before it, its tokens) in `BlockLedger`, as `CacheAllocator` does it for a prompt and for the
 blocks that a forward pass has completed; pools and tensors are left out. Needs transformers 5 with torch.
 
-It is known to trust its callers: nothing looks whether a block that is given up is held (RADIX-02). What has one hash is taken for
-equal; with 64 bits the suite cannot make two collide, and does not say that they cannot.
+It is known to trust its callers: it does not check that a block that is given up is held (RADIX-02). It takes blocks of one hash for
+equal; the suite cannot make hashes of 64 bits collide, and does not say that they cannot.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ try:
     MISSING = ""
 except ImportError as error:
     MISSING = str(error)
-"""Why there is nothing to wrap, if there is not."""
+"""Why transformers cannot be imported, "" if it can."""
 
 
 class Path(NamedTuple):
-    """Blocks, each found by its hash. There are no handles there: a match is taken at once or forgotten."""
+    """Blocks, each found by its hash. Transformers has no handles: a match is taken at once or forgotten."""
 
     blocks: tuple[int, ...]
     hashes: tuple[int, ...]
@@ -92,7 +92,7 @@ class TransformersPrefixes:
             self.ledger.release(block)
 
     def evict(self, num_slots: int) -> list[int]:
-        """All or nothing: the ledger evicts every cached block at once."""
+        """Evict every cached block, or none: the ledger can do no less."""
         return self.slots(self.ledger.evict_cached_blocks()) if num_slots > 0 else []
 
     def num_evictable(self) -> int:

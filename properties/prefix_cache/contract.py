@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from ..harness.contract import Capabilities
+from ..harness.letters import Choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class PrefixCacheConfig:
     """What `make(config)` builds. Sizes are small on purpose: a defect shows at the edges.
 
     `num_pages` pages of `page_size` slots can be in use at once; their slots are `page_size … (num_pages + 1) · page_size − 1`, page 0
-    belongs to nobody. `bigram`: the key of a position is its token and the next one, so n tokens have n − 1 keys. `policy`: what is
+    is not used. `bigram`: the key of a position is its token and the next one, so n tokens have n − 1 keys. `policy`: what is
     evicted first, "lru", "fifo" or "lfu". `hash_values`: how many different values the cache's hash may take, 0 if as many as it likes.
     """
 
@@ -27,6 +28,17 @@ class PrefixCacheConfig:
     def __post_init__(self) -> None:
         assert self.num_pages >= 1 and self.page_size >= 1 and self.hash_values >= 0
         assert self.policy in ("lru", "fifo", "lfu")
+
+    @classmethod
+    def draw(cls, choose: Choices, has: PrefixCacheCapabilities) -> PrefixCacheConfig:
+        """Choose a pool of a few pages."""
+        return cls(
+            num_pages=choose(range(2, 11)),
+            page_size=choose((1, 1, 2, 2, 3, 4, 8, 16)) if has.paged else 1,
+            bigram=has.bigrams and choose((False, False, True)),
+            policy=choose(("lru", "lru", "fifo", "lfu")) if has.policies else "lru",
+            hash_values=choose((0, 1, 2)) if has.collisions else 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +70,22 @@ class PrefixCacheCapabilities(Capabilities):
 
 
 class PrefixCache(Protocol):
-    """Which KV is there already. A slot is one token's place, a page is `page_size` neighbouring slots from a multiple of it.
+    """A cache of KV. A slot is one token's place, a page is `page_size` neighbouring slots from a multiple of it.
 
     A handle stands for a path from the root, that of a match or an insertion; it may be any object. To refuse is to return False (or
     None), or to raise one of `REFUSALS`; nothing may have changed then.
     """
 
     def match(self, tokens: Sequence[int], namespace: str) -> tuple[object, Sequence[int]]:
-        """A handle of the longest cached prefix, in whole pages, and its slots."""
+        """Return a handle of the longest cached prefix, in whole pages, and its slots."""
 
     def insert(
         self, tokens: Sequence[int], slots: Sequence[int], namespace: str
     ) -> tuple[object, Sequence[int], Sequence[int]]:
-        """Position i of `tokens` is computed, in `slots[i]`; there are at most as many slots as keys.
+        """Cache the whole pages of `tokens`, of which position i is computed in `slots[i]`; there are at most as many slots as keys.
 
-        Whole pages are cached: what was there keeps its slots, the rest of the caller's slots become the cache's, those past the last
-        whole page remain the caller's. Returns a handle of the path, the slots of all its positions, and the caller's slots of
-        positions that were cached in other ones, which are the caller's to free.
+        What is cached already keeps its slots; the cache takes the caller's slots of the other whole pages, and no more. Returns a
+        handle of the path, the slots of all its positions, and the caller's copies, in other slots than the cached ones, to be freed.
         """
 
     def lock(self, handle: object) -> object:
@@ -85,42 +96,42 @@ class PrefixCache(Protocol):
         """Take one `lock` of this handle back. Refuses where there is none."""
 
     def evict(self, num_slots: int) -> Sequence[int]:
-        """Free at least `min(num_slots, num_evictable())` slots, leaves first: which ones."""
+        """Free at least `min(num_slots, num_evictable())` slots, leaves first, and return them."""
 
     def num_evictable(self) -> int:
-        """Cached slots that no lock covers."""
+        """Count the cached slots that no lock covers."""
 
     def num_protected(self) -> int:
-        """Cached slots that a lock covers."""
+        """Count the cached slots that a lock covers."""
 
     # peek
     def peek(self, tokens: Sequence[int], namespace: str) -> int:
-        """The length that `match` would find; changes nothing, the order of eviction included."""
+        """Return the length that `match` would find; change nothing, not even the order of eviction."""
 
     # inspection
     def nodes(self) -> Sequence[tuple[int, int, int, Sequence[int], Sequence[int]]]:
-        """(id, id of the parent, locks, slots, ids of the children) of every node, the root first; the root's parent is −1."""
+        """Return (id, id of the parent, locks, slots, ids of the children) of every node, the root first; its parent is −1."""
 
     # table
     def admit(self, request: str, tokens: Sequence[int], namespace: str) -> int:
-        """A request starts: how many of its positions are cached, all but the last token's at most. It gets slots for all its keys, for
-        which the cache may have to evict; the cached ones are locked. Refuses what does not fit."""
+        """Start a request, with slots for all its keys, evicting if needed; refuse what does not fit. The cached positions, all but the
+        last token's at most, are locked; return how many."""
 
     def slots_of(self, request: str) -> Sequence[int]:
-        """The slots of a running request's positions, in whole pages."""
+        """Return the slots of a running request's positions, in whole pages."""
 
     def publish(self, request: str, num_tokens: int) -> None:
-        """The first `num_tokens` positions of a running request are computed, and cached from now on, locked by it."""
+        """Cache the first `num_tokens` positions of a running request, which are computed, and lock them for it."""
 
     def leave(self, request: str, num_tokens: int) -> None:
-        """A request ends, of which the first `num_tokens` positions are computed and verified: these are cached, the others
-        free. If all that is in the cache already, that is no use of it."""
+        """End a request: cache its first `num_tokens` positions, which are computed and verified, and free the others. If all of them
+        are cached already, the order of eviction does not change."""
 
     def complete(self) -> None:
-        """The step in flight has been processed: what was given up while it ran is free."""
+        """Free what was given up during the step in flight, which has been processed."""
 
     def free_slots(self) -> Sequence[int]:
-        """The slots that `admit` may hand out."""
+        """Return the slots that `admit` may hand out."""
 
 
 METHODS: dict[str, tuple[str, ...]] = {

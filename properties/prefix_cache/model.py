@@ -1,71 +1,68 @@
-"""The reference model: a tree of single pages, each under the one before it, and who has locked which path.
+"""The reference model of a prefix cache: a tree of single pages, who has locked which path, and the moment that checkers look at.
 
-A radix tree joins pages to nodes and cuts nodes apart; nothing of that can be seen from outside, so there is none of it here. A page
-is found by the cell of its last position, which says everything about its prefix.
+A radix tree joins pages to nodes and splits nodes; that cannot be seen from outside, so the model has no nodes. A page is found by the
+cell of its last position, which says everything about its prefix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from .contract import PrefixCacheCapabilities, PrefixCacheConfig
 from .texts import Text
 
 
+@dataclass(slots=True, eq=False)
 class CachedPage:
     """One page of the tree. Pages that come and go under one prefix are different objects."""
 
-    __slots__ = ("cell", "created", "hits", "namespace", "page", "parent", "used")
-
-    def __init__(self, cell: int, namespace: str, page: int, parent: CachedPage | None, now: int) -> None:
-        self.cell = cell
-        self.namespace = namespace
-        self.page = page
-        self.parent = parent
-        self.created = now
-        self.used = now
-        self.hits = 0
+    cell: int
+    namespace: str
+    page: int
+    parent: CachedPage | None
+    created: int
+    used: int
+    hits: int = 0
 
 
 Path = tuple[CachedPage, ...]
 
 
+@dataclass(slots=True, eq=False)
 class Remembered:
-    """A match that somebody remembers, and how often it is locked."""
+    """A match that a caller remembers, and how often it is locked."""
 
-    __slots__ = ("handle", "locks", "path")
-
-    def __init__(self, handle: object, path: Path) -> None:
-        self.handle = handle
-        self.path = path
-        self.locks = 0
+    handle: object
+    path: Path
+    locks: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Running:
-    """A running request: its text, the page of each of its pages of positions, and what it has locked."""
+    """A running request: its text, what it has locked, and the page of each of its pages of positions."""
 
-    __slots__ = ("handle", "path", "table", "text")
-
-    def __init__(self, text: Text, handle: object, path: Path, table: list[int]) -> None:
-        self.text = text
-        self.handle = handle
-        self.path = path
-        self.table = table
+    text: Text
+    handle: object
+    path: Path
+    table: list[int]
 
 
 class PrefixCacheModel:
-    """The world around a prefix cache: what is cached, who has locked what, which pages are whose."""
+    """What is cached, who has locked what, which pages each request has."""
 
     def __init__(self, page_size: int, policy: str) -> None:
         self.page_size = page_size
         self.policy = policy
-        self.tree: dict[int, CachedPage] = {}
+        self.tree: dict[int, CachedPage] = {}  # cell -> page
         self.matches: dict[str, Remembered] = {}
         self.running: dict[str, Running] = {}
         self.ever_evicted: set[int] = set()  # cells of pages that were cached once and then evicted
         self.clock = 0
 
     def path_of(self, text: Text, num_positions: int | None = None) -> Path:
-        """The longest cached prefix of a text, of its first positions if that is said."""
+        """Return the longest cached prefix of a text, or of its first positions."""
         cells, size = text.cells, self.page_size
         limit = len(cells) if num_positions is None else min(num_positions, len(cells))
         path = []
@@ -77,7 +74,7 @@ class PrefixCacheModel:
         return tuple(path)
 
     def use(self, path: Path, hit: bool) -> None:
-        """A match (`hit`) or an insertion passes through a path."""
+        """Note that a match (`hit`) or an insertion passes through a path."""
         self.clock += 1
         for page in path:
             page.used = self.clock
@@ -88,40 +85,38 @@ class PrefixCacheModel:
         grown = list(path)
         for page in pages:
             cell = text.cells[(len(grown) + 1) * self.page_size - 1]
-            grown.append(CachedPage(cell, text.namespace, page, grown[-1] if grown else None, self.clock))
+            parent = grown[-1] if grown else None
+            grown.append(CachedPage(cell, text.namespace, page, parent, self.clock, self.clock))
             self.tree[cell] = grown[-1]
         return tuple(grown)
 
     def remove(self, pages: Iterable[int]) -> None:
-        """These pages have been evicted."""
+        """Note that these pages have been evicted."""
         gone = set(pages)
         for cached in [cached for cached in self.tree.values() if cached.page in gone]:
             del self.tree[cached.cell]
             self.ever_evicted.add(cached.cell)
 
     def is_stale(self, path: Path) -> bool:
-        """Whether a page of the path has been evicted since."""
+        """Return whether a page of the path has been evicted since."""
         return bool(path) and self.tree.get(path[-1].cell) is not path[-1]
 
     def is_back(self, path: Path) -> bool:
-        """Whether all of the path is cached, in the same pages; if it was evicted, it has come back by chance."""
+        """Return whether all of the path is cached in the same pages, even if it was evicted in between."""
         found = [self.tree.get(cached.cell) for cached in path]
         return all(now is not None and now.page == then.page for now, then in zip(found, path, strict=True))
 
     def locks(self) -> dict[int, int]:
-        """Page -> how many holders protect it, recounted; pages that nobody protects are not in it."""
+        """Return page -> how many holders protect it, recounted; pages without a holder are left out."""
         count: dict[int, int] = {}
-        for match in self.matches.values():
-            if match.locks:
-                for cached in match.path:
-                    count[cached.page] = count.get(cached.page, 0) + match.locks
-        for request in self.running.values():
-            for cached in request.path:
-                count[cached.page] = count.get(cached.page, 0) + 1
+        for holder in (*self.matches.values(), *self.running.values()):
+            locks = holder.locks if isinstance(holder, Remembered) else 1
+            for cached in holder.path if locks else ():
+                count[cached.page] = count.get(cached.page, 0) + locks
         return count
 
     def evicted_next(self, num_pages: int) -> list[int]:
-        """The pages that go first, one after the other: each time the leaf that comes first by the policy and is not locked."""
+        """Return the pages that go first: each time the unlocked leaf that is first by the policy."""
         locked = self.locks()
         children: dict[int, int] = {}
         for cached in self.tree.values():
@@ -146,7 +141,7 @@ class PrefixCacheModel:
         return (cached.created,) if self.policy == "fifo" else (cached.hits, cached.used)
 
     def known(self) -> object:
-        """The state as a value; of times and hits only the order matters."""
+        """Return the state as a value; of times only the order matters."""
         ranks = {time: rank for rank, time in enumerate(sorted({c.used for c in self.tree.values()}))}
         born = {time: rank for rank, time in enumerate(sorted({c.created for c in self.tree.values()}))}
         return (
@@ -160,3 +155,87 @@ class PrefixCacheModel:
                 for name, request in sorted(self.running.items())
             ),
         )
+
+
+# -- what the checkers look at ----------------------------------------------------------------------------------------
+
+
+class Node(NamedTuple):
+    """A node of the tree, as the cache shows it."""
+
+    id: int
+    parent: int
+    locks: int
+    slots: tuple[int, ...]
+    children: tuple[int, ...]
+
+
+class Observation(NamedTuple):
+    """All that a prefix cache shows; None where it declares no such capability. Equal if and only if nothing has changed."""
+
+    num_evictable: int
+    num_protected: int
+    nodes: tuple[Node, ...] | None
+    free_slots: tuple[int, ...] | None
+
+
+class Matched(NamedTuple):
+    """A look-up: what it gave, and what is cached. `slots` is None where only the length was asked for."""
+
+    text: Text
+    length: int
+    slots: tuple[int, ...] | None
+    path: Path
+    found: Sequence[int | None]  # the cell of each slot
+
+
+class Evicted(NamedTuple):
+    """An eviction. `asked` is None where the cache decided how much; `order` are the pages that go first, as many as went."""
+
+    asked: int | None
+    num_evictable: int
+    slots: tuple[int, ...]
+    cached: frozenset[int]
+    locked: frozenset[int]
+    order: tuple[int, ...]
+
+
+class Inserted(NamedTuple):
+    """An insertion: what it gave back, and what it should have."""
+
+    canonical: tuple[int, ...]
+    duplicates: tuple[int, ...]
+    should_canonical: tuple[int, ...]
+    should_duplicates: tuple[int, ...]
+
+
+NOTHING = Observation(0, 0, None, None)
+
+
+@dataclass(slots=True)
+class Moment:
+    """One operation, what the cache answered, and all that it shows before and after."""
+
+    config: PrefixCacheConfig
+    capabilities: PrefixCacheCapabilities
+    model: PrefixCacheModel
+    operation: object = "make"
+    before: Observation = NOTHING
+    after: Observation = NOTHING
+    locks: dict[int, int] = field(default_factory=dict)  # page -> holders that protect it, recounted
+    matches: list[Matched] = field(default_factory=list)
+    evicted: Evicted | None = None
+    inserted: Inserted | None = None
+    locked: Path | None = None  # what was locked
+    stale: bool = False  # whether a page of what was to be locked is gone
+    refusal: str | None = None
+    wrong: tuple[str, int, int | None] | None = None  # (request, position, slot) of the first slot with other content
+    tables: dict[str, tuple[int, ...]] = field(default_factory=dict)  # request -> slots of its table
+    should_share: tuple[str, Path] | None = None  # a request whose table must begin with these cached pages
+
+    def slots_of(self, pages: Sequence[int]) -> tuple[int, ...]:
+        size = self.config.page_size
+        return tuple([page * size + offset for page in pages for offset in range(size)])
+
+    def cached_pages(self) -> list[int]:
+        return [cached.page for cached in self.model.tree.values()]

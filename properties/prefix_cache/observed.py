@@ -1,95 +1,74 @@
-"""What every operation on a prefix cache has around it: the subject is asked, observed and recounted."""
+"""What every operation on a prefix cache has around it: the subject is asked, observed and recounted, and there is a pool of pages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...core.errors import InvariantViolation
 from ..harness.operation import Operation
 from ..harness.trial import Refused, Trial
-from ..invariants.registry import Invariant
 from .contract import METHODS, PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
-from .model import PrefixCacheModel, Running
-from .moment import Moment, Node, Observation
+from .model import Evicted, Moment, Node, Observation, PrefixCacheModel, Running
 from .texts import Text, text_of
 
 
 class ObservedCache(Trial):
-    """`subject`, its model, and the memory that both speak of. The operations are the subclass's."""
+    """`subject`, its model, the pool and the memory. The operations are the subclass's."""
 
+    contract = "prefix-cache"
+    config_type = PrefixCacheConfig
+    capabilities_type = PrefixCacheCapabilities
     methods = METHODS
+    quick = 40_000
 
-    def __init__(
-        self,
-        subject: PrefixCache,
-        config: PrefixCacheConfig,
-        capabilities: PrefixCacheCapabilities,
-        invariants: Iterable[Invariant],
-    ) -> None:
-        super().__init__(subject, config, capabilities, invariants)
-        self.model = PrefixCacheModel(config.page_size, config.policy if capabilities.policies else "lru")
+    subject: PrefixCache
+    config: PrefixCacheConfig
+    capabilities: PrefixCacheCapabilities
+    moment: Moment
+
+    def prepare(self) -> None:
+        policy = self.config.policy if self.capabilities.policies else "lru"
+        self.model = PrefixCacheModel(self.config.page_size, policy)
         self.memory: dict[int, int] = {}  # slot -> cell
-        self.free = list(range(config.num_pages, 0, -1))
-        self.moment = Moment(config, capabilities, self.model)
-        self._observe()
-        self.check()
+        self.free = list(range(self.config.num_pages, 0, -1))
+        self.moment = Moment(self.config, self.capabilities, self.model)
+        self.end()
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
-    def _begin(self, operation: Operation | str) -> Moment:
-        """Forget the last operation; what was after it is now before."""
+    def begin(self, operation: Operation | str) -> None:
         m = self.moment
-        m.operation = operation
-        m.matches = []
-        m.evicted = m.inserted = m.locked = m.refusal = m.should_share = None
-        m.stale = m.must_refuse = False
-        m.before, m.locks_before = m.after, m.locks
-        return m
+        self.moment = Moment(self.config, self.capabilities, self.model, operation, m.after, m.after, m.locks)
 
-    def _end(self) -> bool:
-        self._observe()
-        m = self.moment
-        if m.refusal is None:
-            self.transcript.append([match.slots or match.length for match in m.matches])
-        else:
-            self.transcript.append("refused")
-        return True
-
-    def _observe(self) -> None:
+    def end(self) -> None:
         """Ask the subject for all that it shows, and recount the model."""
         subject, has, m = self.subject, self.capabilities, self.moment
-        nodes = free = None
         num_evictable = self.integer(self.must(subject.num_evictable), "num_evictable()")
         num_protected = self.integer(self.must(subject.num_protected), "num_protected()")
-        if has.inspection:
-            nodes = self._nodes()
-        if has.table:
-            free = self.integers(self.must(subject.free_slots), "free_slots()")
+        nodes = self.nodes() if has.inspection else None
+        free = self.integers(self.must(subject.free_slots), "free_slots()") if has.table else None
         m.after = Observation(num_evictable, num_protected, nodes, free)
         m.locks = self.model.locks()
-        m.wrong = None
-        m.tables = {}
         for name, request in self.model.running.items():
             m.tables[name] = slots = self._table(name, request)
             cells = request.text.cells
             found = tuple(map(self.memory.get, slots[: len(cells)]))
             if found != cells and m.wrong is None:
                 at = next((i for i, cell in enumerate(found) if cell != cells[i]), len(found))
-                slot = slots[at] if at < len(slots) else None
-                m.wrong = (name, at, slot, self.memory.get(slot), cells[at])
+                m.wrong = (name, at, slots[at] if at < len(slots) else None)
+        answers = [match.slots or match.length for match in m.matches]
+        self.transcript.append(answers if m.refusal is None else "refused")
 
-    def _nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[Node, ...]:
+        """Return the nodes that the subject shows."""
         found = []
         for row in self.must(self.subject.nodes):
             if not isinstance(row, Sequence) or len(row) != 5:
                 raise self.misbehaviour("TYPE", f"nodes() has {row!r}", "(id, parent, locks, slots, children) of each")
-            id, parent, locks, slots, children = row
-            numbers = [
-                self.integer(n, f"the {what} of a node")
-                for n, what in ((id, "id"), (parent, "parent"), (locks, "locks"))
-            ]
-            slots, children = self.integers(slots, "a node's slots"), self.integers(children, "a node's children")
+            names = ("id", "parent", "locks")
+            numbers = [self.integer(n, f"the {name} of a node") for n, name in zip(row, names, strict=False)]
+            slots, children = self.integers(row[3], "a node's slots"), self.integers(row[4], "a node's children")
             found.append(Node(*numbers, slots, children))
         return tuple(found)
 
@@ -98,17 +77,16 @@ class ObservedCache(Trial):
             return self.moment.slots_of(request.table)
         return self.integers(self.must(self.subject.slots_of, name), f"slots_of({name!r})")
 
-    def _text(self, op: Any, namespace: str | None = None) -> Text:
-        namespace = op.namespace if namespace is None else namespace
-        return text_of(op.pages, op.extra, namespace, self.config.page_size, self.config.bigram)
+    def text(self, pages: tuple[int, ...], extra: int, namespace: str) -> Text:
+        return text_of(pages, extra, namespace, self.config.page_size, self.config.bigram)
 
-    def _parts(self, answer: object, count: int, what: str, should: str) -> Sequence[Any]:
+    def parts(self, answer: object, count: int, what: str, should: str) -> Sequence[Any]:
         if not isinstance(answer, tuple | list) or len(answer) != count:
             raise self.misbehaviour("TYPE", f"{what} is {answer!r}", should)
         return answer
 
-    def _refused(self, method, *arguments: object) -> bool:
-        """Whether the subject refused; its own alarm about the caller counts as that."""
+    def refuses(self, method: Callable[..., Any], *arguments: object) -> bool:
+        """Call the subject and return whether it refused; an InvariantViolation of its own is a refusal, too."""
         try:
             answer = self.ask(method, *arguments)
         except Exception as error:
@@ -118,14 +96,59 @@ class ObservedCache(Trial):
             answer = Refused(str(error.__cause__))
         if isinstance(answer, Refused):
             self.moment.refusal = answer.reason
-            return True
-        if answer is False:
+        elif answer is False:
             self.moment.refusal = "False"
-            return True
-        return False
+        return isinstance(answer, Refused) or answer is False
 
-    def _carries_out(self, method, *arguments: object) -> None:
+    def carry_out(self, method: Callable[..., Any], *arguments: object) -> None:
         """Call what the contract gives no reason to refuse here."""
-        if self._refused(method, *arguments):
+        if self.refuses(method, *arguments):
             was = f"{method.__name__} was refused: {self.moment.refusal}"
             raise self.misbehaviour("RAISES", was, "it is carried out")
+
+    # -- the pool -----------------------------------------------------------------------------------------------------
+
+    def take(self, num_pages: int) -> list[int] | None:
+        """Take free pages, evicting if needed. Returns None if that does not suffice, or the eviction has gone wrong."""
+        missing = num_pages - len(self.free)
+        if missing > 0:
+            evictable = len(self.model.tree) - len(self.model.locks())
+            if missing > evictable or not self.evict_slots(missing * self.config.page_size):
+                return None
+        if len(self.free) < num_pages:
+            return None
+        return [self.free.pop() for _ in range(num_pages)]
+
+    def give_back(self, pages: Iterable[int]) -> None:
+        """Free pages and clear their slots, so that reading one is noticed."""
+        for page in pages:
+            self.free.append(page)
+            for slot in self.moment.slots_of([page]):
+                self.memory[slot] = 0
+
+    def compute(self, text: Text, table: Sequence[int], first: int) -> None:
+        """Write the positions of a text from page number `first` on."""
+        slots = self.moment.slots_of(table[first:])
+        self.memory.update(zip(slots, text.cells[first * self.config.page_size :], strict=False))
+
+    def evict_slots(self, num_slots: int) -> bool:
+        """Let the subject evict. Returns whether the model can follow what it did."""
+        answer = self.integers(self.must(self.subject.evict, num_slots), f"evict({num_slots})")
+        size = self.config.page_size
+        pages = list(dict.fromkeys(slot // size for slot in answer))
+        evicted = self.note_eviction(num_slots, answer, pages)
+        if not self.capabilities.table:
+            self.give_back(page for page in pages if page in evicted.cached)
+        whole = len(pages) * size == len(answer) and set(pages) <= evicted.cached
+        return whole and not evicted.locked.intersection(pages)
+
+    def note_eviction(self, asked: int | None, slots: tuple[int, ...], pages: list[int]) -> Evicted:
+        """Note in the moment what was evicted, and what should have been; the model loses these pages."""
+        model = self.model
+        locked = frozenset(model.locks())
+        cached = frozenset(self.moment.cached_pages())
+        evictable = (len(cached) - len(locked & cached)) * self.config.page_size
+        order = tuple(model.evicted_next(len(pages))) if self.capabilities.lru else ()
+        self.moment.evicted = Evicted(asked, evictable, slots, cached, locked, order)
+        model.remove(pages)
+        return self.moment.evicted

@@ -1,12 +1,13 @@
-"""A prefix cache with every capability of the contract but a table, as plain as can be: the suite's own positive control.
+"""A prefix cache with every capability of the contract but a table, written plainly: the suite must find nothing wrong with it.
 
-A dictionary of blocks, found by a hash of (the block before it, the keys in it), and compared key by key: what is in one bucket need
-not be equal. It is what the mutants are made from where ours has no hash.
+A dictionary of blocks, found by a hash of (the block before it, the keys in it), and compared key by key, as different blocks may
+have one hash. Mutants are made from it where our cache has no such part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from zlib import crc32
 
@@ -27,22 +28,25 @@ EVERYTHING = PrefixCacheCapabilities(
 Path = tuple["Block", ...]
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """One page of keys behind its parent, in `slots`."""
 
-    def __init__(self, id: int, parent: Block | None, namespace: str, keys: tuple, slots: list[int], now: int) -> None:
-        self.id = id
-        self.parent = parent
-        self.namespace = namespace
-        self.keys = keys
-        self.slots = slots
-        self.created = self.used = now
-        self.hits = 0
-        self.locks = 0
+    id: int
+    parent: Block | None
+    namespace: str
+    keys: tuple
+    slots: list[int]
+    created: int
+    used: int
+    hits: int = 0
+    locks: int = 0
 
 
 class PlainPrefixCache:
     """`config` as in the contract. Everything is O(blocks)."""
+
+    capabilities = EVERYTHING
 
     def __init__(self, config: PrefixCacheConfig) -> None:
         self.config = config
@@ -76,7 +80,7 @@ class PlainPrefixCache:
         return None
 
     def find(self, keys: Sequence, namespace: str) -> Path:
-        """The longest cached path along these keys."""
+        """Return the longest cached path along these keys."""
         path: Path = ()
         for start in range(0, len(keys) - self.page_size + 1, self.page_size):
             page = tuple(keys[start : start + self.page_size])
@@ -123,7 +127,7 @@ class PlainPrefixCache:
     def add(self, path: Path, namespace: str, keys: tuple, slots: Sequence[int]) -> Block:
         self.num_made += 1
         parent = path[-1] if path else None
-        block = Block(self.num_made, parent, namespace, keys, list(slots), self.clock)
+        block = Block(self.num_made, parent, namespace, keys, list(slots), self.clock, self.clock)
         self.buckets.setdefault(self.bucket(parent, namespace, keys), []).append(block)
         return block
 
@@ -174,24 +178,12 @@ class PlainPrefixCache:
 
     def nodes(self) -> list[tuple[int, int, int, list[int], list[int]]]:
         blocks = self.blocks()
-        roots = [block.id for block in blocks if block.parent is None]
-        return [
-            (0, -1, sum(block.locks for block in blocks if block.parent is None), [], roots),
-            *(
-                (
-                    block.id,
-                    block.parent.id if block.parent else 0,
-                    block.locks,
-                    block.slots,
-                    [child.id for child in self.children(block)],
-                )
-                for block in blocks
-            ),
-        ]
+        roots = [block for block in blocks if block.parent is None]
+        found = [(0, -1, sum(block.locks for block in roots), [], [block.id for block in roots])]
+        for block in blocks:
+            children = [child.id for child in self.children(block)]
+            found.append((block.id, block.parent.id if block.parent else 0, block.locks, block.slots, children))
+        return found
 
 
-def make(config: PrefixCacheConfig) -> PlainPrefixCache:
-    return PlainPrefixCache(config)
-
-
-make.capabilities = EVERYTHING
+make = PlainPrefixCache

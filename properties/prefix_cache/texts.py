@@ -14,7 +14,7 @@ HUGE_KIND = 4
 
 
 def page_of(kind: int, page_size: int) -> tuple[int, ...]:
-    """The tokens of a kind of page: like kind 0 but for the last token (1), for the first (2), for a token that looks the same when
+    """Return the tokens of a kind of page: like kind 0 but for the last token (1), for the first (2), for a token that looks the same when
     it is cut to 16 bits (3), to 31 bits (4)."""
     ones = (1,) * (page_size - 1)
     match kind % NUM_KINDS:
@@ -43,7 +43,7 @@ _KEPT_TEXTS = 20_000
 
 
 def text_of(pages: tuple[int, ...], extra: int, namespace: str, page_size: int, bigram: bool) -> Text:
-    """The text that an operation writes down."""
+    """Return the text that an operation describes."""
     known = (pages, extra, namespace, page_size, bigram)
     text = _TEXTS.get(known)
     if text is None:

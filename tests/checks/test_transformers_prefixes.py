@@ -5,8 +5,9 @@ from foretoken.checks.adapters import transformers_prefixes
 from foretoken.checks.adapters.transformers_blocks import TransformersMissing
 from foretoken.properties.conformance import check
 from foretoken.properties.prefix_cache.contract import PrefixCacheConfig
-from foretoken.properties.prefix_cache.suite import SUITE
+from foretoken.properties.suites import suite_of
 
+SUITE = suite_of("prefix-cache")
 needs_transformers = pytest.mark.skipif(bool(transformers_prefixes.MISSING), reason=transformers_prefixes.MISSING)
 
 

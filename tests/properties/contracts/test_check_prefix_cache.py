@@ -11,6 +11,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.properties.conformance import PrefixCacheConformance, check, check_prefix_cache
 from foretoken.properties.harness.exhaustive import Scope, explore
 from foretoken.properties.harness.importing import load_make
+from foretoken.properties.harness.letters import Choices
 from foretoken.properties.harness.machines import machine
 from foretoken.properties.harness.mutants import kill
 from foretoken.properties.harness.operation import decode, encode, simpler
@@ -18,16 +19,17 @@ from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.swarm import Swarm
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import all_invariants, of_contract
-from foretoken.properties.prefix_cache import operations as ops
 from foretoken.properties.prefix_cache import plain
 from foretoken.properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixCacheConfig
 from foretoken.properties.prefix_cache.model import PrefixCacheModel
 from foretoken.properties.prefix_cache.plain import EVERYTHING, PlainPrefixCache
-from foretoken.properties.prefix_cache.suite import SUITE
 from foretoken.properties.prefix_cache.texts import HUGE_TOKEN, LARGE_TOKEN, page_of, text_of
+from foretoken.properties.prefix_cache.trial import PrefixCacheTrial as Do
+from foretoken.properties.suites import suite_of
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+SUITE = suite_of("prefix-cache")
 OURS = [f"RADIX-{number:02}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 14, 15)]
 BARE = PrefixCacheCapabilities()
 
@@ -66,8 +68,8 @@ def test_hash_seeds_change_nothing():
         "import json\n"
         "from foretoken.checks.adapters import prefix_store\n"
         "from foretoken.properties.conformance import check\n"
-        "from foretoken.properties.prefix_cache.suite import SUITE\n"
-        "report = check(SUITE, prefix_store.make, budget=3000).to_json()\n"
+        "from foretoken.properties.suites import suite_of\n"
+        "report = check(suite_of('prefix-cache'), prefix_store.make, budget=3000).to_json()\n"
         "report.pop('seconds')\n"
         "print(json.dumps(report))\n"
     )
@@ -94,18 +96,13 @@ def test_runs_reach_the_edges():
     assert {config.policy for config in configs} == {"lru", "fifo", "lfu"}
     assert {config.bigram for config in configs} == {True, False}
     assert {config.hash_values for config in configs} == {0, 1, 2}, "colliding hashes, and a cache's own"
-    assert {(ops.Match, -1), (ops.Match, 0), (ops.Match, 1), (ops.Insert, 15), (ops.UnlockStray, None)} <= asked
+    assert {(Do.match, -1), (Do.match, 0), (Do.match, 1), (Do.insert, 15), (Do.unlock_stray, None)} <= asked
     others = SUITE.enabled(prefix_store.make.capabilities)
-    assert ops.Complete in others and ops.Insert not in others
+    assert Do.complete in others and Do.insert not in others
 
 
-def test_every_configuration_that_is_simpler_is_one():
-    config = PrefixCacheConfig(10, 16, bigram=True, policy="lfu", hash_values=2)
-    seen = 0
-    while (simpler := next(iter(SUITE.simpler_configs(config)), None)) is not None:
-        config, seen = simpler, seen + 1
-        assert seen < 20
-    assert config == PrefixCacheConfig(1)
+def test_the_simplest_configuration_is_a_small_pool():
+    assert SUITE.configure(Choices(), EVERYTHING) == PrefixCacheConfig(2)
     with pytest.raises(AssertionError):
         PrefixCacheConfig(1, policy="mru")
 
@@ -151,22 +148,22 @@ def test_the_model_evicts_by_its_policy():
 
 
 EXAMPLES = [
-    ops.Match("m", (0, 1), -1, "x"), ops.Lock("m"), ops.Unlock("m"), ops.UnlockStray("m"), ops.Insert((), 1, ""),
-    ops.Evict(-1), ops.Peek((0,), 0, ""), ops.Compare((1,), 0, "", "x"), ops.Admit("r1", (0,), 0, ""),
-    ops.Share("r1", 3), ops.Finish("r1"), ops.Abort("r1"), ops.Complete(),
+    Do.match("m", (0, 1), -1, "x"), Do.lock("m"), Do.unlock("m"), Do.unlock_stray("m"), Do.insert((), 1, ""),
+    Do.evict(-1), Do.peek((0,), 0, ""), Do.compare((1,), 0, "", "x"), Do.admit("r1", (0,), 0, ""),
+    Do.share("r1", 3), Do.finish("r1"), Do.abort("r1"), Do.complete(),
 ]  # fmt: skip
 
 
 def test_every_operation_survives_json():
-    assert {type(example) for example in EXAMPLES} == set(ops.OPERATIONS)
+    assert {type(example) for example in EXAMPLES} == set(Do.operations)
     for example in EXAMPLES:
-        assert decode(ops.OPERATIONS, encode(example), "test", "operations[0]") == example
+        assert decode(Do.operations, encode(example), "test", "operations[0]") == example
 
 
 def test_what_makes_no_sense_is_left_out():
     senseless = [
-        ops.Lock("m"), ops.Unlock("m"), ops.UnlockStray("m"), ops.Share("r1", 1), ops.Finish("r1"), ops.Abort("r1"),
-        ops.Insert((0, 0, 0), 0, ""), ops.Admit("r1", (), 0, ""),
+        Do.lock("m"), Do.unlock("m"), Do.unlock_stray("m"), Do.share("r1", 1), Do.finish("r1"), Do.abort("r1"),
+        Do.insert((0, 0, 0), 0, ""), Do.admit("r1", (), 0, ""),
     ]  # fmt: skip
     invariants = SUITE.invariants(EVERYTHING)
     trial = SUITE.execute(plain.make, PrefixCacheConfig(2), EVERYTHING, invariants, senseless, drain=False)
@@ -178,17 +175,17 @@ def test_what_makes_no_sense_is_left_out():
 
 def test_a_request_that_does_not_fit_leaves_no_lock():
     """Its prefix is cached and locked for it; the rest does not fit; then all of it can be evicted."""
-    history = [ops.Insert((0,), 0, ""), ops.Admit("r1", (1, 1, 1), 0, ""), ops.Admit("r2", (0, 0), 0, ""), ops.Evict(1)]
+    history = [Do.insert((0,), 0, ""), Do.admit("r1", (1, 1, 1), 0, ""), Do.admit("r2", (0, 0), 0, ""), Do.evict(1)]
     invariants = SUITE.invariants(EVERYTHING)
     trial = SUITE.execute(plain.make, PrefixCacheConfig(4), EVERYTHING, invariants, history)
-    assert trial.trace[3] == ops.Evict(1) and not trial.model.tree
+    assert trial.trace[3] == Do.evict(1) and not trial.model.tree
 
 
 @pytest.mark.parametrize("make", [radix_cache.make, plain.make])
 def test_a_stale_handle_is_refused_also_when_its_text_is_back_elsewhere(make):
     history = [
-        ops.Insert((0,), 0, ""), ops.Match("m", (0,), 0, ""), ops.Evict(1), ops.Insert((1,), 0, ""),
-        ops.Insert((0,), 0, ""), ops.Lock("m"), ops.UnlockStray("m"),
+        Do.insert((0,), 0, ""), Do.match("m", (0,), 0, ""), Do.evict(1), Do.insert((1,), 0, ""),
+        Do.insert((0,), 0, ""), Do.lock("m"), Do.unlock_stray("m"),
     ]  # fmt: skip
     told = []
     capabilities = make.capabilities
@@ -310,8 +307,8 @@ def test_there_is_one_test_per_invariant():
 
 
 def test_no_name_is_shortened_to_the_empty_one():
-    """A namespace may be "", a name or a request is called something also after shrinking."""
-    before = [ops.Insert((0,), 0, ""), ops.Match("m", (0,), 0, "")]
-    candidates = list(simpler(ops.Match("n", (0,), 0, "lora-1"), before))
-    assert ops.Match("m", (0,), 0, "lora-1") in candidates and ops.Match("n", (0,), 0, "") in candidates
+    """A namespace may be "", a name may not."""
+    before = [Do.insert((0,), 0, ""), Do.match("m", (0,), 0, "")]
+    candidates = list(simpler(Do.match("n", (0,), 0, "lora-1"), before))
+    assert Do.match("m", (0,), 0, "lora-1") in candidates and Do.match("n", (0,), 0, "") in candidates
     assert not any(candidate.name == "" for candidate in candidates)
