@@ -169,8 +169,8 @@ class Conformance:
             def make(self, config):
                 return MyAllocator(config.num_pages, config.page_size)
 
-    There is a test method for every invariant of the contract. The search runs once per class, at the first test; each test says what
-    became of its invariant.
+    There is a test method for every invariant of the contract. The search runs once per class, at the first test; each test reports its
+    invariant.
     """
 
     contract: ClassVar[str]

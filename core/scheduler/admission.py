@@ -79,7 +79,7 @@ class Admission:
             budget = min(budget, self.config.max_step_tokens - num_verify_tokens)
         is_paused = requests.is_admission_paused
         if not is_paused:
-            requests.resume_admission()  # also if no decode round can come: nothing else would end the pause
+            requests.resume_admission()  # without a decode round to come, no commit would end the pause
         return self.next_chunks(budget, len(requests.rounds.rows), not is_paused)
 
     def head_may_enter(self) -> bool:

@@ -102,7 +102,7 @@ class Worker:
         self._answer("connected")
 
     def _open(self, order: dict[str, Any]) -> None:
-        """Load the models and make the engine of a session, also after an earlier one failed."""
+        """Load the models and make the engine of a session, in place of an earlier one."""
         self._leave_session(complete=False)
         try:
             self._session = order["session"]
