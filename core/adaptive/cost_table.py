@@ -13,6 +13,7 @@ from ..errors import ConfigError, ForetokenError, Problem, nearest
 
 _KEYS = ("steps", "batch_sizes", "round_ns", "kv_token_ps")
 _LARGEST = 1 << 53
+_PROBE_TOKENS = 100_000  # of KV, for its cost
 
 
 class UnknownStepCost(ForetokenError):
@@ -59,8 +60,7 @@ class CostTable:
 
     def to_json(self) -> str:
         """Return the table as JSON text."""
-        table = {key: getattr(self, key) for key in _KEYS}
-        return json.dumps(table)
+        return json.dumps({key: getattr(self, key) for key in _KEYS})
 
     @classmethod
     def from_json(cls, text: str, source: str = "<cost table>") -> CostTable:
@@ -85,18 +85,14 @@ class CostTable:
 
     @classmethod
     def from_function(
-        cls,
-        round_ns: Callable[[int, int, int], int],
-        steps: Sequence[int],
-        batch_sizes: Sequence[int],
-        kv_probe_tokens: int = 100_000,
+        cls, round_ns: Callable[[int, int, int], int], steps: Sequence[int], batch_sizes: Sequence[int]
     ) -> CostTable:
         """Sample `round_ns(batch_size, steps, kv_tokens)`; the KV slope is taken at the largest batch size."""
         largest = max(batch_sizes)
         rows = tuple(tuple(int(round_ns(size, step, 0)) for size in batch_sizes) for step in steps)
         slopes = tuple(
-            max(0, (int(round_ns(largest, step, kv_probe_tokens)) - int(round_ns(largest, step, 0))) * 1000)
-            // kv_probe_tokens
+            max(0, (int(round_ns(largest, step, _PROBE_TOKENS)) - int(round_ns(largest, step, 0))) * 1000)
+            // _PROBE_TOKENS
             for step in steps
         )
         return cls(tuple(steps), tuple(batch_sizes), rows, slopes)

@@ -6,24 +6,14 @@ position    len    len+1      len+a−1            a accepted nodes; KV of colum
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..batch.paged import PagedAttention
 from ..batch.pools import KVPool
-from ..kernels.constants import numbers, sequence
+from ..kernels.constants import numbers
+from ..kernels.rounds.build_tree import chain_links
 from ..ops.port import Ops, VerifyBatch
 from .port import RoundBatch
-
-
-def causal_bits(columns: int, device: torch.device) -> Tensor:
-    """int64 [columns]: column i sees itself and everything before it."""
-    return sequence(tuple(_signed((2 << i) - 1) for i in range(columns)), device)
-
-
-def _signed(bits: int) -> int:
-    """Return the int64 of 64 bits."""
-    return bits - (1 << 64) if bits >> 63 else bits
 
 
 def window_slots(batch: RoundBatch, columns: int) -> Tensor:
@@ -41,7 +31,7 @@ def window_attention(ops: Ops, pool: KVPool, batch: RoundBatch, columns: int, ac
     column = numbers(columns, batch.rows.device)
     slots = window_slots(batch, columns) * (column < accept_lens[:, None])
     positions = (batch.lengths[:, None] + column).clamp(max=batch.max_position)
-    bits = causal_bits(columns, batch.rows.device).expand(len(batch.row_numbers), columns)
+    bits = chain_links(len(batch.row_numbers), columns, batch.rows.device).ancestor_bits  # a window is a chain
     window = VerifyBatch(batch.table, batch.rows, batch.lengths, batch.max_len, bits)
     return PagedAttention(ops, pool, window, positions.view(-1), slots.view(-1))
 

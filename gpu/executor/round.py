@@ -22,10 +22,11 @@ from ..batch.tree import DeviceTree, DeviceVerified
 from ..draft.port import Accepted, Draft, Relayed, RoundBatch
 from ..draft.window import window_slots
 from ..kernels.constants import numbers
+from ..kernels.rounds.verify_sampling import sample_torch
 from ..models.decoder import Decoder, DecoderOutput
 from ..ops.port import Capture, Ops, VerifyBatch
 from .outputs import DRAFT_HIDDEN, NEXT_RELAY, node_outputs
-from .sampling import sample, target_probs
+from .sampling import target_probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def first_tokens(ops: Ops, logits: Tensor, sampling: SamplingInputs | None, posi
         return best_tokens(logits)
     probs = target_probs(logits, sampling.temperature, sampling.top_p, sampling.top_k, sampling.filtered)
     coins = ops.coins(sampling.keys, positions[:, None], sampling.seed, Purpose.BONUS_COIN)
-    return sample(probs, coins[:, 0])
+    return sample_torch(probs, coins[:, 0])
 
 
 def accept_forced(tree: DeviceTree, target_ids: Tensor, runs: Tensor) -> DeviceVerified:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ..kernels.constants import numbers
-from ..kernels.rounds.verify_sampling import sample_torch
 
 
 def target_probs(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, filtered: bool = True) -> Tensor:
@@ -30,11 +29,6 @@ def target_probs(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tens
     probs = probs / probs.sum(1, keepdim=True)
     one_hot = (numbers(logits.shape[1], logits.device) == best).to(logits.dtype)
     return torch.where(greedy, one_hot, probs).masked_fill_(failed, torch.nan)
-
-
-def sample(probs: Tensor, coins: Tensor) -> Tensor:
-    """One token per row of probs [n, V] by its coin float64 [n], int64 [n]; −1 where the row is no distribution."""
-    return sample_torch(probs, coins)
 
 
 def _filter(logits: Tensor, probs: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:

@@ -61,11 +61,7 @@ def read_tensors(stored: dict[str, StoredTensor]) -> Iterator[tuple[str, Tensor]
             raise CheckpointError(str(path), [_unreadable(error)]) from error
 
 
-def write_tensors(
-    directory: Path,
-    tensors: Iterable[tuple[str, Callable[[], Tensor], int]],
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> None:
+def write_tensors(directory: Path, tensors: Iterable[tuple[str, Callable[[], Tensor], int]]) -> None:
     """(name, how to get it, bytes) of every tensor into one file, or into shards with an index where one file would be too large.
 
     No more than one shard is in memory at a time.
@@ -73,7 +69,7 @@ def write_tensors(
     shards: list[list[tuple[str, Callable[[], Tensor]]]] = [[]]
     total = room = 0
     for name, get, size in tensors:
-        if shards[-1] and room + size > max_shard_bytes:
+        if shards[-1] and room + size > MAX_SHARD_BYTES:
             shards.append([])
             room = 0
         shards[-1].append((name, get))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from foretoken.gpu.batch.tree import DeviceTree
-from foretoken.gpu.executor.sampling import sample, target_probs
+from foretoken.gpu.executor.sampling import target_probs
 from foretoken.gpu.kernels.rounds.bookkeeping import TorchBookkeeping
+from foretoken.gpu.kernels.rounds.verify_sampling import sample_torch
 from foretoken.gpu.ops.port import KVTensors
 
 OPS = TorchBookkeeping()
@@ -63,7 +64,7 @@ CALLS = {
     "relay_gather": lambda: OPS.relay_gather(shaped(3, 2), shaped(BS)),
     "relay_scatter_": lambda: OPS.relay_scatter_(shaped(3, 2), shaped(BS), shaped(BS, 2)),
     "target_probs": lambda: target_probs(shaped(BS, VOCAB, dtype=torch.float32), ROW_VALUES, ROW_VALUES, shaped(BS)),
-    "sample": lambda: sample(shaped(BS, VOCAB, dtype=torch.float32), shaped(BS, dtype=torch.float64)),
+    "sample": lambda: sample_torch(shaped(BS, VOCAB, dtype=torch.float32), shaped(BS, dtype=torch.float64)),
 }
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from foretoken.core.tree.verify import sample_tokens, target_distribution
-from foretoken.gpu.executor.sampling import sample, target_probs
+from foretoken.gpu.executor.sampling import target_probs
+from foretoken.gpu.kernels.rounds.verify_sampling import sample_torch
 
 
 def cases(rng: np.random.Generator, n: int, vocab: int):
@@ -52,9 +53,9 @@ def test_samples_follow_the_coins():
     probs = rng.random((200, 9)) * (rng.random((200, 9)) < 0.4)
     probs[:, 8] = np.where(probs.sum(axis=1) == 0, 1.0, probs[:, 8])
     coins = rng.choice([0.0, 0.3, 0.999, 1.0 - 2.0**-53], 200)
-    found = sample(torch.from_numpy(probs), torch.from_numpy(coins))
+    found = sample_torch(torch.from_numpy(probs), torch.from_numpy(coins))
     assert found.tolist() == sample_tokens(probs, coins).tolist()
     assert found.dtype == torch.int64
     broken = torch.tensor([[0.5, torch.nan], [0.0, 0.0], [torch.inf, 1.0], [0.0, 2.0]])
-    assert sample(broken, torch.full((4,), 0.5, dtype=torch.float64)).tolist() == [-1, -1, -1, 1]
-    assert sample(torch.zeros(0, 4), torch.zeros(0, dtype=torch.float64)).tolist() == []
+    assert sample_torch(broken, torch.full((4,), 0.5, dtype=torch.float64)).tolist() == [-1, -1, -1, 1]
+    assert sample_torch(torch.zeros(0, 4), torch.zeros(0, dtype=torch.float64)).tolist() == []
