@@ -2,12 +2,74 @@
 
 from __future__ import annotations
 
-from ..kernels.layers.forward import TritonForward
-from ..kernels.rounds.bookkeeping import TritonBookkeeping
+import torch
+from torch import Tensor
+
+from ..kernels.layers.decode_attention import decode_attention_triton
+from ..kernels.layers.extend_attention import extend_attention_triton
+from ..kernels.layers.rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
+from ..kernels.layers.rope_write import rope_write_triton
+from ..kernels.layers.silu_mul import silu_mul_torch, silu_mul_triton
+from ..kernels.layers.verify_attention import verify_attention_triton
+from ..kernels.rounds.bonus import gather_emitted_triton
+from ..kernels.rounds.build_tree import build_chain_triton, build_tree_triton
+from ..kernels.rounds.coins import coins_triton
+from ..kernels.rounds.compact import compact_triton
+from ..kernels.rounds.duplicate_tails import duplicate_tails_triton_
+from ..kernels.rounds.move_kv import move_accepted_triton_, move_slots_triton_
+from ..kernels.rounds.relay import relay_gather_triton, relay_scatter_triton_
+from ..kernels.rounds.verify_greedy import verify_greedy_triton
+from ..kernels.rounds.verify_sampling import verify_sampling_triton
 from ..models.layer import run_layers
+from .port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
+from .torch_ops import scale_of
 
 
-class TritonOps(TritonForward, TritonBookkeeping):
-    """`Ops` with Triton kernels, on CUDA tensors; every method may be captured in a CUDA graph."""
+class TritonOps:
+    """`Ops` with Triton kernels, on CUDA tensors; every method may be captured in a CUDA graph.
+
+    Where a gradient is wanted, norms and gate are the differentiable twins.
+    """
 
     run_layers = staticmethod(run_layers)
+    build_chain = staticmethod(build_chain_triton)
+    build_tree = staticmethod(build_tree_triton)
+    verify_greedy = staticmethod(verify_greedy_triton)
+    verify_sampling = staticmethod(verify_sampling_triton)
+    coins = staticmethod(coins_triton)
+    gather_emitted = staticmethod(gather_emitted_triton)
+    compact = staticmethod(compact_triton)
+    move_accepted_ = staticmethod(move_accepted_triton_)
+    move_slots_ = staticmethod(move_slots_triton_)
+    duplicate_tails_ = staticmethod(duplicate_tails_triton_)
+    relay_gather = staticmethod(relay_gather_triton)
+    relay_scatter_ = staticmethod(relay_scatter_triton_)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        norm = rms_norm_torch if _needs_gradient(x, weight) else rms_norm_triton
+        return norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        norm = add_rms_norm_torch if _needs_gradient(x, residual, weight) else add_rms_norm_triton
+        return norm(x, residual, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return silu_mul_torch(gate_up) if _needs_gradient(gate_up) else silu_mul_triton(gate_up)
+
+    def rope_write(
+        self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
+    ) -> tuple[Tensor, Tensor]:
+        return rope_write_triton(q, k, v, cos_sin, positions, slots, *kv)
+
+    def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch) -> Tensor:
+        return decode_attention_triton(q, *kv, batch, scale_of(q))
+
+    def verify_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch) -> Tensor:
+        return verify_attention_triton(q, k, v, *kv, batch, scale_of(q))
+
+    def extend_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch) -> Tensor:
+        return extend_attention_triton(q, k, v, *kv, batch, scale_of(q))
+
+
+def _needs_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from foretoken.gpu.batch.tree import DeviceTree
 from foretoken.gpu.executor.sampling import target_probs
-from foretoken.gpu.kernels.rounds.bookkeeping import TorchBookkeeping
 from foretoken.gpu.kernels.rounds.verify_sampling import sample_torch
 from foretoken.gpu.ops.port import KVTensors
+from foretoken.gpu.ops.torch_ops import TorchOps
 
-OPS = TorchBookkeeping()
+OPS = TorchOps()
 BS, NODES, WIDTH, VOCAB, SLOTS = 2, 4, 3, 7, 9
 
 

@@ -20,12 +20,12 @@ from bookkeeping_cases import (
     random_targets,
     random_tree,
 )
-from foretoken.gpu.kernels.rounds.bookkeeping import TorchBookkeeping
 from foretoken.gpu.ops.port import KVTensors
+from foretoken.gpu.ops.torch_ops import TorchOps
 
 pytestmark = pytest.mark.gpu
 
-TWINS = TorchBookkeeping()
+TWINS = TorchOps()
 KINDS = ["chain", "beam", "lookup"]
 
 
@@ -33,9 +33,9 @@ KINDS = ["chain", "beam", "lookup"]
 def kernels():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    from foretoken.gpu.kernels.rounds.bookkeeping import TritonBookkeeping
+    from foretoken.gpu.ops.triton_ops import TritonOps
 
-    return TritonBookkeeping()
+    return TritonOps()
 
 
 def moved(value: Any, device: str) -> Any:

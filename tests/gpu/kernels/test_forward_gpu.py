@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from foretoken.gpu.kernels.layers.decode_attention import decode_attention_triton
-from foretoken.gpu.kernels.layers.forward import TorchForward
 from foretoken.gpu.ops.port import DecodeBatch, KVTensors
+from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.session.devices import ops_for
 from forward_cases import Batch, decode_view, make_batch, random_tree_bits, rotary_table
 from torch import Tensor
@@ -58,7 +58,7 @@ def test_decode(dtype: torch.dtype, layout: tuple[int, int, int], lens: list[int
     heads, kv_heads, d = layout
     batch = make_batch(1, lens, [1] * len(lens), heads=heads, kv_heads=kv_heads, d=d, page=16, dtype=dtype)
     view, exact = decode_view(batch, lens), wide(batch)
-    expected = TorchForward().decode_attention(exact.q, exact.kv, view)
+    expected = TorchOps().decode_attention(exact.q, exact.kv, view)
     there = batch.to("cuda")
     for splits in (None, 1, 128):
         actual = decode_attention_triton(there.q, *there.kv, to_gpu(view), batch.scale, splits)
@@ -73,7 +73,7 @@ def test_verify(dtype: torch.dtype, layout: tuple[int, int, int], prefix_lens: l
     bs = len(prefix_lens)
     batch = make_batch(2, prefix_lens, [nd] * bs, heads=heads, kv_heads=kv_heads, d=d, page=16, dtype=dtype)
     bits = random_tree_bits(nd, bs, nd, padding=True)
-    close(verify(ops_for("cuda"), batch.to("cuda"), bits.cuda()), verify(TorchForward(), wide(batch), bits))
+    close(verify(ops_for("cuda"), batch.to("cuda"), bits.cuda()), verify(TorchOps(), wide(batch), bits))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,7 +84,7 @@ def test_verify(dtype: torch.dtype, layout: tuple[int, int, int], prefix_lens: l
 def test_extend(dtype: torch.dtype, layout: tuple[int, int, int], prefix_lens: list[int], new_lens: list[int]):
     heads, kv_heads, d = layout
     batch = make_batch(3, prefix_lens, new_lens, heads=heads, kv_heads=kv_heads, d=d, page=16, dtype=dtype)
-    close(extend(ops_for("cuda"), batch.to("cuda")), extend(TorchForward(), wide(batch)))
+    close(extend(ops_for("cuda"), batch.to("cuda")), extend(TorchOps(), wide(batch)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -95,7 +95,7 @@ def test_rope_write(dtype: torch.dtype, layout: tuple[int, int, int]):
     table, positions = rotary_table(d), torch.arange(33) * 15
     slots = torch.randperm(batch.k_pool.shape[0] - 1)[:33] + 1
     exact, there = wide(batch), batch.to("cuda")
-    expected = TorchForward().rope_write(exact.q, exact.k, exact.v, table, positions, slots, exact.kv)
+    expected = TorchOps().rope_write(exact.q, exact.k, exact.v, table, positions, slots, exact.kv)
     actual = ops_for("cuda").rope_write(
         there.q, there.k, there.v, table.cuda(), positions.cuda(), slots.cuda(), there.kv
     )
@@ -107,7 +107,7 @@ def test_rope_write(dtype: torch.dtype, layout: tuple[int, int, int]):
 @pytest.mark.parametrize(("n", "width"), [(1, 4096), (70, 1536), (513, 128)])
 def test_norms_and_gate(dtype: torch.dtype, n: int, width: int):
     x, residual, weight = (torch.randn(*shape).to(dtype) for shape in ((n, width), (n, width), (width,)))
-    ops, exact = ops_for("cuda"), TorchForward()
+    ops, exact = ops_for("cuda"), TorchOps()
     close(ops.rms_norm(x.cuda(), weight.cuda(), 1e-5), exact.rms_norm(x.double(), weight.double(), 1e-5))
     normed, total = ops.add_rms_norm(x.cuda(), residual.cuda(), weight.cuda(), 1e-5)
     assert torch.equal(total.cpu(), x + residual)
@@ -131,7 +131,7 @@ def test_a_captured_graph_follows_the_lengths_on_the_device():
         batch.prefix_lens = torch.tensor(lens)
         graph.replay()
         torch.cuda.synchronize()
-        close(out, verify(TorchForward(), wide(batch), bits))
+        close(out, verify(TorchOps(), wide(batch), bits))
 
 
 def test_pools_beyond_two_to_the_31_elements():
@@ -145,7 +145,7 @@ def test_pools_beyond_two_to_the_31_elements():
     last = num_slots - batch.k_pool.shape[0]
     k_pool[last:] = batch.k_pool.cuda()
     there, view, exact = batch.to("cuda"), decode_view(batch, [30]), wide(batch)
-    expected = TorchForward().decode_attention(exact.q, KVTensors(exact.k_pool, exact.k_pool), view)
+    expected = TorchOps().decode_attention(exact.q, KVTensors(exact.k_pool, exact.k_pool), view)
     moved = replace(to_gpu(view), table=there.table + last)
     actual = ops_for("cuda").decode_attention(there.q, KVTensors(k_pool, k_pool), moved)
     close(actual, expected)

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 import torch
-from foretoken.gpu.kernels.layers.forward import TorchForward
 from foretoken.gpu.ops.port import KVTensors
+from foretoken.gpu.ops.torch_ops import TorchOps
 from forward_cases import (
     decode_view,
     dense_decode,
@@ -32,11 +32,11 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 def test_silu_mul_gates_the_second_half():
     x = torch.randn(5, 14, dtype=torch.float64)
-    close(TorchForward().silu_mul(x), x[:, :7] / (1 + torch.exp(-x[:, :7])) * x[:, 7:])
+    close(TorchOps().silu_mul(x), x[:, :7] / (1 + torch.exp(-x[:, :7])) * x[:, 7:])
 
 
 def test_norms_and_gate_are_differentiable():
-    ops = TorchForward()
+    ops = TorchOps()
     x, y, weight = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 8), (3, 8), (8,)))
     assert torch.autograd.gradcheck(lambda a, w: ops.rms_norm(a, w, 1e-5), (x, weight))
     assert torch.autograd.gradcheck(lambda a, b, w: ops.add_rms_norm(a, b, w, 1e-5), (x, y, weight))
@@ -50,7 +50,7 @@ def test_rope_write_rotates_pairs_and_writes_the_slots(dtype: torch.dtype, heads
     table = rotary_table(16)
     positions, slots = torch.tensor([0, 3, 3, 200, 511, 1]), torch.tensor([5, 2, 9, 0, 4, 0])
     k_pool, v_pool = batch.k_pool.clone(), batch.v_pool.clone()
-    q, k = TorchForward().rope_write(batch.q, batch.k, batch.v, table, positions, slots, KVTensors(k_pool, v_pool))
+    q, k = TorchOps().rope_write(batch.q, batch.k, batch.v, table, positions, slots, KVTensors(k_pool, v_pool))
     for i, (position, slot) in enumerate(zip(positions.tolist(), slots.tolist(), strict=True)):
         close(q[i], rotate_one(batch.q[i], table, position))
         close(k[i], rotate_one(batch.k[i], table, position))
@@ -66,7 +66,7 @@ def test_rope_write_rotates_pairs_and_writes_the_slots(dtype: torch.dtype, heads
 def test_decode_reads_the_first_columns(dtype: torch.dtype, heads: int, kv_heads: int, lens: list[int]):
     batch = make_batch(2, lens, [1] * len(lens), heads=heads, kv_heads=kv_heads, dtype=dtype)
     view = decode_view(batch, lens)
-    actual = TorchForward().decode_attention(batch.q, batch.kv, view)
+    actual = TorchOps().decode_attention(batch.q, batch.kv, view)
     close(actual, dense_decode(batch, view))
 
 
@@ -74,7 +74,7 @@ def test_decode_follows_base_and_tail():
     batch = make_batch(3, [20, 20, 20, 0], [1] * 4)
     view = decode_view(batch, lens=[11, 8, 3, 0], bases=[8, 8, 0, 0], tails=[16, 12, 4, 0])
     assert view.bases is not view.lens
-    actual = TorchForward().decode_attention(batch.q, batch.kv, view)
+    actual = TorchOps().decode_attention(batch.q, batch.kv, view)
     close(actual, dense_decode(batch, view))
 
 
@@ -89,9 +89,7 @@ def test_verify_sees_the_prefix_and_its_ancestors(
     bs = len(prefix_lens)
     batch = make_batch(4, prefix_lens, [nd] * bs, heads=heads, kv_heads=kv_heads, dtype=dtype)
     bits = random_tree_bits(nd, bs, nd, padding=True)
-    actual = TorchForward().verify_attention(
-        batch.q, batch.k, batch.v, batch.kv, batch.tree(bits, batch.max_prefix_len)
-    )
+    actual = TorchOps().verify_attention(batch.q, batch.k, batch.v, batch.kv, batch.tree(bits, batch.max_prefix_len))
     close(actual, dense_verify(batch, bits))
     if nd == 7:
         assert (bits == 0).any() and not actual[bits.flatten() == 0].any()
@@ -107,10 +105,10 @@ def test_extend_is_causal_after_the_prefix(
     dtype: torch.dtype, heads: int, kv_heads: int, prefix_lens: list[int], new_lens: list[int]
 ):
     batch = make_batch(5, prefix_lens, new_lens, heads=heads, kv_heads=kv_heads, dtype=dtype)
-    close(extend(TorchForward(), batch), dense_extend(batch))
+    close(extend(TorchOps(), batch), dense_extend(batch))
 
 
-def extend(ops: TorchForward, batch) -> torch.Tensor:
+def extend(ops: TorchOps, batch) -> torch.Tensor:
     return ops.extend_attention(
         batch.q, batch.k, batch.v, batch.kv, batch.chunks(batch.max_prefix_len, batch.max_new_len)
     )
@@ -121,7 +119,7 @@ def test_padding_tokens_and_loose_bounds_change_nothing():
     batch = make_batch(6, [5, 2], [3, 4])
     expected = dense_extend(batch)
     batch.q, batch.k, batch.v = (torch.cat((x, torch.ones_like(x[:2]))) for x in (batch.q, batch.k, batch.v))
-    actual = TorchForward().extend_attention(batch.q, batch.k, batch.v, batch.kv, batch.chunks(batch.table.shape[1], 9))
+    actual = TorchOps().extend_attention(batch.q, batch.k, batch.v, batch.kv, batch.chunks(batch.table.shape[1], 9))
     close(actual[:7], expected)
     assert actual.isfinite().all()
 
@@ -129,7 +127,7 @@ def test_padding_tokens_and_loose_bounds_change_nothing():
 @pytest.mark.parametrize("kind", ["decode", "verify", "extend"])
 def test_what_is_kept_between_layers_follows_writes_to_the_index_tensors(kind: str):
     """Same tensors, new content: as when a batch is copied into buffers that stay."""
-    ops = TorchForward()
+    ops = TorchOps()
     batch = make_batch(7, [6, 3], [2, 2])
     view = decode_view(batch, [4, 3, 4, 3])
     view = type(view)(batch.table, batch.rows.repeat(2), view.lens, view.tails, view.lens, 8)
@@ -157,7 +155,7 @@ def test_what_is_kept_between_layers_follows_writes_to_the_index_tensors(kind: s
 
 
 def test_the_rotation_kept_between_layers_follows_the_positions():
-    ops, batch, table = TorchForward(), make_batch(7, [0], [2]), rotary_table(16)
+    ops, batch, table = TorchOps(), make_batch(7, [0], [2]), rotary_table(16)
     positions, slots = torch.tensor([4, 5]), torch.tensor([1, 2])
     for _ in range(2):
         q, _ = ops.rope_write(batch.q, batch.k, batch.v, table, positions, slots, batch.kv)
@@ -167,7 +165,7 @@ def test_the_rotation_kept_between_layers_follows_the_positions():
 
 
 def test_inference_tensors_have_no_versions_so_nothing_is_kept():
-    ops, batch = TorchForward(), make_batch(8, [6, 3], [1, 1])
+    ops, batch = TorchOps(), make_batch(8, [6, 3], [1, 1])
     with torch.inference_mode():
         view = decode_view(batch, [6, 3])
         view = type(view)(view.table, view.rows, view.lens, view.tails, view.lens, 6)
@@ -179,7 +177,7 @@ def test_inference_tensors_have_no_versions_so_nothing_is_kept():
 
 def test_float64_takes_no_detour():
     """A difference that float32 cannot hold must come through."""
-    ops = TorchForward()
+    ops = TorchOps()
     for prefix, new in itertools.product([[0], [40]], [[1], [3]]):
         batch = make_batch(9, prefix, new)
         batch.v_pool[:], batch.v[:] = 1 + 2.0**-40, 1 + 2.0**-40

@@ -9,10 +9,10 @@ from bookkeeping_cases import random_targets, random_tree
 from foretoken.core.kv.moves import KVMovePlan, apply_moves, draft_branch_layout
 from foretoken.core.tree.outputs import compaction_index
 from foretoken.core.tree.verify import verify_greedy
-from foretoken.gpu.kernels.rounds.bookkeeping import TorchBookkeeping
 from foretoken.gpu.ops.port import KVTensors
+from foretoken.gpu.ops.torch_ops import TorchOps
 
-OPS = TorchBookkeeping()
+OPS = TorchOps()
 LAYERS, HEADS, CHANNELS = 2, 2, 4
 
 

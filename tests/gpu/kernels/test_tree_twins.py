@@ -9,10 +9,10 @@ from foretoken.core.draws import Purpose, uniform
 from foretoken.core.tree import build as spec_build
 from foretoken.core.tree import verify as spec
 from foretoken.gpu.batch.tree import DeviceVerified
-from foretoken.gpu.kernels.rounds.bookkeeping import TorchBookkeeping
 from foretoken.gpu.kernels.rounds.coins import hashed_coins
+from foretoken.gpu.ops.torch_ops import TorchOps
 
-OPS = TorchBookkeeping()
+OPS = TorchOps()
 
 
 def assert_same_verdict(found: DeviceVerified, expected: spec.Verified):

@@ -78,7 +78,7 @@ def test_round_trip(target: Decoder, directory: Path):
 
 
 def test_shards(target: Decoder, directory: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tensor_files.write_tensors, "__defaults__", (8000,))
+    monkeypatch.setattr(tensor_files, "MAX_SHARD_BYTES", 8000)
     sharded = directory / "sharded"
     save_target(target, sharded)
     index = json.loads((sharded / INDEX).read_text())
@@ -190,7 +190,7 @@ def test_truncated_files(directory: Path, keep: int):
 def test_shards_that_are_missing_truncated_or_elsewhere(
     target: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(tensor_files.write_tensors, "__defaults__", (8000,))
+    monkeypatch.setattr(tensor_files, "MAX_SHARD_BYTES", 8000)
     save_target(target, tmp_path)
     index = json.loads((tmp_path / INDEX).read_text())
     first, second, third, *_ = sorted(set(index["weight_map"].values()))

@@ -20,11 +20,12 @@ from bookkeeping_cases import (
 )
 from foretoken.gpu.batch.tree import DeviceTree, DeviceVerified
 from foretoken.gpu.kernels.rounds import verify_sampling
-from foretoken.gpu.kernels.rounds.bookkeeping import TorchBookkeeping, TritonBookkeeping
 from foretoken.gpu.ops.port import KVTensors
+from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.ops.triton_ops import TritonOps
 from memory_checker import Ownership, checked_memory
 
-TWINS, KERNELS = TorchBookkeeping(), TritonBookkeeping()
+TWINS, KERNELS = TorchOps(), TritonOps()
 TREE_COLUMNS = ("tokens", "parents", "positions", "depths", "next_token", "next_sibling", "ancestor_bits")
 KINDS = ["chain", "beam", "lookup"]
 

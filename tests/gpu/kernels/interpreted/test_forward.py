@@ -7,9 +7,10 @@ import torch
 from foretoken.gpu.kernels.layers.decode_attention import decode_attention_triton
 from foretoken.gpu.kernels.layers.extend_attention import extend_attention_triton
 from foretoken.gpu.kernels.layers.flash import device_of, reading_tiles
-from foretoken.gpu.kernels.layers.forward import TorchForward, TritonForward
 from foretoken.gpu.kernels.layers.verify_attention import verify_attention_triton
 from foretoken.gpu.ops.port import KVTensors
+from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.ops.triton_ops import TritonOps
 from forward_cases import (
     Batch,
     decode_view,
@@ -72,20 +73,20 @@ def forget_what_is_past(checker, batch: Batch, lens: list[int]) -> None:
 def test_rms_norm(dtype: torch.dtype, n: int, width: int):
     x, residual, weight = (torch.randn(*shape, dtype=dtype) for shape in ((n, width), (n, width), (width,)))
     with checked_memory(read_only=[x, residual, weight], shuffle=1) as seen:
-        normed = TritonForward().rms_norm(x, weight, 1e-5)
-        added, total = TritonForward().add_rms_norm(x, residual, weight, 1e-5)
+        normed = TritonOps().rms_norm(x, weight, 1e-5)
+        added, total = TritonOps().add_rms_norm(x, residual, weight, 1e-5)
     assert seen.launches == (2 if n else 0)
-    close(normed, TorchForward().rms_norm(x.double(), weight.double(), 1e-5))
+    close(normed, TorchOps().rms_norm(x.double(), weight.double(), 1e-5))
     assert torch.equal(total, x + residual)
-    close(added, TorchForward().rms_norm(total.double(), weight.double(), 1e-5))
+    close(added, TorchOps().rms_norm(total.double(), weight.double(), 1e-5))
 
 
 def test_rms_norm_of_heads_inside_a_projection():
     x, weight = strided(torch.randn(5, 3, 16)), torch.randn(16)
     with checked_memory(read_only=[x, weight]):
-        actual = TritonForward().rms_norm(x, weight, 1e-6)
+        actual = TritonOps().rms_norm(x, weight, 1e-6)
     assert actual.is_contiguous()
-    close(actual, TorchForward().rms_norm(x.double(), weight.double(), 1e-6))
+    close(actual, TorchOps().rms_norm(x.double(), weight.double(), 1e-6))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -93,14 +94,14 @@ def test_rms_norm_of_heads_inside_a_projection():
 def test_silu_mul(dtype: torch.dtype, n: int, width: int):
     x = torch.randn(n, 2 * width, dtype=dtype)
     with checked_memory(read_only=[x], shuffle=1):
-        actual = TritonForward().silu_mul(x)
-    close(actual, TorchForward().silu_mul(x.double()))
+        actual = TritonOps().silu_mul(x)
+    close(actual, TorchOps().silu_mul(x.double()))
 
 
 def test_gradients_pass_through_the_norms_and_the_gate():
     x, weight = torch.randn(2, 8, requires_grad=True), torch.ones(8, requires_grad=True)
-    normed, total = TritonForward().add_rms_norm(TritonForward().rms_norm(x, weight, 1e-5), x, weight, 1e-5)
-    (normed.sum() + TritonForward().silu_mul(total).sum()).backward()
+    normed, total = TritonOps().add_rms_norm(TritonOps().rms_norm(x, weight, 1e-5), x, weight, 1e-5)
+    (normed.sum() + TritonOps().silu_mul(total).sum()).backward()
     assert x.grad.abs().sum() > 0 and weight.grad.abs().sum() > 0
 
 
@@ -123,7 +124,7 @@ def test_rope_write(dtype: torch.dtype, heads: int, kv_heads: int, d: int):
     with checked_memory(
         read_only=[q, k, v, table, positions, slots], sinks=[k_pools[:, 0], v_pools[:, 0]], shuffle=3
     ) as seen:
-        q_out, k_out = TritonForward().rope_write(q, k, v, table, positions, slots, KVTensors(k_pools[1], v_pools[1]))
+        q_out, k_out = TritonOps().rope_write(q, k, v, table, positions, slots, KVTensors(k_pools[1], v_pools[1]))
     assert seen.launches == 1
     for i, (position, slot) in enumerate(zip(positions.tolist(), slots.tolist(), strict=True)):
         close(q_out[i], rotate_one(batch.q[i], table, position))
@@ -215,7 +216,7 @@ def test_verify_of_a_full_tile_of_64_nodes_with_8_heads_each():
     bits = random_tree_bits(11, 1, 64)
     assert (bits < 0).any()
     with checked_memory():
-        actual = TritonForward().verify_attention(batch.q, batch.k, batch.v, batch.kv, batch.tree(bits, 40))
+        actual = TritonOps().verify_attention(batch.q, batch.k, batch.v, batch.kv, batch.tree(bits, 40))
     close(actual, dense_verify(batch, bits))
 
 
@@ -242,7 +243,7 @@ def test_extend_gives_0_to_tokens_of_no_row():
     expected = dense_extend(batch)
     batch.q, batch.k, batch.v = (torch.cat((x, torch.ones_like(x[:2]))) for x in (batch.q, batch.k, batch.v))
     with checked_memory():
-        actual = TritonForward().extend_attention(batch.q, batch.k, batch.v, batch.kv, batch.chunks(12, 9))
+        actual = TritonOps().extend_attention(batch.q, batch.k, batch.v, batch.kv, batch.chunks(12, 9))
     close(actual[:7], expected)
     assert not actual[7:].any()
 
@@ -264,7 +265,7 @@ def test_an_empty_batch_launches_nothing():
     batch = make_batch(0, [], [], dtype=torch.float32)
     view, bits = decode_view(batch, []), torch.zeros(0, 4, dtype=torch.int64)
     tokens = (batch.q, batch.k, batch.v, batch.kv)
-    ops = TritonForward()
+    ops = TritonOps()
     with checked_memory() as seen:
         decoded = ops.decode_attention(batch.q, batch.kv, view)
         verified = ops.verify_attention(*tokens, batch.tree(bits, 0))
