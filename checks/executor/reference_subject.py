@@ -17,10 +17,24 @@ AGREEMENT = 0.7
 
 
 class ReferenceAdapter:
-    def __init__(self, config: ExecutorConfig, kind: type[ReferenceExecutor] = ReferenceExecutor) -> None:
+    """Run steps on a `ReferenceExecutor`."""
+
+    capabilities = ExecutorCapabilities(
+        tokens=True,
+        trees=True,
+        hidden_states=True,
+        relay=True,
+        inspection=True,
+        rounds=True,
+        merging=True,
+        handoff=True,
+    )
+    executor_type: type[ReferenceExecutor] = ReferenceExecutor
+
+    def __init__(self, config: ExecutorConfig) -> None:
         regularity = 0.8 if config.algorithm == "NGRAM" else 0.0
         model = HashLanguageModel(seed=1, vocab_size=config.vocab_size, regularity=regularity)
-        self.executor = kind.for_engine(config.make_engine(), HashDraft(model, AGREEMENT))
+        self.executor = self.executor_type.for_engine(config.make_engine(), HashDraft(model, AGREEMENT))
 
     def launch(self, step: Step) -> None:
         self.executor.launch(step)
@@ -57,17 +71,4 @@ def _array(rows: list[list[float]]) -> np.ndarray:
     return np.array(rows, np.float32).reshape(len(rows), HIDDEN_SIZE)
 
 
-def make(config: ExecutorConfig) -> ReferenceAdapter:
-    return ReferenceAdapter(config)
-
-
-make.capabilities = ExecutorCapabilities(
-    tokens=True,
-    trees=True,
-    hidden_states=True,
-    relay=True,
-    inspection=True,
-    rounds=True,
-    merging=True,
-    handoff=True,
-)
+make = ReferenceAdapter

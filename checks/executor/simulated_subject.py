@@ -22,7 +22,9 @@ LONGEST_OUTPUT = 25
 
 
 class SimulatedExecutor:
-    """One device. How long outputs really are follows from the request's id, some beyond what it may emit."""
+    """Run steps on one device. The true length of an output follows from the request's id, some beyond what it may emit."""
+
+    capabilities = ("trees", "hidden_states", "inspection", "accounting")
 
     def __init__(self, config: Any) -> None:
         controller = config.make_controller()
@@ -98,8 +100,4 @@ def _assembly(algorithm: str, steps: int, topk: int, num_draft_tokens: int, page
     )
 
 
-def make(config: Any) -> SimulatedExecutor:
-    return SimulatedExecutor(config)
-
-
-CAPABILITIES = ("trees", "hidden_states", "inspection", "accounting")
+make = SimulatedExecutor

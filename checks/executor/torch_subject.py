@@ -36,7 +36,9 @@ OPS = HostOps()
 
 
 class CheckedExecutor:
-    """A `TorchExecutor` of a config, in debug mode."""
+    """Run steps on a `TorchExecutor` in debug mode."""
+
+    capabilities = ("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff")
 
     def __init__(self, config: Any) -> None:
         target, draft = target_model(config.vocab_size), draft_model(config.algorithm, config.vocab_size)
@@ -127,8 +129,4 @@ def _sharpened(model: Any, seed: int) -> Any:
     return model
 
 
-def make(config: Any) -> CheckedExecutor:
-    return CheckedExecutor(config)
-
-
-CAPABILITIES = ("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff")
+make = CheckedExecutor

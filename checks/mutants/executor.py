@@ -1,11 +1,10 @@
 """Planted defects of executors: each is one method of a good one, done wrong in a way that has been done wrong before.
 
-Those of the simulated and the real executor stand beside their adapters, and run where what they need is installed.
+Those of the simulated and the real executor are in files of their own, and count only if simpy or torch is installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -16,18 +15,14 @@ from ...core.contract.step import NO_TOKEN, PADDING_ROW
 from ...properties.harness.mutants import Mutant
 from ...properties.reference import ReferenceExecutor
 from ...properties.reference.language_model import HIDDEN_SIZE, hidden_of
-from ..executor.contract import HIDDEN_STATES, ExecutorConfig
+from ..executor.contract import HIDDEN_STATES
 from ..executor.reference_subject import ReferenceAdapter
-from ..executor.reference_subject import make as make_reference
 
-SIMULATED_DEFECTS = TORCH_DEFECTS = ()
+SIMULATED = REAL = ()
 if find_spec("simpy") is not None:
-    from .simulated_executor import DEFECTS as SIMULATED_DEFECTS
+    from .simulated_executor import MUTANTS as SIMULATED
 if find_spec("torch") is not None:
-    from .torch_executor import DEFECTS as TORCH_DEFECTS
-
-CAPABILITIES = make_reference.capabilities
-"""Of the adapters here, each of which can be named on the command line, too."""
+    from .torch_executor import MUTANTS as REAL
 
 # -- hidden states where none are needed ------------------------------------------------------------------------------
 
@@ -255,52 +250,39 @@ class DeliversThePlaceholder(ReferenceExecutor):
 # -- how they are made ------------------------------------------------------------------------------------------------
 
 
-def of_reference(kind: type[ReferenceExecutor]) -> Callable[[ExecutorConfig], ReferenceAdapter]:
-    def make(config: ExecutorConfig) -> ReferenceAdapter:
-        return ReferenceAdapter(config, kind)
-
-    make.capabilities = CAPABILITIES
-    return make
-
-
-def of_adapter(kind: type[ReferenceAdapter]) -> Callable[[ExecutorConfig], ReferenceAdapter]:
-    def make(config: ExecutorConfig) -> ReferenceAdapter:
-        return kind(config)
-
-    make.capabilities = CAPABILITIES
-    return make
+def of_reference(kind: type[ReferenceExecutor]) -> type[ReferenceAdapter]:
+    return type(kind.__name__, (ReferenceAdapter,), {"executor_type": kind})
 
 
 _DEFECTS = (
-    (RelaysHiddenStatesAlways, of_reference, ("ACCEPT-17",)),
-    (AllocatesForTheWidestAlgorithm, of_reference, ("ACCEPT-17",)),
-    (CapturesInVerify, of_reference, ("ACCEPT-17",)),
-    (CapturesInPrefill, of_reference, ("ACCEPT-17",)),
-    (ShowsHiddenStatesToAll, of_reference, ("ACCEPT-17",)),
-    (MergesNoneAsZeros, of_adapter, ("ACCEPT-17",)),
-    (MergesWhatThereIs, of_adapter, ("ACCEPT-17",)),
-    (MergesNothingToAnEmptyArray, of_adapter, ("ACCEPT-17",)),
-    (TakesWhatWasSent, of_adapter, ("ACCEPT-17",)),
-    (FillsUpWhatWasNotSent, of_adapter, ("ACCEPT-17",)),
-    (ShowsNothing, of_adapter, ("ACCEPT-17",)),
-    (PadsTheStepInPlace, of_reference, ("SIM-04",)),
-    (ReversesTheStepInPlace, of_reference, ("SIM-04",)),
-    (IgnoresTheCertificate, of_reference, ("ANSWER", "RAISES")),
-    (IgnoresStops, of_reference, ("ANSWER",)),
-    (RunsPastAnEnd, of_reference, ("ANSWER", "RAISES")),
-    (CountsCorrectDrafts, of_reference, ("ANSWER",)),
-    (AnswersInRowsOfRequests, of_reference, ("TYPE",)),
-    (LeavesDraftsPastTheEnd, of_reference, ("ANSWER",)),
-    (StopsOneTokenLate, of_reference, ("ANSWER",)),
-    (AnswersTheNewestStep, of_reference, ("ANSWER",)),
-    (ForgetsTheEnded, of_reference, ("ANSWER",)),
-    (DeliversThePlaceholder, of_reference, ("ANSWER",)),
+    (of_reference(RelaysHiddenStatesAlways), RelaysHiddenStatesAlways, ("ACCEPT-17",)),
+    (of_reference(AllocatesForTheWidestAlgorithm), AllocatesForTheWidestAlgorithm, ("ACCEPT-17",)),
+    (of_reference(CapturesInVerify), CapturesInVerify, ("ACCEPT-17",)),
+    (of_reference(CapturesInPrefill), CapturesInPrefill, ("ACCEPT-17",)),
+    (of_reference(ShowsHiddenStatesToAll), ShowsHiddenStatesToAll, ("ACCEPT-17",)),
+    (MergesNoneAsZeros, MergesNoneAsZeros, ("ACCEPT-17",)),
+    (MergesWhatThereIs, MergesWhatThereIs, ("ACCEPT-17",)),
+    (MergesNothingToAnEmptyArray, MergesNothingToAnEmptyArray, ("ACCEPT-17",)),
+    (TakesWhatWasSent, TakesWhatWasSent, ("ACCEPT-17",)),
+    (FillsUpWhatWasNotSent, FillsUpWhatWasNotSent, ("ACCEPT-17",)),
+    (ShowsNothing, ShowsNothing, ("ACCEPT-17",)),
+    (of_reference(PadsTheStepInPlace), PadsTheStepInPlace, ("SIM-04",)),
+    (of_reference(ReversesTheStepInPlace), ReversesTheStepInPlace, ("SIM-04",)),
+    (of_reference(IgnoresTheCertificate), IgnoresTheCertificate, ("ANSWER", "RAISES")),
+    (of_reference(IgnoresStops), IgnoresStops, ("ANSWER",)),
+    (of_reference(RunsPastAnEnd), RunsPastAnEnd, ("ANSWER", "RAISES")),
+    (of_reference(CountsCorrectDrafts), CountsCorrectDrafts, ("ANSWER",)),
+    (of_reference(AnswersInRowsOfRequests), AnswersInRowsOfRequests, ("TYPE",)),
+    (of_reference(LeavesDraftsPastTheEnd), LeavesDraftsPastTheEnd, ("ANSWER",)),
+    (of_reference(StopsOneTokenLate), StopsOneTokenLate, ("ANSWER",)),
+    (of_reference(AnswersTheNewestStep), AnswersTheNewestStep, ("ANSWER",)),
+    (of_reference(ForgetsTheEnded), ForgetsTheEnded, ("ANSWER",)),
+    (of_reference(DeliversThePlaceholder), DeliversThePlaceholder, ("ANSWER",)),
 )
-"""(class, how it is made, the invariants of which one must catch it)."""
-
-_BESIDE_THEIR_ADAPTERS = (*SIMULATED_DEFECTS, *TORCH_DEFECTS)
+"""(how it is made, the class with the defect, the invariants of which one must catch it)."""
 
 MUTANTS = (
-    *(Mutant(kind.__name__, kind.__doc__, "executor", how(kind), caught_by) for kind, how, caught_by in _DEFECTS),
-    *(Mutant(name, defect, "executor", make, caught_by) for name, defect, make, caught_by in _BESIDE_THEIR_ADAPTERS),
+    *(Mutant(kind.__name__, kind.__doc__, "executor", make, caught_by) for make, kind, caught_by in _DEFECTS),
+    *SIMULATED,
+    *REAL,
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from ..executor.simulated_subject import CAPABILITIES, SimulatedExecutor
+from ...properties.harness.mutants import Mutant
+from ..executor.simulated_subject import SimulatedExecutor
 
 BYTES_PER_VALUE = 2
 TOKENS_PER_STEP = 64
@@ -75,14 +74,6 @@ class EndsAreLate(SimulatedExecutor):
         return replace(result, decode=replace(result.decode, ended=np.zeros_like(result.decode.ended)))
 
 
-def _of(kind: type[SimulatedExecutor]) -> Callable[[Any], SimulatedExecutor]:
-    def make(config: Any) -> SimulatedExecutor:
-        return kind(config)
-
-    make.capabilities = CAPABILITIES
-    return make
-
-
 _DEFECTS = (
     (SetsRoomAsideForAll, ("ACCEPT-17",)),
     (SetsNoRoomAside, ("ACCEPT-17",)),
@@ -93,5 +84,6 @@ _DEFECTS = (
     (EndsAreLate, ("ANSWER",)),
 )
 
-DEFECTS = tuple((f"sim:{kind.__name__}", kind.__doc__, _of(kind), caught_by) for kind, caught_by in _DEFECTS)
-"""(name, what is wrong, how it is made, the invariants of which one must catch it)."""
+MUTANTS = tuple(
+    Mutant(f"sim:{kind.__name__}", kind.__doc__, "executor", kind, caught_by) for kind, caught_by in _DEFECTS
+)

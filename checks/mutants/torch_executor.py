@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from ...core.contract.future_map import FutureMap, RelayField
-from ..executor.torch_subject import CAPABILITIES, HIDDEN, CheckedExecutor
+from ...properties.harness.mutants import Mutant
+from ..executor.torch_subject import HIDDEN, CheckedExecutor
 
 FIELD = "hidden_states"
 
@@ -102,14 +101,6 @@ class ReusesTheHostBuffer(CheckedExecutor):
         return replace(result, decode=replace(result.decode, accept_lens=self.buffer))
 
 
-def _of(kind: type[CheckedExecutor]) -> Callable[[Any], CheckedExecutor]:
-    def make(config: Any) -> CheckedExecutor:
-        return kind(config)
-
-    make.capabilities = CAPABILITIES
-    return make
-
-
 _DEFECTS = (
     (RelaysHiddenStatesAlways, ("ACCEPT-17",)),
     (AllocatesForTheWidestAlgorithm, ("ACCEPT-17",)),
@@ -120,5 +111,6 @@ _DEFECTS = (
     (ReusesTheHostBuffer, ("ANSWER",)),
 )
 
-DEFECTS = tuple((f"gpu:{kind.__name__}", kind.__doc__, _of(kind), caught_by) for kind, caught_by in _DEFECTS)
-"""(name, what is wrong, how it is made, the invariants of which one must catch it)."""
+MUTANTS = tuple(
+    Mutant(f"gpu:{kind.__name__}", kind.__doc__, "executor", kind, caught_by) for kind, caught_by in _DEFECTS
+)

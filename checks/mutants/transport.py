@@ -14,7 +14,6 @@ from ...core.handoff.messages import Ack
 from ...core.handoff.records import Trace
 from ...core.scheduler.engine import Engine
 from ...properties.harness.mutants import Mutant
-from ..transport.contract import TransportCapabilities, TransportConfig
 from ..transport.handoff_subject import HandoffTransport
 
 # -- the prefill side -------------------------------------------------------------------------------------------------
@@ -38,7 +37,7 @@ class FreesWhenAllIsSent(PrefillSide):
 
 
 class FreesWhatIsCancelled(PrefillSide):
-    """A request that is given up takes its pages along, while the other side may still be sent some."""
+    """A cancelled request gives its pages back at once, while some may still be sent."""
 
     def _give_up(self, transfer, end, why, now_ns):
         super()._give_up(transfer, end, why, now_ns)
@@ -60,7 +59,7 @@ class WaitsForEver(PrefillSide):
 
 
 class BelievesAnyAttempt(PrefillSide):
-    """News is matched by request alone: an acknowledgement or a refusal of the first attempt ends the second."""
+    """Messages are matched by request alone: an acknowledgement or a refusal of the first attempt ends the second."""
 
     def receive(self, peer, message, now_ns):
         transfer = self._current.get(message.key.request_id)
@@ -153,7 +152,7 @@ class FreesTargetsAtOnce(DecodeSide):
 
 
 class ReservesForEver(DecodeSide):
-    """Reserved pages have no deadline: a notice that is lost leaks them."""
+    """Reserved pages have no deadline: a lost message leaks them."""
 
     def tick(self, now_ns):
         pass
@@ -185,7 +184,7 @@ class CachesWhatIsReserved(DecodeSide):
 
 
 class ChangesItsRole(Engine):
-    """A role is a setting like any other, whatever there is to do."""
+    """A worker changes its role at any time."""
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
@@ -251,57 +250,43 @@ class AcksCountPages(HandoffTransport):
         self.write(page, (action.page.target, action.page.draft))
 
 
-def _declared(build):
-    build.capabilities = TransportCapabilities(roles=True)
-    return build
+def of_prefill(kind: type[PrefillSide]) -> type[HandoffTransport]:
+    return type(kind.__name__, (HandoffTransport,), {"prefill_side": kind})
 
 
-def of_prefill(kind: type[PrefillSide]):
-    return of_transport(type(kind.__name__, (HandoffTransport,), {"prefill_side": kind}))
+def of_decode(kind: type[DecodeSide]) -> type[HandoffTransport]:
+    return type(kind.__name__, (HandoffTransport,), {"decode_side": kind})
 
 
-def of_decode(kind: type[DecodeSide]):
-    return of_transport(type(kind.__name__, (HandoffTransport,), {"decode_side": kind}))
-
-
-def of_engine(kind: type[Engine]):
-    return of_transport(type(kind.__name__, (HandoffTransport,), {"engine": kind}))
-
-
-def of_transport(kind: type[HandoffTransport]):
-    def build(config: TransportConfig) -> HandoffTransport:
-        return kind(config)
-
-    return _declared(build)
+def of_engine(kind: type[Engine]) -> type[HandoffTransport]:
+    return type(kind.__name__, (HandoffTransport,), {"engine": kind})
 
 
 _DEFECTS = (
-    (FreesWhenAllIsSent, of_prefill, ("HANDOFF-02",)),
-    (FreesWhatIsCancelled, of_prefill, ("HANDOFF-02",)),
-    (NeedsNoFence, of_prefill, ("HANDOFF-02",)),
-    (WaitsForEver, of_prefill, ("HANDOFF-03",)),
-    (BelievesAnyAttempt, of_prefill, ("HANDOFF-04",)),
-    (KeepsTheRequest, of_prefill, ("HANDOFF-08",)),
-    (CountsNoCancelled, of_prefill, ("HANDOFF-05",)),
-    (OldGenerations, of_prefill, ("HANDOFF-04", "HANDOFF-01", "HANDOFF-02")),
-    (TrustsTheLink, of_decode, ("HANDOFF-01",)),
-    (ComparesSizes, of_decode, ("HANDOFF-01",)),
-    (IgnoresTheManifest, of_decode, ("HANDOFF-01", "HANDOFF-07")),
-    (AcknowledgesTheManifest, of_decode, ("HANDOFF-01",)),
-    (FreesTargetsAtOnce, of_decode, ("HANDOFF-02",)),
-    (ReservesForEver, of_decode, ("HANDOFF-03",)),
-    (StartsEveryOffer, of_decode, ("HANDOFF-04",)),
-    (CachesWhatIsReserved, of_decode, ("HANDOFF-09",)),
-    (ChangesItsRole, of_engine, ("HANDOFF-10",)),
-    (ReadsAhead, of_transport, ("HANDOFF-06",)),
-    (TargetPagesAlone, of_transport, ("HANDOFF-07",)),
-    (DraftIdsIn32Bits, of_transport, ("HANDOFF-07",)),
-    (HiddenStatesOfTheLast, of_transport, ("HANDOFF-07",)),
-    (WritesByIndex, of_transport, ("HANDOFF-07",)),
-    (AcksCountPages, of_transport, ("HANDOFF-07",)),
+    (of_prefill(FreesWhenAllIsSent), FreesWhenAllIsSent, ("HANDOFF-02",)),
+    (of_prefill(FreesWhatIsCancelled), FreesWhatIsCancelled, ("HANDOFF-02",)),
+    (of_prefill(NeedsNoFence), NeedsNoFence, ("HANDOFF-02",)),
+    (of_prefill(WaitsForEver), WaitsForEver, ("HANDOFF-03",)),
+    (of_prefill(BelievesAnyAttempt), BelievesAnyAttempt, ("HANDOFF-04",)),
+    (of_prefill(KeepsTheRequest), KeepsTheRequest, ("HANDOFF-08",)),
+    (of_prefill(CountsNoCancelled), CountsNoCancelled, ("HANDOFF-05",)),
+    (of_prefill(OldGenerations), OldGenerations, ("HANDOFF-04", "HANDOFF-01", "HANDOFF-02")),
+    (of_decode(TrustsTheLink), TrustsTheLink, ("HANDOFF-01",)),
+    (of_decode(ComparesSizes), ComparesSizes, ("HANDOFF-01",)),
+    (of_decode(IgnoresTheManifest), IgnoresTheManifest, ("HANDOFF-01", "HANDOFF-07")),
+    (of_decode(AcknowledgesTheManifest), AcknowledgesTheManifest, ("HANDOFF-01",)),
+    (of_decode(FreesTargetsAtOnce), FreesTargetsAtOnce, ("HANDOFF-02",)),
+    (of_decode(ReservesForEver), ReservesForEver, ("HANDOFF-03",)),
+    (of_decode(StartsEveryOffer), StartsEveryOffer, ("HANDOFF-04",)),
+    (of_decode(CachesWhatIsReserved), CachesWhatIsReserved, ("HANDOFF-09",)),
+    (of_engine(ChangesItsRole), ChangesItsRole, ("HANDOFF-10",)),
+    (ReadsAhead, ReadsAhead, ("HANDOFF-06",)),
+    (TargetPagesAlone, TargetPagesAlone, ("HANDOFF-07",)),
+    (DraftIdsIn32Bits, DraftIdsIn32Bits, ("HANDOFF-07",)),
+    (HiddenStatesOfTheLast, HiddenStatesOfTheLast, ("HANDOFF-07",)),
+    (WritesByIndex, WritesByIndex, ("HANDOFF-07",)),
+    (AcksCountPages, AcksCountPages, ("HANDOFF-07",)),
 )
-"""(class, how it is made, the invariants of which one must catch it)."""
+"""(how it is made, the class with the defect, the invariants of which one must catch it)."""
 
-MUTANTS = tuple(
-    Mutant(kind.__name__, kind.__doc__, "transport", how(kind), caught_by) for kind, how, caught_by in _DEFECTS
-)
+MUTANTS = tuple(Mutant(kind.__name__, kind.__doc__, "transport", make, caught_by) for make, kind, caught_by in _DEFECTS)

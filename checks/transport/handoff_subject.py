@@ -82,8 +82,9 @@ class CountingWorker:
 
 
 class HandoffTransport:
-    """Both sides. What a subclass may change for a defect: the classes of the sides, and the moves below."""
+    """Both sides. A subclass may replace the classes of the sides and the methods below."""
 
+    capabilities = TransportCapabilities(roles=True)
     prefill_side: type[PrefillSide] = PrefillSide
     decode_side: type[DecodeSide] = DecodeSide
     engine: type[Engine] = Engine
@@ -312,8 +313,4 @@ def _described(message: Any) -> Message:
     return Message(kind, int(key.request_id), key.attempt, key.generation, number, message)
 
 
-def make(config: TransportConfig) -> HandoffTransport:
-    return HandoffTransport(config)
-
-
-make.capabilities = TransportCapabilities(roles=True)
+make = HandoffTransport
