@@ -1,6 +1,5 @@
 """The executor contract: ours hold, what is wrong is said, and what is looked at is really looked at."""
 
-import json
 from collections import deque
 from dataclasses import dataclass, replace
 
@@ -29,7 +28,6 @@ from foretoken.properties.harness.cases import Case
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.letters import Choices, simpler_choices
 from foretoken.properties.harness.machines import machine
-from foretoken.properties.harness.operation import decode, encode
 from foretoken.properties.harness.trial import Violation
 from hypothesis import settings
 
@@ -98,17 +96,6 @@ def test_every_drawn_configuration_and_what_is_simpler_makes_an_engine():
     assert len(seen) > 40 and {algorithm for algorithm, *_ in seen} >= {"STANDALONE", "EAGLE", "NGRAM", "NONE"}
     with pytest.raises(ConfigError):
         ExecutorConfig(num_pages=1).make_engine()
-
-
-def test_operations_survive_json():
-    examples = [
-        *(ExecutorTrial.submit("a", 3, 4, 1, True, False), ExecutorTrial.abort("a"), ExecutorTrial.retract("a")),
-        *(ExecutorTrial.launch(), ExecutorTrial.collect(), ExecutorTrial.stop(), ExecutorTrial.advance(2)),
-        *(ExecutorTrial.merge(-1, 3), ExecutorTrial.arrive((0, 1))),
-    ]
-    assert {type(example) for example in examples} == set(SUITE.operations)
-    for operation in examples:
-        assert decode(SUITE.operations, json.loads(json.dumps(encode(operation))), "test", "0") == operation
 
 
 def test_a_case_is_a_file_that_can_be_run_again(tmp_path):

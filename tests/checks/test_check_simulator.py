@@ -11,7 +11,6 @@ from foretoken.checks.adapters.simulator import CheckedSimulator, make
 from foretoken.properties.conformance import check
 from foretoken.properties.harness.cases import load_case
 from foretoken.properties.harness.trial import Violation
-from foretoken.properties.invariants import of_contract
 from foretoken.properties.invariants.simulator import more_pages_are_no_worse
 from foretoken.properties.simulator.contract import SimulatorConfig
 from foretoken.properties.simulator.exceptions import EXCEPTIONS, excuse
@@ -33,11 +32,6 @@ def test_ours_holds():
     report = check(SIMULATOR, make, budget=OPERATIONS, seed=3)
     assert not report.failures, report.text()
     assert report.evaluations["SIM-02"] > 30 and report.evaluations["SIM-10"] >= 5
-
-
-def test_who_checks_what():
-    ids = [item.id for item in of_contract("simulator")]
-    assert ids == [f"SIM-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8, 9, 10, 11)]
 
 
 PROGRAM = """

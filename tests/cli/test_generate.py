@@ -12,17 +12,6 @@ import pytest
 from foretoken.cli.decode.display import Display, Progress
 from foretoken.cli.decode.generate import _asked_to_stop
 from foretoken.gpu.session.text import Tokenizer
-from small_checkpoint import write_head, write_standalone, write_target
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    return {
-        "target": write_target(root / "target"),
-        "standalone": write_standalone(root / "standalone"),
-        "eagle3": write_head(root / "eagle3"),
-    }
 
 
 @pytest.fixture

@@ -10,21 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from small_checkpoint import write_head, write_standalone, write_target
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = ("--disaggregate", "prefill=1,decode=1")
 GONE_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    return {
-        "target": write_target(root / "target"),
-        "standalone": write_standalone(root / "standalone"),
-        "eagle3": write_head(root / "eagle3"),
-    }
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """A run as a whole: what actors do, what must hold of any queue, what is refused."""
 
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from foretoken.core.errors import ConfigError
 from foretoken.observe.metrics import RunMetrics
 from foretoken.sim.run import NothingFits, Simulation
 from foretoken.sim.scenario_file import load_scenario, scenario_from_dict
@@ -192,14 +190,6 @@ def test_a_trace_that_breaks_while_it_is_replayed(tmp_path):
     trace.write_text(rows.replace("48", "many"))
     with pytest.raises(TraceError, match=r"trace\.csv, line 2: ContextTokens 'many'"):
         simulation.run()
-
-
-@pytest.mark.parametrize(("target", "words"), [("no_such_module:Draft", "no_such_module"), ("json:Draft", "Draft")])
-def test_a_plugin_that_cannot_be_loaded_is_named(monkeypatch, target, words):
-    broken = EntryPoint("BROKEN", target, "foretoken.algorithms")
-    monkeypatch.setattr("foretoken.core.algorithm.registry.entry_points", lambda group: [broken])
-    with pytest.raises(ConfigError, match=rf"speculation\.algorithm: .*plugin 'BROKEN' cannot be loaded: .*{words}"):
-        simulate(merged(SMALL, speculation={"algorithm": "BROKEN"}))
 
 
 def test_rows_that_cannot_be_replayed_are_counted(tmp_path: Path):

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from bookkeeping_cases import (
+    KINDS,
     MAX_POSITION,
     VOCAB,
+    assert_same,
     flat_candidates,
     on_device,
     random_candidates,
@@ -26,7 +28,6 @@ from foretoken.gpu.ops.torch_ops import TorchOps
 pytestmark = pytest.mark.gpu
 
 TWINS = TorchOps()
-KINDS = ["chain", "beam", "lookup"]
 
 
 @pytest.fixture(scope="module")
@@ -47,19 +48,6 @@ def moved(value: Any, device: str) -> Any:
     if isinstance(value, tuple):
         return tuple(moved(v, device) for v in value)
     return value
-
-
-def assert_same(found: Any, expected: Any):
-    if isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype and torch.equal(found.cpu(), expected)
-    elif is_dataclass(expected):
-        for f in fields(expected):
-            assert_same(getattr(found, f.name), getattr(expected, f.name))
-    elif isinstance(expected, tuple):
-        for ours, theirs in zip(found, expected, strict=True):
-            assert_same(ours, theirs)
-    else:
-        assert found == expected
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """The suite of acceptance on our components, on a foreign one and on nonsense answers; and its own inputs."""
 
-import json
 import time
 
 import numpy as np
@@ -11,10 +10,8 @@ from foretoken.core.errors import ConfigError
 from foretoken.properties.accept import inputs, plain
 from foretoken.properties.accept.contract import AcceptCapabilities, AcceptConfig, capacity
 from foretoken.properties.accept.model import LAYERS, AcceptModel, code_of
-from foretoken.properties.accept.trial import AcceptTrial
 from foretoken.properties.conformance import AcceptConformance, check, check_accept
 from foretoken.properties.harness.importing import NotInstalled, load_make
-from foretoken.properties.harness.operation import decode, encode
 from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.swarm import Swarm
 from foretoken.properties.harness.trial import Violation
@@ -23,7 +20,6 @@ from foretoken.properties.suites import suite_of
 
 ACCEPT = suite_of("accept")
 EVERYTHING = plain.make.capabilities
-CHECKED = [f"ACCEPT-{number:02}" for number in (1, 2, 4, 5, 6, 7, 9, 13, 14, 16, 18)]
 
 
 @pytest.mark.parametrize("name", SUBJECTS["accept"])
@@ -42,10 +38,9 @@ def test_ours_hold(name, record_property):
 
 
 def test_the_contract_checks_what_it_says():
-    assert [item.id for item in of_contract("accept")] == CHECKED
     report = check(ACCEPT, plain.make, budget=800, seed=2)
     assert report.ok and not report.skipped, "the plain one has every capability"
-    assert list(report.evaluations) == CHECKED
+    assert list(report.evaluations) == [item.id for item in of_contract("accept")]
 
 
 class Chains:
@@ -138,15 +133,6 @@ class TestOurs(AcceptConformance):
 
 
 # -- what runs are made of ----------------------------------------------------------------------------------------------
-
-
-def test_every_operation_survives_json():
-    config = AcceptConfig(vocab_size=17, num_rows=4)
-    letters = [letter for group in AcceptTrial.vocabulary(config, EVERYTHING).values() for letter in group]
-    assert {letter.kind for letter in letters} == set(AcceptTrial.operations)
-    for operation in (letter.operation(number) for letter in letters for number in (0, 1, letter.size - 1)):
-        data = json.loads(json.dumps(encode(operation)))
-        assert decode(AcceptTrial.operations, data, "test", "operations[0]") == operation
 
 
 def test_runs_have_every_shape_and_several_rounds_in_flight():

@@ -11,7 +11,6 @@ from foretoken.properties.conformance import StepControllerConformance, check, c
 from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.swarm import Swarm
 from foretoken.properties.harness.trial import Violation
-from foretoken.properties.invariants import of_contract
 from foretoken.properties.step_controller.contract import StepsConfig
 from foretoken.properties.step_controller.model import BuildFailed, RecordingBuilder
 from foretoken.properties.step_controller.processes import CONSTANT, DEPTH, PROCESSES, correct_drafts, longest_runs
@@ -34,11 +33,6 @@ def test_ours_hold(make, operations):
     assert not report.failures, report.text()
     assert make is make_goodput or report.ok, report.text()
     assert all(report.evaluations[id] for id in report.evaluations if id != "STEPS-06"), report.text()
-
-
-def test_all_but_the_engine_s_own_have_a_checker():
-    ids = [f"STEPS-{number:02}" for number in range(1, 14) if number != 7]
-    assert [item.id for item in of_contract("step-controller")] == ids
 
 
 class Additive:

@@ -9,6 +9,7 @@ from foretoken.core.adaptive import AdaptiveController
 from foretoken.core.contract.events import Aborted, Planned, StepsLost
 from foretoken.core.contract.request import FinishReason
 from foretoken.core.kv.store import KVStore
+from foretoken.core.scheduler import engine as engine_module
 from foretoken.core.scheduler.admission import Admission
 from foretoken.core.scheduler.engine import AbortOutcome, CommitOutcome, Engine
 from foretoken.core.scheduler.output import OutputLog
@@ -185,21 +186,9 @@ def forget_a_token(monkeypatch):
     monkeypatch.setattr(OutputLog, "close", wrong)
 
 
-def release_without_fence(monkeypatch):
-    monkeypatch.setattr(KVStore, "close_row", lambda self, departure, last_committed: self._release(departure))
-
-
-def blame_everybody(monkeypatch):
-    monkeypatch.setattr(StepLimits, "failed", lambda self, *arguments: True)
-
-
 def give_no_reason(monkeypatch):
     give_up = Requests.give_up
     monkeypatch.setattr(Requests, "give_up", lambda self, record, reason, message="": give_up(self, record, reason))
-
-
-def say_nothing(monkeypatch):
-    monkeypatch.setattr(Requests, "describe_in_flight", lambda self: "something")
 
 
 def tell_no_abort(monkeypatch):
@@ -225,26 +214,6 @@ def let_everybody_in(monkeypatch):
         monkeypatch.setattr(part, "refusal", lambda self, request: "")
 
 
-def forget_who_was_here(monkeypatch):
-    monkeypatch.setattr(FaultInjector, "_remember", staticmethod(lambda names, name: None))
-
-
-def call_every_end_a_limit(monkeypatch):
-    monkeypatch.setattr("foretoken.core.scheduler.engine.finish_reason", lambda stopped: FinishReason.LENGTH)
-
-
-def believe_any_feedback(monkeypatch):
-    monkeypatch.setattr(AdaptiveController, "on_verify_complete", lambda self, correct, bs, steps: None)
-
-
-def take_any_table(monkeypatch):
-    monkeypatch.setattr(AdaptiveController, "reload", lambda self, text, source: None)
-
-
-def trust_the_clock(monkeypatch):
-    monkeypatch.setattr(HostClock, "_hold", lambda self, now_ns, before_ns: None)
-
-
 def lose_slots(monkeypatch):
     def release(self, departure):
         self.allocated[departure.row] = self._shared[departure.row]  # the slots beyond have no owner now
@@ -260,10 +229,6 @@ def keep_what_is_known(monkeypatch):
         self._on_finished(self.replica, finished)
 
     monkeypatch.setattr(EngineActor, "report", report)
-
-
-def release_what_is_still_written(monkeypatch):
-    monkeypatch.setattr(Requests, "_fence_of", lambda self, row: 0)
 
 
 def commit_what_is_lost(monkeypatch):
@@ -295,30 +260,55 @@ def take_any_result(monkeypatch):
     monkeypatch.setattr(Engine, "commit", believing)
 
 
+def replace(where, attribute, replacement):
+    return lambda monkeypatch: monkeypatch.setattr(where, attribute, replacement)
+
+
+RAISES = only("device.raises", 0.05)
 BREAKS: list[tuple[str, Callable, FaultPlan]] = [
-    ("nothing_seen", take_any_result, only("device.raises", 0.05)),
+    ("nothing_seen", take_any_result, RAISES),
     ("stream_intact", forget_a_token, only("pool.retraction", 0.1)),
-    ("fenced", release_without_fence, only("device.raises", 0.05)),
-    ("fenced", release_what_is_still_written, only("device.restarts", 0.05)),
-    ("victim_alone", blame_everybody, only("device.raises", 0.05)),
+    (
+        "fenced",
+        replace(KVStore, "close_row", lambda self, departure, last_committed: self._release(departure)),
+        only("device.raises", 0.05),
+    ),
+    ("fenced", replace(Requests, "_fence_of", lambda self, row: 0), only("device.restarts", 0.05)),
+    ("victim_alone", replace(StepLimits, "count_failure", lambda self, *arguments: True), RAISES),
     ("fails_for_itself", give_no_reason, only("device.nan", 0.05)),
-    ("watchdog_speaks", say_nothing, only("device.hangs", 0.02)),
+    ("watchdog_speaks", replace(Requests, "describe_in_flight", lambda self: "something"), only("device.hangs", 0.02)),
     ("one_end", tell_no_abort, only("client.cancels", 0.3, mean_s=0.5)),
     ("no_later_token", ignore_cancels, only("client.cancels", 0.3, mean_s=0.5)),
     ("refused_at_the_door", let_everybody_in, only("client.duplicate_id", 0.5)),
     ("bounded_queue", let_everybody_in, only("load.burst", 0.3)),
-    ("counts_once", forget_who_was_here, only("link.duplicated", 0.5)),
-    ("first_end_wins", call_every_end_a_limit, only("client.stop_edge", 0.3)),
-    ("steps_valid", believe_any_feedback, only("draft.nan", 0.1)),
-    ("last_good_config", take_any_table, only("config.half_written", 0.1)),
-    ("time_forward", trust_the_clock, only("clock.jump", 0.05)),
-    ("books_agree", lose_slots, only("device.raises", 0.05)),
+    (
+        "counts_once",
+        replace(FaultInjector, "_remember", staticmethod(lambda names, name: None)),
+        only("link.duplicated", 0.5),
+    ),
+    (
+        "first_end_wins",
+        replace(engine_module, "finish_reason", lambda stopped: FinishReason.LENGTH),
+        only("client.stop_edge", 0.3),
+    ),
+    (
+        "steps_valid",
+        replace(AdaptiveController, "on_verify_complete", lambda self, correct, bs, steps: None),
+        only("draft.nan", 0.1),
+    ),
+    (
+        "last_good_config",
+        replace(AdaptiveController, "reload", lambda self, text, source: None),
+        only("config.half_written", 0.1),
+    ),
+    ("time_forward", replace(HostClock, "_hold", lambda self, now_ns, before_ns: None), only("clock.jump", 0.05)),
+    ("books_agree", lose_slots, RAISES),
     ("drained", keep_what_is_known, only("client.cancels", 0.3)),
-    ("no_crash", commit_what_is_lost, only("device.raises", 0.05)),
+    ("no_crash", commit_what_is_lost, RAISES),
 ]
 
 
-@pytest.mark.parametrize(("promise", "sabotage", "plan"), BREAKS, ids=[f"{b[0]}-{b[1].__name__}" for b in BREAKS])
+@pytest.mark.parametrize(("promise", "sabotage", "plan"), BREAKS, ids=[promise for promise, _, _ in BREAKS])
 def test_a_broken_promise_is_reported(monkeypatch, promise, sabotage, plan):
     check_sabotage_is_reported(BUSY, plan, promise, lambda: sabotage(monkeypatch))
 
@@ -329,6 +319,6 @@ def test_recovery_that_never_comes_is_reported(monkeypatch):
     load = {**BUSY["workload"], "num_requests": 60, "rate": 20.0, "output": {"value": 150}}
     scenario = {**BUSY, "engine": {**BUSY["engine"], "max_queue": None}, "workload": load}
     assert serve(scenario, plan)[1].kept
-    monkeypatch.setattr(StepLimits, "succeeded", lambda self: False)
+    monkeypatch.setattr(StepLimits, "count_success", lambda self: False)
     broken = serve(scenario, plan)[1].broken
     assert [b.promise for b in broken] == ["recovered"], broken

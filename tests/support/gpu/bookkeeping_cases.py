@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
+from typing import Any
+
 import numpy as np
 import torch
 from foretoken.core.tree.build import Candidates, VerifyTree, build_chain, build_lookup_tree, build_tree, tree_capacity
@@ -9,6 +12,7 @@ from foretoken.gpu.batch.tree import DeviceTree
 
 VOCAB = 5
 MAX_POSITION = 40
+KINDS = ["chain", "beam", "lookup"]
 
 
 def random_candidates(rng: np.random.Generator, bs: int, topk: int, steps: int) -> list[Candidates]:
@@ -95,3 +99,17 @@ def random_probs(rng: np.random.Generator, tree: VerifyTree, broken: float = 0.1
         probs[rows, rng.integers(0, VOCAB, len(rows))] = value
     probs[rng.random(n) < broken / 3] = 0.0
     return probs
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Equal tensors of equal dtypes, on whatever devices; or dataclasses and tuples of them."""
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype and torch.equal(found.cpu(), expected), f"{found}\n{expected}"
+    elif is_dataclass(expected):
+        for f in fields(expected):
+            assert_same(getattr(found, f.name), getattr(expected, f.name))
+    elif isinstance(expected, tuple):
+        for ours, theirs in zip(found, expected, strict=True):
+            assert_same(ours, theirs)
+    else:
+        assert found == expected

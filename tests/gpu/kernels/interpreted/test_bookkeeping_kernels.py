@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from bookkeeping_cases import (
+    KINDS,
     MAX_POSITION,
     VOCAB,
+    assert_same,
     flat_candidates,
     on_device,
     random_candidates,
@@ -18,7 +20,7 @@ from bookkeeping_cases import (
     random_targets,
     random_tree,
 )
-from foretoken.gpu.batch.tree import DeviceTree, DeviceVerified
+from foretoken.gpu.batch.tree import DeviceTree
 from foretoken.gpu.kernels.rounds import verify_sampling
 from foretoken.gpu.ops.port import KVTensors
 from foretoken.gpu.ops.torch_ops import TorchOps
@@ -27,7 +29,6 @@ from memory_checker import Ownership, checked_memory
 
 TWINS, KERNELS = TorchOps(), TritonOps()
 TREE_COLUMNS = ("tokens", "parents", "positions", "depths", "next_token", "next_sibling", "ancestor_bits")
-KINDS = ["chain", "beam", "lookup"]
 
 
 @contextlib.contextmanager
@@ -39,18 +40,6 @@ def inputs_only_read(*inputs: torch.Tensor, **more) -> Iterator[None]:
 
 def columns(tree: DeviceTree) -> list[torch.Tensor]:
     return [getattr(tree, name) for name in TREE_COLUMNS]
-
-
-def assert_same_tree(found: DeviceTree, expected: DeviceTree):
-    for name, ours, theirs in zip(TREE_COLUMNS, columns(found), columns(expected), strict=True):
-        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs), f"{name}:\n{ours}\n{theirs}"
-    assert found.width == expected.width
-
-
-def assert_same_verdict(found: DeviceVerified, expected: DeviceVerified):
-    for name in ("accept_index", "accept_lens", "predict", "failed"):
-        ours, theirs = getattr(found, name), getattr(expected, name)
-        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs), f"{name}:\n{ours}\n{theirs}"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +54,7 @@ def test_trees_are_built_like_the_twins(topk, steps, nodes):
         expected = TWINS.build_tree(*arguments)
         with inputs_only_read(roots, *candidates[:3], lengths):
             found = KERNELS.build_tree(*arguments)
-        assert_same_tree(found, expected)
+        assert_same(found, expected)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 63])
@@ -75,7 +64,7 @@ def test_chains_are_built_like_the_twins(steps):
     drafts = torch.from_numpy(rng.integers(-1, VOCAB, (3, steps)))
     with inputs_only_read(roots, drafts, lengths):
         found = KERNELS.build_chain(roots, drafts, lengths, MAX_POSITION)
-    assert_same_tree(found, TWINS.build_chain(roots, drafts, lengths, MAX_POSITION))
+    assert_same(found, TWINS.build_chain(roots, drafts, lengths, MAX_POSITION))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,11 +75,10 @@ def test_greedy_verification_is_the_twins(kind):
         ours, targets = on_device(tree), torch.from_numpy(random_targets(rng, tree)).long()
         with inputs_only_read(targets, *columns(ours)):
             found = KERNELS.verify_greedy(ours, targets)
-        assert_same_verdict(found, TWINS.verify_greedy(ours, targets))
+        assert_same(found, TWINS.verify_greedy(ours, targets))
         with inputs_only_read(found.predict, found.accept_index, found.accept_lens):
             emitted, bonus = KERNELS.gather_emitted(found.predict, found.accept_index, found.accept_lens)
-        expected = TWINS.gather_emitted(found.predict, found.accept_index, found.accept_lens)
-        assert torch.equal(emitted, expected[0]) and torch.equal(bonus, expected[1])
+        assert_same((emitted, bonus), TWINS.gather_emitted(found.predict, found.accept_index, found.accept_lens))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +111,7 @@ def test_sampling_verification_is_the_twins(kind, chunk, dtype, monkeypatch):
         with inputs_only_read(probs, accept, bonus, *columns(ours)):
             found = KERNELS.verify_sampling(ours, probs, accept, bonus)
         expected = TWINS.verify_sampling(ours, probs, accept, bonus)
-        assert_same_verdict(found, expected)
+        assert_same(found, expected)
         lengths.update(expected.accept_lens.tolist())
         failures += int(expected.failed.sum())
     assert len(lengths) >= 2 and failures > 0
@@ -147,7 +135,7 @@ def test_an_exhausted_residual_takes_the_last_possible_child(chunk, monkeypatch)
     ones = torch.ones(1, 2, dtype=torch.float64)  # no coin is 1; it stands for every coin that misses a sum by rounding
     found = KERNELS.verify_sampling(tree, probs, ones, ones)
     assert found.accept_index.tolist() == [[0, 3]]
-    assert_same_verdict(found, TWINS.verify_sampling(tree, probs, ones, ones))
+    assert_same(found, TWINS.verify_sampling(tree, probs, ones, ones))
 
 
 def test_coins_are_the_twins_bit_for_bit():
@@ -280,12 +268,12 @@ def test_an_idle_batch_launches_nothing():
     with checked_memory() as seen:
         chain = KERNELS.build_chain(none, pairs[:, :1], none, MAX_POSITION)
         tree = KERNELS.build_tree(none, pairs, coins.float(), pairs.int(), (1, 1), none, 2, MAX_POSITION)
-        assert_same_tree(chain, TWINS.build_chain(none, pairs[:, :1], none, MAX_POSITION))
-        assert_same_tree(tree, chain)
+        assert_same(chain, TWINS.build_chain(none, pairs[:, :1], none, MAX_POSITION))
+        assert_same(tree, chain)
         greedy = KERNELS.verify_greedy(chain, none)
-        assert_same_verdict(greedy, TWINS.verify_greedy(chain, none))
+        assert_same(greedy, TWINS.verify_greedy(chain, none))
         sampled = KERNELS.verify_sampling(chain, torch.zeros(0, VOCAB), coins, coins)
-        assert_same_verdict(sampled, TWINS.verify_sampling(chain, torch.zeros(0, VOCAB), coins, coins))
+        assert_same(sampled, TWINS.verify_sampling(chain, torch.zeros(0, VOCAB), coins, coins))
         assert KERNELS.coins(none, pairs, 1, 1).shape == (0, 2)
         assert [x.shape for x in KERNELS.gather_emitted(none, pairs.int(), short)] == [(0, 2), (0,)]
         assert KERNELS.compact(torch.zeros(0, 3), pairs.int(), 2).shape == (0, 3)

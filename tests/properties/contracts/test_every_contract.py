@@ -1,0 +1,79 @@
+"""What holds of every contract's suite: the invariants it checks, its operations as data, and runs that follow from their seed alone."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+from foretoken.checks.registry import SUBJECTS, contracts, suite_of
+from foretoken.properties.harness.importing import NotInstalled, load_make
+from foretoken.properties.harness.operation import decode, encode
+from foretoken.properties.harness.swarm import Swarm
+from foretoken.properties.invariants import Invariant, of_contract
+
+
+def ids(family, *numbers):
+    return {f"{family}-{number:02}" for number in numbers}
+
+
+CHECKED = {
+    "allocator": ids("ALLOC", *range(1, 17)),
+    "prefix-cache": ids("RADIX", 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 14, 15),
+    "accept": ids("ACCEPT", 1, 2, 4, 5, 6, 7, 9, 13, 14, 16, 18),
+    "step-controller": ids("STEPS", *range(1, 7), *range(8, 14)),
+    "relay": ids("RELAY", 2, 3),
+    "transport": ids("HANDOFF", *range(1, 11)),
+    "engine": ids("ENGINE", *range(1, 19)) | ids("RELAY", 1, 4, 5, 6, 7, 8, 9) | ids("ACCEPT", 3, 8, 10, 11, 12, 15)
+    | ids("RADIX", 9, 12, 13, 16) | {"STEPS-07", "SIM-12"},
+    "simulator": ids("SIM", 1, 2, 3, 5, 6, 7, 8, 9, 10, 11),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("contract", CHECKED)
+def test_every_invariant_of_a_contract_has_a_checker(contract):
+    items = of_contract(contract)
+    assert len(items) == len(CHECKED[contract]) and {item.id for item in items} == CHECKED[contract]
+    assert all(isinstance(item, Invariant) and callable(item.check) for item in items)
+
+
+@pytest.mark.parametrize("contract", contracts())
+def test_every_operation_survives_json(contract):
+    suite, seen = suite_of(contract), set()
+    for name in SUBJECTS[contract]:
+        with suppress(NotInstalled):
+            make = load_make(name)
+            swarm = Swarm(suite, make, suite.capabilities.of(make.capabilities), seed=1)
+            for run in range(40):
+                for operation in swarm.drawn(run)[1]:
+                    seen.add(type(operation))
+                    data = json.loads(json.dumps(encode(operation)))
+                    assert decode(suite.operations, data, "test", "operations[0]") == operation
+                    assert str(operation).startswith(operation.tag)
+    assert seen == set(suite.operations)
+
+
+PROGRAM = """
+import sys
+from foretoken.properties.harness.importing import load_make
+from foretoken.properties.harness.swarm import Swarm
+from foretoken.checks.registry import suite_of
+suite, make = suite_of(sys.argv[1]), load_make(sys.argv[2])
+swarm = Swarm(suite, make, make.capabilities, 4)
+for run in range(6):
+    config, operations = swarm.drawn(run)
+    trial = suite.execute(make, config, make.capabilities, suite.invariants(make.capabilities), operations)
+    print(config, trial.trace, trial.transcript)
+"""
+
+
+@pytest.mark.parametrize(
+    ("contract", "adapter"), [("allocator", "kv_store"), ("prefix-cache", "prefix_store"), ("engine", "core_engine")]
+)
+def test_hash_seeds_change_nothing(contract, adapter):
+    line = [sys.executable, "-c", PROGRAM, contract, f"foretoken.checks.adapters.{adapter}:make"]
+    first, second = (
+        subprocess.check_output(line, env={**os.environ, "PYTHONHASHSEED": seed}, text=True) for seed in ("1", "2")
+    )
+    assert first == second and len(first) > 10_000
