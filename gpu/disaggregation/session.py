@@ -43,9 +43,8 @@ class _Answer:
     request: Request
     decoder: StreamDecoder
     tokens: list[int] = field(default_factory=list)
-    early: dict[int, tuple[list[int], dict[str, list[Any]]]] = field(
-        default_factory=dict
-    )  # by offset: what overtook others
+    # By offset: what overtook others.
+    early: dict[int, tuple[list[int], dict[str, list[Any]]]] = field(default_factory=dict)
 
 
 class DisaggregatedSession:

@@ -30,9 +30,8 @@ _PATHS = ("model", "draft")
 class SessionOrder:
     """All that a worker needs for one session, as JSON."""
 
-    session: (
-        int  # counts the sessions of a set of workers: the generation of prefill workers, the epoch of decode workers
-    )
+    # Counts the sessions of a set of workers: the generation of prefill workers, the epoch of decode workers.
+    session: int
     options: SessionOptions
     engine: EngineSpec  # with the worker's role
     dtype: str

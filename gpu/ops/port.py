@@ -72,9 +72,8 @@ AttentionBatch = DecodeBatch | VerifyBatch | ExtendBatch
 class Capture:
     """What a forward pass keeps beside its last hidden state."""
 
-    aux_layers: tuple[
-        int, ...
-    ] = ()  # ascending; hidden states entering these layers, the number of layers being the last's output
+    # Ascending; hidden states entering these layers, the number of layers being the last's output.
+    aux_layers: tuple[int, ...] = ()
     routed_experts: bool = False
 
 
@@ -87,9 +86,7 @@ class LayersOutput(NamedTuple):
     hidden: Tensor  # [n, H] after the final norm, or the residual where there is none
     residual: Tensor  # [n, H]
     aux: Tensor | None  # [n, len(aux_layers) · H], before any norm
-    routed_experts: (
-        Tensor | None
-    )  # int32 [n, MoE layers, k], best expert first; None if not asked for or if there are none
+    routed_experts: Tensor | None  # int32 [n, MoE layers, k], best first; None if not asked for or if there are none
 
 
 class Ops(Protocol):

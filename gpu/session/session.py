@@ -71,9 +71,8 @@ class SessionStats:
     verified_rows: int  # verify rounds, counted per request
     drafted: int
     correct_drafts: int
-    phase_seconds: Mapping[
-        str, float
-    ]  # prefill, draft, verify (or graph: both, captured), relay; host: plan, launch, commit
+    # prefill, draft, verify (or graph: both, captured), relay; host: plan, launch, commit
+    phase_seconds: Mapping[str, float]
 
     @property
     def accept_length(self) -> float | None:
