@@ -25,8 +25,6 @@ from .trial import Trial
 def configs(contract: str, capabilities: Capabilities) -> st.SearchStrategy[Any]:
     """Small configurations, from the choices that the swarm has."""
     suite = suite_of(contract)
-    if suite.draw_config is not None:
-        return st.integers(0, 2**32 - 1).map(lambda bits: suite.draw_config(bits, capabilities))
 
     @st.composite
     def drawn(draw: Any) -> Any:

@@ -129,9 +129,7 @@ class Shrinker:
 
     def _simpler_configs(self) -> Iterator[tuple[list[int], Any]]:
         """Simpler configurations, each with its choices."""
-        if self.suite.simpler_configs is not None:
-            yield from (([], config) for config in self.suite.simpler_configs(self.config))
-        for given in simpler_choices(self._choices) if self.suite.draw_config is None else ():
+        for given in simpler_choices(self._choices):
             choose = Choices(given=given)
             config = self.suite.configure(choose, self.capabilities)
             if config != self.config:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,10 +34,8 @@ class Suite:
     """Everything about a contract that a driver needs.
 
     trial(subject, config, capabilities, invariants)   a component under test; the first checks run at once
-    draw_config(bits, capabilities)                    a configuration from 32 random bits; 0 is the simplest. None if `config` draws itself
     vocabulary(config, capabilities)                   the letters of its operations; which features and kinds there are depends on the
                                                        capabilities alone
-    simpler_configs(config)                            configurations like this one, but simpler; with `draw_config`
     small_scope(capabilities, max_pages, max_page_size) the smallest configurations, each with a few letters; None if a contract has none
     twin_config(kind, config)                          for an invariant over two runs: the other one's configuration, None if there is none
     probes                                             for an invariant that a subject is known to break, the operations that do nothing
@@ -51,10 +49,8 @@ class Suite:
     capabilities: type[Capabilities]
     operations: tuple[type[Operation], ...]
     trial: Callable[[Any, Any, Any, Iterable[Invariant]], Trial]
-    draw_config: Callable[[int, Any], Any] | None
     vocabulary: Callable[[Any, Any], Vocabulary]
     quick: int
-    simpler_configs: Callable[[Any], Iterator[Any]] | None = None
     small_scope: SmallScope | None = None
     twin_config: Callable[[str, Any], Any] = _the_same
     probes: dict[str, tuple[type[Operation], ...]] = field(default_factory=dict)
@@ -74,7 +70,6 @@ class Suite:
             capabilities=trial.capabilities_type,
             operations=trial.operations,
             trial=trial,
-            draw_config=None,
             vocabulary=trial.vocabulary,
             quick=trial.quick,
             small_scope=small_scope,
@@ -86,8 +81,6 @@ class Suite:
 
     def configure(self, choose: Choices, capabilities: Any) -> Any:
         """The configuration of these choices, the simplest one of `Choices()`."""
-        if self.draw_config is not None:
-            return self.draw_config(choose.bits & 0xFFFFFFFF, capabilities)
         return self.config.draw(choose, capabilities)
 
     def invariants(self, capabilities: Any) -> tuple[Invariant, ...]:

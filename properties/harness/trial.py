@@ -76,7 +76,6 @@ class Trial:
 
     declared: ClassVar[tuple[Declared, ...]] = ()
     operations: ClassVar[tuple[type[Operation], ...]] = ()
-    actions: ClassVar[dict[type[Operation], Callable[[Any, Any], bool]]] = {}  # of contracts that do not declare yet
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -119,8 +118,6 @@ class Trial:
     def apply(self, operation: Operation) -> bool:
         """Carry out one operation and check everything. Raises Violation; returns False if the operation was left out."""
         kind = type(operation)
-        if kind.body is None:
-            return self._apply_action(operation)
         if kind.when is not None and not kind.when(self, *operation.arguments[: kind.num_when]):
             return False
         self.operation = operation
@@ -130,18 +127,6 @@ class Trial:
             self.trace.pop()
             return False
         self.end()
-        self.num_operations += 1
-        self.executed[kind] = self.executed.get(kind, 0) + 1
-        self.check()
-        return True
-
-    def _apply_action(self, operation: Operation) -> bool:
-        self.operation = operation
-        kind = type(operation)
-        self.trace.append(operation)
-        if not self.actions[kind](self, operation):
-            self.trace.pop()
-            return False
         self.num_operations += 1
         self.executed[kind] = self.executed.get(kind, 0) + 1
         self.check()
