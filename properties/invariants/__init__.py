@@ -1,11 +1,18 @@
 """Every invariant: its id, its sentence, its checker. A file per group; each registers its checkers when it is loaded."""
 
-import importlib
-import pkgutil
-
+from . import (  # noqa: F401
+    accept,
+    accept_moves,
+    allocator,
+    engine_kv,
+    engine_order,
+    engine_requests,
+    engine_twins,
+    prefix_cache,
+    relay,
+    simulator,
+    steps,
+)
 from .registry import Finding, Invariant, all_invariants, invariant, of_contract
 
 __all__ = ["Finding", "Invariant", "all_invariants", "invariant", "of_contract"]
-
-for _file in pkgutil.iter_modules(__path__):
-    importlib.import_module(f".{_file.name}", __name__)
