@@ -11,6 +11,7 @@ EXTRAS = {  # extra -> the packages that it brings
     "gpu": ("torch", "tokenizers", "safetensors", "jinja2"),
     "properties": ("hypothesis",),
 }
+NEED_MODELS = ("generate", "bench", "tiny")
 
 
 def main() -> None:
@@ -29,6 +30,8 @@ def main() -> None:
         extra = next((extra for extra, packages in EXTRAS.items() if error.name in packages), None)
         if extra is None:
             raise
+        if extra == "sim" and sys.argv[1:2] and sys.argv[1] in NEED_MODELS:
+            extra = "gpu"  # which brings what the command needs, too
         _exit(f"{error.name} is not installed: pip install 'foretoken[{extra}]'", EXIT_BAD_INPUT)
 
 

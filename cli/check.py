@@ -218,5 +218,7 @@ def _shown_progress(name: str) -> Iterator[Callable[[Any], None]]:
         if line.due_s() is not None:
             line.show(f"{name}: {swarm.num_operations:,} operations, {swarm.seconds:.0f} s")
 
-    yield show
-    line.clear()
+    try:
+        yield show
+    finally:
+        line.clear()

@@ -223,6 +223,8 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
         reader.problem("model_type", f"expected one of {', '.join(ARCHITECTURES)}{hint}, found {family!r}")
         reader.raise_problems()
     sizes, moe = read_sizes(reader, family), read_experts(reader, family)
+    if reader.get("max_position_embeddings") is None:
+        reader.problem("max_position_embeddings", "is missing")  # a decoder has a default, a capacity answer should not
     layers = sizes["layers"]
     if moe is not None:
         dense = sum(not moe.is_sparse(layer) for layer in range(layers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from os import PathLike
 from tempfile import TemporaryDirectory
@@ -84,10 +85,11 @@ def _run(scenario: Scenario) -> Result:
     from pyarrow import parquet
 
     with TemporaryDirectory(prefix="foretoken-") as directory:
-        metrics = RunMetrics(directory)
-        report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)]).run()
-        summary = summarize_run(scenario, report, metrics)
-        metrics.close()
+        with closing(RunMetrics(directory)) as metrics:
+            report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)]).run()
+            if not report.complete:
+                raise KeyboardInterrupt  # which ended the run early; there is no whole result
+            summary = summarize_run(scenario, report, metrics)
         requests, rounds = (parquet.read_table(f"{directory}/{name}.parquet") for name in ("requests", "rounds"))
     return Result(scenario, summary, requests, rounds)
 

@@ -122,7 +122,7 @@ def load_adaptive_config(
         return _read_text(given, source or "<arguments>")
     hint, presets = nearest(given, PRESETS), ", ".join(PRESETS)
     if read_file is None:
-        message = f"{given!r} is no JSON object and none of the presets {presets}{hint}"
+        message = f"{given!r} is no JSON object and none of the presets {presets}{hint}; a file needs `read_file`"
         raise ConfigError(source or "<arguments>", [Problem("", message)])
     try:
         text = read_file(given)

@@ -111,8 +111,11 @@ class HandoffDriver:
 
     def _carry_out(self) -> None:
         side, transport = self.side, self._transport
-        self._pass_reports_on()  # clients learn of an end before another worker can continue the request
-        while actions := side.take_actions():
+        while True:
+            self._pass_reports_on()  # clients learn of an end before another worker can continue the request
+            actions = side.take_actions()
+            if not actions:
+                break
             for action in actions:
                 if type(action) is Send:
                     transport.send(action.peer, action.message)
@@ -120,7 +123,6 @@ class HandoffDriver:
                     transport.send_pages(action)
                 else:
                     transport.write_page(action)
-        self._pass_reports_on()
         transport.flush(side.take_replan())
 
     def _pass_reports_on(self) -> None:

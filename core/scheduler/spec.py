@@ -195,8 +195,9 @@ def resolve_spec(
 
 
 def default_graph_sizes(max_running: int) -> tuple[int, ...]:
-    """Return the batch sizes to capture if the user names none, up to the first that holds the largest batch."""
-    return GRAPH_SIZES[: bisect_left(GRAPH_SIZES, max_running) + 1]
+    """Return the batch sizes to capture if the user names none; the last one holds the largest batch."""
+    sizes = GRAPH_SIZES[: bisect_left(GRAPH_SIZES, max_running) + 1]
+    return sizes if sizes[-1] >= max_running else (*sizes, max_running)
 
 
 def _tree_nodes(

@@ -19,6 +19,7 @@ from typing import Any
 
 from ...core.errors import ForetokenError
 from ...core.handoff.wire import request_from_json
+from ...core.scheduler.config import EngineRole
 from .control import ControlSocket
 from .link import LinkNews, PeerLink, connect, links
 from .link_faults import LinkFaults, ParcelFaults
@@ -116,6 +117,8 @@ class Worker:
         self._answer("opened", engine=measured.to_json())
 
     def _submit(self, request: dict[str, Any], peer: str) -> None:
+        assert self._serving is not None, "a request came before the session was opened"
+        assert self._serving.engine.role is EngineRole.PREFILL, "requests begin on prefill workers"
         self._serving.submit(request_from_json(request), peer)
 
     def _abort(self, request_id: str) -> None:

@@ -39,7 +39,10 @@ def measure_cost_table(spec: EngineSpec, target: Decoder, draft: DraftModel | No
     def make_executor(engine: Engine) -> Executor:
         if target.device.type == "cuda":
             gc.collect()  # executors are in reference cycles, and their pools are large
-        sizes = None if spec.graph_sizes is None else (engine.config.max_running,)
+        batch_size = engine.config.max_running
+        sizes = None
+        if spec.graph_sizes is not None:  # the one that the session pads such a batch to
+            sizes = tuple(size for size in spec.graph_sizes if size >= batch_size)[:1] or (batch_size,)
         return build_executor(engine, target, draft, ops, graph_sizes=sizes, graph_sampling=False)
 
     return cost_table(spec, make_executor)

@@ -240,11 +240,11 @@ class EngineActor:
         failure = StepFailure(flight.step.step_id, fault.cause, message)
         outcome = engine.lose_steps(failure, self.hooks.stamp(env.now))
         self._flights.clear()
-        self.hooks.after_loss(flight.step, outcome)
         for finished in outcome.finished:
             self.report(finished)
         if self.handoff is not None:
             self.handoff.lost(outcome, fault.restarts)
+        self.hooks.after_loss(flight.step, outcome)
         yield from self._resume(flight.step, fault)
 
     def _resume(self, step: Step | None, fault: StepFault) -> Generator[simpy.Event, None, None]:

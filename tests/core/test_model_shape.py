@@ -138,6 +138,11 @@ def test_a_missing_file_is_named(tmp_path):
         read_json_object(str(tmp_path / "nowhere" / "config.json"), read_file)
 
 
+def test_the_context_has_no_default(read):
+    with pytest.raises(ConfigError, match="max_position_embeddings: is missing"):
+        read({key: value for key, value in LLAMA.items() if key != "max_position_embeddings"})
+
+
 def test_indivisible_hidden_size_needs_a_head_dim(read):
     with pytest.raises(ConfigError, match="hidden_size: 4097 is no multiple"):
         read({**LLAMA, "hidden_size": 4097})

@@ -12,13 +12,20 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.driver import Driver
-from foretoken.core.scheduler.spec import EngineSpec
+from foretoken.core.scheduler.spec import EngineSpec, default_graph_sizes
 from foretoken.observe.log import EventLog, read_log
 from foretoken.observe.replay import replay
 from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 
 CONFIG = EngineConfig(num_pages=400, context_len=96, max_running=4, chunk_size=16, block_rounds=4, track_tokens=True)
 MODEL = HashLanguageModel(seed=1, vocab_size=24)
+
+
+@pytest.mark.parametrize("max_running", [1, 2, 3, 8, 33, 256, 512, 513, 700])
+def test_default_graphs_hold_every_batch(max_running):
+    sizes = default_graph_sizes(max_running)
+    assert list(sizes) == sorted(set(sizes)) and sizes[-1] >= max_running
+    assert sizes[-1] < max_running + 8, "nothing is captured that no batch is padded to"
 
 
 class Letters:
