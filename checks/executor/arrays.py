@@ -1,4 +1,4 @@
-"""Arrays that an object graph reaches: NumPy's, torch's, or whoever else's, as long as they have a shape and a dtype."""
+"""Arrays that an object graph reaches: NumPy's, torch's, or any other's that has a shape and a dtype."""
 
 from __future__ import annotations
 

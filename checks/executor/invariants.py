@@ -56,13 +56,13 @@ def _relayed_where_needed(m: Moment) -> Outcome:
 
 def _received_as_needed(m: Moment) -> Outcome:
     """Requests that were handed over: a hidden state for each row that is served, or for none."""
-    sent = ", ".join("a hidden state" if has else "None" for has in m.sent) or "nobody"
+    sent = ", ".join("a hidden state" if has else "None" for has in m.sent) or "none"
     received = "None" if m.received is None else f"an array {list(m.received)}"
     was = f"{m.config.algorithm} was handed {sent}; the draft input has {received} for {m.served} rows"
     if not m.needs_hidden_states:
         if m.received is not None or m.served != len(m.sent):
             should = f"None for {len(m.sent)} rows, whatever was sent"
-            return Finding(was, should, "a draft that reads no hidden states has no use for somebody else's")
+            return Finding(was, should, "a draft that reads no hidden states does not use those of another step")
         return True
     count = sum(map(bool, m.sent))
     if m.received is None or m.received[0] != count or m.served != count:

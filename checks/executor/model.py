@@ -257,7 +257,7 @@ class DeviceModel:
             # A block that ends anyway at its limit need not say that it was asked to.
             expected = [BlockEnd.ASKED] if flight.stopped or was_over else []
         if part.block_end not in expected:
-            said = " or ".join(end.name for end in expected) or f"{flight.max_rounds} rounds: nobody asked it to stop"
+            said = " or ".join(end.name for end in expected) or f"{flight.max_rounds} rounds: no stop was requested"
             raise Wrong(f"{part.rounds} of {flight.max_rounds} rounds, {part.block_end!s}", said)
 
     @staticmethod

@@ -318,7 +318,7 @@ class TransportTrial(TransportWatch):
             if in_flight:
                 m.leaked = f"{in_flight} transfers are in flight on the {side} side, for ever"
             elif kept:
-                m.leaked = f"{kept} pages of the {side} side are nobody's, and neither free nor cached"
+                m.leaked = f"{kept} pages of the {side} side belong to no request, and are neither free nor cached"
         waiting = [] if model.dead[PREFILL] else model.live(PREFILL)
         for run in waiting:
             if run in model.bereaved:

@@ -27,16 +27,16 @@ def alarm(limit_s: float) -> Iterator[None]:
     """Raise Hanging in the body once it has taken `limit_s` seconds, and again from time to time if it goes on.
 
     Of these seconds it must have computed for half, else it gets `PATIENCE` times as many: where many processes share a core, time passes
-    in which nothing of it runs.
+    in which nothing of it runs. What other threads of the process compute is not counted.
     """
     if not can_interrupt():
         yield
         return
 
-    computed_s, begin_s = time.process_time(), time.monotonic()
+    computed_s, begin_s = time.thread_time(), time.monotonic()
 
     def ring(number: int, frame: FrameType | None) -> None:
-        has_computed = time.process_time() - computed_s >= limit_s / 2
+        has_computed = time.thread_time() - computed_s >= limit_s / 2
         if has_computed or time.monotonic() - begin_s >= PATIENCE * limit_s:
             raise Hanging
 

@@ -105,14 +105,7 @@ class Swarm:
             self.num_runs += 1
             config, operations = self.drawn(run, without)
             try:
-                trial = self.suite.execute(
-                    self.make,
-                    config,
-                    self.capabilities,
-                    invariants,
-                    operations,
-                    twice=run % REPEAT_EVERY == 0,
-                )
+                trial = self._execute(config, invariants, operations, twice=run % REPEAT_EVERY == 0)
             except Violation as violation:
                 if violation.trial is not None:
                     self._count(violation.trial)
@@ -125,6 +118,15 @@ class Swarm:
             if progress is not None:
                 progress(self)
         return None
+
+    def _execute(self, config: Any, invariants: Sequence[Invariant], operations: list[Operation], twice: bool) -> Trial:
+        """Execute a run. One that hangs is executed once more: a machine that stalls is no fault of the component."""
+        try:
+            return self.suite.execute(self.make, config, self.capabilities, invariants, operations, twice=twice)
+        except Violation as violation:
+            if violation.id != "HANGS":
+                raise
+        return self.suite.execute(self.make, config, self.capabilities, invariants, operations, twice=twice)
 
     def vacuous(self) -> tuple[str, ...]:
         """What the capabilities enable and has not happened so far: invariants never evaluated, operations never carried out."""

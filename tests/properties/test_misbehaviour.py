@@ -4,6 +4,7 @@ import threading
 
 import bad_allocators as bad
 import pytest
+from foretoken.properties.allocator.plain import make as make_plain
 from foretoken.properties.conformance import check
 from foretoken.properties.harness.alarm import Hanging, alarm, can_interrupt
 from foretoken.properties.suites import suite_of
@@ -38,6 +39,18 @@ def test_it_is_reported_as_what_it_is(make, capabilities, id, words):
     assert failure.id == id
     assert words in failure.finding.was
     assert len(failure.case.operations) <= 3
+
+
+def test_a_machine_that_stalls_once_is_no_component_that_hangs(monkeypatch):
+    monkeypatch.setattr("foretoken.properties.harness.suite.RUN_LIMIT_S", 0.4)
+    stalls = iter([False, True])  # not at the first call, which only warms up
+
+    def make(config):
+        if next(stalls, False):
+            threading.Event().wait()
+        return make_plain(config)
+
+    assert check(ALLOCATOR, make, capabilities=make_plain.capabilities, budget=500).ok
 
 
 @pytest.mark.parametrize("make", [bad.Hangs, bad.SwallowsEverything])
