@@ -163,8 +163,7 @@ class TransportTrial(TransportWatch):
                 why = "had arrived before" if is_double else "counts no more"
                 self.moment.repeated = f"{what} for request {message.request} {why}, and changed what the side has"
 
-    @staticmethod
-    def _is_stale(side: str, seen: AttemptSeen, message: Message) -> bool:
+    def _is_stale(self, side: str, seen: AttemptSeen, message: Message) -> bool:
         """Whether the request has a newer attempt, or the worker that took part in this one is gone.
 
         A side that has forgotten the request may accept an old offer: it will time out.
@@ -174,7 +173,20 @@ class TransportTrial(TransportWatch):
         newest = seen.run.newest.get(side)
         if newest is not None and (message.generation, message.attempt) < newest:
             return True
+        if message.kind == contract.CANCEL and self._has_earlier_attempt(side, seen, message):
+            return False
         return side in seen.ends
+
+    def _has_earlier_attempt(self, side: str, seen: AttemptSeen, message: Message) -> bool:
+        """Whether an earlier attempt of the transfer is open here: a cancel ends all attempts up to its own.
+
+        A worker that begins anew may accept a late offer of one attempt while the next one was accepted by the worker before it.
+        """
+        for (_, generation, attempt), earlier in self.model.attempts.items():
+            is_of_transfer = earlier.run is seen.run and generation == message.generation and attempt < message.attempt
+            if is_of_transfer and earlier.was_accepted and side not in earlier.ends:
+                return True
+        return False
 
     def _visible(self, side: str) -> tuple[object, ...]:
         subject = self.subject

@@ -1,5 +1,7 @@
 """The transport's suite on our own two state machines, and histories that it has found."""
 
+from dataclasses import replace
+
 import pytest
 from foretoken.checks.registry import TRANSPORT
 from foretoken.checks.transport import handoff_subject as handoff
@@ -67,11 +69,42 @@ FOUND = {
         *(Op.deliver_all(DECODE), Op.deliver_all(PREFILL), Op.advance(20), Op.deliver_all(DECODE), Op.quiet()),
     ],
 }
+CANCEL_OF_A_LATER_ATTEMPT = [
+    *(Op.start(1, 0, 1), Op.compute(), Op.deliver_all(DECODE), Op.advance(20), Op.deliver(DECODE, 0)),
+    *(Op.restart(DECODE), Op.cancel(PREFILL, 1), Op.again(DECODE, 1), Op.deliver_all(DECODE)),
+]
 
 
 @pytest.mark.parametrize("history", FOUND.values(), ids=FOUND)
 def test_what_was_found_stays_mended(history):
     run(history)
+
+
+def test_a_cancel_of_a_later_attempt_ends_the_earlier_one_that_a_new_worker_has_accepted():
+    """The worker before it had accepted both attempts. This was reported as HANDOFF-04, though it is what a cancel is for."""
+    trial = run(CANCEL_OF_A_LATER_ATTEMPT, drain=False)
+    assert trial.moment.counters[DECODE] == (1, 0, 0, 1, 0)
+
+
+def test_a_late_cancel_of_another_transfer_still_counts_no_more():
+    class EndsAll(handoff.DecodeSide):
+        """Takes a cancel of any attempt for the one that it has."""
+
+        def _cancelled(self, peer, message, now_ns):
+            transfer = self._transfers.get((peer, message.key.request_id))
+            if transfer is not None:
+                message = replace(message, key=transfer.key, first_attempt=transfer.offer.first_attempt)
+            return super()._cancelled(peer, message, now_ns)
+
+    make = type("EndsAll", (handoff.HandoffTransport,), {"decode_side": EndsAll})
+    history = [
+        *(Op.start(1, 0, 1), Op.compute(), Op.deliver_all(DECODE), Op.cancel(PREFILL, 1), Op.deliver_all(DECODE)),
+        *(Op.deliver_all(PREFILL), Op.start(1, 0, 1), Op.compute(), Op.deliver_all(DECODE), Op.again(DECODE, 1)),
+    ]
+    run(history, drain=False)
+    with pytest.raises(Violation) as caught:
+        run(history, make=make, drain=False)
+    assert "HANDOFF-04" in [broken.id for broken in caught.value.broken]
 
 
 def test_what_makes_no_sense_is_left_out():
