@@ -297,6 +297,7 @@ class DecodeSide(HandoffSide):
                 end = TransferState.FAILED if message.failed else TransferState.CANCELLED
                 self._end_request(transfer, end, f"given up by the prefill worker: {message.reason}", now_ns)
             self._finish(transfer, transfer.end, now_ns)
+            self._remember(name, Trace(key, False), now_ns)  # an offer of a later attempt that it ends may still arrive
             return True
         trace = self._traces.get(name)
         if transfer is not None or (trace is not None and _is_newer(trace.key, key)):

@@ -68,6 +68,10 @@ FOUND = {
         *(Op.start(1, 0, 1), Op.start(2, 0, 1), Op.compute(), Op.advance(10), Op.advance(10)),
         *(Op.deliver_all(DECODE), Op.deliver_all(PREFILL), Op.advance(20), Op.deliver_all(DECODE), Op.quiet()),
     ],
+    "an offer that a cancel has ended is not taken up when it comes late": [
+        *(Op.start(1, 0, 1), Op.compute(), Op.deliver(DECODE, 0), Op.advance(30), Op.advance(20)),
+        *(Op.deliver_all(DECODE), Op.again(DECODE, 1), Op.again(DECODE, 1)),
+    ],
 }
 CANCEL_OF_A_LATER_ATTEMPT = [
     *(Op.start(1, 0, 1), Op.compute(), Op.deliver_all(DECODE), Op.advance(20), Op.deliver(DECODE, 0)),
