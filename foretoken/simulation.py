@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .core.errors import ForetokenError
 from .observe.metrics import RunMetrics
 from .observe.summary import SLO
+from .sim.load import length_notice
 from .sim.run import RunReport, Simulation
 from .sim.scenario import Scenario
 from .sim.scenario_file import load_scenario, scenario_with
@@ -102,8 +103,24 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     summary = {"name": scenario.name, "seed": scenario.seed}
     summary |= metrics.summary(report.duration_ns, slo, incomplete=not report.complete)
     summary["skipped_rows"] = report.num_skipped_rows
+    summary |= _asked(report, summary)
     if report.disaggregation is not None:
         summary |= report.disaggregation.to_json(report.duration_ns)
     if report.faults is not None:
         summary |= report.faults.to_json()
     return summary | {f"timeline_{key}": value for key, value in metrics.timeline().items()}
+
+
+def _asked(report: RunReport, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mean lengths that the workload asked for (None for a trace), and the notices of the run."""
+    asked, notices = report.asked_lengths, list(report.notices)
+    for kind in asked if report.complete else ():
+        got = summary[f"mean_{kind}_tokens"]
+        notice = length_notice(kind, asked[kind], got, summary["completed"]) if got is not None else None
+        if notice is not None:
+            notices.append(notice)
+    return {
+        "asked_mean_input_tokens": asked["input"][0] if asked else None,
+        "asked_mean_output_tokens": asked["output"][0] if asked else None,
+        "notices": notices,
+    }

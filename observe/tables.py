@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ Row = tuple[str, str]
 
 def report_tables(summary: Mapping[str, Any], title: str | None = None) -> list[RenderableType]:
     """Return what to print, in order. `summary` as `RunMetrics.summary` returns it; keys `timeline_*` (from `RunMetrics.timeline`) add a
-    timeline, and without `title` a `name` and a `seed` make one.
+    timeline, and without `title` a `name` and a `seed` make one; `notices` are sentences below the tables.
     """
     tables = [
         _heading(summary, title),
@@ -34,6 +34,8 @@ def report_tables(summary: Mapping[str, Any], title: str | None = None) -> list[
     timeline = {key.removeprefix("timeline_"): summary[key] for key in summary if key.startswith("timeline_")}
     if timeline.get("running"):
         tables.append(_timeline(timeline, summary["duration"]))
+    if summary.get("notices"):
+        tables.append(Text("\n".join(f"Note: {notice}." for notice in summary["notices"])))
     return [tables[0], *(Padding(table, (1, 0, 0, 0)) for table in tables[1:])]
 
 
@@ -110,11 +112,22 @@ def _requests(summary: Mapping[str, Any]) -> list[Row]:
         ("completed", format_number(summary["completed"])),
         ("input tokens", format_number(summary["total_input_tokens"])),
         ("output tokens", format_number(summary["total_output_tokens"])),
+        *_lengths(summary),
         ("retractions", format_number(summary["retractions"])),
     ]
     odd = ("truncated", "refused", "failed", "aborted", "unfinished")
     rows.extend((name, format_number(summary[name])) for name in odd if summary[name])
     return rows
+
+
+def _lengths(summary: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the mean lengths of completed requests, beside those that a synthetic workload asked for."""
+    for kind, name in (("input", "prompt"), ("output", "output")):
+        mean, asked = summary[f"mean_{kind}_tokens"], summary.get(f"asked_mean_{kind}_tokens")
+        if asked is None:
+            yield f"{name}, mean tokens", format_number(mean)
+        else:
+            yield f"{name}, mean / asked", f"{format_number(mean)} / {format_number(asked)}"
 
 
 def _speculation(summary: Mapping[str, Any]) -> list[Row]:

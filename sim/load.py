@@ -14,10 +14,15 @@ from .workload.traces import TraceSource
 from .workload.workload import SyntheticWorkload
 
 DEFAULT_SYNTHETIC_REQUESTS = 1000
+LARGE_DEVIATION = 0.05  # of an achieved mean length from the one asked for, in shares of it
 
 
-def make_workload(scenario: Scenario) -> TraceSource | SyntheticWorkload:
-    """Return the requests of a scenario, as `Arrival`s. Raises a ForetokenError for a contradiction or an unreadable trace."""
+def make_workload(scenario: Scenario, total_limit: int) -> TraceSource | SyntheticWorkload:
+    """Return the requests of a scenario, as `Arrival`s. Raises a ForetokenError for a contradiction or an unreadable trace.
+
+    `total_limit`: prompt and output tokens that the engines take of one request. Lognormal lengths without a `high` end there,
+    those of prompts so far before it that an average output fits.
+    """
     table = scenario.workload
     if table.trace is not None:
         return TraceSource(table.trace, table.format, table.rate_scale, table.start_s, table.stop_s, table.num_requests)
@@ -43,9 +48,11 @@ def make_workload(scenario: Scenario) -> TraceSource | SyntheticWorkload:
     num_requests = table.num_requests
     if num_requests is None and (table.stop_s is None or arrivals is None):
         num_requests = DEFAULT_SYNTHETIC_REQUESTS
+    output_len = _lengths(table.output, "workload.output", total_limit)
+    room = max(1, round(output_len.moments[0]))
     return SyntheticWorkload(
-        _lengths(table.prompt, "workload.prompt"),
-        _lengths(table.output, "workload.output"),
+        _lengths(table.prompt, "workload.prompt", total_limit - room),
+        output_len,
         arrivals,
         table.concurrency,
         prefixes,
@@ -56,7 +63,7 @@ def make_workload(scenario: Scenario) -> TraceSource | SyntheticWorkload:
     )
 
 
-def _lengths(table: Length, key: str) -> LengthDistribution:
+def _lengths(table: Length, key: str, greatest: int) -> LengthDistribution:
     def need(name: str):
         value = getattr(table, name)
         if value is None:
@@ -67,13 +74,32 @@ def _lengths(table: Length, key: str) -> LengthDistribution:
         case "fixed":
             return FixedLength(need("value"))
         case "uniform":
-            return UniformLength(table.low, table.high)
+            return UniformLength(table.low, need("high"))
         case "lognormal":
-            return LognormalLength(need("mean"), need("sigma"), table.low, table.high)
+            high = max(greatest, table.low) if table.high is None else table.high
+            return LognormalLength(need("mean"), need("sigma"), table.low, high)
         case "empirical":
             values = need("values")
             weights = table.weights or [1.0] * len(values)
             return EmpiricalLength(tuple(values), tuple(weights))
+
+
+def asked_lengths(workload: TraceSource | SyntheticWorkload) -> dict[str, tuple[float, float]]:
+    """Return mean and standard deviation of the prompts ("input") and outputs asked for, in tokens; nothing for a trace."""
+    if isinstance(workload, TraceSource):
+        return {}
+    return {"input": workload.prompt_len.moments, "output": workload.output_len.moments}
+
+
+def length_notice(kind: str, asked: tuple[float, float], got: float, num_requests: int) -> str | None:
+    """Return a sentence if the mean of `num_requests` lengths is farther from the one asked for than chance explains."""
+    mean, std = asked
+    if abs(got - mean) <= max(LARGE_DEVIATION * mean, 4 * std / num_requests**0.5):
+        return None
+    return (
+        f"{kind} tokens per completed request: {mean:,.0f} asked for on average, {got:,.0f} achieved; what is left out are lengths "
+        "beyond the bounds (low, high, the model's context, max_tokens) and requests that did not complete"
+    )
 
 
 def scan_workload(workload: TraceSource | SyntheticWorkload) -> tuple[int | None, int]:

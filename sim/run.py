@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import simpy
@@ -31,7 +31,7 @@ from .faults.clock import StampedMoves
 from .faults.link import UnreliableLink
 from .faults.plan import FaultPlan
 from .faults.service import FaultReport, FaultyService
-from .load import make_workload, scan_workload
+from .load import asked_lengths, make_workload, scan_workload
 from .scenario import Scenario
 from .workload.arrival import Arrival
 
@@ -65,6 +65,8 @@ class RunReport:
     num_skipped_rows: int  # of the trace: rows without prompt or output, which cannot be replayed
     faults: FaultReport | None = None  # of a run with a fault plan
     disaggregation: DisaggregationReport | None = None  # of a run with prefill and decode engines
+    asked_lengths: dict[str, tuple[float, float]] = field(default_factory=dict)  # see `load.asked_lengths`
+    notices: tuple[str, ...] = ()  # sentences for the user: what the run does that may not be expected
 
 
 class Simulation:
@@ -88,7 +90,7 @@ class Simulation:
         """
         self.scenario = scenario
         self.assembly: Assembly = assemble(scenario)
-        self.workload = make_workload(scenario)
+        self.workload = make_workload(scenario, self.assembly.spec.resolve_sizes().total_limit)
         self.num_expected, self.num_skipped_rows = scan_workload(self.workload)
         self.env = simpy.Environment()
         self.refusals: dict[str, int] = {}
@@ -153,6 +155,7 @@ class Simulation:
             self.num_skipped_rows,
             self.faults.finish(complete) if self.faults is not None else None,
             self.cluster.report(self._duration_ns(complete)) if self.cluster is not None else None,
+            asked_lengths(self.workload),
         )
 
     def _duration_ns(self, complete: bool) -> int:

@@ -122,7 +122,10 @@ class Length(Table):
     )
     value: Count | None = Field(None, description="fixed: the length")
     low: Count = Field(1, description="uniform, lognormal: the least")
-    high: Count = Field(131_072, description="uniform, lognormal: the greatest")
+    high: Count | None = Field(
+        None,
+        description="uniform, lognormal: the greatest; default of lognormal: as far as the model's context reaches",
+    )
     mean: Positive | None = Field(None, description="lognormal: the mean before clipping")
     sigma: Positive | None = Field(None, description="lognormal: standard deviation of the logarithm")
     values: list[Count] | None = Field(None, description="empirical: the lengths")
@@ -144,8 +147,8 @@ class Length(Table):
 
 
 LENGTHS = {
-    "prompt": {"kind": "lognormal", "mean": 768.0, "sigma": 0.9, "low": 8, "high": 8192},
-    "output": {"kind": "lognormal", "mean": 256.0, "sigma": 0.8, "low": 4, "high": 2048},
+    "prompt": {"kind": "lognormal", "mean": 768.0, "sigma": 0.9},
+    "output": {"kind": "lognormal", "mean": 256.0, "sigma": 0.8},
 }
 
 

@@ -85,3 +85,33 @@ def test_a_session_decodes_and_streams_the_same_text(tmp_path):
     assert drafted.stats().requests == 3 and drafted.stats().output_tokens == 36
     with pytest.raises(ConfigError, match="max_tokens"):
         plain.generate("x", max_tokens=0)
+
+
+@pytest.mark.parametrize("asked", [30_000.0, 300.0])
+def test_prompts_have_the_mean_that_was_asked_for(asked):
+    """The bounds follow the distribution: a mean of 30,000 once gave 7,712, cut at 8,192 without a word."""
+    given = {"prompt": {"mean": asked, "sigma": 0.5}, "output": {"kind": "fixed", "value": 2}, "num_requests": 200}
+    result = foretoken.simulate({"workload": given | {"rate": 1.0}})
+    summary = result.summary
+    assert summary["asked_mean_input_tokens"] == asked and summary["asked_mean_output_tokens"] == 2
+    assert summary["mean_input_tokens"] == pytest.approx(asked, rel=0.08)
+    assert summary["mean_output_tokens"] == 2
+    assert not [notice for notice in summary["notices"] if "asked" in notice]
+    assert f" / {asked:,.0f}" in str(result)
+
+
+def test_prompts_end_where_the_context_ends_and_the_report_says_so():
+    given = {"prompt": {"mean": 6000.0, "sigma": 1.0}, "output": {"kind": "fixed", "value": 2}, "num_requests": 100}
+    result = foretoken.simulate({"workload": given, "model": {"context_len": 4096}})
+    assert result.summary["completed"] == 100, "no prompt is refused for its length"
+    assert result.summary["mean_input_tokens"] < 4096
+    (notice,) = [notice for notice in result.summary["notices"] if "asked" in notice]  # outputs have their room
+    assert "6,000 asked for" in notice and f"{result.summary['mean_input_tokens']:,.0f} achieved" in notice
+    assert "Note: input tokens" in str(result)
+
+
+def test_a_trace_asks_for_no_mean(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,10,5\n")
+    summary = foretoken.simulate({"workload": {"trace": str(trace)}}).summary
+    assert summary["asked_mean_input_tokens"] is None and summary["mean_input_tokens"] == 10

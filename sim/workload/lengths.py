@@ -19,6 +19,11 @@ class LengthDistribution(ABC):
     def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
         """Lengths of the requests `index` (uint64 [n]): int64 [n], each at least 1."""
 
+    @property
+    @abstractmethod
+    def moments(self) -> tuple[float, float]:
+        """Mean and standard deviation in tokens, as asked for: before any clipping."""
+
 
 @dataclass(frozen=True, slots=True)
 class FixedLength(LengthDistribution):
@@ -31,6 +36,10 @@ class FixedLength(LengthDistribution):
 
     def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
         return np.full(len(index), self.tokens, np.int64)
+
+    @property
+    def moments(self) -> tuple[float, float]:
+        return float(self.tokens), 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,10 @@ class UniformLength(LengthDistribution):
 
     def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
         return self.low + (uniform(seed, purpose, index, 0) * (self.high - self.low + 1)).astype(np.int64)
+
+    @property
+    def moments(self) -> tuple[float, float]:
+        return (self.low + self.high) / 2, (((self.high - self.low + 1) ** 2 - 1) / 12) ** 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,10 @@ class LognormalLength(LengthDistribution):
         lengths = median * np.exp(self.sigma * normal(seed, purpose, index, 0))
         return np.rint(np.clip(lengths, self.low, self.high)).astype(np.int64)
 
+    @property
+    def moments(self) -> tuple[float, float]:
+        return self.mean, self.mean * float(np.expm1(self.sigma**2)) ** 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class EmpiricalLength(LengthDistribution):
@@ -98,6 +115,12 @@ class EmpiricalLength(LengthDistribution):
         edges = np.cumsum(np.array(self.weights, float))
         where = np.searchsorted(edges, uniform(seed, purpose, index, 0) * edges[-1], side="right")
         return np.array(self.values, np.int64)[np.minimum(where, len(self.values) - 1)]
+
+    @property
+    def moments(self) -> tuple[float, float]:
+        values = np.array(self.values, float)
+        mean = float(np.average(values, weights=self.weights))
+        return mean, float(np.average((values - mean) ** 2, weights=self.weights)) ** 0.5
 
 
 def _check_range(key: str, low: int, high: int) -> None:

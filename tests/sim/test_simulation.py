@@ -161,8 +161,8 @@ def test_progress_is_told():
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"mean": 100.0}, {"kind": "lognormal", "mean": 100.0, "sigma": 0.8, "low": 4, "high": 2048}),
-        ({"kind": "lognormal", "high": 64}, {"kind": "lognormal", "mean": 256.0, "sigma": 0.8, "low": 4, "high": 64}),
+        ({"mean": 100.0}, {"kind": "lognormal", "mean": 100.0, "sigma": 0.8, "low": 1, "high": None}),
+        ({"kind": "lognormal", "high": 64}, {"kind": "lognormal", "mean": 256.0, "sigma": 0.8, "low": 1, "high": 64}),
         ({"value": 7}, {"kind": "fixed", "value": 7}),
         ({"values": [3, 9]}, {"kind": "empirical", "values": [3, 9]}),
         ({"kind": "uniform", "high": 64}, {"kind": "uniform", "low": 1, "high": 64}),
