@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import ConfigError, Problem, nearest
+from .parsing import ParseError, parse_json
 
-MAX_CONFIG_CHARACTERS = 4 << 20
 _REQUIRED = object()
 
 
@@ -101,18 +100,11 @@ class ConfigReader:
 
 
 def read_json_object(path: str, read_file: Callable[[str], str]) -> dict[str, Any]:
-    """Parse the JSON object in `path`, whose text `read_file` returns. Raises ConfigError."""
+    """Parse the JSON object in `path`, whose text `read_file` returns or refuses with ConfigError. Raises ConfigError."""
     try:
-        text = read_file(path)
-        if len(text) > MAX_CONFIG_CHARACTERS:
-            raise ConfigError(
-                path, [Problem("", f"has more than {MAX_CONFIG_CHARACTERS} characters, which no config.json has")]
-            )
-        data = json.loads(text)
-    except OSError as error:
-        raise ConfigError(path, [Problem("", f"cannot be read: {error.strerror or error}")]) from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(path, [Problem("", f"is not JSON: {error}")]) from error
+        data = parse_json(read_file(path))
+    except ParseError as error:
+        raise ConfigError(path, [Problem("", f"is not JSON: {error}")]) from None
     if not isinstance(data, dict):
         raise ConfigError(path, [Problem("", f"must hold a JSON object, not {type(data).__name__}")])
     return data

@@ -6,7 +6,6 @@ A log is written under its final name from the first line on. A run that is inte
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..core.contract.events import Event
 from ..core.errors import ForetokenError, nearest
+from ..core.parsing import parse_json
 from .encoding import LineEncoder, dump_line
 
 SCHEMA = 1
@@ -148,8 +148,8 @@ def read_log(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> 
                 record = _parse(path, line, raw)
                 ended = record.kind == "end"
                 yield record
-    except OSError as error:
-        raise LogError(path, 0, f"cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise LogError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not line:
         raise LogError(path, 0, "is empty; expected a header")
     if not ended and not allow_truncated:
@@ -166,9 +166,9 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _parse(path: str | os.PathLike[str], line: int, raw: bytes) -> Record:
     try:
         text = raw[:-1].decode("utf-8")
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError as error:
-        raise LogError(path, line, f"no JSON: {error}") from error
+        raise LogError(path, line, f"is not JSON: {error}") from error
     kind = data.get("t") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in _REQUIRED:
         hint = nearest(kind, _REQUIRED) if isinstance(kind, str) else ""

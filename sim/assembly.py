@@ -21,6 +21,7 @@ from ..core.model_shape import ModelShape, lookup_model, read_model_shape
 from ..core.scheduler.config import EngineConfig
 from ..core.scheduler.engine import Engine
 from ..core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
+from ..observe.input_files import read_text
 from .cost.calibration import load_calibration
 from .cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from .cost.hardware import GPU, lookup_gpu
@@ -114,7 +115,7 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
         **speculation.model_dump(exclude={"algorithm", "heads"}),
         mode=engine.mode,
         graph_sizes=sizes if hardware.cuda_graphs else None,
-        read_file=_read_file,
+        read_file=read_text,
         source="speculation",
     )
     heads = speculation.heads or max(spec.max_steps, 1)
@@ -138,14 +139,10 @@ def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) 
         raise ConfigError(error.source, renamed) from None
 
 
-def _read_file(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8")
-
-
 def _model(name: str, key: str) -> ModelShape:
     if is_config_file(name):
         file = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
-        return read_model_shape(read_json_object(str(file), _read_file), str(file), file.resolve().parent.name)
+        return read_model_shape(read_json_object(str(file), read_text), str(file), file.resolve().parent.name)
     try:
         return lookup_model(name)
     except ForetokenError as error:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from ..core.errors import ConfigError, Problem, nearest
+from ..core.parsing import ParseError, parse_toml
+from ..observe.input_files import read_toml
 from .scenario import Scenario
 
 SETTINGS = "--set"
@@ -30,7 +30,7 @@ def load_scenario(
     data: dict[str, Any] = {}
     origins: dict[str, str] = {}
     if path is not None:
-        _merge(data, _read_toml(Path(path)), str(path), origins)
+        _merge(data, read_toml(path), str(path), origins)
         _validate(data, origins)
     given, problems = _parse_settings(settings)
     if problems:
@@ -62,17 +62,6 @@ def flat_items(table: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, s
             yield from flat_items(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value, field.description or ""
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), [Problem("", f"cannot be read: {error}")]) from None
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), [Problem("", f"is no TOML: {error}")]) from None
 
 
 def _merge(
@@ -116,8 +105,8 @@ def _parse_value(text: str) -> Any:
     if text == "none":
         return None
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ParseError:
         return text
 
 

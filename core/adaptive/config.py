@@ -8,7 +8,6 @@ function that opens it, and reports every problem at once.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -16,9 +15,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import ConfigError, ForetokenError, Problem, nearest
+from ..parsing import ParseError, parse_json
 
 ReadFile = Callable[[str], str]
-"""Returns the text of a file by its path; core opens no files itself."""
+"""Returns the text of a file by its path, or raises ConfigError; core opens no files itself."""
 
 MAX_BATCH_SIZE_BOUND = 1 << 30
 MAX_STEPS = 1 << 10
@@ -126,20 +126,18 @@ def load_adaptive_config(
         raise ConfigError(source or "<arguments>", [Problem("", message)])
     try:
         text = read_file(given)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        message = f"cannot be read ({error}){hint}; expected a JSON file or one of the presets {presets}"
-        raise ConfigError(source or given, [Problem("", message)]) from error
+    except ConfigError as error:
+        expected = f"{hint}; expected a JSON file or one of the presets {presets}"
+        problems = [Problem(problem.key, f"{problem.message}{expected}") for problem in error.problems]
+        raise ConfigError(source or given, problems) from error
     return _read_text(text, source or given)
 
 
 def _read_text(text: str, source: str) -> AdaptiveConfig:
     try:
-        table = json.loads(text, object_pairs_hook=_object_of_pairs)
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno} column {error.colno}"
-        raise ConfigError(source, [Problem(place, f"is not valid JSON: {error.msg}")]) from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(source, [Problem("", f"is not valid JSON: {error}")]) from error
+        table = parse_json(text, _object_of_pairs)
+    except ParseError as error:
+        raise ConfigError(source, [Problem("", f"is not JSON: {error}")]) from None
     return _read_table(table, source)
 
 

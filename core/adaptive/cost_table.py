@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError, ForetokenError, Problem, nearest
+from ..parsing import ParseError, parse_json
 
 _KEYS = ("steps", "batch_sizes", "round_ns", "kv_token_ps")
 _LARGEST = 1 << 53
@@ -66,9 +67,9 @@ class CostTable:
     def from_json(cls, text: str, source: str = "<cost table>") -> CostTable:
         """Read what `to_json` wrote. Raises `ConfigError` with the source and all problems."""
         try:
-            table = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(source, [Problem("", f"is not valid JSON: {error}")]) from error
+            table = parse_json(text)
+        except ParseError as error:
+            raise ConfigError(source, [Problem("", f"is not JSON: {error}")]) from None
         if not isinstance(table, Mapping):
             raise ConfigError(source, [Problem("", "is no JSON object; expected " + ", ".join(_KEYS))])
         problems = [

@@ -8,7 +8,6 @@ that have pages):
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -18,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ...core.errors import ConfigError, Problem, nearest
+from ...core.parsing import ParseError, parse_json
 from .parcel import Parcel
 
 VARIABLE = "FORETOKEN_LINK_FAULTS"
@@ -61,8 +61,8 @@ def plans_from_environment() -> dict[str, dict[str, Any]]:
     if not text:
         return {}
     try:
-        plans = json.loads(text)
-    except ValueError as error:
+        plans = parse_json(text)
+    except ParseError as error:
         raise ConfigError(VARIABLE, [Problem("", f"is not JSON: {error}")]) from None
     if not isinstance(plans, dict):
         raise ConfigError(VARIABLE, [Problem("", f"is {plans!r}; expected an object of workers")])

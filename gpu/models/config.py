@@ -17,6 +17,7 @@ from ...core.config_reader import ConfigReader, read_json_object
 from ...core.errors import nearest
 from ...core.model_shape import ARCHITECTURES as ARCHITECTURE_OF_FAMILY
 from ...core.model_shape import MoeConfig, read_experts, read_sizes
+from ...observe.input_files import read_text
 from .rope import Rope, read_rope
 
 MODEL_TYPES = {ARCHITECTURE_OF_FAMILY[family]: family for family in ("llama", "qwen2", "qwen3", "qwen3_moe")}
@@ -157,7 +158,7 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file. Raises ConfigError."""
-    return read_json_object(str(path), lambda name: Path(name).read_text(encoding="utf-8"))
+    return read_json_object(str(path), read_text)
 
 
 def _architecture(reader: ConfigReader) -> str | None:

@@ -12,7 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ...core.config_reader import read_json_object
 from ...core.errors import ConfigError, Problem
+from ...observe.input_files import read_text
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
@@ -102,9 +104,9 @@ def _list_file(path: Path) -> dict[str, StoredTensor]:
 
 def _list_shards(directory: Path, index: Path) -> dict[str, StoredTensor]:
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = read_json_object(str(index), read_text)["weight_map"]
         names = {str(name): str(file_name) for name, file_name in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, AttributeError) as error:
         raise CheckpointError(str(index), [Problem("weight_map", "must map tensor names to files")]) from error
     problems: list[Problem] = []
     found: dict[str, StoredTensor] = {}

@@ -14,6 +14,7 @@ from ...core.errors import ConfigError, ForetokenError, Problem, nearest
 from ...core.kv.sizing import ceil_to_page
 from ...core.scheduler.config import EngineConfig, EngineSizes
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
+from ...observe.input_files import read_text
 
 if TYPE_CHECKING:
     import torch
@@ -137,7 +138,7 @@ def spec_settings(options: SessionOptions, device: str) -> dict[str, Any]:
         "mode": None if options.overlap is None else "overlap" if options.overlap else "synchronous",
         "backend": "torch" if device == "cpu" else "triton",
         "device_is_host": device == "cpu",
-        "read_file": lambda path: Path(path).read_text(encoding="utf-8"),
+        "read_file": read_text,
         "source": ARGUMENTS,
     }
 

@@ -9,17 +9,18 @@ A key that is left out has the value of `RequestDefaults`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from ...core.contract.request import Request, SamplingParams
 from ...core.errors import ConfigError, InvalidRequest, Problem, nearest
+from ...core.parsing import ParseError, parse_json, refuse_repeated_keys
 from ...core.prompt import MAX_TOKEN_ID, Prompt
+from ...observe.input_files import read_lines
 from .text import Tokenizer
 
 CONTENTS = ("prompt", "messages", "tokens")
@@ -96,13 +97,7 @@ def read_prompts(lines: Iterable[str], source: str) -> tuple[PromptEntry, ...]:
 
 def read_prompt_file(path: str | Path) -> tuple[PromptEntry, ...]:
     """Return the prompts of a JSONL file. Raises ConfigError as `read_prompts` does, and for a file that cannot be read."""
-    try:
-        with open(path, encoding="utf-8") as lines:
-            return read_prompts(lines, str(path))
-    except OSError as error:
-        raise ConfigError(str(path), [Problem("", f"cannot be read: {error.strerror or error}")]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(path), [Problem("", f"is not UTF-8: {error}")]) from error
+    return read_prompts(read_lines(path), str(path))
 
 
 def make_requests(
@@ -163,23 +158,11 @@ def _parse(text: str) -> dict[str, Any]:
     if len(text) > MAX_LINE_CHARACTERS:
         raise _LineProblems([f"longer than {MAX_LINE_CHARACTERS} characters"])
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_pairs)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text, refuse_repeated_keys)
+    except ParseError as error:
         raise _LineProblems([f"is not JSON: {error}"]) from None
     if not isinstance(value, dict):
         raise _LineProblems([f"is {_kind(value)}; expected an object with one of {', '.join(CONTENTS)}"])
-    return value
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} is written twice")
     return value
 
 
@@ -196,7 +179,7 @@ def _entry(value: dict[str, Any], place: str, default_id: str) -> PromptEntry:
     settings = {key: value[key] for key in KEYS if key in value and key not in (*CONTENTS, "id")}
     messages += [f"{key} {message}" for key, message in _setting_problems(settings)]
     identity = value.get("id", default_id)
-    if not isinstance(identity, str) or not identity or not _is_unicode(identity):
+    if not isinstance(identity, str) or not identity:
         messages.append(f"id is {_kind(identity)}; expected a text that is not empty")
     if messages:
         raise _LineProblems(messages)
@@ -217,7 +200,7 @@ def _entry(value: dict[str, Any], place: str, default_id: str) -> PromptEntry:
 def _text_problem(value: Any) -> str:
     if not isinstance(value, str):
         return f"{_kind(value)}; expected a text"
-    return "" if _is_unicode(value) else "no Unicode text: half of a surrogate pair stands alone in it"
+    return ""
 
 
 def _messages_problem(value: Any) -> str:
@@ -226,8 +209,6 @@ def _messages_problem(value: Any) -> str:
     for number, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             return f"a list whose message {number} has no role and content; expected both"
-        if not _is_unicode(json.dumps(message, ensure_ascii=False)):
-            return f"a list whose message {number} is no Unicode text"
     return ""
 
 
@@ -266,14 +247,9 @@ def _setting_problems(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
             problems.append((key, f"is {_shown(value)}; expected true or false"))
         elif key == "stop":
             texts = [value] if isinstance(value, str) else value
-            if not isinstance(texts, list) or any(not isinstance(t, str) or not t or not _is_unicode(t) for t in texts):
+            if not isinstance(texts, list) or any(not isinstance(t, str) or not t for t in texts):
                 problems.append((key, f"is {_shown(value)}; expected a text, or a list of texts, none empty"))
     return problems
-
-
-def _is_unicode(text: str) -> bool:
-    """False for text with a lone surrogate, which JSON can write and no tokenizer can read."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _kind(value: Any) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...core.config_reader import read_json_object
 from ...core.errors import ConfigError, InvalidRequest, Problem
+from ...observe.input_files import read_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -192,7 +193,7 @@ def _read_if_there(file: Path) -> dict[str, Any]:
     """Return the JSON object in `file`, or an empty one if there is no such file. Raises ConfigError."""
     if not file.exists():
         return {}
-    return read_json_object(str(file), lambda name: Path(name).read_text(encoding="utf-8"))
+    return read_json_object(str(file), read_text)
 
 
 def _token_text(value: Any) -> str | None:
@@ -215,10 +216,7 @@ def _template_text(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the chat template: its own file, or a text in the settings, or the one called "default" of several."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(str(file), [Problem("", f"cannot be read: {error}")]) from error
+        return read_text(file)
     template = settings.get("chat_template")
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...core.errors import ConfigError, Problem, nearest
+from ...core.parsing import ParseError, parse_json
+from ...observe.input_files import read_text
 from ..invariants import of_contract
 from ..suites import suite_of
 from .contract import MISBEHAVIOURS, SUITE_VERSION
@@ -129,14 +131,9 @@ def load_case(path: Path) -> Case:
     """Read a case; raises ConfigError with the file and the key for a damaged one, or one of another version of the suite."""
     source = str(path)
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ConfigError(source, [Problem("", f"{size:,} bytes, expected at most {MAX_BYTES:,}: this is no case")])
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(source, [Problem("", f"cannot be read: {error.strerror}")]) from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(source, [Problem("", f"damaged: not JSON ({error})")]) from error
+        data = parse_json(read_text(path, MAX_BYTES))
+    except ParseError as error:
+        raise ConfigError(source, [Problem("", f"is not JSON: {error}")]) from None
     return parse_case(data, source)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...core.config_reader import read_json_object
 from ...core.errors import ConfigError, Problem, nearest
+from ...observe.input_files import read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def load_calibration(path: str | Path) -> Calibration:
     Raises `ConfigError` with the file and every problem: unknown keys, wrong types, negative or non-finite numbers.
     """
     file = str(path)
-    return _calibration(file, read_json_object(file, lambda name: Path(name).read_text(encoding="utf-8")))
+    return _calibration(file, read_json_object(file, read_text))
 
 
 def _calibration(source: str, data: Mapping[str, Any]) -> Calibration:

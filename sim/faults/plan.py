@@ -13,7 +13,6 @@ or less, or another probability, moves no other fault. A swarm is a plan that is
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...core.draws import Purpose, uniform
 from ...core.errors import ConfigError, Problem, nearest
+from ...observe.input_files import read_toml
 from .kinds import KINDS, UNITS
 
 SWARM = "swarm"
@@ -224,14 +224,9 @@ def load_fault_plan(given: str | Path, seed: int, *, transfers: bool = False) ->
     if str(given) == SWARM:
         return swarm_plan(seed, transfers=transfers)
     path = Path(given)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        hint = nearest(str(given), [SWARM])
-        raise ConfigError(str(path), [Problem("", f"cannot be read: {error}{hint}")]) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), [Problem("", f"is no TOML: {error}")]) from None
-    return fault_plan(table, str(path))
+    if not path.exists() and (hint := nearest(str(given), [SWARM])):
+        raise ConfigError(str(path), [Problem("", f"is no file{hint}")])
+    return fault_plan(read_toml(path), str(path))
 
 
 def fault_plan(table: Mapping[str, Any], source: str = "<fault plan>") -> FaultPlan:

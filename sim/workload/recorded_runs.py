@@ -6,12 +6,14 @@ CSV     request,position,longest_run                             one line per po
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
-from ...core.errors import ConfigError, ForetokenError, Problem
+from ...core.errors import ForetokenError
+from ...core.parsing import ParseError, parse_json
+from ...observe.input_files import read_lines
 
 _CSV_HEADER = ["request", "position", "longest_run"]
+_MAX_COUNT = 2**31 - 1
 
 
 class AcceptanceTraceError(ForetokenError):
@@ -24,11 +26,7 @@ class AcceptanceTraceError(ForetokenError):
 
 def load_recorded_runs(path: str) -> dict[str, list[int]]:
     """Read the runs in a file, by request id. Raises AcceptanceTraceError, or ConfigError for a file that cannot be read."""
-    try:
-        with open(path, encoding="utf-8") as lines:
-            return parse_recorded_runs(lines, path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(path, [Problem("", f"cannot be read: {error}")]) from None
+    return parse_recorded_runs(read_lines(path), path)
 
 
 def parse_recorded_runs(lines: Iterable[str], source: str) -> dict[str, list[int]]:
@@ -55,16 +53,16 @@ def parse_recorded_runs(lines: Iterable[str], source: str) -> dict[str, list[int
 
 def _read_object(recorded: dict[str, list[int]], source: str, number: int, line: str) -> None:
     try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise AcceptanceTraceError(source, number, f"not JSON (a truncated line?): {error}") from error
+        value = parse_json(line)
+    except ParseError as error:
+        raise AcceptanceTraceError(source, number, f"is not JSON (a truncated line?): {error}") from None
     if not isinstance(value, dict) or set(value) != {"request", "runs"} or not isinstance(value["runs"], list):
         raise AcceptanceTraceError(source, number, 'expected an object with "request" and a list "runs"')
     request, runs = str(value["request"]), value["runs"]
     if request in recorded:
         raise AcceptanceTraceError(source, number, f"request {request!r} occurs twice")
-    if not runs or any(type(run) is not int or run < 0 for run in runs):
-        raise AcceptanceTraceError(source, number, "runs: expected at least one whole number, none negative")
+    if not runs or any(type(run) is not int or not 0 <= run <= _MAX_COUNT for run in runs):
+        raise AcceptanceTraceError(source, number, f"runs: expected at least one whole number, each 0 ... {_MAX_COUNT}")
     recorded[request] = runs
 
 
@@ -72,8 +70,12 @@ def _read_row(recorded: dict[str, list[int]], source: str, number: int, line: st
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != len(_CSV_HEADER):
         raise AcceptanceTraceError(source, number, f"{len(cells)} fields, expected 3 (a truncated line?)")
-    if not (cells[1].isdecimal() and cells[2].isdecimal()):
-        raise AcceptanceTraceError(source, number, f"{line.strip()!r}: expected whole numbers, none negative")
+    if not all(
+        cell.isascii() and cell.isdecimal() and len(cell) <= 10 and int(cell) <= _MAX_COUNT for cell in cells[1:]
+    ):
+        raise AcceptanceTraceError(
+            source, number, f"{line.strip()[:80]!r}: expected whole numbers, each 0 ... {_MAX_COUNT}"
+        )
     runs = recorded.setdefault(cells[0], [])
     if int(cells[1]) != len(runs):
         message = f"position {cells[1]} of request {cells[0]!r}: expected {len(runs)}"

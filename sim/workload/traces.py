@@ -16,17 +16,17 @@ making requests, so that a broken file is refused before a run starts.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
 from ...core.errors import ConfigError, ForetokenError, Problem, nearest
+from ...core.parsing import ParseError, parse_json
 from ...core.prompt import MAX_HASH_ID, MAX_PROMPT_LENGTH, Prompt
+from ...observe.input_files import read_lines
 from .arrival import Arrival
 from .timestamps import parse_date_times_ns, parse_milliseconds_ns, parse_seconds_ns
 
@@ -168,13 +168,12 @@ class TraceSource:
 
 def _resolve_format(path: str, name: str) -> str:
     """Return the format by the file's first line: an object is Mooncake's, a header is recognised by its columns."""
-    with _open(path) as file:
-        first = _first_line(path, file)
+    first = _first_line(path)
     if name != "auto":
         return name
     if first.lstrip().startswith("{"):
         return "mooncake"
-    header = {column.strip() for column in next(csv.reader([first]))}
+    header = {column.strip() for column in _header(path, csv.reader([first]))}
     for known, (required, _) in _CSV_COLUMNS.items():
         if set(required[:1]) <= header and len(header & set(required)) >= 2:
             return known
@@ -188,30 +187,26 @@ def _chunks(path: str, name: str) -> Iterator[_Chunk]:
     name = _resolve_format(path, name)
     parse = _mooncake_chunks if name == "mooncake" else _csv_chunks
     origin = last = None
-    with _open(path) as file:
-        try:
-            for chunk in parse(path, name, file):
-                times = chunk.times_ns
-                if origin is None:
-                    origin = last = int(times[0])
-                before = np.concatenate([[last], times[:-1]])
-                backwards = np.flatnonzero(times < before)
-                if len(backwards):
-                    i = int(backwards[0])
-                    gap_s = (int(before[i]) - int(times[i])) / 1e9
-                    raise TraceError(path, chunk.lines[i], f"time goes back by {gap_s:g} s")
-                last = int(times[-1])
-                times -= origin
-                yield chunk
-        except UnicodeDecodeError as error:
-            raise TraceError(path, None, f"not a text file in UTF-8: {error}") from error
+    for chunk in parse(path, name, read_lines(path)):
+        times = chunk.times_ns
+        if origin is None:
+            origin = last = int(times[0])
+        before = np.concatenate([[last], times[:-1]])
+        backwards = np.flatnonzero(times < before)
+        if len(backwards):
+            i = int(backwards[0])
+            gap_s = (int(before[i]) - int(times[i])) / 1e9
+            raise TraceError(path, chunk.lines[i], f"time goes back by {gap_s:g} s")
+        last = int(times[-1])
+        times -= origin
+        yield chunk
     if origin is None:
         raise TraceError(path, None, "no rows: the file ends after its header")
 
 
-def _csv_chunks(path: str, name: str, file: TextIO) -> Iterator[_Chunk]:
-    reader = csv.reader(file)
-    header = [column.strip() for column in next(reader)]
+def _csv_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterator[_Chunk]:
+    reader = csv.reader(text_lines)
+    header = [column.strip() for column in _header(path, reader)]
     columns = _csv_columns(path, name, header)
     width = len(header)
     while True:
@@ -278,19 +273,18 @@ def _csv_chunk(path: str, name: str, cells: list[tuple[str, ...]], columns: dict
     )
 
 
-def _mooncake_chunks(path: str, name: str, file: TextIO) -> Iterator[_Chunk]:
+def _mooncake_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterator[_Chunk]:
     line = 0
-    decode = json.JSONDecoder().decode
-    while texts := list(islice(file, CHUNK_ROWS)):
+    while texts := list(islice(text_lines, CHUNK_ROWS)):
         rows, lines = [], []
         for text in texts:
             line += 1
             if text.isspace():
                 continue
             try:
-                value = decode(text)
-            except ValueError as error:
-                raise TraceError(path, line, f"not JSON (a truncated line?): {error}") from error
+                value = parse_json(text)
+            except ParseError as error:
+                raise TraceError(path, line, f"is not JSON (a truncated line?): {error}") from None
             try:
                 rows.append([value[key] for key in _JSON_KEYS])
             except (KeyError, TypeError) as error:
@@ -347,18 +341,15 @@ def _parse(path: str, label: str, cells: tuple, lines: list[int], parse) -> np.n
         raise
 
 
-def _open(path: str) -> TextIO:
+def _header(path: str, reader: Iterator[list[str]]) -> list[str]:
     try:
-        return open(path, encoding="utf-8-sig", newline="")
-    except OSError as error:
-        raise TraceError(path, None, f"cannot be opened: {error.strerror or error}") from error
+        return next(reader)
+    except csv.Error as error:
+        raise TraceError(path, 1, f"not CSV: {error}") from error
 
 
-def _first_line(path: str, file: TextIO) -> str:
-    try:
-        first = file.readline(1 << 20)
-    except (UnicodeDecodeError, OSError) as error:
-        raise TraceError(path, 1, f"not a text file in UTF-8: {error}") from error
+def _first_line(path: str) -> str:
+    first = next(read_lines(path), "")
     if not first.strip():
         raise TraceError(path, 1, "the file is empty" if not first else "the first line is blank, expected a header")
     return first

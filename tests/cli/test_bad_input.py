@@ -90,7 +90,7 @@ def test_setting(case, command):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [(None, "cannot be opened"), (AZURE + ROW + "2023-11-16 18:17:05.0000000,many,10\n", "line 3")],
+    [(None, "cannot be read"), (AZURE + ROW + "2023-11-16 18:17:05.0000000,many,10\n", "line 3")],
 )
 def test_a_trace_that_is_not_there_or_damaged(text, words, command, tmp_path):
     path = tmp_path / "trace.csv"

@@ -2,12 +2,12 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from foretoken.core.config_reader import read_json_object
 from foretoken.core.errors import ConfigError
 from foretoken.core.model_shape import lookup_model, read_model_shape
+from foretoken.observe.input_files import read_text
 
 LLAMA = {
     "model_type": "llama",
@@ -38,16 +38,12 @@ QWEN3_MOE = {
 }
 
 
-def read_file(path):
-    return Path(path).read_text()
-
-
 @pytest.fixture
 def read(tmp_path):
     def write_and_read(config, name="model"):
         file = tmp_path / "config.json"
         file.write_text(json.dumps(config) if not isinstance(config, str) else config)
-        return read_model_shape(read_json_object(str(file), read_file), str(file), name)
+        return read_model_shape(read_json_object(str(file), read_text), str(file), name)
 
     return write_and_read
 
@@ -135,7 +131,7 @@ def test_files_that_are_no_model(read, text, message):
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere.*cannot be read"):
-        read_json_object(str(tmp_path / "nowhere" / "config.json"), read_file)
+        read_json_object(str(tmp_path / "nowhere" / "config.json"), read_text)
 
 
 def test_the_context_has_no_default(read):

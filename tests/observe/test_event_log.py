@@ -249,7 +249,7 @@ GOOD = '{"t":"header","schema":1}\n{"t":"abort","r":0,"ns":3,"id":"a"}\n{"t":"en
         (GOOD.replace('"ns":3', '"ns":"3"'), ":2", "\"ns\" of a 'abort' record is '3'; expected an integer"),
         (GOOD.replace('"ns":3', '"ns":true'), ":2", "is True; expected an integer"),
         (GOOD.replace('"ns":3,', ""), ":2", "is missing; expected an integer"),
-        (GOOD.replace('"t":"abort"', '"t":"abort'), ":2", "no JSON"),
+        (GOOD.replace('"t":"abort"', '"t":"abort'), ":2", "is not JSON"),
         (GOOD.replace('{"t":"abort","r":0,"ns":3,"id":"a"}', "[1]"), ":2", '"t" is None'),
         (GOOD.split("\n", 1)[1], ":1", "expected the header in line 1"),
         (GOOD.split("\n", 1)[0] + "\n" + GOOD, ":2", "a second header"),
@@ -267,7 +267,7 @@ def test_a_broken_log_is_named_with_file_and_line(tmp_path, text, place, message
 def test_what_cannot_be_written_is_named(tmp_path):
     with pytest.raises(LogError, match="cannot be written"):
         EventLog(tmp_path / "no" / "events.jsonl", {})
-    with pytest.raises(LogError, match="no JSON"):
+    with pytest.raises(LogError, match="is no JSON"):
         EventLog(tmp_path / "events.jsonl", {"x": float("nan")})
     with pytest.raises(LogError, match="cannot be read"):
         list(read_log(tmp_path / "missing.jsonl"))

@@ -47,7 +47,7 @@ def test_both_written_forms_are_one_recording():
     ("lines", "words"),
     [
         ([], "empty"),
-        (['{"request": "a", "runs": [1]}', '{"request": "b", "ru'], "line 2: not JSON"),
+        (['{"request": "a", "runs": [1]}', '{"request": "b", "ru'], "line 2: is not JSON"),
         (['{"request": "a"}'], "line 1: expected an object"),
         (['{"request": "a", "runs": [1, -1]}'], "line 1: runs"),
         (['{"request": "a", "runs": [1.5]}'], "line 1: runs"),

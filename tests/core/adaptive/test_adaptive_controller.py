@@ -161,7 +161,7 @@ class TestReload:
     @pytest.mark.parametrize(
         ("table", "words"),
         [
-            ('{"1": {"candidate_steps": [1', "not valid JSON"),
+            ('{"1": {"candidate_steps": [1', "is not JSON"),
             ({"1": {"candidate_steps": []}}, "is empty"),
             ({"1": {"candidate_steps": [1, 2]}}, "2 steps with 3 draft tokens were not built"),
             ({"1": {"candidate_steps": [1, 3]}}, r"3 steps have no captured graph for sizes \[8\]"),

@@ -225,7 +225,7 @@ def test_faults_happen_to_the_parcels_that_they_name():
         ('{"prefill0": {"duplicate": [0]}}', "expected a list of numbers from 1"),
         ('{"prefill0": {"drop": 3}}', "expected a list of numbers from 1"),
         ('{"prefill0": {"delay_ms": -1}}', "is -1; expected a number"),
-        ('{"prefill0": {"delay_ms": NaN}}', "expected a number"),
+        ('{"prefill0": {"delay_ms": NaN}}', "NaN is no JSON number"),
     ],
 )
 def test_a_senseless_plan_of_faults_is_named(monkeypatch, text, expected):

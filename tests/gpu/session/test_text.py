@@ -249,7 +249,7 @@ def test_a_model_without_template_says_so(tmp_path):
         ("tokenizer_config.json", "{", "is not JSON"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id"),
         ("generation_config.json", '{"eos_token_id": [true]}', "eos_token_id"),
-        ("chat_template.jinja", "\udcff", "cannot be read"),
+        ("chat_template.jinja", "\udcff", "is not UTF-8"),
     ],
 )
 def test_broken_files_are_named(tmp_path, file, content, words):

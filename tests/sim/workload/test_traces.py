@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.sim.workload import traces
 from foretoken.sim.workload.traces import TraceError, TraceSource
 
@@ -156,11 +156,11 @@ class TestMooncake:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ('{"timestamp": 5, "input_le', "not JSON (a truncated line?)"),
+            ('{"timestamp": 5, "input_le', "is not JSON (a truncated line?)"),
             ("[1, 2]\n", "expected an object"),
             ('{"timestamp": 1}\n', "expected an object with the keys"),
             (mooncake_line(-1, 5, 3), "timestamp -1"),
-            (mooncake_line(float("nan"), 5, 3), "timestamp nan"),
+            (mooncake_line(float("nan"), 5, 3), "NaN is no JSON number"),
             (mooncake_line(True, 5, 3), "timestamp True"),
             (mooncake_line("1", 5, 3), "timestamp '1'"),
             (mooncake_line(1, 5, -3), "output_length -3"),
@@ -190,17 +190,17 @@ class TestFile:
             ("2023-11-16 18:15:46.6805900,374,44\n", "neither a header"),
             ("TIMESTAMP,ContextTokens,GeneratedTokns\n", "the header of azure traces has 'GeneratedTokens'"),
             ("TIMESTAMP,ContextTokens,GeneratedTokens,Note\n", "unknown column 'Note'"),
-            (b"\xff\xfe\x00bad", "text"),
-            (AZURE_HEADER.encode() + b"2023-11-16 18:15:46,1,\xff\n", "UTF-8"),
+            (b"\xff\xfe\x00bad", "line 1: is not UTF-8"),
+            (AZURE_HEADER.encode() + b"2023-11-16 18:15:46,1,\xff\n", "line 2: is not UTF-8"),
         ],
     )
     def test_what_is_no_trace(self, write, text, words):
-        with pytest.raises(TraceError) as caught:
+        with pytest.raises(ForetokenError) as caught:
             TraceSource(write(text)).scan()
         assert words in str(caught.value)
 
     def test_a_missing_file(self, tmp_path):
-        with pytest.raises(TraceError, match="cannot be opened"):
+        with pytest.raises(ConfigError, match="cannot be read"):
             list(TraceSource(tmp_path / "nothing.csv"))
 
     def test_bad_arguments_are_named_at_once(self):

@@ -1,0 +1,141 @@
+"""JSON and TOML from outside, parsed with limits.
+
+Every text that a user gives passes through `parse_json` or `parse_toml`, so that what reads the values need not expect absurd ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from typing import Any
+
+MAX_DEPTH = 64
+MAX_INTEGER = 2**64 - 1
+"""The greatest absolute value of an integer: 64 bits, without their sign."""
+MAX_DIGITS = len(str(MAX_INTEGER))
+
+_OPENING_OR_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+PairsHook = Callable[[list[tuple[str, Any]]], Any]
+
+
+class ParseError(ValueError):
+    """A text that is not of its format, or exceeds a limit; the message says what was found, and where if that is known."""
+
+
+def parse_json(text: str, pairs_hook: PairsHook | None = None) -> Any:
+    """Return the value of a JSON text. `pairs_hook` makes an object from its pairs, as in `json.loads`.
+
+    Raises ParseError for a text that is no JSON, for NaN and Infinity, for objects and lists nested more than MAX_DEPTH deep,
+    for an integer beyond ±MAX_INTEGER, for a fraction too large for a float, and for half of a surrogate pair.
+    """
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(text)
+    try:
+        value = _decoder(pairs_hook).decode(text)
+    except json.JSONDecodeError as error:
+        raise ParseError(f"{error.msg} ({_place(text, error.pos)})") from None
+    except _Refused as error:
+        raise ParseError(f"{error.message} ({_place(text, text.find(error.found))})") from None
+    if _ESCAPED_SURROGATE.search(text):
+        _check_unicode(value)
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML text. Raises ParseError for a text that is no TOML, and beyond the limits of `parse_json`."""
+    try:
+        value = tomllib.loads(text)
+    except RecursionError:
+        raise ParseError(f"nested more than {MAX_DEPTH} deep") from None
+    except ValueError as error:  # also for an integer of thousands of digits
+        raise ParseError(str(error)) from None
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [item for holder in level for item in (holder.values() if isinstance(holder, dict) else holder)]
+        for item in level:
+            if isinstance(item, int) and abs(item) > MAX_INTEGER:
+                raise ParseError(f"an integer of {item.bit_length()} bits; expected one of 64 bits")
+        level = [item for item in level if isinstance(item, dict | list)]
+    if level:
+        raise ParseError(f"nested more than {MAX_DEPTH} deep")
+    return value
+
+
+def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of `pairs`, a hook for `parse_json`. Raises ParseError if a key is written twice: one of its values would be lost."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ParseError(f"{next(name for name in names if names.count(name) > 1)!r} is written twice")
+    return value
+
+
+class _Refused(Exception):
+    """A number beyond the limits, as it is written."""
+
+    def __init__(self, found: str, message: str) -> None:
+        super().__init__(found, message)
+        self.found, self.message = found, message
+
+
+def _place(text: str, position: int) -> str:
+    line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
+    return f"line {line} column {column}" if "\n" in text.rstrip("\n") else f"column {column}"
+
+
+def _decoder(pairs_hook: PairsHook | None) -> json.JSONDecoder:
+    return _PLAIN if pairs_hook is None else json.JSONDecoder(object_pairs_hook=pairs_hook, **_NUMBERS)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) < MAX_DIGITS:
+        return int(digits)
+    if len(digits) > MAX_DIGITS + 1 or abs(int(digits)) > MAX_INTEGER:
+        raise _Refused(digits, f"an integer of {len(digits.lstrip('-'))} digits; expected one of 64 bits")
+    return int(digits)
+
+
+def _fraction(digits: str) -> float:
+    value = float(digits)
+    if value in (float("inf"), float("-inf")):
+        raise _Refused(digits, f"the number {digits[:20]} is too large")
+    return value
+
+
+def _constant(name: str) -> float:
+    raise _Refused(name, f"{name} is no JSON number")
+
+
+_NUMBERS = {"parse_int": _integer, "parse_float": _fraction, "parse_constant": _constant}
+_PLAIN = json.JSONDecoder(**_NUMBERS)
+
+
+def _check_depth(text: str) -> None:
+    depth = 0
+    for match in _OPENING_OR_TEXT.finditer(text):
+        found = match.group()
+        if found in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise ParseError(f"nested more than {MAX_DEPTH} deep ({_place(text, match.start())})")
+        elif found in "]}":
+            depth -= 1
+
+
+def _check_unicode(value: Any) -> None:
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ParseError(f"half of a surrogate pair in the text {value[:20]!r}") from None
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _check_unicode(name)
+            _check_unicode(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_unicode(item)
