@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import sys
 
+from .terminal import (
+    EXIT_BROKEN_PIPE,
+    EXIT_INTERRUPTED,
+    discard_output,
+    interruption_ends_at_once,
+    is_broken_pipe,
+    is_unwritable,
+    write_what_can_be_encoded,
+)
+
 EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 EXTRAS = {  # extra -> the packages that it brings
     "sim": ("typer", "rich", "pydantic", "simpy", "pyarrow"),
     "gpu": ("torch", "tokenizers", "safetensors", "jinja2"),
@@ -15,13 +24,21 @@ NEED_MODELS = ("generate", "bench", "tiny")
 
 
 def main() -> None:
-    """Run the command. Bad input is one message and exit code 2, an interruption is exit code 130, neither a traceback."""
-    from ..core.errors import ForetokenError
+    """Run the command. Bad input is one message and exit code 2, an interruption is exit code 130, neither a traceback.
+
+    A reader that stops before the end of the output, as `head` does, is exit code 141 without a message.
+    """
+    with interruption_ends_at_once():
+        from ..core.errors import ForetokenError
 
     try:
-        from .app import app
-
-        app()
+        with interruption_ends_at_once():
+            write_what_can_be_encoded()
+            from .app import app
+        try:
+            app(prog_name="foretoken")
+        finally:
+            sys.stdout.flush()
     except ForetokenError as error:
         _exit(str(error), EXIT_BAD_INPUT)
     except KeyboardInterrupt:
@@ -33,6 +50,16 @@ def main() -> None:
         if extra == "sim" and sys.argv[1:2] and sys.argv[1] in NEED_MODELS:
             extra = "gpu"  # which brings what the command needs, too
         _exit(f"{error.name} is not installed: pip install 'foretoken[{extra}]'", EXIT_BAD_INPUT)
+    except (BrokenPipeError, SystemExit) as error:
+        if not is_broken_pipe(error):
+            raise
+        discard_output()
+        sys.exit(EXIT_BROKEN_PIPE)
+    except OSError as error:
+        if not is_unwritable(error):
+            raise
+        discard_output()
+        _exit(f"the output cannot be written: {error.strerror}", EXIT_BAD_INPUT)
 
 
 def _exit(message: str, code: int) -> None:

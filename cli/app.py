@@ -19,7 +19,6 @@ app = typer.Typer(
     name="foretoken",
     epilog="Begin with `foretoken simulate`; every command has --help.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

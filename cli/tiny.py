@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..gpu.tiny.pair import MadePair
 
 EXIT_INTERRUPTED = 130
-REPORT_WIDTH = 120  # columns of the report if standard output is no terminal
+REPORT_WIDTH = 120  # columns of the report; a narrower terminal wraps its lines instead of cutting them
 
 Directory = Annotated[
     Path | None,
@@ -103,7 +103,8 @@ def _print_report(pair: MadePair) -> None:
 
     summary = pair.summary
     there = "is already there" if pair.reused else "is ready"
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else REPORT_WIDTH)
+    console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, REPORT_WIDTH) if sys.stdout.isatty() else REPORT_WIDTH
     console.print(f"The pair ({summary['described']}) {there}: {pair.directory}", markup=False)
     parts = summary["parts"]
     # JSON has strings for keys.

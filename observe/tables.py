@@ -1,4 +1,7 @@
-"""The summary of a run for the terminal: tables and a small timeline, 80 columns wide."""
+"""The summary of a run for the terminal: tables and a small timeline, 80 columns wide, or what a narrower terminal has.
+
+Below 80 columns tables stand under each other and the percentiles of latencies are rows, so that no number is cut off.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,40 @@ from rich.text import Text
 
 WIDTH = 80
 SPARK_WIDTH = 44
+_BESIDE_SPARKS = WIDTH - SPARK_WIDTH
+_LEAST_SPARK_WIDTH = 8
+_LEAST_LATENCY_WIDTH = 46  # of the table with four columns of numbers
+LATENCIES = {
+    "ttft": ("TTFT", "to first token"),
+    "tpot": ("TPOT", "per output token"),
+    "itl": ("ITL", "between emissions"),
+    "e2el": ("E2EL", "end to end"),
+}
+"""The latencies by their names in `summary.json`: the name in a report, and what is measured."""
+_STATISTICS = ("mean", "median", "p90", "p95", "p99")
 _BARS = "▁▂▃▄▅▆▇█"
 _NOTHING = "–"
 
 Row = tuple[str, str]
 
 
-def report_tables(summary: Mapping[str, Any], title: str | None = None) -> list[RenderableType]:
+def report_tables(summary: Mapping[str, Any], title: str | None = None, *, width: int = WIDTH) -> list[RenderableType]:
     """Return what to print, in order. `summary` as `RunMetrics.summary` returns it; keys `timeline_*` (from `RunMetrics.timeline`) add a
-    timeline, and without `title` a `name` and a `seed` make one; `notices` are sentences below the tables.
+    timeline, and without `title` a `name` and a `seed` make one; `notices` are sentences below the tables. `width` is that of the terminal,
+    in columns.
     """
+    width = min(width, WIDTH)
     tables = [
         _heading(summary, title),
-        _side_by_side("Throughput", _throughput(summary), "Requests", _requests(summary)),
-        _latencies(summary),
-        _side_by_side("Speculation", _speculation(summary), "Memory and device", _resources(summary)),
+        *_pair_of_tables(width, "Throughput", _throughput(summary), "Requests", _requests(summary)),
+        _latencies(summary, width),
+        *_pair_of_tables(width, "Speculation", _speculation(summary), "Memory and device", _resources(summary)),
     ]
     if "prefill_engines" in summary:
-        tables.append(_side_by_side("Engines", _pools(summary), "Transfers", _transfers(summary)))
+        tables += _pair_of_tables(width, "Engines", _pools(summary), "Transfers", _transfers(summary))
     timeline = {key.removeprefix("timeline_"): summary[key] for key in summary if key.startswith("timeline_")}
     if timeline.get("running"):
-        tables.append(_timeline(timeline, summary["duration"]))
+        tables.append(_timeline(timeline, summary["duration"], width))
     if summary.get("notices"):
         tables.append(Text("\n".join(f"Note: {notice}." for notice in summary["notices"])))
     return [tables[0], *(Padding(table, (1, 0, 0, 0)) for table in tables[1:])]
@@ -191,25 +207,33 @@ def _pair(mean: float | None, greatest: int) -> str:
     return f"{format_number(mean)} / {format_number(greatest)}"
 
 
-def _latencies(summary: Mapping[str, Any]) -> Table:
-    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="bold cyan")
-    table.add_column("Latency, ms", style="dim", ratio=3, no_wrap=True)
-    statistics = ("mean", "median", "p90", "p95", "p99")
-    for name in statistics:
-        table.add_column(name, justify="right", ratio=2, no_wrap=True, header_style="dim")
-    names = (
-        ("ttft", "to first token"),
-        ("tpot", "per output token"),
-        ("itl", "between emissions"),
-        ("e2el", "end to end"),
-    )
-    for key, name in names:
-        table.add_row(name, *(format_number(summary[f"{statistic}_{key}_ms"]) for statistic in statistics))
+def _latencies(summary: Mapping[str, Any], width: int) -> Table:
+    """Return a row per latency, or on a narrow terminal a row per statistic, or a row per number."""
+    shown = {key: [format_number(summary[f"{statistic}_{key}_ms"]) for statistic in _STATISTICS] for key in LATENCIES}
+    if width < _LEAST_LATENCY_WIDTH:
+        names = [f"{LATENCIES[key][0]}, {statistic}" for key in LATENCIES for statistic in _STATISTICS]
+        numbers = [number for numbers in shown.values() for number in numbers]
+        return _list(width, "Latency, ms", list(zip(names, numbers, strict=True)))
+    table = Table(box=None, width=width, pad_edge=False, header_style="bold cyan")
+    table.add_column("Latency, ms", style="dim", ratio=5, no_wrap=True)
+    if width < WIDTH:
+        for name, _ in LATENCIES.values():
+            table.add_column(name, justify="right", ratio=4, no_wrap=True, header_style="dim")
+        for statistic, *numbers in zip(_STATISTICS, *shown.values(), strict=True):
+            table.add_row(statistic, *numbers)
+        return table
+    for statistic in _STATISTICS:
+        table.add_column(statistic, justify="right", ratio=2, no_wrap=True, header_style="dim")
+    for key, (name, meaning) in LATENCIES.items():
+        table.add_row(f"{name}, {meaning}", *shown[key])
     return table
 
 
-def _side_by_side(left_title: str, left: list[Row], right_title: str, right: list[Row]) -> Table:
-    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="bold cyan")
+def _pair_of_tables(width: int, left_title: str, left: list[Row], right_title: str, right: list[Row]) -> list[Table]:
+    """Return one table with both lists side by side, or two if the terminal is too narrow for that."""
+    if width < WIDTH:
+        return [_list(width, left_title, left), _list(width, right_title, right)]
+    table = Table(box=None, width=width, pad_edge=False, header_style="bold cyan")
     table.add_column(left_title, style="dim", ratio=1, no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("", width=2)
@@ -217,13 +241,26 @@ def _side_by_side(left_title: str, left: list[Row], right_title: str, right: lis
     table.add_column("", justify="right", no_wrap=True)
     for i in range(max(len(left), len(right))):
         table.add_row(*(left[i] if i < len(left) else ("", "")), "", *(right[i] if i < len(right) else ("", "")))
+    return [table]
+
+
+def _list(width: int, title: str, rows: list[Row]) -> Table:
+    """Return names with their values; a name wraps before a value is cut."""
+    table = Table(box=None, width=width, pad_edge=False, header_style="bold cyan")
+    table.add_column(title, style="dim", ratio=1)
+    table.add_column("", justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def _timeline(timeline: Mapping[str, Any], seconds: float) -> Table:
-    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="bold cyan")
+def _timeline(timeline: Mapping[str, Any], seconds: float, width: int) -> RenderableType:
+    spark_width = width - _BESIDE_SPARKS
+    if spark_width < _LEAST_SPARK_WIDTH:
+        return Text(f"Timeline: needs {_BESIDE_SPARKS + _LEAST_SPARK_WIDTH} columns", style="dim")
+    table = Table(box=None, width=width, pad_edge=False, header_style="bold cyan")
     table.add_column("Timeline", style="dim", width=12)
-    table.add_column(f"0 to {format_number(seconds)} s", width=SPARK_WIDTH, no_wrap=True, header_style="dim")
+    table.add_column(f"0 to {format_number(seconds)} s", width=spark_width, no_wrap=True, header_style="dim")
     table.add_column("greatest", justify="right", no_wrap=True, header_style="dim")
     names = (
         ("running", "running", format_number, None),
@@ -234,5 +271,5 @@ def _timeline(timeline: Mapping[str, Any], seconds: float) -> Table:
     )
     for key, name, form, top in names:
         known = [value for value in timeline[key] if value is not None]
-        table.add_row(name, sparkline(timeline[key], top=top), form(max(known, default=None)))
+        table.add_row(name, sparkline(timeline[key], spark_width, top), form(max(known, default=None)))
     return table

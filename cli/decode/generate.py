@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..terminal import EXIT_BROKEN_PIPE, discard_output
 from .options import (
     Adaptive,
     Algorithm,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from ...gpu.session.text import Tokenizer
 
 EXIT_FAILED = 1
-EXIT_BROKEN_PIPE = 141
 STDIN = "-"
 
 
@@ -221,5 +220,5 @@ def _broken_pipe_ends_quietly() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails to flush the buffer at exit
+        discard_output()
         raise typer.Exit(EXIT_BROKEN_PIPE) from None

@@ -139,7 +139,7 @@ class RunRecord:
         from ...observe.tables import report_tables
 
         console = Console(highlight=False)
-        for table in report_tables(summary, self._title()):
+        for table in report_tables(summary, self._title(), width=console.width):
             console.print(table)
         if self.directory is not None:
             console.print(f"\nThe run is in {self.directory}.", soft_wrap=True)

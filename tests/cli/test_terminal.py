@@ -1,0 +1,131 @@
+"""What surrounds the command: encodings, narrow terminals, readers that stop, Ctrl-C while it starts, shell completion."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+
+import pytest
+
+SMALL = ("--set", "workload.num_requests=40", "--set", "workload.rate=40", "--quiet")
+STATISTICS = ("mean", "median", "p90", "p95", "p99")
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=["ascii", "C locale"],
+)
+def test_an_output_that_is_not_utf8_gets_similar_characters(process, env):
+    out, err = process("simulate", *SMALL, env={"PYTHONIOENCODING": "", "COLUMNS": "80", **env}).communicate()
+    assert "Traceback" not in err and out.isascii()
+    assert re.search(r"^running +[_.,+*#=-]{20,}", out, re.MULTILINE), "the timeline is drawn in ASCII"
+    assert re.search(r"prefix cache hits +-$", out, re.MULTILINE), "a value that is not there is a dash"
+    assert "?" not in out
+
+
+def test_an_error_can_be_read_in_ascii(process):
+    failed = process(
+        "simulate", "--set", "name='é – x'", "--set", "hardware.gpu=H10é", env={"PYTHONIOENCODING": "ascii"}
+    )
+    assert failed.wait() == 2
+    assert failed.communicate()[1].startswith("foretoken: --set: hardware.gpu: ")
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 79])
+def test_a_narrow_terminal_shows_every_number(command, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", "80")
+    wide = command("simulate", *SMALL).out
+    monkeypatch.setenv("COLUMNS", str(width))
+    narrow = command("simulate", *SMALL).out
+    assert max(map(len, narrow.splitlines())) <= width and "…" not in narrow
+    numbers = {
+        number
+        for line in wide.splitlines()
+        if re.match(r"(TTFT|TPOT|ITL|E2EL), ", line)
+        for number in line.split()[-len(STATISTICS) :]
+    }
+    assert len(numbers) > 15 and numbers <= set(narrow.split())
+    for word in ("KV slots", "decode rounds", "p95", "p99"):
+        assert word in narrow
+    assert ("needs 44 columns" in narrow) == (width < 44), "what is left out is said"
+
+
+def test_the_report_uses_the_words_of_the_keys(command):
+    out = command("simulate", *SMALL).out
+    for key, meaning in (
+        ("TTFT", "to first token"),
+        ("TPOT", "per output token"),
+        ("ITL", "between emissions"),
+        ("E2EL", "end"),
+    ):
+        assert re.search(rf"^{key}, {meaning}", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("simulate", *SMALL), ("schema",), ("simulate", "--help"), ("check", "--list")], ids=str
+)
+def test_a_reader_that_stops_is_no_failure_of_the_command(process, arguments):
+    reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)
+    running = process(*arguments, stdout=reader.stdin)
+    reader.stdin.close()
+    reader.wait()
+    assert running.wait() == 141, "128 + SIGPIPE; 1 would mean a broken promise"
+    assert running.stderr.read() == ""
+
+
+def test_an_output_without_room_is_one_message(process):
+    with open("/dev/full", "w") as full:
+        running = process("schema", stdout=full)
+        assert running.wait() == 2
+    assert running.stderr.read().splitlines() == ["foretoken: the output cannot be written: No space left on device"]
+
+
+IMPORT_INTERRUPTED = """
+import os, sys
+from foretoken.cli import __main__
+module, sys.argv[1:] = sys.argv[1], ["simulate", "--quiet"]
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == module:
+            os.kill(os.getpid(), 2)
+sys.meta_path.insert(0, Finder())
+__main__.main()
+"""
+
+
+@pytest.mark.parametrize("module", ["foretoken.core.errors", "foretoken.cli.app", "typer", "pydantic", "numpy"])
+def test_ctrl_c_during_an_import_is_exit_code_130(process, module):
+    running = process(module, code=IMPORT_INTERRUPTED)
+    assert running.wait() == 130
+    out, err = running.communicate()
+    assert out == "" and "Traceback" not in err
+
+
+def test_ctrl_c_that_is_ignored_stays_ignored(process):
+    code = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{IMPORT_INTERRUPTED}"
+    running = process("foretoken.cli.app", code=code.replace('"simulate", "--quiet"', '"--version"'))
+    assert running.wait() == 0
+
+
+def test_the_handler_of_ctrl_c_is_the_one_of_before(command):
+    before = signal.getsignal(signal.SIGINT)
+    assert command("--version").code == 0
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete_the_command(process, shell):
+    out, err = process(env={"_FORETOKEN_COMPLETE": f"source_{shell}"}).communicate()
+    assert "foretoken" in out and err == ""
+
+
+def test_completion_offers_the_subcommands(process):
+    env = {"_FORETOKEN_COMPLETE": "complete_bash", "COMP_WORDS": "foretoken si", "COMP_CWORD": "1"}
+    assert process(env=env).communicate()[0].split() == ["simulate"]
+
+
+def test_the_help_says_how_to_get_completion(command):
+    out = command("--help").out
+    assert "--install-completion" in out and "--show-completion" in out
