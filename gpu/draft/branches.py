@@ -133,7 +133,7 @@ class BranchDraft(Draft):
         else:
             tokens, last, hidden_in = torch.cat([batch.roots[:, None], emitted], dim=1), accepted.accept_lens, None
         columns = tokens.shape[1]
-        attention = window_attention(self._ops, self._pool, batch, columns, accepted.accept_lens)
+        attention = window_attention(self._ops, self._pool, batch, columns, columns - width, accepted.accept_lens)
         hidden, logits_hidden = self._network.run(tokens.reshape(-1), hidden_in, attention)
         if hidden is not None:
             hidden = at_column(hidden.view(bs, columns, -1), last)
@@ -169,7 +169,9 @@ class _SingleBranch:
         lens, positions, slots = (
             x.narrow(1, cell + 1 - count, count).reshape(-1) for x in (self._lens, self._positions, self._slots)
         )
-        queries = DecodeBatch(batch.table, rows, lens, lens, lens, batch.max_len + cell + 1)
+        queries = DecodeBatch(
+            batch.table, rows, lens, lens, lens, batch.max_len + cell + 1, planned_queries=batch.padded_rows * count
+        )
         return tokens.reshape(-1), PagedAttention(self._ops, self._pool, queries, positions, slots)
 
 
@@ -208,7 +210,8 @@ class _Branches:
         bases = self._bases.repeat_interleave(len(cells), dim=1).reshape(-1)
         tails = self._tails.repeat_interleave(len(cells), dim=1).reshape(-1)
         batch, positions = self._batch, (lens - 1).clamp(max=self._batch.max_position)
-        queries = DecodeBatch(batch.table, rows, bases, tails, lens, batch.max_len + cell + 1)
+        max_len, planned = batch.max_len + cell + 1, batch.padded_rows * per_row
+        queries = DecodeBatch(batch.table, rows, bases, tails, lens, max_len, planned_queries=planned)
         return tokens.reshape(-1), PagedAttention(
             self._ops, self._pool, queries, positions, self._slots(places).view(-1)
         )

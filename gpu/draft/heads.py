@@ -125,7 +125,7 @@ class HeadsDraft(Draft):
                 hidden = torch.cat([carried[:, head - 1, None], hidden], dim=1)
                 # The guess stands behind the accepted tokens and the guesses before it.
                 tokens[rows, accept_lens + (head - 1)] = found[-1][0][:, 0]
-            attention = window_attention(self._ops, self._pool, batch, columns, accepted.accept_lens)
+            attention = window_attention(self._ops, self._pool, batch, columns, head, accepted.accept_lens)
             out = self._heads.forward(
                 tokens[:, :columns].reshape(-1), hidden.reshape(bs * columns, -1), attention, head
             )

@@ -35,6 +35,8 @@ class RoundBatch:
     topk: int
     num_draft_tokens: int
     max_len: int  # host's bound of lengths
+    padded_rows: int  # bs of the captured batch that holds these rows, captured or not
+    max_nodes: int  # the most nodes, and accepted nodes, of any round that the engine may plan
     max_position: int  # last position of the context
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ...core.tree.build import MAX_TREE_NODES
 from ..batch.paged import PagedAttention
 from ..batch.pools import KVPool
 from ..kernels.constants import numbers
@@ -26,13 +27,23 @@ def window_slots(batch: RoundBatch, columns: int) -> Tensor:
     return batch.table.view(-1)[batch.rows[:, None] * width + places].long()
 
 
-def window_attention(ops: Ops, pool: KVPool, batch: RoundBatch, columns: int, accept_lens: Tensor) -> PagedAttention:
-    """Attention of a window whose KV is kept where a node was accepted."""
+def window_attention(
+    ops: Ops, pool: KVPool, batch: RoundBatch, columns: int, beyond: int, accept_lens: Tensor
+) -> PagedAttention:
+    """Attention of a window whose KV is kept where a node was accepted; `beyond` of its columns are more than the accepted nodes."""
     column = numbers(columns, batch.rows.device)
     slots = window_slots(batch, columns) * (column < accept_lens[:, None])
     positions = (batch.lengths[:, None] + column).clamp(max=batch.max_position)
     bits = chain_links(len(batch.row_numbers), columns, batch.rows.device).ancestor_bits  # a window is a chain
-    window = VerifyBatch(batch.table, batch.rows, batch.lengths, batch.max_len, bits)
+    window = VerifyBatch(
+        batch.table,
+        batch.rows,
+        batch.lengths,
+        batch.max_len,
+        bits,
+        planned_rows=batch.padded_rows,
+        planned_nodes=min(batch.max_nodes + beyond, MAX_TREE_NODES),
+    )
     return PagedAttention(ops, pool, window, positions.view(-1), slots.view(-1))
 
 

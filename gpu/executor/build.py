@@ -78,6 +78,7 @@ def build_executor(
         seed=seed,
         debug=debug,
         eager=eager,
+        graph_sizes=graph_sizes,
     )
     if graph_sizes is not None:
         # No graph can hold a draft that works on the host.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, Pre
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation, nearest
 from ...core.scheduler.engine import Engine
+from ...core.scheduler.spec import default_graph_sizes
 from ..batch.chunks import Chunks
 from ..batch.pools import KVPool
 from ..draft.port import Draft, RoundBatch
@@ -53,7 +55,8 @@ class ExecutorCounters:
 class TorchExecutor:
     """Executes the steps of one engine with a target model and a draft. See `gpu.build.build_executor`.
 
-    `eager` begins steps when they are launched; the default is what suits the device.
+    `eager` begins steps when they are launched; the default is what suits the device. `graph_sizes` are the batch sizes to be captured, by
+    which kernels choose their blocks in rounds without a graph, too; None: the usual ones.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class TorchExecutor:
         seed: int = 0,
         debug: bool = False,
         eager: bool | None = None,
+        graph_sizes: Sequence[int] | None = None,
     ) -> None:
         assert engine.config.track_tokens, "this executor delivers tokens: EngineConfig.track_tokens"
         config, sizes = engine.config, engine.sizes
@@ -89,6 +93,9 @@ class TorchExecutor:
         self._acceptance = acceptance
         self._max_position = config.context_len - 1
         self._alloc_len = sizes.alloc_len
+        most = sizes.max_draft_tokens
+        self._max_nodes = max(most, self.algorithm.accept_width(sizes.max_steps, most))
+        self._padded_sizes = default_graph_sizes(config.max_running) if graph_sizes is None else sorted(graph_sizes)
         self._rows = Rows(config.max_running, sizes.row_width, device, seed)
         self.relay_storage = TorchStorage(ops, device)
         fields = self.algorithm.relay_fields(relayed)
@@ -303,7 +310,8 @@ class TorchExecutor:
             if self._debug:
                 self._check_lengths(part, rounds_done, lengths.numpy())
         else:
-            max_len = int(part.max_seq_lens.max()) + rounds_done * self._alloc_len
+            # As in a captured round, whose kernels split the KV length for every length that there may be.
+            max_len = self._max_position + 1
         return RoundBatch(
             row_numbers=part.rows,
             rows=torch.from_numpy(part.rows.astype(np.int64)).to(self.device, non_blocking=True),
@@ -314,6 +322,8 @@ class TorchExecutor:
             topk=part.topk if part.steps else 1,
             num_draft_tokens=part.num_draft_tokens,
             max_len=min(max_len, self._rows.table.shape[1]),
+            padded_rows=next((size for size in self._padded_sizes if size >= len(part.rows)), len(part.rows)),
+            max_nodes=self._max_nodes,
             max_position=self._max_position,
         )
 
@@ -344,7 +354,7 @@ class TorchExecutor:
         self.future_map.stash(rows, epochs, relay)
 
     def _capture(self, key: GraphKey, kind: RoundKind) -> CapturedRound:
-        shape = padded_shape(self._rows.table, key, self._topk, self._max_position)
+        shape = padded_shape(self._rows.table, key, self._topk, self._max_position, self._max_nodes)
         width = self.algorithm.accept_width(key.steps, key.num_draft_tokens)
         fields = self.future_map.fields
         forced = self._acceptance is not None

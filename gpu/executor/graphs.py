@@ -168,7 +168,7 @@ class RoundGraphs:
         return None if graphs is None else graphs.get(kind)
 
 
-def padded_shape(table: Tensor, key: GraphKey, topk: int, max_position: int) -> RoundBatch:
+def padded_shape(table: Tensor, key: GraphKey, topk: int, max_position: int, max_nodes: int) -> RoundBatch:
     """Return a batch of padding rows; a graph must hold for every length, so the bound is the context's."""
     padding = torch.zeros(key.batch_size, dtype=torch.int64, device=table.device)
     return RoundBatch(
@@ -181,6 +181,8 @@ def padded_shape(table: Tensor, key: GraphKey, topk: int, max_position: int) -> 
         topk=topk if key.steps else 1,
         num_draft_tokens=key.num_draft_tokens,
         max_len=min(max_position + 1, table.shape[1]),
+        padded_rows=key.batch_size,
+        max_nodes=max_nodes,
         max_position=max_position,
     )
 

@@ -119,7 +119,15 @@ class DecodeRound:
     def _verify_forward(
         self, batch: RoundBatch, tree: DeviceTree, slots: Tensor, wanted: frozenset[str]
     ) -> DecoderOutput:
-        nodes = VerifyBatch(batch.table, batch.rows, batch.lengths, batch.max_len, tree.ancestor_bits)
+        nodes = VerifyBatch(
+            batch.table,
+            batch.rows,
+            batch.lengths,
+            batch.max_len,
+            tree.ancestor_bits,
+            planned_rows=batch.padded_rows,
+            planned_nodes=batch.max_nodes,
+        )
         attention = PagedAttention(self._ops, self._pool, nodes, tree.positions.view(-1), slots.view(-1))
         return self._target.forward(tree.tokens.view(-1), attention, capture_for(self._draft, wanted))
 

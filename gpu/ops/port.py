@@ -37,6 +37,7 @@ class DecodeBatch:
     tails: Tensor  # int64 [m]
     lens: Tensor  # int64 [m]; 0: the query reads nothing and its output is 0
     max_len: int  # host's bound of lens: sizes of temporary arrays and the split over the KV length
+    planned_queries: int | None = None  # what the split is chosen for, m or more (`VerifyBatch.planned_rows`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ class VerifyBatch:
     """bs rows of nd ≤ 64 new tokens behind their prefixes: the nodes of a verify tree, or a window of the draft's catch-up.
 
     Each new token sees its row's columns [0, prefix_lens) and the new tokens j of its row whose bit j is set. Bits 0: the output is 0.
+
+    A kernel chooses its blocks and how it splits the KV length for `planned_rows` of `planned_nodes` nodes: the order in which it sums
+    must be the same whatever number of steps a round takes, and whether it is captured (padded) or not. None: for the batch as it is.
     """
 
     table: Tensor  # int32 [num_rows + 1, row width]
@@ -51,6 +55,8 @@ class VerifyBatch:
     prefix_lens: Tensor  # int64 [bs]
     max_prefix_len: int  # host's bound of prefix_lens
     ancestor_bits: Tensor  # int64 [bs, nd]
+    planned_rows: int | None = None  # bs or more
+    planned_nodes: int | None = None  # nd or more
 
 
 @dataclass(frozen=True, slots=True)

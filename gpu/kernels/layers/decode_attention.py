@@ -113,7 +113,8 @@ def decode_attention_triton(
     kv_heads = k_pool.shape[1]
     group = heads // kv_heads
     device = device_of(q.device)
-    splits = num_splits or choose_splits(m * kv_heads, batch.max_len, device.processors)
+    planned = batch.planned_queries or m
+    splits = num_splits or choose_splits(planned * kv_heads, batch.max_len, device.processors)
     result = SplitOutput.of(q, splits)
     if not m:
         return result.out

@@ -156,9 +156,12 @@ def verify_attention_triton(
     kv_heads = k.shape[1]
     group = heads // kv_heads
     device = device_of(q.device)
-    size = reading_tiles(num_nodes * group, d, q.dtype, device.capability)
+    planned_rows, planned_nodes = batch.planned_rows or bs, batch.planned_nodes or num_nodes
+    assert planned_nodes >= num_nodes, f"kernel blocks for {planned_nodes} nodes, but the batch has {num_nodes}"
+    size = reading_tiles(planned_nodes * group, d, q.dtype, device.capability)
+    planned_programs = planned_rows * cdiv(planned_nodes * group, size.block_m) * kv_heads
+    splits = num_splits or choose_splits(planned_programs, batch.max_prefix_len, device.processors)
     num_blocks = cdiv(num_nodes * group, size.block_m)
-    splits = num_splits or choose_splits(bs * num_blocks * kv_heads, batch.max_prefix_len, device.processors)
     result = SplitOutput.of(q, splits)
     if not bs:
         return result.out
@@ -186,7 +189,7 @@ def verify_attention_triton(
         GROUP=group,
         HEAD_DIM=d,
         **size.constants(),
-        NEW_BLOCK=max(16, next_power_of_2(num_nodes)),
+        NEW_BLOCK=max(16, next_power_of_2(planned_nodes)),
         SPLITS=splits,
         **size.options(),
     )

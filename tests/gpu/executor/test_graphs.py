@@ -16,8 +16,11 @@ from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.engine import Engine
+from foretoken.gpu.draft import window
+from foretoken.gpu.executor import round as gpu_round
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.executor.graphs import RoundGraphs, RoundKind
+from foretoken.gpu.ops.port import VerifyBatch
 from foretoken.gpu.session.plan import SessionOptions
 from foretoken.gpu.session.session import DecodeSession
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
@@ -116,3 +119,33 @@ def test_a_session_captures_the_sizes_that_its_batches_can_have(nano_pair):
         )
     assert texts[0] == texts[1]
     assert sizes == [[], [4, 2, 1]]
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3", "MULTI_LAYER_EAGLE"])
+def test_kernels_are_planned_alike_for_every_step_count_captured_or_not(algorithm, monkeypatch):
+    """Blocks and parts follow from what a kernel is planned for: not from a round's steps, nor from the rows that it happens to have."""
+    planned: dict[str, set] = {"verify": set(), "catch-up": set()}
+
+    def recording(kind):
+        def make(*arguments, **plan):
+            batch = VerifyBatch(*arguments, **plan)
+            planned[kind].add((batch.planned_rows, batch.planned_nodes))
+            return batch
+
+        return make
+
+    monkeypatch.setattr(gpu_round, "VerifyBatch", recording("verify"))
+    monkeypatch.setattr(window, "VerifyBatch", recording("catch-up"))
+    table = {"1": {"candidate_steps": [0, 1, 3], "update_interval": 1, "warmup_batches": 0}}
+    found = []
+    for sizes in ((4,), None):
+        for seen in planned.values():
+            seen.clear()
+        _, executor = serve(algorithm, graph_sizes=sizes, table=table, requests=prompts(3))
+        found.append({kind: {nodes for _, nodes in seen} for kind, seen in planned.items()})
+        rows = {rows for seen in planned.values() for rows, _ in seen}
+        assert rows == {4} if sizes else rows <= {1, 2, 4}
+    assert found[0] == found[1]
+    assert found[0]["verify"] == {4}
+    heads = {4 + head for head in range(executor.relayed.steps)}
+    assert found[0]["catch-up"] == {"STANDALONE": {5}, "EAGLE3": {4}}.get(algorithm, heads)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from foretoken.gpu.kernels.layers.decode_attention import decode_attention_triton
@@ -273,3 +275,21 @@ def test_an_empty_batch_launches_nothing():
         q, k = ops.rope_write(batch.q, batch.k, batch.v, rotary_table(16), batch.rows, batch.rows, batch.kv)
     assert seen.launches == 0
     assert decoded.shape == verified.shape == extended.shape == q.shape == (0, 4, 16) and k.shape == (0, 2, 16)
+
+
+@pytest.mark.parametrize(("group", "most"), [(5, 16), (2, 48)])
+def test_verify_sums_in_one_order_whatever_the_number_of_nodes(group: int, most: int):
+    """A chain of one step, a root alone and the largest round of a session: what they share is equal to the last bit, padded or not."""
+    prefix_lens = [700, 513]
+    batch = make_batch(3, prefix_lens, [most] * 2, heads=group, kv_heads=1, dtype=torch.float32)
+    chains = ((1 << torch.arange(1, most + 1)) - 1).expand(2, most)
+
+    def outputs(nodes: int) -> torch.Tensor:
+        q, k, v = (x.unflatten(0, (2, most))[:, :nodes].flatten(0, 1) for x in (batch.q, batch.k, batch.v))
+        view = replace(batch.tree(chains[:, :nodes], 1024), planned_rows=4, planned_nodes=most)
+        return verify_attention_triton(q, k, v, *batch.kv, view, batch.scale).unflatten(0, (2, nodes))
+
+    largest = outputs(most)
+    for nodes in (1, 2):
+        assert torch.equal(outputs(nodes), largest[:, :nodes])
+    close(largest.flatten(0, 1), dense_verify(batch, chains))
