@@ -13,6 +13,7 @@ from ..core.acceptance.recorded import TraceAcceptance
 from ..core.adaptive import CostTable
 from ..core.adaptive.graph_plan import graph_plan
 from ..core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
+from ..core.algorithm.builtin import carried_hidden_size
 from ..core.algorithm.registry import get_algorithm
 from ..core.config_reader import read_json_object
 from ..core.contract.events import EventSink
@@ -54,6 +55,15 @@ class Assembly:
     def make_engine(self, events: EventSink | None, replica: int = 0) -> Engine:
         """Make the engine of `replica`, in the role that its number has."""
         return self.spec.with_role(self.pools.role_of(replica)).make_engine(events)
+
+    @property
+    def relay_shape(self) -> AlgorithmShape:
+        """The sizes that what a row relays follows from: those of the draft, as the real executor has them."""
+        steps, hidden, heads = self.spec.max_steps, self.target.hidden, None
+        if self.algorithm.drafter is Drafter.HEADS:
+            steps = heads = self.draft.heads
+            hidden = carried_hidden_size(hidden, heads)
+        return AlgorithmShape(steps, self.spec.topk, hidden, heads, self.target.vocab)
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """(name, value, unit, source) of every number behind the run."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ...core.acceptance.process import GaussianAcceptance
 from ...core.adaptive.graph_plan import graph_plan
-from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.contract.future_map import LENGTH_FIELD
 from ...sim.cost.memory import GRAPH_BYTES
 
@@ -61,8 +60,7 @@ def _steps(assembly: Assembly) -> Iterator[DerivedRow]:
 
 def _relay(assembly: Assembly) -> Iterator[DerivedRow]:
     """Yield the bytes that each row relays per round."""
-    shape = AlgorithmShape(assembly.spec.max_steps, assembly.spec.topk, assembly.target.hidden)
-    for field in (LENGTH_FIELD, *assembly.algorithm.relay_fields(shape)):
+    for field in (LENGTH_FIELD, *assembly.algorithm.relay_fields(assembly.relay_shape)):
         source = f"computed: {field.dtype}, fields that {assembly.algorithm.name} relays"
         yield f"relay per request and round: {field.name}", field.bytes_per_row, "B", source
 

@@ -1,7 +1,7 @@
 """What a prefill worker sends beside a request's KV: the first token, and what the first draft starts from.
 
     prefill side   the row's FutureMap cell  ──►  DraftPayload  ──►  Arrival of one request
-    decode side    Arrivals of a step  ──►  HandoffBatch  ──►  algorithm.build_disagg_draft_input  ──►  the rows' FutureMap cells
+    decode side    Arrivals of a step  ──►  algorithm.build_disagg_draft_input  ──►  the rows' FutureMap cells
 
 A payload of an algorithm that needs no hidden states cannot hold any.
 """
@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..contract.handoff_batch import HandoffBatch
+from ..contract.future_map import FutureMap
+from ..contract.handoff_batch import HandoffBatch, MissingHiddenState
+from ..contract.hidden import ForwardPhase, check_hidden
 from ..contract.step import Arrivals, Join
 from ..errors import InvariantViolation
 from .algorithm import AlgorithmShape, SpecAlgorithm
@@ -80,12 +82,38 @@ def arrivals_of(joins: Sequence[Join], arrivals: Sequence[Arrival]) -> Arrivals 
 
 
 def arrival_failure(join: Join, arrival: Arrival, algorithm: SpecAlgorithm) -> str:
-    """Say why this request alone cannot join; empty if it can. The algorithm is asked to rebuild its draft input."""
+    """Say why this request alone cannot join; empty if it can."""
     if arrival.failure or arrival.draft is None:
         return arrival.failure
-    batch = _batch_of([join], [arrival], 0)
-    draft = algorithm.build_disagg_draft_input(batch, np.array([arrival.first_token], dtype=np.int64), None)
-    return "" if draft is None or not draft.failures else str(draft.failures[0][1])
+    if algorithm.needs_hidden_states and arrival.draft.hidden_states is None:
+        return str(MissingHiddenState.of(join.request.request_id, algorithm.name))
+    return ""
+
+
+def fill_cells(algorithm: SpecAlgorithm, arrivals: Arrivals, future_map: FutureMap) -> tuple[tuple[int, str], ...]:
+    """Let `algorithm` rebuild the draft input of the rows that arrive, once, into their cells of the relay.
+
+    Returns (row, reason) of those that it cannot serve: they fail alone. Their cells hold what was sent, because the step that they
+    arrive with reads them.
+    """
+    batch = arrivals.batch
+    draft = algorithm.build_disagg_draft_input(batch, arrivals.first_tokens, future_map)
+    if draft is None:
+        return ()
+    check_hidden(draft.hidden_states, algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "handoff")
+    failures = tuple((int(row), str(error)) for row, error in draft.failures)
+    if failures:
+        refused = np.flatnonzero(np.isin(batch.rows, [row for row, _ in failures]))
+        sent = {BONUS: arrivals.first_tokens, PROBABILITIES: batch.probabilities, TOKEN_IDS: batch.token_ids}
+        sent |= {HIDDEN: batch.hidden_states, **batch.relayed}
+        cells = {f.name: np.zeros((len(refused), *f.shape_suffix), f.dtype) for f in future_map.fields}
+        for name, cell in cells.items():
+            for place, i in enumerate(refused.tolist()):
+                if sent.get(name) is not None and sent[name][i] is not None:
+                    cell[place] = sent[name][i]
+        future_map.publish(batch.rows[refused], batch.epochs[refused], batch.seq_lens[refused])
+        future_map.stash(batch.rows[refused], batch.epochs[refused], cells)
+    return failures
 
 
 def _batch_of(joins: Sequence[Join], arrivals: Sequence[Arrival], hidden_size: int) -> HandoffBatch:

@@ -60,8 +60,7 @@ class TopKDrafting(SpecAlgorithm):
         served = [i for i, state in enumerate(batch.hidden_states) if state is not None]
         for i, state in enumerate(batch.hidden_states):
             if state is None:
-                message = f"request {batch.request_ids[i]!r}: {self.name} needs a hidden state, the handoff has none"
-                failures.append((int(batch.rows[i]), MissingHiddenState(message)))
+                failures.append((int(batch.rows[i]), MissingHiddenState.of(batch.request_ids[i], self.name)))
         states = [batch.hidden_states[i] for i in served]
         stacked = np.stack(states) if states else np.empty((0, batch.hidden_size), np.float32)
         return np.array(served, dtype=np.int64), stacked.astype(np.float32)
@@ -107,6 +106,14 @@ class Eagle3(Eagle):
 
     name = "EAGLE3"
     draft_form = "EAGLE3"
+
+
+def carried_hidden_size(hidden_size: int, num_heads: int) -> int:
+    """Return the values per row that one head per step relays: a hidden state of every head but the last, from which its successor goes on.
+
+    A single head hands on nothing, but the relay has room for one hidden state.
+    """
+    return max(num_heads - 1, 1) * hidden_size
 
 
 class MultiLayerEagle(Eagle):

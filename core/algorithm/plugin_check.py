@@ -1,7 +1,8 @@
-"""Interface parity: what a plugin must offer so that the core and every executor can call it, checked before it has a name.
+"""Interface parity: what a plugin must offer so that the core and every executor can call it.
 
-Every attribute and method of `SpecAlgorithm` with its signature, values that executors can build a draft by, and, as its methods are pure,
-what they answer for a small shape.
+When a class is registered it is inspected, and nothing of it runs: every attribute and method of `SpecAlgorithm` must be there with its
+signature. When its name is first asked for its methods are, as they are pure, asked about a small shape: by then its module has been
+executed, so that a method may name its own class.
 """
 
 from __future__ import annotations
@@ -48,14 +49,12 @@ _EMPTY_BATCH = HandoffBatch(
 
 
 def interface_problems(cls: type) -> list[Problem]:
-    """How `cls` differs from the interface of `SpecAlgorithm`: missing names, other signatures, and unusable answers."""
+    """How `cls` differs from the interface of `SpecAlgorithm`: missing names, other signatures, values of other types. Calls nothing."""
     problems = _differences(cls, SpecAlgorithm)
     try:
         inspect.signature(cls).bind()
     except (TypeError, ValueError):
         problems.append(Problem("__init__", "must take no arguments: an algorithm carries no state"))
-    if not problems:
-        problems = _answer_problems(cls)
     return problems
 
 
@@ -92,8 +91,8 @@ def _parameters(function: Callable) -> list[str]:
     return [marks.get(parameter.kind, "{}").format(parameter.name) for parameter in parameters]
 
 
-def _answer_problems(cls: type) -> list[Problem]:
-    """What the methods say of a small shape: they are pure, so asking them costs nothing and commits to nothing."""
+def answer_problems(algorithm: SpecAlgorithm) -> list[Problem]:
+    """Values that executors cannot build a draft by, and unusable answers of the methods, asked about a small shape."""
     problems: list[Problem] = []
 
     def ask(method: str, *arguments: Any) -> Any:
@@ -103,10 +102,6 @@ def _answer_problems(cls: type) -> list[Problem]:
             problems.append(Problem(method, f"raised {type(error).__name__}: {error}"))
             return None
 
-    try:
-        algorithm = cls()
-    except Exception as error:
-        return [Problem("__init__", f"raised {type(error).__name__}: {error}")]
     problems += _value_problems(algorithm)
     fields = ask("relay_fields", _ANY_SHAPE)
     if fields is not None:

@@ -11,20 +11,22 @@ from importlib.metadata import EntryPoint, entry_points
 from ..errors import ConfigError, Problem, nearest
 from .algorithm import SpecAlgorithm
 from .builtin import BUILT_IN
-from .plugin_check import interface_problems
+from .plugin_check import answer_problems, interface_problems
 
 ENTRY_POINT_GROUP = "foretoken.algorithms"
 
 
 _RESERVED = {cls.name: cls() for cls in BUILT_IN}
-_plugins: dict[str, SpecAlgorithm] = {}
+_plugins: dict[str, type] = {}
+_instances: dict[str, SpecAlgorithm] = {}  # of plugins that have been asked for
 
 
 def register_algorithm(name: str) -> Callable[[type], type]:
     """Class decorator: make an algorithm known under `name` (case-insensitive).
 
     The class must offer every attribute and method of `SpecAlgorithm` with the same signature; subclassing it is the easy way.
-    Raises `ConfigError` that lists all that is missing, or says that the name is taken.
+    It is inspected, not called: what its methods answer is checked when the name is first asked for. Raises `ConfigError` that lists all
+    that is missing, or says that the name is taken.
     """
 
     def register(cls: type) -> type:
@@ -36,7 +38,7 @@ def register_algorithm(name: str) -> Callable[[type], type]:
         if problems:
             raise ConfigError(f"algorithm plugin {cls.__qualname__}", problems)
         cls.name = key
-        _plugins[key] = cls()
+        _plugins[key] = cls
         return cls
 
     return register
@@ -44,6 +46,7 @@ def register_algorithm(name: str) -> Callable[[type], type]:
 
 def unregister_algorithm(name: str) -> None:
     """Forget a plugin (tests and reloads); a built-in name or an unknown one is a ConfigError."""
+    _instances.pop(name.upper(), None)
     if _plugins.pop(name.upper(), None) is None:
         raise ConfigError("<algorithm registry>", [Problem("name", f"{name!r} is not a registered plugin")])
 
@@ -56,9 +59,9 @@ def _name_problems(name: str, cls: type) -> list[Problem]:
     if key in _RESERVED:
         problems.append(Problem("name", f"{key} is reserved for the built-in algorithm"))
     elif key in _plugins:
-        problems.append(Problem("name", f"{key} is registered already, by {type(_plugins[key]).__qualname__}"))
+        problems.append(Problem("name", f"{key} is registered already, by {_plugins[key].__qualname__}"))
     for other, plugin in _plugins.items():
-        if type(plugin) is cls and other != key:
+        if plugin is cls and other != key:
             problems.append(Problem("name", f"the class is registered already, as {other}; derive one for {key}"))
     return problems
 
@@ -71,14 +74,30 @@ def get_algorithm(name: str) -> SpecAlgorithm:
     key = name.upper()
     if key not in _RESERVED and key not in _plugins:
         _load_entry_point(key)
-    found = _RESERVED.get(key) or _plugins.get(key)
-    if found is None:
+    if key in _RESERVED:
+        return _RESERVED[key]
+    if key not in _plugins:
         known = list(dict.fromkeys([*algorithm_names(), *sorted(entry.name.upper() for entry in _entry_points())]))
         raise ConfigError(
             "<arguments>",
             [Problem("algorithm", f"unknown algorithm {name!r}{nearest(key, known)}; known: {', '.join(known)}")],
         )
-    return found
+    if key not in _instances:
+        _instances[key] = _instance_of(_plugins[key])
+    return _instances[key]
+
+
+def _instance_of(cls: type) -> SpecAlgorithm:
+    """Make a plugin's algorithm. Raises ConfigError with everything that it answers and that cannot be used."""
+    try:
+        algorithm = cls()
+    except Exception as error:
+        problems = [Problem("__init__", f"raised {type(error).__name__}: {error}")]
+    else:
+        problems = answer_problems(algorithm)
+    if problems:
+        raise ConfigError(f"algorithm plugin {cls.__qualname__}", problems)
+    return algorithm
 
 
 def algorithm_names() -> list[str]:
@@ -113,6 +132,7 @@ def _load_entry_point(key: str) -> None:
         loaded = entry.load()
         if key not in _plugins:
             register_algorithm(entry.name)(loaded)
+        _instances[key] = _instance_of(_plugins[key])
     except ConfigError as error:
         _restore(before)
         raise ConfigError(f"entry point {entry.value}", error.problems) from error
@@ -122,6 +142,6 @@ def _load_entry_point(key: str) -> None:
         raise ConfigError(f"entry point {entry.value}", [Problem("algorithm", message)]) from error
 
 
-def _restore(plugins: dict[str, SpecAlgorithm]) -> None:
+def _restore(plugins: dict[str, type]) -> None:
     _plugins.clear()
     _plugins.update(plugins)

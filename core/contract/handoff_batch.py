@@ -14,6 +14,10 @@ from .hidden import CaptureHiddenMode
 class MissingHiddenState(ForetokenError):
     """A request arrived from a prefill worker without the hidden state that its algorithm needs."""
 
+    @classmethod
+    def of(cls, request_id: str, algorithm: str) -> MissingHiddenState:
+        return cls(f"request {request_id!r}: {algorithm} needs a hidden state, the handoff has none")
+
 
 @dataclass(frozen=True, slots=True)
 class HandoffBatch:
@@ -40,5 +44,5 @@ class DraftInput:
     token_ids: np.ndarray | None  # int64 [n, k]
     hidden_states: np.ndarray | None  # float32 [n, H], None unless the algorithm needs them
     capture: CaptureHiddenMode
-    failures: tuple[tuple[int, MissingHiddenState], ...] = ()  # (row, error): these requests fail, the others go on
+    failures: tuple[tuple[int, ForetokenError], ...] = ()  # (row, error): these requests fail, the others go on
     relayed: Mapping[str, np.ndarray] = field(default_factory=dict)  # the algorithm's own fields, [n, *shape_suffix]

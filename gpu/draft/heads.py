@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.algorithm.builtin import carried_hidden_size
 from ..batch.chunks import Chunks
 from ..batch.pools import KVPool
 from ..batch.tree import DeviceTree
@@ -154,8 +155,8 @@ class HeadsDraft(Draft):
 
 
 def carried_size(heads: MultiLayerEagle) -> int:
-    """Values per row that heads hand to their successors across rounds."""
-    return max(heads.num_layers - 1, 1) * heads.hidden_size
+    """Return the values per row that heads hand to their successors across rounds."""
+    return carried_hidden_size(heads.hidden_size, heads.num_layers)
 
 
 def _after_carry(carried: Tensor, hidden: Tensor, chunks: Chunks, head: int) -> Tensor:

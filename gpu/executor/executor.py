@@ -20,6 +20,7 @@ from torch import Tensor
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.adaptive.graph_plan import GraphKey
 from ...core.algorithm.algorithm import AlgorithmShape
+from ...core.algorithm.arrival import fill_cells
 from ...core.contract.future_map import FutureMap
 from ...core.contract.hidden import ForwardPhase, check_hidden
 from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
@@ -184,7 +185,7 @@ class TorchExecutor:
             self._check_outputs(join, running)
         self._rows.write_table(step.table_writes)
         if step.arrivals is not None:
-            self._arrive(step, step.arrivals)
+            self._arrive(running, step.arrivals)
         if step.decode is not None:
             self._rows.check_owners(step.decode.rows, step.decode.epochs)
             if step.step_id <= self._stop_through or self._rows.ended[step.decode.rows].any():
@@ -193,18 +194,17 @@ class TorchExecutor:
         if step.prefill is not None:
             self._enqueue_prefill(running, step.prefill, step)
 
-    def _arrive(self, step: Step, arrivals: Arrivals) -> None:
+    def _arrive(self, running: RunningStep, arrivals: Arrivals) -> None:
         """Open rows whose prompts another worker has computed: their KV is in the pools; fill their relay cells without a pass."""
         batch = arrivals.batch
-        texts = {join.row: join.cached_tokens for join in step.joins}
+        texts = {join.row: join.cached_tokens for join in running.step.joins}
         for i, row in enumerate(batch.rows.tolist()):
             self.draft.open_row(row, texts[row])
             if self.draft.on_host:
                 self.draft.observe(row, arrivals.first_tokens[i : i + 1])
-        draft = self.algorithm.build_disagg_draft_input(batch, arrivals.first_tokens, self.future_map)
-        if draft is not None:
-            check_hidden(draft.hidden_states, self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "handoff")
-            assert not draft.failures, "a request that cannot be served has joined"
+        failures = fill_cells(self.algorithm, arrivals, self.future_map)
+        self._rows.ended[[row for row, _ in failures]] = True
+        running.failures += failures
         self._simulated_lengths[batch.rows] = batch.seq_lens
 
     # -- prefill --------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.algorithm.algorithm import AlgorithmShape, DraftKV, SpecAlgorithm
+from ...core.algorithm.arrival import fill_cells
 from ...core.contract.future_map import FutureMap
 from ...core.contract.hidden import ForwardPhase, check_hidden
 from ...core.contract.request import Request, first_stop_token
@@ -241,9 +242,9 @@ class ReferenceExecutor:
             self._join(join)
         writes = step.table_writes
         self.kv.write_table(writes.rows, writes.columns, writes.slots)
-        if step.arrivals is not None:
-            self._arrive(step.arrivals)
         running = Running(step, step.max_rounds)
+        if step.arrivals is not None:
+            self._arrive(step.arrivals, running)
         if step.step_id <= self._stop_through or self._has_ended_row(step):
             running.limit = 1
         if step.prefill is not None:
@@ -266,7 +267,7 @@ class ReferenceExecutor:
         self._rows[join.row] = RowState(join.epoch, request, key, join.max_tokens - join.num_emitted)
         self.kv.open_row(join.row, join.epoch, namespace_salt(request.namespace), join.num_cached)
 
-    def _arrive(self, arrivals: Arrivals) -> None:
+    def _arrive(self, arrivals: Arrivals, running: Running) -> None:
         """Rows whose KV another worker has computed: every cell is read once, then their first relay cells are filled without a pass."""
         batch, last_tokens = arrivals.batch, arrivals.first_tokens
         for row, length, token in zip(batch.rows.tolist(), batch.seq_lens.tolist(), last_tokens.tolist(), strict=True):
@@ -274,10 +275,8 @@ class ReferenceExecutor:
             prefix = self.kv.read_target(row, length)
             if self.kv.draft is not None:
                 self.kv.read_draft(row, prefix, token)
-        draft = self.algorithm.build_disagg_draft_input(batch, last_tokens, self.future_map)
-        if draft is not None:
-            check_hidden(draft.hidden_states, self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "handoff")
-            assert not draft.failures, "a request that cannot be served has joined"
+        for row, message in fill_cells(self.algorithm, arrivals, self.future_map):
+            self._fail(self._rows[row], row, running, message)
 
     def _is_over(self, running: Running) -> bool:
         if running.step.decode is None:
@@ -365,9 +364,10 @@ class ReferenceExecutor:
         check_hidden(hidden, self.algorithm.capture_hidden_mode(ForwardPhase.PREFILL), "capture")
         return hidden
 
-    def _fail(self, state: RowState, row: int, running: Running) -> None:
+    @staticmethod
+    def _fail(state: RowState, row: int, running: Running, message: str = "the target gave no distribution") -> None:
         if not state.message:
-            state.message = "the target gave no distribution"
+            state.message = message
             running.failures.append((row, state.message))
         state.ended = True
 

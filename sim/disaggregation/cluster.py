@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import simpy
 
-from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.handoff import PageFormat
 from ...core.scheduler.config import EngineRole
@@ -184,14 +183,11 @@ def page_format_of(assembly: Assembly) -> PageFormat:
         page_size=size,
         target_bytes=size * target.kv_bytes_per_token,
         draft_bytes=size * draft.kv_bytes_per_token if draft is not None else 0,
-        hidden_size=target.hidden if needs_hidden else 0,
+        hidden_size=assembly.relay_shape.hidden_size if needs_hidden else 0,
         layout=f"{target.name}, {target.layers} layers of {target.kv_dtype}",
     )
 
 
 def _draft_input_bytes(assembly: Assembly) -> int:
     """Return the size of what goes with the last page: first token, top-k, hidden state, and the algorithm's relayed fields."""
-    spec = assembly.spec
-    heads = assembly.scenario.speculation.heads or max(spec.max_steps, 1)
-    shape = AlgorithmShape(spec.max_steps, spec.topk, assembly.target.hidden, heads)
-    return sum(field.bytes_per_row for field in assembly.algorithm.relay_fields(shape))
+    return sum(field.bytes_per_row for field in assembly.algorithm.relay_fields(assembly.relay_shape))

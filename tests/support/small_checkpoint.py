@@ -79,12 +79,13 @@ def write_standalone(directory: Path, seed: int = 2) -> Path:
     return write_target(directory, replace(SHAPE, hidden_size=16, head_dim=4, num_layers=1), seed)
 
 
-def write_head(directory: Path, algorithm: str = "EAGLE3") -> Path:
+def write_head(directory: Path, algorithm: str = "EAGLE3", num_heads: int = 2) -> Path:
+    """Write a random head; `num_heads` of multi-layer EAGLE."""
     ops = ops_for("cpu")
     target = random_weights(SHAPE, ops, "cpu", torch.float32, 1)
     model = replace(SHAPE, num_layers=1)
     aux = (1, 2, 3) if algorithm == "EAGLE3" else ()
-    heads = 2 if algorithm == "MULTI_LAYER_EAGLE" else 1
+    heads = num_heads if algorithm == "MULTI_LAYER_EAGLE" else 1
     config = HeadConfig(algorithm, model, SHAPE.hidden_size, VOCAB_SIZE, aux, num_heads=heads)
     save_draft(random_head(config, target, seed=3), directory)
     return directory

@@ -173,10 +173,14 @@ class GoodLookup(LookupDrafting):
 
 
 def refusal(**changes) -> str:
-    """What the registry says of `GoodLookup` with these changes."""
+    """What the registry says of `GoodLookup` with these changes, when it is registered or, again and again, when it is asked for."""
     with pytest.raises(ConfigError) as error:
         register_algorithm("CHANGED")(type("Changed", (GoodLookup,), changes))
-    assert "CHANGED" not in algorithm_names()
+        get_algorithm("CHANGED")
+    if "CHANGED" in algorithm_names():
+        with pytest.raises(ConfigError, match="plugin Changed"):
+            get_algorithm("CHANGED")
+        unregister_algorithm("CHANGED")
     return str(error.value)
 
 
@@ -191,6 +195,34 @@ def test_a_class_that_agrees_is_registered(forget):
         register_algorithm("BETTER")(GoodLookup)
     with pytest.raises(ConfigError, match="is no class"):
         register_algorithm("LAMBDA")(lambda: None)
+
+
+def test_a_class_may_name_itself_in_its_methods(forget):
+    """They run when the name is asked for: while a decorated class is registered its own name means nothing yet."""
+    asked = []
+
+    @register_algorithm("REFLECTIVE")
+    class Reflective(GoodLookup):
+        share = 0.25
+
+        def __init__(self):
+            asked.append("__init__")
+            assert type(self) is Reflective
+
+        def accept_width(self, steps, num_draft_tokens):
+            asked.append("accept_width")
+            return Reflective.__mro__[1].accept_width(self, steps, num_draft_tokens)
+
+        def make_proposer(self, shape):
+            assert Reflective.share == 0.25
+            return super().make_proposer(shape)
+
+    assert asked == []
+    assert isinstance(get_algorithm("reflective"), Reflective) and asked == ["__init__", "accept_width"]
+    assert get_algorithm("reflective") is get_algorithm("REFLECTIVE")
+    unregister_algorithm("REFLECTIVE")
+    register_algorithm("REFLECTIVE")(GoodLookup)
+    assert type(get_algorithm("REFLECTIVE")) is GoodLookup
 
 
 @pytest.mark.parametrize("name", [n for n in vars(SpecAlgorithm) if n[0] != "_" and callable(vars(SpecAlgorithm)[n])])
@@ -261,6 +293,7 @@ def test_a_draft_model_relays_what_executors_build_it_with(forget):
 
     with pytest.raises(ConfigError, match="must be bonus_tokens, topk_probabilities, topk_ids"):
         register_algorithm("TALKATIVE")(Talkative)
+        get_algorithm("TALKATIVE")
 
 
 def test_all_problems_of_a_proposer_are_listed(forget):

@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from foretoken.cli.simulation.derived import derived_rows
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.gpu.session.plan import SessionOptions, plan_session
+from foretoken.gpu.session.session import DecodeSession
 from foretoken.sim.assembly import assemble
+from foretoken.sim.disaggregation.cluster import page_format_of
 from foretoken.sim.scenario_file import scenario_from_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,3 +114,21 @@ def test_scenario_and_session_resolve_alike(models, chosen):
     assert simulated.resolve_sizes() == real.resolve_sizes()
     if real.policy != "goodput":
         assert simulated.make_controller().snapshot() == real.make_controller().snapshot()
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 3])
+def test_a_simulated_row_relays_what_a_real_one_does(models, tmp_path, num_heads):
+    """Fields and sizes: a hidden state of every head but the last, and the candidates of every head, whatever the steps."""
+    draft = write_head(tmp_path / "draft", "MULTI_LAYER_EAGLE", num_heads=num_heads)
+    options = SessionOptions(models["target"], draft, steps=1, dtype="float32", device="cpu", kv_tokens=400)
+    speculation = {"algorithm": "MULTI_LAYER_EAGLE", "policy": "fixed", "steps": 1, "heads": num_heads}
+    assembly = assemble(
+        scenario_from_dict({"model": {"target": str(models["target"])}, "speculation": speculation}, "test")
+    )
+    real = DecodeSession.open(options).executor.future_map.fields
+    assert assembly.algorithm.relay_fields(assembly.relay_shape) == real
+    rows = {name: value for name, value, *_ in derived_rows(assembly)}
+    assert rows["relay per request and round: hidden_states"] == next(
+        field.bytes_per_row for field in real if field.name == "hidden_states"
+    )
+    assert page_format_of(assembly).hidden_size == max(num_heads - 1, 1) * assembly.target.hidden

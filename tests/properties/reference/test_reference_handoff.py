@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from foretoken.core.adaptive import fixed_controller
+from foretoken.core.algorithm.builtin import Standalone
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.events import HandoffMoved, Planned
 from foretoken.core.contract.request import FinishReason, Request
 from foretoken.core.draws import Purpose, uniform
-from foretoken.core.errors import InvariantViolation
+from foretoken.core.errors import ForetokenError, InvariantViolation
 from foretoken.core.handoff import HandoffTiming
 from foretoken.core.handoff.messages import Manifest, Page
 from foretoken.core.prompt import Prompt
@@ -38,7 +39,7 @@ def worker(role, algorithm, steps=3, topk=1, events=None, **config):
     defaults = {"num_pages": 200, "context_len": 96, "max_running": 4, "chunk_size": 8, "block_rounds": 1}
     engine = Engine(
         EngineConfig(**{**defaults, **config}, track_tokens=True, role=role),
-        get_algorithm(algorithm),
+        get_algorithm(algorithm) if isinstance(algorithm, str) else algorithm,
         fixed_controller(0 if algorithm == "NONE" else steps, **shape),
         events=events,
     )
@@ -219,6 +220,42 @@ def test_a_missing_hidden_state_fails_its_request_alone(overlap):
     requests = [ask("a"), ask("b", 11), ask("c", 13)]
     ends = serve(handoff, requests)
     assert ends["b"].reason is FinishReason.ERROR and "hidden state" in ends["b"].message
+    check_ends([requests[0], requests[2]], ends)
+    check_drained(handoff)
+
+
+class Choosy(Standalone):
+    """An algorithm from outside that counts how often it rebuilds a draft input, and refuses some requests."""
+
+    def __init__(self, refused=()):
+        self.asked, self.refused = [], refused
+
+    def build_disagg_draft_input(self, batch, last_tokens, future_map):
+        self.asked += batch.request_ids
+        served = np.array([name not in self.refused for name in batch.request_ids])
+        rest = replace(
+            batch,
+            rows=batch.rows[served],
+            epochs=batch.epochs[served],
+            request_ids=tuple(np.array(batch.request_ids)[served]),
+            seq_lens=batch.seq_lens[served],
+            probabilities=batch.probabilities[served],
+            token_ids=batch.token_ids[served],
+            hidden_states=tuple(np.array(batch.hidden_states)[served]),
+        )
+        draft = super().build_disagg_draft_input(rest, last_tokens[served], future_map)
+        failures = tuple((int(row), ForetokenError("not to my taste")) for row in batch.rows[~served])
+        return replace(draft, failures=failures)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_algorithm_rebuilds_the_draft_input_of_a_request_once_and_may_refuse_it_alone(overlap):
+    algorithm = Choosy(refused=("b",))
+    handoff = pair(algorithm, overlap=overlap)
+    requests = [ask("a"), ask("b", 11), ask("c", 13)]
+    ends = serve(handoff, requests)
+    assert sorted(algorithm.asked) == ["a", "b", "c"]
+    assert ends["b"].reason is FinishReason.ERROR and ends["b"].message == "not to my taste"
     check_ends([requests[0], requests[2]], ends)
     check_drained(handoff)
 
