@@ -1,10 +1,12 @@
 """A streaming histogram with logarithmic buckets: any quantile of non-negative integers in fixed memory.
 
 The buckets [g^i, g^(i+1)) with g = (1 + α) / (1 − α) are answered by 2·g^(i+1) / (1 + g), which is off by at most the share α of the
-true value (Masson, Rim, Lee: "DDSketch", VLDB 2019). Count, mean, minimum and maximum are exact.
+true value (Masson, Rim, Lee: "DDSketch", VLDB 2019). Count, mean, standard deviation, minimum and maximum are exact.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -12,6 +14,7 @@ RELATIVE_ERROR = 1e-3
 _ALPHA = 0.999 * RELATIVE_ERROR  # the rest is room for rounding in the logarithm
 _GAMMA = (1 + _ALPHA) / (1 - _ALPHA)
 _LOG_GAMMA = float(np.log(_GAMMA))
+_ROOT = 3_037_000_500  # squares of smaller values fit into int64
 _NUM_BUCKETS = int(np.log(2.0**63) / _LOG_GAMMA) + 2
 
 
@@ -24,8 +27,7 @@ class LogHistogram:
         self.minimum: int | None = None
         self.maximum: int | None = None
         self._zeros = 0
-        self._mean = 0.0
-        self._squares = 0.0  # sum of squared differences to the mean
+        self._squares = 0  # exact, so that moments do not depend on how the values were grouped
         self._buckets = np.zeros(_NUM_BUCKETS, dtype=np.int64)
 
     def add(self, values: np.ndarray) -> None:
@@ -38,7 +40,9 @@ class LogHistogram:
             raise ValueError(f"{low} in a histogram of values >= 0")
         self.minimum = low if self.minimum is None else min(low, self.minimum)
         self.maximum = high if self.maximum is None else max(high, self.maximum)
-        self._add_moments(values, size)
+        self.count += size
+        self.total += int(values.sum())
+        self._squares += _sum_of_squares(values, high)
         if low == 0:
             positive = values[values > 0]
             self._zeros += size - len(positive)
@@ -47,18 +51,6 @@ class LogHistogram:
         counts = np.bincount(index)
         self._buckets[: len(counts)] += counts
 
-    def _add_moments(self, values: np.ndarray, size: int) -> None:
-        """Merge mean and squares of two samples (Chan, Golub, LeVeque 1979)."""
-        total = int(values.sum())
-        mean = total / size
-        squares = float(np.square(values - mean).sum())
-        apart = mean - self._mean
-        joint = self.count + size
-        self._squares += squares + apart * apart * (self.count * size / joint)
-        self._mean += apart * (size / joint)
-        self.total += total
-        self.count = joint
-
     @property
     def mean(self) -> float | None:
         return self.total / self.count if self.count else None
@@ -66,7 +58,9 @@ class LogHistogram:
     @property
     def std(self) -> float | None:
         """The standard deviation of the population."""
-        return float(np.sqrt(self._squares / self.count)) if self.count else None
+        if not self.count:
+            return None
+        return math.sqrt(self.count * self._squares - self.total**2) / self.count
 
     def quantile(self, share: float) -> float | None:
         """Return the value below which `share` (0 … 1) of all values lie, interpolated; None if there are none."""
@@ -89,6 +83,15 @@ class LogHistogram:
         bucket = int(np.searchsorted(np.cumsum(self._buckets), rank - self._zeros, side="right"))
         value = 2.0 * np.exp((bucket + 1) * _LOG_GAMMA) / (1.0 + _GAMMA)
         return float(min(max(value, self.minimum), self.maximum))
+
+
+def _sum_of_squares(values: np.ndarray, high: int) -> int:
+    """Return Σ v² of int64 values in 0 … `high`, exactly."""
+    if high >= _ROOT:
+        large = values >= _ROOT
+        return sum(value * value for value in values[large].tolist()) + _sum_of_squares(values[~large], 0)
+    squares = values * values
+    return (int((squares >> 32).sum()) << 32) + int((squares & 0xFFFFFFFF).sum())
 
 
 def added_counts(counts: np.ndarray, more: np.ndarray) -> np.ndarray:

@@ -44,6 +44,8 @@ _FLUSH_ENTRIES = 1 << 14  # rows × rounds
 _FLUSH_EVENTS = 1 << 11
 _KEPT_BYTES = 1 << 23  # several flushes
 
+_SYSTEM = 1 + GAUGES.index("system")  # column of the samples
+
 # Columns of the notes on a committed step.
 _REPLICA, _STEP_ID, _ROUNDS, _PREFILL, _ROWS, _STEPS, _ND, _HELD, _WAITING = range(9)
 
@@ -63,7 +65,8 @@ class RunMetrics:
                 ParquetColumns(folder / "requests.parquet", REQUEST_FIELDS),
                 ParquetColumns(folder / "rounds.parquet", ROUND_FIELDS),
             )
-        self._samples = array("q")  # (now, *GAUGES) of every event
+        self._samples = array("q")  # (now, *GAUGES) of every event since requests were last seen in the system
+        self._num_kept_samples = 0  # of those: values that a flush has left there
         # Until a block of this size was freed once, the C library returns the memory of every flush to the system, to take it
         # again page by page.
         np.empty(_KEPT_BYTES, dtype=np.uint8)
@@ -106,10 +109,14 @@ class RunMetrics:
             handlers[type(event)](state, event)
             running, waiting = lives.running, lives.waiting
             self._samples.extend((event.now_ns, running, waiting, lives.held, running + waiting))
-            if self._num_entries >= _FLUSH_ENTRIES or len(self._samples) >= _FLUSH_EVENTS * (1 + len(GAUGES)):
+            if self._num_entries >= _FLUSH_ENTRIES or self._num_new_samples >= _FLUSH_EVENTS:
                 self.flush()
 
         return take
+
+    @property
+    def _num_new_samples(self) -> int:
+        return (len(self._samples) - self._num_kept_samples) // (1 + len(GAUGES))
 
     def observe_device(self, replica: int, busy_ns: int) -> None:
         """Add `busy_ns` to the busy time of the device of `replica`."""
@@ -166,7 +173,8 @@ class RunMetrics:
         self._begin_notes()
 
     def _flush_gauges(self) -> None:
-        samples = np.frombuffer(self._samples, dtype=np.int64).reshape(-1, 1 + len(GAUGES)).T
+        """Integrate the gauges up to where the system was last seen with requests; what follows may be after the run's end."""
+        samples = np.frombuffer(self._samples, dtype=np.int64).reshape(-1, 1 + len(GAUGES))
         if not samples.size:
             return
         if self._timeline is None:
@@ -174,17 +182,17 @@ class RunMetrics:
             self._timeline = Timeline(
                 self.measured.first_ns, GAUGES, ("tokens", "decode_rounds", "steps"), self._num_buckets
             )
-        times = np.maximum.accumulate(samples[0])
-        values = samples[1:, :-1]
-        widths = np.diff(times)
-        if len(widths):
-            self.measured.gauge_integrals += (values * widths).sum(axis=1, dtype=np.float64)
-            lasting = widths > 0  # states of no duration do not count
-            if lasting.any():
-                self.measured.gauge_maxima = np.maximum(self.measured.gauge_maxima, values[:, lasting].max(axis=1))
+        samples[:, 0] = np.maximum.accumulate(samples[:, 0])
+        self.measured.last_ns = int(samples[-1, 0])
+        occupied = np.flatnonzero(samples[:-1, _SYSTEM])
+        size = occupied[-1] + 1 if len(occupied) else 0
+        if size:
+            times, values = samples[: size + 1, 0], samples[:size, 1:].T
+            self.measured.gauges.add(times, values)
             self._timeline.add_gauges(times, values)
-        self.measured.last_ns = int(times[-1])
-        self._samples = array("q", (self.measured.last_ns, *samples[1:, -1].tolist()))
+        self._samples = array("q", samples[size:].tobytes())
+        self._num_kept_samples = len(self._samples)
+        self.measured.empty_system = np.array(samples[size:])
 
     def _flush_rounds(self) -> None:
         steps = np.array(self._steps, dtype=np.int64)

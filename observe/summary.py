@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import InvariantViolation
 from .columns import GrowingColumn
 from .histogram import LogHistogram
 from .request_lives import ReplicaMetrics
+from .timeline import GaugeAreas
 
 REASONS = ("refused", "stop", "length", "abort", "error", "transferred")  # by FinishReason; 0 never entered
 GAUGES = ("running", "waiting", "held", "system")
@@ -43,6 +45,7 @@ TOTALS = (
 )
 PERCENTILES = (90, 95, 99)
 _MS = 1e-6  # per nanosecond
+ROUNDING = 1e-9  # of a sum of shares
 
 
 def _nanoseconds() -> GrowingColumn:
@@ -62,8 +65,8 @@ class Measurements:
     num_output: GrowingColumn = field(default_factory=_nanoseconds)
     drafts_histogram: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     rounds_at_steps: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
-    gauge_integrals: np.ndarray = field(default_factory=lambda: np.zeros(len(GAUGES)))
-    gauge_maxima: np.ndarray = field(default_factory=lambda: np.zeros(len(GAUGES), dtype=np.int64))
+    gauges: GaugeAreas = field(default_factory=lambda: GaugeAreas(len(GAUGES)))
+    empty_system: np.ndarray = field(default_factory=lambda: np.zeros((0, 1 + len(GAUGES)), np.int64))  # later samples
     first_ns: int | None = None
     last_ns: int = 0
 
@@ -88,6 +91,7 @@ class SLO:
 
 def summarize(measured: Measurements, duration_ns: int | None, slo: SLO | None, incomplete: bool) -> dict[str, Any]:
     """Return the flat summary of a run."""
+    given_ns = duration_ns
     if duration_ns is None:
         duration_ns = measured.last_ns - (measured.first_ns or 0)
     seconds = duration_ns / 1e9
@@ -118,12 +122,19 @@ def summarize(measured: Measurements, duration_ns: int | None, slo: SLO | None, 
     summary.update(_goodput(measured, seconds, slo))
     summary.update(_latencies(measured))
     summary.update(_speculation(measured))
-    summary.update(_resources(measured, duration_ns))
+    summary.update(_resources(measured, duration_ns, _mean_gauges(measured, given_ns)))
     return summary
 
 
 def ratio(amount: float, of: float) -> float | None:
     return float(amount) / of if of else None
+
+
+def share(amount: float, of: float) -> float | None:
+    """Return a part of a whole, 0 … 1, or None of nothing. Raises InvariantViolation SIM-07 for more than the whole."""
+    if not 0 <= amount <= of * (1 + ROUNDING):
+        raise InvariantViolation("SIM-07", f"{amount} of {of} is no share")
+    return min(float(amount) / of, 1.0) if of else None
 
 
 def _tpot_ns(measured: Measurements) -> np.ndarray:
@@ -145,7 +156,7 @@ def _goodput(measured: Measurements, seconds: float, slo: SLO | None) -> dict[st
         if limit is not None:
             good &= values <= limit / _MS
     ended = len(good) + measured.counts["error"] + measured.counts["refused"]
-    return {"request_goodput": ratio(int(good.sum()), seconds), "slo_attainment": ratio(int(good.sum()), ended)}
+    return {"request_goodput": ratio(int(good.sum()), seconds), "slo_attainment": share(int(good.sum()), ended)}
 
 
 def _latencies(measured: Measurements) -> dict[str, Any]:
@@ -182,12 +193,12 @@ def _speculation(measured: Measurements) -> dict[str, Any]:
     per_row = ratio(correct, totals["verified_rows"])
     summary: dict[str, Any] = {
         "accept_length": None if per_row is None else 1 + per_row,
-        "accept_rate": ratio(correct, proposed),
+        "accept_rate": share(correct, proposed),
         "verified_rows": totals["verified_rows"],
         "correct_drafts": correct,
         "proposed_drafts": proposed,
         "wasted_draft_tokens": proposed - correct,
-        "wasted_draft_share": ratio(proposed - correct, proposed),
+        "wasted_draft_share": share(proposed - correct, proposed),
         "correct_drafts_histogram": measured.drafts_histogram.tolist(),
         "decode_rounds": totals["decode_rounds"],
         "committed_steps": totals["committed_steps"],
@@ -197,23 +208,23 @@ def _speculation(measured: Measurements) -> dict[str, Any]:
     }
     for steps, rounds in enumerate(measured.rounds_at_steps.tolist()):
         if rounds:
-            summary[f"rounds_at_steps_{steps}"] = ratio(rounds, totals["decode_rounds"])
+            summary[f"rounds_at_steps_{steps}"] = share(rounds, totals["decode_rounds"])
     return summary
 
 
-def _resources(measured: Measurements, duration_ns: int) -> dict[str, Any]:
+def _resources(measured: Measurements, duration_ns: int, mean_gauges: list[float | None]) -> dict[str, Any]:
     replicas = [measured.replicas[number] for number in sorted(measured.replicas)]
-    running, waiting, held, system = (ratio(area, duration_ns) for area in measured.gauge_integrals.tolist())
-    max_running, max_waiting, _, max_system = measured.gauge_maxima.tolist()
+    running, waiting, held, system = mean_gauges
+    max_running, max_waiting, _, max_system = measured.gauges.maxima
     capacity = measured.capacity
-    peaks = [state.max_held / state.capacity for state in replicas if state.capacity]
-    busy = [None if state.busy_ns is None else ratio(state.busy_ns, duration_ns) for state in replicas]
-    known = [share for share in busy if share is not None]
+    peaks = [share(state.max_held, state.capacity) for state in replicas if state.capacity]
+    busy = [None if state.busy_ns is None else share(state.busy_ns, duration_ns) for state in replicas]
+    known = [part for part in busy if part is not None]
     return {
         "prefill_tokens": measured.totals["prefill_tokens"],
-        "prefix_cache_hit_rate": ratio(measured.totals["cached_tokens"], measured.totals["looked_up_tokens"]),
+        "prefix_cache_hit_rate": share(measured.totals["cached_tokens"], measured.totals["looked_up_tokens"]),
         "kv_capacity_slots": capacity or None,
-        "kv_occupancy_mean": ratio(held, capacity) if held is not None else None,
+        "kv_occupancy_mean": share(held, capacity) if held is not None else None,
         "kv_occupancy_max": max(peaks, default=None),
         "mean_concurrency": system,
         "max_concurrency": max_system,
@@ -222,6 +233,21 @@ def _resources(measured: Measurements, duration_ns: int) -> dict[str, Any]:
         "mean_queue_length": waiting,
         "max_queue_length": max_waiting,
         "replicas": len(replicas),
-        "device_busy_share": ratio(sum(known), len(known)),
+        "device_busy_share": share(sum(known), len(known)),
         "device_busy_share_per_replica": busy,
     }
+
+
+def _mean_gauges(measured: Measurements, duration_ns: int | None) -> list[float | None]:
+    """Return the gauges' means over the run; what engines still hold after its end, for peers that might ask, does not count.
+
+    Where a host's clock jumped, events may bear later times than the run's end: then the means are over the time that they show.
+    """
+    begin_ns = (measured.first_ns or 0) if duration_ns is None else 0
+    end_ns = max(measured.last_ns if duration_ns is None else duration_ns, measured.gauges.end_ns)
+    areas = list(measured.gauges.areas)
+    empty = measured.empty_system
+    times = np.minimum(np.append(empty[:, 0], end_ns), end_ns)
+    for i, row in enumerate(empty[:, 1:].T.astype(object)):
+        areas[i] += int((row * np.diff(times)).sum())
+    return [ratio(area, end_ns - begin_ns) for area in areas]

@@ -74,6 +74,27 @@ class Timeline:
                 rows[:, half:] = 0
 
 
+class GaugeAreas:
+    """Exact integrals and maxima of gauges over time: they do not depend on how the samples were grouped."""
+
+    def __init__(self, num_gauges: int) -> None:
+        self.areas = [0] * num_gauges  # value · nanoseconds
+        self.maxima = [0] * num_gauges
+        self.end_ns = 0
+
+    def add(self, times_ns: np.ndarray, values: np.ndarray) -> None:
+        """Add gauges that had `values[:, i]` from `times_ns[i]` to `times_ns[i + 1]`: int64 [n + 1] ascending, and [gauges, n]."""
+        widths = np.diff(times_ns)
+        lasting = widths > 0  # states of no duration do not count
+        self.end_ns = int(times_ns[-1])
+        if not lasting.any():
+            return
+        high, low = widths >> 20, widths & 0xFFFFF  # neither sum leaves 64 bits
+        for i, row in enumerate(values):
+            self.areas[i] += (int(row.dot(high)) << 20) + int(row.dot(low))
+            self.maxima[i] = max(self.maxima[i], int(row[lasting].max()))
+
+
 def series(timeline: Timeline | None, capacity: int) -> dict[str, Any]:
     """Return a timeline of running, waiting, held slots, tokens and steps as a summary shows it: a list per name, one number per bucket.
 

@@ -56,7 +56,7 @@ class RunReport:
     """How a run ended. `complete` is False if it was interrupted."""
 
     complete: bool
-    duration_ns: int  # from the start to the last event
+    duration_ns: int  # from the start to the end of the last request and its work
     num_submitted: int
     num_ended: int
     num_rounds: int
@@ -96,6 +96,7 @@ class Simulation:
         self.refusals: dict[str, int] = {}
         self._num_submitted = 0
         self._num_ended = 0
+        self._last_request_ns = 0  # when the last one was sent, or ended
         self._foreseen = 0  # requests below this number are announced to the device
         self._waiting_clients: dict[str, simpy.Event] = {}
         self._has_listeners = scenario.workload.concurrency is not None or scenario.clients != type(scenario.clients)()
@@ -159,10 +160,12 @@ class Simulation:
         )
 
     def _duration_ns(self, complete: bool) -> int:
-        """Return the time of the last event; the end of what engines remember of ended transfers does not count."""
-        if self.cluster is None or not complete:
+        """Return the time of the last request, result or page. Timers that find nothing to do are no part of the run: those of
+        clients whose request has ended, and those of engines that remember a transfer."""
+        if not complete:
             return self.env.now
-        return max(self.cluster.last_end_ns, self.cluster.last_sent_ns)
+        last_ns = max(self._last_request_ns, *(replica.worked_until_ns for replica in self.replicas))
+        return last_ns if self.cluster is None else max(last_ns, self.cluster.network.last_busy_ns)
 
     def _start_workload(self) -> None:
         env, clients = self.env, self.scenario.clients
@@ -245,6 +248,7 @@ class Simulation:
         shift = self._day.shift(self.env.now) if self._day is not None else 0.0
         truth = Truth(arrival.output_len, request_key(request_id), shift)
         self._num_submitted += 1
+        self._last_request_ns = self.env.now
         if arrival.row >= self._foreseen and len(self.replicas) == 1 and self._day is None:
             self._foresee(arrival.row)
         ended = None
@@ -273,6 +277,7 @@ class Simulation:
         if self.faults is not None:
             self.faults.ended(finished.request_id)
         self._num_ended += 1
+        self._last_request_ns = self.env.now
         self.router.ended(replica, finished.request_id)
         if finished.message:
             self.refusals[finished.message] = self.refusals.get(finished.message, 0) + 1

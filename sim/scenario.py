@@ -111,7 +111,10 @@ class EngineTable(Table):
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.01, description="share of the pool that admission leaves free"
     )
-    block_rounds: Count = Field(32, description="most rounds that one plan certifies; 1: single rounds, same result")
+    block_rounds: Count = Field(
+        32,
+        description="most rounds that one plan certifies; 1: single rounds, same result (docs/design.md says except for what)",
+    )
     preempt: bool = Field(False, description="retract lower priorities to let a greater one in")
     ageing_bound: Count = Field(256, description="how often a request may be overtaken by greater priorities")
 

@@ -76,6 +76,7 @@ class EngineActor:
         self.hooks = hooks
         self.handoff: HandoffPart | None = None  # set where prefill and decode are apart
         self.rounds = 0
+        self.worked_until_ns = 0  # when the newest result, or its loss, was taken
         self.ran_ns = (0, 0)  # from and to when the device was at the newest step of one round
         self._on_finished = on_finished
         self._spans = spans
@@ -219,6 +220,7 @@ class EngineActor:
             result = self._run_single(flight)
             yield until(self.env, self._cpu_free_ns)
         self._flights.popleft()
+        self.worked_until_ns = self.env.now
         outcome = self.engine.commit(self.hooks.after_run(result), self.hooks.stamp(self.env.now))
         for finished in outcome.finished:
             self.report(finished)
@@ -236,6 +238,7 @@ class EngineActor:
             lasts_ns = int(fault.run_share * self._device_ns(flight))
         yield until(env, max(started_ns + lasts_ns, self._cpu_free_ns, env.now))
         self.device.busy_ns += lasts_ns
+        self.worked_until_ns = env.now
         message = f"{fault.message}; in flight: {engine.requests.describe_in_flight()}"
         failure = StepFailure(flight.step.step_id, fault.cause, message)
         outcome = engine.lose_steps(failure, self.hooks.stamp(env.now))

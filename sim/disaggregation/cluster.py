@@ -49,8 +49,6 @@ class Cluster:
         self.network = network
         self.page_format = page_format_of(assembly)
         self.timing = timing_of(scenario)
-        self.last_end_ns = 0
-        self.last_sent_ns = 0
         self._on_finished = on_finished
         num_engines = assembly.pools.num_engines
         self._prefill = Balancer(table.prefill_policy, num_engines, scenario.seed, 1)
@@ -100,7 +98,6 @@ class Cluster:
 
     def submit(self, request: Request, truth: Truth) -> int:
         """Send a request to its prefill engine, whose number is returned."""
-        self.last_sent_ns = self.env.now
         route = _Route(
             self._prefill.assign(request, self.roles.serving(EngineRole.PREFILL)),
             self._decode.assign(request, self.roles.serving(EngineRole.DECODE)),
@@ -136,7 +133,6 @@ class Cluster:
         if route.is_computing:
             self._prefill.ended(route.prefill)
         self._decode.ended(route.decode)
-        self.last_end_ns = self.env.now
         self._on_finished(replica, finished)
 
     # -- engines ------------------------------------------------------------------------------------------------------
@@ -168,6 +164,7 @@ class Cluster:
             shares[EngineRole.DECODE],
             tuple(self.network.out_busy_ns),
             tuple(self.network.in_busy_ns),
+            self.roles.share_of_prefill(sum(self.network.out_busy_ns)),
             self.network.num_bytes,
             sum(endpoint.side.counts.retries for endpoint in self.endpoints if endpoint.is_prefill),
             sum(count.ignored for count in counts),

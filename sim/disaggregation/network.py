@@ -34,7 +34,7 @@ class Layers(NamedTuple):
 
 
 class Network:
-    """Ports are numbered like the engines that they belong to."""
+    """Ports are numbered like the engines that they belong to. Pages keep them busy; short messages go beside."""
 
     def __init__(self, env: simpy.Environment, num_ports: int, latency_ns: int, bytes_per_s: float) -> None:
         self.env = env
@@ -49,7 +49,7 @@ class Network:
 
     def say(self, source: int, target: int, num_bytes: int, deliver: Callable[..., None], *arguments) -> None:
         """Send a short message with an attachment of `num_bytes`. It waits for no other, and no other for it."""
-        takes_ns = self._count(source, target, num_bytes)
+        takes_ns = self._count(num_bytes)
         call_at(self.env, self.env.now + takes_ns + self.latency_ns, deliver, *arguments)
 
     def send(
@@ -67,7 +67,9 @@ class Network:
         end of a step was under way during it.
         """
         now_ns = self.env.now
-        takes_ns = self._count(source, target, num_bytes)
+        takes_ns = self._count(num_bytes)
+        self.out_busy_ns[source] += takes_ns
+        self.in_busy_ns[target] += takes_ns
         earliest_ns = now_ns if layers is None else layers.first_ns
         started_ns = max(earliest_ns, self._out_free_ns[source], self._in_free_ns[target])
         ended_ns = started_ns + takes_ns
@@ -78,13 +80,15 @@ class Network:
         call_at(self.env, ended_ns + self.latency_ns, deliver, *arguments)
         return started_ns, ended_ns
 
-    def _count(self, source: int, target: int, num_bytes: int) -> int:
+    @property
+    def last_busy_ns(self) -> int:
+        """The time at which the last page so far has left its port."""
+        return max(self._out_free_ns)
+
+    def _count(self, num_bytes: int) -> int:
         """Count bytes that pass; returns how long they take."""
-        takes_ns = int(num_bytes / self.bytes_per_s * self.slowdown * 1e9)
-        self.out_busy_ns[source] += takes_ns
-        self.in_busy_ns[target] += takes_ns
         self.num_bytes += num_bytes
-        return takes_ns
+        return int(num_bytes / self.bytes_per_s * self.slowdown * 1e9)
 
 
 class Station(Protocol):

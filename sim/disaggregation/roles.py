@@ -15,6 +15,7 @@ from typing import Protocol
 import simpy
 
 from ...core.scheduler.config import EngineRole
+from ...observe.summary import share
 from ..actors.clock import call_at
 from .endpoint import HandoffEndpoint
 
@@ -101,4 +102,8 @@ class Roles:
         """Return the devices' busy share per role, of the time that engines had it; called once, at the end."""
         for endpoint in self._cluster.endpoints:
             self._account(endpoint, max(now_ns, self._since.get(endpoint.replica, (0, 0))[0]))
-        return {role: self._busy_ns[role] / time_ns if time_ns else None for role, time_ns in self._engine_ns.items()}
+        return {role: share(self._busy_ns[role], time_ns) for role, time_ns in self._engine_ns.items()}
+
+    def share_of_prefill(self, busy_ns: int) -> float | None:
+        """Return `busy_ns` as a share of the time that engines computed prompts, after `busy_shares`."""
+        return share(busy_ns, self._engine_ns[EngineRole.PREFILL])

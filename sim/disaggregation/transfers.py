@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...core.handoff import TransferState
+from ...observe.summary import share
 
 PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
 
@@ -76,17 +77,14 @@ class DisaggregationReport:
     decode_busy_share: float | None
     out_busy_ns: tuple[int, ...]  # per engine: its port's way out
     in_busy_ns: tuple[int, ...]
+    link_busy_share: float | None  # of the ways out of engines, while they computed prompts
     num_bytes: int
     num_retries: int
     num_ignored: int  # late, doubled or senseless messages
     transfers: dict[str, Any]
 
     def to_json(self, duration_ns: int) -> dict[str, Any]:
-        """For summary.json; shares are of `duration_ns`."""
-
-        def share(busy_ns: float, of: int = 1) -> float | None:
-            return busy_ns / (duration_ns * of) if duration_ns and of else None
-
+        """For summary.json."""
         ways = [*self.out_busy_ns, *self.in_busy_ns]
         return {
             "prefill_engines": self.num_prefill,
@@ -94,8 +92,8 @@ class DisaggregationReport:
             "role_changes": self.num_role_changes,
             "prefill_busy_share": self.prefill_busy_share,
             "decode_busy_share": self.decode_busy_share,
-            "link_busy_share": share(sum(self.out_busy_ns), self.num_prefill),
-            "link_busy_share_max": share(max(ways, default=0)),
+            "link_busy_share": self.link_busy_share,
+            "link_busy_share_max": share(max(ways, default=0), duration_ns),
             "transferred_bytes": self.num_bytes,
             "transfer_retries": self.num_retries,
             "transfer_messages_ignored": self.num_ignored,

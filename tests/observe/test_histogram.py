@@ -27,6 +27,18 @@ def test_quantiles_are_within_the_stated_error(values):
     assert (histogram.minimum, histogram.maximum) == (values.min(), values.max())
 
 
+def test_moments_do_not_depend_on_how_values_are_grouped():
+    values = np.random.default_rng(3).lognormal(16, 4, 3000).astype(np.int64)
+    assert values.max() > 1 << 33, "squares beyond 64 bits are among them"
+    seen = set()
+    for size in (1, 7, 3000):
+        histogram = LogHistogram()
+        for begin in range(0, len(values), size):
+            histogram.add(values[begin : begin + size])
+        seen.add((histogram.mean, histogram.std))
+    assert len(seen) == 1
+
+
 def test_the_error_is_not_far_from_its_bound():
     # A bucket holds values 0.2 % apart at most: two that are further apart must not be told as one.
     histogram = LogHistogram()

@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
-from foretoken.core.contract.events import EngineStarted
+from foretoken.core.contract.events import EngineStarted, Planned
 from foretoken.core.contract.request import Request
+from foretoken.core.errors import InvariantViolation
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.engine import Engine
 from foretoken.observe import metrics as metrics_module
@@ -268,6 +270,28 @@ def test_device_time_is_shared_by_the_duration():
     assert summary["device_busy_share"] == pytest.approx(0.4)
 
 
+def test_more_than_the_whole_is_no_share():
+    metrics = RunMetrics()
+    metrics.sink(0)
+    metrics.observe_device(0, 1001)
+    with pytest.raises(InvariantViolation, match="SIM-07: 1001 of 1000 is no share"):
+        metrics.summary(1000)
+
+
+def test_means_do_not_depend_on_flushes_and_end_with_the_run(monkeypatch):
+    """What is held after the last request has left counts up to the end of the run, and no further."""
+    events = [(0, event) for event in recorded_events(2, 80, num_pages=1000)]
+    last_ns = max(event.now_ns for _, event in events if hasattr(event, "now_ns"))
+    plan = next(event for _, event in reversed(events) if isinstance(event, Planned))
+    summaries = []
+    for flush_every in (1, 1 << 11):
+        monkeypatch.setattr(metrics_module, "_FLUSH_EVENTS", flush_every)
+        metrics = fed([*events, (0, replace(plan, now_ns=last_ns + 10**12, step=None, num_waiting=0))])
+        summaries.append(json.dumps(metrics.summary(last_ns)))
+    whole = fed(events).summary(last_ns)
+    assert summaries[0] == summaries[1] == json.dumps(whole)
+
+
 def test_the_timeline_adds_up_to_the_totals():
     events = [(0, event) for event in recorded_events(4, 120, num_pages=1000)]
     metrics = fed(events)
@@ -299,7 +323,7 @@ def test_memory_follows_the_open_requests_and_not_the_run():
         metrics.flush()
     assert metrics.summary()["completed"] == 1200
     assert metrics.lives.open.capacity == 256
-    assert len(metrics._samples) == 5 and not metrics._steps
+    assert len(metrics._samples) <= 2 * 5 and not metrics._steps
 
 
 def test_equal_runs_give_equal_summaries():

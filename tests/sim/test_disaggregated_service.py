@@ -136,10 +136,44 @@ def test_a_transfer_takes_the_time_of_its_bytes():
     kv_bytes = 2048 * (assembly.target.kv_bytes_per_token + assembly.draft.kv_bytes_per_token)
     hidden = 4 * assembly.target.hidden + 8 + (4 + 8)
     assert report.disaggregation.num_bytes == kv_bytes + hidden
-    bytes_ns = int(kv_bytes / 1e9 * 1e9) + int(hidden / 1e9 * 1e9)
+    pages_ns = int(kv_bytes / 1e9 * 1e9)
+    bytes_ns = pages_ns + int(hidden / 1e9 * 1e9)
     # Offer, accept; then pages and, behind them, the draft input.
     assert summary["mean_transfer_wait_ms"] * 1e6 == pytest.approx(20_000 + bytes_ns + 10_000, abs=10)
-    assert report.disaggregation.out_busy_ns == (bytes_ns, 0) and report.disaggregation.in_busy_ns == (0, bytes_ns)
+    # Messages go beside the pages: they keep no port busy.
+    assert report.disaggregation.out_busy_ns == (pages_ns, 0) and report.disaggregation.in_busy_ns == (0, pages_ns)
+
+
+TIGHT = {
+    **SMALL,
+    "engine": {"page_size": 1, "max_running": 4, "kv_slots": 2048, "chunk_size": 32},
+    "workload": {
+        "num_requests": 30,
+        "rate": 2000.0,
+        "prompt": {"values": [5, 40, 100]},
+        "output": {"values": [1, 7, 30]},
+    },
+    "clients": {"cancel_share": 0.5, "cancel_mean_s": 0.1},
+}
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [
+        {"bandwidth_gbps": 1.0},
+        {"bandwidth_gbps": 0.01},
+        {"prefill": 2, "decode": 2, "bandwidth_gbps": 0.1, "rebalance_s": 0.02},
+        {"prefill": 3, "bandwidth_gbps": 1.0, "rebalance_s": 0.02, "layerwise": False},
+    ],
+    ids=["small", "slow link", "roles", "roles at once"],
+)
+def test_shares_of_a_small_service_are_shares(pools):
+    """Slots that are held for peers after the last end, messages beside the pages, and engines that change sides."""
+    _, report, summary = simulate(merged(TIGHT, disaggregation=pools))
+    summary |= report.disaggregation.to_json(report.duration_ns)
+    shares = [name for name in summary if ("share" in name and "per_replica" not in name) or "occupancy" in name]
+    values = {name: summary[name] for name in shares if summary[name] is not None}
+    assert len(values) >= 7 and all(0 <= value <= 1 for value in values.values()), values
 
 
 def test_what_a_draft_does_not_need_is_not_sent():

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 from foretoken.observe.metrics import RunMetrics
+from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan
 from foretoken.sim.run import NothingFits, Simulation
 from foretoken.sim.scenario_file import load_scenario, scenario_from_dict
 from foretoken.sim.workload.traces import TraceError
+from foretoken.simulation import summarize_run
 
 SMALL = {
     "workload": {
@@ -30,6 +32,50 @@ def simulate(scenario: dict):
     for replica, busy_ns in enumerate(report.device_busy_ns):
         metrics.observe_device(replica, busy_ns)
     return simulation, report, metrics.summary(report.duration_ns)
+
+
+def test_clients_that_could_still_leave_do_not_stretch_the_run():
+    """A deadline's timer goes off after its request has ended: it is no part of the run, and no share of its throughput."""
+    _, report, summary = simulate(SMALL)
+    _, patient, same = simulate(merged(SMALL, clients={"deadline_s": 600.0}))
+    assert patient.duration_ns == report.duration_ns and same["output_throughput"] == summary["output_throughput"]
+
+
+RESERVED_AHEAD = ("committed_steps", "kv_occupancy_mean", "kv_occupancy_max", "timeline_kv_occupancy")
+BUSY = {
+    "seed": 5,
+    "model": {"context_len": 1024},
+    "engine": {"max_running": 8, "max_queue": 12, "kv_slots": 4000, "chunk_size": 256},
+    "speculation": {"algorithm": "EAGLE3", "adaptive": "with-zero"},
+    "workload": {"num_requests": 20, "rate": 12.0, "prompt": {"mean": 120.0, "high": 600}, "output": {"mean": 50.0}},
+}
+
+
+def not_of_steps() -> FaultPlan:
+    """Every kind of fault that does not hit a step."""
+    families: dict[str, dict] = {}
+    for name, kind in KINDS.items():
+        if kind.occasion in ("request", "message"):
+            family, _, of_family = name.partition(".")
+            families.setdefault(family, {})[of_family] = {"probability": 0.1}
+    return fault_plan(families, "test")
+
+
+@pytest.mark.parametrize("mode", ["overlap", "synchronous"])
+@pytest.mark.parametrize("faults", [None, not_of_steps()], ids=["calm", "faults"])
+def test_blocks_say_what_single_rounds_say(mode, faults):
+    """To the last digit, except for what a block reserves ahead. A fault of a step hits a whole block: such plans are left out."""
+    summaries = []
+    for block_rounds in (1, 32):
+        scenario = scenario_from_dict(merged(BUSY, engine={"mode": mode, "block_rounds": block_rounds}), "test")
+        metrics = RunMetrics()
+        report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)], faults=faults).run()  # noqa: B023
+        summaries.append(summarize_run(scenario, report, metrics))
+    singles, blocks = summaries
+    assert blocks["committed_steps"] < singles["committed_steps"]
+    for name in RESERVED_AHEAD:
+        singles.pop(name), blocks.pop(name)
+    assert blocks == singles
 
 
 def test_every_request_is_served_whole():
