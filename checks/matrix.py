@@ -181,7 +181,7 @@ def _drafts_on_host(cell: Cell) -> bool:
 
 
 def controller_of(cell: Cell) -> AdaptiveController:
-    """The step policy of a cell: candidates up to `steps`, zero among them, trees as large as the smallest one fills."""
+    """The step policy of a cell: candidates up to `steps`, zero among them."""
     steps, topk = cell.steps, cell.topk
     shape: dict = {"depth_limited": not _drafts_on_host(cell)}
     if cell.policy == "fixed":
@@ -190,8 +190,9 @@ def controller_of(cell: Cell) -> AdaptiveController:
         return fixed_controller(steps, **shape)
     table = _table(cell)
     if topk > 1:
-        sizes = {int(bound): _tree_size(cell, _smallest(entry)) for bound, entry in table.items()}
-        shape |= {"topk": topk, "num_draft_tokens": sizes}
+        for entry in table.values():  # trees of their own for each step count of each range
+            entry["num_draft_tokens"] = {str(s): _tree_size(cell, s) for s in entry["candidate_steps"] if s}
+        shape["topk"] = topk
     if cell.policy == "goodput":
         candidates = sorted({step for entry in table.values() for step in entry["candidate_steps"]})
         costs = CostTable(
@@ -215,10 +216,6 @@ def _table(cell: Cell) -> dict:
         "2": {"candidate_steps": sorted({0, 1, cell.steps}), **quick},
         "4": {"candidate_steps": [0, 1], **quick},
     }
-
-
-def _smallest(entry: dict) -> int:
-    return min(step for step in entry["candidate_steps"] if step > 0)
 
 
 def _tree_size(cell: Cell, steps: int) -> int:

@@ -137,9 +137,10 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
 
 def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) -> None:
     """Raise ConfigError if acceptance or engine cannot be what the scenario asks for."""
-    if spec.num_draft_tokens is not None and isinstance(acceptance, GaussianAcceptance):
-        for steps in filter(None, spec.adaptive.candidate_steps):
-            acceptance.for_tree(spec.topk, steps, spec.num_draft_tokens, scenario.acceptance.rank_ratio)
+    if spec.topk > 1 and isinstance(acceptance, GaussianAcceptance):
+        for steps, nodes in spec.draft_shape.tree_sizes():
+            if steps > 0:
+                acceptance.for_tree(spec.topk, steps, nodes, scenario.acceptance.rank_ratio)
     try:
         spec.resolve_sizes()
         spec.make_controller()
@@ -193,18 +194,18 @@ def _memory(scenario: Scenario, target: ModelShape, gpu: GPU, draft: DraftShape 
 
 def _cost_table(spec: EngineSpec, cost: RoundCost, host: HostCost) -> CostTable:
     """Round times for the goodput policy: what the device takes, and the host beside it (overlap) or after it."""
-    most = spec.config.max_running
+    most, shape = spec.config.max_running, spec.draft_shape
     sizes = sorted({1, 2, 3, 4, 6, 8, 12, 16, *range(24, most, 8), most} - {n for n in range(17) if n > most})
     round_ns, kv_token_ps = [], []
     for steps in spec.adaptive.candidate_steps:
-        nodes = 1 if steps == 0 else spec.num_draft_tokens or steps + 1
         topk = spec.topk if steps else 1
-        device = [int(cost.decode_ns(size, steps, topk, nodes, 0)) for size in sizes]
+        nodes = [shape.num_draft_tokens(steps, size) for size in sizes]
+        device = [int(cost.decode_ns(size, steps, topk, n, 0)) for size, n in zip(sizes, nodes, strict=True)]
         hosts = [host.round_ns(size, size) for size in sizes]
         combine = max if spec.config.overlap else operator.add
         round_ns.append(tuple(map(combine, device, hosts)))
         read = 1_000_000
-        kv_token_ps.append((int(cost.decode_ns(sizes[-1], steps, topk, nodes, read)) - device[-1]) * 1000 // read)
+        kv_token_ps.append((int(cost.decode_ns(sizes[-1], steps, topk, nodes[-1], read)) - device[-1]) * 1000 // read)
     return CostTable(spec.adaptive.candidate_steps, tuple(sizes), tuple(round_ns), tuple(kv_token_ps))
 
 

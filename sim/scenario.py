@@ -56,11 +56,15 @@ class Speculation(Table):
         None, description="fixed: the steps; else the steps to begin with"
     )
     topk: Count = Field(1, description="branching; 1 is a chain")
-    num_draft_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="nodes of a verify tree, root included"
+    num_draft_tokens: Annotated[int, Field(ge=1)] | dict[str, int] | None = Field(
+        None,
+        description="nodes of a verify tree, root included, or a table of steps, such as {1 = 5, 3 = 16}; default: up to 16, as many as "
+        "the steps can fill",
     )
-    adaptive: str | dict[str, Any] = Field(
-        "default", description="ema and goodput: a preset (default, with-zero), a JSON file, or the table itself"
+    adaptive: str | dict[str, Any] | None = Field(
+        None,
+        description="ema and goodput: a preset (default, with-zero, zero-to-seven), a JSON file, or the table itself; default: that of ema "
+        "is default, that of goodput zero-to-seven",
     )
     heads: Count | None = Field(
         None, description="MULTI_LAYER_EAGLE: heads of the draft; default: the greatest candidate"

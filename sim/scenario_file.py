@@ -17,6 +17,7 @@ from .scenario import Scenario
 
 SETTINGS = "--set"
 DEFAULT = "default"
+WHOLE_TABLES = ("speculation.adaptive", "speculation.num_draft_tokens")  # values, not tables of keys
 
 
 def load_scenario(
@@ -68,7 +69,7 @@ def _merge(
     data: dict[str, Any], more: Mapping[str, Any], source: str, origins: dict[str, str], prefix: str = ""
 ) -> None:
     for key, value in more.items():
-        if isinstance(value, Mapping) and f"{prefix}{key}" != "speculation.adaptive":
+        if isinstance(value, Mapping) and f"{prefix}{key}" not in WHOLE_TABLES:
             below = data.setdefault(key, {})
             if isinstance(below, dict):
                 _merge(below, value, source, origins, f"{prefix}{key}.")

@@ -32,8 +32,8 @@ HIDDEN_STATES = "hidden_states"
 class ExecutorConfig:
     """The engine that the executor serves, small on purpose. `make_engine` builds one of the same sizes as the trial's own.
 
-    `steps` is the greatest candidate; with `adaptive`, 0 and (for chains) 1 are candidates too. A tree (`topk` > 1) has `num_draft_tokens`
-    nodes, for chains it is 0. `tokens`: the executor delivers tokens, so the engine tracks them.
+    `steps` is the greatest candidate; with `adaptive`, 0 and 1 are candidates too. A tree (`topk` > 1) has `num_draft_tokens` nodes, or as
+    many as a single step fills; for chains it is 0. `tokens`: the executor delivers tokens, so the engine tracks them.
 
     Steps are never 3 or 4 and topk never 2 or 4, nor is a product of both 4: the reference's hidden states are 4 wide, and no row of
     candidates, drafts or accepted tokens may be.
@@ -94,11 +94,12 @@ class ExecutorConfig:
         """Return the engine's specification. Raises ConfigError if the settings contradict each other."""
         settings: dict[str, Any] = {"steps": self.steps}
         if self.adaptive:
-            candidates = sorted({0, self.steps} | ({1} if self.topk == 1 else set()))
+            candidates = sorted({0, 1, self.steps})
             entry = {"candidate_steps": candidates, "ema_alpha": 0.6, "update_interval": 2, "warmup_batches": 1}
             settings = {"adaptive": {"1": entry}}
         if self.topk > 1:
-            settings |= {"topk": self.topk, "num_draft_tokens": self.num_draft_tokens}
+            nodes = {str(self.steps): self.num_draft_tokens, "1": min(self.num_draft_tokens, 1 + self.topk)}
+            settings |= {"topk": self.topk, "num_draft_tokens": nodes if self.adaptive else self.num_draft_tokens}
         config = EngineConfig(
             num_pages=self.num_pages,
             context_len=self.context_len,

@@ -22,6 +22,7 @@ from .options import (
     Threads,
     Topk,
     option,
+    tree_nodes,
 )
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def bench(
 
     options = BenchOptions(
         model=model, random_weights=random_weights, draft=draft, algorithm=algorithm, steps=steps, topk=topk,
-        num_draft_tokens=num_draft_tokens, batch_sizes=batch_sizes, context_lengths=context_lengths,
+        num_draft_tokens=tree_nodes(num_draft_tokens), batch_sizes=batch_sizes, context_lengths=context_lengths,
         output_tokens=output_tokens, acceptance=acceptance, overlap=overlap, graphs=graphs, device=device,
         dtype=dtype, threads=threads, page_size=page_size, repeat=repeat, seed=seed,
     )  # fmt: skip

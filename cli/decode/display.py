@@ -120,5 +120,6 @@ def _speculation(plan: SessionPlan) -> str:
         return "plain decoding"
     steps = spec.adaptive.candidate_steps
     counts = f"{steps[0]} steps" if len(steps) == 1 else f"{spec.policy}: {', '.join(map(str, steps))} steps"
-    tree = f", trees of {spec.num_draft_tokens} nodes" if spec.num_draft_tokens is not None else ""
+    nodes = dict.fromkeys(count for count in (n for _, n in spec.draft_shape.tree_sizes()) if count > 1)
+    tree = f", trees of {', '.join(map(str, nodes))} nodes" if spec.topk > 1 else ""
     return f"{plan.algorithm.name}, {counts}{tree}"

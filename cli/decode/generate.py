@@ -47,6 +47,7 @@ from .options import (
     TopK,
     Topk,
     TopP,
+    tree_nodes,
 )
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def generate(
     from ...gpu.session.prompts import RequestDefaults
 
     options = SessionOptions(
-        model=model, draft=draft, algorithm=algorithm, steps=steps, topk=topk, num_draft_tokens=num_draft_tokens,
+        model=model, draft=draft, algorithm=algorithm, steps=steps, topk=topk, num_draft_tokens=tree_nodes(num_draft_tokens),
         adaptive=adaptive, policy=policy, overlap=overlap, page_size=page_size, context_len=context_len,
         max_running=max_running, kv_tokens=kv_tokens, dtype=dtype, device=device, threads=threads, seed=seed, debug=debug,
     )  # fmt: skip

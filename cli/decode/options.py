@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from ...core.errors import ConfigError, Problem
 
 MODEL, SPECULATION, PROMPTS = "Model and draft", "Speculation", "Prompts"
 SAMPLING, ENGINE, OUTPUT = "Sampling", "Engine and device", "Output"
@@ -14,6 +17,19 @@ SAMPLING, ENGINE, OUTPUT = "Sampling", "Engine and device", "Output"
 def option(flags: str, panel: str, text: str, **settings: object) -> typer.models.OptionInfo:
     """Return an option that the help shows in `panel`."""
     return typer.Option(*flags.split(), rich_help_panel=panel, help=text, **{"show_default": False, **settings})
+
+
+def tree_nodes(text: str | None) -> int | dict[str, int] | None:
+    """Return what `--num-draft-tokens` says: one number, or the nodes of each step count. Raises ConfigError."""
+    if text is None:
+        return None
+    pairs = re.findall(r"([0-9]{1,9}):([0-9]{1,9})(?:,|$)", text)
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return int(text)
+    if not pairs or ",".join(map(":".join, pairs)) != text or len(dict(pairs)) < len(pairs):
+        message = f"{text!r}; expected a whole number, or one for each step count, as in 1:5,3:16"
+        raise ConfigError("<arguments>", [Problem("--num-draft-tokens", message)])
+    return {steps: int(nodes) for steps, nodes in pairs}
 
 
 Model = Annotated[
@@ -50,15 +66,20 @@ Topk = Annotated[
     int, option("--topk", SPECULATION, "Branches per draft step; more than 1 drafts trees.", show_default=True)
 ]
 Nodes = Annotated[
-    int | None,
-    option("--num-draft-tokens", SPECULATION, "Nodes of a verify tree, root included; up to 16 by default."),
+    str | None,
+    option(
+        "--num-draft-tokens",
+        SPECULATION,
+        "Nodes of a verify tree, root included, or by steps, as in 1:5,3:16; up to 16 by default.",
+        metavar="N|S:N,S:N,…",
+    ),
 ]
 Adaptive = Annotated[
     str | None,
     option(
         "--adaptive",
         SPECULATION,
-        "Adapt the draft steps: default, with-zero, or a JSON file of candidates.",
+        "Adapt the draft steps: default, with-zero, zero-to-seven, or a JSON file of candidates.",
         metavar="PRESET|FILE",
     ),
 ]

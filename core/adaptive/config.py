@@ -20,6 +20,9 @@ from ..parsing import ParseError, parse_json
 ReadFile = Callable[[str], str]
 """Returns the text of a file by its path, or raises ConfigError; core opens no files itself."""
 
+TreeNodes = int | tuple[tuple[int, int], ...]
+"""Nodes of verify trees, their roots included: one number for every step count, or (steps, nodes) pairs, ascending."""
+
 MAX_BATCH_SIZE_BOUND = 1 << 30
 MAX_STEPS = 1 << 10
 
@@ -36,7 +39,8 @@ class SlotConfig:
 
     `candidate_steps` is sorted and without repeats; 0 means plain decoding. `ema_alpha` is the weight of the newest
     verify result, `update_interval` and `warmup_batches` count verify results, the hystereses and the EMA are in
-    correct drafts per request. `min_dwell_batches` > 0 bounds switches (see `dwell.SwitchGate`); SGLang lacks it.
+    correct drafts per request. `min_dwell_batches` > 0 bounds switches (see `dwell.SwitchGate`), and `num_draft_tokens` are
+    the nodes of the verify trees of this range; SGLang lacks both.
     """
 
     candidate_steps: tuple[int, ...]
@@ -47,6 +51,7 @@ class SlotConfig:
     down_hysteresis: float = -0.25
     ceiling_coeff: float = 0.0
     min_dwell_batches: int = 0
+    num_draft_tokens: TreeNodes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "32": {"candidate_steps": [0, 1], "down_hysteresis": 0.0},
         "64": {"candidate_steps": [0], "down_hysteresis": 0.0},
     },
+    "zero-to-seven": {"1": {"candidate_steps": [0, 1, 2, 3, 4, 5, 6, 7]}},
 }
+DEFAULT_PRESETS = {"ema": "default", "goodput": "zero-to-seven"}
+"""Policy -> the preset that it chooses from unless told otherwise: one that knows the cost of a round needs no ranges."""
 
 
 class _Pairs(dict[str, Any]):
@@ -178,6 +186,9 @@ def _read_table(table: Any, source: str) -> AdaptiveConfig:
             problems.append(Problem(key, message))
         key_of_bound[bound] = key
         entries[bound] = _read_entry(table[key], defaults, key, problems)
+    union = tuple(sorted({steps for slot in entries.values() if slot is not None for steps in slot.candidate_steps}))
+    if not problems:
+        problems += _of_no_candidate(defaults.get("num_draft_tokens"), union, "")
     if problems:
         raise ConfigError(source, problems)
     bounds = tuple(sorted(entries))
@@ -229,7 +240,12 @@ def _read_entry(entry: Any, defaults: Mapping[str, Any], key: str, problems: lis
         ]
     _check_known(entry, key, _ENTRY_KEYS, problems)
     steps = _read_steps(entry, key, problems)
-    knobs = {**defaults, **_read_knobs(entry, key, problems)}
+    own = _read_knobs(entry, key, problems)
+    if steps:
+        problems += _of_no_candidate(own.get("num_draft_tokens"), steps, key)
+    knobs = {**defaults, **own}
+    if isinstance(knobs.get("num_draft_tokens"), tuple):
+        knobs["num_draft_tokens"] = tuple(pair for pair in knobs["num_draft_tokens"] if pair[0] in steps) or None
     up = knobs.get("up_hysteresis", 0.0)
     down = knobs.get("down_hysteresis", -0.25)
     if up < down:
@@ -266,6 +282,9 @@ def _read_knobs(entry: Mapping[str, Any], key: str, problems: list[Problem]) -> 
         if name not in entry:
             continue
         value = entry[name]
+        if name == "num_draft_tokens":
+            knobs[name] = read_tree_nodes(value, _join(key, name), problems)
+            continue
         expected = _refusal(name, value)
         if expected is None:
             knobs[name] = value if name in _INTEGER_MINIMUM else float(value)
@@ -275,13 +294,65 @@ def _read_knobs(entry: Mapping[str, Any], key: str, problems: list[Problem]) -> 
     return knobs
 
 
+def read_tree_nodes(value: Any, place: str, problems: list[Problem]) -> TreeNodes | None:
+    """Return the nodes of verify trees: from one number >= 2, or from an object of step counts (keys of digits, or integers).
+
+    None means the default. Appends to `problems` what cannot be read.
+    """
+    if value is None or (_is_integer(value) and value >= 2):
+        return value
+    if _is_integer(value):
+        problems.append(Problem(place, f"{value} is the root alone, expected 2 or more"))
+        return None
+    if not isinstance(value, Mapping) or not value:
+        expected = 'expected an integer >= 2, or an object of step counts, for example {"1": 5, "3": 16}'
+        what = f"is {value!r}" if isinstance(value, float) else f"is {_kind(value)}"
+        problems.append(Problem(place, f"{what}; {expected}"))
+        return None
+    pairs = []
+    for key, nodes in value.items():
+        digits = _BATCH_SIZE_KEY.fullmatch(str(key)) and len(str(key)) <= 10
+        if not digits or not 1 <= int(key) <= MAX_STEPS:
+            problems.append(
+                Problem(f"{place}.{str(key)[:20]}", f"is no step count; expected one from 1 to {MAX_STEPS}")
+            )
+        elif not _is_integer(nodes) or nodes < 2:
+            what = f"is {nodes!r}" if isinstance(nodes, int | float) else f"is {_kind(nodes)}"
+            problems.append(Problem(f"{place}.{key}", f"{what}; expected an integer >= 2"))
+        elif int(key) in dict(pairs):
+            problems.append(Problem(f"{place}.{key}", "means a step count that is already there; expected each once"))
+        else:
+            pairs.append((int(key), nodes))
+    return tuple(sorted(pairs))
+
+
+def _of_no_candidate(nodes: TreeNodes | None, candidates: tuple[int, ...], key: str) -> list[Problem]:
+    """Return the problems of nodes that are given for step counts beside the candidates: they would have no effect."""
+    given = [steps for steps, _ in nodes] if isinstance(nodes, tuple) else []
+    message = f"is for no candidate; expected some of {[steps for steps in candidates if steps]}"
+    return [Problem(f"{_join(key, 'num_draft_tokens')}.{steps}", message) for steps in given if steps not in candidates]
+
+
+def nodes_for(steps: int, *given: TreeNodes | None) -> int | None:
+    """Return the nodes of a tree of `steps` steps by the first of `given` that says them; None if none does."""
+    for nodes in given:
+        found = dict(nodes).get(steps) if isinstance(nodes, tuple) else nodes
+        if found is not None:
+            return found
+    return None
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 _INTEGER_MINIMUM = {"update_interval": 1, "warmup_batches": 0, "min_dwell_batches": 0}
 
 
 def _refusal(name: str, value: Any) -> str | None:
     """Return what was expected of knob `name`, or None if `value` is valid."""
     if name in _INTEGER_MINIMUM:
-        valid = isinstance(value, int) and not isinstance(value, bool) and value >= _INTEGER_MINIMUM[name]
+        valid = _is_integer(value) and value >= _INTEGER_MINIMUM[name]
         return None if valid else f"an integer >= {_INTEGER_MINIMUM[name]}"
     number = isinstance(value, int | float) and not isinstance(value, bool)
     finite = number and abs(value) <= 1e9  # False for NaN too

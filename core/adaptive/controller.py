@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError, InvariantViolation, Problem
-from .config import AdaptiveConfig, ReadFile, load_adaptive_config
+from .config import AdaptiveConfig, ReadFile, TreeNodes, load_adaptive_config
 from .cost_table import CostTable
 from .draft_shape import DraftTreeShape
 from .goodput import GoodputPolicy
@@ -38,7 +38,7 @@ class AdaptiveController:
         policy: StepPolicy,
         *,
         topk: int = 1,
-        num_draft_tokens: int | Mapping[int, int] | None = None,
+        num_draft_tokens: TreeNodes | Mapping[int, int] | None = None,
         depth_limited: bool = True,
     ) -> None:
         self.policy = policy
@@ -76,7 +76,7 @@ class AdaptiveController:
         return self._shape.max_num_draft_tokens
 
     def num_draft_tokens_for(self, steps: int, bs: int) -> int:
-        """Return the nodes of a round's verify tree: steps + 1 for chains, the range's own for trees, 1 for 0 steps."""
+        """Return the nodes of a round's verify tree: steps + 1 for chains, those of the range and steps for trees, 1 for 0 steps."""
         return self._shape.num_draft_tokens(steps, bs)
 
     def fewest_steps(self, bs: int) -> int:

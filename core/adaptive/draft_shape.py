@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import ForetokenError
-from .config import AdaptiveConfig
+from .config import AdaptiveConfig, SlotConfig, TreeNodes, nodes_for
 from .graph_plan import GraphKey
 from .routing import RangeRouter
 
 
 class InfeasibleDraftShape(ForetokenError):
-    """A tree that its smallest candidate cannot fill, or a shape that contradicts itself, with the numbers."""
+    """A tree that its steps cannot fill, or a shape that contradicts itself, with the numbers."""
 
 
 class DraftTreeShape:
-    """`topk` branches and, per batch-size range, the nodes of the verify tree.
+    """`topk` branches and, for every candidate of every batch-size range, the nodes of its verify tree.
 
-    Chains (`topk` 1) have steps + 1 nodes. For trees `num_draft_tokens` is one number or a mapping from range bounds; a
-    tree of S steps has at most k + (S − 1)·k² nodes below its root. Look-up drafting (`depth_limited` False) has
-    no such limit: its accepted runs are as long as the tree is large. Zero steps always mean one node.
-    Raises `InfeasibleDraftShape`.
+    Chains (`topk` 1) have steps + 1 nodes. For trees the nodes are those that the table gives for a range, or else
+    `num_draft_tokens`: one number, or a mapping from steps. A tree of S steps has at most k + (S − 1)·k² nodes below its root.
+    Look-up drafting (`depth_limited` False) has no such limit: its accepted runs are as long as the tree is large. Zero
+    steps always mean one node. Raises `InfeasibleDraftShape`.
     """
 
-    __slots__ = ("_chain", "_config", "_nodes", "_router", "depth_limited", "topk")
+    __slots__ = ("_config", "_follows_steps", "_nodes", "_router", "depth_limited", "topk")
 
     def __init__(
         self,
         config: AdaptiveConfig,
         topk: int = 1,
-        num_draft_tokens: int | Mapping[int, int] | None = None,
+        num_draft_tokens: TreeNodes | Mapping[int, int] | None = None,
         depth_limited: bool = True,
     ) -> None:
         if isinstance(topk, bool) or not isinstance(topk, int) or topk < 1:
@@ -38,40 +38,39 @@ class DraftTreeShape:
         self.depth_limited = depth_limited
         self._config = config
         self._router = RangeRouter(config)
-        self._chain = num_draft_tokens is None and (topk == 1 or not depth_limited)
-        self._nodes: tuple[int, ...] = ()
-        if not self._chain:
-            self._nodes = self._checked_nodes(num_draft_tokens)
+        given = tuple(num_draft_tokens.items()) if isinstance(num_draft_tokens, Mapping) else num_draft_tokens
+        self._nodes: tuple[dict[int, int], ...] = tuple(
+            {steps: self._nodes_of(bound, slot, steps, given) for steps in slot.candidate_steps}
+            for bound, slot in zip(config.bounds, config.slots, strict=True)
+        )
+        self._follows_steps = all(nodes == steps + 1 for tree in self._nodes for steps, nodes in tree.items())
 
-    def _checked_nodes(self, given: int | Mapping[int, int] | None) -> tuple[int, ...]:
-        bounds = self._config.bounds
-        if given is None:
-            raise InfeasibleDraftShape(f"topk {self.topk} needs num_draft_tokens: the nodes of the verify tree")
-        if isinstance(given, Mapping) and sorted(given) != list(bounds):
-            raise InfeasibleDraftShape(
-                f"num_draft_tokens is given for the ranges {sorted(given)}; expected exactly {list(bounds)}"
-            )
-        nodes = tuple(given[bound] for bound in bounds) if isinstance(given, Mapping) else (given,) * len(bounds)
-        for bound, nd, slot in zip(bounds, nodes, self._config.slots, strict=True):
-            if isinstance(nd, bool) or not isinstance(nd, int) or nd < 1:
-                raise InfeasibleDraftShape(f"range {bound}: num_draft_tokens {nd!r}; expected an integer >= 1")
-            drafting = [steps for steps in slot.candidate_steps if steps > 0]
-            if not drafting or not self.depth_limited:
-                continue
-            if self.topk == 1:
-                if drafting != [nd - 1]:
-                    raise InfeasibleDraftShape(
-                        f"range {bound}: a chain of {drafting} steps has steps + 1 draft tokens, not {nd};"
-                        " leave num_draft_tokens out"
-                    )
-                continue
-            most = self.topk + (drafting[0] - 1) * self.topk**2
-            if nd - 1 > most:
+    def _nodes_of(self, bound: int, slot: SlotConfig, steps: int, given: TreeNodes | None) -> int:
+        if steps == 0:
+            return 1
+        asked = nodes_for(steps, slot.num_draft_tokens, given)
+        if asked is None:
+            if self.topk > 1 and self.depth_limited:
                 raise InfeasibleDraftShape(
-                    f"range {bound}: num_draft_tokens {nd} needs {nd - 1} candidates, but topk {self.topk} with"
-                    f" {drafting[0]} steps has only k + (S - 1)·k² = {most}; expected at most {most + 1}"
+                    f"range {bound}: topk {self.topk} needs num_draft_tokens for {steps} steps: the nodes of the verify tree"
                 )
-        return nodes
+            return steps + 1
+        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+            raise InfeasibleDraftShape(f"range {bound}: num_draft_tokens {asked!r}; expected an integer >= 1")
+        if not self.depth_limited:
+            return asked
+        if self.topk == 1 and asked != steps + 1:
+            raise InfeasibleDraftShape(
+                f"range {bound}: a chain of {steps} steps has {steps + 1} draft tokens, not {asked};"
+                " leave num_draft_tokens out"
+            )
+        most = self.topk + (steps - 1) * self.topk**2
+        if asked - 1 > most:
+            raise InfeasibleDraftShape(
+                f"range {bound}: num_draft_tokens {asked} needs {asked - 1} candidates, but topk {self.topk} with"
+                f" {steps} steps has only k + (S - 1)·k² = {most}; expected at most {most + 1}"
+            )
+        return asked
 
     def set_router(self, router: RangeRouter) -> None:
         """Route as the policy does, once the captured sizes are known."""
@@ -81,9 +80,11 @@ class DraftTreeShape:
         """Return the nodes of the verify tree, root included."""
         if steps == 0:
             return 1
-        if self._chain:
+        if self._follows_steps:
             return steps + 1
-        return self._nodes[self._router.range_index(batch_size)]
+        nodes = self._nodes[self._router.range_index(batch_size)]
+        # A result may come late, from steps that the range has no more, or of a batch that was launched as another range.
+        return nodes[steps] if steps in nodes else max(tree.get(steps, steps + 1) for tree in self._nodes)
 
     def fewest_steps(self, batch_size: int) -> int:
         """Return the smallest candidate of the batch size's range."""
@@ -92,16 +93,11 @@ class DraftTreeShape:
     @property
     def max_num_draft_tokens(self) -> int:
         """The greatest number of nodes over all candidates of all ranges."""
-        widest = max(self._nodes, default=1)
-        return max(widest, self._config.candidate_steps[-1] + 1) if self._chain else widest
+        return max(nodes for tree in self._nodes for nodes in tree.values())
 
     def tree_sizes(self) -> tuple[tuple[int, int], ...]:
         """Return every (steps, num_draft_tokens) that a round may have, ascending."""
-        found = set()
-        for index, slot in enumerate(self._config.slots):
-            for steps in slot.candidate_steps:
-                found.add((steps, 1 if steps == 0 else steps + 1 if self._chain else self._nodes[index]))
-        return tuple(sorted(found))
+        return tuple(sorted({size for tree in self._nodes for size in tree.items()}))
 
     def graph_keys(self) -> tuple[GraphKey, ...]:
         """Return the keys of all graphs that routing can reach; none without captured sizes.

@@ -17,7 +17,7 @@ def to_sglang_json(
 
     A candidate of 0 steps needs an SGLang that knows it: `sglang_version` is the version the file is for and
     `zero_steps_since` the first version with 0 steps; both must be given, in order, or the table is refused.
-    Raises `ConfigError` for that, and for `min_dwell_batches`, which SGLang does not have.
+    Raises `ConfigError` for that, and for `min_dwell_batches` and `num_draft_tokens`, which SGLang does not have.
     """
     problems: list[Problem] = []
     zero_ready = (
@@ -38,8 +38,11 @@ def to_sglang_json(
         if slot.min_dwell_batches:
             message = f"is {slot.min_dwell_batches}; SGLang has no such key, expected 0 for an export"
             problems.append(Problem(f"{bound}.min_dwell_batches", message))
+        if slot.num_draft_tokens is not None:
+            message = "is given; SGLang has one number for all ranges, --speculative-num-draft-tokens"
+            problems.append(Problem(f"{bound}.num_draft_tokens", message))
         entry = asdict(slot)
-        del entry["min_dwell_batches"]
+        del entry["min_dwell_batches"], entry["num_draft_tokens"]
         entry["candidate_steps"] = list(slot.candidate_steps)
         table[str(bound)] = entry
     if problems:

@@ -13,7 +13,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ..adaptive import AdaptiveConfig, AdaptiveController, CostTable, SlotConfig, build_controller
-from ..adaptive.config import ReadFile, fixed_config, load_adaptive_config
+from ..adaptive.config import (
+    DEFAULT_PRESETS,
+    ReadFile,
+    TreeNodes,
+    fixed_config,
+    load_adaptive_config,
+    nodes_for,
+    read_tree_nodes,
+)
+from ..adaptive.draft_shape import DraftTreeShape
+from ..adaptive.routing import RangeRouter
 from ..algorithm.algorithm import Drafter, SpecAlgorithm
 from ..algorithm.registry import get_algorithm
 from ..contract.events import EventSink
@@ -40,7 +50,7 @@ class EngineSpec:
     adaptive: AdaptiveConfig
     initial_steps: int | None = None
     topk: int = 1
-    num_draft_tokens: int | None = None  # nodes of a tree; None: chains
+    num_draft_tokens: TreeNodes | None = None  # of trees, where `adaptive` does not say them; None: chains
     cost_table: CostTable | None = None  # of the goodput policy
     graph_sizes: tuple[int, ...] | None = None  # captured batch sizes, which the controller routes by; None: no graphs
     decodes_text: bool = False  # the engine has a tokenizer, so it takes requests with stop strings
@@ -50,9 +60,17 @@ class EngineSpec:
         return self.adaptive.candidate_steps[-1]
 
     @property
+    def draft_shape(self) -> DraftTreeShape:
+        """The nodes that a round verifies per request, by steps and batch size. Raises InfeasibleDraftShape."""
+        depth_limited = self.make_algorithm().drafter is not Drafter.LOOKUP
+        shape = DraftTreeShape(self.adaptive, self.topk, self.num_draft_tokens, depth_limited)
+        shape.set_router(RangeRouter(self.adaptive, self.graph_sizes))
+        return shape
+
+    @property
     def max_num_draft_tokens(self) -> int:
         """Nodes that the largest verify round has per request, the root included."""
-        return self.num_draft_tokens or self.max_steps + 1
+        return self.draft_shape.max_num_draft_tokens
 
     def resolve_sizes(self) -> EngineSizes:
         """Return what the engine reserves. Raises ConfigError if configuration, algorithm and candidates contradict each other."""
@@ -102,7 +120,7 @@ class EngineSpec:
             "adaptive": {str(bound): _slot_to_json(slot) for bound, slot in slots},
             "initial_steps": self.initial_steps,
             "topk": self.topk,
-            "num_draft_tokens": self.num_draft_tokens,
+            "num_draft_tokens": _nodes_to_json(self.num_draft_tokens),
             "cost_table": None if self.cost_table is None else json.loads(self.cost_table.to_json()),
             "graph_sizes": None if self.graph_sizes is None else list(self.graph_sizes),
             "decodes_text": self.decodes_text,
@@ -114,12 +132,17 @@ class EngineSpec:
         _check_keys(value, cls, "engine", source)
         _check_keys(value["config"], EngineConfig, "engine.config", source)
         table, sizes = value["cost_table"], value["graph_sizes"]
+        problems: list[Problem] = []
+        nodes = read_tree_nodes(value["num_draft_tokens"], "engine.num_draft_tokens", problems)
+        if problems:
+            raise ConfigError(source, problems)
         try:
             spec = cls(
                 **{
                     **value,
                     "config": EngineConfig(**value["config"]),
                     "adaptive": load_adaptive_config(value["adaptive"], source),
+                    "num_draft_tokens": nodes,
                     "cost_table": None if table is None else CostTable.from_json(json.dumps(table), source),
                     "graph_sizes": None if sizes is None else tuple(sizes),
                 }
@@ -146,7 +169,7 @@ def resolve_spec(
     policy: str | None = None,
     steps: int | None = None,
     topk: int = 1,
-    num_draft_tokens: int | None = None,
+    num_draft_tokens: int | Mapping[str, int] | None = None,
     adaptive: str | Mapping[str, Any] | None = None,
     mode: Mode | None = None,
     backend: str = "simulated",
@@ -157,9 +180,11 @@ def resolve_spec(
 ) -> EngineSpec:
     """Resolve what a user chose (None: left open); `config` comes back with the scheduling mode and its reason.
 
-    `policy` defaults to "fixed", or "ema" if there is an `adaptive` table, which defaults to the preset "default". `steps` are those of a
-    fixed policy, else those to begin with. Without speculation steps, policy and table have no meaning. `source` names the settings in
-    messages. Raises ConfigError and other ForetokenErrors.
+    `policy` defaults to "fixed", or "ema" if there is an `adaptive` table. The table defaults to the policy's preset: "default" for
+    `ema`, 0 … 7 steps at every batch size for `goodput`. `steps` are those of a fixed policy, else those to begin with.
+    `num_draft_tokens` are the nodes of all trees, or those of each step count; by default each tree has up to 16, as many as
+    its steps can fill. Without speculation steps, policy and table have no meaning. `source` names the settings in messages.
+    Raises ConfigError and other ForetokenErrors.
     """
     if not algorithm.is_speculative:
         policy, steps = "fixed", 0
@@ -169,7 +194,7 @@ def resolve_spec(
         steps = DEFAULT_STEPS if steps is None else steps
         table = fixed_config(steps)
     else:
-        given = "default" if adaptive is None else adaptive
+        given = DEFAULT_PRESETS.get(policy, "default") if adaptive is None else adaptive
         table = load_adaptive_config(given, f"{source}.adaptive" if isinstance(given, Mapping) else None, read_file)
     routing = choose_mode(
         mode,
@@ -201,34 +226,69 @@ def default_graph_sizes(max_running: int) -> tuple[int, ...]:
 
 
 def _tree_nodes(
-    algorithm: SpecAlgorithm, adaptive: AdaptiveConfig, topk: int, asked: int | None, source: str
-) -> int | None:
-    """Return the nodes of a verify tree, or None for chains, whose nodes follow from the steps."""
-    steps = [count for count in adaptive.candidate_steps if count > 0]
-    if not steps:
-        return None
-    message = None
-    if topk == 1 or not algorithm.supports_trees:
-        nodes = None
-        if asked is not None and steps != [asked - 1]:
-            expected = f"expected {steps[0] + 1}" if len(steps) == 1 else "leave it out: it follows from the steps"
-            message = f"{asked} does not suit a chain, {expected}; give topk for a tree"
+    algorithm: SpecAlgorithm, adaptive: AdaptiveConfig, topk: int, asked: int | Mapping[str, int] | None, source: str
+) -> TreeNodes | None:
+    """Return the nodes of verify trees for the ranges that have none of their own, or None for chains, whose nodes follow from
+    the steps. Raises ConfigError with every tree that cannot be."""
+    problems: list[Problem] = []
+    given = read_tree_nodes(asked, "num_draft_tokens", problems)
+    union = [steps for steps in adaptive.candidate_steps if steps > 0]
+    if isinstance(given, tuple):
+        idle = [steps for steps, _ in given if steps not in union]
+        problems += [Problem(f"num_draft_tokens.{steps}", f"is for no candidate of {union}") for steps in idle]
+    if not union:
+        given = None
+    elif topk == 1 or not algorithm.supports_trees:
+        problems += _nodes_of_chains(adaptive, union, given)
+        given = None
     else:
-        most = min(tree_capacity(topk, steps[0]) + 1, MAX_TREE_NODES)  # of the smallest tree
-        nodes = min(most, DEFAULT_TREE_NODES) if asked is None else asked
-        if nodes < 2:
-            message = f"{nodes} is the root alone, expected 2 or more"
-        elif nodes > most:
-            message = (
-                f"{nodes} is beyond the tree's capacity: topk {topk} and {steps[0]} steps hold at most {most} nodes"
+        default = tuple((steps, min(_most_nodes(topk, steps), DEFAULT_TREE_NODES)) for steps in union)
+        if given is not None and any(slot.num_draft_tokens is not None for slot in adaptive.slots):
+            problems.append(
+                Problem("num_draft_tokens", "is given here and in the adaptive table; expected one of them")
             )
-    if message is not None:
-        raise ConfigError(source, [Problem("num_draft_tokens", message)])
-    return nodes
+        for bound, slot in zip(adaptive.bounds, adaptive.slots, strict=True):
+            key = "num_draft_tokens" if slot.num_draft_tokens is None else f"adaptive.{bound}.num_draft_tokens"
+            for steps in filter(None, slot.candidate_steps):
+                nodes, most = nodes_for(steps, slot.num_draft_tokens, given), _most_nodes(topk, steps)
+                if nodes is not None and nodes > most:
+                    holds = f"topk {topk} and {steps} steps hold at most {most} nodes"
+                    message = f"{nodes} is beyond the tree's capacity: {holds}"
+                    if isinstance(given, int) and len(union) > 1:
+                        message += f"; give the nodes by steps, for example {_nodes_to_json(default)}"
+                    problems.append(Problem(key, message))
+        pairs = tuple((steps, nodes_for(steps, given, default)) for steps in union)
+        given = pairs[0][1] if len({nodes for _, nodes in pairs}) == 1 else pairs
+    if problems:
+        raise ConfigError(source, list(dict.fromkeys(problems)))
+    return given
+
+
+def _nodes_of_chains(adaptive: AdaptiveConfig, steps: list[int], given: TreeNodes | None) -> list[Problem]:
+    """Return the problems of nodes that were given for chains."""
+    asked = dict.fromkeys([given, *(slot.num_draft_tokens for slot in adaptive.slots)])
+    expected = f"expected {steps[0] + 1}" if len(steps) == 1 else "leave it out: it follows from the steps"
+    return [
+        Problem("num_draft_tokens", f"{_nodes_to_json(nodes)} does not suit a chain, {expected}; give topk for a tree")
+        for nodes in asked
+        if nodes is not None and any(nodes_for(count, nodes) not in (None, count + 1) for count in steps)
+    ]
+
+
+def _most_nodes(topk: int, steps: int) -> int:
+    return min(tree_capacity(topk, steps) + 1, MAX_TREE_NODES)
+
+
+def _nodes_to_json(nodes: TreeNodes | None) -> Any:
+    return {str(steps): count for steps, count in nodes} if isinstance(nodes, tuple) else nodes
 
 
 def _slot_to_json(slot: SlotConfig) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(slot).items()}
+    written = asdict(slot) | {"candidate_steps": list(slot.candidate_steps)}
+    nodes = _nodes_to_json(slot.num_draft_tokens)
+    return {key: value for key, value in written.items() if key != "num_draft_tokens"} | (
+        {} if nodes is None else {"num_draft_tokens": nodes}
+    )
 
 
 def _check_keys(value: Any, kind: type, key: str, source: str) -> None:

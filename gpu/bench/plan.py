@@ -56,7 +56,7 @@ class BenchOptions:
     algorithm: str = AUTO
     steps: str | None = None
     topk: int = 1
-    num_draft_tokens: int | None = None
+    num_draft_tokens: int | dict[str, int] | None = None
     batch_sizes: str = "1,8,32"
     context_lengths: str = "128,1024"
     output_tokens: int = 128
@@ -292,8 +292,8 @@ def acceptance_of_arm(plan: BenchPlan, arm: ArmPlan) -> AcceptanceProcess | None
     spec = arm.spec
     if plan.acceptance is None or spec.max_steps == 0:
         return None
-    if spec.num_draft_tokens is not None and isinstance(plan.acceptance, GaussianAcceptance):
-        return plan.acceptance.for_tree(spec.topk, spec.max_steps, spec.num_draft_tokens)
+    if spec.topk > 1 and isinstance(plan.acceptance, GaussianAcceptance):
+        return plan.acceptance.for_tree(spec.topk, spec.max_steps, spec.max_num_draft_tokens)
     return plan.acceptance
 
 
@@ -320,6 +320,9 @@ def _spec(plan: BenchPlan, session: SessionOptions, batch_size: int, steps: int)
         watermark=0.0,
         track_tokens=True,
     )
+    nodes = session.num_draft_tokens
+    if isinstance(nodes, dict):  # an arm has its own steps alone
+        session = replace(session, num_draft_tokens={key: n for key, n in nodes.items() if key == str(steps)} or None)
     settings = spec_settings(session, plan.device) | ({} if steps else {"topk": 1, "num_draft_tokens": None})
     graph_sizes = (batch_size,) if plan.graphs else None
     return resolve_spec(config, algorithm, policy="fixed", steps=steps, graph_sizes=graph_sizes, **settings)

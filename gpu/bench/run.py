@@ -185,8 +185,8 @@ def _median_shares(timings: list[Timing]) -> dict[str, float]:
 def _in_words(arm: ArmPlan) -> str:
     if not arm.steps:
         return "plain decoding"
-    nodes = arm.spec.num_draft_tokens
-    return f"{arm.spec.algorithm} with {arm.steps} steps, {'a chain' if nodes is None else f'trees of {nodes} nodes'}"
+    shape = f"trees of {arm.num_nodes} nodes" if arm.spec.topk > 1 else "a chain"
+    return f"{arm.spec.algorithm} with {arm.steps} steps, {shape}"
 
 
 def device_name(device: str) -> str:

@@ -41,7 +41,7 @@ class SessionOptions:
     algorithm: str = AUTO  # by the draft's configuration; without a draft NONE
     steps: int | None = None  # draft steps; with `adaptive` those to begin with
     topk: int = 1
-    num_draft_tokens: int | None = None  # nodes of a verify tree
+    num_draft_tokens: int | dict[str, int] | None = None  # nodes of verify trees, or of those of each step count
     adaptive: str | None = None  # a preset or a file; None: fixed steps
     policy: str | None = None  # what chooses among the adaptive candidates: "ema" (default) or "goodput"
     overlap: bool | None = None  # default: true on a GPU

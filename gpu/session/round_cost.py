@@ -75,7 +75,7 @@ def batch_sizes(spec: EngineSpec) -> tuple[int, ...]:
 
 def _rounds_reach(spec: EngineSpec) -> int:
     """Return the slots past the prompt that the measured rounds may write, in either mode."""
-    nodes = max(spec.num_draft_tokens or 0, spec.max_steps * spec.topk + 1)
+    nodes = max(spec.max_num_draft_tokens, spec.max_steps * spec.topk + 1)
     return (WARM_UP_ROUNDS + TIMED_ROUNDS + 4) * nodes
 
 
@@ -102,13 +102,14 @@ def _round_ns(
     clock_ns: Callable[[], int],
 ) -> int:
     """Return the median time of one round, from plan to commit."""
+    topk = spec.topk if steps else 1
     alone = replace(
         spec,
         policy="fixed",
         adaptive=fixed_config(steps),
         initial_steps=steps,
-        num_draft_tokens=spec.num_draft_tokens if steps else None,
-        topk=spec.topk if steps else 1,
+        num_draft_tokens=spec.draft_shape.num_draft_tokens(steps, batch_size) if topk > 1 else None,
+        topk=topk,
         cost_table=None,
         decodes_text=False,
     ).with_config(

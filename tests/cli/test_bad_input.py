@@ -53,6 +53,10 @@ SETTINGS = {
         ["speculation.policy=fixed", "speculation.steps=2", "speculation.topk=4", "speculation.num_draft_tokens=1"],
         ["speculation.num_draft_tokens", "1 is the root alone", "2 or more"],
     ),
+    "nd by steps": (
+        ["speculation.topk=4", "speculation.num_draft_tokens={3 = 40}"],
+        ["speculation.num_draft_tokens", "40", "at most 37"],
+    ),
     "nd beyond a look-up tree": (
         ["speculation.algorithm=NGRAM", "speculation.topk=4", "speculation.num_draft_tokens=8"],
         ["speculation.num_draft_tokens", "capacity", "at most 5"],

@@ -98,6 +98,8 @@ def test_an_interruption_before_the_first_cell(command, arguments, tmp_path, mon
         (["--acceptance", "most"], ["--acceptance", "'most'", "chat"]),
         (["--graphs"], ["--graphs", "CPU"]),
         (["--topk", "2", "--num-draft-tokens", "40"], ["num_draft_tokens", "40"]),
+        (["--topk", "2", "--num-draft-tokens", "2:5,2:7"], ["--num-draft-tokens", "'2:5,2:7'", "1:5,3:16"]),
+        (["--topk", "2", "--num-draft-tokens", "2:40"], ["num_draft_tokens", "40"]),
         (["--json", "none/bench.json"], ["none/bench.json", "cannot be written"]),
         (["--json", "."], ["is a directory"]),
     ],

@@ -227,6 +227,16 @@ def test_a_look_up_tree_as_large_as_its_steps_allow():
     assert 1 < summary["accept_length"] <= 3
 
 
+def test_adaptive_trees_are_as_large_as_their_own_steps_allow():
+    """The smallest candidate, one step, fills 5 nodes; the trees of 3 and 7 steps are larger all the same."""
+    adaptive = {"topk": 4, "policy": "ema", "adaptive": {"1": {"candidate_steps": [1, 3]}}}
+    lengths = [
+        simulate(merged(SMALL, speculation=choice))[2]["accept_length"]
+        for choice in (adaptive, {"topk": 4, "policy": "fixed", "steps": 3})
+    ]
+    assert lengths[0] > 0.97 * lengths[1]
+
+
 def test_a_trace_that_breaks_while_it_is_replayed(tmp_path):
     """The file was whole when the run began; what the reader finds then reaches the user as it is."""
     trace = tmp_path / "trace.csv"

@@ -22,8 +22,8 @@ def adaptive() -> AdaptiveController:
 
 
 def trees() -> AdaptiveController:
-    params = AdaptiveSpeculativeParams(1, {"1": {"candidate_steps": [1]}, "8": {"candidate_steps": [1]}})
-    return AdaptiveController(params, topk=4, num_draft_tokens={1: 5, 8: 3})
+    small, large = ({"candidate_steps": [1], "num_draft_tokens": nodes} for nodes in (5, 3))
+    return AdaptiveController(AdaptiveSpeculativeParams(1, {"1": small, "8": large}), topk=4)
 
 
 def test_keys_are_those_that_routing_reaches_the_largest_batch_first():

@@ -122,18 +122,21 @@ class TestDraftShape:
         assert shape.tree_sizes() == ((0, 1), (1, 2), (2, 3), (4, 5))
 
     def test_trees_have_the_nodes_of_their_range(self):
-        shape = DraftTreeShape(self.CONFIG, topk=2, num_draft_tokens={1: 7, 8: 3})
-        assert shape.num_draft_tokens(2, 1) == shape.num_draft_tokens(4, 7) == 7
-        assert shape.num_draft_tokens(1, 8) == 3
-        assert shape.num_draft_tokens(0, 1) == 1
-        assert shape.max_num_draft_tokens == 7
-        assert shape.tree_sizes() == ((0, 1), (1, 3), (2, 7), (4, 7))
+        shape = DraftTreeShape(self.with_nodes({"2": 7, "4": 9}, 3), topk=2)
+        assert [shape.num_draft_tokens(steps, 7) for steps in (0, 2, 4)] == [1, 7, 9]
+        assert [shape.num_draft_tokens(steps, 8) for steps in (0, 1)] == [1, 3]
+        assert shape.max_num_draft_tokens == 9
+        assert shape.tree_sizes() == ((0, 1), (1, 3), (2, 7), (4, 9))
 
-    def test_the_smallest_candidate_must_fill_the_tree(self):
+    def test_nodes_by_steps_hold_for_all_ranges_without_their_own(self):
+        shape = DraftTreeShape(self.with_nodes(6, None), topk=2, num_draft_tokens={1: 3, 2: 7, 4: 9})
+        assert shape.tree_sizes() == ((0, 1), (1, 3), (2, 6), (4, 6))
+
+    def test_each_candidate_must_fill_its_tree(self):
         # k + (S - 1)k² = 2 + 1·4 = 6 candidates at 2 steps, 2 at 1 step.
-        DraftTreeShape(self.CONFIG, topk=2, num_draft_tokens={1: 7, 8: 3})
+        DraftTreeShape(self.with_nodes({"2": 7, "4": 15}, 3), topk=2)
         with pytest.raises(InfeasibleDraftShape, match=r"range 1: .* 8 .* = 6; expected at most 7"):
-            DraftTreeShape(self.CONFIG, topk=2, num_draft_tokens={1: 8, 8: 3})
+            DraftTreeShape(self.with_nodes({"2": 8, "4": 15}, 3), topk=2)
         with pytest.raises(InfeasibleDraftShape, match="range 8"):
             DraftTreeShape(self.CONFIG, topk=2, num_draft_tokens=4)
         only_zero = load_adaptive_config({"1": {"candidate_steps": [0]}})
@@ -149,6 +152,14 @@ class TestDraftShape:
         ):
             with pytest.raises(InfeasibleDraftShape):
                 DraftTreeShape(self.CONFIG, **arguments)
+
+    @staticmethod
+    def with_nodes(first, second):
+        entries = {"1": {"candidate_steps": [0, 2, 4]}, "8": {"candidate_steps": [1]}}
+        for key, nodes in (("1", first), ("8", second)):
+            if nodes is not None:
+                entries[key]["num_draft_tokens"] = nodes
+        return load_adaptive_config(entries)
 
     def test_look_up_drafts_run_as_deep_as_the_tree(self):
         shape = DraftTreeShape(self.CONFIG, topk=1, num_draft_tokens=12, depth_limited=False)

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from foretoken.core.adaptive import CostTable, load_adaptive_config
 from foretoken.core.adaptive.config import fixed_config
+from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import FinishReason, Request
 from foretoken.core.errors import ConfigError
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.driver import Driver
-from foretoken.core.scheduler.spec import EngineSpec, default_graph_sizes
+from foretoken.core.scheduler.spec import EngineSpec, default_graph_sizes, resolve_spec
 from foretoken.observe.log import EventLog, read_log
 from foretoken.observe.replay import replay
 from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
@@ -115,6 +116,15 @@ COSTS = CostTable((0, 1, 3), (1, 8), ((100, 120), (130, 160), (150, 200)), (1, 1
             cost_table=COSTS,
         ),
         described(algorithm="EAGLE3", topk=3, num_draft_tokens=8),
+        described(
+            policy="ema",
+            algorithm="EAGLE3",
+            adaptive=load_adaptive_config(
+                {"num_draft_tokens": {"1": 4}, "1": {"candidate_steps": [0, 3]}, "4": {"candidate_steps": [1]}}
+            ),
+            topk=3,
+            num_draft_tokens=((1, 3), (3, 8)),
+        ),
     ],
 )
 def test_a_description_reads_back(description):
@@ -123,6 +133,65 @@ def test_a_description_reads_back(description):
     assert again.to_json() == description.to_json()
     assert again.make_engine().sizes == description.make_engine().sizes
     assert again.make_controller().candidates == description.make_controller().candidates
+
+
+TREES = {"policy": "ema", "topk": 4}
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        ({}, ((1, 5), (3, 16), (7, 16))),  # each as many as it fills, up to 16
+        ({"num_draft_tokens": 5}, ((1, 5), (3, 5), (7, 5))),
+        ({"num_draft_tokens": {"3": 20, "7": 64}}, ((1, 5), (3, 20), (7, 64))),
+        ({"adaptive": {"num_draft_tokens": 4, "1": {"candidate_steps": [1, 3]}}}, ((1, 4), (3, 4))),
+        (
+            {
+                "adaptive": {
+                    "1": {"candidate_steps": [1, 3], "num_draft_tokens": {"3": 30}},
+                    "8": {"candidate_steps": [3]},
+                }
+            },
+            ((1, 5), (3, 16), (3, 30)),
+        ),
+    ],
+)
+def test_every_tree_has_nodes_of_its_own(given, sizes):
+    spec = resolve_spec(CONFIG, get_algorithm("EAGLE3"), **TREES | given)
+    assert spec.draft_shape.tree_sizes() == sizes
+    assert spec.max_num_draft_tokens == max(nodes for _, nodes in sizes) == spec.resolve_sizes().max_draft_tokens
+    again = EngineSpec.from_json(json.loads(json.dumps(spec.to_json())), "log")
+    assert again.draft_shape.tree_sizes() == sizes
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"num_draft_tokens": 16}, "16 is beyond .* 1 steps hold at most 5 nodes; give the nodes by steps"),
+        ({"num_draft_tokens": {"3": 65}}, "65 is beyond .* at most 37"),
+        ({"num_draft_tokens": {"2": 5}}, r"num_draft_tokens\.2: is for no candidate"),
+        ({"num_draft_tokens": {"3": 1}}, r"num_draft_tokens\.3: is 1; expected an integer >= 2"),
+        ({"topk": 1, "num_draft_tokens": {"3": 5}}, "does not suit a chain"),
+        (
+            {"num_draft_tokens": 5, "adaptive": {"1": {"candidate_steps": [1], "num_draft_tokens": 3}}},
+            "here and in the adaptive table",
+        ),
+        (
+            {"adaptive": {"1": {"candidate_steps": [1], "num_draft_tokens": 6}}},
+            r"adaptive\.1\.num_draft_tokens: 6 is beyond",
+        ),
+        ({"adaptive": {"1": {"candidate_steps": [1], "num_draft_tokens": {"2": 6}}}}, "is for no candidate"),
+        ({"adaptive": {"1": {"candidate_steps": [1], "num_draft_tokens": [6]}}}, "is a list; expected an integer >= 2"),
+    ],
+)
+def test_trees_that_cannot_be_are_refused(given, words):
+    with pytest.raises(ConfigError, match=words):
+        resolve_spec(CONFIG, get_algorithm("EAGLE3"), **TREES | given)
+
+
+def test_each_policy_has_a_table_of_its_own():
+    for policy, candidates in (("ema", (1, 3, 7)), ("goodput", tuple(range(8)))):
+        assert resolve_spec(CONFIG, get_algorithm("EAGLE3"), policy=policy).adaptive.candidate_steps == candidates
 
 
 def test_adaptive_decisions_are_replayed(tmp_path):

@@ -65,6 +65,7 @@ WAYS = {
     "MULTI_LAYER_EAGLE": ("MULTI_LAYER_EAGLE", {"steps": 2}),
     "NGRAM": (None, {"algorithm": "NGRAM", "steps": 4}),
     "adaptive": ("standalone", {"adaptive": "with-zero", "block_rounds": 1}),
+    "adaptive trees": ("standalone", {"adaptive": "with-zero", "topk": 3, "num_draft_tokens": {"3": 9, "7": 12}}),
     "goodput": (
         "standalone",
         {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "goodput", "max_running": 4},
