@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from ...core.errors import ConfigError, Problem
-
 MODEL, SPECULATION, PROMPTS = "Model and draft", "Speculation", "Prompts"
 SAMPLING, ENGINE, OUTPUT = "Sampling", "Engine and device", "Output"
 
@@ -21,6 +19,8 @@ def option(flags: str, panel: str, text: str, **settings: object) -> typer.model
 
 def tree_nodes(text: str | None) -> int | dict[str, int] | None:
     """Return what `--num-draft-tokens` says: one number, or the nodes of each step count. Raises ConfigError."""
+    from ...core.errors import ConfigError, Problem
+
     if text is None:
         return None
     pairs = re.findall(r"([0-9]{1,9}):([0-9]{1,9})(?:,|$)", text)
