@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ class Timing:
     tokens: int  # delivered in the window
     accept_length: float
     bytes_read: int  # what the rounds of the window had to read
+    shared_s: float  # from the turn after the last prefill to the turn of the first end: what these are parts of:
     phase_s: dict[str, float]  # of the executor, by its clock
     host_s: float  # plan, launch and commit
     outputs: tuple[tuple[int, ...], ...]  # every request's tokens, as far as they came
@@ -47,6 +48,15 @@ class Timing:
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What the clocks say between two turns."""
+
+    now_ns: int
+    host_ns: int  # so far
+    phase_s: dict[str, float]  # so far
 
 
 class _Rounds:
@@ -121,38 +131,40 @@ class Arm:
         """Serve all requests up to the end of the first; `max_tokens` may be fewer than the arm was made for (a warm-up)."""
         loop, rounds, executor = self.loop, self._rounds, self.executor
         rounds.clear()
-        rounds_before, phases_before = executor.counters.rounds, dict(executor.clock.seconds)
+        rounds_before = executor.counters.rounds
         begin_ns = time.perf_counter_ns()
         for number, prompt in enumerate(self._prompts):
             refusal = loop.submit(Request(str(number), prompt, max_tokens or self._max_tokens))
             if refusal:
                 raise ForetokenError(f"a request of the benchmark was refused: {refusal}")
         tokens: dict[str, list[int]] = {str(number): [] for number in range(len(self._prompts))}
-        host_begin = host_end = None
+        begin = end = None
         while not loop.is_idle:
             for delta in loop.turn():
                 tokens[delta.request_id].extend(delta.tokens.tolist())
-            if host_begin is None and rounds.num_prefilled == len(self._prompts):
-                host_begin = loop.driver.host_ns
-            if rounds.has_ended and host_end is None:
-                host_end = loop.driver.host_ns
+            if begin is None and rounds.num_prefilled == len(self._prompts):
+                begin = self._mark()
+            if rounds.has_ended and end is None:
+                end = self._mark()
                 loop.abort_all()
-        phase_s = self._phases(phases_before, executor.counters.rounds - rounds_before)
+        if executor.device.type == "cuda":
+            end = self._with_phases_of(end, begin, executor.counters.rounds - rounds_before)
         outputs = tuple(tuple(part) for part in tokens.values())
-        return self._timing(begin_ns, (host_end - host_begin) / 1e9, phase_s, outputs)
+        return self._timing(begin_ns, begin, end, outputs)
 
-    def _phases(self, before: dict[str, float], num_rounds: int) -> dict[str, float]:
-        """Return the window's part of what the executor's clock has measured since: in overlap mode some rounds ran past its end."""
-        if self.executor.device.type == "cuda":
-            torch.cuda.synchronize(self.executor.device)
+    def _mark(self) -> _Mark:
+        return _Mark(time.perf_counter_ns(), self.loop.driver.host_ns, dict(self.executor.clock.seconds))
+
+    def _with_phases_of(self, end: _Mark, begin: _Mark, num_rounds: int) -> _Mark:
+        """Return `end` with what the rounds up to it took: a GPU's are measured later, and in overlap mode some ran past the end."""
+        torch.cuda.synchronize(self.executor.device)
         self.executor.clock.settle()
         in_window = sum(len(kept) for kept in self._rounds.kept) / num_rounds
-        now = self.executor.clock.seconds
-        return {name: (now[name] - before.get(name, 0.0)) * in_window for name in ROUND_PHASES if name in now}
+        before, now = begin.phase_s, self.executor.clock.seconds
+        phase_s = {n: before.get(n, 0.0) + (now[n] - before.get(n, 0.0)) * in_window for n in now}
+        return replace(end, phase_s=phase_s)
 
-    def _timing(
-        self, begin_ns: int, host_s: float, phase_s: dict[str, float], outputs: tuple[tuple[int, ...], ...]
-    ) -> Timing:
+    def _timing(self, begin_ns: int, begin: _Mark, end: _Mark, outputs: tuple[tuple[int, ...], ...]) -> Timing:
         rounds = self._rounds
         kept, accept_lens = np.concatenate(rounds.kept), np.concatenate(rounds.accept_lens)
         num_rounds, batch_size = kept.shape
@@ -168,8 +180,9 @@ class Arm:
             tokens=int(kept.sum()),
             accept_length=float(accept_lens.mean()),
             bytes_read=self._bytes.total(num_rounds, kv_tokens),
-            phase_s=phase_s,
-            host_s=host_s,
+            shared_s=(end.now_ns - begin.now_ns) / 1e9,
+            phase_s={n: end.phase_s[n] - begin.phase_s.get(n, 0.0) for n in ROUND_PHASES if n in end.phase_s},
+            host_s=(end.host_ns - begin.host_ns) / 1e9,
             outputs=outputs,
         )
 

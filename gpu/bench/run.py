@@ -147,7 +147,7 @@ class Bench:
         timings = [turn[index] for turn in turns]
         speedups = tuple(turn[index].tokens_per_s / turn[0].tokens_per_s for turn in turns)
         rate = median(timing.tokens_per_s for timing in timings)
-        shares = _median_shares(timings)
+        shares = _shares(timings)
         busy = sum(share for name, share in shares.items() if name not in ("host", "other"))
         on_gpu = self._target.device.type == "cuda"
         bandwidth = self.machine.copy_bytes_per_s
@@ -174,11 +174,12 @@ class Bench:
         )
 
 
-def _median_shares(timings: list[Timing]) -> dict[str, float]:
-    """Return the shares of the decode time: the executor's phases, the host's, and the rest. A GPU works while the host does."""
+def _shares(timings: list[Timing]) -> dict[str, float]:
+    """Return the shares of all turns' time: the executor's phases, the host's, and the rest. A GPU works while the host does."""
     names = dict.fromkeys(name for timing in timings for name in timing.phase_s)
-    shares = {name: median(t.phase_s.get(name, 0.0) / t.decode_s for t in timings) for name in names}
-    shares["host"] = median(timing.host_s / timing.decode_s for timing in timings)
+    total_s = sum(timing.shared_s for timing in timings)
+    shares = {name: sum(timing.phase_s.get(name, 0.0) for timing in timings) / total_s for name in names}
+    shares["host"] = sum(timing.host_s for timing in timings) / total_s
     return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
 
 

@@ -1,6 +1,7 @@
 """Timing decode: which cells there are, what is refused, what is measured, and the bytes that the floor counts."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from foretoken.core.algorithm.algorithm import Drafter
 from foretoken.core.errors import ForetokenError
 from foretoken.core.model_shape import known_models, lookup_model
+from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.bench import copy_bandwidth as bandwidth_module
 from foretoken.gpu.bench.arm import Arm, common_outputs
 from foretoken.gpu.bench.floor import round_bytes
@@ -167,13 +169,29 @@ def test_every_kind_of_draft_is_timed(small, changes):
         # Tokens of full rounds over their time, but for tokens past an end.
         full = 2 * result.accept_length / result.round_ms * 1e3
         assert 0.8 * full < result.tokens_per_s < 1.001 * full
-        assert sum(result.shares.values()) == pytest.approx(1.0, abs=0.02)
+        assert sum(result.shares.values()) == pytest.approx(1.0, abs=1e-9)
         assert result.shares["verify"] > 0 and result.shares["host"] > 0
         assert result.idle_share is None and result.equal_outputs is None and not result.captures
         assert result.floor_share > 0
     if plan.acceptance_name == "chat":
         assert 1.2 < results[-1].accept_length < results[-1].num_nodes
-    assert bench.machine.copy_bytes_per_s > 1e8
+    assert bench.machine.copy_bytes_per_s > 0
+
+
+def test_host_time_after_the_last_round_is_part_of_the_time_that_it_is_a_share_of(small, monkeypatch):
+    """A commit that is slow, as on a busy machine, makes the host's share greater, not the sum of all shares."""
+    commit = Engine.commit
+
+    def slow_commit(engine, result, now_ns):
+        if result.decode is not None and result.decode.ended.any():
+            time.sleep(0.2)
+        return commit(engine, result, now_ns)
+
+    monkeypatch.setattr(Engine, "commit", slow_commit)
+    _, _, results = run(replace(small, repeat=2, output_tokens=8))
+    for result in results:
+        assert 0 < result.shares["host"] <= 1
+        assert sum(result.shares.values()) == pytest.approx(1.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(("mean", "steps", "expected"), [("3.0", "4", 3.0), ("2.5", "1", 2.0), ("1.0", "3", 1.0)])
