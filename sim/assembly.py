@@ -125,6 +125,7 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
         **speculation.model_dump(exclude={"algorithm", "heads"}),
         mode=engine.mode,
         graph_sizes=sizes if hardware.cuda_graphs else None,
+        num_heads=speculation.heads if algorithm.drafter is Drafter.HEADS else None,
         read_file=read_text,
         source="speculation",
     )

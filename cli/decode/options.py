@@ -60,7 +60,11 @@ Algorithm = Annotated[
 ]
 Steps = Annotated[
     int | None,
-    option("--steps", SPECULATION, "Draft steps per round; 3 by default. With --adaptive: the first ones."),
+    option(
+        "--steps",
+        SPECULATION,
+        "Draft steps per round; 3 by default, of a multi-layer head as many as it has heads. With --adaptive: the first ones.",
+    ),
 ]
 Topk = Annotated[
     int, option("--topk", SPECULATION, "Branches per draft step; more than 1 drafts trees.", show_default=True)

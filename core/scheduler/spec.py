@@ -15,6 +15,7 @@ from typing import Any
 from ..adaptive import AdaptiveConfig, AdaptiveController, CostTable, SlotConfig, build_controller
 from ..adaptive.config import (
     DEFAULT_PRESETS,
+    PRESETS,
     ReadFile,
     TreeNodes,
     fixed_config,
@@ -175,6 +176,7 @@ def resolve_spec(
     backend: str = "simulated",
     device_is_host: bool = False,
     graph_sizes: Sequence[int] | None = None,
+    num_heads: int | None = None,
     read_file: ReadFile | None = None,
     source: str = "<arguments>",
 ) -> EngineSpec:
@@ -183,7 +185,8 @@ def resolve_spec(
     `policy` defaults to "fixed", or "ema" if there is an `adaptive` table. The table defaults to the policy's preset: "default" for
     `ema`, 0 … 7 steps at every batch size for `goodput`. `steps` are those of a fixed policy, else those to begin with.
     `num_draft_tokens` are the nodes of all trees, or those of each step count; by default each tree has up to 16, as many as
-    its steps can fill. Without speculation steps, policy and table have no meaning. `source` names the settings in messages.
+    its steps can fill. `num_heads` of a draft with one head per step limit what is not given:
+    the steps are then as many. Without speculation steps, policy and table have no meaning. `source` names the settings in messages.
     Raises ConfigError and other ForetokenErrors.
     """
     if not algorithm.is_speculative:
@@ -191,10 +194,12 @@ def resolve_spec(
     elif policy is None:
         policy = "fixed" if adaptive is None else "ema"
     if policy == "fixed":
-        steps = DEFAULT_STEPS if steps is None else steps
+        steps = num_heads or DEFAULT_STEPS if steps is None else steps
         table = fixed_config(steps)
     else:
         given = DEFAULT_PRESETS.get(policy, "default") if adaptive is None else adaptive
+        if adaptive is None and num_heads is not None:
+            given = _within(PRESETS[given], num_heads)
         table = load_adaptive_config(given, f"{source}.adaptive" if isinstance(given, Mapping) else None, read_file)
     routing = choose_mode(
         mode,
@@ -217,6 +222,16 @@ def resolve_spec(
         graph_sizes=None if graph_sizes is None else tuple(graph_sizes),
         decodes_text=False,
     )
+
+
+def _within(preset: Mapping[str, Any], num_heads: int) -> dict[str, Any]:
+    """Return a preset with `num_heads` in place of all candidates beyond it."""
+    table = dict(preset)
+    for bound, entry in preset.items():
+        if isinstance(entry, Mapping):
+            steps = sorted({min(count, num_heads) for count in entry["candidate_steps"]})
+            table[bound] = {**entry, "candidate_steps": steps}
+    return table
 
 
 def default_graph_sizes(max_running: int) -> tuple[int, ...]:

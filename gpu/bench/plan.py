@@ -28,6 +28,7 @@ from ..session.plan import (
     checkpoint_bytes,
     draft_config,
     free_bytes,
+    heads_of,
     resolve_device,
     resolve_dtype,
     spec_settings,
@@ -161,7 +162,7 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
         seed=options.seed,
     )
     check_choices(session)
-    target, algorithm, draft = _models(options, session, steps)
+    target, algorithm, draft, steps = _models(options, session, steps)
     steps = _steps_of(algorithm, options, steps)
     device = resolve_device(options.device)
     graphs = _graphs(options, algorithm, device)
@@ -223,7 +224,8 @@ def _counts(options: BenchOptions) -> dict[str, tuple[int, ...]]:
 
 def _models(
     options: BenchOptions, session: SessionOptions, steps: tuple[int, ...]
-) -> tuple[ModelConfig, SpecAlgorithm, ModelConfig | HeadConfig | None]:
+) -> tuple[ModelConfig, SpecAlgorithm, ModelConfig | HeadConfig | None, tuple[int, ...]]:
+    """Return target, algorithm, draft, and the steps: by default no more than the draft has heads."""
     from ..models.config import ModelConfig
     from .shapes import draft_shape, shape_of
 
@@ -236,8 +238,11 @@ def _models(
         target = ModelConfig.from_directory(session.model)
         algorithm = get_algorithm(algorithm_name(session))
         draft = draft_config(session, algorithm, target)
+        heads = heads_of(draft, algorithm)
+        if options.steps is None and heads is not None:
+            steps = (*(count for count in steps if count < heads), heads)
     check_algorithm(session, algorithm, max(steps) if algorithm.is_speculative else 0, target, draft)
-    return target, algorithm, draft
+    return target, algorithm, draft, steps
 
 
 def _steps_of(algorithm: SpecAlgorithm, options: BenchOptions, steps: tuple[int, ...]) -> tuple[int, ...]:

@@ -117,6 +117,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
         steps=options.steps,
         adaptive=options.adaptive,
         graph_sizes=_graph_sizes(options, algorithm, device),
+        num_heads=heads_of(draft, algorithm),
         **spec_settings(options, device),
     )
     check_algorithm(options, algorithm, spec.max_steps, target, draft)
@@ -209,6 +210,11 @@ def draft_config(
     return ModelConfig.from_directory(options.draft)
 
 
+def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -> int | None:
+    """Return the heads of a draft that has one per step, None for others."""
+    return draft.num_heads if algorithm.drafter is Drafter.HEADS else None
+
+
 def check_algorithm(
     options: SessionOptions,
     algorithm: SpecAlgorithm,
@@ -220,7 +226,7 @@ def check_algorithm(
         steps=max_steps,
         topk=options.topk,
         hidden_size=target.hidden_size,
-        num_heads=draft.num_heads if algorithm.drafter is Drafter.HEADS else None,
+        num_heads=heads_of(draft, algorithm),
         target_vocab_size=target.vocab_size,
         draft_vocab_size=draft.vocab_size if algorithm.drafter is Drafter.MODEL else None,
     )
@@ -310,7 +316,7 @@ def bytes_per_token(
     if algorithm.draft_kv is DraftKV.NONE:
         return total
     shape = draft if algorithm.drafter is Drafter.MODEL else draft.model
-    layers = shape.num_layers * (draft.num_heads if algorithm.drafter is Drafter.HEADS else 1)
+    layers = shape.num_layers * (heads_of(draft, algorithm) or 1)
     return total + bytes_per_slot(layers, shape.num_kv_heads, shape.head_dim, dtype)
 
 

@@ -70,6 +70,12 @@ def test_cells_are_batch_sizes_times_contexts_with_plain_decoding_first(small):
     assert [arm.steps for arm in plan_bench(replace(small, algorithm="NONE")).cells[0].arms] == [0]
 
 
+def test_a_draft_with_one_head_per_step_is_timed_up_to_its_heads(tmp_path):
+    target, draft = write_target(tmp_path / "target"), write_head(tmp_path / "draft", "MULTI_LAYER_EAGLE", num_heads=2)
+    plan = plan_bench(BenchOptions(model=target, draft=draft, batch_sizes="1", context_lengths="8", device="cpu"))
+    assert [arm.steps for arm in plan.cells[0].arms] == [0, 1, 2]
+
+
 def test_trees_have_the_nodes_that_their_steps_can_have(small):
     plan = plan_bench(replace(small, topk=4, steps="1,2,3"))
     assert [arm.spec.num_draft_tokens for arm in plan.cells[0].arms] == [None, 5, 16, 16]

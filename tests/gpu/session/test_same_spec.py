@@ -91,7 +91,7 @@ def test_scenario_and_session_resolve_alike(models, chosen):
         "speculation": {
             "algorithm": c["algorithm"],
             "policy": "fixed" if is_fixed else c["policy"] or "ema",
-            "adaptive": c["adaptive"] or "default",
+            "adaptive": c["adaptive"],
             "topk": c["topk"],
             "heads": 2,
         }

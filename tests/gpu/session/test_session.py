@@ -62,7 +62,7 @@ WAYS = {
     "STANDALONE tree, pages": ("standalone", {"topk": 2, "page_size": 4, "debug": True}),
     "EAGLE": ("EAGLE", {}),
     "EAGLE3 tree": ("EAGLE3", {"topk": 3, "steps": 2, "num_draft_tokens": 6}),
-    "MULTI_LAYER_EAGLE": ("MULTI_LAYER_EAGLE", {"steps": 2}),
+    "MULTI_LAYER_EAGLE": ("MULTI_LAYER_EAGLE", {}),
     "NGRAM": (None, {"algorithm": "NGRAM", "steps": 4}),
     "adaptive": ("standalone", {"adaptive": "with-zero", "block_rounds": 1}),
     "adaptive trees": ("standalone", {"adaptive": "with-zero", "topk": 3, "num_draft_tokens": {"3": 9, "7": 12}}),
@@ -71,6 +71,19 @@ WAYS = {
         {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "goodput", "max_running": 4},
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("options", "candidates"),
+    [({}, (2,)), ({"policy": "ema"}, (1, 2)), ({"policy": "goodput"}, (0, 1, 2)), ({"topk": 2}, (2,))],
+)
+def test_steps_that_are_not_given_follow_the_heads(models, options, candidates):
+    """A draft of two heads can take two steps; the usual three, or a preset's seven, would be refused."""
+    plan = plan_session(options_for(models, "MULTI_LAYER_EAGLE", **options))
+    found = plan.spec.adaptive.candidate_steps
+    assert found[-1] == 2 and set(found) <= set(candidates)
+    with pytest.raises(ForetokenError, match="the draft has 2"):
+        plan_session(options_for(models, "MULTI_LAYER_EAGLE", **options, adaptive="default"))
 
 
 @pytest.mark.parametrize("way", WAYS)
