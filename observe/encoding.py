@@ -65,6 +65,10 @@ class MalformedRecord(ForetokenError):
     """A record of a log whose content does not fit its kind; the reader adds file and line."""
 
 
+_UNREADABLE = (LookupError, TypeError, ValueError, ArithmeticError, MemoryError)
+"""What decoding raises where a value has another type, length or range than its record promises."""
+
+
 def dump_line(value: Mapping[str, Any]) -> str:
     """Return a JSON object without spaces, in the order of its keys. ValueError for NaN and infinities."""
     return _dumps(value)
@@ -319,7 +323,7 @@ def decode_request(record: Mapping[str, Any]) -> Request:
             stop_strings=tuple(record.get("stop_strings", ())),
             outputs=tuple(record.get("outputs", ())),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise MalformedRecord(f"a request that cannot be read: {error!r}") from error
 
 
@@ -333,7 +337,7 @@ def decode_result(record: Mapping[str, Any], step: Step) -> StepResult:
         at = record["at"]
         times = np.cumsum(np.array(at if isinstance(at, list) else [at], dtype=np.int64))
         failures = tuple((int(row), str(message)) for row, message in record.get("failures", ()))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except _UNREADABLE as error:
         raise MalformedRecord(f"a result of step {step.step_id} that cannot be read: {error!r}") from error
     expected = decode.rounds if decode is not None else 1
     if len(times) != expected:
@@ -345,7 +349,7 @@ def decode_failure(record: Mapping[str, Any]) -> StepFailure:
     """Return the failure of a `lost` record; MalformedRecord for an unknown cause."""
     try:
         return StepFailure(record["step"], FailureCause(record["cause"]), record["message"])
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise MalformedRecord(f"a failure that cannot be read: {error}") from error
 
 

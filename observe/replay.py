@@ -194,6 +194,9 @@ def replay(path: str | os.PathLike[str], make_engine: EngineFactory, *, allow_tr
             raise
         except ForetokenError as error:
             raise LogError(path, record.line, str(error)) from error
+        except Exception as error:  # records are decoded by now: it is the engine that fails
+            difference = Difference(record.line, number, record.data, None, f"the engine raised {error!r}")
+            break
         if record.kind in counts:
             counts[record.kind] += 1
     return ReplayReport(counts["plan"], counts["commit"], len(replicas), complete, difference)

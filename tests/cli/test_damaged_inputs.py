@@ -1,0 +1,39 @@
+"""Damaged files of every kind: a command ends with one of its exit codes, never with a traceback, and bad input has a message."""
+
+from __future__ import annotations
+
+import pytest
+from damaged_inputs import execute, run_damaged, sound_inputs, unexpected
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory):
+    return sound_inputs(tmp_path_factory.mktemp("sound"))
+
+
+def test_the_corpus_is_sound(sounds, tmp_path):
+    """Otherwise damage would be looked for in what nothing reads."""
+    for sound in sounds:
+        path = tmp_path / sound.file_name
+        path.write_text(sound.text)
+        for command in sound.commands:
+            code, out, errors = execute(tuple(word.replace("{}", str(path)) for word in command))
+            assert (code, errors) == (0, ""), (sound.name, command)
+            assert out
+
+
+def damages(sounds, tmp_path, seeds):
+    return [
+        f"{what}: exit code {code}\n{errors}"
+        for what, code, errors in run_damaged(tmp_path, sounds, seeds)
+        if unexpected(code, errors)
+    ]
+
+
+def test_damaged_inputs(sounds, tmp_path):
+    assert damages(sounds, tmp_path, range(200)) == []
+
+
+@pytest.mark.slow
+def test_ten_thousand_damaged_inputs(sounds, tmp_path):
+    assert damages(sounds, tmp_path, range(1000, 11_000)) == []
