@@ -247,7 +247,8 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
 
 def _language_model(config: Mapping[str, Any], source: str) -> ConfigReader:
     """Return a reader of the language model's part: a multimodal file keeps it under `text_config`."""
-    if config.get("model_type") in ARCHITECTURES or config.get("text_config") is None:
+    model_type = config.get("model_type")
+    if (isinstance(model_type, str) and model_type in ARCHITECTURES) or config.get("text_config") is None:
         return ConfigReader(config, source)
     whole = ConfigReader(config, source)
     part = whole.under("text_config")
