@@ -21,6 +21,7 @@ from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
 from ...properties.engine.contract import Answer, EngineCapabilities, Event, ServingConfig, Wish
+from ...properties.engine.language import text
 
 ALGORITHMS: dict[str, SpecAlgorithm] = {"none": NO_SPECULATION, "draft": Standalone(), "head": Eagle()}
 MARKS = "marks"
@@ -34,6 +35,13 @@ class InFlight(NamedTuple):
     step: Step
     chunks: list[str]
     rows: list[str]
+
+
+class Decoder:
+    """Reads tokens as the suite does."""
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return text(tokens.tolist())
 
 
 class ToldPolicy(FixedPolicy):
@@ -67,7 +75,7 @@ class CoreEngine:
 
     def build(self, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> Engine:
         """Make the engine itself."""
-        return Engine(config, algorithm, controller)
+        return Engine(config, algorithm, controller, text_decoder=Decoder())
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
@@ -79,6 +87,7 @@ class CoreEngine:
             priority=wish.priority,
             sampling=_sampling(wish.seed),
             stop_tokens=tuple(wish.stop_tokens),
+            stop_strings=tuple(wish.stop_strings),
             outputs=WITH_MARKS if wish.marks else (),
         )
         outcome = self.engine.submit(request, 0)

@@ -8,6 +8,7 @@ from operator import attrgetter
 import numpy as np
 
 from ...core.contract.request import FinishReason
+from ...core.kv.allocator import KVAllocator
 from ...core.kv.store import KVStore
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.engine import CommitOutcome, Engine
@@ -288,6 +289,7 @@ PARTS = {
     Admission: "engine.admission",
     DecodeRounds: "engine.rounds",
     KVStore: "engine.store",
+    KVAllocator: "engine.store.allocator",
     OutputLog: "engine.output",
     Requests: "engine.requests",
     WaitingQueue: "engine.requests.waiting",
@@ -320,7 +322,7 @@ _DEFECTS = (
     (BatchesStatically, ("ENGINE-07",)),
     (LetsEverythingIn, ("ENGINE-08",)),
     (NeverAges, ("ENGINE-09",)),
-    (PushesEqualsOut, ("ENGINE-10", "ENGINE-11")),
+    (PushesEqualsOut, ("ENGINE-07", "ENGINE-10", "ENGINE-11")),
     (PushesOutTheFirst, ("ENGINE-10",)),
     (WaitsWithNothingInFlight, ("ENGINE-11",)),
     (ReplacesTheOther, ("ENGINE-12",)),
@@ -328,7 +330,7 @@ _DEFECTS = (
     (AbortsLater, ("ENGINE-13",)),
     (ComputesTheChunkAgain, ("ENGINE-14",)),
     (slots.KnowsTheFuture, ("ENGINE-15",)),
-    (QueuesTheRetractedLast, ("ENGINE-16",)),
+    (QueuesTheRetractedLast, ("ENGINE-09", "ENGINE-16")),
     (slots.DrawsByRow, ("ENGINE-17", "RELAY-09")),
     (DividesByWhatWasDrafted, ("ENGINE-18",)),
     (ExpectsSurvivors, ("ENGINE-18",)),
@@ -360,6 +362,15 @@ _DEFECTS = (
     (slots.FindsHalf, ("RADIX-13",)),
     (slots.DrawsByHit, ("RADIX-16",)),
     (slots.DrawsByBlock, ("SIM-12",)),
+    (slots.GivesPagesBackwards, ("RELAY-06",)),
+    (slots.PromisesHalf, ("ACCEPT-11",)),
+    (slots.RefusesWithAWord, ("ENGINE-08",)),
+    (slots.FillsTheQueueByOneMore, ("ENGINE-08",)),
+    (slots.TakesAVictimMore, ("ENGINE-07",)),
+    (slots.NeverGivesWay, ("ENGINE-07",)),
+    (slots.LetsBlocksGoOn, ("ENGINE-07",)),
+    (slots.StopsInsideBlocks, ("ACCEPT-10", "ENGINE-03")),
+    (slots.ReadsEachRoundAlone, ("ACCEPT-10", "ENGINE-03")),
 )
 """(class, the invariants of which one must catch it)."""
 

@@ -1,13 +1,17 @@
-"""Planted defects of engines: who owns which slots, and what only two runs show."""
+"""Planted defects of engines: who owns which slots, who gives way, what is promised, stop strings, and what only two runs show."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ...core.contract.request import FinishReason
+import numpy as np
+
+from ...core.contract.request import FinishReason, first_stop_string
+from ...core.kv.allocator import KVAllocator
 from ...core.kv.store import KVStore
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.engine import Engine, LossOutcome
+from ...core.scheduler.output import OutputLog
 from ...core.scheduler.rounds import DecodeRounds
 from ...properties.engine.contract import Answer, Event
 from ...properties.engine.language import STOP, stream_of
@@ -174,25 +178,116 @@ class QueuesThePreemptedLast(PlainEngine):
         return view
 
 
+class GivesPagesBackwards(KVAllocator):
+    """The slots of a page are handed out from the last to the first."""
+
+    __slots__ = ()
+
+    def _slots_of(self, pages):
+        return super()._slots_of(pages).reshape(-1, self.page_size)[:, ::-1].ravel()
+
+    def _pages_of(self, slots):
+        return super()._pages_of(np.sort(slots.reshape(-1, self.page_size), axis=1).ravel())
+
+
+# -- who waits, and for what ------------------------------------------------------------------------------------------
+
+
+class PromisesHalf(Admission):
+    """Every request gets half of the tokens that it asks for."""
+
+    def max_tokens(self, request):
+        return -(-super().max_tokens(request) // 2)
+
+
+class RefusesWithAWord(Admission):
+    """The reason of a refusal is left out."""
+
+    def refusal(self, request):
+        return super().refusal(request) and "refused"
+
+
+class FillsTheQueueByOneMore(Admission):
+    """The bound of the queue is compared with < where <= is meant."""
+
+    def refusal(self, request):
+        reason = super().refusal(request)
+        return "" if len(self.requests.waiting) == self.config.max_queue else reason
+
+
+class TakesAVictimMore(Admission):
+    """A preemption takes one request more than it needs."""
+
+    def preempt(self):
+        before = len(self.requests.retracted)
+        super().preempt()
+        lower = self._lower_than_head() if len(self.requests.retracted) > before else ()
+        if lower:
+            self.requests.retract(lower[0])
+
+
+class NeverGivesWay(Admission):
+    """No request of smaller priority gives way."""
+
+    def preempt(self):
+        pass
+
+
+class LetsBlocksGoOn(CoreEngine):
+    """A newcomer waits until the block that runs has come to its end."""
+
+    def submit(self, wish):
+        newest = self.newest_interrupted
+        most = super().submit(wish)
+        self.newest_interrupted = newest
+        return most
+
+
+class StopsInsideBlocks(Engine):
+    """Rows with stop strings are put into blocks, though a block's rounds are not searched for them."""
+
+    def _max_rounds(self):
+        rows, self.rounds.single_round_rows = self.rounds.single_round_rows, 0
+        try:
+            return super()._max_rounds()
+        finally:
+            self.rounds.single_round_rows = rows
+
+
+class ReadsEachRoundAlone(OutputLog):
+    """A stop string is found if all of it stands in one round."""
+
+    def stop_string_cuts(self, rows, counted, decode, record_in):
+        cuts = {}
+        for column, length in super().stop_string_cuts(rows, counted, decode, record_in).items():
+            run, wanted = decode.tokens[0, column, :length], record_in(int(rows[column])).request.stop_strings
+            if first_stop_string(self._decoder, run[:0], run, wanted) >= 0:
+                cuts[column] = length
+        return cuts
+
+
 # -- what only two runs show ------------------------------------------------------------------------------------------
 
 
 class KnowsTheFuture(CoreEngine):
-    """The length of an output is computed with the device's model, and no more is reserved."""
+    """Fewer prompt tokens are computed while there is a request whose text ends at once, as the device's own model says."""
 
     def __init__(self, config):
         super().__init__(config)
         self.model = config.model
+        self.texts = {}
 
     def submit(self, wish):
-        if STOP in wish.stop_tokens:
-            first, stop = len(wish.prompt), len(wish.prompt) + wish.max_tokens
-            stream = stream_of(wish.prompt, wish.seed, self.model)
-            stream.reach(stop)
-            output = stream.tokens[first:stop]
-            if STOP in output:
-                wish = wish._replace(max_tokens=output.index(STOP) + 1)
-        return super().submit(wish)
+        most = super().submit(wish)
+        self.texts[wish.request] = text = stream_of(wish.prompt, wish.seed, self.model)
+        text.reach(len(wish.prompt) + 1)
+        return most
+
+    def plan(self):
+        requests, chunk_size = self.engine.requests.live.values(), self.engine.config.chunk_size
+        ends_soon = any(self.texts[r.request.request_id].tokens[r.prompt_len] == STOP for r in requests)
+        self.engine.admission.limits.prefill_budget = chunk_size - ends_soon
+        return super().plan()
 
 
 class DrawsByRow(CoreEngine):

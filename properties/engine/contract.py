@@ -28,7 +28,7 @@ SHAPES: tuple[tuple[tuple[int, ...], int, int], ...] = (
 
 @dataclass(frozen=True)
 class ServingConfig:
-    """What `make(config)` builds. Sizes in tokens (= KV slots), pools of few pages. `model` and `accept` are the suite's own."""
+    """What `make(config)` builds. Sizes in tokens (= KV slots), pools of few pages. `model`, `accept` and `losses` are the suite's own."""
 
     num_pages: int  # without the padding page
     page_size: int
@@ -49,6 +49,7 @@ class ServingConfig:
     ageing: int = 64  # how often a request may be overtaken by later ones of greater priority
     accept: int = 4  # of 8: how often a draft token is right
     model: int = 0  # which toy language model
+    losses: bool = False  # steps may fail as a whole; an engine works with reduced limits long after one has
 
     @cached_property
     def depth(self) -> int:
@@ -106,7 +107,7 @@ class ServingConfig:
             num_pages=1,
             page_size=page_size,
             context_len=1,
-            max_running=choose((1, 2, 3, 4)),
+            max_running=choose((1, 2, 3, 4, 4)),
             max_queue=choose((0, 0, 0, 2)),
             chunk_size=1,
             step_tokens=0,
@@ -122,13 +123,22 @@ class ServingConfig:
             ageing=choose((1, 2, 16)),
             accept=choose((0, 4, 6, 8)),
             model=choose((0, 1, 2)),
+            losses=has.losses and choose((False, False, False, True)),
         )
         limit = choose((6, 10, 16, 30))
         longest = limit + config.round_slots
         smallest = config.whole_pages(limit + config.reserve) + page_size
-        # Several requests, two and a half, one and a half, one, or barely one.
-        slots = choose((smallest * 5, smallest * 5 // 2, smallest * 3 // 2, smallest, smallest - limit // 2))
-        chunk_size = choose((64, 8, 3, 2)) if has.chunked_prefill else longest
+        # Several requests, so many that blocks of rounds fit, two and a half, one and a half, one, or barely one.
+        few = (
+            smallest * 5 // 2,
+            smallest * 5 // 2,
+            smallest * 3 // 2,
+            smallest * 3 // 2,
+            smallest,
+            smallest - limit // 2,
+        )
+        slots = choose((smallest * 5, smallest * 16, *few))
+        chunk_size = choose((64, 64, 8, 3, 2)) if has.chunked_prefill else longest
         spare = choose((0, 0, 0, 1, 2, 5)) if config.mixed else 0
         verify = config.max_running * max(map(config.nodes, candidates))
         return replace(
@@ -186,6 +196,10 @@ class EngineCapabilities(Capabilities):
     denial: bool = False  # `deny(count)`: the next attempts to allocate find nothing
     losses: bool = False  # `lose(step)` and `resume()`: a step fails as a whole
     counters: bool = False  # `counters()`: what was verified and accepted so far
+    stop_strings: bool = False  # `Wish.stop_strings`: the engine reads the text of an output by `language.text`
+    reasons: bool = (
+        False  # a refused `submit` raises an error whose text has the limit that the request exceeds, as a number
+    )
 
     FOUNDATIONS: ClassVar = {"prefix_cache": ("slots",)}
 
@@ -200,6 +214,7 @@ class Wish(NamedTuple):
     seed: int = 0  # 0: greedy; else what its tokens are drawn from, together with their position
     stop_tokens: Sequence[int] = ()
     marks: bool = False  # one more integer per token is wanted
+    stop_strings: Sequence[str] = ()  # the token that completes one of them in the output's text is the last one
 
 
 class Answer(NamedTuple):
@@ -238,7 +253,8 @@ class Engine(Protocol):
     """A scheduler. It refuses by returning None or False, or by raising one of `REFUSALS`, and has then changed nothing."""
 
     def submit(self, wish: Wish) -> int | None:
-        """Queue a request. Returns how many tokens it gets at most: `max_tokens`, or less where context or pool are smaller."""
+        """Queue a request. Returns how many tokens it gets at most: `max_tokens`, or less where context or pool are smaller. Refuses by
+        raising an error whose text is the reason."""
 
     def abort(self, request: str) -> Sequence[Event]:
         """Give up a request. Its end event comes now, or with the commit of a step of several rounds that is running. An unknown

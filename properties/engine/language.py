@@ -69,6 +69,25 @@ def stream_of(context: Sequence[int], key: int, model: int) -> Stream:
     return stream
 
 
+STOP_STRINGS: tuple[tuple[str, ...], ...] = ((), ("ab",), ("ca", "dd"), ("Z",), ("bcd", "Ya"))
+"""What a request may ask to be stopped by, in the text of its output; none first."""
+
+
+def text(tokens: Sequence[int]) -> str:
+    """Return the text of a sequence of tokens. One token in eight is half of a letter: the next one, whatever it is, completes it."""
+    letters, is_half = [], False
+    for token in tokens:
+        bits = (int(token) * _M1 & _MASK) >> 57
+        if is_half:
+            letters.append("YZ"[bits & 1])
+            is_half = False
+        elif bits & 7 == 0:
+            is_half = True
+        else:
+            letters.append("abcd"[bits >> 3 & 3])
+    return "".join(letters)
+
+
 def prompt_of(stem: int, length: int, variant: int) -> list[int]:
     """Return a prompt: the first tokens of a stem that others share, the last one its own unless `variant` is 0."""
     tokens = list(range(FIRST_PROMPT_TOKEN + 1000 * stem, FIRST_PROMPT_TOKEN + 1000 * stem + length))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .contract import Answer, ServingConfig, Wish
-from .language import Stream, stream_of
+from .language import Stream, stream_of, text
 
 WAITING, RUNNING = "waiting", "running"
 
@@ -53,6 +53,11 @@ class Life:
         return self.wish.request
 
     @property
+    def context_of_now(self) -> list[int]:
+        """Its prompt and what it was delivered."""
+        return [*self.wish.prompt, *self.delivered]
+
+    @property
     def is_live(self) -> bool:
         return self.state is WAITING or self.state is RUNNING
 
@@ -69,16 +74,35 @@ class Life:
         self.decoding = self.leaving = self.failing = False
         self.kv = -1
 
-    def cut(self, so_far: int, run: Sequence[int]) -> tuple[list[int], str]:
-        """Return what of a run is delivered after `so_far` tokens, and the reason if that is the end."""
-        left = self.promise - so_far
+    def cut(self, before: Sequence[int], run: Sequence[int]) -> tuple[list[int], str]:
+        """Return what of a run is delivered after the output `before`, and the reason if that is the end."""
+        left = self.promise - len(before)
         kept = list(run[:left])
-        stops = self.wish.stop_tokens
-        if stops:
-            for at, token in enumerate(kept):
-                if token in stops:
-                    return kept[: at + 1], "stop"
+        stop = self.first_stop(before, kept)
+        if stop >= 0:
+            return kept[: stop + 1], "stop"
         return kept, "length" if len(kept) == left else ""
+
+    def first_stop(self, before: Sequence[int], run: Sequence[int]) -> int:
+        """Return where in a run the output ends: at a stop token, or one that completes a stop string; -1 if it does not end."""
+        wish = self.wish
+        if not wish.stop_tokens and not wish.stop_strings:
+            return -1
+        output = list(before)
+        for at, token in enumerate(run):
+            output.append(token)
+            if token in wish.stop_tokens:
+                return at
+            if wish.stop_strings:
+                words = text(output)
+                if any(stop in words for stop in wish.stop_strings):
+                    return at
+        return -1
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether its output may end before its promised length."""
+        return bool(self.wish.stop_tokens or self.wish.stop_strings)
 
 
 class Chunk(NamedTuple):
@@ -238,7 +262,7 @@ class EngineModel:
         expected: dict[str, tuple[list[int], str]] = {}
         for chunk, token in zip(flight.chunks, answer.first, strict=True):
             if chunk.is_last and chunk.is_present:
-                expected[chunk.life.name] = chunk.life.cut(len(chunk.life.delivered), [token])
+                expected[chunk.life.name] = chunk.life.cut(chunk.life.delivered, [token])
         for number, row in enumerate(flight.rows):
             if not row.is_present:
                 continue
@@ -248,7 +272,7 @@ class EngineModel:
             cut_short = life.leaving or life.name in answer.failed
             for runs in answer.runs[:-1] if cut_short else answer.runs:
                 if not reason:
-                    kept, reason = life.cut(len(life.delivered) + len(got), runs[number])
+                    kept, reason = life.cut(life.delivered + got, runs[number])
                     got = got + kept
             expected[life.name] = (got, reason)
         for name in [name for name in expected if self.lives[name].leaving]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from .contract import Answer, Wish
@@ -40,6 +40,10 @@ class Moment:
     promise: int | None = None
     impossible = ""
     must_accept = ""
+    promises: tuple[int, int] = (0, 0)  # the fewest and the most tokens that may be promised
+    has_reasons = False  # refusals must name a limit
+    limits: Collection[int] = ()  # the numbers of which a refusal must name one
+    interrupted: int | None = None  # the newest step that must end at its next round; None where there are no blocks
     # abort
     abort_events = 0
     second_abort_events = 0
@@ -49,6 +53,8 @@ class Moment:
     was_waiting: Sequence[Life] = ()
     overtaken: Sequence[Life] = ()  # by requests that entered
     asked_back: frozenset[str] = frozenset()  # requests that `retract` named
+    before_plan: Sequence[Flight] = ()  # the steps that were in flight
+    lingering_before: Collection[int] = ()  # pages that wait for a step to be committed
     was_lost = False  # a step has failed: fewer steps may be drafted, and suspects of the failure go first
     is_disturbed = False  # allocations were denied, a step was lost or a request was asked back: no promise of progress
     cached_before: frozenset[int] | None = None  # what the last cells of the cached pages held

@@ -11,13 +11,39 @@ from .model import EngineModel, Flight, Life
 def verdict(config: ServingConfig, wish: Wish, num_waiting: int) -> tuple[str, str]:
     """Return (why the request can never run, why it must be accepted), each empty if it is not so."""
     prompt_len = len(wish.prompt)
+    if config.max_queue and num_waiting >= config.max_queue:
+        return f"{num_waiting} requests wait, {config.max_queue} may", ""
+    if prompt_len < 1 or wish.max_tokens < 1:
+        return f"a prompt of {prompt_len} tokens and {wish.max_tokens} of output", ""
     if prompt_len + 1 > config.context_len or prompt_len + 1 > config.num_slots:
         return f"a prompt of {prompt_len} tokens and 1 of output", ""
     fits_context = prompt_len + 1 + config.round_slots <= config.context_len
     fits_pool = config.whole_pages(prompt_len + 1) + _reserve(config) <= config.num_slots
-    if fits_context and fits_pool and (not config.max_queue or num_waiting < config.max_queue):
+    if fits_context and fits_pool:
         return "", f"{prompt_len} tokens, 1 of output and {_reserve(config)} in reserve fit"
     return "", ""
+
+
+def promises(config: ServingConfig, wish: Wish) -> tuple[int, int]:
+    """Return how many tokens an accepted request must get at least, and may get at most.
+
+    It must get all that it asks for if that fits the context beside a round's overshoot, and the pool beside a reserve."""
+    prompt_len = len(wish.prompt)
+    least = min(wish.max_tokens, _fitting(config) - prompt_len)
+    return max(least, 1), min(wish.max_tokens, min(config.context_len, config.num_slots) - prompt_len)
+
+
+def limits_of(config: ServingConfig, wish: Wish, num_waiting: int) -> set[int]:
+    """Return the numbers of which a refusal must name one: the most waiting requests, and the most tokens of a request."""
+    named = {config.max_queue} if config.max_queue and num_waiting >= config.max_queue else set()
+    fitting = _fitting(config)
+    return named if fitting > len(wish.prompt) else named.union(range(fitting, len(wish.prompt) + 1))
+
+
+def _fitting(config: ServingConfig) -> int:
+    """Return the tokens of a request, prompt and output, that fit the context and the pool with room to spare."""
+    in_pool = (config.num_slots - _reserve(config)) // config.page_size * config.page_size
+    return min(config.context_len - config.round_slots, in_pool)
 
 
 def _reserve(config: ServingConfig) -> int:

@@ -8,11 +8,11 @@ from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Refused, Trial, Violation
 from .contract import METHODS, Answer, Engine, EngineCapabilities, ServingConfig, Wish
 from .device import Device
-from .language import STOP, prompt_of
+from .language import STOP, STOP_STRINGS, prompt_of
 from .model import RUNNING, EngineModel
 from .observation import Moment, Observation
 from .reading import names, read_events, read_step
-from .rules import limits, shown, verdict
+from .rules import limits, limits_of, promises, shown, verdict
 
 REQUESTS = Handles("abcdef")
 
@@ -53,6 +53,10 @@ def _is_in_flight(t: EngineTrial) -> bool:
     return bool(t.model.flights)
 
 
+def _may_be_lost(t: EngineTrial) -> bool:
+    return t.config.losses and bool(t.model.flights)
+
+
 class EngineTrial(Trial):
     """`subject` under operations. An answer of another form than the contract's is a Violation at once."""
 
@@ -89,6 +93,8 @@ class EngineTrial(Trial):
         """Start a new moment."""
         self.operation = operation
         self.moment = Moment(self.model, self.device.cells, operation, self.moment.after)
+        if self._was_denied or self._was_lost or self.model.asked_back:
+            self.moment.is_disturbed = True
 
     def end(self) -> None:
         if not self.moment.observed:
@@ -155,6 +161,7 @@ class EngineTrial(Trial):
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
+    @operation(needs="stop_strings", weight=5, ends=(1, 2, 3, 4), max_tokens=(8, 30))
     @operation(needs="priorities", weight=6, priority=(0, 0, 1, 2), seed=(0, 1))
     @operation(
         weight=12,
@@ -178,20 +185,27 @@ class EngineTrial(Trial):
         seed: int = 0,
         stops: bool = False,
         marks: bool = False,
+        ends: int = 0,
     ) -> None:
-        """A client asks. Equal `stem`s share all but the last token of the shorter prompt, equal `variant`s that too."""
+        """A client asks. Equal `stem`s share all but the last token of the shorter prompt, equal `variant`s that too. `ends` is the
+        number of its stop strings."""
         prompt = prompt_of(stem, length, variant)
         stop_tokens = (STOP,) if stops else ()
-        wish = Wish(request, prompt, max_tokens, priority, seed, stop_tokens, marks and self.capabilities.marks)
+        strings = STOP_STRINGS[ends % len(STOP_STRINGS)] if self.capabilities.stop_strings else ()
+        wish = Wish(
+            request, prompt, max_tokens, priority, seed, stop_tokens, marks and self.capabilities.marks, strings
+        )
         self._ask_for(wish, *verdict(self.config, wish, len(self.model.waiting())))
 
     def _ask_for(self, wish: Wish, impossible: str, must_accept: str = "") -> None:
         m, model = self.moment, self.model
         m.wish, m.impossible, m.must_accept = wish, impossible, must_accept
+        m.promises, m.has_reasons = promises(self.config, wish), self.capabilities.reasons
+        m.limits = limits_of(self.config, wish, len(model.waiting()))
         model.num_attempts += 1
         answer = self.ask(self.subject.submit, wish)
         if answer is None or answer is False or isinstance(answer, Refused):
-            m.refusal = answer.reason if isinstance(answer, Refused) else "without a reason"
+            m.refusal = answer.reason if isinstance(answer, Refused) else ""
         else:
             m.promise = self.integer(answer, "submit()")
             if wish.request not in model.lives:
@@ -231,7 +245,7 @@ class EngineTrial(Trial):
         """Note which steps run one round only since a new plan could differ: of those that have not begun. The oldest may have."""
         if not self.capabilities.blocks or not self.model.flights:
             return
-        newest = self.integer(self.must(self.subject.interrupts), "interrupts()")
+        newest = self.moment.interrupted = self.integer(self.must(self.subject.interrupts), "interrupts()")
         for flight in self.model.flights[1:]:
             flight.interrupted |= flight.number <= newest
 
@@ -244,8 +258,7 @@ class EngineTrial(Trial):
         m.asked = True
         m.asked_back = frozenset(model.asked_back)
         m.was_lost = self._was_lost
-        m.is_disturbed = self._was_denied or self._was_lost or bool(model.asked_back)
-        m.was_waiting = model.waiting()
+        m.was_waiting, m.before_plan, m.lingering_before = model.waiting(), tuple(model.flights), tuple(model.lingering)
         view = self._step(self.subject.plan)
         if view is not None and not isinstance(view, Refused):
             m.flight = read_step(self, view)
@@ -257,6 +270,7 @@ class EngineTrial(Trial):
             model.launch(m.flight, m.after.slots)
         if m.admitted:
             m.count_overtaken()
+            self._was_denied = False  # what enters has been allocated something
         if model.asked_back:
             model.asked_back -= {life.name for life in m.retracted}
             model.asked_back &= set(m.after.running)
@@ -372,7 +386,7 @@ class EngineTrial(Trial):
         """The next answer about a running request says that its computation went wrong."""
         self.model.lives[request].failing = True
 
-    @operation(needs="losses", weight=2, when=_is_in_flight)
+    @operation(needs="losses", weight=3, when=_may_be_lost)
     def lose(self) -> None:
         """The oldest step fails as a whole, and with it those launched behind it."""
         m, model = self.moment, self.model

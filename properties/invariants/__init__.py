@@ -6,6 +6,7 @@ from . import (  # noqa: F401
     allocator,
     engine_kv,
     engine_order,
+    engine_progress,
     engine_requests,
     engine_twins,
     prefix_cache,

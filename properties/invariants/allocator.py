@@ -234,8 +234,10 @@ def only_what_is_held_can_be_freed(m: Moment) -> Outcome:
     return None
 
 
-@checks("ALLOC-11", CONTRACT, on=("alloc",))
+@checks("ALLOC-11", CONTRACT, on=("alloc", "grow", "trim"))
 def ids_are_good(m: Moment) -> Outcome:
+    if m.operation.tag != "alloc":
+        return _rows_are_pages(m)
     if m.answer is None:
         return None
     size, first = m.config.page_size, m.first_page
@@ -255,6 +257,20 @@ def ids_are_good(m: Moment) -> Outcome:
                     f"{size} neighbours from a multiple of {size}",
                     "kernels address whole pages",
                 )
+    return True
+
+
+def _rows_are_pages(m: Moment) -> Outcome:
+    """Whether the slots of every row that has changed are whole pages, ascending inside each."""
+    if not m.after.rows:
+        return None
+    size, before = m.config.page_size, dict(m.before.rows or ())
+    for request, slots in m.after.rows:
+        if slots == before.get(request):
+            continue
+        if slots != tuple([first + at for first in slots[::size] for at in range(size)]):
+            was = f"{request} has the slots {list(slots)}"
+            return Finding(was, f"whole pages of {size}, ascending inside each", "kernels address a page by its number")
     return True
 
 

@@ -49,6 +49,9 @@ def a_request_that_has_left_gets_nothing(m: Moment) -> Outcome:
 
 @checks("RELAY-06", CONTRACT, "slots")
 def launched_steps_have_their_slots(m: Moment) -> Outcome:
+    torn = _torn_page(m) if m.config.page_size > 1 and m.after.slots != m.before.slots else None
+    if torn is not None:
+        return torn
     if not m.model.flights or m.is_still:
         return None
     for flight in m.model.flights:
@@ -67,6 +70,22 @@ def launched_steps_have_their_slots(m: Moment) -> Outcome:
                 was = f"the slots of {name} from position {row.length} have changed under step {flight.number}"
                 return Finding(was, "they stay as they were launched", "the device goes on writing where they were")
     return True
+
+
+def _torn_page(m: Moment) -> Finding | None:
+    """Return a row that has changed and whose slots are not whole pages, ascending."""
+    size, before = m.config.page_size, m.before.slots
+    for name, slots in m.after.slots.items():
+        if slots == before.get(name):
+            continue
+        firsts = slots[::size]
+        if len(slots) % size or slots != tuple([first + at for first in firsts for at in range(size)]):
+            was = f"{name} has the slots {list(slots)}"
+            return Finding(was, f"whole pages of {size}, ascending inside each", "kernels address a page by its number")
+        if any(first % size for first in firsts) or len(set(firsts)) != len(firsts):
+            was = f"{name} has pages at the slots {list(firsts)}"
+            return Finding(was, f"different multiples of {size}", "two positions of a row would share a slot")
+    return None
 
 
 @checks("ENGINE-06", CONTRACT, "slots")

@@ -1,10 +1,9 @@
-"""What is planned, and for which requests: ENGINE-05, 07, 09, 10, 11, 14, 16, 18, RELAY-05, 07, 08 and STEPS-07 of an engine."""
+"""What is planned, and for which requests: ENGINE-05, 09, 10, 11, 14, 16, 18, RELAY-05, 07, 08 and STEPS-07 of an engine."""
 
 from __future__ import annotations
 
-from ..engine.model import Life
+from ..engine.model import RUNNING
 from ..engine.observation import Moment
-from ..engine.rules import room_for_all
 from .registry import Finding, Outcome, checks
 
 CONTRACT = "engine"
@@ -35,46 +34,6 @@ def a_step_keeps_its_budgets(m: Moment) -> Outcome:
     return True
 
 
-@checks("ENGINE-07", CONTRACT, "slots", on=("plan",))
-def what_fits_is_launched(m: Moment) -> Outcome:
-    config, model = m.config, m.model
-    others = model.flights if m.flight is None else model.flights[:-1]
-    if m.is_disturbed or m.retracted or model.holding or m.refusal is not None or len(others) >= config.depth:
-        return None
-    if any(not part.is_present for flight in others for part in flight.parts):
-        return None  # slots of a request that has left come back with a step in flight
-    free = len(m.before.free) * config.page_size
-    running = [model.lives[name] for name in m.before.running if name in model.lives]
-    if m.flight is None:
-        room = room_for_all(config, len(running))
-        for life in running:
-            if not life.leaving and free >= room and (not life.decoding or not _may_have_ended(m, life)):
-                was = f"nothing is launched, with {life.name} running and {free} slots free"
-                return Finding(was, f"a step; {room} slots are enough for all that run", "the device idles")
-    if not m.was_waiting or m.admitted or len(running) >= config.max_running:
-        return True
-    if any(not life.decoding or life.leaving for life in running):
-        return True  # a prompt in progress goes first
-    if m.flight is not None and m.flight.chunks:
-        return True
-    needed = max(len(life.wish.prompt) + len(life.delivered) for life in m.was_waiting)
-    # All that run reserve for the next step, and a request that enters may be asked to leave them as much again.
-    needed += room_for_all(config, 2 * len(running) + 1) + config.num_slots // 64
-    if free >= needed:
-        was = f"no request enters, with {len(running)} of {config.max_running} running and {free} slots free"
-        return Finding(was, f"the head of the queue; {needed} slots are enough for any", "a row stays empty")
-    return True
-
-
-def _may_have_ended(m: Moment, life: Life) -> bool:
-    """Whether the steps in flight may be its last."""
-    length = life.kv if life.kv >= 0 else len(life.context)
-    for flight in m.model.flights:
-        rows = [row for row in flight.rows if row.life is life and row.is_present]
-        length += len(rows) * flight.rounds * (flight.steps + 1)
-    return bool(life.wish.stop_tokens) or length >= life.end_kv
-
-
 @checks("ENGINE-09", CONTRACT, on=("plan",))
 def no_request_is_overtaken_for_ever(m: Moment) -> Outcome:
     if m.was_lost:
@@ -101,6 +60,9 @@ def only_the_lower_gives_way(m: Moment) -> Outcome:
             if life is None or life is victim:
                 continue
             its = life.wish.priority
+            if name in m.before.running and its == priority and life.number > victim.number and not m.is_disturbed:
+                should, why = f"{name} gives way, which came later", "the oldest would never come to its end"
+                return Finding(f"{was} {name} stays", should, why)
             if name in entered:
                 if its <= priority and not m.is_disturbed:
                     should, why = "a strictly greater priority", "equals would push each other out for ever"
@@ -183,8 +145,37 @@ def limits_are_legal(m: Moment) -> Outcome:
         was = f"{m.operation} failed at {', '.join(m.degenerate)}: {m.refusal}"
         return Finding(was, "an answer", "that is a legal size")
     if m.asked:
-        return True if len(m.model.lives) < 2 else None
-    return True if len(m.committed.parts) == 1 or m.committed.steps < 2 else None
+        return _empty_and_single_batches(m) if len(m.model.lives) < 2 else None
+    flight = m.committed
+    has_ended = all(part.life.state is not RUNNING or not part.is_present for part in flight.parts)
+    if len(flight.parts) > 1 and flight.steps > 1 and not has_ended:
+        return None
+    for name, (got, reason) in m.expected.items():
+        given, ends = m.delivered.get(name, []), any(end.request == name for end in m.ends)
+        if given != got or ends != bool(reason):
+            was = f"{name} is given {given} by a step of S = {flight.steps}{' and ends' if ends else ''}"
+            should = f"{got}{', and its end' if reason else ''}"
+            return Finding(was, should, "one row, or S = 0, or the end of all rows at once are steps like any other")
+    free = m.after.free if not m.model.lives and not m.model.flights and not m.after.cached else None
+    if free is not None and len(free) != m.config.num_pages:
+        was = f"all requests of step {flight.number} end, and {len(free)} of {m.config.num_pages} pages are free"
+        return Finding(was, "all", "nothing is left that could hold the others")
+    return True
+
+
+def _empty_and_single_batches(m: Moment) -> Outcome:
+    """Whether nothing is planned without requests, and a request that is alone is what is planned."""
+    lives = m.model.lives
+    if not lives:
+        if m.flight is not None or m.after != m.before:
+            was = f"without a request a plan changes {m.before} into {m.after}"
+            return Finding(was, "no step, and nothing changes", "an empty batch is legal")
+        return True
+    (life,) = lives.values()
+    if m.flight is not None and m.flight.lives() != [life]:
+        was = f"step {m.flight.number} has {len(m.flight.parts)} parts for one request"
+        return Finding(was, "one", "a batch of one row is legal")
+    return True
 
 
 @checks("RELAY-05", CONTRACT, on=("plan",))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..engine.language import GARBAGE
+import re
+
+from ..engine.language import GARBAGE, text
 from ..engine.model import RUNNING, Life
 from ..engine.observation import Moment
 from .registry import Finding, Outcome, checks
@@ -121,19 +123,35 @@ def everything_per_token_is_as_long_as_the_output(m: Moment) -> Outcome:
     return found
 
 
-@checks("ENGINE-08", CONTRACT, on=("submit", "submit-impossible"))
+@checks("ENGINE-08", CONTRACT, on=("submit", "submit-impossible", "submit-again"))
 def what_can_never_run_is_refused(m: Moment) -> Outcome:
     if m.wish is None:
         return None
+    if m.promise is None:
+        reason = m.refusal.partition(": ")[2]
+        if not reason.strip():
+            return Finding(
+                "refused without a reason", "an error whose text says why", "a client cannot mend its request"
+            )
+        # Which of several reasons is told is the engine's choice; where only size or queue are in the way, it is one of these.
+        is_sound = m.operation.tag == "submit" and m.wish.prompt and m.wish.max_tokens > 0
+        if is_sound and m.has_reasons and not m.limits & {int(number) for number in re.findall(r"\d+", reason)}:
+            was, should = f"refused ({reason})", f"a reason with the limit, one of {_span(m.limits)}"
+            return Finding(was, should, "a client cannot tell by how much its request is too large")
+    if m.operation.tag == "submit-again":
+        return True
     if m.impossible and m.promise is not None:
         return Finding(f"{m.operation} was accepted", f"a refusal: {m.impossible}", "it would wait for ever")
     if m.must_accept and m.promise is None:
         return Finding(f"refused ({m.refusal})", f"accepted: {m.must_accept}", "it could have been served")
-    if m.promise is None and m.refusal in ("", "without a reason") and m.impossible:
-        return None
     if m.promise is not None and not 1 <= m.promise <= m.wish.max_tokens:
         return Finding(f"{m.promise} tokens are promised", f"1 … {m.wish.max_tokens}", "that was not asked for")
     return True
+
+
+def _span(numbers: set[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least}" if least == most else f"{least} … {most}"
 
 
 @checks("ENGINE-12", CONTRACT, on=("submit-again",))
@@ -201,25 +219,34 @@ def greedy_output_is_the_oracles(m: Moment) -> Outcome:
 def the_first_stop_ends_the_output(m: Moment) -> Outcome:
     found = None
     for end in m.ends:
-        stops = m.ended_lives[end.request].wish.stop_tokens
-        if not stops or end.reason in ("abort", "error"):
+        life = m.ended_lives[end.request]
+        if not life.has_stops or end.reason in ("abort", "error"):
             continue
         found = True
         was = f"{end.request} ends ({end.reason}) with {list(end.tokens)}"
-        at = next((at for at, token in enumerate(end.tokens) if token in stops), -1)
+        if life.wish.stop_strings:
+            was += f", whose text is {text(end.tokens)!r}; it asked for {', '.join(map(repr, life.wish.stop_strings))}"
+        at = life.first_stop((), end.tokens)
         if at >= 0 and (at != len(end.tokens) - 1 or end.reason != "stop"):
             return Finding(was, f"it stops with token {at}", "the first stop wins, also at the length cap")
         if at < 0 and end.reason == "stop":
             return Finding(was, "length", "there is no stop in it")
     for name in m.delivered:
         life = m.model.lives.get(name)
-        if life is not None and any(stop in life.delivered for stop in life.wish.stop_tokens):
+        if life is not None and life.has_stops and life.first_stop((), life.delivered) >= 0:
             return Finding(f"{name} goes on after {life.delivered}", "it has stopped", "nothing follows a stop")
     return found
 
 
-@checks("ACCEPT-11", CONTRACT, on=("commit",))
+@checks("ACCEPT-11", CONTRACT, on=("commit", "submit"))
 def the_output_is_as_long_as_promised(m: Moment) -> Outcome:
+    if m.promise is not None:
+        least, most = m.promises
+        if not least <= m.promise <= most:
+            was = f"{m.promise} tokens are promised for a prompt of {len(m.wish.prompt)} and {m.wish.max_tokens} wanted"
+            should = f"{least}" if least == most else f"{least} … {most}"
+            return Finding(was, should, "what is wanted and fits is due, and no more than fits")
+        return True
     for name in m.delivered:
         life = _life(m, name)
         room = m.config.context_len - len(life.wish.prompt)

@@ -59,7 +59,16 @@ def locks_are_counts(m: Moment) -> Outcome:
             "one, without slots",
             "every walk begins and ends there",
         )
+    below: dict[int, int] = {}
     for node in m.after.nodes:
+        below[node.parent] = below.get(node.parent, 0) + node.locks
+    for node in m.after.nodes:
+        if node.locks < below.get(node.id, 0):
+            return Finding(
+                f"node {node.id} has {node.locks} locks, its children {below[node.id]} together",
+                "at least as many: a lock of a child locks its parent as well",
+                "the parent's lock is given back while a path through it is still locked",
+            )
         if node.locks < 0 or node.locks > locks.get(node.parent, node.locks):
             return Finding(
                 f"node {node.id} (slots {list(node.slots)}) has {node.locks} locks, "

@@ -41,6 +41,25 @@ def test_ours_hold(name, record_property):
     )
 
 
+class TurnsPagesAround(kv_store.KVStoreAdapter):
+    """Rows run backwards inside each page."""
+
+    def slots_of(self, request):
+        slots = super().slots_of(request)
+        return slots.reshape(-1, self.store.page_size)[:, ::-1].ravel()
+
+
+def test_rows_run_forwards_inside_a_page():
+    def make(config):
+        adapter = kv_store.make(config)
+        adapter.__class__ = TurnsPagesAround
+        return adapter
+
+    report = check(ALLOCATOR, make, capabilities=kv_store.make.capabilities, budget=2_000)
+    (failure,) = report.failures
+    assert failure.id == "ALLOC-11" and len(failure.case.operations) <= 3, failure.text()
+
+
 def test_holds_of_a_foreign_allocator():
     report = check_allocator(ListAllocator, budget=20_000)
     assert report.ok and report.capabilities == ()

@@ -12,9 +12,9 @@ from foretoken.properties.conformance import EngineConformance, check, check_eng
 from foretoken.properties.engine import plain
 from foretoken.properties.engine.contract import SHAPES, EngineCapabilities, ServingConfig, Wish
 from foretoken.properties.engine.device import Device
-from foretoken.properties.engine.language import GARBAGE, NOTHING, STOP, num_correct, prompt_of, stream_of
+from foretoken.properties.engine.language import GARBAGE, NOTHING, STOP, num_correct, prompt_of, stream_of, text
 from foretoken.properties.engine.model import Chunk, EngineModel, Flight, Life, RoundRow
-from foretoken.properties.engine.rules import extent, verdict
+from foretoken.properties.engine.rules import extent, limits_of, promises, verdict
 from foretoken.properties.engine.trial import EngineTrial as Do
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.letters import Choices, simpler_choices
@@ -199,12 +199,34 @@ def _life(max_tokens=10, stops=(), prompt=4) -> tuple[EngineModel, Life]:
 
 def test_a_run_is_cut_at_the_first_stop_and_at_the_cap():
     _, life = _life(5, (STOP,))
-    assert life.cut(0, [10, 11]) == ([10, 11], "")
-    assert life.cut(3, [10, 11, 12]) == ([10, 11], "length")
-    assert life.cut(3, [10, STOP, 12]) == ([10, STOP], "stop"), "a stop at the cap is a stop"
-    assert life.cut(0, [STOP, STOP]) == ([STOP], "stop")
+    assert life.cut([], [10, 11]) == ([10, 11], "")
+    assert life.cut([1, 2, 3], [10, 11, 12]) == ([10, 11], "length")
+    assert life.cut([1, 2, 3], [10, STOP, 12]) == ([10, STOP], "stop"), "a stop at the cap is a stop"
+    assert life.cut([], [STOP, STOP]) == ([STOP], "stop")
     _, life = _life(5)
-    assert life.cut(0, [STOP, 11]) == ([STOP, 11], ""), "no stops were asked for"
+    assert life.cut([], [STOP, 11]) == ([STOP, 11], ""), "no stops were asked for"
+
+
+def test_a_stop_string_may_begin_in_what_was_delivered():
+    _, life = _life(9)
+    life.wish = life.wish._replace(stop_strings=("ab",))
+    by_letter = {text([token]): token for token in range(200_000, 200_400)}
+    a, b, half = by_letter["a"], by_letter["b"], by_letter[""]
+    assert life.cut([], [a, b, a]) == ([a, b], "stop")
+    assert life.cut([b, a], [b, a]) == ([b], "stop")
+    assert life.cut([half], [a, b, b]) == ([a, b, b], ""), "the first half of a letter takes the next token"
+    assert life.cut([half, b], [a, b]) == ([a, b], "stop")
+
+
+def test_what_must_be_promised():
+    room = SMALL.context_len - SMALL.round_slots
+    assert promises(SMALL, Wish("a", prompt_of(0, 5, 0), 4)) == (4, 4)
+    assert promises(SMALL, Wish("a", prompt_of(0, 5, 0), 90)) == (room - 5, SMALL.context_len - 5)
+    small = replace(SMALL, num_pages=8)
+    assert promises(small, Wish("a", prompt_of(0, 5, 0), 90))[0] == 16 - small.whole_pages(small.reserve + 2) - 5
+    assert limits_of(SMALL, Wish("a", prompt_of(0, 5, 0), 1), 3) == set()
+    assert limits_of(replace(SMALL, max_queue=2), Wish("a", prompt_of(0, 5, 0), 1), 2) == {2}
+    assert limits_of(SMALL, Wish("a", prompt_of(0, room + 2, 0), 1), 0) == {room, room + 1, room + 2}
 
 
 def test_the_door():

@@ -207,6 +207,26 @@ def test_misbehaviour_is_reported_as_that(kind, id, words):
     assert failure.id == id and words in failure.text()
 
 
+class LocksTheParentOnce(radix_cache.RadixCacheAdapter):
+    """Of two locks on different children of a node, the node shows one."""
+
+    def nodes(self):
+        found = super().nodes()
+        below = [sum(node[2] for node in found if node[1] == other[0]) for other in found]
+        return [
+            (id, parent, locks - 1 if locks == under > 1 and parent >= 0 else locks, slots, children)
+            for (id, parent, locks, slots, children), under in zip(found, below, strict=True)
+        ]
+
+
+def test_a_node_has_the_locks_of_all_its_children():
+    report = check(
+        suite_of("prefix-cache"), LocksTheParentOnce, capabilities=radix_cache.make.capabilities, budget=8_000
+    )
+    (failure,) = report.failures
+    assert "RADIX-02" in (failure.id, *failure.also), failure.text()
+
+
 def test_a_capability_that_is_not_there_is_a_failure():
     report = check(SUITE, plain.make, capabilities=[*EVERYTHING.declared, "table"], budget=1_000)
     assert report.failures[0].id == "CAPABILITY" and "admit (table)" in report.failures[0].text()

@@ -1,0 +1,150 @@
+"""What fits is launched, and nothing gives way for nothing: ENGINE-07 of an engine, by an account of pages of its own.
+
+Every bound here is generous: what an engine keeps in reserve is its own choice as long as it is no more than twice what a round needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..engine.model import Life
+from ..engine.observation import Moment
+from ..engine.rules import room_for_all
+from .registry import Finding, Outcome, checks
+
+CONTRACT = "engine"
+
+
+@checks("ENGINE-07", CONTRACT, "slots", on=("plan", "submit", "abort", "retract"))
+def what_fits_is_launched(m: Moment) -> Outcome:
+    if not m.asked:
+        return _blocks_that_go_on(m)
+    return _needless_retraction(m) or _idle(m)
+
+
+def _idle(m: Moment) -> Outcome:
+    """Return a finding if the plan leaves out what would fit without doubt."""
+    config, model = m.config, m.model
+    others = model.flights if m.flight is None else model.flights[:-1]
+    if m.is_disturbed or m.retracted or model.holding or m.refusal is not None or len(others) >= config.depth:
+        return None
+    if any(not part.is_present for flight in others for part in flight.parts):
+        return None  # slots of a request that has left come back with a step in flight
+    free = len(m.before.free) * config.page_size
+    running = [model.lives[name] for name in m.before.running if name in model.lives]
+    if m.flight is None:
+        room = room_for_all(config, len(running))
+        for life in running:
+            if not life.leaving and free >= room and (not life.decoding or not _may_have_ended(m, life)):
+                was = f"nothing is launched, with {life.name} running and {free} slots free"
+                return Finding(was, f"a step; {room} slots are enough for all that run", "the device idles")
+    if not m.was_waiting or m.admitted or len(running) >= config.max_running:
+        return True
+    if any(not life.decoding or life.leaving for life in running):
+        return True  # a prompt in progress goes first
+    if m.flight is not None and m.flight.chunks:
+        return True
+    needed = max(len(life.wish.prompt) + len(life.delivered) for life in m.was_waiting)
+    # All that run reserve for the next step, and a request that enters may be asked to leave them as much again.
+    needed += room_for_all(config, 2 * len(running) + 1) + config.num_slots // 64
+    if free >= needed:
+        was = f"no request enters, with {len(running)} of {config.max_running} running and {free} slots free"
+        return Finding(was, f"the head of the queue; {needed} slots are enough for any", "a row stays empty")
+    return _preemption_that_is_due(m, running) or True
+
+
+def _may_have_ended(m: Moment, life: Life) -> bool:
+    """Whether the steps in flight may be its last."""
+    length = life.kv if life.kv >= 0 else len(life.context)
+    for flight in m.model.flights:
+        rows = [row for row in flight.rows if row.life is life and row.is_present]
+        length += len(rows) * flight.rounds * (flight.steps + 1)
+    return life.has_stops or length >= life.end_kv
+
+
+def _preemption_that_is_due(m: Moment, running: Sequence[Life]) -> Finding | None:
+    """Return a finding if a request of greater priority waits, nothing comes back by itself, and what runs below it would make room."""
+    config = m.config
+    if not config.preempt or m.model.lingering or any(life.aborted for life in m.was_waiting):
+        return None
+    head = max(m.was_waiting, key=lambda life: (life.wish.priority, -life.number))
+    if any(life.overtaken >= config.ageing for life in m.was_waiting):
+        return None  # an aged request of smaller priority may go first
+    lower = [life for life in running if life.wish.priority < head.wish.priority and life.overtaken < config.ageing]
+    size, cached = config.page_size, set(m.before.cached or ())
+    own = [slot // size for life in lower for slot in m.before.slots[life.name][::size]]
+    room = (len(m.before.free) + len([page for page in own if page not in cached])) * size
+    least = config.whole_pages(len(head.context_of_now) + config.reserve)
+    has_no_row = len(running) >= config.max_running
+    has_no_room = not config.prefix_cache and len(m.before.free) * size < least
+    if lower and (has_no_row or has_no_room) and room >= least + size:
+        was = f"{head.name} (priority {head.wish.priority}) waits, while {[life.name for life in lower]} run"
+        should = f"a smaller priority gives way; it has {room} slots with those that are free, and {least} are needed"
+        return Finding(was, should, "a greater priority does not wait for a smaller one")
+    return None
+
+
+def _needless_retraction(m: Moment) -> Finding | None:
+    """Return a finding if a request was retracted, though the others would have sufficed for whatever it was for."""
+    config = m.config
+    victims = [life for life in m.retracted if life.name not in m.asked_back]
+    if not victims or m.is_disturbed or m.refusal is not None:
+        return None
+    last = max(victims, key=lambda life: (life.wish.priority, -life.number))
+    others = [life for life in victims if life is not last]
+    size, slots = config.page_size, m.before.slots
+    all_present = all(part.is_present or part.life in victims for flight in m.before_plan for part in flight.parts)
+    used = {slot // size for name in m.before.running for slot in slots[name][::size]}
+    # A cached page that no row uses can be evicted, unless a row that has left holds it until its step is committed.
+    spare = [page for page in m.before.cached or () if page not in used] if all_present else []
+    room = (len(m.before.free) + len(spare)) * size + sum(len(slots[life.name]) for life in others)
+    rounds = [flight.rounds for flight in m.before_plan if flight.rows]
+    reserve = max(config.reserve, (1 + sum(rounds)) * config.round_slots)
+    lives = [m.model.lives[name] for name in m.before.running if name in m.model.lives]
+    staying = [life for life in lives if life not in others and not life.leaving]
+    needed = 0
+    for life in staying:
+        length = max(len(life.context_of_now), len(life.context))
+        needed += max(config.whole_pages(length + reserve) - len(slots[life.name]), 0)
+    if needed > room:
+        return None
+    room += len(m.lingering_before) * size
+    has_row = len(m.before.running) - len(others) < config.max_running
+    for head in m.was_waiting if config.preempt else ():
+        most = config.whole_pages(len(head.context_of_now) + config.reserve) + size
+        if head.wish.priority > last.wish.priority and (most > room or not has_row):
+            return None
+    was = f"{last.name} is retracted, with {room} slots free or on their way back"
+    should = f"it stays: a round of all rows needs {needed} more, and no waiting request more than there are"
+    return Finding(was, should, "what it has computed is computed again for nothing")
+
+
+def _blocks_that_go_on(m: Moment) -> Outcome:
+    """Return a finding if a step of several rounds goes on, though a plan would now let a request in, or take one out."""
+    config, before = m.config, m.before
+    blocks = [flight for flight in m.model.flights if flight.rounds > 1]
+    if m.interrupted is None or not blocks or m.is_disturbed:
+        return None
+    newest = blocks[-1].number
+    if m.interrupted >= newest:
+        return True
+    tag = m.operation.tag
+    if tag == "retract":
+        if m.operation.request in [row.life.name for row in blocks[-1].rows if row.is_present]:
+            was = f"step {newest} goes on for several rounds with {m.operation.request}"
+            return Finding(was, "it ends at its next round", "a request that must give its memory back holds it")
+        return None
+    if tag == "abort" and m.operation.request not in before.running:
+        return None
+    if tag == "submit" and (m.promise is None or before.waiting):
+        return None
+    waiting = [life for life in m.model.waiting() if life.name != m.operation.request or tag == "submit"]
+    num_running = len(before.running) - (tag == "abort")
+    if m.model.lingering or m.model.holding or not waiting or num_running >= config.max_running:
+        return None
+    needed = max(len(life.context_of_now) for life in waiting) + room_for_all(config, 2 * num_running + 1)
+    needed += config.num_slots // 64
+    if len(before.free) * config.page_size >= needed:
+        was = f"step {newest} goes on for several rounds, with {waiting[0].name} waiting and a row for it"
+        return Finding(was, "it ends at its next round", "a request that fits waits for a whole block")
+    return True
