@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 EXIT_BROKEN = 1
 DEFAULT_BUDGET = "60s"
+DEFAULT_SEED = 1
+DEFAULT_CASES = Path("runs/cases")
 
 
 def check(
@@ -34,7 +36,7 @@ def check(
     budget: Annotated[
         str, typer.Option(help="Operations (200000) or time (60s, 2m), divided among the components.")
     ] = DEFAULT_BUDGET,
-    seed: Annotated[int, typer.Option(help="Equal seeds and numbers of operations give equal runs.")] = 1,
+    seed: Annotated[int, typer.Option(help="Equal seeds and numbers of operations give equal runs.")] = DEFAULT_SEED,
     capability: Annotated[
         list[str] | None,
         typer.Option(help="A capability of the component; repeatable. By default make.capabilities."),
@@ -47,7 +49,7 @@ def check(
     mutants: Annotated[bool, typer.Option("--mutants", help="Check that every mutant is killed.")] = False,
     replay: Annotated[Path | None, typer.Option(help="Run a stored case again.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file, too.")] = None,
-    cases: Annotated[Path, typer.Option(help="Directory for the cases of failures.")] = Path("runs/cases"),
+    cases: Annotated[Path, typer.Option(help="Directory for the cases of failures.")] = DEFAULT_CASES,
 ) -> None:
     """Check a component against its invariants.
 
@@ -60,6 +62,21 @@ def check(
         foretoken check allocator my.package:make --budget 60s
         foretoken check --replay runs/cases/allocator-ALLOC-10.case.json
     """
+    from .effects import refuse_without_effect
+
+    other = "--list" if show_list else "--replay" if replay is not None else "--mutants" if mutants else None
+    runs_nothing, elsewhere = show_list or replay is not None, other is not None
+    refuse_without_effect(
+        ("SUBJECT", subject is not None and (show_list or (mutants and replay is None)), f"{other} is about our own"),
+        ("--replay", replay is not None and show_list, "--list runs nothing"),
+        ("--mutants", mutants and runs_nothing, f"{other} runs no mutants"),
+        ("--budget", budget != DEFAULT_BUDGET and runs_nothing, f"{other} draws no operations"),
+        ("--json", json_file is not None and runs_nothing, f"{other} writes no report"),
+        ("--seed", seed != DEFAULT_SEED and elsewhere, f"{other} has seeds of its own"),
+        ("--capability", bool(capability) and elsewhere, f"{other} asks for none"),
+        ("--expect", bool(expect) and elsewhere, f"{other} expects nothing"),
+        ("--cases", cases != DEFAULT_CASES and elsewhere, f"{other} stores no case"),
+    )
     if show_list:
         _print_invariants(contract)
     elif replay is not None:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from .core.errors import ForetokenError
 from .observe.metrics import RunMetrics
 from .observe.summary import SLO
+from .sim.effects import given_keys
 from .sim.load import length_notice
 from .sim.run import RunReport, Simulation
 from .sim.scenario import Scenario
-from .sim.scenario_file import load_scenario, scenario_with
+from .sim.scenario_file import OVERRIDES, load_scenario, scenario_with
 
 if TYPE_CHECKING:
     import pyarrow
@@ -75,19 +76,21 @@ def run_scenario(
     scenario: Scenario | Mapping[str, Any] | str | PathLike[str] | None, overrides: Mapping[str, Any]
 ) -> Result:
     """Run the scenario that `foretoken.simulate` was given."""
+    origins: dict[str, str] = {}
     if scenario is None or isinstance(scenario, str | PathLike):
-        scenario, _ = load_scenario(scenario)
+        scenario, origins = load_scenario(scenario)
     if isinstance(scenario, Scenario):
         scenario = scenario.model_dump(mode="json")
-    return _run(scenario_with(scenario, overrides))
+    whole = scenario_with(scenario, overrides)
+    return _run(whole, {**given_keys(whole, "scenario"), **origins, **dict.fromkeys(overrides, OVERRIDES)})
 
 
-def _run(scenario: Scenario) -> Result:
+def _run(scenario: Scenario, origins: Mapping[str, str]) -> Result:
     from pyarrow import parquet
 
     with TemporaryDirectory(prefix="foretoken-") as directory:
         with closing(RunMetrics(directory)) as metrics:
-            report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)]).run()
+            report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)], origins=origins).run()
             if not report.complete:
                 raise KeyboardInterrupt  # which ended the run early; there is no whole result
             summary = summarize_run(scenario, report, metrics)

@@ -35,6 +35,8 @@ from .scenario import Scenario
 from .scenario_check import SCENARIO, check_context, check_names, is_config_file
 from .workload.recorded_runs import load_recorded_runs
 
+DEFAULT_DRAFT = "llama-3.2-1b"  # of STANDALONE
+
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
@@ -166,7 +168,7 @@ def _draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShap
         case Drafter.NONE:
             return None
         case Drafter.MODEL:
-            return standalone(_model(scenario.model.draft or "llama-3.2-1b", "model.draft"), target)
+            return standalone(_model(scenario.model.draft or DEFAULT_DRAFT, "model.draft"), target)
         case Drafter.HEADS:
             return multi_layer_eagle(target, scenario.speculation.heads or max(max_steps, 1))
         case Drafter.LOOKUP:

@@ -63,6 +63,14 @@ def make_workload(scenario: Scenario, total_limit: int) -> TraceSource | Synthet
     )
 
 
+def contents_are_known(scenario: Scenario) -> bool:
+    """Whether requests say what their prompts contain, so that equal beginnings can be found. Raises TraceError."""
+    table = scenario.workload
+    if table.trace is None:
+        return table.prefixes is not None
+    return TraceSource(table.trace, table.format).has_block_hashes
+
+
 def _lengths(table: Length, key: str, greatest: int) -> LengthDistribution:
     def need(name: str):
         value = getattr(table, name)

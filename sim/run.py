@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,7 @@ from .disaggregation.cluster import Cluster
 from .disaggregation.endpoint import EndpointHooks
 from .disaggregation.network import Network, PacketHooks
 from .disaggregation.transfers import DisaggregationReport
+from .effects import notices_of, refuse_without_effect
 from .faults.clock import StampedMoves
 from .faults.link import UnreliableLink
 from .faults.plan import FaultPlan
@@ -83,13 +84,17 @@ class Simulation:
         sinks: Callable[[int], Sequence[EventSink]] | None = None,
         spans: SpanSink | None = None,
         faults: FaultPlan | None = None,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
-        """`faults`: the faults to inject; see `RunReport.faults` for the results.
+        """`faults`: the faults to inject; see `RunReport.faults` for the results. `origins`: where each key was given, as `load_scenario`
+        returns it; keys without effect are then refused or told (`effects.py`).
 
         Raises a ForetokenError for anything that cannot run: configuration, memory, an unreadable or broken trace.
         """
         self.scenario = scenario
         self.assembly: Assembly = assemble(scenario)
+        refuse_without_effect(self.assembly, origins or {})
+        self.notices = notices_of(self.assembly, origins or {})
         self.workload = make_workload(scenario, self.assembly.spec.resolve_sizes().total_limit)
         self.num_expected, self.num_skipped_rows = scan_workload(self.workload)
         self.env = simpy.Environment()
@@ -157,6 +162,7 @@ class Simulation:
             self.faults.finish(complete) if self.faults is not None else None,
             self.cluster.report(self._duration_ns(complete)) if self.cluster is not None else None,
             asked_lengths(self.workload),
+            self.notices,
         )
 
     def _duration_ns(self, complete: bool) -> int:

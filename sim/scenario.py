@@ -14,6 +14,7 @@ Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]  # thirty years; simulated time counts nanoseconds in 64 bits
 Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
 Count = Annotated[int, Field(ge=1)]
+Engines = Annotated[int, Field(ge=0, le=1024)]  # each has some megabytes of tables
 Share = Annotated[float, Field(ge=0, le=1)]
 Policy = Literal["round_robin", "least_loaded", "prefix_aware", "random"]
 
@@ -36,7 +37,7 @@ class Model(Table):
 class Hardware(Table):
     gpu: str = Field("H100", description="A100, A100-40G, H100, H200, B200, L4, L40S, RTX 4090, MI300X")
     tensor_parallel: Count = Field(1, description="devices that share one replica")
-    replicas: Count = Field(1, description="engines behind the router")
+    replicas: Annotated[Engines, Field(ge=1)] = Field(1, description="engines behind the router")
     reserved_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(0.10, description="device memory left alone")
     cuda_graphs: bool = Field(True, description="padded batch sizes, captured per number of draft steps")
     graph_sizes: list[Count] | None = Field(None, description="captured batch sizes; default: 1, 2, 4, 8, 16, …")
@@ -232,10 +233,8 @@ class RouterTable(Table):
 
 
 class Disaggregation(Table):
-    prefill: Annotated[int, Field(ge=0)] = Field(
-        0, description="engines that only compute prompts; 0: every engine does all of a request"
-    )
-    decode: Annotated[int, Field(ge=0)] = Field(0, description="engines that only decode")
+    prefill: Engines = Field(0, description="engines that only compute prompts; 0: every engine does all of a request")
+    decode: Engines = Field(0, description="engines that only decode")
     ratio: str | None = Field(
         None, description="P:D, such as 2:1: divides hardware.replicas so, instead of the two numbers"
     )

@@ -16,6 +16,7 @@ from ..observe.input_files import read_toml
 from .scenario import Scenario
 
 SETTINGS = "--set"
+OVERRIDES = "overrides"
 DEFAULT = "default"
 WHOLE_TABLES = ("speculation.adaptive", "speculation.num_draft_tokens")  # values, not tables of keys
 
@@ -47,7 +48,7 @@ def scenario_with(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Sce
     data = deepcopy(dict(tables))
     for key, value in settings.items():
         _assign(data, key, value)
-    return _validate(data, dict.fromkeys(settings, "overrides"))
+    return _validate(data, dict.fromkeys(settings, OVERRIDES))
 
 
 def scenario_from_dict(data: Mapping[str, Any], source: str) -> Scenario:

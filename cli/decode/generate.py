@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..effects import refuse_without_effect
 from ..terminal import EXIT_BROKEN_PIPE, discard_output
 from .options import (
     Adaptive,
@@ -185,6 +186,13 @@ def _requests(
     else:
         entries = read_prompt_file(asked.prompts)
     requests = make_requests(entries, tokenizer, defaults, asked.source, chat=asked.chat)
+    all_greedy = all(request.sampling.is_greedy for request in requests)
+    greedy = "every request is greedy; give --temperature"
+    refuse_without_effect(
+        ("--top-p", defaults.top_p != 1.0 and all_greedy, greedy),
+        ("--top-k", defaults.top_k != 0 and all_greedy, greedy),
+        ("--chat", asked.chat and all(entry.prompt is None for entry in entries), "no prompt of the file is a text"),
+    )
     return requests, {entry.id: entry.place for entry in entries}
 
 

@@ -95,12 +95,12 @@ class RunRecord:
 
             self._perfetto = PerfettoTrace(self.directory / TIMELINE)
 
-    def write_scenario(self, origins: Mapping[str, str], derived: Iterable[DerivedRow]) -> None:
+    def write_scenario(self, origins: Mapping[str, str], derived: Iterable[DerivedRow], notices: Sequence[str]) -> None:
         """Write the resolved scenario with its sources; it can be run again."""
         if self.directory is not None:
             from .scenario_text import scenario_text
 
-            write_text(self.directory / SCENARIO, scenario_text(self.scenario, origins, derived))
+            write_text(self.directory / SCENARIO, scenario_text(self.scenario, origins, derived, notices))
 
     def write_faults(self, plan: FaultPlan) -> None:
         """Write the fault plan; it can be given again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,16 +15,24 @@ DEFAULT = "default"
 _COMMENT_COLUMN = 44
 
 
-def scenario_text(scenario: Scenario, origins: Mapping[str, str], derived: Iterable[DerivedRow] = ()) -> str:
+def scenario_text(
+    scenario: Scenario,
+    origins: Mapping[str, str],
+    derived: Iterable[DerivedRow] = (),
+    notices: Sequence[str] = (),
+) -> str:
     """Return the whole text, with a newline at its end.
 
     origins: dotted key -> source, as `load_scenario` returns them; other keys are defaults. derived: numbers to add as comments.
+    notices: sentences to add as comments.
     """
     lines = [*_table_lines(scenario, "", origins)]
     rows = list(derived)
     if rows:
         lines += ["", "# What follows from it: value, unit, and the source of each."]
         lines += [_derived_line(*row) for row in rows]
+    if notices:
+        lines += ["", *(f"# Note: {notice}." for notice in notices)]
     return "\n".join(lines) + "\n"
 
 

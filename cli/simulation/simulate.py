@@ -91,20 +91,21 @@ def simulate(
     promise was broken; the message has the command that repeats the run.
     """
     from ...sim.scenario_file import load_scenario
+    from ..effects import refuse_without_effect
 
+    refuse_without_effect(
+        ("--out", explain and out is not None, "--explain runs nothing and prints the scenario: redirect it to a file"),
+        ("--faults", explain and faults is not None, "--explain runs nothing"),
+        ("--no-events", no_events and out is None, "without --out no file is written"),
+        ("--no-perfetto", no_perfetto and out is None, "without --out no file is written"),
+    )
     resolved, origins = load_scenario(scenario, [*(settings or ()), *_given_by_options(trace, seed)])
     if trace is not None:
         origins["workload.trace"] = "--trace"
     if seed is not None:
         origins["seed"] = "--seed"
     if explain:
-        from ...sim.assembly import assemble
-        from .derived import derived_rows
-        from .scenario_text import scenario_text
-
-        with _errors_at(origins):
-            derived = derived_rows(assemble(resolved))
-        typer.echo(scenario_text(resolved, origins, derived), nl=False)
+        typer.echo(_explained(resolved, origins), nl=False)
         return
     plan = None
     if faults is not None:
@@ -134,6 +135,20 @@ def _given_by_options(trace: Path | None, seed: int | None) -> list[str]:
     return given
 
 
+def _explained(scenario: Scenario, origins: dict[str, str]) -> str:
+    """Return the scenario, every number that follows from it, and what it does that may not be expected."""
+    from ...sim.assembly import assemble
+    from ...sim.effects import notices_of, refuse_without_effect
+    from .derived import derived_rows
+    from .scenario_text import scenario_text
+
+    with _errors_at(origins):
+        assembly = assemble(scenario)
+        refuse_without_effect(assembly, origins)
+        notices = notices_of(assembly, origins)
+    return scenario_text(scenario, origins, derived_rows(assembly), notices)
+
+
 def _run(
     scenario: Scenario,
     origins: dict[str, str],
@@ -151,8 +166,8 @@ def _run(
 
     record = RunRecord(scenario, out, events=events, perfetto=perfetto)
     with record:
-        simulation = Simulation(scenario, sinks=record.sinks, spans=record.spans, faults=faults)
-        record.write_scenario(origins, derived_rows(simulation.assembly))
+        simulation = Simulation(scenario, sinks=record.sinks, spans=record.spans, faults=faults, origins=origins)
+        record.write_scenario(origins, derived_rows(simulation.assembly), simulation.notices)
         if faults is not None:
             record.write_faults(faults)
         with simulation_progress(quiet) as progress:

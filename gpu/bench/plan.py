@@ -25,6 +25,7 @@ from ..session.plan import (
     check_algorithm,
     check_choices,
     check_directories,
+    check_effects,
     checkpoint_bytes,
     draft_config,
     free_bytes,
@@ -159,15 +160,20 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
         prefix_cache=False,
         dtype=options.dtype,
         device=options.device,
+        threads=options.threads,
         seed=options.seed,
     )
     check_choices(session)
     target, algorithm, draft, steps = _models(options, session, steps)
     steps = _steps_of(algorithm, options, steps)
     device = resolve_device(options.device)
+    check_effects(session, algorithm, device)
     graphs = _graphs(options, algorithm, device)
     dtype = resolve_dtype(options.dtype, target, device)
     acceptance, name = _acceptance(options, algorithm)
+    if isinstance(acceptance, FixedMeanAcceptance) and acceptance.mean_accept_length > max(steps) + 1 > 1:
+        message = f"{acceptance.mean_accept_length:g} is not reached: {max(steps)} steps give at most {max(steps) + 1} tokens a round"
+        raise ConfigError(ARGUMENTS, [Problem("--acceptance", message)])
     plan = BenchPlan(
         options=options,
         name=options.random_weights or Path(session.model).resolve().name,

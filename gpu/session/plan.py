@@ -96,10 +96,9 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     check_directories(options)
     target = ModelConfig.from_directory(options.model)
     algorithm = get_algorithm(algorithm_name(options))
-    if options.steps and not algorithm.is_speculative:
-        raise ConfigError(ARGUMENTS, [Problem("steps", f"{options.steps} steps, but {algorithm.name} drafts none")])
-    draft = draft_config(options, algorithm, target)
     device = resolve_device(options.device)
+    check_effects(options, algorithm, device)
+    draft = draft_config(options, algorithm, target)
     dtype = resolve_dtype(options.dtype, target, device)
     spec = resolve_spec(
         EngineConfig(
@@ -159,6 +158,30 @@ def check_choices(options: SessionOptions) -> None:
             problems.append(Problem(name, f"must be at least {minimum}, got {value}"))
     if not 0.0 < options.memory_fraction <= 1.0:
         problems.append(Problem("memory_fraction", f"must be in (0, 1], got {options.memory_fraction}"))
+    if problems:
+        raise ConfigError(ARGUMENTS, problems)
+
+
+def check_effects(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> None:
+    """Raise ConfigError with every option that this algorithm or device makes no use of."""
+    drafts_nothing = f"{algorithm.name} drafts nothing; give a draft, or an algorithm that needs none (NGRAM)"
+    on_host = f"{algorithm.name} drafts on the host, which a graph cannot contain"
+    rules = (  # option, whether it was given, whether it would do nothing, why
+        ("steps", bool(options.steps), not algorithm.is_speculative, drafts_nothing),
+        ("topk", options.topk > 1, not algorithm.is_speculative, drafts_nothing),
+        ("num_draft_tokens", options.num_draft_tokens is not None, not algorithm.is_speculative, drafts_nothing),
+        ("adaptive", options.adaptive is not None, not algorithm.is_speculative, drafts_nothing),
+        ("policy", options.policy is not None, not algorithm.is_speculative, drafts_nothing),
+        (
+            "overlap",
+            bool(options.overlap),
+            not algorithm.supports_overlap,
+            f"algorithm {algorithm.name} does not support overlap mode",
+        ),
+        ("graphs", bool(options.graphs), algorithm.drafter is Drafter.LOOKUP, on_host),
+        ("threads", options.threads is not None, device != "cpu", f"{device} computes, not the CPU"),
+    )
+    problems = [Problem(name, f"has no effect: {why}") for name, given, unused, why in rules if given and unused]
     if problems:
         raise ConfigError(ARGUMENTS, problems)
 

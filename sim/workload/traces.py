@@ -132,6 +132,11 @@ class TraceSource:
             if stop_ns is not None and int(chunk.times_ns[-1]) >= stop_ns:
                 return
 
+    @property
+    def has_block_hashes(self) -> bool:
+        """Whether the rows say what their prompts contain; reads the first line."""
+        return _resolve_format(str(self.path), self.format) == "mooncake"
+
     def scan(self) -> TraceSummary:
         """Read and check the whole file; windows, limit and scale do not apply."""
         name = _resolve_format(str(self.path), self.format)

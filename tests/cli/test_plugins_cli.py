@@ -69,6 +69,18 @@ def test_a_good_one_serves(command, install, model):
     assert drafted.out == plain.out
 
 
+def test_a_mode_that_the_algorithm_cannot_have_is_told_or_refused(command, install, model):
+    install(GOOD.replace("class Mine(LookupDrafting):", "class Mine(LookupDrafting):\n    supports_overlap = False"))
+    reason = "algorithm MINE does not support overlap mode"
+    told = command(*SIMULATE)
+    assert told.code == 0 and f"Note: the mode is synchronous: {reason}." in " ".join(told.out.split())
+    refused = command(*SIMULATE, "--set", "engine.mode=overlap")
+    assert refused.code == 2 and f"engine.mode: 'overlap' has no effect: {reason}" in refused.err
+    assert command(*SIMULATE, "--set", "engine.mode=synchronous").code == 0
+    refused = command(*generate(model, "--overlap"))
+    assert refused.code == 2 and f"overlap: has no effect: {reason}" in refused.err
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

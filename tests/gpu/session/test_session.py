@@ -305,7 +305,7 @@ BAD = {
     "a draft that is missing": ({"algorithm": "EAGLE3"}, "EAGLE3 needs the directory of a draft"),
     "a draft too many": ({"draft": "standalone", "algorithm": "NGRAM"}, "NGRAM takes no draft"),
     "unknown algorithm": ({"algorithm": "EAGEL3"}, "did you mean 'EAGLE3'"),
-    "steps without a draft": ({"steps": 3}, "NONE drafts none"),
+    "steps without a draft": ({"steps": 3}, "NONE drafts nothing"),
     "unknown policy": ({"draft": "standalone", "policy": "goodptu"}, "did you mean 'goodput'"),
     "unknown preset": ({"draft": "standalone", "adaptive": "defualt"}, "did you mean 'default'"),
     "unknown dtype": ({"dtype": "float23"}, "did you mean 'float32'"),

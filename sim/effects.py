@@ -1,0 +1,368 @@
+"""Keys of a scenario that a run does not use: a table of rules, each with its keys and the reason.
+
+A key counts as given if an option or a call gave it, or if a file has it with another value than the default: a resolved scenario lists
+every key. What the command line gives without effect is refused (`refuse_without_effect`), for it was meant for this run; what a
+file has without effect is told in a sentence (`notices_of`), for the file may be shared by runs that differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from ..core.acceptance.recorded import TraceAcceptance
+from ..core.algorithm.algorithm import Drafter
+from ..core.errors import ConfigError, Problem
+from .assembly import DEFAULT_DRAFT, Assembly
+from .cost.draft import EAGLE3
+from .load import contents_are_known
+from .scenario import Scenario
+from .scenario_check import SCENARIO
+from .scenario_file import OVERRIDES, SETTINGS, origin_of
+
+COMMAND_LINE = (SETTINGS, "--trace", "--seed")
+EXPLICIT = (*COMMAND_LINE, OVERRIDES)
+ARRIVALS = ("arrivals", "rate", "end_rate", "ramp_s", "amplitude", "period_s", "burstiness")
+
+Reason = Callable[[Assembly], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When `keys` have no effect: `reason` returns why, or None if they have one. A key that ends with a dot means the whole table.
+
+    `agreeing` are values that say what the run does anyway, which are no mistake. `outcome` is what the message says of the key.
+    """
+
+    keys: tuple[str, ...]
+    reason: Reason
+    agreeing: Mapping[str, Any] = field(default_factory=dict)
+    outcome: str = "has no effect"
+
+    def concerns(self, key: str, value: Any) -> bool:
+        if key in self.agreeing and self.agreeing[key] == value:
+            return False
+        return any(key.startswith(mine) if mine.endswith(".") else key == mine for mine in self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Ineffective:
+    """A key that was given and is not used."""
+
+    key: str
+    value: Any
+    origin: str
+    reason: str  # with what happens to the key before it
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value} ({self.origin}) {self.reason}"
+
+
+def _keys(table: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{table}.{name}" for name in names)
+
+
+def _when(condition: Callable[[Assembly], bool], reason: str) -> Reason:
+    return lambda run: reason.format(run=run, scenario=run.scenario) if condition(run) else None
+
+
+def _drafts_nothing(run: Assembly) -> bool:
+    return run.spec.max_steps == 0
+
+
+def _has_trace(run: Assembly) -> bool:
+    return run.scenario.workload.trace is not None
+
+
+def _is_closed(run: Assembly) -> bool:
+    return run.scenario.workload.concurrency is not None
+
+
+def _arrivals_are(*kinds: str) -> Callable[[Assembly], bool]:
+    return lambda run: run.scenario.workload.arrivals in kinds
+
+
+def _not(condition: Callable[[Assembly], bool]) -> Callable[[Assembly], bool]:
+    return lambda run: not condition(run)
+
+
+def _acceptance_of_its_own(run: Assembly) -> str | None:
+    table = run.scenario.acceptance
+    if table.mean_length is not None:
+        return "acceptance.mean_length alone decides what a round accepts"
+    return "the recording (acceptance.recorded) decides what a round accepts" if table.recorded is not None else None
+
+
+def _rounds_are_too_short(run: Assembly) -> str | None:
+    asked, steps = run.scenario.acceptance.mean_length, run.spec.max_steps
+    longest = run.algorithm.accept_width(steps, run.spec.max_num_draft_tokens)
+    if asked is None or asked <= longest:
+        return None
+    return f"{steps} draft {'step gives' if steps == 1 else 'steps give'} at most {longest} tokens a round, the bonus token included"
+
+
+def _ranks_are_unused(run: Assembly) -> str | None:
+    if run.spec.topk == 1 or not run.algorithm.supports_trees:
+        return "a chain has no candidates below the first rank (speculation.topk is 1)"
+    return _acceptance_of_its_own(run)
+
+
+def _nothing_to_choose(run: Assembly) -> str | None:
+    if run.spec.policy == "fixed" or any(len(slot.candidate_steps) > 1 for slot in run.spec.adaptive.slots):
+        return None
+    return f"every range of {run.spec.adaptive.source} has one candidate, so there is nothing to choose"
+
+
+def _content_is_unknown(run: Assembly) -> str | None:
+    if contents_are_known(run.scenario):
+        return None
+    return (
+        "what the prompts contain is unknown (no workload.prefixes, no hash_ids in the trace), so none is found again"
+    )
+
+
+def _not_prefix_aware(run: Assembly, policy: str) -> str | None:
+    if policy != "prefix_aware" or contents_are_known(run.scenario):
+        return None
+    return "prompts without block hashes (workload.prefixes, hash_ids of the trace) go to the least loaded engine"
+
+
+def _router_is_unused(run: Assembly) -> str | None:
+    if run.pools.is_disaggregated:
+        return "prefill and decode engines are chosen by disaggregation.prefill_policy and decode_policy"
+    if run.pools.num_engines == 1:
+        return "there is one engine (hardware.replicas)"
+    return _not_prefix_aware(run, run.scenario.router.policy)
+
+
+def _pool_policy_is_unused(side: str) -> Reason:
+    def reason(run: Assembly) -> str | None:
+        if not run.pools.is_disaggregated:
+            return None  # told for the whole table
+        table = run.scenario.disaggregation
+        if getattr(run.pools, f"num_{side}") == 1 and table.rebalance_s is None:
+            return f"there is one {side} engine"
+        return _not_prefix_aware(run, getattr(table, f"{side}_policy"))
+
+    return reason
+
+
+def _priorities_are_equal(run: Assembly) -> str | None:
+    table = run.scenario.workload
+    if table.trace is None and 0 < table.urgent_share < 1:
+        return None
+    return "all requests have the same priority (workload.urgent_share)"
+
+
+def _eviction_is_unused(run: Assembly) -> str | None:
+    return _content_is_unknown(run) if run.scenario.engine.prefix_cache else "engine.prefix_cache is false"
+
+
+def _mode_fell_back(run: Assembly) -> str | None:
+    config = run.spec.config
+    return None if config.mode == run.scenario.engine.mode else config.mode_reason
+
+
+def _cap_is_beyond_the_context(run: Assembly) -> str | None:
+    cap, context = run.scenario.workload.max_tokens, run.spec.config.context_len
+    return f"a context has {context} tokens" if cap is not None and cap >= context else None
+
+
+RULES: tuple[Rule, ...] = (
+    # -- speculation ---------------------------------------------------------------------------------------------------
+    Rule(
+        _keys("speculation", "policy", "steps", "topk", "num_draft_tokens", "adaptive", "heads"),
+        _when(lambda run: not run.algorithm.is_speculative, "{run.algorithm.name} drafts nothing"),
+        {"speculation.policy": "fixed", "speculation.steps": 0, "speculation.topk": 1},
+    ),
+    Rule(
+        _keys("speculation", "topk", "num_draft_tokens"),
+        _when(lambda run: run.algorithm.is_speculative and _drafts_nothing(run), "0 steps draft nothing"),
+        {"speculation.topk": 1, "speculation.num_draft_tokens": 1},
+    ),
+    Rule(
+        ("speculation.adaptive",),
+        _when(
+            lambda run: run.algorithm.is_speculative and run.spec.policy == "fixed",
+            "the fixed policy takes speculation.steps in every round; the policies ema and goodput choose by a table",
+        ),
+    ),
+    Rule(("speculation.policy",), _nothing_to_choose),
+    Rule(
+        ("speculation.heads",),
+        _when(
+            lambda run: run.algorithm.is_speculative and run.algorithm.drafter is not Drafter.HEADS,
+            "{run.algorithm.name} has not one head per step, as MULTI_LAYER_EAGLE has",
+        ),
+    ),
+    Rule(
+        ("model.draft",),
+        _when(
+            lambda run: run.algorithm.drafter is not Drafter.MODEL,
+            "{run.algorithm.name} has no draft model, as STANDALONE has",
+        ),
+    ),
+    Rule(
+        ("model.draft_vocab",),
+        _when(
+            lambda run: run.draft is None or run.draft.algorithm != EAGLE3,
+            "{run.algorithm.name} has no vocabulary of its own, as EAGLE3 has",
+        ),
+    ),
+    # -- acceptance ----------------------------------------------------------------------------------------------------
+    Rule(("acceptance.",), _when(_drafts_nothing, "nothing is drafted, so nothing is accepted")),
+    Rule(
+        (
+            *_keys("acceptance", "request_share", "field_share", "correlation_len", "drift_per_1k_tokens"),
+            *_keys("acceptance", "day_amplitude", "regimes."),
+        ),
+        _acceptance_of_its_own,
+    ),
+    Rule(("acceptance.mean_length",), _rounds_are_too_short, outcome="is not reached"),
+    Rule(("acceptance.rank_ratio",), _ranks_are_unused),
+    # -- hardware and engine -------------------------------------------------------------------------------------------
+    Rule(
+        ("hardware.reserved_fraction",),
+        _when(lambda run: run.scenario.engine.kv_slots is not None, "engine.kv_slots gives the size of the pool"),
+    ),
+    Rule(
+        ("hardware.graph_sizes",),
+        _when(lambda run: not run.scenario.hardware.cuda_graphs, "hardware.cuda_graphs is false"),
+    ),
+    Rule(("engine.mode",), _mode_fell_back),
+    Rule(("engine.prefix_cache",), _content_is_unknown),
+    Rule(("engine.eviction_policy",), _eviction_is_unused),
+    Rule(("engine.preempt", "engine.ageing_bound"), _priorities_are_equal, {"engine.preempt": False}),
+    # -- workload and clients ------------------------------------------------------------------------------------------
+    Rule(
+        (*_keys("workload", *ARRIVALS, "urgent_share"), "workload.prompt.", "workload.output.", "workload.prefixes."),
+        _when(_has_trace, "the requests and their times are those of the trace (workload.trace)"),
+    ),
+    Rule(
+        _keys("workload", "format", "start_s"),
+        _when(_not(_has_trace), "the requests are synthetic, only a trace (workload.trace) has it"),
+        {"workload.format": "auto", "workload.start_s": 0.0},
+    ),
+    Rule(
+        _keys("workload", *ARRIVALS, "rate_scale", "stop_s"),
+        _when(
+            lambda run: _is_closed(run) and not _has_trace(run),
+            "the clients of a closed loop (workload.concurrency) send when their last request has ended",
+        ),
+    ),
+    Rule(
+        ("workload.rate_scale",),
+        _when(
+            lambda run: _is_closed(run) and _has_trace(run),
+            "the clients of a closed loop (workload.concurrency) send when their last request has ended, not at the trace's times",
+        ),
+    ),
+    *(
+        Rule(
+            _keys("workload", *names),
+            _when(
+                lambda run, kinds=kinds: not (_has_trace(run) or _is_closed(run) or _arrivals_are(*kinds)(run)),
+                f"arrivals are {{scenario.workload.arrivals}}; it belongs to {' and '.join(kinds)} (workload.arrivals)",
+            ),
+        )
+        for names, kinds in (
+            (("end_rate", "ramp_s"), ("ramp",)),
+            (("amplitude", "period_s"), ("day",)),
+            (("burstiness",), ("gamma", "day")),
+        )
+    ),
+    *(
+        Rule(
+            _keys(f"workload.{part}", "low", "high"),
+            _when(
+                lambda run, part=part: (
+                    not _has_trace(run) and getattr(run.scenario.workload, part).kind in ("fixed", "empirical")
+                ),
+                f"a {{scenario.workload.{part}.kind}} length has no bounds",
+            ),
+        )
+        for part in ("prompt", "output")
+    ),
+    Rule(
+        ("workload.prefixes.zipf",),
+        _when(
+            lambda run: (
+                not _has_trace(run)
+                and run.scenario.workload.prefixes is not None
+                and run.scenario.workload.prefixes.groups == 1
+            ),
+            "there is one group (workload.prefixes.groups)",
+        ),
+    ),
+    Rule(("workload.max_tokens",), _cap_is_beyond_the_context),
+    Rule(
+        ("clients.cancel_mean_s",),
+        _when(lambda run: run.scenario.clients.cancel_share == 0, "no client leaves (clients.cancel_share is 0)"),
+    ),
+    # -- engines -------------------------------------------------------------------------------------------------------
+    Rule(("router.policy",), _router_is_unused),
+    Rule(
+        ("disaggregation.",),
+        _when(
+            lambda run: not run.pools.is_disaggregated,
+            "every engine does all of a request; disaggregation.prefill and decode, or ratio, divide them",
+        ),
+        {"disaggregation.prefill": 0, "disaggregation.decode": 0},
+    ),
+    Rule(("disaggregation.prefill_policy",), _pool_policy_is_unused("prefill")),
+    Rule(("disaggregation.decode_policy",), _pool_policy_is_unused("decode")),
+)
+
+
+def without_effect(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffective]:
+    """Yield the given keys that the run does not use. `origins`: key -> the place that it came from, as `load_scenario` returns them."""
+    for key, value, default in _leaves(run.scenario, Scenario()):
+        origin = origins.get(key)
+        if origin not in EXPLICIT:
+            origin = origin_of(key, origins) if value not in (None, default) else None
+        if origin is None:
+            continue
+        for rule in RULES:
+            if rule.concerns(key, value) and (reason := rule.reason(run)) is not None:
+                yield Ineffective(key, value, origin, f"{rule.outcome}: {reason}")
+                break
+
+
+def refuse_without_effect(run: Assembly, origins: Mapping[str, str]) -> None:
+    """Raise ConfigError with every key from the command line that the run does not use."""
+    found = [item for item in without_effect(run, origins) if item.origin in COMMAND_LINE]
+    if found:
+        raise ConfigError(SCENARIO, [Problem(item.key, f"{item.value!r} {item.reason}") for item in found])
+
+
+def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
+    """Return sentences for the user: given keys without effect, and what the run decided where the scenario leaves it open."""
+    notices = [str(item) for item in without_effect(run, origins)]
+    if run.algorithm.drafter is Drafter.MODEL and run.scenario.model.draft is None:
+        notices.append(f"model.draft is not given: {DEFAULT_DRAFT} drafts")
+    if _mode_fell_back(run) is not None and not any("engine.mode =" in notice for notice in notices):
+        notices.append(f"the mode is {run.spec.config.mode}: {run.spec.config.mode_reason}")
+    if isinstance(run.acceptance, TraceAcceptance) and len(run.acceptance.keys) == 1:
+        notices.append(
+            f"acceptance.recorded: {run.scenario.acceptance.recorded} has one request, so every simulated request repeats its runs"
+        )
+    return (*notices, *run.spec.adaptive.notices)
+
+
+def given_keys(scenario: Scenario, origin: str) -> dict[str, str]:
+    """Return every key whose value is not the default, as given at `origin`: for a scenario that was made in Python."""
+    return {key: origin for key, value, default in _leaves(scenario, Scenario()) if value != default}
+
+
+def _leaves(table: BaseModel, usual: BaseModel | None, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (dotted key, value, default) of every leaf. `usual` is the table with all defaults, None if there is none by default."""
+    for name, info in type(table).model_fields.items():
+        value = getattr(table, name)
+        default = info.get_default() if usual is None else getattr(usual, name)
+        if isinstance(value, BaseModel):
+            yield from _leaves(value, default if isinstance(default, BaseModel) else None, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value, default

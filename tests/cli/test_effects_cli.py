@@ -1,0 +1,99 @@
+"""Options without effect are one message and exit code 2; keys of a file without effect are a note in the report."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+SIMULATE = ("simulate", "--quiet", "--set", "workload.num_requests=5")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--explain", "--out", "x"], "--out: has no effect: --explain runs nothing"),
+        (["--explain", "--faults", "swarm"], "--faults: has no effect: --explain"),
+        (["--no-events"], "--no-events: has no effect: without --out"),
+        (["--no-perfetto"], "--no-perfetto: has no effect: without --out"),
+        (["--trace", "t.csv", "--set", "workload.rate=8.0"], "--set: workload.rate: 8.0 has no effect: the requests"),
+        (["--explain", "--set", "workload.end_rate=9.0"], "--set: workload.end_rate: 9.0 has no effect: arrivals are poisson"),
+        (["--set", "hardware.replicas=100000"], "hardware.replicas: input should be less than or equal to 1024"),
+        (["--set", "disaggregation.prefill=100000"], "disaggregation.prefill: input should be less than or equal to 1024"),
+    ],
+)  # fmt: skip
+def test_an_option_of_simulate_without_effect_is_refused(command, tmp_path, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48,10\n")
+    outcome = command("simulate", *options)
+    assert outcome.code == 2 and words in outcome.err and outcome.out == ""
+    assert len(outcome.err.splitlines()) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"t.csv"}, "nothing was made"
+
+
+def test_a_key_of_a_file_without_effect_is_a_note(command, tmp_path):
+    path = tmp_path / "base.toml"
+    path.write_text("[speculation]\nsteps = 3\npolicy = 'fixed'\n")
+    run = tmp_path / "run"
+    outcome = command(*SIMULATE, path, "--set", "speculation.algorithm=NONE", "--out", run)
+    assert outcome.code == 0
+    note = f"speculation.steps = 3 ({path}) has no effect: NONE drafts nothing"
+    assert f"Note: {note}." in " ".join(outcome.out.split()).replace("/ ", "/")
+    assert json.loads((run / "summary.json").read_text())["notices"] == [note]
+    assert f"# Note: {note}." in (run / "scenario.toml").read_text()
+    explained = command("simulate", path, "--set", "speculation.algorithm=NONE", "--explain")
+    assert f"# Note: {note}." in explained.out
+    assert "Note:" not in command(*SIMULATE, path).out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--adaptive", "none/such.json"], "adaptive: has no effect: NONE drafts nothing"),
+        (["--policy", "ema"], "policy: has no effect: NONE"),
+        (["--num-draft-tokens", 4], "num_draft_tokens: has no effect: NONE"),
+        (["--topk", 4], "topk: has no effect: NONE"),
+        (["--steps", 3], "steps: has no effect: NONE"),
+        (["--top-p", 0.9], "--top-p: has no effect: every request is greedy"),
+        (["--top-k", 5], "--top-k: has no effect: every request is greedy"),
+    ],
+)
+def test_an_option_of_generate_without_effect_is_refused(command, models, options, words):
+    line = ("generate", "--model", models["target"], "--prompt", "def", "--max-tokens", 2, "--quiet")
+    outcome = command(*line, *options)
+    assert outcome.code == 2 and words in outcome.err and outcome.out == ""
+    assert command(*line, "--top-p", 0.9, "--temperature", 0.5).code == 0
+
+
+def test_the_chat_template_needs_a_text(command, models, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"tokens": [5, 6, 7], "max_tokens": 2}\n')
+    outcome = command("generate", "--model", models["target"], "--prompts", prompts, "--chat", "--quiet")
+    assert outcome.code == 2 and "--chat: has no effect: no prompt of the file is a text" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--acceptance", "10", "--steps", "3"], "--acceptance: 10 is not reached: 3 steps give at most 4 tokens"),
+        (["--algorithm", "NONE", "--topk", 4], "NONE"),
+        (["--algorithm", "NONE", "--num-draft-tokens", 4], "num_draft_tokens: has no effect: NONE drafts nothing"),
+    ],
+)
+def test_an_option_of_bench_without_effect_is_refused(command, options, words):
+    outcome = command("bench", "--random-weights", "qwen3-0.6b", "--device", "cpu", *options)
+    assert outcome.code == 2 and words in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--list", "--seed", 7], "--seed: has no effect: --list"),
+        (["--replay", "case.json", "--budget", "5s"], "--budget: has no effect: --replay"),
+        (["--mutants", "--expect", "ALLOC-10=known"], "--expect: has no effect: --mutants"),
+        (["allocator", "my:make", "--mutants"], "SUBJECT: has no effect: --mutants"),
+    ],
+)
+def test_an_option_of_check_without_effect_is_refused(command, options, words):
+    outcome = command("check", *options)
+    assert outcome.code == 2 and words in outcome.err

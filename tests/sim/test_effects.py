@@ -1,0 +1,147 @@
+"""Keys without effect: refused where the command line gives them, told where a file does, silent where they say what happens anyway."""
+
+from __future__ import annotations
+
+import pytest
+from foretoken.core.errors import ConfigError
+from foretoken.sim.assembly import assemble
+from foretoken.sim.effects import RULES, given_keys, notices_of, refuse_without_effect
+from foretoken.sim.scenario import Scenario
+from foretoken.sim.scenario_file import flat_items, load_scenario
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
+MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+FIXED = ("speculation.policy=fixed", "speculation.steps=3")
+POOLS = ("disaggregation.prefill=1", "disaggregation.decode=1", "engine.page_size=16")
+
+# settings, then the key that does nothing with a part of the reason
+CASES = [
+    (["speculation.algorithm=NONE", "speculation.steps=3"], "speculation.steps", "NONE drafts nothing"),
+    (["speculation.algorithm=NONE", "speculation.num_draft_tokens=4"], "speculation.num_draft_tokens", "NONE drafts nothing"),
+    (["speculation.algorithm=NONE", "speculation.policy=goodput"], "speculation.policy", "NONE drafts nothing"),
+    (["speculation.algorithm=NONE", "speculation.adaptive=default"], "speculation.adaptive", "NONE drafts nothing"),
+    (["speculation.algorithm=NONE", "acceptance.preset=code"], "acceptance.preset", "nothing is drafted"),
+    (["speculation.policy=fixed", "speculation.steps=0", "speculation.topk=4"], "speculation.topk", "0 steps"),
+    ([*FIXED, "speculation.adaptive=default"], "speculation.adaptive", "fixed policy"),
+    (['speculation.adaptive={1 = {candidate_steps = [3]}}', "speculation.policy=ema"], "speculation.policy", "one candidate"),
+    (["speculation.heads=3"], "speculation.heads", "EAGLE3 has not one head per step"),
+    (["model.draft=llama-3.2-1b"], "model.draft", "EAGLE3 has no draft model"),
+    (["speculation.algorithm=EAGLE", "model.draft_vocab=32000"], "model.draft_vocab", "EAGLE has no vocabulary"),
+    ([*FIXED, "acceptance.mean_length=10.0"], "acceptance.mean_length", "is not reached: 3 draft steps give at most 4"),
+    (["acceptance.mean_length=2.0", "acceptance.drift_per_1k_tokens=-0.5"], "acceptance.drift_per_1k_tokens", "mean_length"),
+    (["acceptance.mean_length=2.0", "acceptance.regimes.stretch_len=9"], "acceptance.regimes.stretch_len", "mean_length"),
+    (["acceptance.rank_ratio=0.5"], "acceptance.rank_ratio", "topk is 1"),
+    (["engine.kv_slots=100000", "hardware.reserved_fraction=0.5"], "hardware.reserved_fraction", "kv_slots"),
+    (["hardware.cuda_graphs=false", "hardware.graph_sizes=[1, 2]"], "hardware.graph_sizes", "cuda_graphs is false"),
+    (["engine.prefix_cache=true"], "engine.prefix_cache", "unknown"),
+    (["workload.prefixes.groups=2", "engine.prefix_cache=false", "engine.eviction_policy=fifo"], "engine.eviction_policy", "prefix_cache"),
+    (["engine.preempt=true"], "engine.preempt", "same priority"),
+    (["workload.urgent_share=1.0", "engine.ageing_bound=4"], "engine.ageing_bound", "same priority"),
+    (["workload.trace=azure.csv", "workload.rate=8.0"], "workload.rate", "trace"),
+    (["workload.trace=azure.csv", "workload.output.value=9"], "workload.output.value", "trace"),
+    (["workload.trace=azure.csv", "workload.prefixes.groups=2"], "workload.prefixes.groups", "trace"),
+    (["workload.trace=azure.csv", "workload.concurrency=2", "workload.rate_scale=2.0"], "workload.rate_scale", "closed loop"),
+    (["workload.format=azure"], "workload.format", "only a trace"),
+    (["workload.concurrency=2", "workload.rate=3.0"], "workload.rate", "closed loop"),
+    (["workload.concurrency=2", "workload.stop_s=3.0"], "workload.stop_s", "closed loop"),
+    (["workload.end_rate=9.0"], "workload.end_rate", "belongs to ramp"),
+    (["workload.arrivals=ramp", "workload.amplitude=0.1"], "workload.amplitude", "belongs to day"),
+    (["workload.arrivals=constant", "workload.burstiness=2.0"], "workload.burstiness", "belongs to gamma and day"),
+    (["workload.output.value=9", "workload.output.high=20"], "workload.output.high", "fixed length has no bounds"),
+    (["workload.prompt.values=[9]", "workload.prompt.low=2"], "workload.prompt.low", "empirical length has no bounds"),
+    (["workload.prefixes.zipf=2.0"], "workload.prefixes.zipf", "one group"),
+    (["workload.max_tokens=1000000"], "workload.max_tokens", "131072 tokens"),
+    (["clients.cancel_mean_s=3.0"], "clients.cancel_mean_s", "no client leaves"),
+    (["router.policy=round_robin"], "router.policy", "one engine"),
+    (["hardware.replicas=2", "router.policy=prefix_aware"], "router.policy", "without block hashes"),
+    (["hardware.replicas=2", "workload.trace=azure.csv", "router.policy=prefix_aware"], "router.policy", "without block hashes"),
+    ([*POOLS, "router.policy=random"], "router.policy", "prefill_policy"),
+    (["disaggregation.layerwise=false"], "disaggregation.layerwise", "every engine does all"),
+    ([*POOLS, "disaggregation.decode_policy=random"], "disaggregation.decode_policy", "one decode engine"),
+    ([*POOLS, "disaggregation.prefill_policy=random"], "disaggregation.prefill_policy", "one prefill engine"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "azure.csv").write_text(AZURE)
+    (tmp_path / "mooncake.jsonl").write_text(MOONCAKE)
+
+
+def told(settings: list[str], path=None) -> tuple[str, ...]:
+    scenario, origins = load_scenario(path, settings)
+    return notices_of(assemble(scenario), origins)
+
+
+@pytest.mark.parametrize(("settings", "key", "reason"), CASES, ids=[" ".join(case[0]) for case in CASES])
+def test_the_command_line_is_refused(files, settings, key, reason):
+    scenario, origins = load_scenario(None, settings)
+    with pytest.raises(ConfigError) as refused:
+        refuse_without_effect(assemble(scenario), origins)
+    assert [problem.key for problem in refused.value.problems] == [key], "and no other key"
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(("settings", "key", "reason"), CASES, ids=[" ".join(case[0]) for case in CASES])
+def test_a_file_is_told(files, tmp_path, settings, key, reason):
+    """Also a resolved scenario, which has every key: only those are told that are not the default."""
+    from foretoken.cli.simulation.scenario_text import scenario_text
+
+    scenario, origins = load_scenario(None, settings)
+    path = tmp_path / "scenario.toml"
+    path.write_text(scenario_text(scenario, origins))
+    notices = told([], path)
+    again, origins = load_scenario(path)
+    refuse_without_effect(assemble(again), origins)
+    default = {name: value for name, value, _ in flat_items(Scenario())}.get(key, "absent")
+    value = {name: value for name, value, _ in flat_items(scenario)}[key]
+    matching = [notice for notice in notices if notice.startswith(f"{key} = ") and str(path) in notice]
+    if value != default and key != "workload.prefixes.groups":
+        assert len(matching) == 1 and reason in matching[0]
+
+
+def test_every_rule_has_a_case():
+    covered = {key for _, key, _ in CASES} | {"engine.mode"}  # which needs a plugin, see tests/cli/test_plugins_cli.py
+    for rule in RULES:
+        assert any(rule.concerns(key, object()) for key in covered), rule.keys
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["speculation.algorithm=NONE", "speculation.policy=fixed", "speculation.steps=0", "speculation.topk=1"],
+        ["workload.arrivals=day", "workload.burstiness=2.0", "workload.amplitude=0.2", "workload.period_s=60.0"],
+        ["workload.trace=mooncake.jsonl", "hardware.replicas=2", "router.policy=prefix_aware", "workload.rate_scale=2.0"],
+        ["workload.urgent_share=0.5", "engine.preempt=true", "engine.ageing_bound=4"],
+        [*POOLS, "disaggregation.layerwise=false", "disaggregation.rebalance_s=9.0", "disaggregation.decode_policy=random"],
+        ["acceptance.mean_length=8.0"],
+        ["speculation.topk=4", "acceptance.rank_ratio=0.5"],
+        ["workload.prefixes.groups=2", "engine.eviction_policy=fifo"],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_keys_with_an_effect_pass_in_silence(files, settings):
+    scenario, origins = load_scenario(None, settings)
+    assembly = assemble(scenario)
+    refuse_without_effect(assembly, origins)
+    assert notices_of(assembly, origins) == ()
+
+
+def test_what_the_run_decides_itself_is_told(tmp_path, monkeypatch):
+    assert told(["speculation.algorithm=STANDALONE"]) == ("model.draft is not given: llama-3.2-1b drafts",)
+    assert told(["speculation.algorithm=STANDALONE", "model.draft=llama-3.2-3b"]) == ()
+    recording = tmp_path / "runs.jsonl"
+    recording.write_text('{"request": "a", "runs": [1, 2]}\n')
+    assert "every simulated request repeats its runs" in told([f"acceptance.recorded={recording}"])[0]
+    recording.write_text(recording.read_text() + '{"request": "b", "runs": [0]}\n')
+    assert told([f"acceptance.recorded={recording}"]) == ()
+    flat = told(["speculation.adaptive={candidate_steps = [1, 3]}"])
+    assert len(flat) == 1 and "flat form" in flat[0], "notices of the adaptive table"
+
+
+def test_scenarios_from_python_are_told():
+    scenario = Scenario.model_validate({"speculation": {"algorithm": "NONE", "steps": 3}})
+    notices = notices_of(assemble(scenario), given_keys(scenario, "scenario"))
+    assert notices == ("speculation.steps = 3 (scenario) has no effect: NONE drafts nothing",)
