@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAIR = ("--disaggregate", "prefill=1,decode=1")
 GONE_S = 60.0
 
