@@ -9,8 +9,8 @@ from ..properties.suites import register, suite_of
 from .executor.trial import ExecutorTrial
 from .transport.trial import TransportTrial
 
-EXECUTOR = register(Suite.of(ExecutorTrial))
-TRANSPORT = register(Suite.of(TransportTrial))
+EXECUTOR = register(Suite.of(ExecutorTrial, ("foretoken.checks.executor.reference_subject:make",)))
+TRANSPORT = register(Suite.of(TransportTrial, ("foretoken.checks.transport.handoff_subject:make",)))
 
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "allocator": (

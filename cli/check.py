@@ -45,6 +45,10 @@ def check(
         list[str] | None,
         typer.Option(help="ID=REASON: an invariant that is known to be broken; it is an error if it holds."),
     ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="A kind of operation, by its name in a history, that is left out; repeatable."),
+    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Print every invariant and how it is checked.")] = False,
     mutants: Annotated[bool, typer.Option("--mutants", help="Check that every mutant is killed.")] = False,
     replay: Annotated[Path | None, typer.Option(help="Run a stored case again.")] = None,
@@ -84,18 +88,18 @@ def check(
     elif mutants:
         _check_mutants(contract, budget, json_file)
     else:
-        _check(contract, subject, budget, seed, capability, expect, json_file, cases)
+        _check(contract, subject, budget, seed, capability, expect, without, json_file, cases)
 
 
-def _check(contract, subject, budget, seed, capability, expect, json_file, cases) -> None:
+def _check(contract, subject, budget, seed, capability, expect, without, json_file, cases) -> None:
     from ..checks.registry import SUBJECTS, contracts, suite_of
     from ..properties.conformance import check as check_one
     from ..properties.harness.importing import NotInstalled, load_make
     from ..properties.harness.swarm import Budget
 
     suites = [suite_of(name) for name in ([contract] if contract is not None else contracts())]
-    if (capability or expect) and subject is None:
-        _bad("--capability and --expect", "are for a component of your own: name it as module:make")
+    if (capability or expect or without) and subject is None:
+        _bad("--capability, --expect and --without", "are for a component of your own: name it as module:make")
     expected = _expected(expect)
     chosen = [
         (suite, name) for suite in suites for name in ([subject] if subject is not None else SUBJECTS[suite.name])
@@ -113,6 +117,7 @@ def _check(contract, subject, budget, seed, capability, expect, json_file, cases
             skipped.append({"contract": suite.name, "subject": name, "skipped": reason})
             continue
         options = {"capabilities": capability or None, "expected_failures": expected, "budget": share, "seed": seed}
+        options["without"] = without or ()
         with _shown_progress(name) as show:
             report = check_one(suite, make, subject=name, progress=show, **options)
         reports.append(report)
@@ -127,7 +132,7 @@ def _check(contract, subject, budget, seed, capability, expect, json_file, cases
 
 def _print(report: Report, cases: Path) -> None:
     paths = {}
-    for failure in (*report.failures, *report.expected):
+    for failure in report.shown:
         path = cases / report.case_name(failure)
         try:
             failure.case.save(path)
@@ -158,13 +163,14 @@ def _replay(path: Path, subject: str | None) -> None:
     from ..checks import registry as registry  # a case may be of any contract
     from ..properties.harness.cases import load_case
     from ..properties.harness.importing import load_make
+    from ..properties.harness.report import told
 
     case = load_case(path)
     make = load_make(subject or case.subject)
-    violation, history, ends_in = case.tell(make)
+    violation, history, calls, ends_in = case.tell(make)
     typer.echo(f"{path}: {case.contract} {subject or case.subject}, {len(case.operations)} operations, {case.config}")
-    for number, line in enumerate(history, 1):
-        typer.echo(f"  {number:>3}. {line}")
+    for line in told(history, calls):
+        typer.echo(line)
     if violation is None:
         typer.echo(f"{case.invariant} holds: the case does not fail (any more).")
         return

@@ -17,14 +17,17 @@ from typing import Any, ClassVar
 
 from ..core.errors import ConfigError, Problem, nearest
 from .harness.cases import Case
-from .harness.contract import MISBEHAVIOURS, SUITE_VERSION, Capabilities, capabilities_of
+from .harness.contract import MISBEHAVIOURS, SUITE_VERSION, Adapter, Capabilities, capabilities_of
 from .harness.operation import Operation
 from .harness.report import Failure, PropertiesBroken, Report
-from .harness.shrink import Shrinker
+from .harness.shrink import Shrinker, control_of
 from .harness.suite import Suite
 from .harness.swarm import Budget, Found, Swarm
 from .invariants import Invariant, invariant, of_contract
 from .suites import suite_of
+
+MAX_DISPUTED = 4
+"""Counterexamples that our own component fails, too, until the search goes on without that invariant."""
 
 
 def check(
@@ -38,6 +41,8 @@ def check(
     spec: str = SUITE_VERSION,
     subject: str = "",
     every_failure: bool = False,
+    supports: Callable[[Any], bool] | None = None,
+    without: Iterable[str] = (),
     progress: Callable[[Swarm], None] | None = None,
 ) -> Report:
     """Check a component, and report; nothing is raised for a broken invariant.
@@ -46,6 +51,8 @@ def check(
     `make.capabilities`, and none if there are none. `expected_failures` maps an invariant's id to the reason why it is known to fail:
     that is reported, but no error, and an error if it holds. `budget` is a number of operations or a time ("60s"), the contract's
     quick one if not given; a time in which not everything has happened is stretched until it has, as far as to the quick one.
+    `supports(config)` says which configurations the component can be made from; if not given, `make.supports`, and all if there is none.
+    `without` are kinds of operations, by their names in a history, that are left out, and with them what they alone would show.
     `spec` is the version of the suite that the test was written for; another one is refused. Raises ConfigError for impossible
     arguments.
 
@@ -61,37 +68,56 @@ def check(
         raise ConfigError("expected_failures", problems)
     budget = Budget.of(suite.quick if budget is None else budget)
     subject = subject or name_of(make)
-    invariants = list(suite.invariants(capabilities))
-    swarm = Swarm(suite, make, capabilities, seed)
+    if supports is not None:
+        make = Adapter(make, capabilities, supports)
+    swarm = Swarm(suite, make, capabilities, seed, _kinds(suite, without))
+    invariants = list(swarm.enabled)
     suite.warm_up(make, swarm.drawn(0)[0])
     failures: dict[str, Failure] = {}
-    without: tuple[type[Operation], ...] = ()
-    while (found := _search(swarm, invariants, budget, without, progress)) is not None:
+    probing: tuple[type[Operation], ...] = ()
+    num_disputed = 0
+    while (found := _search(swarm, invariants, budget, probing, progress)) is not None:
         failure = explain(suite, make, capabilities, invariants, found, subject, announced)
         failures[failure.id] = failure
-        if failure.id in MISBEHAVIOURS or not (failure.expected or every_failure):
+        if failure.is_disputed and (num_disputed := num_disputed + 1) % MAX_DISPUTED:
+            continue  # another run may show what is the component's own
+        if failure.id in MISBEHAVIOURS or not (failure.expected or failure.is_disputed or every_failure):
             break
         invariants = [item for item in invariants if item.id != failure.id]
-        without += suite.probes.get(failure.id, ())
+        probing += suite.probes.get(failure.id, ())
     return _report(suite, swarm, subject, capabilities, announced, failures)
 
 
-def _search(swarm: Swarm, invariants, budget: Budget, without, progress) -> Found | None:
-    found = swarm.search(invariants, budget, without, progress)
-    if found is None and budget.seconds is not None and not without and len(invariants) == len(swarm.enabled):
+def _kinds(suite: Suite, names: Iterable[str]) -> tuple[type[Operation], ...]:
+    """Kinds of operations by their names. Raises ConfigError for a name that is none."""
+    kinds = {kind.tag: kind for kind in suite.operations}
+    names = [str(name) for name in names]
+    problems = [
+        Problem(name, f"{suite.name} has no operation of this name{nearest(name, kinds)}; there are {', '.join(kinds)}")
+        for name in names
+        if name not in kinds
+    ]
+    if problems:
+        raise ConfigError("without", problems)
+    return tuple(kinds[name] for name in names)
+
+
+def _search(swarm: Swarm, invariants, budget: Budget, probing, progress) -> Found | None:
+    found = swarm.search(invariants, budget, probing, progress)
+    if found is None and budget.seconds is not None and not probing and len(invariants) == len(swarm.enabled):
         # How much fits into a time is the machine's affair. What is rare gets the operations of the quick budget to happen in.
         rest = Budget(operations=swarm.suite.quick)
-        found = swarm.search(invariants, rest, without, progress, until=lambda: not swarm.vacuous())
+        found = swarm.search(invariants, rest, probing, progress, until=lambda: not swarm.vacuous())
     return found
 
 
 def _report(
     suite: Suite, swarm: Swarm, subject: str, capabilities: Any, announced, failures: dict[str, Failure]
 ) -> Report:
-    enabled = suite.invariants(capabilities)
-    counts = {item.id: swarm.evaluations.get(item.id, 0) for item in enabled}
-    executed = {kind.tag: swarm.executed.get(kind, 0) for kind in suite.enabled(capabilities)}
-    unexpected = tuple(failure for failure in failures.values() if not failure.expected)
+    skipped = _skipped(swarm)
+    counts = {item.id: swarm.evaluations.get(item.id, 0) for item in swarm.enabled if item.id not in skipped}
+    executed = {kind.tag: swarm.executed.get(kind, 0) for kind in swarm.kinds}
+    unexpected = tuple(failure for failure in failures.values() if not (failure.expected or failure.is_disputed))
     return Report(
         contract=suite.name,
         subject=subject,
@@ -102,16 +128,28 @@ def _report(
         seconds=swarm.seconds,
         evaluations=counts,
         executed=executed,
-        skipped={
-            item.id: f"needs {', '.join(item.missing(capabilities))}"
-            for item in of_contract(suite.name)
-            if item.missing(capabilities)
-        },
+        skipped=skipped,
         failures=unexpected,
+        disputed=tuple(failure for failure in failures.values() if failure.is_disputed and not failure.expected),
         expected=tuple(failure for failure in failures.values() if failure.expected),
         held=tuple(id for id in announced if id not in failures) if not unexpected else (),
-        vacuous=swarm.vacuous() if not failures else (),
+        vacuous=swarm.vacuous() if not failures and not swarm.is_restricted else (),
+        unreached=swarm.unreached() if not failures else {},
     )
+
+
+def _skipped(swarm: Swarm) -> dict[str, str]:
+    """Why invariants of the contract are not checked."""
+    skipped = {}
+    for item in of_contract(swarm.suite.name):
+        if missing := item.missing(swarm.capabilities):
+            skipped[item.id] = f"needs {', '.join(missing)}"
+        elif item not in swarm.enabled:
+            needed = [kind.tag for kind in swarm.left_out if item.concerns(kind)]
+            skipped[item.id] = f"needs {', '.join(needed)}, which is left out"
+        elif swarm.is_restricted and not swarm.evaluations.get(item.id):
+            skipped[item.id] = "it never came up in what is supported and not left out"
+    return skipped
 
 
 def explain(
@@ -124,7 +162,8 @@ def explain(
     announced: Mapping[str, str] | None = None,
 ) -> Failure:
     """Shrink a failing run and tell its story."""
-    shrinker = Shrinker(suite, make, capabilities, list(invariants), found)
+    control = control_of(suite, capabilities, subject)
+    shrinker = Shrinker(suite, make, capabilities, list(invariants), found, control)
     shrinker.shrink()
     id = found.violation.id
     case = Case(
@@ -149,7 +188,10 @@ def explain(
         case=case,
         operations_before=max(len(found.operations), len(shrinker.operations)),
         history=story.history,
+        calls=story.calls,
         ends_in=story.ends_in or str(violation.operation),
+        control=control.name if control is not None else "",
+        is_disputed=shrinker.is_disputed,
         expected=(announced or {}).get(id, ""),
     )
 
@@ -177,6 +219,7 @@ class Conformance:
     capabilities: ClassVar[Capabilities | Iterable[str]] = ()
     expected_failures: ClassVar[Mapping[str, str]] = {}
     budget: ClassVar[str | int | Budget | None] = None
+    without: ClassVar[Iterable[str]] = ()
     seed: ClassVar[int] = 1
     _report: ClassVar[Report | None] = None
 
@@ -190,6 +233,9 @@ class Conformance:
     def make(self, config: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not say how its component is made")
 
+    supports: ClassVar[Callable[..., bool] | None] = None
+    """A method with one argument: whether a component can be made from this configuration. Only such ones are drawn."""
+
     def report(self) -> Report:
         """The report of this class, made at the first call."""
         cls = type(self)
@@ -199,6 +245,8 @@ class Conformance:
                 self.make,
                 capabilities=self.capabilities,
                 expected_failures=self.expected_failures,
+                supports=self.supports,
+                without=self.without,
                 budget=self.budget,
                 seed=self.seed,
                 subject=f"{cls.__module__}:{cls.__qualname__}",
@@ -277,6 +325,8 @@ def checker(contract: str) -> Callable[..., Report]:
         budget: str | int | Budget | None = None,
         seed: int = 1,
         spec: str = SUITE_VERSION,
+        supports: Callable[[Any], bool] | None = None,
+        without: Iterable[str] = (),
     ) -> Report:
         report = check(
             suite_of(contract),
@@ -286,6 +336,8 @@ def checker(contract: str) -> Callable[..., Report]:
             budget=budget,
             seed=seed,
             spec=spec,
+            supports=supports,
+            without=without,
         )
         if not report.ok:
             raise PropertiesBroken(report)

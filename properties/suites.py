@@ -15,13 +15,29 @@ from .simulator.trial import SimulatorTrial
 from .step_controller.trial import StepControllerTrial
 
 _SUITES: dict[str, Suite] = {
-    "allocator": Suite.of(AllocatorTrial, small_scope),
-    "prefix-cache": Suite.of(PrefixCacheTrial, prefix_cache_scope),
-    "relay": Suite.of(RelayTrial),
-    "accept": Suite.of(AcceptTrial),
-    "step-controller": Suite.of(StepControllerTrial),
-    "engine": Suite.of(EngineTrial),
-    "simulator": Suite.of(SimulatorTrial),
+    "allocator": Suite.of(
+        AllocatorTrial,
+        ("foretoken.properties.allocator.plain:make", "foretoken.properties.allocator.plain:make_unpadded"),
+        small_scope,
+    ),
+    "prefix-cache": Suite.of(
+        PrefixCacheTrial,
+        ("foretoken.properties.prefix_cache.plain:make", "foretoken.checks.adapters.prefix_store:make"),
+        prefix_cache_scope,
+    ),
+    "relay": Suite.of(RelayTrial, ("foretoken.checks.adapters.future_map:make",)),
+    "accept": Suite.of(AcceptTrial, ("foretoken.properties.accept.plain:make",)),
+    "step-controller": Suite.of(
+        StepControllerTrial,
+        (
+            "foretoken.checks.adapters.step_controller:make_ema",
+            "foretoken.checks.adapters.step_controller:make_goodput",
+        ),
+    ),
+    "engine": Suite.of(
+        EngineTrial, ("foretoken.properties.engine.plain:make", "foretoken.checks.adapters.core_engine:make")
+    ),
+    "simulator": Suite.of(SimulatorTrial, ("foretoken.checks.adapters.simulator:make",)),
 }
 
 

@@ -15,7 +15,7 @@ from ...properties.relay.contract import HIDDEN, RelayCapabilities, RelayConfig
 class FutureMapAdapter:
     """A fresh `FutureMap` over NumPy storage; lists become arrays on the way in."""
 
-    capabilities = RelayCapabilities(padding_row=True, generations=True, inspection=True)
+    capabilities = RelayCapabilities(padding_row=True, generations=True, inspection=True, misuse=True)
 
     def __init__(
         self,

@@ -37,4 +37,4 @@ def make(config: AllocatorConfig) -> KVAllocatorAdapter:
     return KVAllocatorAdapter(KVAllocator(config.num_pages, config.page_size))
 
 
-make.capabilities = AllocatorCapabilities(paged=True, padding_page=True, inspection=True, snapshots=True)
+make.capabilities = AllocatorCapabilities(paged=True, padding_page=True, inspection=True, snapshots=True, misuse=True)

@@ -65,5 +65,5 @@ def make(config: AllocatorConfig) -> KVStoreAdapter:
 
 
 make.capabilities = AllocatorCapabilities(
-    paged=True, padding_page=True, inspection=True, table=True, deferred_close=True
+    paged=True, padding_page=True, inspection=True, table=True, deferred_close=True, misuse=True
 )

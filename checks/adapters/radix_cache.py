@@ -14,7 +14,15 @@ class RadixCacheAdapter:
     """A fresh `RadixCache`; lists in and tuples out."""
 
     capabilities = PrefixCacheCapabilities(
-        paged=True, bigrams=True, wide_ids=True, namespaces=True, lru=True, policies=True, peek=True, inspection=True
+        paged=True,
+        bigrams=True,
+        wide_ids=True,
+        namespaces=True,
+        lru=True,
+        policies=True,
+        peek=True,
+        inspection=True,
+        misuse=True,
     )
 
     def __init__(self, config: PrefixCacheConfig, cache: type[RadixCache] = RadixCache) -> None:

@@ -3,7 +3,7 @@
 Its two parts, `CachePool` (which blocks are free) and `BlockLedger` (how many requests share a block, what is kept for reuse), are
 driven as its own cache allocators drive them; what those add (attention types, tensors) is left out. Needs transformers 5 with torch.
 
-It is known to trust its callers: nothing looks whether a block that is freed is held (ALLOC-10).
+It trusts its callers, nothing looks whether a block that is freed is held: so it does not declare `misuse`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ from ...core.errors import ForetokenError
 from ...properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
 
 _MODULE = "transformers.generation.continuous_batching.cache_allocators"
-
-EXPECTED_FAILURES = {
-    "ALLOC-10": "blocks are freed on trust: neither the pool nor the ledger looks whether they are held"
-}
 
 
 try:

@@ -3,8 +3,8 @@
 A block is found by the hash of (the hash before it, its tokens) in `BlockLedger`, as `CacheAllocator` does it for a prompt and for the
 blocks that a forward pass has completed; pools and tensors are left out. Needs transformers 5 with torch.
 
-It is known to trust its callers: it does not check that a block that is given up is held (RADIX-02). It takes blocks of one hash for
-equal; the suite cannot make hashes of 64 bits collide, and does not say that they cannot.
+It trusts its callers, it does not check that a block that is given up is held: so it does not declare `misuse`. It takes blocks of
+one hash for equal; the suite cannot make hashes of 64 bits collide, and does not say that they cannot.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from ...properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixC
 from .transformers_blocks import TransformersMissing
 
 _MODULE = "transformers.generation.continuous_batching.cache_allocators.cache_allocator"
-
-EXPECTED_FAILURES = {"RADIX-02": "blocks are released on trust: the ledger does not look whether they are held"}
 
 try:
     _LEDGERS = importlib.import_module(_MODULE)

@@ -45,6 +45,7 @@ class ExecutorTrial(Trial):
     config_type = ExecutorConfig
     capabilities_type = ExecutorCapabilities
     methods = METHODS
+    looks = ("hidden_sizes", "hidden_bytes", "relay_fields", "roots", "weights")
     quick = 6_000
     run_length = 120
     limit_s = 60.0

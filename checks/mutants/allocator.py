@@ -371,7 +371,7 @@ class SortsTheRow(PlainAllocator):
 
 # -- how they are made ------------------------------------------------------------------------------------------------
 
-_BLIND = AllocatorCapabilities(paged=True, padding_page=True)
+_BLIND = AllocatorCapabilities(paged=True, padding_page=True, misuse=True)
 
 
 def of_kv_allocator(kind: type[KVAllocator]):

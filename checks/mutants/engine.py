@@ -334,6 +334,7 @@ _DEFECTS = (
     (slots.DrawsByRow, ("ENGINE-17", "RELAY-09")),
     (DividesByWhatWasDrafted, ("ENGINE-18",)),
     (ExpectsSurvivors, ("ENGINE-18",)),
+    (slots.GoesByTheProcess, ("ENGINE-19",)),
     (slots.FreesUnderAStep, ("RELAY-01",)),
     (slots.TakesALossForTheEnd, ("RELAY-01", "ENGINE-11")),
     (slots.FailsThemAll, ("ENGINE-02",)),

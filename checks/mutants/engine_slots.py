@@ -269,6 +269,18 @@ class ReadsEachRoundAlone(OutputLog):
 # -- what only two runs show ------------------------------------------------------------------------------------------
 
 
+class GoesByTheProcess(PlainEngine):
+    """Free pages are taken from either end, in turns over all engines that the process has made."""
+
+    num_made = 0
+
+    def __init__(self, config):
+        super().__init__(config)
+        GoesByTheProcess.num_made += 1
+        if GoesByTheProcess.num_made % 2:
+            self.free.reverse()
+
+
 class KnowsTheFuture(CoreEngine):
     """Fewer prompt tokens are computed while there is a request whose text ends at once, as the device's own model says."""
 

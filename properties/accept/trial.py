@@ -70,6 +70,7 @@ class AcceptTrial(Trial):
     config_type = AcceptConfig
     capabilities_type = AcceptCapabilities
     methods = METHODS
+    looks = ("tree",)
     quick = 6_000
     run_length = 60
     limit_s = 10.0

@@ -60,8 +60,11 @@ class AllocatorCapabilities(Capabilities):
     """`open`, `grow`, `trim`, `close` and `slots_of`: rows of slots, one per request"""
     deferred_close: bool = False
     """`close(request, step)` waits for `complete(step)`, as does `num_deferred()`; needs `table`"""
+    misuse: bool = False
+    """It refuses what no caller should do: to free what is not held, to ask for no whole pages or for less than none"""
 
     FOUNDATIONS: ClassVar = {"deferred_close": ("table",)}
+    VISIBLE: ClassVar = ("padding_page",)
 
 
 class Allocator(Protocol):

@@ -6,6 +6,8 @@ from where no allocator of ours has the capability, and a model for an adapter.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...core.errors import InvalidFree, KVPoolExhausted
 from .contract import AllocatorCapabilities, AllocatorConfig
 
@@ -19,17 +21,19 @@ EVERYTHING = AllocatorCapabilities(
     deferred_free=True,
     table=True,
     deferred_close=True,
+    misuse=True,
 )
 
 
 class PlainAllocator:
     """`config` as in the contract. Everything is O(pages)."""
 
-    def __init__(self, config: AllocatorConfig) -> None:
+    def __init__(self, config: AllocatorConfig, first_page: int = 1) -> None:
         self.page_size = config.page_size
         self.num_pages = config.num_pages
-        self.free_list = list(range(config.num_pages, 0, -1))
-        self.count = dict.fromkeys(range(1, config.num_pages + 1), 0)
+        pages = range(first_page, first_page + config.num_pages)
+        self.free_list = list(reversed(pages))
+        self.count = dict.fromkeys(pages, 0)
         self.cache: list[int] = []  # oldest first
         self.fenced: list[tuple[int, list[int], bool]] = []  # (step, pages, whether a row goes with them)
         self.rows: dict[str, list[int]] = {}  # request -> pages
@@ -172,4 +176,10 @@ def make(config: AllocatorConfig) -> PlainAllocator:
     return PlainAllocator(config)
 
 
+def make_unpadded(config: AllocatorConfig) -> PlainAllocator:
+    """An allocator that hands out page 0 as well."""
+    return PlainAllocator(config, first_page=0)
+
+
 make.capabilities = EVERYTHING
+make_unpadded.capabilities = replace(EVERYTHING, padding_page=False)

@@ -18,9 +18,11 @@ _NO_PAGES: dict[int, int] = {}
 
 
 def _amounts(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
-    """Slots to ask for: mostly whole pages, few or all of them; sometimes no whole pages, or less than nothing."""
+    """Slots to ask for: mostly whole pages, few or all of them; with `misuse` sometimes no whole pages, or less than nothing."""
     size, pages = config.page_size, config.num_pages
     whole = [n * size for n in (1, 1, 1, 1, 1, 0, 2, 2, 2, 3, max(pages - 1, 0), pages, pages + 1)]
+    if not has.misuse:
+        return whole
     return whole * 7 + [1, size + 1, -1, -size, size * pages + 1, size * (pages + 1)]
 
 
@@ -84,6 +86,7 @@ class AllocatorTrial(Trial):
     config_type = AllocatorConfig
     capabilities_type = AllocatorCapabilities
     methods = METHODS
+    looks = ("num_free", "free_pages", "cached_pages", "num_deferred", "references", "slots_of")
     quick = 60_000
 
     subject: Allocator
@@ -234,12 +237,12 @@ class AllocatorTrial(Trial):
         """`holder` gives back its last `num_pages` pages, or all that it has."""
         self._carries_out(self.subject.free, self.model.cut(holder, num_pages).slots)
 
-    @operation(weight=2, hostile=True, probes="ALLOC-10", when=_one_is_stray, pages=_strays)
+    @operation(weight=2, needs="misuse", probes="ALLOC-10", when=_one_is_stray, pages=_strays)
     def free_stray(self, pages: tuple[int, ...]) -> None:
         """Pages are freed of which at least one is not held. Must be refused."""
         self._may_be_refused(self.subject.free, self.model.slots_of(pages))
 
-    @operation(weight=1, hostile=True, probes="ALLOC-10", when=_has_pages, holder=HOLDERS)
+    @operation(weight=1, needs="misuse", probes="ALLOC-10", when=_has_pages, holder=HOLDERS)
     def free_twice(self, holder: str) -> None:
         """`holder` gives back its last page, and names it twice in one call: one reference less, or a refusal."""
         giver = self.model.holders[holder]

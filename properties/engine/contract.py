@@ -149,11 +149,13 @@ class ServingConfig:
             step_tokens=verify + spare if spare else 0,
         )
 
-    def twin(self, kind: str) -> ServingConfig | None:
-        """Return the other configuration of an invariant over two runs; None if this one has none."""
+    def twin(self, kind: str) -> ServingConfig | list[ServingConfig] | None:
+        """Return the other configuration of an invariant over two runs, or several, the plainest first; None if this one has none."""
         # A twin has none of the optional features, so that their effects show against a plain run.
         bare = {"block_rounds": 1, "prefix_cache": False}
         match kind:
+            case "once more":
+                return self
             case "with the other pipeline depth":
                 # Two steps in flight reserve twice as much, and one request must fit.
                 more = -(-self.round_slots // self.page_size)
@@ -165,7 +167,13 @@ class ServingConfig:
             case "one at a time, in a large pool":
                 slots = max(4 * self.num_slots, self.page_size + 1)
                 alone = {"max_running": 1, "page_size": 1, "num_pages": slots, "chunk_size": self.context_len}
-                return replace(self, **bare, **alone, step_tokens=0, preempt=False, mixed=False)
+                plainest = replace(self, **bare, **alone, step_tokens=0, preempt=False, mixed=False)
+                in_pages = {"page_size": self.page_size, "num_pages": slots // self.page_size}
+                return [
+                    plainest,
+                    replace(plainest, **in_pages),
+                    replace(plainest, **in_pages, prefix_cache=self.prefix_cache, block_rounds=self.block_rounds),
+                ]
             case "with another model":
                 # With a cache, which texts are equal decides what is shared: there the tokens do matter.
                 return None if self.prefix_cache else replace(self, model=self.model + 1)
@@ -200,8 +208,14 @@ class EngineCapabilities(Capabilities):
     reasons: bool = (
         False  # a refused `submit` raises an error whose text has the limit that the request exceeds, as a number
     )
+    misuse: bool = False  # it refuses what no caller should do: a live name, a request that can never run, an answer twice or too early
 
-    FOUNDATIONS: ClassVar = {"prefix_cache": ("slots",)}
+    ordered_reuse: bool = (
+        False  # the device runs steps in order: a page that a step may still write can go to a later step
+    )
+
+    FOUNDATIONS: ClassVar = {"prefix_cache": ("slots",), "ordered_reuse": ("slots",)}
+    RELAXES: ClassVar = ("ordered_reuse",)
 
 
 class Wish(NamedTuple):

@@ -68,6 +68,7 @@ class Moment:
     lost_flights: Sequence[Flight] = ()  # what has just failed
     # pages
     leaked: tuple[int, str, str] | None = None  # (page, whose it was, why it left) of one that should be free
+    reuse_is_ordered = False  # a page that a step in flight may write can go to a step that is launched later
     is_still = False  # all pages have the owners that they had, and the same steps are in flight
 
     def __init__(self, model: EngineModel, cells: list[int], operation: object, before: Observation) -> None:

@@ -35,7 +35,7 @@ class Entry:
 class PlainEngine:
     """`queue` in the order of arrival, `batch` in the order of admission, which is the same."""
 
-    capabilities = EngineCapabilities(slots=True)
+    capabilities = EngineCapabilities(slots=True, misuse=True)
 
     def __init__(self, config: ServingConfig) -> None:
         self.config = config

@@ -64,6 +64,7 @@ class EngineTrial(Trial):
     config_type = ServingConfig
     capabilities_type = EngineCapabilities
     methods = METHODS
+    looks = ("waiting", "running", "slots_of", "free_pages", "cached_pages", "interrupts", "counters")
     quick = 80_000
     run_length = 100
     limit_s = 10.0
@@ -95,6 +96,7 @@ class EngineTrial(Trial):
         self.moment = Moment(self.model, self.device.cells, operation, self.moment.after)
         if self._was_denied or self._was_lost or self.model.asked_back:
             self.moment.is_disturbed = True
+        self.moment.reuse_is_ordered = self.capabilities.ordered_reuse
 
     def end(self) -> None:
         if not self.moment.observed:
@@ -213,12 +215,12 @@ class EngineTrial(Trial):
         model.decisions.append(("submit", wish.request, m.promise))
         self._interrupt()
 
-    @operation(weight=2, hostile=True, probes="ENGINE-12", when=_is_live, request=REQUESTS)
+    @operation(weight=2, needs="misuse", probes="ENGINE-12", when=_is_live, request=REQUESTS)
     def submit_again(self, request: str) -> None:
         """A client asks under the name of a live request. Must be refused."""
         self._ask_for(Wish(request, prompt_of(5, 2, 1), 2), "a live request has this name")
 
-    @operation(weight=1, hostile=True, probes="ENGINE-08", kind=(0, 1, 2, 3, 4))
+    @operation(weight=1, needs="misuse", probes="ENGINE-08", kind=(0, 1, 2, 3, 4))
     def submit_impossible(self, kind: int) -> None:
         """A request that can never run: 0 no prompt, 1 no output, 2 negative output, 3 longer than the context, 4 larger than the pool."""
         prompt = prompt_of(0, (0, 2, 2, self.config.context_len, self.config.num_slots)[kind % 5], 0)
@@ -236,7 +238,7 @@ class EngineTrial(Trial):
         self._interrupt()
         m.second_abort_events = read_events(self, self.must(self.subject.abort, request))
 
-    @operation(weight=1, hostile=True, when=_is_unknown, request=REQUESTS)
+    @operation(weight=1, needs="misuse", when=_is_unknown, request=REQUESTS)
     def abort_unknown(self, request: str) -> None:
         """A client gives up a request that is not there."""
         self.moment.abort_events = read_events(self, self.must(self.subject.abort, request))
@@ -280,7 +282,7 @@ class EngineTrial(Trial):
         """Plan or commit, with nothing wrong. A failure at a limit of what is legal is left to an invariant."""
         m = self.moment
         try:
-            return method(*arguments)
+            return self.call(method, *arguments)
         except Exception as error:
             m.degenerate = limits(self.model, m.committed)
             if not m.degenerate or isinstance(error, NotImplementedError):
@@ -313,12 +315,12 @@ class EngineTrial(Trial):
             model.retractions_since_progress = 0
         model.decisions.append(("answer", [(name, len(got), why) for name, (got, why) in m.expected.items()]))
 
-    @operation(weight=1, hostile=True, probes="RELAY-07", when=lambda t: t.model.last_answer is not None)
+    @operation(weight=1, needs="misuse", probes="RELAY-07", when=lambda t: t.model.last_answer is not None)
     def commit_again(self) -> None:
         """The answer that was committed last comes a second time. Must be refused."""
         self._commit_wrong(self.model.last_answer)
 
-    @operation(needs="overlap", weight=1, probes="RELAY-07", when=lambda t: len(t.model.flights) > 1)
+    @operation(needs=("overlap", "misuse"), weight=1, probes="RELAY-07", when=lambda t: len(t.model.flights) > 1)
     def commit_early(self) -> None:
         """The answer of the newer of two steps in flight comes first. Must be refused."""
         flight = self.model.flights[1]

@@ -20,6 +20,8 @@ from .trial import Trial, Violation
 
 MAX_BYTES = 1_000_000
 MAX_OPERATIONS = 10_000
+MAX_CALLS = 12
+"""Calls of one operation that a history shows, the last ones."""
 _KEYS = {
     "suite": str,
     "contract": str,
@@ -39,6 +41,7 @@ class Story(NamedTuple):
 
     violation: Violation | None
     history: tuple[str, ...]
+    calls: tuple[tuple[str, ...], ...]  # of each operation: the calls that the component received, with their answers
     ends_in: str
 
 
@@ -84,21 +87,27 @@ class Case:
     def tell(self, make: Callable[[Any], Any]) -> Story:
         """Run the case again and write down what happens."""
         history: list[str] = []
+        calls: list[tuple[str, ...]] = []
 
         def note(operation: Operation, trial: Trial) -> None:
             history.append(f"{operation}  {trial.describe()}")
+            calls.append(tuple(trial.calls[-MAX_CALLS:]))
+            trial.calls.clear()
 
         violation = self.replay(make, note)
-        history = history[: len(self.operations)]
+        history, calls = history[: len(self.operations)], calls[: len(self.operations)]
         if violation is None:
-            return Story(None, tuple(history), "")
+            return Story(None, tuple(history), tuple(calls), "")
         # What fails is not noted any more: it is the last operation, or comes behind all of them.
         if violation.operation == "make":
-            return Story(violation, (), "the start")
+            return Story(violation, (), (), "the start")
         if len(history) < len(self.operations):
             history.append(str(violation.operation))
-            return Story(violation, tuple(history), f"operation {len(history)}")
-        return Story(violation, tuple(history), f"the end, when all is given back: {violation.operation}")
+            calls.append(tuple((violation.trial.calls or ())[-MAX_CALLS:]))
+            ends_in = f"operation {len(history)}"
+        else:
+            ends_in = f"the end, when all is given back: {violation.operation}"
+        return Story(violation, tuple(history), tuple(calls), ends_in)
 
     def replay(
         self, make: Callable[[Any], Any], watch: Callable[[Operation, Trial], None] | None = None

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from functools import update_wrapper
 from typing import Any, ClassVar, Self
 
 from ...core.errors import ConfigError, ForetokenError, Problem, nearest
 
-SUITE_VERSION = "2026.1"
+SUITE_VERSION = "2026.2"
 """What a stored case and a report were made with. It changes whenever the meaning of an operation or an invariant does."""
 
 REFUSALS: tuple[type[Exception], ...] = (ForetokenError, ValueError, RuntimeError, MemoryError, AssertionError)
@@ -31,14 +32,25 @@ class Capabilities:
     FOUNDATIONS: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Capability -> those that it makes no sense without."""
 
+    RELAXES: ClassVar[tuple[str, ...]] = ()
+    """Those that ask less of a component instead of more; `all` leaves them out."""
+
+    VISIBLE: ClassVar[tuple[str, ...]] = ()
+    """Those that change what a component answers where it is only asked for what it has: not having one is visible, too."""
+
+    def covers(self, others: Capabilities) -> bool:
+        """Whether a component with these answers as one with the others should."""
+        missing, more = set(others.declared) - set(self.declared), set(self.declared) - set(others.declared)
+        return not missing.difference(self.RELAXES) and not more.intersection(self.VISIBLE)
+
     @property
     def declared(self) -> tuple[str, ...]:
         return tuple(field.name for field in fields(self) if getattr(self, field.name))
 
     @classmethod
     def all(cls) -> Self:
-        """Return every capability of the contract."""
-        return cls(**{field.name: True for field in fields(cls)})
+        """Return every capability of the contract, those aside that ask for less."""
+        return cls(**{field.name: field.name not in cls.RELAXES for field in fields(cls)})
 
     @classmethod
     def of(cls, names: Iterable[str] | Self, source: str = "capabilities") -> Self:
@@ -74,6 +86,29 @@ MISBEHAVIOURS: dict[str, str] = {
 }
 
 
+class Adapter:
+    """A `make` with what is declared for it: its capabilities, and which configurations it supports (all, unless given)."""
+
+    def __init__(self, make: Callable[[Any], Any], capabilities: Any, supports: Callable[[Any], bool] | None) -> None:
+        update_wrapper(self, make, updated=())
+        self._make = make
+        self.capabilities = capabilities
+        if supports is not None:
+            self.supports = supports
+
+    def __call__(self, config: Any) -> Any:
+        return self._make(config)
+
+
 def capabilities_of(make: Callable[[Any], Any]) -> Any:
     """What `make` declares itself, nothing if it does not."""
     return getattr(make, "capabilities", ())
+
+
+def supports_of(make: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    """Return the function that says which configurations `make` can build: `make.supports`, all if there is none."""
+    return getattr(make, "supports", _everything)
+
+
+def _everything(config: Any) -> bool:
+    return True

@@ -13,7 +13,7 @@ from typing import Any
 from ...core.errors import ConfigError, Problem
 from ..conformance import explain, name_of
 from ..suites import suite_of
-from .contract import Capabilities, capabilities_of
+from .contract import Capabilities, capabilities_of, supports_of
 from .operation import Operation
 from .report import Failure
 from .suite import Suite
@@ -59,6 +59,8 @@ def explore(
     declared = suite.capabilities.of(capabilities_of(make) if capabilities is None else capabilities)
     states = operations = configs = 0
     for config, letters in suite.small_scope(declared, scope.max_pages, scope.max_page_size):
+        if not supports_of(make)(config):
+            continue
         configs += 1
         search = _Search(suite, make, config, declared, letters)
         failure = search.run(scope.max_operations, MAX_STATES - states)

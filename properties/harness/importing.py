@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, Problem, nearest
+from .contract import Adapter
 
 ENTRY_POINTS = "foretoken.adapters"
 """The entry-point group in which other packages offer components under a name of their own."""
@@ -26,8 +27,8 @@ class NotInstalled(ConfigError):
 def load_make(text: str) -> Callable[[Any], Any]:
     """The callable behind `module:make`, or behind a name of the entry-point group. Modules of the current directory are found, too.
 
-    `make.capabilities` is taken from the module's CAPABILITIES if it has none of its own. Raises ConfigError with what is wrong,
-    NotInstalled if all that is wrong is a package that is missing.
+    `make.capabilities` and `make.supports` are taken from the module's CAPABILITIES and `supports` where it has none of its own. Raises
+    ConfigError with what is wrong, NotInstalled if all that is wrong is a package that is missing.
     """
     module_name, separator, path = text.partition(":")
     if not separator:
@@ -52,9 +53,10 @@ def load_make(text: str) -> Callable[[Any], Any]:
         raise ConfigError(
             text, [Problem("", f"{path} is {type(found).__name__}, expected a callable that takes a config")]
         )
-    if not hasattr(found, "capabilities") and hasattr(module, "CAPABILITIES"):
-        return _Declared(found, module.CAPABILITIES)
-    return found
+    capabilities, supports = getattr(module, "CAPABILITIES", ()), getattr(module, "supports", None)
+    if not capabilities and supports is None:
+        return found
+    return Adapter(found, getattr(found, "capabilities", capabilities), getattr(found, "supports", supports))
 
 
 def _missing_package(error: Exception, module_name: str) -> str:
@@ -70,14 +72,3 @@ def _load_entry_point(name: str) -> Callable[[Any], Any]:
         what = f"expected module:make, or the name of an adapter{nearest(name, known)}; installed: {', '.join(known) or 'none'}"
         raise ConfigError(name, [Problem("", what)])
     return load_make(f"{known[name].module}:{known[name].attr}")
-
-
-class _Declared:
-    """A `make` with the capabilities that its module declares."""
-
-    def __init__(self, make: Callable[[Any], Any], capabilities: Any) -> None:
-        self._make = make
-        self.capabilities = capabilities
-
-    def __call__(self, config: Any) -> Any:
-        return self._make(config)

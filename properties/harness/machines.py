@@ -22,15 +22,21 @@ from .suite import RUN_LIMIT_S
 from .trial import Trial
 
 
-def configs(contract: str, capabilities: Capabilities) -> st.SearchStrategy[Any]:
-    """Small configurations, from the choices that the swarm has."""
+def configs(
+    contract: str, capabilities: Capabilities, supports: Callable[[Any], bool] | None = None
+) -> st.SearchStrategy[Any]:
+    """Small configurations that are supported, from the choices that the swarm has."""
     suite = suite_of(contract)
 
     @st.composite
     def drawn(draw: Any) -> Any:
         return suite.config.draw(lambda values: draw(st.sampled_from(values)), capabilities)
 
-    return drawn()
+    if supports is None:
+        return drawn()
+    return st.integers(0, 2**64 - 1).map(
+        lambda seed: suite.first_supported(capabilities, supports, lambda attempt: seed + attempt)[0]
+    )
 
 
 def operations(contract: str, config: Any, capabilities: Capabilities) -> st.SearchStrategy[Operation]:
@@ -95,7 +101,7 @@ def machine(
     declared = suite.capabilities.of(capabilities_of(make) if capabilities is None else capabilities)
     invariants = suite.invariants(declared)
 
-    @initialize(config=configs(contract, declared))
+    @initialize(config=configs(contract, declared, getattr(make, "supports", None)))
     def start(self: TrialMachine, config: Any) -> None:
         self.trial = suite.start(make, config, declared, invariants)
         for letters in suite.vocabulary(config, declared).values():

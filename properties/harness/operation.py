@@ -278,6 +278,8 @@ def renamed(operations: Sequence[Operation]) -> list[Operation]:
             if not isinstance(sort, Handles) or value not in sort:
                 continue
             of_sort = names.setdefault(sort, {})
-            changes[name] = of_sort.setdefault(value, sort[len(of_sort)])
+            if value not in of_sort:
+                of_sort[value] = sort[len(of_sort)]
+            changes[name] = of_sort[value]
         found.append(replace(operation, **changes) if changes else operation)
     return found

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..invariants import Finding, invariant
 from .cases import Case
 from .contract import SUITE_VERSION
+
+
+def told(history: Sequence[str], calls: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a history: each operation, and under it the calls that the component received."""
+    lines = []
+    for number, line in enumerate(history):
+        lines.append(f"  {number + 1:>3}. {line}")
+        lines += [f"         {call}" for call in (calls[number] if number < len(calls) else ())]
+    return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +31,10 @@ class Failure:
     case: Case
     operations_before: int
     history: tuple[str, ...]
+    calls: tuple[tuple[str, ...], ...]
     ends_in: str
+    control: str = ""  # our component that goes through the same operations, if there is one that can
+    is_disputed: bool = False  # every such history fails on that one, too: the suite is wrong here, not the component
     expected: str = ""  # the reason, for a failure that was announced
 
     def text(self, replay: str = "") -> str:
@@ -30,10 +42,11 @@ class Failure:
         sizes = ", ".join(f"{name} {value}" for name, value in asdict(case.config).items())
         shrunk = f"{self.operations_before} operations, {len(case.operations)} after shrinking"
         lines = [
+            *self._dispute(),
             f"{self.id}  {self.sentence}",
             f"  seed {case.seed}, run {case.run}: {shrunk}",
             f"  {case.subject}: {sizes}",
-            *(f"  {number:>3}. {line}" for number, line in enumerate(self.history, 1)),
+            *told(self.history, self.calls),
             f"  at     {self.ends_in}",
             f"  was    {self.finding.was}",
             f"  should {self.finding.should}",
@@ -47,6 +60,13 @@ class Failure:
             lines.append(f"  replay {replay}")
         return "\n".join(lines)
 
+    def _dispute(self) -> list[str]:
+        if not self.is_disputed:
+            return []
+        return [
+            f"A defect of this suite, not of the component: {self.control} fails in the same way. Please report the case."
+        ]
+
     def to_json(self) -> dict[str, Any]:
         return {
             "invariant": self.id,
@@ -58,6 +78,9 @@ class Failure:
             "at": self.ends_in,
             "operations_before_shrinking": self.operations_before,
             "history": list(self.history),
+            "calls": [list(calls) for calls in self.calls],
+            "control": self.control,
+            "disputed": self.is_disputed,
             "expected": self.expected,
             "case": self.case.to_json(),
         }
@@ -65,7 +88,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The whole of one check. `ok` if nothing failed that was not announced, nothing announced held, and nothing was vacuous."""
+    """The whole of one check. `ok` if nothing failed that was not announced, nothing announced held, nothing was vacuous, and nothing is
+    disputed: an invariant that the suite cannot judge is not proved."""
 
     contract: str
     subject: str
@@ -79,12 +103,19 @@ class Report:
     skipped: dict[str, str]  # invariant -> why it is not checked
     failures: tuple[Failure, ...]
     expected: tuple[Failure, ...]  # failures that were announced
+    disputed: tuple[Failure, ...]  # failures that our own component has, too
     held: tuple[str, ...]  # announced as failing, but holding
     vacuous: tuple[str, ...]  # enabled, but never evaluated or never happened
+    unreached: dict[str, tuple[str, ...]]  # invariant that was evaluated -> its clauses that no run came to
 
     @property
     def ok(self) -> bool:
-        return not (self.failures or self.held or self.vacuous)
+        return not (self.failures or self.held or self.vacuous or self.disputed)
+
+    @property
+    def shown(self) -> tuple[Failure, ...]:
+        """All failures, in the order in which they are shown."""
+        return (*self.failures, *self.expected, *self.disputed)
 
     def text(self, replay: Mapping[str, str] | None = None) -> str:
         """For people. `replay`: invariant -> the command that runs its case again."""
@@ -94,18 +125,21 @@ class Report:
             f"capabilities: {', '.join(self.capabilities) or 'none'}",
             f"{self.num_operations:,} operations in {self.num_runs:,} runs, {self.seconds:.1f} s ({rate:,.0f} per second)",
         ]
-        for failure in (*self.failures, *self.expected):
+        for failure in self.shown:
             lines += ["", failure.text((replay or {}).get(failure.id, ""))]
-        if self.failures or self.expected:
+        if self.shown:
             lines.append("")
         lines += [
             f"{id}: expected to fail, but it held in {self.evaluations.get(id, 0):,} evaluations" for id in self.held
         ]
         lines += [f"vacuous: {what}" for what in self.vacuous]
-        broken = [id for failure in (*self.failures, *self.expected) for id in (failure.id, *failure.also)]
+        broken = [id for failure in self.shown for id in (failure.id, *failure.also)]
         held = [id for id, count in self.evaluations.items() if count and id not in broken]
         lines.append(f"held: {', '.join(held) or 'none'}")
         lines += [f"skipped: {id} ({why})" for id, why in self.skipped.items()]
+        if self.unreached:
+            counts = ", ".join(f"{id} {len(clauses)}" for id, clauses in self.unreached.items())
+            lines.append(f"clauses that no run came to, by invariant (--json names them): {counts}")
         lines.append("FAILED: " + "; ".join(self.reasons()) if not self.ok else "ok")
         return "\n".join(lines)
 
@@ -113,6 +147,7 @@ class Report:
         """Why it is not ok, in a few words each."""
         reasons = [f"{failure.id} is broken" for failure in self.failures]
         reasons += [f"{id} was expected to fail and held" for id in self.held]
+        reasons += [f"{failure.id} could not be judged, by a defect of this suite" for failure in self.disputed]
         if self.vacuous:
             reasons.append(f"{len(self.vacuous)} things were enabled and never happened")
         return reasons
@@ -139,8 +174,10 @@ class Report:
             "skipped": self.skipped,
             "failures": [failure.to_json() for failure in self.failures],
             "expected_failures": [failure.to_json() for failure in self.expected],
+            "disputed_failures": [failure.to_json() for failure in self.disputed],
             "held_but_expected_to_fail": list(self.held),
             "vacuous": list(self.vacuous),
+            "unreached": {id: list(clauses) for id, clauses in self.unreached.items()},
         }
 
 

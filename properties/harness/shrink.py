@@ -8,10 +8,11 @@ does. Every attempt is a run of its own on a fresh subject, and so is the result
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..invariants import Invariant, invariant
-from .contract import MISBEHAVIOURS
+from .contract import MISBEHAVIOURS, Adapter, capabilities_of, supports_of
+from .importing import NotInstalled, load_make
 from .letters import Choices, simpler_choices, translated
 from .operation import Operation, renamed, simpler
 from .suite import Suite
@@ -23,11 +24,46 @@ MAX_HANGING_ATTEMPTS = 40
 HANG_LIMIT_S = 0.1
 
 
+class Control(NamedTuple):
+    """A component of ours that goes through the same operations before a user is shown them.
+
+    `name` is its import string; `capabilities` are those of the component under test, all of which it has."""
+
+    suite: Suite
+    name: str
+    make: Any
+    capabilities: Any
+
+    def holds(self, config: Any, operations: Sequence[Operation], *, drain: bool, twice: bool) -> bool:
+        """Whether it goes through the operations, and nothing is broken."""
+        invariants = self.suite.invariants(self.capabilities)
+        try:
+            self.suite.execute(self.make, config, self.capabilities, invariants, operations, drain=drain, twice=twice)
+        except Violation:
+            return False
+        return True
+
+
+def control_of(suite: Suite, capabilities: Any, subject: str) -> Control | None:
+    """Return the plainest component of ours, other than the subject, that can do all that the subject can; None if there is none."""
+    for name in suite.controls:
+        if name == subject:
+            continue
+        try:
+            make = load_make(name)
+        except NotInstalled:
+            continue
+        if suite.capabilities.of(capabilities_of(make), name).covers(capabilities):
+            return Control(suite, name, Adapter(make, capabilities, None), capabilities)
+    return None
+
+
 class Shrinker:
     """Shrinks one failure; `operations` and `config` are the best so far, `drain` says whether draining them is part of it.
 
     Only a run that fails in the same way counts: its first failure has the id of the one that was found and, for a misbehaviour, its
-    kind, say the same error from the same call.
+    kind, say the same error from the same call. And only one that `control`, a component of ours, goes through without a failure: what
+    it fails, too, is no fault of the component. `is_disputed` says that there was none.
     """
 
     def __init__(
@@ -37,6 +73,7 @@ class Shrinker:
         capabilities: Any,
         invariants: Sequence[Invariant],
         found: Found,
+        control: Control | None = None,
     ) -> None:
         self.suite = suite
         self.make = make
@@ -52,11 +89,21 @@ class Shrinker:
         self._choices = list(found.choices)
         self._trace = list(found.violation.trial.trace) if found.violation.trial is not None else []
         self.attempts_left = MAX_HANGING_ATTEMPTS if self.id == "HANGS" else MAX_ATTEMPTS
+        self.control = control
+        self.is_disputed = control is not None
 
     def shrink(self) -> None:
         """Make it as small as it gets within a bounded number of attempts."""
         if self._violation(self.config, self.operations) is None:
+            self.is_disputed = False  # it did not happen again, so there is nothing to dispute
             return
+        self._keeps(self.config, self.operations)
+        self._shrink()
+        if self.is_disputed:
+            self.control, self.attempts_left = None, MAX_ATTEMPTS
+            self._shrink()
+
+    def _shrink(self) -> None:
         # Draining is many operations that the case does not list: a case without it is easier to read.
         self.drain = False
         if not self._keeps(self.config, self._trace):
@@ -88,8 +135,16 @@ class Shrinker:
 
     def _keeps(self, config: Any, operations: list[Operation]) -> bool:
         """Take an attempt over if it still fails."""
-        if self.attempts_left <= 0 or self._violation(config, operations) is None:
+        violation = self._violation(config, operations) if self.attempts_left > 0 else None
+        if violation is None:
             return False
+        if self.control is not None:
+            # What would come after the failure says nothing about it.
+            if not self.drain and not self.twice and violation.trial is not None:
+                operations = list(violation.trial.trace)
+            if not self.control.holds(config, operations, drain=self.drain, twice=self.twice):
+                return False
+            self.is_disputed = False
         self.config, self.operations = config, operations
         return True
 
@@ -132,7 +187,7 @@ class Shrinker:
         for given in simpler_choices(self._choices):
             choose = Choices(given=given)
             config = self.suite.configure(choose, self.capabilities)
-            if config != self.config:
+            if config != self.config and supports_of(self.make)(config):
                 yield choose.taken, config
 
     def _takes(self, choices: list[int], config: Any) -> bool:

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...core.errors import ConfigError, Problem
 from ..invariants import Finding, Invariant, invariant, of_contract
 from .alarm import Hanging, alarm
-from .contract import MISBEHAVIOURS, Capabilities
+from .contract import MISBEHAVIOURS, Capabilities, supports_of
 from .letters import Choices, Vocabulary
 from .operation import Operation
-from .trial import Broken, Trial, Violation
+from .trial import Broken, Trial, Violation, frames
 
 RUN_LIMIT_S = 2.0
 """How long one run of a few hundred operations may take before it counts as hanging; a good one takes milliseconds."""
 
 WARM_UP_LIMIT_S = 60.0
+DRAWN_FOR_SUPPORT = 5_000
 
 
 SmallScope = Callable[[Any, int, int], Iterable[tuple[Any, list[Operation]]]]
@@ -37,7 +39,9 @@ class Suite:
     vocabulary(config, capabilities)                   the letters of its operations; which features and kinds there are depends on the
                                                        capabilities alone
     small_scope(capabilities, max_pages, max_page_size) the smallest configurations, each with a few letters; None if a contract has none
-    twin_config(kind, config)                          for an invariant over two runs: the other one's configuration, None if there is none
+    twin_config(kind, config)                          for an invariant over two runs: the other one's configuration, None if there is none,
+                                                       or a list of those that will do, the best first
+    controls                                           our components as import strings, the plainest first: what is shown passes on one
     probes                                             for an invariant that a subject is known to break, the operations that do nothing
                                                        but probe it
     quick                                              operations that are enough to find every planted defect
@@ -53,12 +57,13 @@ class Suite:
     quick: int
     small_scope: SmallScope | None = None
     twin_config: Callable[[str, Any], Any] = _the_same
+    controls: tuple[str, ...] = ()
     probes: dict[str, tuple[type[Operation], ...]] = field(default_factory=dict)
     run_length: int = 200
     limit_s: float | None = None
 
     @classmethod
-    def of(cls, trial: type[Trial], small_scope: SmallScope | None = None) -> Suite:
+    def of(cls, trial: type[Trial], controls: tuple[str, ...], small_scope: SmallScope | None = None) -> Suite:
         """The suite of a contract whose trial declares its operations."""
         probes: dict[str, tuple[type[Operation], ...]] = {}
         for method in trial.declared:
@@ -74,6 +79,7 @@ class Suite:
             quick=trial.quick,
             small_scope=small_scope,
             twin_config=trial.twin_config,
+            controls=controls,
             probes=probes,
             run_length=trial.run_length,
             limit_s=trial.limit_s,
@@ -82,6 +88,18 @@ class Suite:
     def configure(self, choose: Choices, capabilities: Any) -> Any:
         """The configuration of these choices, the simplest one of `Choices()`."""
         return self.config.draw(choose, capabilities)
+
+    def first_supported(
+        self, capabilities: Any, supports: Callable[[Any], bool], bits: Callable[[int], int]
+    ) -> tuple[Any, tuple[int, ...]]:
+        """The first configuration drawn that is supported, and its choices; `bits` are those of each attempt. Raises ConfigError."""
+        for attempt in range(DRAWN_FOR_SUPPORT):
+            choose = Choices(bits(attempt))
+            config = self.configure(choose, capabilities)
+            if supports(config):
+                return config, tuple(choose.taken)
+        what = f"accepts none of {DRAWN_FOR_SUPPORT:,} configurations drawn; {self.config.__name__}.draw says what is drawn"
+        raise ConfigError("supports", [Problem("", what)])
 
     def invariants(self, capabilities: Any) -> tuple[Invariant, ...]:
         """Those that are checked for a subject of these capabilities."""
@@ -104,7 +122,7 @@ class Suite:
         try:
             subject = make(config)
         except Exception as error:
-            was = f"make({config}) raised {type(error).__name__}: {error}"
+            was = f"make({config}) raised {type(error).__name__}: {error}{frames(error)}"
             finding = Finding(was, f"a component for the contract {self.name}", MISBEHAVIOURS["RAISES"])
             raise Violation("make", [Broken("RAISES", finding)]) from error
         return self.trial(subject, config, capabilities, invariants)
@@ -133,7 +151,7 @@ class Suite:
         twins: dict[Any, Trial | None] = {}
         broken: list[Broken] = []
         for item in invariants if twice else ():
-            other = self.twin_config(item.twin, config) if item.twin else None
+            other = self.twin_of(item, make, config)
             if other is None:
                 continue
             if other not in twins:
@@ -155,11 +173,23 @@ class Suite:
             raise Violation(f"the same operations {invariant(broken[0].id).twin}", broken)
         return first
 
+    def twin_of(self, item: Invariant, make: Callable[[Any], Any], config: Any) -> Any:
+        """Return the other configuration of an invariant over two runs: the first that the subject supports, None if there is none."""
+        if not item.twin:
+            return None
+        found = self.twin_config(item.twin, config)
+        supports = supports_of(make)
+        return next(
+            (other for other in (found if isinstance(found, list) else [found]) if other and supports(other)), None
+        )
+
     def _execute_once(self, make, config, capabilities, invariants, operations, drain, limit_s, watch) -> Trial:
         trial = None
         try:
             with alarm(limit_s):
                 trial = self.start(make, config, capabilities, invariants)
+                if watch is not None:
+                    trial.calls = []
                 apply = trial.apply
                 for operation in operations:
                     if apply(operation) and watch is not None:

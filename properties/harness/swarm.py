@@ -15,7 +15,9 @@ from typing import Any
 from ...core.draws import Purpose, hash64
 from ...core.errors import ConfigError, Problem
 from ..invariants import Invariant
-from .letters import Choices, Vocabulary, draw, kept_features
+from ..invariants.registry import clauses_of, collected
+from .contract import supports_of
+from .letters import Vocabulary, draw, kept_features
 from .operation import Operation
 from .suite import Suite
 from .trial import Trial, Violation
@@ -75,7 +77,14 @@ class Found:
 class Swarm:
     """Random runs of one subject. `search` goes on from where the last one stopped, so that it can be called again after a failure."""
 
-    def __init__(self, suite: Suite, make: Callable[[Any], Any], capabilities: Any, seed: int) -> None:
+    def __init__(
+        self,
+        suite: Suite,
+        make: Callable[[Any], Any],
+        capabilities: Any,
+        seed: int,
+        left_out: Sequence[type[Operation]] = (),
+    ) -> None:
         self.suite = suite
         self.make = make
         self.capabilities = capabilities
@@ -86,8 +95,14 @@ class Swarm:
         self.evaluations: dict[str, int] = {}
         self.executed: dict[type[Operation], int] = {}
         self._vocabularies: dict[Any, Vocabulary] = {}
-        self.enabled = suite.invariants(capabilities)
-        self._kinds = suite.enabled(capabilities)
+        self.left_out = tuple(left_out)  # kinds that are never drawn
+        self.kinds = tuple(kind for kind in suite.enabled(capabilities) if kind not in left_out)
+        # What only operations that are left out would evaluate is not checked.
+        self.enabled = tuple(
+            item for item in suite.invariants(capabilities) if any(map(item.concerns, (*self.kinds, str)))
+        )
+        self._clauses = {item.id: clauses_of(item.check) for item in self.enabled}
+        self._reached: set[int] = set()
 
     def search(
         self,
@@ -105,13 +120,12 @@ class Swarm:
             self.num_runs += 1
             config, operations = self.drawn(run, without)
             try:
-                trial = self._execute(config, invariants, operations, twice=run % REPEAT_EVERY == 0)
+                with collected(self._reached):
+                    trial = self._execute(config, invariants, operations, twice=run % REPEAT_EVERY == 0)
             except Violation as violation:
                 if violation.trial is not None:
                     self._count(violation.trial)
-                choose = Choices(self._bits(run))
-                self.suite.configure(choose, self.capabilities)
-                return Found(self.seed, run, config, tuple(operations), violation, tuple(choose.taken))
+                return Found(self.seed, run, config, tuple(operations), violation, self._configured(run)[1])
             finally:
                 self.seconds = before_s + time.perf_counter() - begin
             self._count(trial)
@@ -128,13 +142,27 @@ class Swarm:
                 raise
         return self.suite.execute(self.make, config, self.capabilities, invariants, operations, twice=twice)
 
+    @property
+    def is_restricted(self) -> bool:
+        """Whether the subject does not go through all that its capabilities allow."""
+        return bool(self.left_out) or hasattr(self.make, "supports")
+
     def vacuous(self) -> tuple[str, ...]:
         """What the capabilities enable and has not happened so far: invariants never evaluated, operations never carried out."""
         never = [f"{item.id} was never evaluated" for item in self.enabled if not self.evaluations.get(item.id)]
         return (
             *never,
-            *(f"the operation {kind.tag} never happened" for kind in self._kinds if not self.executed.get(kind)),
+            *(f"the operation {kind.tag} never happened" for kind in self.kinds if not self.executed.get(kind)),
         )
+
+    def unreached(self) -> dict[str, tuple[str, ...]]:
+        """Return, of the invariants that were evaluated, the clauses that no run has come to."""
+        found = {
+            id: tuple(str(clause) for clause in clauses if clause.number not in self._reached)
+            for id, clauses in self._clauses.items()
+            if self.evaluations.get(id)
+        }
+        return {id: clauses for id, clauses in found.items() if clauses}
 
     def _count(self, trial: Trial) -> None:
         self.num_operations += trial.num_operations
@@ -145,15 +173,20 @@ class Swarm:
 
     def drawn(self, run: int, without: Sequence[type[Operation]] = ()) -> tuple[Any, list[Operation]]:
         """The configuration and the operations of a run."""
-        choose = Choices(self._bits(run))
-        config = self.suite.configure(choose, self.capabilities)
+        config, _ = self._configured(run)
         vocabulary = self._vocabularies.get(config)
         if vocabulary is None:
             if len(self._vocabularies) >= _KEPT_VOCABULARIES:
                 self._vocabularies.clear()
             vocabulary = self._vocabularies[config] = self.suite.vocabulary(config, self.capabilities)
-        features = kept_features(vocabulary, choose.bits >> 32)
+        features = kept_features(vocabulary, self._bits(run, 0) >> 32)
+        without = (*without, *self.left_out)
         return config, draw(vocabulary, self.seed, run, self.suite.run_length, features, without)
 
-    def _bits(self, run: int) -> int:
-        return int(hash64(self.seed, Purpose.SWARM, run, 0))
+    def _configured(self, run: int) -> tuple[Any, tuple[int, ...]]:
+        """A run's configuration, the first one drawn that the subject supports, and its choices."""
+        supports = supports_of(self.make)
+        return self.suite.first_supported(self.capabilities, supports, lambda attempt: self._bits(run, attempt))
+
+    def _bits(self, run: int, attempt: int) -> int:
+        return int(hash64(self.seed, Purpose.SWARM, run, attempt))

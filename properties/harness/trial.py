@@ -7,7 +7,10 @@ checkers run, what is counted, how a component's answers are taken, and what bec
 from __future__ import annotations
 
 import operator
+import re
+import traceback
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from ...core.errors import InvariantViolation
@@ -16,7 +19,11 @@ from .contract import MISBEHAVIOURS, REFUSALS, Capabilities
 from .letters import Vocabulary, vocabulary_of
 from .operation import Declared, Operation
 
+SHOWN_FRAMES = 3
+MAX_ARGUMENT, MAX_ANSWER = 40, 60  # characters that a history shows of them
+MAX_SHOWN_ITEMS = 6
 _INTEGERS = frozenset({int})
+_HARNESS = frozenset(str(path) for path in Path(__file__).parent.glob("*.py"))
 
 
 class Broken(NamedTuple):
@@ -70,6 +77,9 @@ class Trial:
     methods: ClassVar[
         dict[str, tuple[str, ...]]
     ] = {}  # capability, "" for all components -> the methods that it promises
+    looks: ClassVar[
+        tuple[str, ...]
+    ] = ()  # methods by which the trial looks at the component after every operation: a history leaves them out
     quick: ClassVar[int]  # operations that are enough to find every planted defect
     run_length: ClassVar[int] = 200  # operations of one run
     limit_s: ClassVar[float | None] = None  # how long a run may take, if not as long as most
@@ -95,6 +105,7 @@ class Trial:
         self.executed: dict[type[Operation], int] = {}
         self.trace: list[Operation] = []  # what was carried out, draining included, to the one that failed
         self.transcript: list[object] = []
+        self.calls: list[str] | None = None  # the calls of the component by `ask` and `must`, where a history is told
         self.operation: Operation | str = "make"
         self.moment: Any = None
         self.failed = False
@@ -179,7 +190,7 @@ class Trial:
     def ask(self, method: Callable[..., Any], *arguments: object) -> Any:
         """Call the component where it may refuse: its answer, or Refused. Anything else that it raises is a violation."""
         try:
-            return method(*arguments)
+            return self.call(method, *arguments)
         except REFUSALS as error:
             if isinstance(error, NotImplementedError | RecursionError | InvariantViolation):
                 raise self._accident(method, error) from error
@@ -190,17 +201,31 @@ class Trial:
     def must(self, method: Callable[..., Any], *arguments: object) -> Any:
         """Call the component where it has nothing to refuse."""
         try:
-            return method(*arguments)
+            return self.call(method, *arguments)
         except Exception as error:
             raise self._accident(method, error) from error
+
+    def call(self, method: Callable[..., Any], *arguments: object) -> Any:
+        """Call the component, and write the call and its answer down where a history is told."""
+        if self.calls is None or (name := getattr(method, "__name__", "?")) in self.looks:
+            return method(*arguments)
+        self.calls.append(f"{name}({', '.join(_cut(value, MAX_ARGUMENT) for value in arguments)})")
+        try:
+            answer = method(*arguments)
+        except Exception as error:
+            self.calls[-1] += f" raised {type(error).__name__}"
+            raise
+        self.calls[-1] += f" -> {_cut(answer, MAX_ANSWER)}"
+        return answer
 
     def _accident(self, method: Callable[..., Any], error: Exception) -> Violation:
         name = getattr(method, "__name__", repr(method))
         if isinstance(error, NotImplementedError):
             return self.misbehaviour("CAPABILITY", f"{name} is not implemented", "a declared capability is there")
         kind = f"{name} raised {type(error).__name__}"
+        where = frames(error)
         should = "an answer, or a refusal (None, or one of the error types) where one is due"
-        return self.misbehaviour("RAISES", f"{kind}: {error}", should, kind)
+        return self.misbehaviour("RAISES", f"{kind}: {error}{where}", should, kind)
 
     def misbehaviour(self, id: str, was: str, should: str, kind: str = "") -> Violation:
         """What to raise when the component does something that no invariant is about."""
@@ -254,6 +279,23 @@ def check_methods(subject: object, promised: dict[str, tuple[str, ...]], capabil
         raise Violation(
             "make", [Broken("CAPABILITY", Finding(was, "the methods of the contract", MISBEHAVIOURS["CAPABILITY"]))]
         )
+
+
+def frames(error: BaseException) -> str:
+    """Return the last places that an exception came through in the component, a line each, the innermost last."""
+    through = traceback.extract_tb(error.__traceback__)[1:]  # the first is the caller
+    return "".join(
+        f"\n         {Path(place.filename).name}:{place.lineno} in {place.name}: {place.line}"
+        for place in [place for place in through if place.filename not in _HARNESS][-SHOWN_FRAMES:]
+    )
+
+
+def _cut(value: object, length: int) -> str:
+    """Return a value in few characters, the same in every process: of a larger array only type and shape, of an object no address."""
+    if getattr(value, "size", 0) > MAX_SHOWN_ITEMS and hasattr(value, "dtype"):
+        return f"{value.dtype}{list(value.shape)}"
+    text = re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(value).split()))
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def shown(value: object) -> str:

@@ -209,7 +209,7 @@ def a_refusal_changes_nothing(m: Moment) -> Outcome:
     return _unchanged(m, "the caller goes on as if it had never asked")
 
 
-@checks("ALLOC-10", CONTRACT, on=("free-stray", "free-twice"))
+@checks("ALLOC-10", CONTRACT, "misuse", on=("free-stray", "free-twice"))
 def only_what_is_held_can_be_freed(m: Moment) -> Outcome:
     if m.operation.tag == "free-stray":
         if m.refusal is None:

@@ -291,6 +291,7 @@ CATALOGUE: dict[str, tuple[tuple[str, str, str], ...]] = {
             "nd = 1, a full last page, the context limit",
             "E",
         ),
+        ("ENGINE-19", "same history -> same decisions: two instances, compared operation for operation", "R"),
     ),
     "Prefill/decode disaggregation": (
         ("HANDOFF-01", "decode of a request starts only when verified bytes == expected for every page", "E"),

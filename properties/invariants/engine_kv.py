@@ -21,6 +21,8 @@ def no_other_owns_what_a_step_writes(m: Moment) -> Outcome:
     flights = m.model.lost + m.model.flights if m.model.lost else m.model.flights
     if not flights or m.is_still:
         return None
+    if m.reuse_is_ordered:
+        return True  # the device runs the later step after it; what is read of the wrong one shows in the tokens
     owners = m.owners
     for flight in flights:
         for page, (life, stay) in flight.writes.items():

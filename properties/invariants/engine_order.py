@@ -114,10 +114,13 @@ def chunks_follow_each_other(m: Moment) -> Outcome:
             return Finding(f"{life.name} begins at {chunk.start}", "0", "the positions before have not been computed")
         slots = m.flight.slots.get(life.name)
         if slots is not None:
-            pages, should = -(-len(slots) // size), -(-chunk.stop // size)
-            if pages < should or (pages > should and not chunk.is_last):
+            pages, needed = -(-len(slots) // size), -(-chunk.stop // size)
+            # Whether the pages of a prompt are taken chunk by chunk or all at once is each engine's own affair.
+            most = -(-(life.end_kv + m.config.reserve) // size) + 1
+            if not needed <= pages <= most:
                 was = f"{life.name} has {pages} pages for {chunk.stop} positions"
-                return Finding(was, f"{should}", "a prompt owns the pages of what it has computed")
+                should = f"{needed} at least, and no more than the {most} of all that it may write"
+                return Finding(was, should, "what is computed needs a place, and no request more than it can use")
     return True
 
 

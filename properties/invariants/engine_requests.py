@@ -154,7 +154,7 @@ def _span(numbers: set[int]) -> str:
     return f"{least}" if least == most else f"{least} … {most}"
 
 
-@checks("ENGINE-12", CONTRACT, on=("submit-again",))
+@checks("ENGINE-12", CONTRACT, "misuse", on=("submit-again",))
 def a_live_name_is_refused(m: Moment) -> Outcome:
     name = m.wish.request
     if m.promise is not None:

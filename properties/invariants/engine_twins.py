@@ -1,4 +1,4 @@
-"""Two runs of one engine: RELAY-09, ENGINE-15, 17, RADIX-16, ACCEPT-15, SIM-12. They compare what each request was delivered."""
+"""Two runs of one engine: RELAY-09, ENGINE-15, 17, 19, RADIX-16, ACCEPT-15, SIM-12. They compare what each request was delivered."""
 
 from __future__ import annotations
 
@@ -27,6 +27,22 @@ def _same_outputs(trials: Twins, why: str) -> Outcome:
                 was = f"a prompt of {len(key[0])} tokens with seed {key[1]} got {list(output)} {where} run"
                 return Finding(was, f"a beginning of {list(longest)}", why)
     return found
+
+
+@checks("ENGINE-19", CONTRACT, twin="once more")
+def the_same_history_has_the_same_decisions(trials: Twins) -> Outcome:
+    first, second = trials
+    why = "ranks that each run a scheduler, and a log that is replayed, rely on it"
+    for before, after in zip(first.model.decisions, second.model.decisions, strict=False):
+        if before != after:
+            return Finding(f"{before}, and another time {after}", "the same decision after the same operations", why)
+    if len(first.model.decisions) != len(second.model.decisions):
+        was = f"{len(first.model.decisions)} decisions, and another time {len(second.model.decisions)}"
+        return Finding(was, "as many", why)
+    if first.moment.after != second.moment.after:
+        was = f"{first.moment.after} at the end, and another time {second.moment.after}"
+        return Finding(was, "the same requests, slots and free pages, in the same order", why)
+    return True if first.model.decisions else None
 
 
 @checks("RELAY-09", CONTRACT, "overlap", twin="with the other pipeline depth")

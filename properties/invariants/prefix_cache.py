@@ -42,6 +42,9 @@ def _not_the_prefix(m: Moment, match: Matched) -> Finding | None:
 
 @checks("RADIX-02", CONTRACT)
 def locks_are_counts(m: Moment) -> Outcome:
+    if m.after.num_protected < 0 or m.after.num_evictable < 0:
+        was = f"{m.after.num_protected} slots are protected, {m.after.num_evictable} can be evicted"
+        return Finding(was, "0 or more", "a lock was taken back that was never taken")
     is_stray = getattr(m.operation, "tag", "") == "unlock-stray"
     if is_stray and m.refusal is None:
         return Finding(
@@ -50,7 +53,7 @@ def locks_are_counts(m: Moment) -> Outcome:
             "the count falls below zero, or a later lock is lost",
         )
     if m.after.nodes is None:
-        return True if is_stray else None
+        return True
     locks = {node.id: node.locks for node in m.after.nodes}
     roots = [node for node in m.after.nodes if node.parent == -1]
     if len(roots) != 1 or roots[0].slots:
@@ -59,17 +62,18 @@ def locks_are_counts(m: Moment) -> Outcome:
             "one, without slots",
             "every walk begins and ends there",
         )
+    root = roots[0].id  # it is never evicted: what is counted there is each cache's own affair
     below: dict[int, int] = {}
     for node in m.after.nodes:
         below[node.parent] = below.get(node.parent, 0) + node.locks
     for node in m.after.nodes:
-        if node.locks < below.get(node.id, 0):
+        if node.id != root and node.locks < below.get(node.id, 0):
             return Finding(
                 f"node {node.id} has {node.locks} locks, its children {below[node.id]} together",
                 "at least as many: a lock of a child locks its parent as well",
                 "the parent's lock is given back while a path through it is still locked",
             )
-        if node.locks < 0 or node.locks > locks.get(node.parent, node.locks):
+        if node.locks < 0 or (node.parent != root and node.locks > locks.get(node.parent, node.locks)):
             return Finding(
                 f"node {node.id} (slots {list(node.slots)}) has {node.locks} locks, "
                 f"its parent {locks.get(node.parent, 'none')}",

@@ -1,9 +1,14 @@
-"""The registry: every invariant of the catalogue, and the checker of those that have one."""
+"""The registry: every invariant of the catalogue, the checker of those that have one, and which of its clauses a check has reached."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from ..harness.operation import Operation
@@ -128,3 +133,103 @@ def invariant(id: str) -> Invariant:
 def of_contract(contract: str) -> tuple[Invariant, ...]:
     """The invariants that are checked for a contract, in the order of the catalogue."""
     return tuple(item for item in _REGISTRY.values() if item.contract == contract)
+
+
+# -- clauses --------------------------------------------------------------------------------------------------------------
+#
+# An invariant has several clauses, and one that no run came to has proved nothing. A clause is an `if` whose body ends with
+# `return Finding(…)`. What is judged stands last in its condition, behind what it presupposes: in `if m.impossible and m.promise is not
+# None` the clause is reached where `m.promise is not None` is evaluated. The code of the checkers, and of the functions of their module
+# that they call, is compiled once more with a mark there.
+
+_MARK = "__clause_reached__"
+
+
+class Clause(NamedTuple):
+    """One condition under which a checker has a finding. `number` is what its mark adds to the set of those reached."""
+
+    number: int
+    condition: str
+    why: str  # why it matters, as the finding says, as far as that is a constant
+
+    def __str__(self) -> str:
+        return f"{self.why} (if {self.condition})" if self.why else f"if {self.condition}"
+
+
+_reached: set[int] = set()
+_clauses: dict[FunctionType, tuple[Clause, ...]] = {}  # those of the function itself
+_count = 0
+
+
+@contextmanager
+def collected(into: set[int]) -> Iterator[None]:
+    """Add the numbers of the clauses that are reached meanwhile."""
+    outer = set(_reached)
+    _reached.clear()
+    try:
+        yield
+    finally:
+        into |= _reached
+        _reached.update(outer)
+
+
+def clauses_of(check: Callable[..., Any]) -> tuple[Clause, ...]:
+    """Return the clauses of a checker, which is marked from now on; none where its source is not at hand."""
+    seen: dict[FunctionType, None] = {}
+    _collect(check, seen)
+    return tuple(clause for function in seen for clause in _clauses[function])
+
+
+def _collect(function: Any, seen: dict[FunctionType, None]) -> None:
+    if not isinstance(function, FunctionType) or function in seen or function.__closure__:
+        return
+    if function not in _clauses:
+        _clauses[function] = _marked(function)
+    seen[function] = None
+    for name in function.__code__.co_names:
+        called = function.__globals__.get(name)
+        if getattr(called, "__module__", "") == function.__module__:
+            _collect(called, seen)
+
+
+def _marked(function: FunctionType) -> tuple[Clause, ...]:
+    """Put the marks into a function and return its clauses."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError):
+        return ()
+    definition = tree.body[0]
+    if not isinstance(definition, ast.FunctionDef):
+        return ()
+    clauses = tuple(_mark(node) for node in ast.walk(definition) if isinstance(node, ast.If) and _finds(node))
+    if not clauses:
+        return ()
+    definition.decorator_list = []
+    ast.increment_lineno(ast.fix_missing_locations(tree), function.__code__.co_firstlineno - 1)
+    module = compile(tree, function.__code__.co_filename, "exec")
+    (code,) = [
+        item for item in module.co_consts if isinstance(item, CodeType) and item.co_name == function.__code__.co_name
+    ]
+    function.__globals__[_MARK] = _reached.add
+    function.__code__ = code
+    return clauses
+
+
+def _finds(node: ast.If) -> bool:
+    last = node.body[-1]
+    call = last.value if isinstance(last, ast.Return) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Finding"
+
+
+def _mark(node: ast.If) -> Clause:
+    """Mark the last operand of a condition as reached before it is evaluated."""
+    global _count
+    _count += 1
+    condition, call = ast.unparse(node.test), node.body[-1].value
+    why = call.args[-1].value if isinstance(call.args[-1], ast.Constant) else ""
+    is_and = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
+    judged = node.test.values[-1] if is_and else node.test
+    reached = ast.Call(ast.Name(_MARK, ast.Load()), [ast.Constant(_count)], [])
+    marked = ast.copy_location(ast.BoolOp(ast.Or(), [reached, judged]), judged)
+    node.test = ast.BoolOp(ast.And(), [*node.test.values[:-1], marked]) if is_and else marked
+    return Clause(_count, condition, why)

@@ -65,6 +65,8 @@ class PrefixCacheCapabilities(Capabilities):
     """`nodes()`"""
     table: bool = False
     """`admit`, `slots_of`, `publish`, `leave`, `complete` and `free_slots`: requests that start from the cache, and a pool"""
+    misuse: bool = False
+    """It refuses what no caller should do: to unlock what is not locked, to evict less than nothing"""
 
     FOUNDATIONS: ClassVar = {"policies": ("lru",), "table": ("inspection",)}
 

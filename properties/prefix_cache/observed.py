@@ -20,6 +20,7 @@ class ObservedCache(Trial):
     config_type = PrefixCacheConfig
     capabilities_type = PrefixCacheCapabilities
     methods = METHODS
+    looks = ("num_evictable", "num_protected", "free_slots", "nodes", "slots_of")
     quick = 40_000
 
     subject: PrefixCache

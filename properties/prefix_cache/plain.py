@@ -23,6 +23,7 @@ EVERYTHING = PrefixCacheCapabilities(
     collisions=True,
     peek=True,
     inspection=True,
+    misuse=True,
 )
 
 Path = tuple["Block", ...]

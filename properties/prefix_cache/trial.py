@@ -49,7 +49,7 @@ def _spaces(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> tuple[st
 
 def _amounts(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> tuple[int, ...]:
     size, whole = config.page_size, config.num_pages * config.page_size
-    return (0, -1, 1, 1, size, size, 2 * size, size + 1, whole, whole + 1)
+    return (0, -1 if has.misuse else 0, 1, 1, size, size, 2 * size, size + 1, whole, whole + 1)
 
 
 def _edges(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> list[int]:
@@ -149,7 +149,7 @@ class PrefixCacheTrial(ObservedCache):
         self.carry_out(self.subject.unlock, match.handle)
         match.locks -= 1
 
-    @operation(weight=2, hostile=True, when=_is_stray, probes="RADIX-02", name=NAMES)
+    @operation(weight=2, needs="misuse", when=_is_stray, probes="RADIX-02", name=NAMES)
     def unlock_stray(self, name: str) -> None:
         """Unlock the match `name`, which is not locked. Must be refused."""
         self.refuses(self.subject.unlock, self.model.matches[name].handle)

@@ -54,8 +54,11 @@ class RelayCapabilities(Capabilities):
     """A cell remembers which generation wrote it, and only that one can read it."""
     inspection: bool = False
     """`num_unread()`"""
+    misuse: bool = False
+    """It refuses what no step does: to read what is not written, to write twice, rows that are not there, fields that are missing"""
 
     FOUNDATIONS: ClassVar = {}
+    VISIBLE: ClassVar = ("padding_row",)
 
 
 class Relay(Protocol):

@@ -65,6 +65,7 @@ class RelayTrial(Trial):
     config_type = RelayConfig
     capabilities_type = RelayCapabilities
     methods = METHODS
+    looks = ("num_unread",)
     quick = 40_000
 
     subject: Relay
@@ -132,14 +133,14 @@ class RelayTrial(Trial):
 
     # -- what no step does --------------------------------------------------------------------------------------------
 
-    @operation(weight=4, hostile=True, batch=BATCHES + TWICE)
+    @operation(weight=4, needs="misuse", batch=BATCHES + TWICE)
     def read_anyway(self, batch: tuple[int, ...]) -> bool:
         """Read the whole batch as it stands, whatever its cells hold, equal rows included."""
         return self._resolve(self._lanes(batch), batch)
 
     @operation(
         weight=4,
-        hostile=True,
+        needs="misuse",
         when=lambda t, half: half in ("lengths", "fields"),
         half=("lengths", "fields"),
         batch=BATCHES + TWICE,
@@ -150,7 +151,7 @@ class RelayTrial(Trial):
 
     @operation(
         weight=2,
-        hostile=True,
+        needs="misuse",
         when=lambda t, call: call in CALLS,
         probes="RELAY-03",
         call=CALLS,
@@ -170,7 +171,7 @@ class RelayTrial(Trial):
             half = "lengths" if call == "publish" else "fields"
             self._write_half(half, [*self._writable(half, batch), stray])
 
-    @operation(weight=2, hostile=True, when=_can_stash_oddly, how=tuple(ODDITIES), request=REQUESTS)
+    @operation(weight=2, needs="misuse", when=_can_stash_oddly, how=tuple(ODDITIES), request=REQUESTS)
     def stash_oddly(self, how: str, request: int) -> None:
         """Stash for a request with a field missing, or one too many, or with the opposite of the hidden states that are declared."""
         self.moment.trace = ODDITIES[how]

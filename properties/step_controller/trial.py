@@ -94,6 +94,7 @@ class StepControllerTrial(Trial):
     config_type = StepsConfig
     capabilities_type = StepsCapabilities
     methods = METHODS
+    looks = ("state", "graph", "average", "counted")
     quick = 12_000
     limit_s = 10.0
 

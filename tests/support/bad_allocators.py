@@ -6,6 +6,8 @@ import numpy as np
 class ListAllocator:
     """Twenty lines, and right: ids from 0, page size 1."""
 
+    capabilities = ("misuse",)
+
     def __init__(self, config):
         self.num_pages = config.num_pages
         self.pages = list(range(config.num_pages))

@@ -112,7 +112,7 @@ def test_a_relay_that_breaks_by_accident_is_reported_as_that():
         def _refuse_unless(self, rows, is_good):
             pass
 
-    report = check(RELAY, Careless, budget=5_000)
+    report = check(RELAY, Careless, capabilities=("misuse",), budget=5_000)
     assert report.failures[0].id in ("RAISES", "RELAY-02")
 
 

@@ -16,7 +16,7 @@ def test_the_bug_in_twenty_lines():
     (console,) = re.findall(r"```console\n\$ foretoken check .*?\n(.*?)```", TEXT, re.DOTALL)
     names = {}
     exec(compile(code, "docs/properties.md", "exec"), names)
-    report = check(ALLOCATOR, names["Blocks"], budget=20_000, subject="blocks:Blocks")
+    report = check(ALLOCATOR, names["Blocks"], capabilities=("misuse",), budget=20_000, subject="blocks:Blocks")
     (failure,) = report.failures
     replay = "foretoken check --replay runs/cases/allocator-ALLOC-10.case.json"
     assert failure.text(replay) == console.rstrip("\n")
