@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from .adaptive import adaptive
 from .audit import audit
 from .check import check
 from .decode.bench import bench
@@ -26,6 +27,7 @@ app.command()(simulate)
 app.command()(generate)
 app.command()(bench)
 app.command()(replay)
+app.add_typer(adaptive, name="adaptive")
 app.command()(schema)
 app.command()(tiny)
 app.command()(check)

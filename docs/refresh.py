@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
+from foretoken.core.adaptive.config import SlotConfig
 from foretoken.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
 from foretoken.core.model_shape import known_models
 from foretoken.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
@@ -59,6 +61,15 @@ def life_of_a_transfer() -> str:
                 lines.append(f"    {state.value} --> [*]")
         lines.append("```")
     return "\n".join(lines)
+
+
+def adaptive_keys() -> str:
+    """The keys of a range in a table of steps."""
+    rows = []
+    for key in fields(SlotConfig):
+        default = f"`{key.default}`" if isinstance(key.default, int | float) else ""
+        rows.append(f"| `{key.name}` | {default} | {key.metadata['meaning']} |")
+    return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
 
 
 def scenario_keys() -> str:
@@ -128,6 +139,7 @@ BLOCKS = {
     "fault-kinds": fault_kinds,
     "gpus": gpus,
     "models": models,
+    "adaptive-keys": adaptive_keys,
 }
 
 

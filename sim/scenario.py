@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ..core.adaptive.interchange import table_schema
+
 Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]  # thirty years; simulated time counts nanoseconds in 64 bits
 Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
@@ -66,6 +68,7 @@ class Speculation(Table):
         None,
         description="ema and goodput: a preset (default, with-zero, zero-to-seven), a JSON file, or the table itself; default: that of ema "
         "is default, that of goodput zero-to-seven",
+        json_schema_extra=lambda schema: schema.update(anyOf=[{"type": "string"}, table_schema(), {"type": "null"}]),
     )
     heads: Count | None = Field(
         None, description="MULTI_LAYER_EAGLE: heads of the draft; default: the greatest candidate"

@@ -53,7 +53,10 @@ def test_documents_name_only_commands_and_options_that_exist():
             assert not words or words[0] in known, f"{document}: foretoken {' '.join(words)}"
             continue
         assert words[0] in root.commands, f"{document}: there is no command {words[0]!r}"
-        options = {option for parameter in root.commands[words[0]].params for option in parameter.opts} | {"--help"}
+        command = root.commands[words[0]]
+        if words[1:] and words[1] in getattr(command, "commands", ()):
+            command = command.commands[words[1]]
+        options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         for word in words[1:]:
             if word.startswith("-"):
                 assert word.split("=")[0] in options, f"{document}: {words[0]} has no option {word}"

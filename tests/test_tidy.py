@@ -70,7 +70,6 @@ LONG_FUNCTIONS: dict[str, str] = {}
 ENTRANCES = {
     "cli.__main__": "the entry point `foretoken`",
     "core.acceptance.fit": "for users who fit acceptance to a recording of their own",
-    "core.adaptive.export": "writes the adaptive table as other engines read it",
 }
 
 

@@ -1,8 +1,8 @@
 """The table of adaptive steps: batch-size ranges, their candidates and the knobs of the EMA rule.
 
 A table is a JSON object. A key of ASCII digits is the lower bound of a batch-size range and maps to an entry; the other
-keys are defaults for all entries. `load_adaptive_config` reads a dict, a JSON text, a preset's name, or a file through a
-function that opens it, and reports every problem at once.
+keys are defaults for all entries, and keys that begin with "_" are comments (docs/adaptive.md). `load_adaptive_config`
+reads a dict, a JSON text, a preset's name, or a file through a function that opens it, and reports every problem at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import ConfigError, ForetokenError, Problem, nearest
@@ -35,23 +35,37 @@ class InvalidInitialSteps(ForetokenError):
 
 @dataclass(frozen=True, slots=True)
 class SlotConfig:
-    """The rule of one batch-size range.
+    """The rule of one batch-size range; `candidate_steps` is sorted and without repeats.
 
-    `candidate_steps` is sorted and without repeats; 0 means plain decoding. `ema_alpha` is the weight of the newest
-    verify result, `update_interval` and `warmup_batches` count verify results, the hystereses and the EMA are in
-    correct drafts per request. `min_dwell_batches` > 0 bounds switches (see `dwell.SwitchGate`), and `num_draft_tokens` are
-    the nodes of the verify trees of this range; SGLang lacks both.
+    The meanings stand in the documentation and the JSON schema. EMA: of the correct drafts per request.
     """
 
-    candidate_steps: tuple[int, ...]
-    ema_alpha: float = 0.2
-    update_interval: int = 5
-    warmup_batches: int = 10
-    up_hysteresis: float = 0.0
-    down_hysteresis: float = -0.25
-    ceiling_coeff: float = 0.0
-    min_dwell_batches: int = 0
-    num_draft_tokens: TreeNodes | None = None
+    candidate_steps: tuple[int, ...] = field(metadata={"meaning": "draft steps to choose from; 0 is plain decoding"})
+    ema_alpha: float = field(default=0.2, metadata={"meaning": "weight of the newest verify result in the EMA"})
+    update_interval: int = field(default=5, metadata={"meaning": "verify results from one decision to the next"})
+    warmup_batches: int = field(
+        default=10, metadata={"meaning": "verify results before the first decision; they feed the EMA, too"}
+    )
+    up_hysteresis: float = field(
+        default=0.0, metadata={"meaning": "steps rise while the EMA is above steps − 0.5 + this"}
+    )
+    down_hysteresis: float = field(
+        default=-0.25,
+        metadata={"meaning": "steps drop to the next lower candidate while the EMA is at most that − 0.5 + this"},
+    )
+    ceiling_coeff: float = field(
+        default=0.0, metadata={"meaning": "unless 0: where steps do not rise, at most the EMA times this, rounded up"}
+    )
+    min_dwell_batches: int = field(
+        default=0,
+        metadata={"meaning": "unless 0: verify results between two switches; doubled by each reversal, up to 2,048"},
+    )
+    num_draft_tokens: TreeNodes | None = field(
+        default=None,
+        metadata={
+            "meaning": "nodes of verify trees, roots included: one number, or an object by steps; default: up to 16"
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +86,7 @@ class AdaptiveConfig:
         return tuple(sorted({step for slot in self.slots for step in slot.candidate_steps}))
 
 
-_KNOBS = tuple(field.name for field in fields(SlotConfig) if field.name != "candidate_steps")
+_KNOBS = tuple(knob.name for knob in fields(SlotConfig) if knob.name != "candidate_steps")
 _ENTRY_KEYS = ("candidate_steps", *_KNOBS)
 
 _EXPECTED_STEPS = "expected a non-empty list of integers >= 0, for example [1, 3, 7]"
@@ -127,7 +141,8 @@ def load_adaptive_config(
     if given in PRESETS:
         return _read_table(PRESETS[given], source or f"preset {given}")
     if given.lstrip()[:1] in ("{", "[") or not given.strip():
-        return _read_text(given, source or "<arguments>")
+        source = source or "<arguments>"
+        return _read_table(parse_table(given, source), source)
     hint, presets = nearest(given, PRESETS), ", ".join(PRESETS)
     if read_file is None:
         message = f"{given!r} is no JSON object and none of the presets {presets}{hint}; a file needs `read_file`"
@@ -138,15 +153,15 @@ def load_adaptive_config(
         expected = f"{hint}; expected a JSON file or one of the presets {presets}"
         problems = [Problem(problem.key, f"{problem.message}{expected}") for problem in error.problems]
         raise ConfigError(source or given, problems) from error
-    return _read_text(text, source or given)
+    return _read_table(parse_table(text, source or given), source or given)
 
 
-def _read_text(text: str, source: str) -> AdaptiveConfig:
+def parse_table(text: str, source: str) -> Any:
+    """Return the value of a JSON text; its objects remember keys that are written twice. Raises ConfigError."""
     try:
-        table = parse_json(text, _object_of_pairs)
+        return parse_json(text, _object_of_pairs)
     except ParseError as error:
         raise ConfigError(source, [Problem("", f"is not JSON: {error}")]) from None
-    return _read_table(table, source)
 
 
 def _read_table(table: Any, source: str) -> AdaptiveConfig:
@@ -364,8 +379,11 @@ def _refusal(name: str, value: Any) -> str | None:
 
 
 def _check_known(table: Mapping[str, Any], key: str, known: tuple[str, ...], problems: list[Problem]) -> None:
-    for name in table:
-        if name not in known:
+    for name, value in table.items():
+        if name == "strategy" and not key:  # SGLang's files may have it
+            if value != "ema":
+                problems.append(Problem(name, f"is {value!r}; expected 'ema': a table is for that policy"))
+        elif name not in known and not str(name).startswith("_"):
             options = ", ".join(known) + ("" if key else ", or a batch size in digits")
             message = f"is not a known key{nearest(str(name), known)}; expected one of {options}"
             problems.append(Problem(_join(key, str(name)), message))

@@ -6,7 +6,6 @@ import json
 
 import pytest
 from foretoken.core.adaptive.config import PRESETS, InvalidInitialSteps, load_adaptive_config, resolve_initial_steps
-from foretoken.core.adaptive.export import to_sglang_json
 from foretoken.core.errors import ConfigError
 from foretoken.observe.input_files import read_text
 from hypothesis import given
@@ -134,32 +133,8 @@ def test_initial_steps():
         resolve_initial_steps(config, 5)
 
 
-class TestExport:
-    def test_round_trip_is_keyed_by_batch_size_even_from_the_flat_form(self):
-        config = load_adaptive_config({"candidate_steps": [1, 5], "ema_alpha": 0.3})
-        text = to_sglang_json(config)
-        assert list(json.loads(text)) == ["1"]
-        again = load_adaptive_config(text)
-        assert again.slots == config.slots and again.notices == ()
-
-    def test_zero_steps_need_the_version_that_reads_them(self):
-        config = load_adaptive_config("with-zero")
-        for versions in (
-            {},
-            {"sglang_version": "0.6"},
-            {"sglang_version": "0.5.9", "zero_steps_since": "0.5.10"},
-        ):
-            with pytest.raises(ConfigError) as caught:
-                to_sglang_json(config, **versions)
-            keys = [problem.key for problem in caught.value.problems]
-            assert keys == ["8.candidate_steps", "32.candidate_steps", "64.candidate_steps"]
-        text = to_sglang_json(config, sglang_version="v0.5.10.post1", zero_steps_since="0.5.10")
-        assert load_adaptive_config(text).slots == config.slots
-        with pytest.raises(ConfigError, match="sglang_version"):
-            to_sglang_json(config, sglang_version="main", zero_steps_since="0.5.10")
-
-    def test_what_sglang_does_not_have_is_refused(self):
-        table = {"1": {"candidate_steps": [1], "min_dwell_batches": 50}}
-        with pytest.raises(ConfigError, match=r"1\.min_dwell_batches"):
-            to_sglang_json(load_adaptive_config(table))
-        assert "min_dwell_batches" not in to_sglang_json(load_adaptive_config("default"))
+def test_comments_are_passed_over_as_in_sglang_files():
+    table = {"_comment": "from a benchmark", "strategy": "ema", "1": {"candidate_steps": [1, 3], "_note": [1, 2]}}
+    assert load_adaptive_config(table).slots == load_adaptive_config({"1": {"candidate_steps": [1, 3]}}).slots
+    assert "expected 'ema'" in problems_of(table | {"strategy": "throughput_aware"})["strategy"]
+    assert "is not a known key" in problems_of({"1": {"candidate_steps": [1], "strategy": "ema"}})["1.strategy"]

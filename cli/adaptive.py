@@ -1,0 +1,124 @@
+"""`foretoken adaptive`: tables of steps in our format, in SGLang's and in vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+Out = Annotated[Path | None, typer.Option("--out", help="Write to this file instead of standard output.")]
+
+
+class _GroupWithKeys(TyperGroup):
+    """Adds the keys of a table to the group's help, when that is asked for."""
+
+    def get_help(self, ctx: typer.Context) -> str:
+        self.epilog = "\n\n".join(_keys())
+        return super().get_help(ctx)
+
+
+adaptive = typer.Typer(cls=_GroupWithKeys, no_args_is_help=True)
+
+
+@adaptive.callback()
+def tables() -> None:
+    """Show, export and import tables of adaptive steps.
+
+    A table is a JSON object. A key of digits is the smallest batch size of a range, with the range's keys below it; the keys beside the
+    ranges are defaults for all of them. See docs/adaptive.md.
+    """
+
+
+@adaptive.command()
+def show(
+    table: Annotated[
+        str, typer.Argument(help="A preset (default, with-zero, zero-to-seven) or a JSON file.")
+    ] = "default",
+) -> None:
+    """Print a table as it is understood: every key of every range.
+
+    foretoken adaptive show with-zero
+    """
+    import json
+    from dataclasses import asdict
+
+    from ..core.adaptive.config import load_adaptive_config
+    from ..observe.input_files import read_text
+
+    config = load_adaptive_config(table, read_file=read_text)
+    _print_notices(config.notices)
+    ranges = zip(config.bounds, config.slots, strict=True)
+    lines = [f'  "{bound}": {json.dumps(asdict(slot))}' for bound, slot in ranges]
+    typer.echo("{\n" + ",\n".join(lines) + "\n}")
+
+
+@adaptive.command("export")
+def export_(
+    table: Annotated[str, typer.Argument(help="A preset or a JSON file.")],
+    target: Annotated[
+        str, typer.Option("--for", metavar="SERVER", help="sglang-VERSION, such as sglang-0.5.23, or vllm.")
+    ],
+    max_batch_size: Annotated[int, typer.Option(min=1, help="vllm: where the last range ends (--max-num-seqs).")] = 512,
+    out: Out = None,
+) -> None:
+    """Write a table for another server; what that server does not have is refused.
+
+    SGLang takes the file by --speculative-adaptive-config. vLLM takes the two
+    keys in --speculative-config; its ranges have one number of steps each.
+
+        foretoken adaptive export with-zero --for sglang-0.5.23 --out steps.json
+    """
+    from ..core.adaptive.config import load_adaptive_config
+    from ..core.adaptive.interchange import export_table
+    from ..observe.input_files import read_text
+
+    config = load_adaptive_config(table, read_file=read_text)
+    _print_notices(config.notices)
+    _write(export_table(config, target, max_batch_size), out)
+
+
+@adaptive.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="SGLang's adaptive file, or the JSON of vLLM's --speculative-config.")],
+    out: Out = None,
+) -> None:
+    """Read a table of another server and write it in our format.
+
+    foretoken adaptive import speculative-config.json --out steps.json
+    foretoken simulate --set speculation.adaptive=steps.json
+    """
+    from ..core.adaptive.interchange import import_table, to_json
+    from ..observe.input_files import read_text
+
+    config = import_table(read_text(file), str(file))
+    _print_notices(config.notices)
+    _write(to_json(config), out)
+
+
+def _write(text: str, out: Path | None) -> None:
+    if out is None:
+        typer.echo(text)
+    else:
+        from .files import write_text
+
+        write_text(out, text + "\n", replace=True)
+
+
+def _print_notices(notices: Iterable[str]) -> None:
+    for notice in notices:
+        typer.echo(notice, err=True)
+
+
+def _keys() -> list[str]:
+    from dataclasses import fields
+
+    from ..core.adaptive.config import SlotConfig
+
+    lines = ["Keys of a range, with their defaults:"]
+    for key in fields(SlotConfig):
+        default = f" ({key.default})" if isinstance(key.default, int | float) else ""
+        lines.append(f"{key.name}{default}: {key.metadata['meaning']}")
+    return lines
