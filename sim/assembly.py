@@ -67,6 +67,12 @@ class Assembly:
             hidden = carried_hidden_size(hidden, heads)
         return AlgorithmShape(steps, self.spec.topk, hidden, heads, self.target.vocab)
 
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the prefix cache of an engine can hold at most; 0 without one."""
+        config = self.spec.config
+        return config.num_pages * config.page_size if config.prefix_cache else 0
+
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """(name, value, unit, source) of every number behind the run."""
         rows: list[tuple[str, float | str, str, str]] = [*self.cost.explain(), *self.host.explain()]

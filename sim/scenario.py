@@ -230,7 +230,9 @@ class Clients(Table):
 
 
 class RouterTable(Table):
-    policy: Policy = Field("least_loaded", description="replica of a request")
+    policy: Policy = Field(
+        "least_loaded", description="replica of a request: round_robin, least_loaded, prefix_aware, random"
+    )
     latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(50.0, description="from client to replica")
     bandwidth_gbps: Annotated[float, Field(ge=1e-3)] = Field(10.0, description="of that link, gigabits per second")
 

@@ -77,6 +77,7 @@ class EngineActor:
         self.handoff: HandoffPart | None = None  # set where prefill and decode are apart
         self.rounds = 0
         self.worked_until_ns = 0  # when the newest result, or its loss, was taken
+        self.on_first_token: Callable[[int, str], None] | None = None  # told with the replica's number and the request
         self.ran_ns = (0, 0)  # from and to when the device was at the newest step of one round
         self._on_finished = on_finished
         self._spans = spans
@@ -222,6 +223,9 @@ class EngineActor:
         self._flights.popleft()
         self.worked_until_ns = self.env.now
         outcome = self.engine.commit(self.hooks.after_run(result), self.hooks.stamp(self.env.now))
+        if self.on_first_token is not None:
+            for request_id in outcome.first_tokens:
+                self.on_first_token(self.replica, request_id)
         for finished in outcome.finished:
             self.report(finished)
         if self.handoff is not None:

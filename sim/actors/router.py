@@ -3,102 +3,166 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ...core.contract.request import Request
 from ...core.draws import Purpose, uniform
+from ...core.prompt import Prompt
 from .device import Truth
 from .engine import EngineActor
 from .link import Link
 
 BYTES_PER_TOKEN = 4
-AFFINITY_EXCESS = (
-    8  # prefix_aware: requests that a replica may have more than the least loaded before it is passed over
-)
-MAX_REMEMBERED_BLOCKS = 1 << 16  # prefix_aware: per replica; the oldest are forgotten first
+DECODING_TOKENS = 256  # prefix_aware: a request that decodes delays a prompt as about so many waiting prompt tokens do
 
 
 class SentBlocks:
-    """The prompt blocks that were sent to one replica lately, as a guess at its prefix cache."""
+    """The prompt blocks that were sent to one engine lately, as a guess at its prefix cache: at most `capacity` tokens of them."""
 
-    def __init__(self) -> None:
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._num_tokens = 0
+        self._blocks: OrderedDict[int, int] = OrderedDict()  # hash id -> tokens; the oldest first
 
-    def match(self, hash_ids: tuple[int, ...]) -> int:
-        """Return how many blocks at the front of a prompt were sent here."""
-        for count, block in enumerate(hash_ids):
-            if block not in self._blocks:
-                return count
-        return len(hash_ids)
+    def match(self, prompt: Prompt) -> int:
+        """Return how many tokens at the front of a prompt were sent here."""
+        matched = 0
+        for block, num_tokens in _blocks_of(prompt):
+            if self._blocks.get(block, 0) < num_tokens:
+                break
+            matched += num_tokens
+        return matched
 
-    def remember(self, hash_ids: tuple[int, ...]) -> None:
-        for block in hash_ids:
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > MAX_REMEMBERED_BLOCKS:
-            self._blocks.popitem(last=False)
+    def remember(self, prompt: Prompt) -> None:
+        """Take the blocks of a prompt; the front ones are forgotten last, as a cache evicts a prefix after what follows it."""
+        for block, num_tokens in reversed(list(_blocks_of(prompt))):
+            known = self._blocks.pop(block, 0)
+            self._blocks[block] = max(known, num_tokens)
+            self._num_tokens += self._blocks[block] - known
+        while self._num_tokens > self._capacity:
+            self._num_tokens -= self._blocks.popitem(last=False)[1]
+
+
+def _blocks_of(prompt: Prompt) -> Iterator[tuple[int, int]]:
+    """Yield (hash id, tokens) from the front."""
+    if prompt.segment_lens is not None:
+        yield from zip(prompt.hash_ids, prompt.segment_lens, strict=True)
+        return
+    left = prompt.length
+    for block in prompt.hash_ids:
+        yield block, min(prompt.block_size, left)
+        left -= prompt.block_size
 
 
 class Balancer:
-    """Chooses one of several engines for each request, and counts the requests of each.
+    """Chooses one of several engines for each request, and keeps the load of each.
 
-    Policies: `round_robin`; `least_loaded` by outstanding requests; `random`; `prefix_aware`: the engine that was sent the
-    longest prefix of the prompt, unless it is much busier than the least loaded one. `lane` keeps the draws of balancers apart.
+    Policies: `round_robin`; `least_loaded` by outstanding requests; `random`; `prefix_aware`: the engine where a prompt's prefill would be
+    done first: the prompt tokens that wait there, and those of this prompt that its cache lacks, as far as is known from what was sent.
+    Prompts of unknown content go to the least loaded engine then.
+
+    outstanding:    requests per engine that have not ended
+    waiting_tokens: their uncached prompt tokens, per engine, of those without a first token
+    num_blind:      requests that `prefix_aware` had to route without knowing their content
+
+    `cache_tokens`: tokens that an engine's prefix cache can hold. `lane` keeps the draws of balancers apart.
     """
 
-    def __init__(self, policy: str, num_engines: int, seed: int, lane: int = 0) -> None:
+    def __init__(self, policy: str, num_engines: int, seed: int, cache_tokens: int, lane: int = 0) -> None:
         self.policy = policy
         self.outstanding = [0] * num_engines
+        self.waiting_tokens = [0] * num_engines
+        self.num_blind = 0
         self._seed = seed
         self._lane = lane
         self._num_routed = 0
-        self._sent = [SentBlocks() for _ in range(num_engines)]
+        self._cache_tokens = cache_tokens
+        self._sent = [SentBlocks(cache_tokens) for _ in range(num_engines)]
+        self._waiting: dict[str, int] = {}  # request -> its tokens in `waiting_tokens`
 
     def assign(self, request: Request, among: Sequence[int]) -> int:
         """Choose the engine of a request among `among`, and count it there."""
-        chosen = among[0] if len(among) == 1 else self._choose(request, among)
+        if self.policy == "prefix_aware":
+            chosen = self._soonest(request, among)
+        else:
+            chosen = among[0] if len(among) == 1 else self._choose(among)
         self._num_routed += 1
         self.outstanding[chosen] += 1
         return chosen
 
-    def ended(self, engine: int) -> None:
+    def computed(self, engine: int, request_id: str) -> None:
+        """Take the news that a prompt has been computed: it waits no more."""
+        self.waiting_tokens[engine] -= self._waiting.pop(request_id, 0)
+
+    def ended(self, engine: int, request_id: str) -> None:
+        """Take the end of a request, however it ended."""
+        self.computed(engine, request_id)
         self.outstanding[engine] -= 1
 
-    def _choose(self, request: Request, among: Sequence[int]) -> int:
+    def notice(self, key: str) -> str | None:
+        """Return a sentence if the policy, which the key `key` set, could not do what it is for."""
+        if self.policy == "prefix_aware" and not self._cache_tokens:
+            return f"{key} prefix_aware has no prefix cache to look for (engine.prefix_cache is false): it went by waiting tokens alone"
+        if self.num_blind:
+            return (
+                f"{key} prefix_aware did not know the content of {self.num_blind:,} of {self._num_routed:,} prompts (it needs "
+                "workload.prefixes or a trace with hash_ids): they went where the fewest requests were"
+            )
+        return None
+
+    def _choose(self, among: Sequence[int]) -> int:
         if self.policy == "round_robin":
             return among[self._num_routed % len(among)]
         if self.policy == "random":
             coin = float(uniform(self._seed, Purpose.ROUTER, self._num_routed, 0, self._lane))
             return among[int(coin * len(among))]
-        least = min(among, key=lambda engine: (self.outstanding[engine], engine))
-        if self.policy == "prefix_aware" and request.prompt.hash_ids:
-            least = self._nearest(request.prompt.hash_ids, least, among)
-            self._sent[least].remember(request.prompt.hash_ids)
-        return least
+        return min(among, key=lambda engine: (self.outstanding[engine], engine))
 
-    def _nearest(self, hash_ids: tuple[int, ...], least: int, among: Sequence[int]) -> int:
-        """Return the engine with the longest known prefix among those that are not too busy; the least loaded of equals."""
-        most = self.outstanding[least] + AFFINITY_EXCESS
-        best, best_match = least, self._sent[least].match(hash_ids)
-        for engine in among:
-            if self.outstanding[engine] <= most and (match := self._sent[engine].match(hash_ids)) > best_match:
-                best, best_match = engine, match
-        return best
+    def _soonest(self, request: Request, among: Sequence[int]) -> int:
+        """Return the engine with the least to compute before this request's first token; of equals the one with fewer requests."""
+        prompt = request.prompt
+        if not prompt.hash_ids:
+            self.num_blind += 1
+            chosen, missing = min(among, key=lambda engine: (self.outstanding[engine], engine)), prompt.length
+        else:
+            missing_of = {engine: prompt.length - self._sent[engine].match(prompt) for engine in among}
+            chosen = min(
+                among, key=lambda engine: (self._delay(engine) + missing_of[engine], self.outstanding[engine], engine)
+            )
+            missing = missing_of[chosen]
+            self._sent[chosen].remember(prompt)
+        self._waiting[request.request_id] = missing
+        self.waiting_tokens[chosen] += missing
+        return chosen
+
+    def _delay(self, engine: int) -> int:
+        """Return what an engine has to do before it begins a new prompt, in prompt tokens."""
+        return self.waiting_tokens[engine] + DECODING_TOKENS * self.outstanding[engine]
 
 
 class ReplicaRouter:
     """Sends requests to replicas, and cancels after them."""
 
-    def __init__(self, policy: str, replicas: list[EngineActor], links: list[Link], seed: int) -> None:
+    def __init__(
+        self, policy: str, replicas: list[EngineActor], links: list[Link], seed: int, cache_tokens: int = 0
+    ) -> None:
         self.replicas = replicas
         self.links = links
-        self._balancer = Balancer(policy, len(replicas), seed)
+        self._balancer = Balancer(policy, len(replicas), seed, cache_tokens)
+        if policy == "prefix_aware":
+            for replica in replicas:
+                replica.on_first_token = self._balancer.computed
         self._home: dict[str, int] = {}
 
     @property
     def outstanding(self) -> list[int]:
         """Requests that each replica has."""
         return self._balancer.outstanding
+
+    @property
+    def balancers(self) -> dict[str, Balancer]:
+        """By the key of a scenario that sets their policy."""
+        return {"router.policy": self._balancer}
 
     def submit(self, request: Request, truth: Truth) -> int:
         """Send a request to its replica, which is returned."""
@@ -115,5 +179,5 @@ class ReplicaRouter:
             self.links[replica].send(0, self.replicas[replica].cancel, request_id)
 
     def ended(self, replica: int, request_id: str) -> None:
-        self._balancer.ended(replica)
+        self._balancer.ended(replica, request_id)
         del self._home[request_id]

@@ -51,8 +51,9 @@ class Cluster:
         self.timing = timing_of(scenario)
         self._on_finished = on_finished
         num_engines = assembly.pools.num_engines
-        self._prefill = Balancer(table.prefill_policy, num_engines, scenario.seed, 1)
-        self._decode = Balancer(table.decode_policy, num_engines, scenario.seed, 2)
+        tokens = assembly.cache_tokens
+        self._prefill = Balancer(table.prefill_policy, num_engines, scenario.seed, tokens, 1)
+        self._decode = Balancer(table.decode_policy, num_engines, scenario.seed, tokens, 2)
         self._routes: dict[str, _Route] = {}
         self.endpoints: list[HandoffEndpoint] = []
         self.roles = Roles(self, None if table.rebalance_s is None else round(table.rebalance_s * 1e9))
@@ -86,6 +87,11 @@ class Cluster:
     def outstanding(self) -> list[int]:
         """Per engine: requests that it computes, or will decode, or decodes."""
         return [p + d for p, d in zip(self._prefill.outstanding, self._decode.outstanding, strict=True)]
+
+    @property
+    def balancers(self) -> dict[str, Balancer]:
+        """By the key of a scenario that sets their policy."""
+        return {"disaggregation.prefill_policy": self._prefill, "disaggregation.decode_policy": self._decode}
 
     @property
     def request_ids(self) -> list[str]:
@@ -126,13 +132,13 @@ class Cluster:
             return
         if replica == route.prefill and route.is_computing:
             route.is_computing = False
-            self._prefill.ended(replica)
+            self._prefill.ended(replica, finished.request_id)
         if finished.reason is FinishReason.TRANSFERRED:
             return
         del self._routes[finished.request_id]
         if route.is_computing:
-            self._prefill.ended(route.prefill)
-        self._decode.ended(route.decode)
+            self._prefill.ended(route.prefill, finished.request_id)
+        self._decode.ended(route.decode, finished.request_id)
         self._on_finished(replica, finished)
 
     # -- engines ------------------------------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ def assert_drained(simulation: Simulation) -> None:
         assert endpoint.engine.is_idle and endpoint.side.is_idle and not endpoint.device.truths
         endpoint.engine.store.forget()
         assert endpoint.engine.store.allocator.num_held_slots == 0
-    assert simulation.router.outstanding == [0] * len(simulation.replicas)
+    for balancer in simulation.router.balancers.values():
+        assert balancer.outstanding == balancer.waiting_tokens == [0] * len(simulation.replicas)
 
 
 def replayed(path):

@@ -123,32 +123,6 @@ def test_a_faster_device_is_faster_and_more_replicas_shorten_queues():
     assert two["mean_e2el_ms"] < slow["mean_e2el_ms"]
 
 
-@pytest.mark.parametrize("policy", ["round_robin", "least_loaded", "prefix_aware", "random"])
-def test_routers_use_every_replica_and_lose_no_request(policy):
-    scenario = merged(
-        SMALL,
-        hardware={"replicas": 3},
-        router={"policy": policy},
-        workload={"prefixes": {"groups": 9, "length": 100, "zipf": 0.0}},
-    )
-    simulation, report, _ = simulate(scenario)
-    assert report.num_ended == 80 and simulation.router.outstanding == [0, 0, 0]
-    assert all(replica.rounds > 0 for replica in simulation.replicas)
-
-
-def test_prefix_aware_routing_finds_more_in_the_caches():
-    scenario = merged(
-        SMALL,
-        hardware={"replicas": 4},
-        workload={"num_requests": 200, "prefixes": {"groups": 40, "length": 150, "zipf": 0.0}},
-    )
-    hits = {
-        policy: simulate(merged(scenario, router={"policy": policy}))[2]["prefix_cache_hit_rate"]
-        for policy in ("round_robin", "prefix_aware")
-    }
-    assert hits["prefix_aware"] > hits["round_robin"] > 0
-
-
 def test_deadlines_cancel_and_everything_comes_back():
     scenario = merged(
         SMALL, workload={"rate": 200.0, "output": {"kind": "fixed", "value": 400}}, clients={"deadline_s": 1.0}

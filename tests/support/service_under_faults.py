@@ -107,8 +107,10 @@ def serve_disaggregated_swarm(seed: int) -> FaultReport:
 
 
 def _kept(seed: int, scenario: dict, plan: FaultPlan, **options) -> FaultReport:
-    _, report = serve(scenario, plan, **options)
+    simulation, report = serve(scenario, plan, **options)
     assert report.kept, f"seed {seed}:\n" + "\n".join(map(str, report.broken))
+    loads = [(key, b.outstanding, b.waiting_tokens) for key, b in simulation.router.balancers.items()]
+    assert not any(sum(map(abs, load)) for _, *both in loads for load in both), f"seed {seed}: {loads}"
     return report
 
 
