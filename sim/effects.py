@@ -125,7 +125,11 @@ def _content_is_unknown(run: Assembly) -> str | None:
 
 
 def _not_prefix_aware(run: Assembly, policy: str) -> str | None:
-    if policy != "prefix_aware" or contents_are_known(run.scenario):
+    if policy != "prefix_aware":
+        return None
+    if not run.scenario.engine.prefix_cache:
+        return "there is no prefix cache to look for (engine.prefix_cache is false), so only the tokens that wait are weighed"
+    if contents_are_known(run.scenario):
         return None
     return "prompts without block hashes (workload.prefixes, hash_ids of the trace) go to the least loaded engine"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -163,14 +163,8 @@ class Simulation:
             self.faults.finish(complete) if self.faults is not None else None,
             self.cluster.report(self._duration_ns(complete)) if self.cluster is not None else None,
             asked_lengths(self.workload),
-            (*self.notices, *self._routing_notices()),
+            self.notices,
         )
-
-    def _routing_notices(self) -> Iterator[str]:
-        for key, balancer in self.router.balancers.items():
-            notice = balancer.notice(key)
-            if notice is not None:
-                yield notice
 
     def _duration_ns(self, complete: bool) -> int:
         """Return the time of the last request, result or page. Timers that find nothing to do are no part of the run: those of

@@ -63,7 +63,6 @@ class Balancer:
 
     outstanding:    requests per engine that have not ended
     waiting_tokens: their uncached prompt tokens, per engine, of those without a first token
-    num_blind:      requests that `prefix_aware` had to route without knowing their content
 
     `cache_tokens`: tokens that an engine's prefix cache can hold. `lane` keeps the draws of balancers apart.
     """
@@ -72,11 +71,9 @@ class Balancer:
         self.policy = policy
         self.outstanding = [0] * num_engines
         self.waiting_tokens = [0] * num_engines
-        self.num_blind = 0
         self._seed = seed
         self._lane = lane
         self._num_routed = 0
-        self._cache_tokens = cache_tokens
         self._sent = [SentBlocks(cache_tokens) for _ in range(num_engines)]
         self._waiting: dict[str, int] = {}  # request -> its tokens in `waiting_tokens`
 
@@ -99,17 +96,6 @@ class Balancer:
         self.computed(engine, request_id)
         self.outstanding[engine] -= 1
 
-    def notice(self, key: str) -> str | None:
-        """Return a sentence if the policy, which the key `key` set, could not do what it is for."""
-        if self.policy == "prefix_aware" and not self._cache_tokens:
-            return f"{key} prefix_aware has no prefix cache to look for (engine.prefix_cache is false): it went by waiting tokens alone"
-        if self.num_blind:
-            return (
-                f"{key} prefix_aware did not know the content of {self.num_blind:,} of {self._num_routed:,} prompts (it needs "
-                "workload.prefixes or a trace with hash_ids): they went where the fewest requests were"
-            )
-        return None
-
     def _choose(self, among: Sequence[int]) -> int:
         if self.policy == "round_robin":
             return among[self._num_routed % len(among)]
@@ -122,7 +108,6 @@ class Balancer:
         """Return the engine with the least to compute before this request's first token; of equals the one with fewer requests."""
         prompt = request.prompt
         if not prompt.hash_ids:
-            self.num_blind += 1
             chosen, missing = min(among, key=lambda engine: (self.outstanding[engine], engine)), prompt.length
         else:
             missing_of = {engine: prompt.length - self._sent[engine].match(prompt) for engine in among}

@@ -84,15 +84,19 @@ class TestPrefixAware:
         assert ttft["prefix_aware"] < 0.85 * ttft["least_loaded"]
 
     def test_it_says_where_it_cannot_work(self):
-        few = {"num_requests": 20, "prefixes": None}
-        (notice,) = served(workload=few, router={"policy": "prefix_aware"}).report.notices
-        assert "router.policy prefix_aware did not know the content of 20 of 20 prompts" in notice
-        few = {"num_requests": 20}
-        (notice,) = served(
-            workload=few, router={"policy": "prefix_aware"}, engine={"prefix_cache": False}
-        ).report.notices
-        assert "engine.prefix_cache is false" in notice
-        assert served(workload=few, router={"policy": "prefix_aware"}).report.notices == ()
+        def notices(**tables: dict) -> list[str]:
+            scenario = {name: SERVICE[name] | tables.get(name, {}) for name in SERVICE} | {
+                "router": {"policy": "prefix_aware"}
+            }
+            scenario["workload"] |= {"num_requests": 20}
+            told = foretoken.simulate(scenario).summary["notices"]
+            return [notice for notice in told if "prefix_aware" in notice]
+
+        (notice,) = notices(workload={"prefixes": None})
+        assert "prompts without block hashes" in notice
+        (notice,) = notices(engine={"prefix_cache": False})
+        assert "no prefix cache" in notice
+        assert notices() == []
 
 
 @pytest.mark.parametrize("policy", POLICIES)
