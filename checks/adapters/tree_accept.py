@@ -15,12 +15,22 @@ from ...core.tree.build import (
     build_chain,
     build_proposed_tree,
     build_tree,
+    expand_topk,
+    first_candidates,
     replace_invalid_tokens,
 )
 from ...core.tree.finalize import Finalized, finalize
 from ...core.tree.outputs import NodeOutputs
-from ...core.tree.verify import Coins, Verified, argmax_tokens, verify_greedy, verify_sampling
-from ...properties.accept.contract import AcceptCapabilities, AcceptConfig, Batch, capacity
+from ...core.tree.verify import (
+    Coins,
+    Verified,
+    argmax_tokens,
+    draw_coins,
+    target_distribution,
+    verify_greedy,
+    verify_sampling,
+)
+from ...properties.accept.contract import AcceptCapabilities, AcceptConfig, Batch, DraftModel, capacity
 
 
 @dataclass(slots=True)
@@ -45,6 +55,10 @@ class TreeAccept:
         outputs=True,
         kv=True,
         plan=True,
+        links=True,
+        beams=True,
+        parameters=True,
+        keyed_coins=True,
     )
 
     def __init__(self, config: AcceptConfig) -> None:
@@ -72,6 +86,30 @@ class TreeAccept:
 
     def tree(self, round: TreeRound) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return round.tree.tokens, round.tree.parents.ravel(), round.tree.positions
+
+    def links(self, round: TreeRound) -> tuple[np.ndarray, ...]:
+        tree = round.tree
+        links = tree.retrieve_next_token.ravel(), tree.retrieve_next_sibling.ravel()
+        return *links, tree.ancestor_mask.astype(np.int8).ravel(), tree.num_nodes
+
+    def draft(self, batch: Batch, model: DraftModel) -> TreeRound:
+        steps, _, nodes = self.shape
+        tokens, shares = model(0, batch.roots[:, None], np.zeros((len(batch.roots), 1), np.int64))
+        level, beam = first_candidates(tokens[:, 0], shares[:, 0], self.vocab_size)
+        levels = [level]
+        for step in range(1, steps):
+            level, beam = expand_topk(beam, *model(step, beam.tokens, beam.sources), self.vocab_size)
+            levels.append(level)
+        return TreeRound(build_tree(batch.roots, levels, batch.seq_lens, nodes, batch.max_position), batch.windows)
+
+    def distribution(
+        self, logits: np.ndarray, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray
+    ) -> np.ndarray:
+        return target_distribution(logits, temperature, top_p, top_k)
+
+    def coins(self, seed: int, requests: np.ndarray, seq_lens: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        coins = draw_coins(seed, requests, seq_lens, width)
+        return coins.accept, coins.bonus
 
     def verify_greedy(self, round: TreeRound, logits: np.ndarray) -> tuple[np.ndarray, ...]:
         return self.verdict(round, verify_greedy(round.tree, argmax_tokens(logits)))

@@ -282,6 +282,74 @@ class BreaksTiesByHistory(TreeAccept):
         return super().launch(batch._replace(scores=batch.scores * np.float32(1) + np.float32(1e-6) * order))
 
 
+class KeepsTheUnlikely(TreeAccept):
+    """The order of the candidates is turned around: the least likely become nodes."""
+
+    def launch(self, batch):
+        return super().launch(batch._replace(scores=1 - batch.scores))
+
+
+class HidesTheRoot(TreeAccept):
+    """The mask climbs one level too few: the deepest nodes do not see the root."""
+
+    def links(self, round):
+        first, sibling, seen, counts = super().links(round)
+        nodes = round.tree.num_draft_tokens
+        seen = seen.reshape(-1, nodes, nodes).copy()
+        seen[:, :, 0] &= seen.sum(axis=2) < round.tree.width
+        return first, sibling, seen.ravel(), counts
+
+
+class WalksTheSiblingsInACircle(TreeAccept):
+    """The last child of a node points at the first again."""
+
+    def links(self, round):
+        first, sibling, *rest = super().links(round)
+        parents, numbers = round.tree.parents, np.arange(round.tree.num_draft_tokens)
+        eldest = first.reshape(parents.shape)[np.arange(len(parents))[:, None], np.maximum(parents, 0)]
+        is_last = (sibling.reshape(parents.shape) < 0) & (parents >= 0) & (eldest < numbers)
+        return first, np.where(is_last, eldest, sibling.reshape(parents.shape)).ravel(), *rest
+
+
+class FollowsTheUnlikely(TreeAccept):
+    """A beam has the least likely candidates of its step."""
+
+    def draft(self, batch, model):
+        def turned(step, tokens, sources):
+            ids, shares = model(step, tokens, sources)
+            return ids[..., ::-1], 1 - shares[..., ::-1]
+
+        return super().draft(batch, turned)
+
+
+class LeavesOutTheTokenThatReachesP(TreeAccept):
+    """The token with which the mass reaches p is cut off."""
+
+    def distribution(self, logits, temperature, top_k, top_p):
+        probs = super().distribution(logits, temperature, top_k, top_p)
+        for row, p in zip(probs, top_p, strict=True):
+            kept = np.flatnonzero(row > 0)
+            if p < 1 and len(kept) > 1:
+                row[kept[row[kept].argmin()]] = 0
+                row /= row.sum()
+        return probs
+
+
+class TossesTheSameCoinsEveryRound(TreeAccept):
+    """The position is left out of a coin's key."""
+
+    def coins(self, seed, requests, seq_lens, width):
+        return super().coins(seed, requests, 0 * seq_lens, width)
+
+
+class SharesACoin(TreeAccept):
+    """One coin per position decides both about the draft and about the token in its place."""
+
+    def coins(self, seed, requests, seq_lens, width):
+        accept, _ = super().coins(seed, requests, seq_lens, width)
+        return accept, accept
+
+
 def verified_as(accept_index: np.ndarray, predict: np.ndarray) -> Verified:
     """A verdict with this path and these predictions, the rest as it follows from them."""
     lens = (accept_index >= 0).sum(axis=1, dtype=np.int32)

@@ -80,6 +80,15 @@ class AcceptCapabilities(Capabilities):
     in_order: bool = False
     """The copies of `moves` are made one after the other; without it all are read before the first is written"""
 
+    links: bool = False
+    """`links(round)`: what each node sees, and where a walk goes on"""
+    beams: bool = False
+    """`draft(batch, model)`: the component drafts itself, by beam search"""
+    parameters: bool = False
+    """`distribution(…)`: temperature, top-k and top-p"""
+    keyed_coins: bool = False
+    """`coins(…)`: coins that are functions of their keys"""
+
     FOUNDATIONS: ClassVar = {"plan": ("kv",), "in_order": ("plan",), "draft_probabilities": ("sampling",)}
 
 
@@ -98,6 +107,16 @@ class Batch(NamedTuple):
     tokens: np.ndarray  # int64 [bs, n]
     scores: np.ndarray  # float32 [bs, n]; cumulative draft probabilities
     parents: np.ndarray  # int64 [bs, n]
+
+
+class DraftModel(Protocol):
+    """The suite's draft, which `draft` asks once per step."""
+
+    def __call__(self, step: int, tokens: np.ndarray, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the k best tokens after each beam node and their probabilities, best first: int64 and float32 [bs, n, k].
+
+        `tokens` int [bs, n]: the beam, `sources` int [bs, n]: which node of the beam before each of them follows. In step 0 the beam is
+        the roots, n = 1; later it is the k best of the step before by cumulative probability, n = k."""
 
 
 Verdict = Sequence[Sequence[int]]
@@ -156,6 +175,26 @@ class Accept(Protocol):
     def moves(self, round: object) -> Sequence[Sequence[int]]:
         """Return (sources, targets): the slots that `move` reads and writes."""
 
+    def links(self, round: object) -> Sequence[Sequence[int]]:
+        """Return (first children [bs · nd], next siblings [bs · nd], seen [bs · nd · nd], nodes [bs]): node numbers inside the row, −1 for
+        none; 1 where node i attends to node j; how many nodes are there. Siblings follow each other by their numbers."""
+
+    def draft(self, batch: Batch, model: DraftModel) -> object:
+        """Draft below the roots by the shape in force, and start the round of the best nodes. `batch` has no candidates."""
+
+    def distribution(
+        self, logits: np.ndarray, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray
+    ) -> np.ndarray:
+        """Return what is sampled from, float64 [n, V], for logits float64 [n, V] and parameters [n].
+
+        Temperature 0 is the lowest id of the greatest logit. Then the k greatest stay (0: all; among equals the lowest ids), then the
+        fewest greatest whose mass reaches p (1: all). Logits with NaN or +inf, or without a finite one, give NaN everywhere."""
+
+    def coins(self, seed: int, requests: np.ndarray, seq_lens: np.ndarray, width: int) -> Sequence[np.ndarray]:
+        """Return (accept, bonus) coins float64 [bs, width] in [0, 1) for requests uint64 [bs] whose roots are at seq_lens int64 [bs].
+
+        Column d is position seq_len + d. A coin is a function of seed, request, position and use, and is used by no other."""
+
 
 METHODS: dict[str, tuple[str, ...]] = {
     "": ("configure", "launch", "tree", "verify_greedy"),
@@ -166,6 +205,10 @@ METHODS: dict[str, tuple[str, ...]] = {
     "outputs": ("compact",),
     "kv": ("move",),
     "plan": ("moves",),
+    "links": ("links",),
+    "beams": ("draft",),
+    "parameters": ("distribution",),
+    "keyed_coins": ("coins",),
 }
 """Capability -> the methods that it promises; "" is what every component has."""
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...core.draws import Purpose, hash64
 from .contract import MAX_NODES, AcceptCapabilities, AcceptConfig, Batch
+from .expected import Coins, Drafter
 
 LAYERS = 4  # keys and values of two layers
 _MASK = (1 << 62) - 1
@@ -196,6 +197,12 @@ class Moment:
     failing: list[list[bool]] | None = None  # [bs][nd]; whether the target gives no numbers
     shares: Shares | None = None
     wrong_kv: tuple[int, int, int] | None = None  # (row, position, layer)
+    links: tuple[tuple[int, ...], ...] | None = None  # what the component says of a round's nodes
+    drafted: tuple[int, int, int] | None = None  # the shape of a round that the component drafted itself
+    drafter: Drafter | None = None  # the draft model that it asked
+    parameters: list[tuple[float, int, float]] | None = None  # per row: temperature, top-k, top-p
+    filtered: tuple[np.ndarray, np.ndarray] | None = None  # logits, and the probabilities that they became
+    coins: Coins | None = None
 
     def live(self) -> range:
         """Return the numbers of the round's live rows, none if the answer is unusable."""

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from ..harness.operation import Handles, Operation, operation
-from ..harness.trial import Trial
-from . import inputs, shares
+from . import inputs
 from .contract import MAX_NODES, METHODS, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
 from .model import AcceptModel, Answer, Moment, Round, depths_of
+from .values import SEEDS, Values
 
 ROUNDS = Handles("abc")
 CHAINS = ((1, 1, 2), (0, 1, 1), (2, 1, 3), (3, 1, 4), (5, 1, 6), (8, 1, 9))
@@ -21,7 +21,6 @@ TREES = (
     *((0, 2, 1), (1, 2, 2), (3, 8, 33), (8, 4, 64), (1, 16, 17), (2, 16, 40)),
 )
 ROWS = ((0,), (0,), (1,), (2,), (3,), (0, 1), (1, 0), (0, 2), (2, 1, 0), (0, 1, 2, 3), (0, 1, 2, 3), ())
-SEEDS = tuple(range(24))
 TARGETS = {"round": ROUNDS, "target": SEEDS, "agreement": (3, 2, 4, 1, 0)}
 
 
@@ -63,7 +62,7 @@ def _is_drafted_chain(t: AcceptTrial, round: str) -> bool:
     return round in t.rounds and not t.rounds[round].is_proposed and t.rounds[round].shape[1] == 1
 
 
-class AcceptTrial(Trial):
+class AcceptTrial(Values):
     """`subject` under operations. Paths are followed as far as they make sense; where they do not, the request is replaced."""
 
     contract = "accept"
@@ -156,6 +155,12 @@ class AcceptTrial(Trial):
         round = self._look_at(batch, handle, rows, garbage, is_proposed)
         self.rounds[name] = self.moment.round = round
         self.transcript.append((round.tokens, round.parents, round.positions))
+        if self.capabilities.links:
+            parts = self._flat(self.must(self.subject.links, handle), "links()", 4)
+            sizes = [num_rows * nodes, num_rows * nodes, num_rows * nodes * nodes, num_rows]
+            if [len(part) for part in parts] != sizes:
+                raise self.misbehaviour("TYPE", f"links() has {[len(part) for part in parts]} entries", f"{sizes}")
+            self.moment.links = tuple(parts)
 
     def _look_at(
         self, batch: Batch, handle: object, rows: tuple[int, ...] = (), garbage: str = "", is_proposed: bool = False
@@ -294,48 +299,6 @@ class AcceptTrial(Trial):
                 raise self.misbehaviour("TYPE", f"{len(sources)} sources for {len(targets)} targets", "one for each")
             answer.moves = sources, targets
             self.transcript.append(answer.moves)
-
-    # -- the distribution -----------------------------------------------------------------------------------------
-
-    @operation(
-        needs="sampling",
-        weight=1,
-        when=lambda t, target, topk: _is_shape(t, (2, topk, 1 + 2 * topk)),
-        target=SEEDS,
-        topk=lambda c, has: (1, 2, 3) if has.trees else (1,),
-    )
-    def distribution(self, target: int, topk: int) -> None:
-        """Verify many equal rows under coins that cover the unit square evenly: what is emitted must have the target's distribution."""
-        shape = (2, topk, 1 + 2 * topk)
-        round = self._launch_once(shape, shares.equal_rows(self.config, shape, target, inputs.GRID))
-        row = [np.array(rows[:1], np.int64) for rows in (round.tokens, round.parents)]
-        probs = inputs.probabilities(*row, self.config.vocab_size, target, 2)
-        self._measure(round, np.full(inputs.GRID, 1 / inputs.GRID), probs)
-
-    @operation(needs="draft_probabilities", weight=1, target=SEEDS)
-    def distribution_drafted(self, target: int) -> None:
-        """Do the same with drafts from a known distribution, each as often as it is drawn."""
-        batch, probs, drafts, weights = shares.drafted_rows(self.config, target)
-        self._measure(self._launch_once((1, 1, 2), batch), weights, probs, drafts)
-
-    def _launch_once(self, shape: tuple[int, int, int], batch: Batch) -> Round:
-        """Launch a round of another shape; the one in force comes back at once."""
-        self.must(self.subject.configure, *shape)
-        handle = self.must(self.subject.launch, batch)
-        self.must(self.subject.configure, *self.shape)
-        return self._look_at(batch, handle)
-
-    def _measure(self, round: Round, weights: np.ndarray, *probs: np.ndarray) -> None:
-        """Verify by the target's probabilities of a row's nodes, and by the draft's if they are given, which are those of all rows.
-
-        The shares are counted if every row is a path; what is wrong with others is found where rows have KV."""
-        many = [np.tile(array, (round.num_rows, 1)) for array in probs]
-        coins = [np.tile(coin, (round.num_rows // inputs.GRID, 1)) for coin in inputs.grid(round.num_coins)]
-        method = self.subject.verify_sampling if len(probs) == 1 else self.subject.verify_drafted
-        verdict = self._flat(self.must(method, round.handle, *many, *coins), "the verdict", 4)
-        answer = Answer(*verdict).read(round)
-        if answer.is_formed and len(answer.walks) == round.num_rows:
-            self.moment.shares = shares.shares_of(answer, weights, round.tokens[0], round.parents[0], probs[0])
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""ACCEPT-06 and ACCEPT-16: where KV and outputs stand after the accepted path was moved to the front.
+"""ACCEPT-06 and ACCEPT-16: where KV and outputs stand after the accepted path was moved to the front. ACCEPT-19 … 23: which nodes a tree
+has and what they see, what is sampled from, and with which coins.
 
 A checker gets a `Moment` (`accept/model.py`) and looks at it alone.
 """
@@ -7,8 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..accept.expected import distribution, kept_scores, links_of, node_paths
+from ..accept.inputs import GARBAGE_IDS
 from ..accept.model import LAYERS, Moment
-from .accept import CONTRACT, FINISHES
+from .accept import CONTRACT, FINISHES, LAUNCHES
 from .registry import Finding, Outcome, checks
 
 _NOT_OWNED = "no row of the round owned it when it was launched"
@@ -175,3 +178,127 @@ def _content(m: Moment, slot: int, layer: int) -> str:
     if value < 0:
         return f"what was in slot {-value // LAYERS - 1}, which was never written"
     return "the KV of another request, or of a node that was not accepted"
+
+
+# -- trees ------------------------------------------------------------------------------------------------------------
+
+
+@checks("ACCEPT-19", CONTRACT, on=("launch", "launch-garbage"))
+def the_best_candidates_are_kept(m: Moment) -> Outcome:
+    round, found = m.round, None
+    for number, row in enumerate(round.rows if round.garbage not in GARBAGE_IDS else ()):
+        both = kept_scores(round.batch, number, round.tokens[number], round.parents[number])
+        if both is None:
+            continue
+        found, (kept, best) = True, both
+        wrong = next((at for at, pair in enumerate(zip(kept, best, strict=True)) if pair[0] != pair[1]), None)
+        if wrong is not None:
+            return Finding(
+                f"the tree of row {row} has nodes of the scores {_rounded(kept)}",
+                f"{_rounded(best)}: the best of {round.batch.scores.shape[1]} candidates",
+                "the target verifies drafts that are less likely than others that it could",
+            )
+    return found
+
+
+def _rounded(scores: list[float]) -> str:
+    return ", ".join(f"{score:.3g}" for score in scores[:12]) + (", …" if len(scores) > 12 else "")
+
+
+@checks("ACCEPT-20", CONTRACT, "links", on=LAUNCHES)
+def nodes_see_their_ancestors(m: Moment) -> Outcome:
+    if m.links is None:
+        return None
+    round, nodes = m.round, m.round.nodes
+    first, sibling, seen, counts = m.links
+    for number, row in enumerate(round.rows):
+        parents, depths = round.parents[number], round.depths[number]
+        should_first, should_sibling, should_see = links_of(parents)
+        there = [node for node in range(nodes) if depths[node] >= 0]
+        if counts[number] != len(there):
+            return Finding(
+                f"row {row} has {counts[number]} nodes", f"{len(there)}", "one of them would not be verified"
+            )
+        for node in there:
+            at = number * nodes + node
+            sees = [other for other in range(nodes) if seen[at * nodes + other]]
+            ancestors = [other for other in range(nodes) if should_see[node][other]]
+            if sees != ancestors:
+                was = f"node {node} of row {row} attends to {sees}"
+                return Finding(
+                    was, f"{ancestors}, with parents {parents}", "its KV and logits are those of another text"
+                )
+            if (first[at], sibling[at]) != (should_first[node], should_sibling[node]):
+                was = f"after node {node} of row {row} a walk finds the child {first[at]} and the sibling {sibling[at]}"
+                should = f"{should_first[node]} and {should_sibling[node]}, with parents {parents}"
+                return Finding(was, should, "a draft that is right is never looked at, or looked at twice")
+    return True if round.rows else None
+
+
+@checks("ACCEPT-21", CONTRACT, "beams", on=("draft",))
+def drafts_follow_the_best(m: Moment) -> Outcome:
+    if m.drafter is None or m.round is None:
+        return None
+    steps, topk, nodes = m.drafted
+    why = "the draft's own choice is lost, and the target accepts fewer tokens"
+    if m.drafter.strange:
+        return Finding(
+            m.drafter.strange, "a token that was drafted there", "KV and hidden states of another path follow it"
+        )
+    if len(m.drafter.levels) != steps:
+        return Finding(f"the draft was asked {len(m.drafter.levels)} times", f"{steps}, once per step", why)
+    for row, (tokens, parents) in enumerate(zip(m.round.tokens, m.round.parents, strict=True)):
+        found = node_paths(tokens, parents)[1:]
+        best = m.drafter.best(row, steps, nodes)
+        if len(found) != nodes - 1 or set(found) != best:
+            strange = sorted(set(found) - best, key=str)[:3]
+            was = f"row {row} drafts {strange} in {steps} steps of {topk}, among {nodes - 1} nodes"
+            return Finding(was, f"{sorted(best - set(found), key=str)[:3]}, which are likelier", why)
+    return True
+
+
+# -- what is sampled from, and with what ------------------------------------------------------------------------------
+
+
+@checks("ACCEPT-22", CONTRACT, "parameters", on=("filter",))
+def parameters_shape_the_distribution(m: Moment) -> Outcome:
+    if m.filtered is None:
+        return None
+    for logits, probs, (temperature, top_k, top_p) in zip(
+        *map(np.ndarray.tolist, m.filtered), m.parameters, strict=True
+    ):
+        should = distribution(logits, temperature, top_k, top_p)
+        if should is None or np.allclose(probs, should, rtol=0, atol=1e-9, equal_nan=True):
+            continue
+        was = f"logits {logits} at temperature {temperature}, top_k {top_k}, top_p {top_p} give {_rounded(probs)}"
+        return Finding(
+            was, _rounded(should), "tokens are drawn that were excluded, or never drawn though they are allowed"
+        )
+    return True
+
+
+@checks("ACCEPT-23", CONTRACT, "keyed_coins", on=("coins",))
+def coins_are_keyed(m: Moment) -> Outcome:
+    if m.coins is None:
+        return None
+    owners: dict[float, tuple[int, int, int, str]] = {}
+    for key, given in m.coins.given.items():
+        if len(set(given)) > 1:
+            return Finding(f"{_coin(key)} is {given}", "one number", "the same position would be decided anew")
+        if not 0 <= given[0] < 1:
+            return Finding(
+                f"{_coin(key)} is {given[0]}", "a number in [0, 1)", "it decides nothing, or always the same"
+            )
+        other = owners.setdefault(given[0], key)
+        if other != key:
+            was = f"{_coin(key)} is {_coin(other)}"
+            return Finding(was, "a coin of its own", "what it decides was decided by it before")
+    uneven = m.coins.uneven()
+    return (
+        Finding(uneven, "even and independent coins", "speculation would change the distribution") if uneven else True
+    )
+
+
+def _coin(key: tuple[int, int, int, str]) -> str:
+    seed, request, position, use = key
+    return f"the {use} coin of request {request} at position {position} with seed {seed}"

@@ -188,6 +188,29 @@ CATALOGUE: dict[str, tuple[tuple[str, str, str], ...]] = {
             "configuration has changed since",
             "E",
         ),
+        (
+            "ACCEPT-19",
+            "a verify tree has the nd - 1 candidates of greatest cumulative score; no child counts as better than its parent",
+            "E",
+        ),
+        ("ACCEPT-20", "a node attends to itself and its ancestors alone; a walk finds each child once, in order", "E"),
+        (
+            "ACCEPT-21",
+            "a draft follows the k best of each step by cumulative probability, each behind its own path",
+            "E",
+        ),
+        (
+            "ACCEPT-22",
+            "sampling parameters: temperature, then the k greatest, then the fewest greatest whose mass reaches p, "
+            "normalised",
+            "E",
+        ),
+        (
+            "ACCEPT-23",
+            "a coin is a function of (seed, request, position, use): the same whenever it is asked for, even, and no two "
+            "keys share one",
+            "E",
+        ),
     ),
     "Adaptive step controller": (
         (

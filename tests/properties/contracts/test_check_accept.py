@@ -8,7 +8,8 @@ from foretoken.checks.adapters import tree_accept
 from foretoken.checks.registry import SUBJECTS
 from foretoken.core.errors import ConfigError
 from foretoken.properties.accept import inputs, plain
-from foretoken.properties.accept.contract import AcceptCapabilities, AcceptConfig, capacity
+from foretoken.properties.accept.contract import AcceptCapabilities, AcceptConfig, Batch, capacity
+from foretoken.properties.accept.expected import Coins, Drafter, distribution, kept_scores, links_of
 from foretoken.properties.accept.model import LAYERS, AcceptModel, code_of
 from foretoken.properties.conformance import AcceptConformance, check, check_accept
 from foretoken.properties.harness.importing import NotInstalled, load_make
@@ -41,6 +42,64 @@ def test_the_contract_checks_what_it_says():
     report = check(ACCEPT, plain.make, budget=800, seed=2)
     assert report.ok and not report.skipped, "the plain one has every capability"
     assert list(report.evaluations) == [item.id for item in of_contract("accept")]
+
+
+# -- what must be -----------------------------------------------------------------------------------------------------
+
+
+def _batch(tokens, scores, parents) -> Batch:
+    rows = (np.array([tokens]), np.array([scores], np.float32), np.array([parents]))
+    return Batch(np.array([0]), np.array([1]), 9, np.zeros((1, 3), np.int64), *rows)
+
+
+def test_the_best_candidates_are_known():
+    batch = _batch([1, 2, 3, 4], [0.5, 0.25, 0.375, 0.75], [-1, -1, 0, 1])
+    assert kept_scores(batch, 0, [0, 1, 3], [-1, 0, 1]) == ([0.5, 0.375], [0.5, 0.375])
+    kept, best = kept_scores(batch, 0, [0, 2, 4], [-1, 0, 1])
+    assert (kept, best) == ([0.25, 0.25], [0.5, 0.375]), "no child counts as better than its parent"
+    assert kept_scores(batch, 0, [0, 9], [-1, 0]) is None, "token 9 is no candidate"
+
+
+def test_links_of_a_small_tree():
+    first, sibling, seen = links_of([-1, 0, 0, 1, 0, -1])
+    assert first == [1, 3, -1, -1, -1, -1] and sibling == [-1, 2, 4, -1, -1, -1]
+    assert seen[3] == [1, 1, 0, 1, 0, 0] and seen[4] == [1, 0, 0, 0, 1, 0]
+
+
+def test_a_beam_search_over_the_draft():
+    drafter = Drafter.of(3, 8, 2, 1)
+    best = drafter.best(0, 2, 4)
+    assert len(best) == 3 and {path[:-1] for path in best} <= best | {()}, "closed under parents"
+    ids, shares = drafter.answer(0, np.array([[5]]), np.array([[0]]))
+    assert ids.shape == (1, 1, 2) and shares[0, 0, 0] > shares[0, 0, 1]
+    drafter.answer(1, ids[:, 0], np.array([[0, 0]]))
+    assert not drafter.strange and drafter.levels[1] == [[(int(token),) for token in ids[0, 0]]]
+    drafter.answer(2, np.array([[99, 99]]), np.array([[0, 1]]))
+    assert "step 2 of row 0 goes on from token 99" in drafter.strange
+
+
+def test_parameters_by_hand():
+    logits = np.log([0.5, 0.25, 0.125, 0.125]).tolist()
+    assert distribution(logits, 1.0, 0, 0.6) == pytest.approx([2 / 3, 1 / 3, 0, 0]), "the second one reaches 0.6"
+    assert distribution(logits, 1.0, 3, 1.0) == pytest.approx([4 / 7, 2 / 7, 1 / 7, 0]), "the lower id of equals stays"
+    assert distribution(logits, 0.0, 0, 0.1) == [1, 0, 0, 0]
+    assert distribution(logits, 1.0, 0, 0.5) is None, "rounding would decide"
+    assert np.isnan(distribution([0.0, float("nan")], 1.0, 0, 1.0)).all()
+
+
+def test_coins_that_are_none():
+    good = np.random.default_rng(1).random((2, 40, 30))
+    coins = Coins()
+    coins.note(0, np.arange(40), np.zeros(40, int), good)
+    assert not coins.uneven()
+    for parts, words in (
+        ((good[0] / 2, good[1]), "accept coins fall"),
+        ((good[0], 1 - good[0]), "the bonus coin have a correlation of -1.00"),
+        ((np.sort(good[0], axis=1), good[1]), "next position"),
+    ):
+        coins = Coins()
+        coins.note(0, np.arange(40), np.zeros(40, int), parts)
+        assert words in coins.uneven()
 
 
 class Chains:
