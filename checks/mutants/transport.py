@@ -268,7 +268,7 @@ _DEFECTS = (
     (of_prefill(NeedsNoFence), NeedsNoFence, ("HANDOFF-02",)),
     (of_prefill(WaitsForEver), WaitsForEver, ("HANDOFF-03",)),
     (of_prefill(BelievesAnyAttempt), BelievesAnyAttempt, ("HANDOFF-04",)),
-    (of_prefill(KeepsTheRequest), KeepsTheRequest, ("HANDOFF-08",)),
+    (of_prefill(KeepsTheRequest), KeepsTheRequest, ("HANDOFF-08", "HANDOFF-03")),
     (of_prefill(CountsNoCancelled), CountsNoCancelled, ("HANDOFF-05",)),
     (of_prefill(OldGenerations), OldGenerations, ("HANDOFF-04", "HANDOFF-01", "HANDOFF-02")),
     (of_decode(TrustsTheLink), TrustsTheLink, ("HANDOFF-01",)),

@@ -27,7 +27,8 @@ class Message(NamedTuple):
     """A message on the link. `body` is the transport's own; the other fields say what it is about.
 
     `attempt` and `generation` number the attempts of a request and the incarnations of the prefill worker: no request has a pair twice.
-    `number` is the index of a page, or the first page that an accept wants.
+    `number` is the index of a page, the first page that an accept wants, or the first attempt of the transfer that an offer or a cancel
+    is about.
     """
 
     kind: str
@@ -42,11 +43,13 @@ class Message(NamedTuple):
 class TransportConfig:
     """What `make(config)` builds: two workers with pools of their own. Times are nanoseconds.
 
-    lease_ns     the prefill side gives an attempt up after this time without news
-    hold_ns      the decode side gives reserved pages up after this time without news
-    fence_ns     pages are kept this much longer, because something may still be under way
-    num_output   tokens of every answer, the first one included
-    generation   the prefill worker's first incarnation; a restart adds `generation_step`
+    lease_ns      the prefill side gives an attempt up after this time without news
+    hold_ns       the decode side gives reserved pages up after this time without news
+    fence_ns      pages are kept this much longer, because something may still be under way
+    max_attempts  how often a transfer is offered before it fails
+    num_output    tokens of every answer, the first one included
+    generation    the prefill worker's first incarnation; a restart adds `generation_step`
+    slow_link     pages are read out of the prefill pool when the trial says so, else at once
     """
 
     page_size: int = 1
@@ -60,10 +63,13 @@ class TransportConfig:
     lease_ns: int = 20
     hold_ns: int = 50
     fence_ns: int = 10
+    max_attempts: int = 2
+    slow_link: bool = False
 
     def __post_init__(self) -> None:
         assert min(self.page_size, self.prefill_pages, self.decode_pages, self.chunk_size, self.fence_ns) >= 1
         assert self.num_output >= 2 and self.hold_ns > self.lease_ns >= 1 and self.generation_step >= 1
+        assert self.max_attempts >= 1
 
     @classmethod
     def draw(cls, choose: Choices, has: TransportCapabilities) -> TransportConfig:
@@ -79,12 +85,19 @@ class TransportConfig:
             hidden=choose((False, True)),
             generation=generation,
             generation_step=step,
+            max_attempts=choose((2, 2, 1, 3)),
+            slow_link=choose((False, True)),
         )
 
     @property
     def patience_ns(self) -> int:
-        """How long a transfer without messages may last, in any state: two attempts, a cancel and a fence."""
-        return 3 * self.lease_ns + 2 * self.hold_ns + 2 * self.fence_ns
+        """How long a transfer without messages may last, in any state: all attempts, a cancel and a fence."""
+        return (self.max_attempts + 1) * self.lease_ns + 2 * self.hold_ns + 2 * self.fence_ns
+
+    @property
+    def memory_ns(self) -> int:
+        """How long the decode side must remember a transfer that has ended there: as long as offers and cancels of it may come."""
+        return self.max_attempts * (self.lease_ns + self.hold_ns) + self.fence_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +120,22 @@ class Counters(NamedTuple):
     in_flight: int
 
 
+class Ended(NamedTuple):
+    """A request that has ended on one side."""
+
+    request: int
+    how: str  # "transferred", "length", "aborted" or "error"
+    num_output: int  # tokens, the first one included
+    reason: str  # of an error
+
+
 class Transport(Protocol):
     """Both sides of a transport, and the workers around them. Requests are numbers; `now_ns` never goes back.
 
     A prompt's KV is a function of its tokens, so pages of equal prefixes may be shared. The trial writes the computed pages; the
     transport moves them through the two functions that it is given.
+
+    A side gives pages back as soon as an ack, a refusal, a cancel or the answer to one lets it, unless the link still reads them.
     """
 
     def connect(self, read: Callable[[int], PageContent], write: Callable[[int, PageContent], None]) -> None:
@@ -129,7 +153,10 @@ class Transport(Protocol):
         """Run one step of the decode worker. Returns the requests whose prompts it computed: those that it had lost KV of."""
 
     def collect(self, side: str) -> Sequence[Message]:
-        """Read and write the pages that are due, and return the messages of this side."""
+        """Write the pages that are due, and return the messages of this side: first those of the pages that have been read out."""
+
+    def read_out(self, count: int) -> None:
+        """Read the next `count` of the pages that are to be sent, or as many as there are. `read` is called for nothing else."""
 
     def deliver(self, side: str, message: Message, now_ns: int) -> None:
         """Receive a message."""
@@ -154,6 +181,9 @@ class Transport(Protocol):
     def free(self, side: str) -> Sequence[int]:
         """Return the free pages of the pool."""
 
+    def reading(self) -> Sequence[int]:
+        """Return the pages of the prefill pool that the link is to read and has not read yet."""
+
     def cached(self, side: str) -> Sequence[int]:
         """Return the pages that a prefix cache keeps."""
 
@@ -166,9 +196,8 @@ class Transport(Protocol):
     def joined(self) -> Sequence[tuple[int, int, Sequence[int]]]:
         """Return (request, first token, draft input) of those that have joined the decode batch since the last call."""
 
-    def ended(self, side: str) -> Sequence[tuple[int, str]]:
-        """Return (request, how) of those that ended since the last call: "transferred", "length", "aborted", "error". On the decode
-        side only requests that had joined."""
+    def ended(self, side: str) -> Sequence[Ended]:
+        """Return the requests that ended since the last call. On the decode side only those that had joined."""
 
     # roles
     def change_role(self, side: str) -> object:
@@ -178,7 +207,7 @@ class Transport(Protocol):
 METHODS: dict[str, tuple[str, ...]] = {
     "": (
         *("connect", "submit", "compute", "decode", "collect", "deliver", "damaged", "cancel", "peer_lost", "restart"),
-        *("tick", "free", "cached", "pages", "counters", "joined", "ended"),
+        *("read_out", "reading", "tick", "free", "cached", "pages", "counters", "joined", "ended"),
     ),
     "roles": ("change_role",),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,11 +17,13 @@ from ...core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, S
 from ...core.errors import InvariantViolation
 from ...core.handoff import DecodeSide, HandoffTiming, PageFormat, PageSeal, PrefillSide, SendPages, WritePage
 from ...core.handoff.messages import Page
+from ...core.handoff.wire import decode as decode_frame
+from ...core.handoff.wire import encode
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.engine import Engine
 from . import contract
-from .contract import DECODE, PREFILL, Message, PageContent, TransportCapabilities, TransportConfig
+from .contract import DECODE, PREFILL, Ended, Message, PageContent, TransportCapabilities, TransportConfig
 
 CONTEXT_LEN = 64
 MAX_RUNNING = 6
@@ -53,7 +56,7 @@ class CountingWorker:
     side: Any
     remaining: dict[tuple[int, int], int] = field(default_factory=dict)
     names: dict[tuple[int, int], str] = field(default_factory=dict)
-    ended: list[tuple[int, str]] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
 
     def run(self, step: Step, first_tokens: dict[str, int]) -> StepResult:
         for join in step.joins:
@@ -78,7 +81,7 @@ class CountingWorker:
         return StepResult(step.step_id, prefill, decode, np.zeros(1, dtype=np.int64))
 
     def note(self, finished) -> None:
-        self.ended += [(int(end.request_id), _HOW[end.reason]) for end in finished]
+        self.ended += [Ended(int(e.request_id), _HOW[e.reason], e.num_output, e.message) for e in finished]
 
 
 class HandoffTransport:
@@ -91,7 +94,7 @@ class HandoffTransport:
 
     def __init__(self, config: TransportConfig) -> None:
         self.config = config
-        self.timing = HandoffTiming(config.lease_ns, config.hold_ns, config.fence_ns)
+        self.timing = HandoffTiming(config.lease_ns, config.hold_ns, config.fence_ns, config.max_attempts)
         self.algorithm = get_algorithm("EAGLE" if config.hidden else "STANDALONE")
         hidden = 2 if config.hidden else 0
         self.page_format = PageFormat(config.page_size, 8, 8, hidden, "canary")
@@ -102,6 +105,8 @@ class HandoffTransport:
         self._drafts: dict[str, tuple[int, ...]] = {}
         self._final: dict[tuple[str, int], int] = {}  # (request, row) -> pages that were reported
         self._joined: list[tuple[int, int, tuple[int, ...]]] = []
+        self._unread: deque[tuple[SendPages, int]] = deque()  # (action, which of its pages)
+        self._read: list[Message] = []  # pages that are read out
         self._now_ns = 0
 
     def _make_engine(self, role: EngineRole, num_pages: int) -> Engine:
@@ -199,10 +204,12 @@ class HandoffTransport:
     def collect(self, side: str) -> list[Message]:
         worker = self._workers[side]
         messages = []
+        if side == PREFILL:
+            messages, self._read = self._read, []
         while actions := worker.side.take_actions():
             for action in actions:
                 if isinstance(action, SendPages):
-                    messages += self._send_pages(worker, action)
+                    self._unread += [(action, at) for at in range(len(action.indices))]
                 elif isinstance(action, WritePage):
                     self._write_page(action)
                 else:
@@ -211,14 +218,17 @@ class HandoffTransport:
         worker.side.take_outcomes()
         return messages
 
-    def _send_pages(self, worker: CountingWorker, action: SendPages) -> list[Message]:
-        messages = []
-        for index, slots in zip(action.indices, action.slots, strict=True):
-            target, draft = self.read(int(slots[0]) // self.config.page_size)
+    def read_out(self, count: int) -> None:
+        for _ in range(min(count, len(self._unread))):
+            action, at = self._unread.popleft()
+            index = action.indices[at]
+            target, draft = self.read(int(action.slots[at][0]) // self.config.page_size)
             seal = PageSeal.of(target, draft)
-            messages.append(_described(Page(action.key, action.epoch, index, seal, target, draft)))
-            worker.side.page_sent(action.key, index, seal, self._now_ns)
-        return messages
+            self._read.append(_described(Page(action.key, action.epoch, index, seal, target, draft)))
+            self._workers[PREFILL].side.page_sent(action.key, index, seal, self._now_ns)
+
+    def reading(self) -> list[int]:
+        return [int(action.slots[at][0]) // self.config.page_size for action, at in self._unread]
 
     def _write_page(self, action: WritePage) -> None:
         self.write(int(action.slots[0]) // self.config.page_size, (action.page.target, action.page.draft))
@@ -255,6 +265,8 @@ class HandoffTransport:
             self._generation += self.config.generation_step
             self._workers[side] = self._make_prefill()
             self._final.clear()
+            self._unread.clear()
+            self._read.clear()
         else:
             self._epoch += 1
             self._workers[side] = self._make_decode()
@@ -300,17 +312,18 @@ class HandoffTransport:
         joined, self._joined = self._joined, []
         return joined
 
-    def ended(self, side: str) -> list[tuple[int, str]]:
+    def ended(self, side: str) -> list[Ended]:
         worker = self._workers[side]
         ended, worker.ended = worker.ended, []
         return ended
 
 
 def _described(message: Any) -> Message:
+    """Return a message as the trial sees it. It travels as bytes, as between processes."""
     kind = _KINDS.get(type(message).__name__, contract.OTHER)
-    number = getattr(message, "index", getattr(message, "first_page", 0))
+    number = getattr(message, "index", getattr(message, "first_page", getattr(message, "first_attempt", 0)))
     key = message.key
-    return Message(kind, int(key.request_id), key.attempt, key.generation, number, message)
+    return Message(kind, int(key.request_id), key.attempt, key.generation, number, decode_frame(encode(message)))
 
 
 make = HandoffTransport

@@ -41,10 +41,15 @@ def pages_stay_while_they_may_be_read_or_written(m: Moment) -> Outcome:
 @checks("HANDOFF-03", CONTRACT)
 def patience_ends(m: Moment) -> Outcome:
     if m.leaked:
+        should = "nothing: every lease and every fence is over" if m.was_quiet else "pages go back with the last answer"
+        return Finding(m.leaked, should, "a lost message would leak memory for ever")
+    if m.late:
         return Finding(
-            m.leaked, "nothing: every lease and every fence is over", "a lost message would leak memory for ever"
+            m.late,
+            "it acts when a lease or a hold has passed since the last news, and neither earlier nor later",
+            "too early fails requests that are well, too late keeps memory",
         )
-    return True if m.was_quiet else None
+    return True if m.was_quiet or m.num_timed else None
 
 
 @checks("HANDOFF-04", CONTRACT)
@@ -63,20 +68,29 @@ def transfers_are_counted(m: Moment) -> Outcome:
     for side, c in m.counters.items():
         if c.started != c.completed + c.failed + c.cancelled + c.in_flight or min(c) < 0:
             return Finding(f"{side}: {c}", "started == completed + failed + cancelled + in flight", "one is lost")
+    if m.miscounted:
+        return Finding(
+            m.miscounted, "what its messages and its requests' ends say", "operators look at these numbers first"
+        )
     return True if any(c.started for c in m.counters.values()) else None
 
 
 @checks("HANDOFF-06", CONTRACT)
 def a_life_goes_forward(m: Moment) -> Outcome:
     for joined in m.joined:
-        missing = [what for what, at in joined.order if at is None]
-        backward = [(a, b) for a, b in pairwise(joined.order) if None not in (a[1], b[1]) and a[1] > b[1]]
-        if missing or backward:
-            was = f"{missing[0]} never happened" if missing else f"{backward[0][1][0]} came before {backward[0][0][0]}"
-            order = ", ".join(what for what, _ in joined.order)
-            return Finding(
-                f"request {joined.request}: {was}", order, "times of a request are reported from these events"
-            )
+        for order in joined.order:
+            missing = [what for what, at in order if at is None]
+            backward = [(a, b) for a, b in pairwise(order) if None not in (a[1], b[1]) and a[1] > b[1]]
+            if missing or backward:
+                was = (
+                    f"{missing[0]} never happened"
+                    if missing
+                    else f"{backward[0][1][0]} came before {backward[0][0][0]}"
+                )
+                should = ", ".join(what for what, _ in order)
+                return Finding(
+                    f"request {joined.request}: {was}", should, "times of a request are reported from these events"
+                )
     return True if m.joined else None
 
 
@@ -92,11 +106,13 @@ def what_arrives_is_what_was_sent(m: Moment) -> Outcome:
     return True if m.joined else None
 
 
-@checks("HANDOFF-08", CONTRACT, on=("quiet",))
+@checks("HANDOFF-08", CONTRACT)
 def the_end_of_a_peer_is_heard(m: Moment) -> Outcome:
     if m.unheard:
         return Finding(m.unheard, "an error for it in bounded time", "its user would wait for ever")
-    return True if m.a_peer_is_gone else None
+    if m.unserved:
+        return Finding(m.unserved, "an end for both sides, with its reason", "its user was told something else")
+    return True if m.a_peer_is_gone or m.num_ended else None
 
 
 @checks("HANDOFF-09", CONTRACT)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
-from .contract import PREFILL, SIDES, Counters, PageContent, TransportCapabilities, TransportConfig
+from .contract import DECODE, PREFILL, SIDES, Counters, PageContent, TransportCapabilities, TransportConfig
 
 Attempt = tuple[int, int, int]
 """(request, generation, attempt)"""
@@ -24,9 +24,12 @@ def first_token_of(tokens: tuple[int, ...]) -> int:
     return 1000 + int.from_bytes(_digest(b"first", tokens)[:2], "little")
 
 
-def draft_of(tokens: tuple[int, ...], hidden: bool) -> tuple[int, ...]:
-    """Return what the first draft starts from: a token id of more than 31 bits, with `hidden` a hidden state of two numbers too."""
-    digest = _digest(b"draft", tokens)
+def draft_of(tokens: tuple[int, ...], serial: int, hidden: bool) -> tuple[int, ...]:
+    """Return what the first draft of a run starts from: a token id of more than 31 bits, with `hidden` a hidden state of two numbers too.
+
+    Unlike KV it is not a function of the tokens: runs with equal prompts differ in it.
+    """
+    digest = _digest(b"draft%d" % serial, tokens)
     token = (1 << 33) + digest[0]
     return (token, digest[1], digest[2]) if hidden else (token,)
 
@@ -50,14 +53,22 @@ class Run:
     request: int
     tokens: tuple[int, ...]
     num_pages: int
-    started_ns: int
+    serial: int
     is_over: bool = False  # on the prefill side
+    how: str = ""  # it ended there
     is_decoding: bool = False
     has_joined: bool = False
     pages: dict[int, int] = field(default_factory=dict)  # index -> page on the prefill side, of what is computed
     target_pages: tuple[int, ...] = ()  # on the decode side, when it was acknowledged
     newest: dict[str, tuple[int, int]] = field(default_factory=dict)  # side -> (generation, attempt) that counts there
-    times: dict[str, int] = field(default_factory=dict)  # event -> number of the operation at which it was first seen
+    times: dict[str, int] = field(
+        default_factory=dict
+    )  # event -> its number, counted over all events, when it was first seen
+    acked_ns: int | None = None  # when the decode worker that lives now first said that the run has joined
+    called_back: bool = False  # the prefill side's cancel has reached that worker
+    withdrawn: bool = False  # by the client of the decode side, and not offered there since
+    num_joined: int = 0  # by that worker
+    was_served: bool = False  # decoded to its end by that worker
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +77,7 @@ class Hold:
 
     run: Run
     pages: dict[int, int]  # index -> page
-    since_ns: int
+    since_ns: int  # of the last news
     generation: int
     cancelled_ns: int | None = None  # when this side gave it up
     lost_ns: int | None = None  # when this side was told that the other one is gone
@@ -134,6 +145,10 @@ class TransportModel:
         for run in self.live(side):
             run.is_over = run.is_over or side == PREFILL
             run.is_decoding = run.is_decoding and side == PREFILL
+        if side == DECODE:
+            for run in [*self.runs.values(), *self.decoding.values()]:
+                run.acked_ns, run.num_joined = None, 0
+                run.called_back = run.withdrawn = run.was_served = False
 
     def is_empty(self, side: str) -> bool:
         """Whether this side has no request and holds no page."""
@@ -146,7 +161,9 @@ class Joined(NamedTuple):
     request: int
     missing: str  # what had not arrived intact; empty if everything had
     wrong: str  # what is not what was computed; empty if all is
-    order: tuple[tuple[str, int | None], ...]  # its life so far: what, and at which operation
+    order: tuple[
+        tuple[tuple[str, int | None], ...], ...
+    ]  # what happened to it so far, and at which event; one or more orders
 
 
 @dataclass(slots=True)
@@ -157,12 +174,17 @@ class Moment:
     capabilities: TransportCapabilities
     operation: object = "make"
     counters: dict[str, Counters] = field(default_factory=dict)
+    miscounted: str = ""  # what the counters cannot be, by the messages
     num_holds: int = 0
     freed: str = ""  # a page that must be held is free, or has other content
     joined: tuple[Joined, ...] = ()
     acknowledged: str = ""  # an ack for what has not arrived
     repeated: str = ""  # the effect of a repeated message, or of one whose attempt is over
     num_repeated: int = 0
+    late: str = ""  # what was done too early, or not in time
+    num_timed: int = 0  # transfers that waited while time passed
+    unserved: str = ""  # a request that ended on one side and goes on, or ended without a reason, on the other
+    num_ended: int = 0
     num_unverified: int = 0  # pages that are reserved, and not verified yet
     cached: str = ""  # one of them is in the prefix cache
     was_quiet: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from ...properties.harness.operation import Operation
 from ...properties.harness.trial import Trial
@@ -13,29 +13,24 @@ from .contract import (
     PREFILL,
     SIDES,
     Counters,
+    Ended,
     Message,
     PageContent,
     Transport,
     TransportCapabilities,
     TransportConfig,
 )
-from .model import GARBAGE, AttemptSeen, Hold, Joined, Moment, Run, TransportModel, content_of, draft_of, first_token_of
+from .model import GARBAGE, AttemptSeen, Hold, Joined, Moment, Run, content_of, draft_of, first_token_of, tokens_of
+from .record import Fault, Parcel, Record
 
 MAX_UNDER_WAY = 60
 MAX_PAST = 8
 OTHER_SIDE = {PREFILL: DECODE, DECODE: PREFILL}
-ENDING = {  # side -> the messages after which its pages may go
-    PREFILL: (contract.ACK, contract.REJECT, contract.CANCEL, contract.CANCEL_ACK),
-    DECODE: (contract.CANCEL, contract.CANCEL_ACK),
-}
-
-
-class Parcel(NamedTuple):
-    """A message under way. Copies of one message have one number."""
-
-    number: int
-    message: Message
-    is_damaged: bool = False
+BEFORE_DECODING = (
+    ("its start", "its prompt's end", "its manifest", "the manifest's arrival", "its acknowledgement", "its decoding"),
+    ("its start", "its offer", "its reservation", "the reservation's arrival", "its manifest"),
+)
+"""Events in the order in which each request must see them for the first time."""
 
 
 class TransportWatch(Trial):
@@ -47,13 +42,16 @@ class TransportWatch(Trial):
     moment: Moment
 
     def prepare(self) -> None:
-        self.model = TransportModel(self.config)
+        self.record = Record(self.config, self._pages)
+        self.model, self.ledger = self.record.model, self.record.ledger
         self.now_ns = 1
         self.pools: dict[str, dict[int, PageContent]] = {PREFILL: {}, DECODE: {}}
         self.under_way: dict[str, list[Parcel]] = {PREFILL: [], DECODE: []}  # side where they will arrive -> parcels
         self.past: dict[str, deque[Parcel]] = {side: deque(maxlen=MAX_PAST) for side in SIDES}
         self._num_parcels = 0
-        self._num_events = 0
+        self._num_runs = 0
+        self._is_ticking = False
+        self._being_read: dict[int, PageContent] = {}
         self._arrived: dict[tuple[str, int], int] = {}  # (side, parcel) that has arrived and had an effect -> when
         self.must(self.subject.connect, self._read, self._write)
         self.moment = Moment(self.config, self.capabilities)
@@ -68,74 +66,195 @@ class TransportWatch(Trial):
     # -- around every operation ---------------------------------------------------------------------------------------
 
     def begin(self, operation: Operation | str) -> None:
-        self._num_events += 1
         self.moment = Moment(self.config, self.capabilities, operation)
 
     def end(self) -> None:
         self._collect()
         self._observe()
 
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def _submit(self, request: int, family: int, num_tokens: int) -> Run | None:
+        """Give a request to the prefill worker; None if it refuses."""
+        tokens, serial = tokens_of(family, num_tokens), self._num_runs
+        self._num_runs += 1
+        draft = draft_of(tokens, serial, self.config.hidden)
+        accepted = self.ask(self.subject.submit, request, tokens, first_token_of(tokens), draft, self.now_ns)
+        if accepted is not True and accepted is not None:
+            return None
+        num_pages = -(-num_tokens // self.config.page_size)
+        self.model.runs[request] = run = Run(request, tokens, num_pages, serial)
+        self.record.note(run, "its start")
+        return run
+
+    def _run_prefill(self) -> None:
+        model = self.model
+        for request, index, page in self.must(self.subject.compute, self.now_ns):
+            run = model.runs[request]
+            self.pools[PREFILL][page] = content_of(run.tokens, index, self.config)
+            run.pages[index] = page
+            if index == run.num_pages - 1:
+                self.record.note(run, "its prompt's end")
+
+    def _run_decode(self) -> None:
+        m = self.moment
+        computed = self.integers(self.must(self.subject.decode, self.now_ns), "decode()")
+        for request in computed:
+            m.num_roles += 1
+            run = self.model.decoding.get(request)
+            if run is None:
+                m.role = f"the decode worker computes the prompt of request {request}, which never arrived there"
+                continue
+            for index, page in enumerate(self._pages(DECODE, request)):
+                self.pools[DECODE][page] = content_of(run.tokens, index, self.config)
+
+    def _arrive(self, side: str, parcel: Parcel) -> None:
+        """Deliver a message to a worker, if it lives. A repeated or stale one may change nothing."""
+        model, message = self.model, parcel.message
+        if model.dead[side]:
+            return
+        seen = model.attempts.get((message.request, message.generation, message.attempt))
+        is_stale = seen is not None and self._is_stale(side, seen, message)
+        first_ns = self._arrived.get((side, parcel.number))
+        is_double = first_ns is not None and self.now_ns - first_ns < self.config.hold_ns
+        if first_ns is None:
+            self.past[side].append(parcel)
+        before = self._visible(side)
+        has_transfers = before[0][-1] > 0
+        self.record.arrives(side, parcel, self.now_ns, has_transfers)
+        self.must(self.subject.deliver, side, message, self.now_ns)
+        answers = self._take(side)
+        for answer in answers:
+            self._sent(side, answer)
+        after = self._visible(side)
+        acted = after != before or bool(answers)
+        if message.kind == contract.OFFER:
+            # An offer may have ended another request of that id without being accepted.
+            acted = any(answer.attempt == message.attempt for answer in answers)
+        if acted:
+            self._arrived.setdefault((side, parcel.number), self.now_ns)
+        if is_stale or is_double:
+            self.moment.num_repeated += 1
+            if after != before:
+                what = f"{message.kind} of attempt {message.attempt}, generation {message.generation}"
+                why = "had arrived before" if is_double else "counts no more"
+                self.moment.repeated = f"{what} for request {message.request} {why}, and changed what the side has"
+
+    def _is_stale(self, side: str, seen: AttemptSeen, message: Message) -> bool:
+        """Whether the request has a newer attempt, or the worker that took part in this one is gone.
+
+        An offer counts no more if its transfer has ended, or if the decode worker knows a newer prefill worker. A side that has
+        forgotten the request may accept an old offer: it will time out.
+        """
+        if message.kind == contract.OFFER:
+            return self.record.is_over(message, self.now_ns)
+        newest = seen.run.newest.get(side)
+        if newest is not None and (message.generation, message.attempt) < newest:
+            return True
+        if message.kind == contract.CANCEL and self._has_earlier_attempt(side, seen, message):
+            return False
+        return side in seen.ends
+
+    def _has_earlier_attempt(self, side: str, seen: AttemptSeen, message: Message) -> bool:
+        """Whether an earlier attempt of the transfer is open here: a cancel ends all attempts up to its own.
+
+        A worker that begins anew may accept a late offer of one attempt while the next one was accepted by the worker before it.
+        """
+        for (_, generation, attempt), earlier in self.model.attempts.items():
+            is_of_transfer = earlier.run is seen.run and generation == message.generation and attempt < message.attempt
+            if is_of_transfer and earlier.was_accepted and side not in earlier.ends:
+                return True
+        return False
+
+    def _visible(self, side: str) -> tuple[object, ...]:
+        subject = self.subject
+        counters = self.integers(self.must(subject.counters, side), f"counters({side})")
+        held = tuple(self._pages(side, request) for request in self.model.runs)
+        return counters, tuple(self._free(side)), held
+
+    def _pass(self, ns: int) -> None:
+        self.now_ns += ns
+        for side in self._living():
+            self.must(self.subject.tick, side, self.now_ns)
+            self._is_ticking = True
+            for message in self._take(side):
+                self._sent(side, message)
+            self._is_ticking = False
+            self.moment.num_timed += self.ledger.look_for_overdue(side, self.now_ns)
+
+    def _work(self) -> None:
+        """Both workers run a step, if they live."""
+        if not self.model.dead[PREFILL]:
+            self._run_prefill()
+            self.must(self.subject.read_out, MAX_UNDER_WAY)
+        if not self.model.dead[DECODE]:
+            self._run_decode()
+
+    def _is_over(self) -> bool:
+        """Whether no side has a request or a transfer."""
+        counters = self.moment.counters
+        return all(
+            side in counters and not counters[side].in_flight and not self.model.live(side) for side in self._living()
+        )
+
+    def _go_on(self, pace: int, late: Sequence[tuple[str, Parcel]] = (), fault: Fault | None = None) -> None:
+        """Let both sides work over a good link until all is over.
+
+        Each tick one of the parcels in `late` arrives, too. `fault` is done to one of the others.
+        """
+        step = max(1, self.config.lease_ns // 4)
+        limit = (len(self.model.runs) + 2) * self.config.patience_ns * pace // step
+        left = list(late)
+        for tick in range(limit):
+            self._observe()
+            if not left and self._is_over() and not any(self.under_way.values()):
+                return
+            self._pass(step)
+            if tick % pace == 0:
+                self._work()
+            self._collect()
+            if left:
+                self._arrive(*left.pop())
+            for side in (DECODE, PREFILL):
+                parcels, self.under_way[side] = self.under_way[side], []
+                for parcel in parcels:
+                    for affected in (parcel,) if fault is None else fault.affect(parcel, self._damaged):
+                        self._arrive(side, affected)
+        self.moment.leaked = f"after {limit * step} ns on a good link not everything has ended"
+
+    def _damaged(self, parcel: Parcel, how: int) -> Parcel | None:
+        """Return a page's parcel with a damaged page; None for what is no page."""
+        changed = self.must(self.subject.damaged, parcel.message, how)
+        if changed is None:
+            return None
+        self._num_parcels += 1
+        return Parcel(self._num_parcels, changed, True)
+
+    # -- what is seen -------------------------------------------------------------------------------------------------
+
     def _living(self) -> list[str]:
         return [side for side in SIDES if not self.model.dead[side]]
 
     def _collect(self) -> None:
-        """Take the messages of both sides. Pages are read and written meanwhile."""
+        """Take the messages of both sides. Pages are written meanwhile, and read unless the link is slow."""
         for side in self._living():
-            for message in self.must(self.subject.collect, side):
+            for message in self._take(side):
                 self._sent(side, message)
 
+    def _take(self, side: str) -> list[Message]:
+        messages = list(self.must(self.subject.collect, side))
+        if side == PREFILL and not self.config.slow_link:
+            while count := len(self.must(self.subject.reading)):
+                self.must(self.subject.read_out, count)
+                messages += self.must(self.subject.collect, side)
+        return messages
+
     def _sent(self, side: str, message: Message) -> None:
-        self._note_sent(side, message)
+        self.record.sent(side, message, self.now_ns, self._is_ticking)
         parcels = self.under_way[OTHER_SIDE[side]]
         if len(parcels) < MAX_UNDER_WAY:
             self._num_parcels += 1
             parcels.append(Parcel(self._num_parcels, message))
-
-    def _note_sent(self, side: str, message: Message) -> None:
-        model, request = self.model, message.request
-        attempt = (request, message.generation, message.attempt)
-        run = model.runs.get(request)
-        if side == PREFILL and message.kind == contract.OFFER and run is not None:
-            model.attempts.setdefault(attempt, AttemptSeen(run))
-            run.newest[PREFILL] = attempt[1:]
-            hold = model.holds[PREFILL].get(request)
-            if hold is None or hold.run is not run:
-                model.holds[PREFILL][request] = Hold(run, run.pages, self.now_ns, message.generation)
-            run.times.setdefault("its transfer's start", self._num_events)
-        seen = model.attempts.get(attempt)
-        if seen is None:
-            return
-        if message.kind == contract.MANIFEST:
-            seen.run.times.setdefault("its manifest", self._num_events)
-        elif message.kind == contract.CANCEL:
-            hold = model.holds[side].get(request)
-            if hold is not None and hold.run is seen.run and hold.cancelled_ns is None:
-                hold.cancelled_ns = self.now_ns
-        elif side == DECODE and message.kind == contract.ACCEPT:
-            seen.first_page = message.number
-            seen.was_accepted = True
-            seen.ends.pop(DECODE, None)
-            seen.run.newest[DECODE] = attempt[1:]
-            hold = model.holds[DECODE].get(request)
-            if hold is None or hold.run is not seen.run:
-                pages = dict(enumerate(self._pages(DECODE, request)))
-                model.holds[DECODE][request] = Hold(seen.run, pages, self.now_ns, message.generation)
-        elif side == DECODE and message.kind == contract.ACK:
-            if not any(a.is_whole for a in model.attempts.values() if a.run is seen.run):
-                self.moment.acknowledged = f"request {request} is acknowledged, and {self._missing(seen.run)}"
-            model.holds[DECODE].pop(request, None)
-            if not seen.run.has_joined:
-                seen.run.has_joined = seen.run.is_decoding = True
-                model.decoding[request] = seen.run
-            seen.run.target_pages = self._pages(DECODE, request) or seen.run.target_pages
-
-    def _missing(self, run: Run) -> str:
-        attempts = [attempt for attempt in self.model.attempts.values() if attempt.run is run]
-        if not any(attempt.manifest for attempt in attempts):
-            return "no manifest of it has arrived"
-        best = max(attempts, key=lambda attempt: (attempt.manifest, len(attempt.intact)))
-        gone = [index for index in range(best.first_page, run.num_pages) if index not in best.intact]
-        return f"pages {gone} have not arrived intact"
 
     def _pages(self, side: str, request: int) -> tuple[int, ...]:
         return self.integers(self.must(self.subject.pages, side, request), f"pages({side}, {request})")
@@ -144,14 +263,34 @@ class TransportWatch(Trial):
         m = self.moment
         self._note_joined()
         for side in self._living():
-            counters = Counters(*self.integers(self.must(self.subject.counters, side), f"counters({side})"))
-            m.counters[side] = counters
+            for ended in self.must(self.subject.ended, side):
+                self._note_ended(side, Ended(*ended))
+        self.ledger.decide()
+        for side in self._living():
+            c = Counters(*self.integers(self.must(self.subject.counters, side), f"counters({side})"))
+            m.counters[side] = c
+            reading = self._check_readers() if side == PREFILL else {}
+            m.miscounted = m.miscounted or self.ledger.miscounted(side, c)
+            if side == PREFILL and not reading:
+                m.leaked = m.leaked or self.ledger.kept(c)
             free = self._free(side)
             self._check_holds(side, free)
             for page in free:
+                if page in reading:
+                    m.freed = f"page {page} is free, and the link has still to read it"
                 self.pools[side][page] = GARBAGE
-            for request, _ in self.must(self.subject.ended, side):
-                self._note_ended(side, request)
+        m.acknowledged, self.record.acknowledged = m.acknowledged or self.record.acknowledged, ""
+        m.late, self.ledger.problem = m.late or self.ledger.problem, ""
+
+    def _check_readers(self) -> dict[int, PageContent]:
+        """Check that pages stay as they are from when they are to be sent until they are read. Returns their contents."""
+        pages = self.integers(self.must(self.subject.reading), "reading()")
+        for page in pages:
+            now = self.pools[PREFILL].get(page, GARBAGE)
+            if self._being_read.setdefault(page, now) != now:
+                self.moment.freed = f"page {page} was written again, and the link has still to read it"
+        self._being_read = {page: self._being_read[page] for page in pages}
+        return self._being_read
 
     def _free(self, side: str) -> dict[int, None]:
         return dict.fromkeys(self.integers(self.must(self.subject.free, side), f"free({side})"))
@@ -195,12 +334,16 @@ class TransportWatch(Trial):
         for request, first_token, draft in self.must(self.subject.joined):
             run = model.decoding.get(request) or model.runs[request]
             whole = [a for a in model.attempts.values() if a.run is run and a.is_whole]
-            run.times.setdefault("its decoding", self._num_events)
+            if run.num_joined and self.record.is_remembered(run, self.now_ns):
+                m.repeated = f"request {request} is decoded twice"
+            elif run.called_back or run.withdrawn:
+                m.unserved = f"request {request} is decoded, and was given up"
+            run.num_joined += 1
+            self.record.note(run, "its decoding")
             wrong = self._wrong(run, self.integer(first_token, "a first token"), self.integers(draft, "a draft input"))
-            names = ("its start", "its prompt's end", "its manifest", "the manifest's arrival", "its decoding")
-            order = tuple((name, run.times.get(name)) for name in names)
-            joined.append(Joined(request, "" if whole else self._missing(run), wrong, order))
-        m.joined = tuple(joined)
+            order = tuple(tuple((name, run.times.get(name)) for name in names) for names in BEFORE_DECODING)
+            joined.append(Joined(request, "" if whole else self.record.missing(run), wrong, order))
+        m.joined = (*m.joined, *joined)
 
     def _wrong(self, run: Run, first_token: int, draft: tuple[int, ...]) -> str:
         pages = run.target_pages
@@ -210,14 +353,27 @@ class TransportWatch(Trial):
                 return f"page {index} holds {found}"
         if first_token != first_token_of(run.tokens):
             return f"its first token is {first_token}, and was {first_token_of(run.tokens)}"
-        if draft != draft_of(run.tokens, self.config.hidden):
-            return f"its draft input is {draft}, and was {draft_of(run.tokens, self.config.hidden)}"
+        if draft != draft_of(run.tokens, run.serial, self.config.hidden):
+            return f"its draft input is {draft}, and was {draft_of(run.tokens, run.serial, self.config.hidden)}"
         return ""
 
-    def _note_ended(self, side: str, request: int) -> None:
-        runs = self.model.runs if side == PREFILL else self.model.decoding
-        run = runs.get(request)
-        if run is not None and side == PREFILL:
-            run.is_over = True
-        elif run is not None:
-            run.is_decoding = False
+    def _note_ended(self, side: str, ended: Ended) -> None:
+        m, request, how = self.moment, ended.request, ended.how
+        run = (self.model.runs if side == PREFILL else self.model.decoding).get(request)
+        if run is None:
+            return
+        m.num_ended += 1
+        if how == "error" and not ended.reason:
+            m.unserved = f"request {request} fails on the {side} side, without a reason"
+        if side == PREFILL:
+            run.is_over, run.how = True, how
+            self.ledger.prefill_ended(run, how)
+            return
+        run.is_decoding = False
+        if how != "length":
+            return
+        run.was_served = True
+        if run.called_back:
+            m.unserved = f"request {request} is decoded to its end, and was given up"
+        if ended.num_output != self.config.num_output:
+            m.miscounted = f"request {request} ended with {ended.num_output} tokens of {self.config.num_output}"

@@ -166,6 +166,7 @@ class PrefillSide(HandoffSide):
             self._finish(transfer, transfer.end, now_ns)
         elif transfer.state is TransferState.SENDING and key == transfer.key:
             transfer.seals[index] = seal
+            self._deadlines.set(transfer, now_ns + self.timing.lease_ns)  # until then it waited for its own link
             self._send_manifest(transfer, now_ns)
 
     def peer_lost(self, peer: str, now_ns: int) -> None:
@@ -307,6 +308,7 @@ class PrefillSide(HandoffSide):
             indices = tuple(range(transfer.next_page, ready))
             slots = self.engine.store.table.gather(transfer.row, transfer.next_page * page_size, ready * page_size)
             transfer.next_page = ready
+            self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
             transfer.num_reading += len(indices)
             self._readers[transfer.key] = transfer
             self._actions.append(

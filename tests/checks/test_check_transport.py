@@ -20,7 +20,7 @@ def run(history, config=None, make=handoff.make, drain=True):
 
 
 def test_ours_holds_and_nothing_goes_unchecked():
-    report = check(TRANSPORT, handoff.make, budget=9_000, seed=5)
+    report = check(TRANSPORT, handoff.make, budget=5_000, seed=5)
     assert report.ok, report.text()
     assert min(report.evaluations.values()) > 20 and all(report.executed.values())
 
@@ -111,10 +111,25 @@ def test_a_late_cancel_of_another_transfer_still_counts_no_more():
     assert "HANDOFF-04" in [broken.id for broken in caught.value.broken]
 
 
+def test_a_lease_begins_anew_while_pages_are_computed_and_read():
+    """The prefill side waits for its own link then, not for the decode side: with one attempt alone the request failed."""
+    config = TransportConfig(prefill_pages=26, decode_pages=46, max_attempts=1, slow_link=True)
+    trial = run([Op.serve(1, 5, 2, 0, 0)], config, drain=False)
+    assert trial.moment.counters[PREFILL] == (1, 1, 0, 0, 0)
+
+
 def test_what_makes_no_sense_is_left_out():
     senseless = [
         *(Op.deliver(DECODE, 0), Op.deliver_all(PREFILL), Op.drop(DECODE, 1), Op.duplicate(PREFILL, 0)),
-        *(Op.again(DECODE, 0), Op.damage(0, 0), Op.cancel(PREFILL, 3), Op.advance(0), Op.start(1, 0, 0)),
+        *(
+            Op.again(DECODE, 0),
+            Op.damage(0, 0),
+            Op.serve(0, 1, 1, 0, 0),
+            Op.read(1),
+            Op.cancel(PREFILL, 3),
+            Op.advance(0),
+            Op.start(1, 0, 0),
+        ),
     ]
     assert run(senseless, drain=False).num_operations == 0
 

@@ -1,0 +1,255 @@
+"""What the messages say: each one that is sent or arrives is noted in the model and in the ledger before it has an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from . import contract
+from .contract import DECODE, PREFILL, Message, TransportConfig
+from .ledger import Ledger
+from .model import AttemptSeen, Hold, Run, TransportModel
+
+ENDING = {  # side -> the messages after which its pages may go
+    PREFILL: (contract.ACK, contract.REJECT, contract.CANCEL, contract.CANCEL_ACK),
+    DECODE: (contract.CANCEL, contract.CANCEL_ACK),
+}
+
+
+MISNUMBERED = 3  # one of the ways in which `damaged` changes a page
+
+
+class Parcel(NamedTuple):
+    """A message under way. Copies of one message have one number."""
+
+    number: int
+    message: Message
+    is_damaged: bool = False
+
+
+class Fault:
+    """Is done once: the message number `nth` is lost (1) or doubled (2), or the page number `nth` is damaged (3 and more)."""
+
+    def __init__(self, kind: int, nth: int) -> None:
+        self._kind = kind
+        self._left = nth
+
+    def affect(self, parcel: Parcel, damaged: Callable[[Parcel, int], Parcel | None]) -> tuple[Parcel, ...]:
+        """Return what arrives instead of a parcel."""
+        if self._left < 0 or (self._kind >= 3 and parcel.message.kind != contract.PAGE):
+            return (parcel,)
+        self._left -= 1
+        if self._left >= 0:
+            return (parcel,)
+        if self._kind < 3:
+            return (parcel, parcel) if self._kind == 2 else ()
+        changed = damaged(parcel, self._kind - 3)
+        if changed is None:
+            return (parcel,)
+        # A misnumbered page is a copy: the page itself arrives, too.
+        return (changed, parcel) if self._kind - 3 == MISNUMBERED else (changed,)
+
+
+class Record:
+    """Feeds `model` and `ledger`. `pages` returns the pages of a request on a side."""
+
+    def __init__(self, config: TransportConfig, pages: Callable[[str, int], tuple[int, ...]]) -> None:
+        self.config = config
+        self.model = TransportModel(config)
+        self.ledger = Ledger(config)
+        self.ended: dict[
+            int, tuple[int, int, int]
+        ] = {}  # request -> (generation, attempt, when) that ended at the decode side
+        self.generation = 0  # the newest that the decode worker knows
+        self.acknowledged = ""  # an ack for what has not arrived
+        self.now_ns = 0
+        self._pages = pages
+        self._num_events = 0
+        self._timed_out = False
+
+    def note(self, run: Run, event: str) -> None:
+        """Number the events of a run when they are first seen."""
+        self._num_events += 1
+        run.times.setdefault(event, self._num_events)
+
+    def lose_peer(self, side: str, now_ns: int, generation: int | None = None) -> None:
+        """Note that a side was told of the other worker's end, or of one with a newer `generation`."""
+        self.model.lose_peer(side, now_ns, generation)
+        self.ledger.lose_peer(side, generation)
+
+    def forget(self, side: str) -> None:
+        """Note that a worker is gone, and its requests and pages with it."""
+        self.model.forget(side)
+        if side == DECODE:
+            self.ended.clear()
+            self.generation = 0
+        self.ledger.forget(side)
+
+    def is_over(self, offer: Message, now_ns: int) -> bool:
+        """Whether the decode worker must know that an offer is too late."""
+        generation, attempt, ended_ns = self.ended.get(offer.request, (0, 0, 0))
+        is_late = (
+            offer.generation == generation and offer.attempt <= attempt and now_ns < ended_ns + self.config.memory_ns
+        )
+        return is_late or offer.generation < self.generation
+
+    def is_remembered(self, run: Run, now_ns: int) -> bool:
+        """Whether the decode worker must still know that it has had this run."""
+        return run.acked_ns is not None and now_ns < run.acked_ns + self.config.memory_ns
+
+    def sent(self, side: str, message: Message, now_ns: int, timed_out: bool) -> None:
+        """A side sends a message; `timed_out`: because time has passed."""
+        self.now_ns, self._timed_out = now_ns, timed_out
+        model, ledger, request = self.model, self.ledger, message.request
+        attempt = (request, message.generation, message.attempt)
+        run = model.runs.get(request)
+        if side == PREFILL and message.kind == contract.OFFER and run is not None:
+            model.attempts.setdefault(attempt, AttemptSeen(run))
+            ledger.offered(run, *attempt[1:], message.number, self.now_ns, self._timed_out)
+            run.newest[PREFILL] = attempt[1:]
+            hold = model.holds[PREFILL].get(request)
+            if hold is None or hold.run is not run:
+                model.holds[PREFILL][request] = Hold(run, run.pages, self.now_ns, message.generation)
+            hold = model.holds[PREFILL][request]
+            hold.since_ns = self.now_ns
+            self.note(run, "its offer")
+        seen = model.attempts.get(attempt)
+        if seen is None:
+            return
+        if side == PREFILL:
+            self._note_sent_by_prefill(seen, message)
+        else:
+            self._note_sent_by_decode(seen, message)
+        if message.kind == contract.CANCEL:
+            hold = model.holds[side].get(request)
+            if hold is not None and hold.run is seen.run and hold.cancelled_ns is None:
+                hold.cancelled_ns = self.now_ns
+
+    def _note_sent_by_prefill(self, seen: AttemptSeen, message: Message) -> None:
+        entry = self.ledger.outgoing_of(message.request, message.generation, message.attempt)
+        if message.kind == contract.MANIFEST:
+            self.note(seen.run, "its manifest")
+            if entry is not None:
+                self.ledger.sent_manifest(entry, self.now_ns)
+                self.model.holds[PREFILL][message.request].since_ns = self.now_ns
+        elif message.kind == contract.CANCEL and entry is not None:
+            self.ledger.gave_up(entry, self.now_ns, self._timed_out)
+
+    def _note_sent_by_decode(self, seen: AttemptSeen, message: Message) -> None:
+        model, ledger, run, request = self.model, self.ledger, seen.run, message.request
+        attempt = (message.generation, message.attempt)
+        entry = ledger.incoming_of(request, *attempt)
+        if message.kind == contract.ACCEPT:
+            ledger.accepted(run, *attempt, self.now_ns)
+            seen.first_page = message.number
+            seen.was_accepted, run.called_back = True, False
+            seen.ends.pop(DECODE, None)
+            run.newest[DECODE] = attempt
+            hold = model.holds[DECODE].get(request)
+            if hold is None or hold.run is not run:
+                pages = dict(enumerate(self._pages(DECODE, request)))
+                hold = model.holds[DECODE][request] = Hold(run, pages, self.now_ns, message.generation)
+            hold.since_ns = self.now_ns
+            self.note(run, "its reservation")
+        elif message.kind == contract.NACK and entry is not None:
+            entry.is_refused = True
+        elif message.kind == contract.CANCEL and entry is not None:
+            ledger.withdrew(entry, self.now_ns, self._timed_out)
+        elif message.kind == contract.ACK:
+            if not any(a.is_whole for a in model.attempts.values() if a.run is run):
+                self.acknowledged = f"request {request} is acknowledged, and {self.missing(run)}"
+            self.note(run, "its acknowledgement")
+            self._end_at_decode(message)
+            ledger.acknowledged(run, *attempt)
+            model.holds[DECODE].pop(request, None)
+            if run.acked_ns is None:
+                run.acked_ns = self.now_ns
+            if not run.has_joined:
+                run.has_joined = run.is_decoding = True
+                model.decoding[request] = run
+            run.target_pages = self._pages(DECODE, request) or run.target_pages
+
+    def missing(self, run: Run) -> str:
+        attempts = [attempt for attempt in self.model.attempts.values() if attempt.run is run]
+        if not any(attempt.manifest for attempt in attempts):
+            return "no manifest of it has arrived"
+        best = max(attempts, key=lambda attempt: (attempt.manifest, len(attempt.intact)))
+        gone = [index for index in range(best.first_page, run.num_pages) if index not in best.intact]
+        return f"pages {gone} have not arrived intact"
+
+    def arrives(self, side: str, parcel: Parcel, now_ns: int, has_transfers: bool) -> None:
+        """A message is about to reach a side; `has_transfers`: some are open there."""
+        self.now_ns = now_ns
+        model, message = self.model, parcel.message
+        request = message.request
+        attempt = (request, message.generation, message.attempt)
+        seen = model.attempts.get(attempt)
+        if seen is None:
+            return
+        if side == DECODE and message.kind == contract.CANCEL and not has_transfers:
+            self._end_at_decode(message)
+        newest = seen.run.newest.get(side, attempt[1:])
+        if side == DECODE:
+            self._note_arrival_at_decode(seen, parcel)
+        else:
+            self._note_arrival_at_prefill(seen, message)
+        hold = model.holds[side].get(request)
+        if hold is not None and hold.run is seen.run and message.kind in ENDING[side] and attempt[1:] >= newest:
+            hold.may_go = True
+
+    def _end_at_decode(self, message: Message) -> None:
+        """Note that the decode side has ended a transfer up to this attempt, or was told to."""
+        known = self.ended.get(message.request, (0, 0, 0))
+        if (message.generation, message.attempt) >= known[:2]:
+            self.ended[message.request] = (message.generation, message.attempt, self.now_ns)
+
+    def _note_arrival_at_prefill(self, seen: AttemptSeen, message: Message) -> None:
+        if message.kind == contract.ACCEPT:
+            self.note(seen.run, "the reservation's arrival")
+        entry = self.ledger.outgoing_of(message.request, message.generation, message.attempt)
+        if entry is None:
+            return
+        entry.heard_ns = self.now_ns
+        if entry.is_lost:
+            return
+        if message.kind == contract.ACCEPT and not entry.is_cancelled:
+            entry.is_waiting = entry.manifest == entry.newest
+        elif message.kind == contract.ACK and not entry.is_cancelled:
+            entry.is_answered = entry.is_answered or entry.manifest == entry.newest
+        elif message.kind == contract.CANCEL or (message.kind == contract.CANCEL_ACK and entry.is_cancelled):
+            entry.is_answered = True
+
+    def _note_arrival_at_decode(self, seen: AttemptSeen, parcel: Parcel) -> None:
+        message, run = parcel.message, seen.run
+        attempt = (message.request, message.generation, message.attempt)
+        entry = self.ledger.incoming_of(*attempt)
+        if message.kind == contract.OFFER:
+            self.ledger.num_offers += 1
+            run.withdrawn = False
+            self.generation = max(self.generation, message.generation)
+            self.lose_peer(DECODE, self.now_ns, message.generation)
+        elif message.kind == contract.PAGE and not parcel.is_damaged:
+            if entry is not None:
+                is_new = message.number not in seen.intact and message.number >= seen.first_page
+                self.ledger.arrived(entry, message.attempt, is_new and not entry.is_refused, self.now_ns)
+            seen.intact[message.number] = None
+        elif message.kind == contract.MANIFEST:
+            if entry is not None:
+                self.ledger.arrived(entry, message.attempt, not seen.manifest and not entry.is_refused, self.now_ns)
+            seen.manifest = True
+            self.note(run, "the manifest's arrival")
+        elif message.kind == contract.CANCEL:
+            self._note_cancel_at_decode(seen, message)
+        elif entry is not None:
+            self.ledger.arrived(entry, message.attempt, False, self.now_ns)
+
+    def _note_cancel_at_decode(self, seen: AttemptSeen, message: Message) -> None:
+        run = seen.run
+        attempt = (message.request, message.generation, message.attempt)
+        newest = run.newest.get(DECODE)
+        if newest is not None and attempt[1:] >= newest and newest[0] == message.generation:
+            run.called_back = run.acked_ns is None or self.is_remembered(run, self.now_ns)
+            entry = self.ledger.incoming_of(message.request, *newest)
+            if entry is not None and self.ledger.firsts.get(attempt) == entry.first:
+                entry.is_answered = True
+                self._end_at_decode(message)
