@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -68,3 +69,28 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a misspelt key: ` (did you mean 'x'?)`, or an empty string if nothing is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def nearest_name(word: str, known: Iterable[str]) -> str:
+    """A hint like that of `nearest`, for models and devices: a name with another number or another word is another thing.
+
+    A digit that is typed once too often or too rarely is a slip: 'H10' is near 'H100'.
+    """
+    return nearest(word, [name for name in known if _are_slips(word, name)])
+
+
+def _parts(name: str) -> tuple[list[str], list[str]]:
+    """Return the numbers, with repeated digits once, and the words of a name. Single letters, such as units, do not count."""
+    numbers = [re.sub(r"(\d)\1+", r"\1", number) for number in re.findall(r"\d+", name)]
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]{2,}", name)
+    return numbers, [word.lower() for word in words if len(word) > 1]
+
+
+def _are_slips(word: str, name: str) -> bool:
+    (numbers, words), (other_numbers, other_words) = _parts(word), _parts(name)
+    if numbers != other_numbers or len(words) != len(other_words):
+        return False
+    return all(
+        difflib.SequenceMatcher(None, mine, theirs).ratio() >= 0.75
+        for mine, theirs in zip(words, other_words, strict=True)
+    )

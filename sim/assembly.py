@@ -18,7 +18,7 @@ from ..core.algorithm.registry import get_algorithm
 from ..core.config_reader import read_json_object
 from ..core.contract.events import EventSink
 from ..core.errors import ConfigError, ForetokenError, Problem
-from ..core.model_shape import ModelShape, lookup_model, read_model_shape
+from ..core.model_shape import HF_QUANT_CONFIG, ModelShape, lookup_model, modelopt_config, read_model_shape
 from ..core.scheduler.config import EngineConfig
 from ..core.scheduler.engine import Engine
 from ..core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
@@ -162,7 +162,10 @@ def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) 
 def _model(name: str, key: str) -> ModelShape:
     if is_config_file(name):
         file = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
-        return read_model_shape(read_json_object(str(file), read_text), str(file), file.resolve().parent.name)
+        config, beside = read_json_object(str(file), read_text), file.with_name(HF_QUANT_CONFIG)
+        if config.get("quantization_config") is None and beside.is_file():
+            config["quantization_config"] = modelopt_config(read_json_object(str(beside), read_text), str(beside))
+        return read_model_shape(config, str(file), file.resolve().parent.name)
     try:
         return lookup_model(name)
     except ForetokenError as error:

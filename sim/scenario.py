@@ -28,9 +28,16 @@ class Table(BaseModel):
 
 
 class Model(Table):
-    target: str = Field("llama-3.1-8b", description="a built-in model, or the path of a Hugging Face config.json")
-    weight_dtype: str | None = Field(None, description="bf16, fp16, fp8, …; default: the model's own")
-    kv_dtype: str | None = Field(None, description="dtype of the KV cache; default: that of the weights")
+    target: str = Field(
+        "llama-3.1-8b", description="a built-in model, its Hugging Face name, or the path of a config.json"
+    )
+    weight_dtype: str | None = Field(
+        None,
+        description="bf16, fp16, fp8, int8, int4, nvfp4, mxfp4, or int4-g64 (bits, group size); default: the checkpoint's own",
+    )
+    kv_dtype: str | None = Field(
+        None, description="bf16, fp16, fp8: of the KV cache; default: the checkpoint's own, else 16-bit"
+    )
     context_len: Count | None = Field(None, description="positions; default: the model's own maximum")
     draft: str | None = Field(None, description="STANDALONE: the draft model, built in or a config.json")
     draft_vocab: Count = Field(32_000, description="EAGLE-3: tokens in the head's reduced vocabulary")

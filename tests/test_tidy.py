@@ -28,7 +28,18 @@ ABOVE = {  # package -> the packages that it may import
     "foretoken": set(PACKAGES) - {"cli"},
     "cli": set(PACKAGES),
 }
-CORE_ORDER = ("", "contract", "acceptance", "adaptive", "kv", "tree", "algorithm", "scheduler", "handoff")
+CORE_ORDER = (
+    "",
+    "model_shape",
+    "contract",
+    "acceptance",
+    "adaptive",
+    "kv",
+    "tree",
+    "algorithm",
+    "scheduler",
+    "handoff",
+)
 """The folders of core, its root first: each imports only what stands before it."""
 NOT_JUDGED = {"core.errors", "core.draws"}  # what an oracle may import from core
 # The executor's contract is made of core's types: its model reads the steps and results that it judges.

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
-from ...core.errors import ConfigError, Problem, nearest
-from ...core.model_shape import BUILT_IN
+from ...core.errors import ConfigError, Problem, nearest_name
+from ...core.model_shape import BUILT_IN, built_in_config
 from ..models.checkpoint import HEADS, over_positions, random_head, random_weights
 from ..models.config import LLAMA, ModelConfig, read_json
 from ..models.decoder import Decoder
@@ -27,14 +27,14 @@ LOGIT_DEVIATION = 10.0  # of a random draft
 
 def shape_of(name: str, key: str = "random_weights") -> ModelConfig:
     """Return the shape of a built-in name, or of a `config.json` (or its directory). Raises ConfigError that names `key` or the file."""
-    if name in BUILT_IN:
-        return ModelConfig.from_dict(BUILT_IN[name], name)
     path = Path(name)
     if path.is_dir():
-        path = path / "config.json"
+        return ModelConfig.from_directory(path)
     if path.is_file():
         return ModelConfig.from_dict(read_json(path), str(path))
-    message = f"{name!r} is no config.json and none of {', '.join(BUILT_IN)}{nearest(name, BUILT_IN)}"
+    if (built_in := built_in_config(name)) is not None:
+        return ModelConfig.from_dict(built_in[1], name)
+    message = f"{name!r} is no config.json and none of {', '.join(BUILT_IN)}{nearest_name(name, BUILT_IN)}"
     raise ConfigError("<arguments>", [Problem(key, message)])
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from ...core.config_reader import ConfigReader, read_json_object
-from ...core.errors import nearest
+from ...core.errors import ConfigError, Problem, nearest_name
 from ...core.model_shape import ARCHITECTURES as ARCHITECTURE_OF_FAMILY
-from ...core.model_shape import MoeConfig, read_experts, read_sizes
+from ...core.model_shape import HF_QUANT_CONFIG, MoeConfig, modelopt_config, read_experts, read_sizes
+from ...core.model_shape.quantization import CONFIG_KEYS
 from ...observe.input_files import read_text
 from .rope import Rope, read_rope
 
@@ -24,6 +25,7 @@ MODEL_TYPES = {ARCHITECTURE_OF_FAMILY[family]: family for family in ("llama", "q
 ARCHITECTURES = tuple(MODEL_TYPES)
 LLAMA, QWEN2, QWEN3, QWEN3_MOE = ARCHITECTURES
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_UNQUANTIZED = "quantized weights are not supported; give the checkpoint with 16- or 32-bit weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class ModelConfig:
     def from_directory(cls, directory: str | Path) -> ModelConfig:
         """Read `config.json`; end tokens are those of `generation_config.json` if there is one. Raises ConfigError."""
         path = Path(directory) / "config.json"
+        refuse_quantized(directory)
         config = cls.from_dict(read_json(path), str(path))
         generation = Path(directory) / "generation_config.json"
         if generation.is_file():
@@ -129,8 +132,11 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
     activation = reader.get("hidden_act", "silu")
     if activation != "silu":
         reader.problem("hidden_act", f"only silu is implemented, got {activation!r}")
-    if reader.get("quantization_config") is not None:
-        reader.problem("quantization_config", "quantized checkpoints are not supported; use the unquantized weights")
+    for key in CONFIG_KEYS:
+        config = reader.get(key)
+        if config is not None:
+            method = config.get("quant_method") if isinstance(config, Mapping) else config
+            reader.problem(key, f"quant_method {method!r}: {_UNQUANTIZED}")
     _refuse_sliding_window(reader, sizes["layers"])
     config = {
         "vocab_size": sizes["vocab"],
@@ -156,6 +162,16 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
     return None if reader.problems or architecture is None else ModelConfig(architecture, **config)
 
 
+def refuse_quantized(directory: str | Path) -> None:
+    """Raise ConfigError if `hf_quant_config.json` says that the weights of a checkpoint are quantized."""
+    path = Path(directory) / HF_QUANT_CONFIG
+    if not path.is_file():
+        return
+    config = modelopt_config(read_json(path), str(path))
+    if config is not None:
+        raise ConfigError(str(path), [Problem("quantization", f"quant_algo {config['quant_algo']!r}: {_UNQUANTIZED}")])
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file. Raises ConfigError."""
     return read_json_object(str(path), read_text)
@@ -167,7 +183,7 @@ def _architecture(reader: ConfigReader) -> str | None:
         reader.problem("architectures", f"must name one architecture out of {', '.join(ARCHITECTURES)}; got {names!r}")
         return None
     if names[0] not in ARCHITECTURES:
-        hint = nearest(names[0], ARCHITECTURES)
+        hint = nearest_name(names[0], ARCHITECTURES)
         reader.problem("architectures", f"{names[0]} is none of {', '.join(ARCHITECTURES)}{hint}")
         return None
     return names[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.config_reader import ConfigReader
-from .config import ARCHITECTURES, LLAMA, QWEN3_MOE, ModelConfig, read_json, read_model_config
+from .config import ARCHITECTURES, LLAMA, QWEN3_MOE, ModelConfig, read_json, read_model_config, refuse_quantized
 
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -30,6 +30,7 @@ class HeadConfig:
     def from_directory(cls, directory: str | Path, algorithm: str, target: ModelConfig) -> HeadConfig:
         """Read `config.json` of a head for `target`. Raises ConfigError."""
         path = Path(directory) / "config.json"
+        refuse_quantized(directory)
         return cls.from_dict(read_json(path), algorithm, target, str(path))
 
     @classmethod

@@ -6,10 +6,11 @@ matters twice: they take memory away from the KV pool, and each drafting pass st
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from ...core.errors import ForetokenError
-from ...core.model_shape import DTYPE_BYTES, ModelShape
+from ...core.model_shape import ModelShape
 
 STANDALONE = "STANDALONE"
 EAGLE = "EAGLE"
@@ -79,7 +80,7 @@ class DraftShape:
             return 0
         if self.algorithm == STANDALONE:
             return self.body.weight_bytes
-        return self.parameters * DTYPE_BYTES[self.body.weight_dtype]
+        return math.ceil(self.parameters * self.body.bytes_per_weight)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -99,7 +100,7 @@ def _head_body(target: ModelShape, name: str, vocab: int) -> ModelShape:
     """Return one dense decoder layer as wide as the target. A sparse target's head is dense, as wide as its active experts."""
     sparse_width = target.experts_per_token * target.moe_intermediate + target.shared_intermediate
     return replace(
-        target, name=name, layers=1, vocab=vocab, tied_embeddings=False, weight_dtype="bf16",
+        target, name=name, layers=1, vocab=vocab, tied_embeddings=False, weight_dtype="bf16", wide_attention=False,
         intermediate=sparse_width if target.experts else target.intermediate,
         experts=0, experts_per_token=0, moe_intermediate=0, shared_intermediate=0, dense_layers=0,
         attention_window=None, windowed_layers=0, qkv_bias=False, qk_norm=False,

@@ -97,7 +97,7 @@ class Efficiency:
         return best * 1e9
 
     def gemm_ns(
-        self, gpu: GPU, rows: int, inner: int, columns: int, *, dtype: str, weight_bytes: int, groups: float = 1.0
+        self, gpu: GPU, rows: int, inner: int, columns: int, *, dtype: str, weight_bytes: float, groups: float = 1.0
     ) -> float:
         """Return the time of `groups` matrix products with their own weights, `rows` tokens each (activations are 16-bit).
 

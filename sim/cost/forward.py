@@ -88,16 +88,21 @@ class ForwardCost:
 
     def gemm_ns(self, tokens: int, inner: int, columns: int, groups: float = 1.0) -> float:
         """Return the time of matrix products in the shape's weight format; sizes in elements, already divided among the devices."""
-        weight_bytes = DTYPE_BYTES[self.shape.weight_dtype]
+        weight_bytes = self.shape.bytes_per_weight
         return self.efficiency.gemm_ns(
             self.gpu, tokens, inner, columns, dtype=self.dtype, weight_bytes=weight_bytes, groups=groups
         )
 
+    def _attention_gemm_ns(self, tokens: int, inner: int, columns: int) -> float:
+        if not self.shape.wide_attention:
+            return self.gemm_ns(tokens, inner, columns)
+        return self.efficiency.gemm_ns(self.gpu, tokens, inner, columns, dtype="bf16", weight_bytes=2)
+
     def _projections_ns(self, tokens: int) -> float:
         shape = self.shape
         qkv_columns = (self.local_heads + 2 * self.local_kv_heads) * shape.head_dim
-        qkv = self.gemm_ns(tokens, shape.hidden * self.qkv_inputs, qkv_columns)
-        return qkv + self.gemm_ns(tokens, self.local_heads * shape.head_dim, shape.hidden)
+        qkv = self._attention_gemm_ns(tokens, shape.hidden * self.qkv_inputs, qkv_columns)
+        return qkv + self._attention_gemm_ns(tokens, self.local_heads * shape.head_dim, shape.hidden)
 
     def _mlp_ns(self, tokens: int, intermediate: int) -> float:
         local = math.ceil(intermediate / self.tp)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...core.errors import ForetokenError, nearest
+from ...core.errors import ForetokenError, nearest_name
 
 MIB = 1 << 20
 
@@ -166,7 +166,7 @@ _CATALOGUE: tuple[GPU, ...] = (
     _entry(
         "B200",
         "NVIDIA Blackwell HGX B200 data sheet (1000 W)",
-        tflops={"bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0},
+        tflops={"bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0, "nvfp4": 9000.0},
         mebibytes=183_359,
         gigabytes_per_s=8000,
         sm_count=148,
@@ -213,6 +213,13 @@ _CATALOGUE: tuple[GPU, ...] = (
 )
 
 
+_OTHERS = {
+    "h20", "h800", "a10", "a30", "a40", "a800", "v100", "t4", "l20", "l40", "b100", "b300",
+    "gb200", "gb300", "gh200", "rtx4080", "rtx5090", "a6000", "rtx6000ada", "mi250x", "mi325x", "mi355x",
+}  # fmt: skip
+"""GPUs that exist and are not in the catalogue: none of its entries stands for them."""
+
+
 def _key(name: str) -> str:
     """Return a name without case, blanks and punctuation: "RTX-4090", "rtx 4090" and "rtx4090" are one name."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
@@ -246,6 +253,6 @@ def lookup_gpu(name: str) -> GPU:
     key = re.sub(r"^(nvidia|amd|geforce|instinct)+", "", _key(name))
     key = _ALIASES.get(key, key)
     if key not in _BY_KEY:
-        hint = nearest(name.upper(), known_gpus())
+        hint = "" if key in _OTHERS else nearest_name(name.upper(), known_gpus())
         raise UnknownGPU(f"unknown GPU {name!r}{hint}; known: {', '.join(known_gpus())}")
     return _BY_KEY[key]

@@ -28,6 +28,10 @@ SETTINGS = {
     "a link without end": (["router.latency_us=1e30"], ["router.latency_us", "1e+30"]),
     "a link without width": (["router.bandwidth_gbps=1e-300"], ["router.bandwidth_gbps", "1e-300"]),
     "unknown GPU": (["hardware.gpu=H10"], ["--set: hardware.gpu", "'H10'", "did you mean 'H100'"]),
+    "another GPU than those known": (["hardware.gpu=H20"], ["unknown GPU 'H20'; known"]),
+    "another family's GPU": (["hardware.gpu=GB200"], ["unknown GPU 'GB200'; known"]),
+    "another model": (["model.target=Qwen/Qwen3-32B"], ["unknown model 'Qwen/Qwen3-32B'; built in", "config.json"]),
+    "weights of no format": (["model.weight_dtype=int3"], ["int3", "nvfp4"]),
     "several unknown names": (
         ["hardware.gpu=H10", "hardware.host=x", "engine.eviction_policy=lur", "acceptance.preset=chta"],
         ["hardware.gpu", "hardware.host", "engine.eviction_policy", "acceptance.preset", "did you mean 'lru'"],

@@ -94,6 +94,32 @@ def test_refused(changes: dict, key: str):
     refused(MINIMAL | changes, key)
 
 
+@pytest.mark.parametrize(
+    "quantization",
+    [{"quant_method": method} for method in ("fp8", "awq", "gptq", "mxfp4", "modelopt", "compressed-tensors")],
+    ids=lambda quantization: quantization["quant_method"],
+)
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_quantized_weights_are_refused_by_their_method(key, quantization):
+    assert repr(quantization["quant_method"]) in refused(MINIMAL | {key: quantization}, key)
+
+
+def test_quantized_weights_are_refused_by_the_file_beside_the_configuration(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MINIMAL))
+    beside = tmp_path / "hf_quant_config.json"
+    beside.write_text('{"quantization": {"quant_algo": null}}')
+    target = ModelConfig.from_directory(tmp_path)
+    beside.write_text('{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}')
+    for read in (ModelConfig.from_directory, lambda directory: HeadConfig.from_directory(directory, EAGLE3, target)):
+        with pytest.raises(ConfigError, match=r"hf_quant_config.json: quantization: quant_algo 'NVFP4': quantized"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3NextForCausalLM", "Qwen2MoeForCausalLM", "Llama4ForCausalLM"])
+def test_another_family_is_no_misspelt_one(architecture):
+    assert "did you mean" not in refused(MINIMAL | {"architectures": [architecture]}, "architectures")
+
+
 def test_inactive_sliding_windows_are_no_obstacle():
     ModelConfig.from_dict(MINIMAL | {"sliding_window": 64, "use_sliding_window": False})
     ModelConfig.from_dict(MINIMAL | {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 8})

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer, the reader of Hugging Face's `config.json`, and the catalogue of built-in models.
+"""The shape of a decoder-only transformer, and the reader of Hugging Face's `config.json`.
 
 A configuration is read as data, a mapping or a text; files are opened by the caller. All problems of a configuration are reported at
 once, with its source and the key of each.
@@ -6,14 +6,17 @@ once, with its source and the key of each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .config_reader import ConfigReader
-from .errors import ForetokenError, nearest
+from ..config_reader import ConfigReader
+from ..errors import ForetokenError, nearest_name
+from .quantization import CONFIG_KEYS, WEIGHT_BITS, bits_per_weight, read_weight_format
 
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
+"""The formats of a KV cache; those of weights are more (`quantization.py`)."""
 ARCHITECTURES: Mapping[str, str] = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -56,7 +59,8 @@ class ModelShape:
 
     Counts are dimensionless, sizes in elements, `attention_window` and `max_context` in tokens. A mixture of experts has
     `experts > 0`; then `intermediate` is the width of the `dense_layers` that have no experts. `windowed_layers` of the
-    layers attend only to the last `attention_window` tokens.
+    layers attend only to the last `attention_window` tokens. `weight_dtype` is a format of `quantization.py`; embeddings and LM head
+    stay 16-bit beside quantized weights, and attention does with `wide_attention`.
     """
 
     name: str
@@ -72,6 +76,7 @@ class ModelShape:
     max_context: int
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"
+    wide_attention: bool = False
     experts: int = 0
     experts_per_token: int = 0
     moe_intermediate: int = 0
@@ -134,10 +139,18 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights. With 8-bit weights the embeddings and the LM head stay 16-bit, as checkpoints keep
-        them."""
+        """Bytes of all weights. Beside quantized weights the embeddings and the LM head stay 16-bit, as checkpoints keep them."""
         wide = self.embedding_parameters * (1 if self.tied_embeddings else 2)
-        return (self.parameters - wide) * DTYPE_BYTES[self.weight_dtype] + wide * 2
+        if self.wide_attention:
+            wide += self.layers * self.attention_parameters
+        return math.ceil((self.parameters - wide) * self.bytes_per_weight) + wide * 2
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes of one weight of the layers, scales included."""
+        bits = bits_per_weight(self.weight_dtype)
+        assert bits is not None, self.weight_dtype
+        return bits / 8
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -145,11 +158,19 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[self.kv_dtype]
 
     def with_dtypes(self, weight_dtype: str | None = None, kv_dtype: str | None = None) -> ModelShape:
-        """The same shape in other number formats ("bf16", "fp16", "fp8"). Raises `UnknownModel` for another format."""
-        for dtype in (weight_dtype, kv_dtype):
-            if dtype is not None and dtype not in DTYPE_BYTES:
-                raise UnknownModel(f"{self.name}: data type {dtype!r} is none of {', '.join(DTYPE_BYTES)}")
-        return replace(self, weight_dtype=weight_dtype or self.weight_dtype, kv_dtype=kv_dtype or self.kv_dtype)
+        """The same shape in other number formats, those of `quantization.py` for weights. Raises `UnknownModel` for another format."""
+        if weight_dtype is not None and bits_per_weight(weight_dtype) is None:
+            known = ", ".join((*WEIGHT_BITS, "int4-g128"))
+            raise UnknownModel(f"{self.name}: data type {weight_dtype!r} is none of {known} (bits and group size)")
+        if kv_dtype is not None and kv_dtype not in DTYPE_BYTES:
+            raise UnknownModel(f"{self.name}: data type {kv_dtype!r} of KV is none of {', '.join(DTYPE_BYTES)}")
+        wide = self.wide_attention and weight_dtype in (None, self.weight_dtype)
+        return replace(
+            self,
+            weight_dtype=weight_dtype or self.weight_dtype,
+            kv_dtype=kv_dtype or self.kv_dtype,
+            wide_attention=wide,
+        )
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Rows (name, value, unit, source) for `--explain`."""
@@ -219,7 +240,7 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
     reader = _language_model(config, source)
     family = reader.get("model_type")
     if family not in ARCHITECTURES:
-        hint = nearest(family, ARCHITECTURES) if isinstance(family, str) else ""
+        hint = nearest_name(family, ARCHITECTURES) if isinstance(family, str) else ""
         reader.problem("model_type", f"expected one of {', '.join(ARCHITECTURES)}{hint}, found {family!r}")
         reader.raise_problems()
     sizes, moe = read_sizes(reader, family), read_experts(reader, family)
@@ -231,13 +252,14 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
         sizes |= {"experts": moe.num_experts, "experts_per_token": moe.top_k, "dense_layers": dense}
         sizes["moe_intermediate"] = moe.intermediate_size
     window, windowed_layers = _window(reader, family, layers)
-    weight_dtype = _weight_dtype(reader)
+    weight_dtype, wide_attention, kv_dtype = _dtypes(reader)
     reader.raise_problems()
     return ModelShape(
         name=name,
         family=family,
         weight_dtype=weight_dtype,
-        kv_dtype="bf16" if weight_dtype == "fp8" else weight_dtype,  # 16-bit unless the engine is told otherwise
+        kv_dtype=kv_dtype,
+        wide_attention=wide_attention,
         attention_window=window,
         windowed_layers=windowed_layers,
         source=source,
@@ -253,24 +275,20 @@ def _language_model(config: Mapping[str, Any], source: str) -> ConfigReader:
     whole = ConfigReader(config, source)
     part = whole.under("text_config")
     whole.raise_problems()
-    shared = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config")
+    shared = ("tie_word_embeddings", "torch_dtype", "dtype", *CONFIG_KEYS)
     part.data = {key: config[key] for key in shared if key in config} | dict(part.data)
     return part
 
 
-def _weight_dtype(reader: ConfigReader) -> str:
-    quantization = reader.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        if method != "fp8":
-            reader.problem("quantization_config.quant_method", f"expected 'fp8' or no quantization, found {method!r}")
-        return "fp8"
+def _dtypes(reader: ConfigReader) -> tuple[str, bool, str]:
+    """Return the format of the weights, whether attention keeps 16-bit ones, and the format of KV: 16-bit unless the file says more."""
     key = "dtype" if "dtype" in reader.data else "torch_dtype"
     value = reader.get(key, "bfloat16")
     if value not in _DTYPES:
         reader.problem(key, f"expected one of {', '.join(_DTYPES)}, found {value!r}")
-        return "bf16"
-    return _DTYPES[value]
+    wide = _DTYPES.get(value, "bf16")
+    quantized, wide_attention, kv = read_weight_format(reader)
+    return quantized or wide, wide_attention, kv or ("bf16" if quantized else wide)
 
 
 def _window(reader: ConfigReader, family: str, layers: int) -> tuple[int | None, int]:
@@ -286,93 +304,3 @@ def _window(reader: ConfigReader, family: str, layers: int) -> tuple[int | None,
     else:
         windowed = layers
     return (window, windowed) if windowed else (None, 0)
-
-
-# -- the catalogue ----------------------------------------------------------------------------------------------------
-
-
-def _built_in(
-    repository: str,
-    family: str,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    intermediate: int,
-    vocab: int,
-    context: int,
-    **others: Any,
-) -> dict[str, Any]:
-    return {
-        "_name_or_path": repository,
-        "architectures": [ARCHITECTURES[family]],
-        "model_type": family,
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": intermediate,
-        "vocab_size": vocab,
-        "max_position_embeddings": context,
-        "torch_dtype": "bfloat16",
-        **others,
-    }
-
-
-def _llama3(factor: float, **others: Any) -> dict[str, Any]:
-    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    scaling["original_max_position_embeddings"] = 8192
-    return {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "rope_scaling": scaling, **others}
-
-
-_QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1000000.0}
-_EXPERTS = {
-    "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-}  # fmt: skip
-_TIED = {"tie_word_embeddings": True}
-
-BUILT_IN: Mapping[str, Mapping[str, Any]] = {
-    "llama-3.1-8b": _built_in(
-        "meta-llama/Llama-3.1-8B", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072, **_llama3(8.0)
-    ),
-    "llama-3.1-70b": _built_in(
-        "meta-llama/Llama-3.1-70B", "llama", 80, 8192, 64, 8, 128, 28672, 128256, 131072, **_llama3(8.0)
-    ),
-    "llama-3.2-1b": _built_in(
-        "meta-llama/Llama-3.2-1B", "llama", 16, 2048, 32, 8, 64, 8192, 128256, 131072, **_llama3(32.0, **_TIED)
-    ),
-    "llama-3.2-3b": _built_in(
-        "meta-llama/Llama-3.2-3B", "llama", 28, 3072, 24, 8, 128, 8192, 128256, 131072, **_llama3(32.0, **_TIED)
-    ),
-    "llama-2-7b": _built_in(
-        "meta-llama/Llama-2-7b-hf", "llama", 32, 4096, 32, 32, 128, 11008, 32000, 4096, rms_norm_eps=1e-5
-    ),
-    "qwen3-8b": _built_in("Qwen/Qwen3-8B", "qwen3", 36, 4096, 32, 8, 128, 12288, 151936, 40960, **_QWEN),
-    "qwen3-0.6b": _built_in("Qwen/Qwen3-0.6B", "qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 40960, **_QWEN, **_TIED),
-    "qwen3-30b-a3b": _built_in(
-        "Qwen/Qwen3-30B-A3B", "qwen3_moe", 48, 2048, 32, 4, 128, 6144, 151936, 40960, **_QWEN, **_EXPERTS
-    ),
-    "qwen2.5-7b": _built_in("Qwen/Qwen2.5-7B", "qwen2", 28, 3584, 28, 4, 128, 18944, 152064, 131072, **_QWEN),
-}
-"""The published `config.json` of each built-in model."""
-
-
-def known_models() -> tuple[str, ...]:
-    """Return the names of the built-in models, in the catalogue's order."""
-    return tuple(BUILT_IN)
-
-
-def lookup_model(name: str) -> ModelShape:
-    """Return the built-in shape called `name`, without regard to case. Raises `UnknownModel` with the nearest known name."""
-    key = name.strip().lower().replace("_", "-").replace(" ", "-")
-    if key not in BUILT_IN:
-        hint = nearest(key, known_models())
-        raise UnknownModel(
-            f"unknown model {name!r}{hint}; built in: {', '.join(known_models())}; "
-            "any other: give the path of its config.json"
-        )
-    config = BUILT_IN[key]
-    return read_model_shape(config, f"config.json of {config['_name_or_path']}", key)
