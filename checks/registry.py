@@ -6,10 +6,12 @@ from ..properties.harness.mutants import Mutant
 from ..properties.harness.suite import Suite
 from ..properties.invariants import of_contract
 from ..properties.suites import register, suite_of
+from .acceptance.trial import ProcessTrial
 from .executor.trial import ExecutorTrial
 from .transport.trial import TransportTrial
 
 EXECUTOR = register(Suite.of(ExecutorTrial, ("foretoken.checks.executor.reference_subject:make",)))
+ACCEPTANCE = register(Suite.of(ProcessTrial, ("foretoken.checks.acceptance.core_subject:make",)))
 TRANSPORT = register(Suite.of(TransportTrial, ("foretoken.checks.transport.handoff_subject:make",)))
 
 SUBJECTS: dict[str, tuple[str, ...]] = {
@@ -32,6 +34,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "foretoken.properties.accept.plain:make",
         "foretoken.checks.adapters.torch_accept:make",
     ),
+    "acceptance-process": ("foretoken.checks.acceptance.core_subject:make",),
     "step-controller": (
         "foretoken.checks.adapters.step_controller:make_fixed",
         "foretoken.checks.adapters.step_controller:make_ema",
@@ -65,6 +68,8 @@ def mutants_of(contract: str) -> tuple[Mutant, ...]:
             from .mutants.relay import MUTANTS
         case "accept":
             from .mutants.accept import MUTANTS
+        case "acceptance-process":
+            from .acceptance.mutants import MUTANTS
         case "step-controller":
             from .mutants.step_controller import MUTANTS
         case "engine":

@@ -25,8 +25,8 @@ def check(
     contract: Annotated[
         str | None,
         typer.Argument(
-            help="The contract: allocator, prefix-cache, relay, accept, step-controller, engine, executor, transport or "
-            "simulator; all by default."
+            help="The contract: allocator, prefix-cache, relay, accept, acceptance-process, step-controller, engine, executor, "
+            "transport or simulator; all by default."
         ),
     ] = None,
     subject: Annotated[

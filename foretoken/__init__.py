@@ -52,7 +52,8 @@ def check(contract: str, make: Callable[[Any], Any] | str, **options: Any) -> Re
     """Search for operations that break a component, and return the report; nothing is raised for a broken invariant.
 
     Args:
-        contract: "allocator", "prefix-cache", "relay", "accept", "step-controller", "engine", "executor", "transport" or "simulator".
+        contract: "allocator", "prefix-cache", "relay", "accept", "acceptance-process", "step-controller", "engine", "executor",
+            "transport" or "simulator".
         make: A function that takes a configuration and returns a fresh component, or its name as "module:make".
         **options: Passed to `foretoken.properties.conformance.check`, for example `budget="60s"`, `capabilities=("paged",)`, `seed=7`.
 

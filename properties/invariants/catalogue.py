@@ -211,6 +211,19 @@ CATALOGUE: dict[str, tuple[tuple[str, str, str], ...]] = {
             "keys share one",
             "E",
         ),
+        (
+            "ACCEPT-24",
+            "simulated acceptance: a run is a function of (seed, request, position), whatever the window, batch or steps; "
+            "a recorded one is replayed as it was",
+            "E",
+        ),
+        (
+            "ACCEPT-25",
+            "simulated acceptance: depth, correlation, drift and stretches are those that were configured, within a "
+            "bound known beforehand; each recording has its share",
+            "R",
+        ),
+        ("ACCEPT-26", "simulated acceptance: another seed is another set of requests of the same kind", "M"),
     ),
     "Adaptive step controller": (
         (
