@@ -28,6 +28,7 @@ from .cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, 
 from .cost.hardware import GPU, lookup_gpu
 from .cost.host import HostCost, host_preset
 from .cost.launch import launch_preset
+from .cost.measured import KernelTables, NotMeasured, measured_tables
 from .cost.memory import GRAPH_BYTES, MemoryPlan, kv_pool_slots
 from .cost.round import RoundCost
 from .disaggregation.pools import Pools, pools_of, timing_of
@@ -104,6 +105,10 @@ def assemble(scenario: Scenario) -> Assembly:
         graph_sizes=spec.graph_sizes,
         launch=launch_preset(hardware.launch),
         calibration=load_calibration(hardware.profile) if hardware.profile else None,
+        tables=_kernel_tables(scenario, target, gpu),
+        draft_tables=_kernel_tables(scenario, draft.body, gpu)
+        if draft is not None and draft.body is not None
+        else None,
         keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
     )
     host = host_preset(hardware.host)
@@ -116,6 +121,19 @@ def assemble(scenario: Scenario) -> Assembly:
     timing_of(scenario)
     _check(scenario, spec, acceptance)
     return Assembly(scenario, target, gpu, draft, algorithm, spec, cost, host, memory, acceptance, pools_of(scenario))
+
+
+def _kernel_tables(scenario: Scenario, shape: ModelShape, gpu: GPU) -> KernelTables | None:
+    """Return the measured kernels of a model or a head, None for the roofline. Raises NotMeasured where they are demanded and missing."""
+    hardware = scenario.hardware
+    if hardware.kernels == "roofline":
+        return None
+    try:
+        return measured_tables(shape, gpu.name, hardware.kernels_of, hardware.tensor_parallel)
+    except NotMeasured:
+        if hardware.kernels == "measured":
+            raise
+        return None
 
 
 def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> EngineSpec:

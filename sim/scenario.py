@@ -51,6 +51,14 @@ class Hardware(Table):
     cuda_graphs: bool = Field(True, description="padded batch sizes, captured per number of draft steps")
     graph_sizes: list[Count] | None = Field(None, description="captured batch sizes; default: 1, 2, 4, 8, 16, …")
     host: str = Field("foretoken", description="host time per step: foretoken, vllm-0.10, sglang-overlap")
+    kernels: Literal["auto", "measured", "roofline"] = Field(
+        "auto",
+        description="times of passes: measured kernels (the extra `measured`), the roofline, or auto: measured where they are installed and "
+        "cover model, GPU and parallelism",
+    )
+    kernels_of: Literal["sglang", "vllm", "trtllm"] = Field(
+        "sglang", description="the server whose kernels were measured"
+    )
     launch: Literal["full-graph", "piecewise"] = Field(
         "full-graph", description="piecewise: the host drives each draft pass"
     )

@@ -60,6 +60,10 @@ class ForwardCost:
         self.kv_token_bytes = 2 * self.local_kv_heads * shape.head_dim * DTYPE_BYTES[shape.kv_dtype]
         self._layers_cache: dict[int, float] = {}
 
+    def explain(self) -> list[tuple[str, float | str, str, str]]:
+        """Return rows (name, value, unit, source) of what this adds to model, GPU and efficiencies."""
+        return [("kernels of the target", "roofline", "", "times from the GPU's peaks and the efficiencies below")]
+
     @property
     def kernels(self) -> int:
         """Count the kernels that one pass launches, LM head included."""
@@ -166,8 +170,13 @@ class ForwardCost:
         one = link.latency_ns + 2 * (self.tp - 1) / self.tp * size_bytes * 1e9 / link.bandwidth_bytes_per_s
         return 2 * self.shape.layers * one
 
-    def decode_attention(self, queries_per_row: int, own_tokens: int, reads: int = 1) -> Line:
-        """Attention of a decode, verify or catch-up pass, linear in the batch's KV tokens.
+    @property
+    def knee(self) -> int:
+        """The context per row at which the lines of `decode_attention` bend: where windows are full."""
+        return self.shape.attention_window or 0
+
+    def decode_attention(self, rows: int, queries_per_row: int, own_tokens: int, reads: int = 1) -> Line:
+        """Attention of a decode, verify or catch-up pass over `rows` rows, linear in the batch's KV tokens.
 
         `queries_per_row`: tokens of one sequence that attend together; `own_tokens`: KV written by this round that is
         read too, over the batch; `reads`: how often a prefix is read (once per branch when branches do not share it).

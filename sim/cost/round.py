@@ -43,6 +43,7 @@ from .efficiency import Efficiency, default_efficiency
 from .forward import ForwardCost, Line
 from .hardware import GPU
 from .launch import DEFAULT_GRAPH_SIZES, FULL_GRAPH, LaunchCost, padded_size
+from .measured import KernelTables, MeasuredForward
 from .work import DecodeWork, InvalidRound, check_round
 
 GREEDY = "greedy"
@@ -65,6 +66,7 @@ class _Rider:
 class RoundCost:
     """Device time of steps of one engine: target, draft, GPU and tensor-parallel size.
 
+    `tables`, `draft_tables`: measured times of the target's and the draft's passes, which replace the roofline's.
     `graph_sizes`: captured batch sizes in increasing order, None for no graphs. `sampling`: "stochastic" (softmax and
     lossless acceptance over the vocabulary) or "greedy" (argmax). `shared_draft_prefix`: whether the branches of a
     drafting tree read their common prefix once (a cascade kernel) or once each. `keep_draft_warm`: whether rounds with
@@ -82,6 +84,8 @@ class RoundCost:
         launch: LaunchCost = FULL_GRAPH,
         calibration: Calibration | None = None,
         *,
+        tables: KernelTables | None = None,
+        draft_tables: KernelTables | None = None,
         sampling: str = STOCHASTIC,
         shared_draft_prefix: bool = False,
         keep_draft_warm: bool = False,
@@ -105,9 +109,12 @@ class RoundCost:
         self.sampling = sampling
         self.draft_reads_per_branch = not shared_draft_prefix
         self.keep_draft_warm = keep_draft_warm
-        self._target = ForwardCost(target, gpu, self.efficiency, tp)
+        roofline = ForwardCost(target, gpu, self.efficiency, tp)
+        self._target = roofline if tables is None else MeasuredForward(roofline, tables)
         body = draft.body if draft is not None else None
         self._draft = ForwardCost(body, gpu, self.efficiency, tp, draft.qkv_inputs) if draft and body else None
+        if self._draft is not None and draft_tables is not None:
+            self._draft = MeasuredForward(self._draft, draft_tables)
         self._curves: dict[tuple[int, int, int, int], Curve] = {}
         self._lm_heads: dict[tuple[bool, int], float] = {}
         self._fusions: dict[int, float] = {}
@@ -158,7 +165,7 @@ class RoundCost:
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) of everything that this cost is made of."""
-        rows = [*self.gpu.explain(), *self.target.explain()]
+        rows = [*self.gpu.explain(), *self.target.explain(), *self._target.explain()]
         for part in (self.draft, self.efficiency, self.launch, self.calibration):
             if part is not None:
                 rows += part.explain()
@@ -186,7 +193,7 @@ class RoundCost:
 
     def _target_pass(self, batch_size: int, rows: int, nodes: int, *, eager: bool) -> Pass:
         """Return the pass that verifies `nodes` tokens for each of `rows` padded rows; padding rows compute but have no KV to read."""
-        cap = batch_size * (self.target.attention_window or 0)
+        cap = batch_size * self._target.knee
         if self.calibration is not None and self.calibration.target is not None:
             line = self.calibration.target
             base_ns = line.base_ns + line.per_token_ns * batch_size * nodes
@@ -194,7 +201,7 @@ class RoundCost:
         tokens = rows * nodes
         parts = {
             "verify": Line(self._target.layers_ns(tokens)),
-            "attention": self._target.decode_attention(nodes, batch_size * nodes),
+            "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
             "lm_head": Line(self._lm_head_ns(False, tokens)),
             "launch": self._gap,
         }
@@ -256,9 +263,9 @@ class RoundCost:
             # On average a branch has half of the steps' own tokens behind it.
             own = batch_size * steps // 2
             if self.draft_reads_per_branch:
-                attention = forward.decode_attention(1, own, reads=topk)
+                attention = forward.decode_attention(batch_size, 1, own, reads=topk)
             else:
-                attention = forward.decode_attention(topk, own * topk)
+                attention = forward.decode_attention(batch_size, topk, own * topk)
             passes.append(
                 self._draft_pass("draft", batch_size, rows * topk, rows * topk, attention, steps - 1, eager, later=True)
             )
@@ -272,7 +279,7 @@ class RoundCost:
         forward, draft = self._draft, self.draft
         if forward is None or draft is None or not (steps or self.keep_draft_warm):
             return []
-        attention = forward.decode_attention(steps + 1, batch_size * (steps + 1))
+        attention = forward.decode_attention(batch_size, steps + 1, batch_size * (steps + 1))
         repeat = max(steps, 1) if draft.algorithm == MULTI_LAYER_EAGLE else 1
         return [self._draft_pass("draft_catch_up", batch_size, rows * (steps + 1), rows, attention, repeat, eager)]
 
@@ -315,7 +322,7 @@ class RoundCost:
         if self.tp > 1:
             parts["comm"] = Line(forward.comm_ns(tokens))
         floor_ns = max(self._floor_ns(forward, eager), self.launch.draft_pass_floor_ns)
-        return Pass(parts, floor_ns, repeat, batch_size * (body.attention_window or 0))
+        return Pass(parts, floor_ns, repeat, batch_size * forward.knee)
 
     def _fusion_ns(self, tokens: int) -> float:
         """Return the time of the fully connected layer in front of a head."""
@@ -337,10 +344,14 @@ class RoundCost:
                 if batch_size
                 else (),
                 after_verify=(self._after_verify(batch_size, steps, topk, nodes),) if batch_size else (),
-                attention=self._target.decode_attention(nodes, batch_size * nodes) if batch_size else Line(0.0),
+                attention=self._target.decode_attention(batch_size, nodes, batch_size * nodes)
+                if batch_size
+                else Line(0.0),
                 caught_up_tokens=caught_up,
                 catch_up_attention=(
-                    self._draft.decode_attention(steps + 1, caught_up) if self._draft and caught_up else Line(0.0)
+                    self._draft.decode_attention(batch_size, steps + 1, caught_up)
+                    if self._draft and caught_up
+                    else Line(0.0)
                 ),
             )
         return self._riders[key]
@@ -391,5 +402,5 @@ class RoundCost:
         }
         if self.tp > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens))
-        cap = batch_size * (self.target.attention_window or 0)
+        cap = batch_size * self._target.knee
         return Pass(parts, self._floor_ns(self._target, eager=True), window_cap_tokens=cap)
