@@ -233,6 +233,10 @@ RULES: tuple[Rule, ...] = (
         _when(lambda run: run.scenario.engine.kv_slots is not None, "engine.kv_slots gives the size of the pool"),
     ),
     Rule(
+        ("hardware.kernels_of",),
+        _when(lambda run: run.scenario.hardware.kernels == "roofline", "hardware.kernels is roofline"),
+    ),
+    Rule(
         ("hardware.graph_sizes",),
         _when(lambda run: not run.scenario.hardware.cuda_graphs, "hardware.cuda_graphs is false"),
     ),

@@ -51,10 +51,9 @@ class Hardware(Table):
     cuda_graphs: bool = Field(True, description="padded batch sizes, captured per number of draft steps")
     graph_sizes: list[Count] | None = Field(None, description="captured batch sizes; default: 1, 2, 4, 8, 16, …")
     host: str = Field("foretoken", description="host time per step: foretoken, vllm-0.10, sglang-overlap")
-    kernels: Literal["auto", "measured", "roofline"] = Field(
-        "auto",
-        description="times of passes: measured kernels (the extra `measured`), the roofline, or auto: measured where they are installed and "
-        "cover model, GPU and parallelism",
+    kernels: Literal["roofline", "measured", "auto"] = Field(
+        "roofline",
+        description="times of passes: the roofline, measured kernels (the extra `measured`), or auto: measured where there are some",
     )
     kernels_of: Literal["sglang", "vllm", "trtllm"] = Field(
         "sglang", description="the server whose kernels were measured"

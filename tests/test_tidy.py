@@ -47,7 +47,7 @@ JUDGED_IN_CORE_TYPES = {"checks.executor.model": {"core.algorithm.algorithm", "c
 LIBRARIES = {  # package -> what it may import from outside the standard library
     "core": {"numpy"},
     "observe": {"numpy", "pyarrow", "rich", "plotly"},
-    "sim": {"numpy", "pydantic", "simpy", "ray"},
+    "sim": {"numpy", "pydantic", "simpy", "ray", "aiconfigurator_core"},
     "gpu": {"numpy", "torch", "triton", "safetensors", "tokenizers", "jinja2", "fastapi", "uvicorn"},
     "properties": {"numpy", "hypothesis", "pytest"},
     "checks": {"numpy", "torch", "simpy", "pyarrow", "hypothesis", "transformers"},
@@ -451,7 +451,7 @@ def test_constraints_pin_every_dependency():
     [
         (None, ("core",), set()),
         ("properties", ("core", "properties"), {"pytest"}),
-        ("sim", ("core", "sim", "observe", "cli"), {"plotly", "ray"}),
+        ("sim", ("core", "sim", "observe", "cli"), {"plotly", "ray", "aiconfigurator_core"}),
     ],
 )
 def test_an_extra_covers_what_its_packages_import(extra: str | None, folders: tuple[str, ...], optional: set[str]):

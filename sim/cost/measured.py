@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -298,7 +299,7 @@ def _load(path: Path, identity: str) -> KernelTables | None:
             return KernelTables(
                 source=about["source"], provenance=about["provenance"], **{name: file[name] for name in _ARRAYS}
             )
-    except (OSError, ValueError, KeyError, EOFError):
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None
 
 

@@ -228,7 +228,7 @@ def test_tensor_parallelism_divides_the_work_and_pays_for_it():
     assert alone["verify"] / 4 < shared["verify"] < alone["verify"] / 3
     assert alone["attention"] > 3 * shared["attention"] - 80 * 4_000 * 3
     # With 8 KV heads on 16 devices each keeps a copy of one head: half as much as on 8, not a quarter.
-    slopes = [ForwardCost(LLAMA_70B, H100, four.efficiency, tp).decode_attention(1, 0).slope_ns for tp in (4, 8, 16)]
+    slopes = [ForwardCost(LLAMA_70B, H100, four.efficiency, tp).decode_attention(1, 1, 0).slope_ns for tp in (4, 8, 16)]
     assert slopes[0] == pytest.approx(2 * slopes[1], rel=0.05)
     assert slopes[2] == pytest.approx(slopes[1], rel=0.05)
 
