@@ -12,6 +12,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from foretoken.core.adaptive.config import SlotConfig
+import numpy as np
+from foretoken.core.acceptance.fit import simulate_rounds
+from foretoken.core.acceptance.presets import PRESETS
 from foretoken.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
 from foretoken.core.model_shape import known_models
 from foretoken.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
@@ -111,6 +114,16 @@ def cost_accuracy() -> str:
     return "\n".join(["```text", *(line.removeprefix("    ") for line in lines[first : last + 1]), "```"])
 
 
+def acceptance_presets() -> str:
+    """Every acceptance preset, its measurement, and the mean accept lengths of its rounds in chains of 1, 3 and 7 steps."""
+    rows = ["| preset | fitted to | 1 step | 3 steps | 7 steps |", "| --- | --- | --- | --- | --- |"]
+    for preset in PRESETS.values():
+        lens = (simulate_rounds(preset.process(), steps, 512, 300) for steps in (1, 3, 7))
+        cells = " | ".join(f"{rounds.sum() / np.count_nonzero(rounds):.2f}" for rounds in lens)
+        rows.append(f"| `{preset.name}` | {preset.source} | {cells} |")
+    return "\n".join(rows)
+
+
 def gpus() -> str:
     return ", ".join(known_gpus())
 
@@ -137,6 +150,7 @@ BLOCKS = {
     "scenario-keys": scenario_keys,
     "cost-accuracy": cost_accuracy,
     "fault-kinds": fault_kinds,
+    "acceptance-presets": acceptance_presets,
     "gpus": gpus,
     "models": models,
     "adaptive-keys": adaptive_keys,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.acceptance.drift import Regimes
-from ..core.acceptance.presets import PRESETS, acceptance_preset
+from ..core.acceptance.presets import PresetChoice, usual_preset
 from ..core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
 from ..core.acceptance.recorded import TraceAcceptance
 from ..core.adaptive import CostTable
@@ -53,6 +53,7 @@ class Assembly:
     host: HostCost
     memory: MemoryPlan | None  # None: the scenario gives the KV pool's size
     acceptance: AcceptanceProcess
+    preset: PresetChoice  # what the acceptance is made of, as far as the scenario does not give it
     pools: Pools
 
     def make_engine(self, events: EventSink | None, replica: int = 0) -> Engine:
@@ -81,7 +82,7 @@ class Assembly:
             rows += self.memory.explain()
         config = self.spec.config
         rows.append(("scheduling mode", config.mode, "", config.mode_reason))
-        source = _acceptance_source(self.scenario, self.algorithm)
+        source = _acceptance_source(self.scenario, self.preset)
         rows.append(("acceptance", type(self.acceptance).__name__, "", source))
         return rows
 
@@ -117,10 +118,13 @@ def assemble(scenario: Scenario) -> Assembly:
     spec = spec.with_config(num_pages=slots // spec.config.page_size)
     if spec.policy == "goodput":
         spec = replace(spec, cost_table=_cost_table(spec, cost, host))
-    acceptance = _acceptance(scenario, algorithm)
+    preset = _chosen_preset(scenario, algorithm, target)
+    acceptance = _acceptance(scenario, preset)
     timing_of(scenario)
     _check(scenario, spec, acceptance)
-    return Assembly(scenario, target, gpu, draft, algorithm, spec, cost, host, memory, acceptance, pools_of(scenario))
+    return Assembly(
+        scenario, target, gpu, draft, algorithm, spec, cost, host, memory, acceptance, preset, pools_of(scenario)
+    )
 
 
 def _kernel_tables(scenario: Scenario, shape: ModelShape, gpu: GPU) -> KernelTables | None:
@@ -239,7 +243,7 @@ def _cost_table(spec: EngineSpec, cost: RoundCost, host: HostCost) -> CostTable:
     return CostTable(spec.adaptive.candidate_steps, tuple(sizes), tuple(round_ns), tuple(kv_token_ps))
 
 
-def _acceptance(scenario: Scenario, algorithm: SpecAlgorithm) -> AcceptanceProcess:
+def _acceptance(scenario: Scenario, choice: PresetChoice) -> AcceptanceProcess:
     table, seed = scenario.acceptance, scenario.seed
     given = [key for key in ("preset", "conditional", "mean_length", "recorded") if getattr(table, key) is not None]
     if len(given) > 1:
@@ -248,7 +252,7 @@ def _acceptance(scenario: Scenario, algorithm: SpecAlgorithm) -> AcceptanceProce
         return FixedMeanAcceptance(table.mean_length, seed)
     if table.recorded is not None:
         return TraceAcceptance.of_runs(load_recorded_runs(table.recorded), seed=seed)
-    base = acceptance_preset(_preset_name(scenario, algorithm), seed)
+    base = choice.preset
     regimes = table.regimes
     return GaussianAcceptance(
         tuple(table.conditional) if table.conditional is not None else base.conditional,
@@ -258,15 +262,17 @@ def _acceptance(scenario: Scenario, algorithm: SpecAlgorithm) -> AcceptanceProce
         table.correlation_len or base.correlation_len,
         table.drift_per_1k_tokens,
         Regimes(regimes.stretch_len, tuple(regimes.shifts), tuple(regimes.weights)) if regimes else None,
+        draft_confidence=base.draft_confidence if table.conditional is None else None,
     )
 
 
-def _preset_name(scenario: Scenario, algorithm: SpecAlgorithm) -> str:
-    return scenario.acceptance.preset or algorithm.usual_acceptance
+def _chosen_preset(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> PresetChoice:
+    name = algorithm.draft_form or algorithm.name
+    return usual_preset(name, target.family, algorithm.usual_acceptance, scenario.acceptance.preset)
 
 
-def _acceptance_source(scenario: Scenario, algorithm: SpecAlgorithm) -> str:
+def _acceptance_source(scenario: Scenario, choice: PresetChoice) -> str:
     table = scenario.acceptance
     if table.mean_length is not None or table.recorded is not None or table.conditional is not None:
         return "scenario"
-    return PRESETS[_preset_name(scenario, algorithm)].source
+    return f"preset {choice.preset.name}: {choice.preset.source}"

@@ -325,6 +325,22 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+def _preset_notices(run: Assembly) -> Iterator[str]:
+    """Yield a sentence if the acceptance is borrowed from another algorithm, family or kind of text, and what look-ups depend on."""
+    table, preset, algorithm = run.scenario.acceptance, run.preset.preset, run.algorithm
+    if _drafts_nothing(run) or not all(v is None for v in (table.conditional, table.mean_length, table.recorded)):
+        return
+    if run.preset.differs:
+        asked = {"algorithm": algorithm.name, "family": run.target.family, "text": table.preset or "chat"}
+        others = ", ".join(f"{part} ({getattr(preset, part)} for {asked[part]})" for part in run.preset.differs)
+        yield f"acceptance is borrowed from another {others}: preset {preset.name}, {preset.source}"
+    if algorithm.drafter is Drafter.LOOKUP:
+        yield (
+            f"look-ups are accepted as often as the text repeats itself: preset {preset.name} ({preset.source}); "
+            "acceptance.preset = chat, code or edit says what the text is"
+        )
+
+
 def without_effect(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffective]:
     """Yield the given keys that the run does not use. `origins`: key -> the place that it came from, as `load_scenario` returns them."""
     for key, value, default in _leaves(run.scenario, Scenario()):
@@ -353,6 +369,7 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
         notices.append(f"model.draft is not given: {DEFAULT_DRAFT} drafts")
     if _mode_fell_back(run) is not None and not any("engine.mode =" in notice for notice in notices):
         notices.append(f"the mode is {run.spec.config.mode}: {run.spec.config.mode_reason}")
+    notices += _preset_notices(run)
     if isinstance(run.acceptance, TraceAcceptance) and len(run.acceptance.keys) == 1:
         notices.append(
             f"acceptance.recorded: {run.scenario.acceptance.recorded} has one request, so every simulated request repeats its runs"

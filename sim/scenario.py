@@ -96,7 +96,9 @@ class Regimes(Table):
 
 
 class Acceptance(Table):
-    preset: str | None = Field(None, description="chat, code, math, ngram-code; default: chat, for NGRAM ngram-code")
+    preset: str | None = Field(
+        None, description="a kind of text (chat, code, math, edit) or one preset; default: chat, for NGRAM code"
+    )
     conditional: list[Share] | None = Field(
         None, description="probability of draft position 1, 2, …, given the ones before"
     )

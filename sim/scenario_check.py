@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..core.acceptance.presets import acceptance_preset
+from ..core.acceptance.presets import choose_preset
 from ..core.algorithm.registry import get_algorithm
 from ..core.errors import ConfigError, ForetokenError, Problem
 from ..core.kv.eviction import unknown_policy
@@ -41,7 +41,7 @@ def check_names(scenario: Scenario) -> None:
         ("hardware.gpu", hardware.gpu, lookup_gpu),
         ("hardware.host", hardware.host, host_preset),
         ("speculation.algorithm", scenario.speculation.algorithm, get_algorithm),
-        ("acceptance.preset", preset, acceptance_preset),
+        ("acceptance.preset", preset, choose_preset),
     ]
     problems = []
     for key, name, lookup in lookups:

@@ -75,7 +75,7 @@ Acceptance = Annotated[
     option(
         "--acceptance",
         SPECULATION,
-        "Simulate acceptance: a mean length (3.0), chat, code, math, ngram-code, or probabilities by position (0.7,0.65).",
+        "Simulate acceptance: a mean length (3.0), chat, code, math, edit, a preset, or probabilities by position (0.7,0.65).",
         metavar="MEAN|PRESET|P,P,…",
     ),
 ]

@@ -1,56 +1,177 @@
-"""Acceptance processes to start from, each fitted to published statistics of real requests.
+"""Acceptance processes to start from, by algorithm, model family and kind of text, each fitted to published statistics of real requests.
 
-What was published, per preset, are probabilities of *rounds* of 5 steps, the correlation of successive rounds, the
-spread of requests and mean accept lengths at several step counts (for n-gram drafting the first two). The shares
-were chosen to meet correlation and spread, the probabilities of positions by `fit.calibrate` for outputs
-of 300 tokens. The mean accept lengths at 1, 3 and 7 steps were not fitted; that they come out within 2 % is what
-supports the mechanism.
+Of EAGLE, and of n-gram drafting on code, were published: probabilities of *rounds* of 5 steps, the correlation of successive rounds, the
+spread of requests and mean accept lengths at several step counts (of n-gram drafting the first two). The shares were chosen to meet
+correlation and spread, the probabilities of positions by `fit.calibrate` for outputs of 300 tokens. The mean accept lengths at 1, 3 and 7
+steps were not fitted; that they come out within 2 % is what supports the mechanism.
+
+Of the others only mean accept lengths were published, of chains and some of trees. `benchmarks/acceptance_presets.py` fits the
+probabilities to them, with the shares of EAGLE on the same kind of text (n-gram: on code), which is an assumption.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import ConfigError, Problem, nearest
 from .process import GaussianAcceptance
 
-_EAGLE_SOURCE = "statistics of published acceptance traces: 1,410 requests, EAGLE on Llama-3.1-8B, 5 steps; {}"
-_NGRAM_SOURCE = "statistics of published acceptance traces: n-gram drafting on code for Llama-3.1-8B"
+ANY_FAMILY = "any"
+"""The family of presets that do not depend on the model: a look-up drafts from the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptancePreset:
-    """A named process. `conditional` are averages over positions; `source` says which measurement it was fitted to."""
+    """A named process.
+
+    algorithm, family, text: what was measured; a `family` is that of a model shape without what follows "_" (qwen3_moe is qwen3)
+    source:                  the measurement
+    conditional:             averages over positions
+    draft_confidence:        see `GaussianAcceptance`; None where no trees were published
+    """
 
     name: str
+    algorithm: str
+    family: str
+    text: str
     source: str
     conditional: tuple[float, ...]
     request_share: float
     field_share: float
     correlation_len: int
+    draft_confidence: float | None = None
 
     def process(self, seed: int = 0) -> GaussianAcceptance:
-        return GaussianAcceptance(self.conditional, seed, self.request_share, self.field_share, self.correlation_len)
+        return GaussianAcceptance(
+            self.conditional,
+            seed,
+            self.request_share,
+            self.field_share,
+            self.correlation_len,
+            draft_confidence=self.draft_confidence,
+        )
 
 
-PRESETS = {
-    preset.name: preset
-    for preset in (
-        AcceptancePreset("chat", _EAGLE_SOURCE.format("chat"), (0.6829, 0.6467, 0.6849, 0.7210, 0.7496), 0.08, 0.28, 8),
-        AcceptancePreset(
-            "code", _EAGLE_SOURCE.format("code edits"), (0.7218, 0.7105, 0.7412, 0.7846, 0.7985), 0.08, 0.43, 8
-        ),
-        AcceptancePreset(
-            "math", _EAGLE_SOURCE.format("mathematics"), (0.6756, 0.6639, 0.6622, 0.6610, 0.6582), 0.02, 0.10, 8
-        ),
-        AcceptancePreset("ngram-code", _NGRAM_SOURCE, (0.5936, 0.9440, 0.9411, 0.9372, 0.9308), 0.10, 0.80, 16),
-    )
-}
+@dataclass(frozen=True, slots=True)
+class PresetChoice:
+    """A preset, and in which of ("algorithm", "family", "text") it differs from what was asked for."""
+
+    preset: AcceptancePreset
+    differs: tuple[str, ...] = ()
+
+
+_CHAT, _CODE, _MATH, _LOOKUP = (
+    (0.08, 0.28, 8),
+    (0.08, 0.43, 8),
+    (0.02, 0.10, 8),
+    (0.10, 0.80, 16),
+)  # shares, correlation
+_EAGLE = "published acceptance traces: 1,410 requests, EAGLE on Llama-3.1-8B, 5 steps; {}"
+_SPECBUNDLE = "SpecForge, SpecBundle: EAGLE-3 on {}, chains and trees"
+_MULTI_LAYER = "vLLM pull 48892: multi-layer MTP of a model that is not named, GSM8K, 1 and 8 steps"
+_STANDALONE = "devquasar.com: Llama-3-70B with an 8B draft, four mixed prompts, 8 and 10 steps"
+
+
+def _presets() -> Iterator[AcceptancePreset]:
+    make = AcceptancePreset
+    yield make(
+        "eagle-llama-chat", "EAGLE", "llama", "chat", _EAGLE.format("chat"),
+        (0.6829, 0.6467, 0.6849, 0.7210, 0.7496), *_CHAT,
+    )  # fmt: skip
+    yield make(
+        "eagle-llama-code", "EAGLE", "llama", "code", _EAGLE.format("code edits"),
+        (0.7218, 0.7105, 0.7412, 0.7846, 0.7985), *_CODE,
+    )  # fmt: skip
+    yield make(
+        "eagle-llama-math", "EAGLE", "llama", "math", _EAGLE.format("mathematics"),
+        (0.6756, 0.6639, 0.6622, 0.6610, 0.6582), *_MATH,
+    )  # fmt: skip
+    yield make(
+        "eagle3-llama-chat", "EAGLE3", "llama", "chat", "vLLM issue 20780: EAGLE-3 on Llama-3.1-8B, MT-Bench, 2 … 7 steps",
+        (0.8051, 0.7937, 0.7869, 0.7819, 0.7779, 0.7747, 0.7719, 0.7695), *_CHAT,
+    )  # fmt: skip
+    yield make(
+        "eagle3-llama-code", "EAGLE3", "llama", "code", _SPECBUNDLE.format("Llama-3.1-8B, HumanEval"),
+        (0.9188, 0.8984, 0.8845, 0.8737, 0.8647, 0.8570, 0.8501, 0.8440), *_CODE, draft_confidence=0.5,
+    )  # fmt: skip
+    yield make(
+        "eagle3-llama-math", "EAGLE3", "llama", "math", _SPECBUNDLE.format("Llama-3.1-8B, MATH-500"),
+        (0.9228, 0.8989, 0.8821, 0.8688, 0.8575, 0.8478, 0.8391, 0.8313), *_MATH, draft_confidence=0.66,
+    )  # fmt: skip
+    yield make(
+        "eagle3-qwen3-chat", "EAGLE3", "qwen3", "chat", "SpecForge issue 339: EAGLE-3 on Qwen3-30B-A3B, MT-Bench, a chain and trees",
+        (0.5511,), *_CHAT,
+    )  # fmt: skip
+    yield make(
+        "eagle3-qwen3-code", "EAGLE3", "qwen3", "code", _SPECBUNDLE.format("Qwen3-30B-A3B, HumanEval"),
+        (0.9103, 0.9055, 0.9025, 0.9004, 0.8987, 0.8973, 0.8961, 0.8950), *_CODE, draft_confidence=0.66,
+    )  # fmt: skip
+    yield make(
+        "eagle3-qwen3-math", "EAGLE3", "qwen3", "math", _SPECBUNDLE.format("Qwen3-30B-A3B, MATH-500"),
+        (0.9050, 0.8888, 0.8782, 0.8702, 0.8637, 0.8582, 0.8533, 0.8491), *_MATH, draft_confidence=0.66,
+    )  # fmt: skip
+    yield make(
+        "multi-layer-eagle-math", "MULTI_LAYER_EAGLE", "not stated", "math", _MULTI_LAYER,
+        (0.8307, 0.8254, 0.8223, 0.8200, 0.8183, 0.8168, 0.8156, 0.8145), *_MATH,
+    )  # fmt: skip
+    yield make(
+        "standalone-llama-chat", "STANDALONE", "llama", "chat", _STANDALONE,
+        (0.8489, 0.9001, 0.9223, 0.9352, 0.9438, 0.9501, 0.9548, 0.9586), *_CHAT,
+    )  # fmt: skip
+    yield make(
+        "ngram-code", "NGRAM", ANY_FAMILY, "code", "published acceptance traces: n-gram drafting on code for Llama-3.1-8B",
+        (0.5936, 0.9440, 0.9411, 0.9372, 0.9308), *_LOOKUP,
+    )  # fmt: skip
+    yield make(
+        "ngram-chat", "NGRAM", ANY_FAMILY, "chat", "Spec-Bench: prompt look-up on Vicuna-7B, six kinds of text",
+        (0.3631, 0.9440, 0.9411, 0.9372, 0.9308), *_LOOKUP,
+    )  # fmt: skip
+    yield make(
+        "ngram-edit", "NGRAM", ANY_FAMILY, "edit", "vLLM pull 24344: n-gram drafting while editing files of 5,000 characters",
+        (0.7586, 0.9140, 0.9460, 0.9710, 0.9710), *_LOOKUP,
+    )  # fmt: skip
+
+
+PRESETS = {preset.name: preset for preset in _presets()}
+TEXTS = tuple(dict.fromkeys(preset.text for preset in PRESETS.values()))
+PRESET_NAMES = (*TEXTS, *PRESETS)
+"""What may be asked for: a kind of text, or one preset."""
+
+
+def choose_preset(name: str, algorithm: str = "EAGLE", family: str = "llama", like: str = "EAGLE") -> PresetChoice:
+    """Return the preset called `name`, or of that kind of text the one nearest to an algorithm and a model's family.
+
+    An algorithm without presets gets those of the algorithm `like`. Of its presets the text counts first, then the family, then their
+    order. Raises ConfigError with the nearest known name.
+    """
+    if name in PRESETS:
+        return PresetChoice(PRESETS[name])
+    if name not in TEXTS:
+        message = f"{name!r}: expected {', '.join(PRESET_NAMES)}{nearest(name, PRESET_NAMES)}"
+        raise ConfigError("<acceptance>", [Problem("preset", message)])
+    of = algorithm if any(preset.algorithm == algorithm for preset in PRESETS.values()) else like
+    asked = family.partition("_")[0]
+
+    def distance(preset: AcceptancePreset) -> tuple[bool, bool]:
+        return preset.text != name, preset.family not in (asked, ANY_FAMILY)
+
+    best = min((preset for preset in PRESETS.values() if preset.algorithm == of), key=distance)
+    other_text, other_family = distance(best)
+    differs = {"algorithm": of != algorithm, "family": other_family, "text": other_text}
+    return PresetChoice(best, tuple(part for part, is_other in differs.items() if is_other))
+
+
+def usual_preset(algorithm: str, family: str, usual: str, text: str | None = None) -> PresetChoice:
+    """Return what stands for an algorithm's acceptance on a model family.
+
+    `usual`: the algorithm's own preset or kind of text (`SpecAlgorithm.usual_acceptance`). `text`: a name that the user gave instead.
+    """
+    like = PRESETS[usual].algorithm if usual in PRESETS else "EAGLE"
+    default = PRESETS[usual].text if usual in PRESETS else usual
+    return choose_preset(default if text is None else text, algorithm, family, like)
 
 
 def acceptance_preset(name: str, seed: int = 0) -> GaussianAcceptance:
-    """Return the process of this name. Raises ConfigError with the nearest known name."""
-    if name not in PRESETS:
-        message = f"{name!r}: expected {', '.join(PRESETS)}{nearest(name, PRESETS)}"
-        raise ConfigError("<acceptance>", [Problem("preset", message)])
-    return PRESETS[name].process(seed)
+    """Return the process of a preset; of a kind of text that of EAGLE on Llama. Raises ConfigError with the nearest known name."""
+    return choose_preset(name).preset.process(seed)

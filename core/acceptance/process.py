@@ -134,6 +134,8 @@ class GaussianAcceptance(AcceptanceProcess):
     drift_per_1k_tokens:    added to the quality per 1,000 output positions (negative: acceptance fades).
     regimes:                see `Regimes`.
     max_depth:              the longest run that is reported.
+    draft_confidence:       trees: the probability that the draft gives its first choice (the median over contexts), by which it chooses
+                            nodes; None: the same as the target's, so that every node is well spent.
 
     Errors: ConfigError with all problems.
     """
@@ -146,6 +148,7 @@ class GaussianAcceptance(AcceptanceProcess):
     drift_per_1k_tokens: float = 0.0
     regimes: Regimes | None = None
     max_depth: int = 16
+    draft_confidence: float | None = None
     _thresholds: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -172,6 +175,8 @@ class GaussianAcceptance(AcceptanceProcess):
             problems.append(Problem("correlation_len", f"{self.correlation_len}: expected at least 1 token"))
         if not np.isfinite(self.drift_per_1k_tokens):
             problems.append(Problem("drift_per_1k_tokens", f"{self.drift_per_1k_tokens}: expected a finite number"))
+        if self.draft_confidence is not None and not 0.0 < self.draft_confidence < 1.0:
+            problems.append(Problem("draft_confidence", f"{self.draft_confidence}: expected between 0 and 1"))
         if not 1 <= self.max_depth <= MAX_DEPTH:
             problems.append(Problem("max_depth", f"{self.max_depth}: expected 1 ... {MAX_DEPTH}"))
         return problems
@@ -225,10 +230,13 @@ class GaussianAcceptance(AcceptanceProcess):
         always contain it, 0 that only the first choice ever does. The tree is the one that tree drafting builds when
         every node has these probabilities: beams of `topk`, then the best `num_draft_tokens` − 1 nodes. At most one
         node of a depth lies on the target's path, so the survival at a depth is the sum of its nodes' probabilities.
+        With a `draft_confidence` c nodes are chosen by the draft's own probabilities instead: c, (1 − c)/2, (1 − c)/4, …,
+        where the log-odds of c vary over contexts with standard deviation 1. A draft that is less sure of its first choice
+        than it should be spreads its nodes over ranks that are seldom right, and accepts less than a chain of as many.
         Shares and correlation are those of the chain. The default ratio is the one at which a process whose chain of 3
         gives 2.25 tokens per round gives 2.92 for 21 nodes in 3 levels, as reported for Qwen3-8B (arXiv 2601.11580).
         """
-        survival = tree_survival(self._conditional_at, topk, steps, num_draft_tokens, rank_ratio)
+        survival = tree_survival(self._conditional_at, topk, steps, num_draft_tokens, rank_ratio, self.draft_confidence)
         before = np.concatenate([[1.0], survival[:-1]])
         conditional = np.where(before > 0, survival / np.maximum(before, 1e-300), 0.0)
         return replace(self, conditional=tuple(np.minimum(conditional, 1.0)), max_depth=len(survival))

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 
 from ..errors import ConfigError, Problem
 
 MAX_DEPTH = 64
+_LEVELS = 9  # quantiles of the draft's confidence over which a tree is averaged
 
 
 def tree_survival(
-    conditional_at: Callable[[int], float], topk: int, steps: int, num_draft_tokens: int, rank_ratio: float
+    conditional_at: Callable[[int], float],
+    topk: int,
+    steps: int,
+    num_draft_tokens: int,
+    rank_ratio: float,
+    draft_confidence: float | None = None,
 ) -> np.ndarray:
-    """The probability that the accepted path reaches depth 1 … steps: float64 [steps]. See `for_tree`."""
+    """Return the probability that the accepted path reaches depth 1 … steps: float64 [steps]. See `for_tree`."""
     problems = []
     if topk < 1:
         problems.append(Problem("topk", f"{topk}: expected at least 1"))
@@ -29,15 +36,36 @@ def tree_survival(
         problems.append(Problem("rank_ratio", f"{rank_ratio}: expected 0 ... 1"))
     if problems:
         raise ConfigError("<acceptance tree>", problems)
-    beam = np.ones(1)
-    values, depths = [], []
-    for depth in range(1, steps + 1):
-        p = conditional_at(depth)
-        ranks = p * (rank_ratio * (1.0 - p)) ** np.arange(topk)
-        candidates = (beam[:, None] * ranks).reshape(-1)
-        values.append(candidates)
-        depths.append(np.full(candidates.size, depth))
-        beam = candidates[np.argsort(-candidates, kind="stable")[:topk]]
-    value, depth_of = np.concatenate(values), np.concatenate(depths)
-    kept = np.argsort(-value, kind="stable")[: num_draft_tokens - 1]
-    return np.bincount(depth_of[kept], weights=value[kept], minlength=steps + 1)[1:]
+    accepted = [_of_ranks(conditional_at(depth), rank_ratio, topk) for depth in range(1, steps + 1)]
+    if draft_confidence is None or topk == 1:
+        return _survival_of(accepted, accepted, num_draft_tokens)
+    levels = [NormalDist().inv_cdf((i + 0.5) / _LEVELS) for i in range(_LEVELS)]
+    odds = draft_confidence / (1 - draft_confidence) * np.exp(levels)
+    first = odds / (1 + odds)
+    halves = 0.5 ** np.arange(1, topk)
+    trees = [_survival_of([np.array([p, *((1 - p) * halves)])] * steps, accepted, num_draft_tokens) for p in first]
+    return np.mean(trees, axis=0)
+
+
+def _of_ranks(p: float, rank_ratio: float, topk: int) -> np.ndarray:
+    """Return the probability that the target's token is the draft's first, second, … choice: float64 [topk]."""
+    return p * (rank_ratio * (1.0 - p)) ** np.arange(topk)
+
+
+def _survival_of(drafted: list[np.ndarray], accepted: list[np.ndarray], num_draft_tokens: int) -> np.ndarray:
+    """Return the survival by depth of a tree that is chosen by the draft's probabilities of each rank, float64 [topk] per depth.
+
+    `accepted`: the target's probabilities, likewise. Beams of top-k, then the best nodes of all depths.
+    """
+    scores, truths = np.ones(1), np.ones(1)
+    all_scores, all_truths, depths = [], [], []
+    for depth, (drafts, targets) in enumerate(zip(drafted, accepted, strict=True), 1):
+        scores, truths = (scores[:, None] * drafts).reshape(-1), (truths[:, None] * targets).reshape(-1)
+        all_scores.append(scores)
+        all_truths.append(truths)
+        depths.append(np.full(scores.size, depth))
+        beam = np.argsort(-scores, kind="stable")[: len(drafts)]
+        scores, truths = scores[beam], truths[beam]
+    kept = np.argsort(-np.concatenate(all_scores), kind="stable")[: num_draft_tokens - 1]
+    weights = np.concatenate(all_truths)[kept]
+    return np.bincount(np.concatenate(depths)[kept], weights=weights, minlength=len(drafted) + 1)[1:]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..acceptance.presets import PRESETS
+from ..acceptance.presets import PRESET_NAMES
 from ..contract.future_map import LENGTH_FIELD, RelayField
 from ..contract.handoff_batch import HandoffBatch
 from ..errors import Problem, nearest
@@ -138,9 +138,9 @@ def _value_problems(algorithm: SpecAlgorithm) -> list[Problem]:
         found, expected = getattr(algorithm, attribute), getattr(kind, attribute)
         if found is not expected:
             problems.append(Problem(attribute, f"is {found}; executors build a drafter {drafter} with {expected}"))
-    if algorithm.usual_acceptance not in PRESETS:
-        hint = nearest(algorithm.usual_acceptance, PRESETS)
-        message = f"is {algorithm.usual_acceptance!r}, none of {', '.join(PRESETS)}{hint}"
+    if algorithm.usual_acceptance not in PRESET_NAMES:
+        hint = nearest(algorithm.usual_acceptance, PRESET_NAMES)
+        message = f"is {algorithm.usual_acceptance!r}, none of {', '.join(PRESET_NAMES)}{hint}"
         problems.append(Problem("usual_acceptance", message))
     if not 0.0 <= algorithm.draft_time_share < float("inf"):
         problems.append(Problem("draft_time_share", f"is {algorithm.draft_time_share!r}, expected a share, 0 or more"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.acceptance.presets import PRESETS, acceptance_preset
+from ...core.acceptance.presets import PRESET_NAMES, usual_preset
 from ...core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
 from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
@@ -170,7 +170,7 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
     check_effects(session, algorithm, device)
     graphs = _graphs(options, algorithm, device)
     dtype = resolve_dtype(options.dtype, target, device)
-    acceptance, name = _acceptance(options, algorithm)
+    acceptance, name = _acceptance(options, algorithm, target)
     if isinstance(acceptance, FixedMeanAcceptance) and acceptance.mean_accept_length > max(steps) + 1 > 1:
         message = f"{acceptance.mean_accept_length:g} is not reached: {max(steps)} steps give at most {max(steps) + 1} tokens a round"
         raise ConfigError(ARGUMENTS, [Problem("--acceptance", message)])
@@ -269,7 +269,9 @@ def _graphs(options: BenchOptions, algorithm: SpecAlgorithm, device: str) -> boo
     return options.graphs is not False
 
 
-def _acceptance(options: BenchOptions, algorithm: SpecAlgorithm) -> tuple[AcceptanceProcess | None, str]:
+def _acceptance(
+    options: BenchOptions, algorithm: SpecAlgorithm, target: ModelConfig
+) -> tuple[AcceptanceProcess | None, str]:
     """Return the acceptance process and its name. Random drafts are never accepted, so they always have one."""
     text = options.acceptance
     if not algorithm.is_speculative:
@@ -283,10 +285,15 @@ def _acceptance(options: BenchOptions, algorithm: SpecAlgorithm) -> tuple[Accept
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        if text not in PRESETS:
-            message = f"{text!r} is no number, list of numbers or one of {', '.join(PRESETS)}{nearest(text, PRESETS)}"
+        if text not in PRESET_NAMES:
+            names = ", ".join(PRESET_NAMES)
+            message = f"{text!r} is no number, list of numbers or one of {names}{nearest(text, PRESET_NAMES)}"
             raise ConfigError(ARGUMENTS, [Problem("--acceptance", message)]) from None
-        return acceptance_preset(text, options.seed), text
+        from ..models.config import MODEL_TYPES
+
+        family = MODEL_TYPES[target.architecture]
+        preset = usual_preset(algorithm.draft_form or algorithm.name, family, algorithm.usual_acceptance, text).preset
+        return preset.process(options.seed), preset.name
     try:
         if len(numbers) > 1:
             return GaussianAcceptance(tuple(numbers), options.seed), f"{text} by position"

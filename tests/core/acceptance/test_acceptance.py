@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from foretoken.core.acceptance.drift import DayCurve, Regimes
 from foretoken.core.acceptance.fit import AcceptanceFitError, RoundStatistics, calibrate, fit, simulate_rounds
-from foretoken.core.acceptance.presets import PRESETS, acceptance_preset
+from foretoken.core.acceptance.presets import acceptance_preset
 from foretoken.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance, walk, walk_to_end
 from foretoken.core.errors import ConfigError
 
@@ -41,7 +41,7 @@ def walk_one_request(process, key, position, steps, rounds):
     return lens
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CONDITIONAL)
 class TestPresets:
     def test_rounds_have_the_published_acceptance_by_depth(self, name):
         assert rounds_at(acceptance_preset(name), 5).conditional == pytest.approx(CONDITIONAL[name], abs=0.015)
