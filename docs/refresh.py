@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from foretoken.core.adaptive.config import SlotConfig
 import numpy as np
 from foretoken.core.acceptance.fit import simulate_rounds
 from foretoken.core.acceptance.presets import PRESETS
+from foretoken.core.adaptive.config import SlotConfig
 from foretoken.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
 from foretoken.core.model_shape import known_models
 from foretoken.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
