@@ -106,6 +106,8 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     summary = {"name": scenario.name, "seed": scenario.seed}
     summary |= metrics.summary(report.duration_ns, slo, incomplete=not report.complete)
     summary["skipped_rows"] = report.num_skipped_rows
+    for bound in dict.fromkeys(bound for slots in report.ema_accept_len for bound in slots):
+        summary[f"ema_accept_len_from_{bound}"] = [slots.get(bound) for slots in report.ema_accept_len]
     summary |= _asked(report, summary)
     if report.disaggregation is not None:
         summary |= report.disaggregation.to_json(report.duration_ns)

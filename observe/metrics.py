@@ -36,7 +36,7 @@ from ..core.contract.events import (
 from ..core.contract.request import FinishReason
 from .histogram import added_counts
 from .parquet import REQUEST_FIELDS, ROUND_FIELDS, ParquetColumns
-from .request_lives import ReplicaMetrics, RequestLives
+from .requests.lives import ReplicaMetrics, RequestLives
 from .summary import GAUGES, REASONS, SLO, Measurements, summarize
 from .timeline import Timeline, series
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import InvariantViolation
-from .columns import GrowingColumn
 from .histogram import LogHistogram
-from .request_lives import ReplicaMetrics
+from .requests.columns import GrowingColumn
+from .requests.lives import ReplicaMetrics
 from .timeline import GaugeAreas
 
 REASONS = ("refused", "stop", "length", "abort", "error", "transferred")  # by FinishReason; 0 never entered
@@ -120,7 +120,7 @@ def summarize(measured: Measurements, duration_ns: int | None, slo: SLO | None, 
         "total_token_throughput": ratio(total_tokens, seconds),
     }
     summary.update(_goodput(measured, seconds, slo))
-    summary.update(_latencies(measured))
+    summary.update(latencies(measured))
     summary.update(_speculation(measured))
     summary.update(_resources(measured, duration_ns, _mean_gauges(measured, given_ns)))
     return summary
@@ -159,14 +159,15 @@ def _goodput(measured: Measurements, seconds: float, slo: SLO | None) -> dict[st
     return {"request_goodput": ratio(int(good.sum()), seconds), "slo_attainment": share(int(good.sum()), ended)}
 
 
-def _latencies(measured: Measurements) -> dict[str, Any]:
+def latencies(measured: Measurements) -> dict[str, Any]:
+    """Return mean, median, standard deviation and percentiles of ttft, tpot, itl and e2el, in ms; None without a value."""
     several = measured.num_output.values > 1
-    latencies: dict[str, Any] = {}
-    latencies.update(_of_values("ttft", measured.ttft_ns.values))
-    latencies.update(_of_values("tpot", _tpot_ns(measured)[several]))
-    latencies.update(_of_histogram("itl", measured.itl))
-    latencies.update(_of_values("e2el", measured.e2el_ns.values))
-    return latencies
+    named: dict[str, Any] = {}
+    named.update(_of_values("ttft", measured.ttft_ns.values))
+    named.update(_of_values("tpot", _tpot_ns(measured)[several]))
+    named.update(_of_histogram("itl", measured.itl))
+    named.update(_of_values("e2el", measured.e2el_ns.values))
+    return named
 
 
 def _named(name: str, mean: float | None, std: float | None, quantiles: list[float | None]) -> dict[str, Any]:

@@ -155,6 +155,12 @@ def _speculation(summary: Mapping[str, Any]) -> list[Row]:
         ("switches of steps", format_number(summary["switches"])),
     ]
     prefix = "rounds_at_steps_"
+    ema = "ema_accept_len_from_"
+    averages = [(int(key.removeprefix(ema)), value) for key, value in summary.items() if key.startswith(ema)]
+    for bound, values in sorted(averages):
+        known = [value for value in values if value is not None]
+        mean = sum(known) / len(known) if known else None
+        rows.append((f"EMA from batch size {bound}", format_number(mean)))
     shares = [(int(key.removeprefix(prefix)), value) for key, value in summary.items() if key.startswith(prefix)]
     rows.extend((f"rounds at {steps} steps", format_share(share)) for steps, share in sorted(shares))
     return rows

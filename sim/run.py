@@ -11,10 +11,13 @@ import simpy
 
 from ..core.acceptance.drift import DayCurve
 from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance
+from ..core.adaptive.metrics import AdaptiveMetrics
 from ..core.contract.events import Event, EventSink
 from ..core.contract.request import FinishedRequest, Request
 from ..core.draws import request_key
 from ..core.errors import ForetokenError
+from ..core.scheduler.config import EngineRole
+from ..observe.engine_lines import engine_lines
 from .actors.client import Patience, closed_loop_client
 from .actors.device import Device, Truth
 from .actors.engine import EngineActor, SpanSink
@@ -67,6 +70,8 @@ class RunReport:
     faults: FaultReport | None = None  # of a run with a fault plan
     disaggregation: DisaggregationReport | None = None  # of a run with prefill and decode engines
     asked_lengths: dict[str, tuple[float, float]] = field(default_factory=dict)  # see `load.asked_lengths`
+    # Per replica: lower bound of a range of batch sizes -> EMA of correct drafts per request; empty where none is kept.
+    ema_accept_len: tuple[Mapping[int, float], ...] = ()
     notices: tuple[str, ...] = ()  # sentences for the user: what the run does that may not be expected
 
 
@@ -163,6 +168,7 @@ class Simulation:
             self.faults.finish(complete) if self.faults is not None else None,
             self.cluster.report(self._duration_ns(complete)) if self.cluster is not None else None,
             asked_lengths(self.workload),
+            tuple(_ema_of(actor.engine.controller.metrics()) for actor in self.replicas),
             self.notices,
         )
 
@@ -208,6 +214,11 @@ class Simulation:
 
     def _make_replica(self, replica: int, sinks: Sequence[EventSink], spans: SpanSink | None) -> EngineActor:
         assembly, hooks = self.assembly, NO_HOOKS
+        role = assembly.pools.role_of(replica)
+        name = f"{'engine' if role is EngineRole.BOTH else role} {replica}"
+        lines = engine_lines(name, graph_sizes=assembly.spec.graph_sizes, from_zero=True)
+        if lines is not None:
+            sinks = [*sinks, lines]
         if self.faults is None:
             events = _fan_out(sinks)
         else:
@@ -216,6 +227,8 @@ class Simulation:
             if self.cluster is not None:
                 events = StampedMoves(events, hooks.clock)
         engine = assembly.make_engine(events, replica)
+        if lines is not None:
+            lines.engine = engine
         device = Device(assembly.cost, assembly.spec.config.max_running, assembly.acceptance, self._tree_process)
         actor = EngineActor(self.env, replica, engine, device, assembly.host, self._on_finished, spans, hooks)
         if self.faults is not None:
@@ -298,6 +311,11 @@ class Simulation:
         if isinstance(request, Request) and self.faults.is_waiting_for(request.request_id):
             replica = next(actor for actor in self.replicas if actor.receive == deliver)
             self._on_finished(replica.replica, self.faults.unreachable(request.request_id))
+
+
+def _ema_of(metrics: AdaptiveMetrics) -> Mapping[int, float]:
+    """Return the EMA of each range; nothing for an engine that has verified nothing, such as one for prompts."""
+    return metrics.ema_accept_len if metrics.verify_calls else {}
 
 
 def _fan_out(sinks: Sequence[EventSink]) -> EventSink | None:

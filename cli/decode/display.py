@@ -92,7 +92,7 @@ class Progress:
 
 
 def stats_text(stats: SessionStats, plan: SessionPlan) -> str:
-    """Return the statistics of a run in up to three lines."""
+    """Return the statistics of a run in up to five lines."""
     rate = f"{stats.tokens_per_s:,.1f} tokens/s" if stats.tokens_per_s is not None else "no time"
     requests = f"{stats.requests:,} request{'s' if stats.requests != 1 else ''}"
     lines = [
@@ -107,6 +107,13 @@ def stats_text(stats: SessionStats, plan: SessionPlan) -> str:
         lines.append(
             f"accept length {stats.accept_length:.2f} in {stats.rounds:,} rounds{drafted} ({_speculation(plan)})"
         )
+    known = [(name, stats.latencies.get(f"median_{name}_ms")) for name in ("ttft", "tpot", "itl", "e2el")]
+    medians = [f"{name.upper()} {value:.1f} ms" for name, value in known if value is not None]
+    if medians:
+        lines.append(f"medians: {', '.join(medians)}")
+    for engine, slots in stats.ema_accept_len.items():
+        averages = ", ".join(f"{ema:.2f} from {bound}" for bound, ema in slots.items())
+        lines.append(f"{engine}: {stats.switches:,} switches of steps; EMA of correct drafts by batch size: {averages}")
     shares = {name: share for name, share in stats.shares().items() if share >= 0.0005}
     if shares:
         lines.append("time: " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items()))

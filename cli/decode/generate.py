@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..effects import refuse_without_effect
+from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
 from ..terminal import EXIT_BROKEN_PIPE, discard_output
 from .options import (
     Adaptive,
@@ -91,6 +92,7 @@ def generate(
     out: Out = None, device: Device = "auto", threads: Threads = None, dtype: Dtype = "auto", overlap: Overlap = None,
     page_size: PageSize = 1, max_running: MaxRunning = 32, context_len: ContextLen = None,
     kv_tokens: KvTokens = None, disaggregate: Disaggregate = None, debug: Debug = False, quiet: Quiet = False,
+    log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
 ) -> None:  # fmt: skip
     """Decode text from a checkpoint, speculatively if there is a draft.
 
@@ -114,6 +116,7 @@ def generate(
     from ...gpu.session.plan import SessionOptions
     from ...gpu.session.prompts import RequestDefaults
 
+    start_logging(log_level, log_format)
     options = SessionOptions(
         model=model, draft=draft, algorithm=algorithm, steps=steps, topk=topk, num_draft_tokens=tree_nodes(num_draft_tokens),
         adaptive=adaptive, policy=policy, overlap=overlap, page_size=page_size, context_len=context_len,

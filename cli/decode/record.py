@@ -78,7 +78,7 @@ class GenerationRecord:
             metrics = counted(outputs, stats, incomplete=not complete)
         else:
             metrics = self._metrics.summary(incomplete=not complete)
-        summary = {**run_facts(plan), **self._worker_facts, **metrics, **shares}
+        summary = {**run_facts(plan), **self._worker_facts, **metrics, **ema_of_slots(stats), **shares}
         self._close(complete)
         write_text(self.directory / OUTPUTS, "".join(output_line(output) + "\n" for output in outputs))
         write_summary(self.directory / SUMMARY, summary)
@@ -125,7 +125,16 @@ def counted(outputs: Sequence[Output], stats: SessionStats, *, incomplete: bool)
         "correct_drafts": stats.correct_drafts,
         "proposed_drafts": stats.drafted,
         "decode_rounds": stats.rounds,
+        "switches": stats.switches,
+        **stats.latencies,
     }
+
+
+def ema_of_slots(stats: SessionStats) -> Mapping[str, Any]:
+    """Return the EMA of each range of batch sizes: one number per engine that decodes."""
+    bounds = dict.fromkeys(bound for slots in stats.ema_accept_len.values() for bound in slots)
+    engines = stats.ema_accept_len.values()
+    return {f"ema_accept_len_from_{bound}": [slots.get(bound) for slots in engines] for bound in bounds}
 
 
 def run_facts(plan: SessionPlan) -> Mapping[str, Any]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
+
 if TYPE_CHECKING:
     from ...sim.faults.plan import FaultPlan
     from ...sim.run import RunReport
@@ -72,6 +74,8 @@ def simulate(
     no_perfetto: NoPerfetto = False,
     faults: Faults = None,
     quiet: Quiet = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = DEFAULT_FORMAT,
 ) -> None:
     """Simulate a deployment: throughput, latency, acceptance and memory of a scenario.
 
@@ -96,9 +100,11 @@ def simulate(
     refuse_without_effect(
         ("--out", explain and out is not None, "--explain runs nothing and prints the scenario: redirect it to a file"),
         ("--faults", explain and faults is not None, "--explain runs nothing"),
+        ("--log-level", explain and log_level is not None, "--explain runs nothing"),
         ("--no-events", no_events and out is None, "without --out no file is written"),
         ("--no-perfetto", no_perfetto and out is None, "without --out no file is written"),
     )
+    start_logging(log_level, log_format)
     resolved, origins = load_scenario(scenario, [*(settings or ()), *_given_by_options(trace, seed)])
     if trace is not None:
         origins["workload.trace"] = "--trace"

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from ...core.errors import ForetokenError
+from ...observe.engine_lines import write_forwarded
 from .control import ControlError, ControlSocket
 from .topology import WorkerPlace, backend_for
 
@@ -225,7 +226,9 @@ class Workers:
             return
         worker.heard_s = time.monotonic()
         for message in messages:
-            if message["say"] != "pong":
+            if message["say"] == "line":
+                write_forwarded(message["line"], worker.name)
+            elif message["say"] != "pong":
                 yield worker, message
 
     def _watch(self, heard: list[tuple[WorkerProcess, dict[str, Any] | None]]) -> None:

@@ -216,7 +216,9 @@ class Serving:
             "drafted": metrics.proposed_drafts,
             "correct_drafts": metrics.correct_drafts,
             "prefilled": self.executor.counters.prefilled,
-            "phase_seconds": dict(self.executor.clock.seconds),
+            "switches": metrics.activations,
+            "ema_accept_len": {str(bound): ema for bound, ema in metrics.ema_accept_len.items()},
+            "phase_seconds": {**self.executor.clock.seconds, "host": self.driver.host_ns / 1e9},
         }
 
     def watch(self, event: Event) -> None:

@@ -18,8 +18,19 @@ from ...core.handoff import HandoffTiming
 from ...core.handoff.wire import request_to_json
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import EngineSpec
+from ...observe.engine_lines import active_level
+from ..session.latencies import LatencyMeter
 from ..session.plan import SessionPlan
-from ..session.session import FINISH, REFUSED, Output, SessionStats, TextDelta, check_vocabulary, collect_outputs
+from ..session.session import (
+    COMPLETED,
+    FINISH,
+    REFUSED,
+    Output,
+    SessionStats,
+    TextDelta,
+    check_vocabulary,
+    collect_outputs,
+)
 from ..session.text import StreamDecoder, Tokenizer
 from .processes import WorkerProcess, Workers
 from .router import Placement, Router, Verdict
@@ -61,6 +72,7 @@ class DisaggregatedSession:
         self._reports: dict[str, dict[str, Any]] = {}
         self._seconds = 0.0
         self._requests = self._prompt_tokens = self._output_tokens = 0
+        self._latencies = LatencyMeter()
         self._is_complete = False
         self._is_open = True
 
@@ -97,6 +109,7 @@ class DisaggregatedSession:
                 log=str(logs[worker.name]) if logs is not None else None,
                 run=run,
                 faults=dict((faults or {}).get(worker.name, {})),
+                log_level=active_level(),
             )
             worker.say({"do": "open", "order": order.to_json()})
         opened = workers.answers("opened")
@@ -193,6 +206,13 @@ class DisaggregatedSession:
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
             phase_seconds=phases,
+            switches=sum(report["switches"] for report in reports.values()),
+            ema_accept_len={
+                name: {int(bound): ema for bound, ema in report["ema_accept_len"].items()}
+                for name, report in reports.items()
+                if report["ema_accept_len"] and self.workers[name].place.role is EngineRole.DECODE
+            },
+            latencies=self._latencies.read(),
             **totals,
         )
 
@@ -221,6 +241,7 @@ class DisaggregatedSession:
         if refusal:
             yield TextDelta(request_id, "", (), (), REFUSED, refusal)
             return
+        self._latencies.sent(request_id)
         self._prompt_tokens += request.prompt.length
         self._answers[request_id] = _Answer(request, StreamDecoder(self.tokenizer, request.stop_strings))
         self._dispatch(placement)
@@ -299,6 +320,7 @@ class DisaggregatedSession:
                 continue
             answer.tokens += new
             self._output_tokens += len(new)
+            self._latencies.delivered(request_id, len(new))
             logprobs = tuple(outputs.get("logprobs", ())[known:])
             deltas.append(TextDelta(request_id, answer.decoder.push(new), tuple(new), logprobs))
         return deltas
@@ -325,4 +347,5 @@ class DisaggregatedSession:
         if request_id in self._router:
             self._router.end(request_id)
         answer = self._answers.pop(request_id)
+        self._latencies.ended(request_id, finish in COMPLETED)
         return TextDelta(request_id, answer.decoder.finish(), (), (), finish, message)

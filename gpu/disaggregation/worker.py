@@ -20,6 +20,7 @@ from typing import Any
 from ...core.errors import ForetokenError
 from ...core.handoff.wire import request_from_json
 from ...core.scheduler.config import EngineRole
+from ...observe.engine_lines import forward_lines
 from .control import ControlSocket
 from .link import LinkNews, PeerLink, connect, links
 from .link_faults import LinkFaults, ParcelFaults
@@ -108,6 +109,7 @@ class Worker:
         try:
             self._session = order["session"]
             wanted = SessionOrder.from_json(order)
+            forward_lines(wanted.log_level, lambda line: self._control.send_soon({"say": "line", "line": line}))
             self._faults.begin(ParcelFaults.from_json(wanted.faults, "the plan of link faults"))
             news = News(self._control.send_soon, wanted.session)
             self._serving, self._log, measured = open_serving(wanted, self._links, news)

@@ -42,6 +42,7 @@ class SessionOrder:
     log: str | None = None  # events.jsonl, if one is kept
     run: Mapping[str, Any] | None = None  # what its header says of the run
     faults: Mapping[str, Any] | None = None  # on the worker's links
+    log_level: str | None = None  # from which lines of the engine go to the parent; None: none do
 
     def to_json(self) -> dict[str, Any]:
         plain = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -290,6 +290,8 @@ class TorchExecutor:
         captured = None
         if not wanted:
             captured = self.graphs.find(part.steps, part.num_draft_tokens, len(part.rows), RoundKind.of(sampling))
+        if self.graphs.on_round is not None and self.graphs.reports:
+            self.graphs.on_round(captured is not None, len(part.rows))
         if captured is not None:
             with self.clock.phase("graph"):
                 result = captured.run(batch, relayed, sampling, forced)

@@ -148,6 +148,7 @@ class RoundGraphs:
 
     def __init__(self, capture: Callable[[GraphKey, RoundKind], CapturedRound]) -> None:
         self.reports: list[CaptureReport] = []
+        self.on_round: Callable[[bool, int], None] | None = None  # is told whether a round of so many rows has a graph
         self._capture = capture
         self._table: GraphTable[Mapping[RoundKind, CapturedRound]] = GraphTable()
 

@@ -15,6 +15,8 @@ from ...core.errors import ConfigError, InvariantViolation, Problem
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.driver import Executor
 from ...core.scheduler.engine import Engine
+from ...observe.engine_lines import engine_lines
+from .latencies import LatencyMeter
 from .loop import DecodeLoop, Deliveries, Delta, all_of
 from .plan import NotEnoughMemory, SessionOptions, SessionPlan, plan_session
 from .text import StreamDecoder, Tokenizer
@@ -32,6 +34,7 @@ FINISH = {
     FinishReason.ABORT: "aborted",
     FinishReason.ERROR: "error",
 }
+COMPLETED = ("stop", "length")
 REFUSED = "refused"
 
 
@@ -73,6 +76,10 @@ class SessionStats:
     correct_drafts: int
     # prefill, draft, verify (or graph: both, captured), relay; host: plan, launch, commit
     phase_seconds: Mapping[str, float]
+    switches: int = 0  # changes of the draft steps
+    # Engine -> lower bound of a range of batch sizes -> EMA of correct drafts per request; empty where none is kept.
+    ema_accept_len: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    latencies: Mapping[str, float | None] = field(default_factory=dict)  # ms, as summary.json names them
 
     @property
     def accept_length(self) -> float | None:
@@ -129,6 +136,7 @@ class DecodeSession:
         self.loop = DecodeLoop(engine, executor, deliveries)
         self._phase_seconds = phase_seconds
         self._totals = _Totals()
+        self._latencies = LatencyMeter()
 
     @classmethod
     def open(
@@ -203,6 +211,9 @@ class DecodeSession:
             drafted=metrics.proposed_drafts,
             correct_drafts=metrics.correct_drafts,
             phase_seconds={**self._phase_seconds(), "host": self.loop.driver.host_ns / 1e9},
+            switches=metrics.activations,
+            ema_accept_len={"engine": metrics.ema_accept_len} if metrics.ema_accept_len else {},
+            latencies=self._latencies.read(),
         )
 
     def close(self, complete: bool = False) -> None:
@@ -215,6 +226,7 @@ class DecodeSession:
         if refusal:
             yield TextDelta(request.request_id, "", (), (), REFUSED, refusal)
             return
+        self._latencies.sent(request.request_id)
         totals.prompt_tokens += request.prompt.length
         totals.receiving[request.request_id] = _Receiving(request, StreamDecoder(self.tokenizer, request.stop_strings))
 
@@ -223,6 +235,8 @@ class DecodeSession:
         receiving = totals.receiving[delta.request_id]
         receiving.num_tokens += len(delta.tokens)
         totals.output_tokens += len(delta.tokens)
+        if len(delta.tokens):
+            self._latencies.delivered(delta.request_id, len(delta.tokens))
         text = receiving.decoder.push(delta.tokens)
         finish, message = None, ""
         if end is not None:
@@ -232,6 +246,7 @@ class DecodeSession:
                 raise InvariantViolation("ACCEPT-12", f"request {delta.request_id!r}: {told}")
             text += receiving.decoder.finish()
             finish, message = FINISH[end.reason], end.message
+            self._latencies.ended(delta.request_id, finish in COMPLETED)
         logprobs = tuple(float(value) for value in delta.outputs.get("logprobs", ()))
         return TextDelta(delta.request_id, text, tuple(delta.tokens.tolist()), logprobs, finish, message)
 
@@ -255,7 +270,10 @@ def load_engine(
             whole = spec.with_role(EngineRole.BOTH)
             spec = replace(spec, cost_table=measure_cost_table(whole, target, draft, ops))
             plan = replace(plan, spec=spec)
-        engine = spec.make_engine(all_of(make_sinks(spec)), tokenizer)
+        sinks, lines = make_sinks(spec), engine_lines("engine")
+        if lines is not None:
+            sinks = [*sinks, lines]
+        engine = spec.make_engine(all_of(sinks), tokenizer)
         executor = build_executor(
             engine,
             target,
@@ -265,6 +283,9 @@ def load_engine(
             seed=options.seed,
             debug=options.debug,
         )
+    if lines is not None:
+        lines.engine = engine
+        executor.graphs.on_round = lines.round_ran
     return engine, executor, plan
 
 

@@ -11,7 +11,7 @@ rounds may still deliver to it.
 
 from __future__ import annotations
 
-from ..core.contract.request import FinishReason
+from ...core.contract.request import FinishReason
 
 Closing = tuple[int, int, int, int]  # slot, reason, time or −1, output or −1
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.contract.events import Aborted, HandoffMove, HandoffMoved, Planned, Resumed, StepsLost, Submitted
-from ..core.contract.request import FinishedRequest, FinishReason
+from ...core.contract.events import Aborted, HandoffMove, HandoffMoved, Planned, Resumed, StepsLost, Submitted
+from ...core.contract.request import FinishedRequest, FinishReason
 from .columns import OpenRequests
 from .handed import HandedRequests
 

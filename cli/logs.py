@@ -1,0 +1,43 @@
+"""The options for log lines of an engine, which simulate and generate have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .effects import refuse_without_effect
+
+DEFAULT_FORMAT = "text"
+
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        "--log-level",
+        metavar="debug|info|warning|error",
+        show_default=False,
+        rich_help_panel="Output",
+        help="Write log lines from this level on to standard error: each switch of draft steps (info), each fallback and each failed "
+        "step (warning). By default none.",
+    ),
+]
+LogFormat = Annotated[
+    str,
+    typer.Option(
+        "--log-format",
+        metavar="text|json",
+        rich_help_panel="Output",
+        help="Lines of text, or of JSON with the engine, the time and the numbers behind each line.",
+    ),
+]
+
+
+def start_logging(level: str | None, form: str) -> None:
+    """Start log lines if a level was given. Raises ConfigError."""
+    refuse_without_effect(
+        ("--log-format", level is None and form != DEFAULT_FORMAT, "without --log-level no line is written")
+    )
+    if level is not None:
+        from ..observe import engine_lines
+
+        engine_lines.start_logging(level, form)
