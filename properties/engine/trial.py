@@ -36,6 +36,10 @@ def _is_unknown(t: EngineTrial, request: str) -> bool:
     return request not in t.model.lives
 
 
+def _can_submit(t: EngineTrial, request: str, length: int, max_tokens: int) -> bool:
+    return request not in t.model.lives and length > 0 and max_tokens > 0  # the others are `submit_impossible`
+
+
 def _can_abort(t: EngineTrial, request: str) -> bool:
     return request in t.model.lives and not t.model.lives[request].aborted
 
@@ -167,7 +171,7 @@ class EngineTrial(Trial):
     @operation(needs="priorities", weight=6, priority=(0, 0, 1, 2), seed=(0, 1))
     @operation(
         weight=12,
-        when=_is_unknown,
+        when=_can_submit,
         request=REQUESTS,
         length=_lengths,
         max_tokens=(1, 2, 3, 5, 8, 30),

@@ -192,12 +192,21 @@ def test_what_cannot_be_compared_is_skipped_and_said():
 # -- what is left out ---------------------------------------------------------------------------------------------------
 
 
-class TestWithoutAborts(AllocatorConformance):
-    without = ("free-twice",)
-    budget = 3_000
+def test_a_class_of_tests_says_both_as_well():
+    class Mine(AllocatorConformance):
+        capabilities = ("misuse",)
+        without = ("free-twice",)
+        budget = 2_000
 
-    def make(self, config):
-        return bad.ListAllocator(config)
+        def make(self, config):
+            assert config.num_pages > 2
+            return bad.ListAllocator(config)
+
+        def supports(self, config):
+            return config.num_pages > 2
+
+    report = Mine().report()
+    assert report.ok and "free-twice" not in report.executed and report.executed["free-stray"], report.text()
 
 
 def test_kinds_are_left_out_and_what_they_alone_show():

@@ -3,10 +3,15 @@
 import re
 from pathlib import Path
 
+import pytest
 from foretoken.properties.conformance import check
+from foretoken.properties.engine.contract import EngineCapabilities
+from foretoken.properties.engine.plain import PlainEngine
+from foretoken.properties.harness.contract import Adapter
+from foretoken.properties.harness.swarm import Swarm
 from foretoken.properties.suites import suite_of
 
-ALLOCATOR = suite_of("allocator")
+ALLOCATOR, ENGINE = suite_of("allocator"), suite_of("engine")
 
 TEXT = (Path(__file__).parents[3] / "docs" / "properties.md").read_text(encoding="utf-8")
 
@@ -20,3 +25,20 @@ def test_the_bug_in_twenty_lines():
     (failure,) = report.failures
     replay = "foretoken check --replay runs/cases/allocator-ALLOC-10.case.json"
     assert failure.text(replay) == console.rstrip("\n")
+
+
+def test_the_bug_in_published_code():
+    pytest.importorskip("transformers.generation.continuous_batching.cache_allocators.cache_allocator")
+    (code,) = [
+        block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "transformers_scheduler" in block
+    ]
+    exec(compile(code, "docs/properties.md", "exec"), {})
+
+
+def test_the_configurations_of_the_example():
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "def supports" in block]
+    names = {}
+    exec(compile(code, "docs/properties.md", "exec"), names)
+    capabilities = EngineCapabilities(slots=True, prefix_cache=True)
+    config, _ = Swarm(ENGINE, Adapter(PlainEngine, capabilities, names["supports"]), capabilities, 1).drawn(0)
+    assert config.page_size == 16 and config.prefix_cache and config.max_steps == 0
