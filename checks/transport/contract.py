@@ -14,7 +14,7 @@ SIDES = (PREFILL, DECODE)
 
 # The messages that the trial knows; it carries all others too.
 OFFER, ACCEPT, REJECT, PAGE, MANIFEST = "offer", "accept", "reject", "page", "manifest"
-ACK, NACK, CANCEL, CANCEL_ACK, OTHER = "ack", "nack", "cancel", "cancel_ack", "other"
+ACK, NACK, CANCEL, CANCEL_ACK, RENEW, OTHER = "ack", "nack", "cancel", "cancel_ack", "renew", "other"
 
 GENERATIONS = ((1, 1), (1, 1), ((1 << 31) - 1, 1), (1, 1 << 32), ((1 << 63) + 5, 1 << 40))
 """(first generation, step) of prefill workers: also where 32 and 63 bits end."""
@@ -79,7 +79,7 @@ class TransportConfig:
         return cls(
             page_size=page_size,
             prefill_pages=choose((24, 12, 40)) // page_size + 2,
-            decode_pages=choose((40, 28, 60)) // page_size + 6,
+            decode_pages=choose((40, 28, 12)) // page_size + 6,
             chunk_size=choose((4, 2, 16)),
             num_output=choose((3, 2, 6)),
             hidden=choose((False, True)),
@@ -106,6 +106,9 @@ class TransportCapabilities(Capabilities):
 
     roles: bool = False
     """`change_role(side)`"""
+
+    device_loss: bool = False
+    """`lose_kv(side, now_ns)`"""
 
     FOUNDATIONS: ClassVar = {}
 
@@ -149,8 +152,9 @@ class Transport(Protocol):
     def compute(self, now_ns: int) -> Sequence[tuple[int, int, int]]:
         """Run one step of the prefill worker. Returns (request, index, page) of the pages that became final."""
 
-    def decode(self, now_ns: int) -> Sequence[int]:
-        """Run one step of the decode worker. Returns the requests whose prompts it computed: those that it had lost KV of."""
+    def decode(self, now_ns: int) -> Sequence[tuple[int, int, int]]:
+        """Run one step of the decode worker. Returns (request, index, page) of the prompts' pages that it computed: those of requests
+        whose KV it had lost."""
 
     def collect(self, side: str) -> Sequence[Message]:
         """Write the pages that are due, and return the messages of this side: first those of the pages that have been read out."""
@@ -203,6 +207,11 @@ class Transport(Protocol):
     def change_role(self, side: str) -> object:
         """Change the role of this side's worker, and back. Returns False if it has requests or pages."""
 
+    # device_loss
+    def lose_kv(self, side: str, now_ns: int) -> None:
+        """This worker's device is replaced: its KV is gone, its host goes on as another incarnation, its transfers fail. Requests
+        without a transfer stay, those that had joined are computed again."""
+
 
 METHODS: dict[str, tuple[str, ...]] = {
     "": (
@@ -210,5 +219,6 @@ METHODS: dict[str, tuple[str, ...]] = {
         *("read_out", "reading", "tick", "free", "cached", "pages", "counters", "joined", "ended"),
     ),
     "roles": ("change_role",),
+    "device_loss": ("lose_kv",),
 }
 """Capability -> the methods that it promises; "" is what every transport has."""

@@ -38,6 +38,7 @@ _KINDS = {
     "Nack": contract.NACK,
     "Cancel": contract.CANCEL,
     "CancelAck": contract.CANCEL_ACK,
+    "Renew": contract.RENEW,
 }
 _HOW = {
     FinishReason.TRANSFERRED: "transferred",
@@ -57,11 +58,13 @@ class CountingWorker:
     remaining: dict[tuple[int, int], int] = field(default_factory=dict)
     names: dict[tuple[int, int], str] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
+    limits: dict[str, tuple[tuple[int, int], int]] = field(default_factory=dict)  # request -> its row, its max_tokens
 
     def run(self, step: Step, first_tokens: dict[str, int]) -> StepResult:
         for join in step.joins:
             self.remaining[join.row, join.epoch] = join.max_tokens - join.num_emitted
             self.names[join.row, join.epoch] = join.request.request_id
+            self.limits[join.request.request_id] = ((join.row, join.epoch), join.max_tokens)
         prefill = decode = None
         if step.prefill is not None:
             keys = list(zip(step.prefill.rows.tolist(), step.prefill.epochs.tolist(), strict=True))
@@ -81,13 +84,19 @@ class CountingWorker:
         return StepResult(step.step_id, prefill, decode, np.zeros(1, dtype=np.int64))
 
     def note(self, finished) -> None:
-        self.ended += [Ended(int(e.request_id), _HOW[e.reason], e.num_output, e.message) for e in finished]
+        """Report requests that have ended, with the numbers of tokens that this worker has counted, as a device would."""
+        for end in finished:
+            name, how, num_output = end.request_id, _HOW[end.reason], end.num_output
+            if name in self.limits:
+                key, max_tokens = self.limits.pop(name)
+                num_output = max_tokens - self.remaining[key]
+            self.ended.append(Ended(int(name), how, num_output, end.message))
 
 
 class HandoffTransport:
     """Both sides. A subclass may replace the classes of the sides and the methods below."""
 
-    capabilities = TransportCapabilities(roles=True)
+    capabilities = TransportCapabilities(roles=True, device_loss=True)
     prefill_side: type[PrefillSide] = PrefillSide
     decode_side: type[DecodeSide] = DecodeSide
     engine: type[Engine] = Engine
@@ -178,7 +187,7 @@ class HandoffTransport:
         hidden = np.array(draft[1:3], np.float32) if self.config.hidden else None
         return DraftPayload(values, hidden, self.config.hidden)
 
-    def decode(self, now_ns: int) -> list[int]:
+    def decode(self, now_ns: int) -> list[tuple[int, int, int]]:
         worker = self._workers[DECODE]
         step = worker.engine.plan(now_ns)
         if step is None:
@@ -188,10 +197,11 @@ class HandoffTransport:
         result = worker.run(step, {})
         computed = [] if step.prefill is None else step.prefill.rows.tolist()
         names = [int(worker.names[row, int(worker.engine.store.table.epochs[row])]) for row in computed]
+        pages = [(name, index, int(page)) for name in names for index, page in enumerate(self.pages(DECODE, name))]
         outcome = worker.engine.commit(result, now_ns)
         worker.note(outcome.finished)
         worker.side.committed(outcome, now_ns)
-        return names
+        return pages
 
     def _note_arrivals(self, step: Step) -> None:
         batch = step.arrivals.batch
@@ -270,6 +280,17 @@ class HandoffTransport:
         else:
             self._epoch += 1
             self._workers[side] = self._make_decode()
+
+    def lose_kv(self, side: str, now_ns: int) -> None:
+        worker = self._workers[side]
+        if side == PREFILL:
+            self._generation += self.config.generation_step
+            self._unread.clear()
+            self._read.clear()
+        else:
+            self._epoch += 1
+        worker.side.worker_lost(self._generation if side == PREFILL else self._epoch, now_ns)
+        worker.engine.resume(now_ns, restarted=True)
 
     def tick(self, side: str, now_ns: int) -> None:
         self._now_ns = now_ns

@@ -66,6 +66,11 @@ class Ledger:
             self.incoming.clear()
             self.num_accepted = self.num_offers = self.num_acknowledged = 0
 
+    def lose_kv(self, side: str) -> None:
+        """Note that a worker's device was replaced: nothing of its transfers is expected any more."""
+        for entry in (self.outgoing if side == PREFILL else self.incoming).values():
+            entry.is_answered = True
+
     def lose_peer(self, side: str, generation: int | None = None) -> None:
         """Note that a side was told of the other worker's end, or of one with a newer `generation`."""
         for entry in (self.outgoing if side == PREFILL else self.incoming).values():

@@ -150,6 +150,15 @@ class TransportModel:
                 run.acked_ns, run.num_joined = None, 0
                 run.called_back = run.withdrawn = run.was_served = False
 
+    def lose_kv(self, side: str) -> None:
+        """Note that a worker's device was replaced: it holds nothing, and computes what it still has again."""
+        self.holds[side].clear()
+        if side == PREFILL:
+            for seen in self.attempts.values():
+                seen.ends[PREFILL] = None
+            for run in self.live(PREFILL):
+                run.pages.clear()
+
     def is_empty(self, side: str) -> bool:
         """Whether this side has no request and holds no page."""
         return not self.live(side) and not self.holds[side]

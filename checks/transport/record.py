@@ -212,8 +212,12 @@ class Record:
         entry.heard_ns = self.now_ns
         if entry.is_lost:
             return
-        if message.kind == contract.ACCEPT and not entry.is_cancelled:
-            entry.is_waiting = entry.manifest == entry.newest
+        is_offered = entry.is_waiting and entry.manifest != entry.newest and not entry.is_cancelled
+        if is_offered and message.kind in (contract.ACCEPT, contract.RENEW):
+            entry.renewed_ns = self.now_ns
+            entry.is_waiting = message.kind == contract.RENEW
+        elif is_offered and message.kind == contract.REJECT:
+            entry.is_answered = True
         elif message.kind == contract.ACK and not entry.is_cancelled:
             entry.is_answered = entry.is_answered or entry.manifest == entry.newest
         elif message.kind == contract.CANCEL or (message.kind == contract.CANCEL_ACK and entry.is_cancelled):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...properties.harness.operation import operation
 from . import contract
 from . import invariants as invariants  # registers the checkers
 from .contract import DECODE, METHODS, PREFILL, SIDES, TransportCapabilities, TransportConfig
+from .model import Run
 from .record import MISNUMBERED, Fault
 from .watch import MAX_UNDER_WAY, OTHER_SIDE, TransportWatch
 
@@ -17,7 +20,8 @@ PLACES = (0, 0, 0, 1, 2, 5)
 
 
 def _times(config: TransportConfig, has: TransportCapabilities) -> tuple[int, ...]:
-    return (1, config.fence_ns, config.lease_ns // 2, config.lease_ns, config.hold_ns)
+    times = (config.fence_ns, config.lease_ns, config.hold_ns)
+    return (1, *times, config.lease_ns // 2, *(time - 1 for time in times))
 
 
 def _is_alive(t: TransportTrial, side: str) -> bool:
@@ -80,7 +84,7 @@ class TransportTrial(TransportWatch):
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
-    @operation(weight=8, when=_can_start, request=REQUESTS, family=(0, 0, 1), num_tokens=(3, 1, 2, 5, 8, 4))
+    @operation(weight=8, when=_can_start, request=REQUESTS, family=(0, 0, 1), num_tokens=(3, 1, 2, 5, 8, 20))
     def start(self, request: int, family: int, num_tokens: int) -> bool:
         """A request comes to the prefill worker. Prompts of one family have equal beginnings."""
         if num_tokens < 1:
@@ -93,7 +97,7 @@ class TransportTrial(TransportWatch):
         """The prefill worker computes a chunk."""
         self._run_prefill()
 
-    @operation(weight=10, when=_is_reading, count=(1, 2, 30))
+    @operation(weight=4, when=_is_reading, count=(1, 2, 30))
     def read(self, count: int) -> bool:
         """The link reads pages out of the prefill pool."""
         if count < 1:
@@ -196,6 +200,16 @@ class TransportTrial(TransportWatch):
         self._arrived = {key: at for key, at in self._arrived.items() if key[0] != side}
         self.must(self.subject.restart, side)
 
+    @operation(weight=1, hostile=True, needs="device_loss", when=_is_alive, side=SIDES)
+    def lose_kv(self, side: str) -> None:
+        """A worker's device is replaced; its host goes on as another incarnation."""
+        self.model.lose_kv(side)
+        self.ledger.lose_kv(side)
+        if side == PREFILL:
+            self._being_read.clear()
+        self.pools[side].clear()
+        self.must(self.subject.lose_kv, side, self.now_ns)
+
     @operation(weight=2, needs="roles", when=_is_alive, probes="HANDOFF-10", side=SIDES)
     def change_role(self, side: str) -> None:
         """A worker is to take another role for a moment."""
@@ -208,15 +222,17 @@ class TransportTrial(TransportWatch):
     @operation(weight=1)
     def quiet(self) -> None:
         """All messages are lost, now and later, until every timeout is over."""
-        step = max(1, self.config.lease_ns // 2)
+        step = max(2, self.config.lease_ns // 2)
         left = (len(self.model.runs) + 2) * self.config.patience_ns // step + 1
         while left > 0:
-            for parcels in self.under_way.values():
-                parcels.clear()
-            # When everything has ended, the rest of the time passes at once.
-            num_steps = left if self._is_over() else 1
-            left -= num_steps
-            self._pass(step * num_steps)
+            # When everything has ended, the rest of the time passes at once. Else each end of a wait is looked at from both sides.
+            is_over = self._is_over()
+            for ns in (step * left,) if is_over else (step - 1, 1):
+                for parcels in self.under_way.values():
+                    parcels.clear()
+                self._pass(ns)
+                self._observe()
+            left -= left if is_over else 1
             self._work()
             self._collect()
             self._observe()
@@ -229,7 +245,7 @@ class TransportTrial(TransportWatch):
         weight=1,
         num=(1, 2, 3),
         num_tokens=(5, 2, 8),
-        pace=(1, 3),
+        pace=(1, 3, 1, 11),
         fault=(1, 0, 3, 2, 4, 5, 6),
         nth=(0, 1, 2, 3, 5, 8),
     )
@@ -244,11 +260,21 @@ class TransportTrial(TransportWatch):
         runs = [self._submit(NEXT_REQUEST + n, n % 2, num_tokens) for n in range(num)]
         # Where there is no second attempt, a request need not come through.
         self._go_on(pace, fault=Fault(fault, nth) if fault and self.config.max_attempts > 1 else None)
-        for n, run in enumerate(runs):
-            if run is None or not run.was_served or run.how != "transferred":
-                was = f"request {NEXT_REQUEST + n} does not come through after all faults are over"
-                raise self.misbehaviour("ANSWER", was, "every request arrives and is decoded to its end")
+        self._must_have_come(runs)
         return True
+
+    def _must_have_come(self, runs: Sequence[Run | None]) -> None:
+        if all(run is not None and run.was_served and run.how == "transferred" for run in runs):
+            return
+        self.end()
+        self.check()  # an invariant that is broken says more
+        if None in runs:
+            was = "a request is refused, and does not come through"
+        elif lost := [run.request for run in runs if not run.was_served]:
+            was = f"request {lost[0]} does not come through after all faults are over"
+        else:
+            was = "a request that was decoded to its end has failed on the prefill side"
+        raise self.misbehaviour("ANSWER", was, "every request arrives and is decoded to its end")
 
     def _look_for_leaks(self) -> None:
         m, model = self.moment, self.model
@@ -291,6 +317,26 @@ class TransportTrial(TransportWatch):
         self._submit(1, 1, 4)
         self._submit(2, 0, 2)
         self._go_on(1, late)
+        self.end()
+        self.check()
+        for request in REQUESTS:
+            self.start(request, request % 2, 8)
+        for _ in range(2 * len(REQUESTS)):
+            self.compute()
+            self.deliver_all(DECODE)
+            # All acknowledgements are lost.
+            self.under_way[PREFILL] = [p for p in self.under_way[PREFILL] if p.message.kind != contract.ACK]
+            self.deliver_all(PREFILL)
+        if self.config.slow_link:
+            self.advance(self.config.lease_ns)  # all are offered again, and no page of the first attempts is read yet
+        self.cancel(PREFILL, REQUESTS[0])  # is decoded already, where pages have arrived
+        self.cancel(DECODE, REQUESTS[-1])  # waits for room, in a small pool
+        self.deliver_all(DECODE)
+        self.deliver_all(PREFILL)
+        self.begin("requests whose acknowledgements were lost, and some that wait for room")
+        self._go_on(6)
+        if self.config.max_attempts > 1:
+            self._must_have_come([self.model.runs.get(request) for request in REQUESTS[1:-1]])
         self.end()
         self.check()
         self.serve(1, 3, 1, 0, 0)

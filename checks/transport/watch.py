@@ -58,6 +58,7 @@ class TransportWatch(Trial):
         self._observe()
 
     def _read(self, page: int) -> PageContent:
+        self._being_read.pop(page, None)
         return self.pools[PREFILL].get(page, GARBAGE)
 
     def _write(self, page: int, content: PageContent) -> None:
@@ -98,15 +99,15 @@ class TransportWatch(Trial):
 
     def _run_decode(self) -> None:
         m = self.moment
-        computed = self.integers(self.must(self.subject.decode, self.now_ns), "decode()")
-        for request in computed:
+        for request, index, page in self.must(self.subject.decode, self.now_ns):
             m.num_roles += 1
             run = self.model.decoding.get(request)
             if run is None:
                 m.role = f"the decode worker computes the prompt of request {request}, which never arrived there"
                 continue
-            for index, page in enumerate(self._pages(DECODE, request)):
-                self.pools[DECODE][page] = content_of(run.tokens, index, self.config)
+            self.pools[DECODE][page] = content_of(run.tokens, index, self.config)
+        self._note_joined()  # before other news of these requests arrive
+        self._note_ends()
 
     def _arrive(self, side: str, parcel: Parcel) -> None:
         """Deliver a message to a worker, if it lives. A repeated or stale one may change nothing."""
@@ -210,6 +211,7 @@ class TransportWatch(Trial):
             if not left and self._is_over() and not any(self.under_way.values()):
                 return
             self._pass(step)
+            self.must(self.subject.read_out, MAX_UNDER_WAY)
             if tick % pace == 0:
                 self._work()
             self._collect()
@@ -262,9 +264,7 @@ class TransportWatch(Trial):
     def _observe(self) -> None:
         m = self.moment
         self._note_joined()
-        for side in self._living():
-            for ended in self.must(self.subject.ended, side):
-                self._note_ended(side, Ended(*ended))
+        self._note_ends()
         self.ledger.decide()
         for side in self._living():
             c = Counters(*self.integers(self.must(self.subject.counters, side), f"counters({side})"))
@@ -281,6 +281,11 @@ class TransportWatch(Trial):
                 self.pools[side][page] = GARBAGE
         m.acknowledged, self.record.acknowledged = m.acknowledged or self.record.acknowledged, ""
         m.late, self.ledger.problem = m.late or self.ledger.problem, ""
+
+    def _note_ends(self) -> None:
+        for side in self._living():
+            for ended in self.must(self.subject.ended, side):
+                self._note_ended(side, Ended(*ended))
 
     def _check_readers(self) -> dict[int, PageContent]:
         """Check that pages stay as they are from when they are to be sent until they are read. Returns their contents."""
@@ -301,6 +306,8 @@ class TransportWatch(Trial):
         cached = None
         for request, hold in list(model.holds[side].items()):
             if model.may_go(side, hold, self.now_ns):
+                if hold.lost_ns is not None and self.now_ns >= hold.lost_ns + self.config.fence_ns:
+                    self._check_lost(side, request, hold)
                 if self._pages(side, request)[: len(hold.pages)] != tuple(hold.pages.values()) or hold.run.is_over:
                     del model.holds[side][request]
                 continue
@@ -313,6 +320,11 @@ class TransportWatch(Trial):
             if side == DECODE:
                 cached = cached if cached is not None else self._cached()
                 self._check_unverified(request, hold, cached)
+
+    def _check_lost(self, side: str, request: int, hold: Hold) -> None:
+        """Check that a request is over a fence after its side was told that the other worker is gone."""
+        if not hold.run.is_decoding and self._pages(side, request) == tuple(hold.pages.values()):
+            self.moment.leaked = f"request {request} has its pages on the {side} side, and the other worker is gone"
 
     def _cached(self) -> dict[int, None]:
         return dict.fromkeys(self.integers(self.must(self.subject.cached, DECODE), "cached(decode)"))

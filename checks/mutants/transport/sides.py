@@ -1,4 +1,4 @@
-"""Planted defects of transports: each is the good one with one move done wrong, in a way that has been done wrong before."""
+"""Planted defects of one side, one message or one page at a time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from itertools import count
 
 import numpy as np
 
-from ...core.algorithm.arrival import DraftPayload
-from ...core.handoff import DecodeSide, PageSeal, PrefillSide, TransferState
-from ...core.handoff.life import TransferCounts
-from ...core.handoff.messages import Ack
-from ...core.handoff.records import Trace
-from ...core.scheduler.engine import Engine
-from ...properties.harness.mutants import Mutant
-from ..transport.handoff_subject import HandoffTransport
+from ....core.algorithm.arrival import DraftPayload
+from ....core.handoff import DecodeSide, PageSeal, PrefillSide, TransferState
+from ....core.handoff.life import TransferCounts
+from ....core.handoff.messages import Ack
+from ....core.handoff.records import Trace
+from ....core.scheduler.engine import Engine
+from ...transport.handoff_subject import HandoffTransport
 
 # -- the prefill side -------------------------------------------------------------------------------------------------
 
@@ -250,43 +249,32 @@ class AcksCountPages(HandoffTransport):
         self.write(page, (action.page.target, action.page.draft))
 
 
-def of_prefill(kind: type[PrefillSide]) -> type[HandoffTransport]:
-    return type(kind.__name__, (HandoffTransport,), {"prefill_side": kind})
-
-
-def of_decode(kind: type[DecodeSide]) -> type[HandoffTransport]:
-    return type(kind.__name__, (HandoffTransport,), {"decode_side": kind})
-
-
-def of_engine(kind: type[Engine]) -> type[HandoffTransport]:
-    return type(kind.__name__, (HandoffTransport,), {"engine": kind})
-
-
-_DEFECTS = (
-    (of_prefill(FreesWhenAllIsSent), FreesWhenAllIsSent, ("HANDOFF-02",)),
-    (of_prefill(FreesWhatIsCancelled), FreesWhatIsCancelled, ("HANDOFF-02",)),
-    (of_prefill(NeedsNoFence), NeedsNoFence, ("HANDOFF-02",)),
-    (of_prefill(WaitsForEver), WaitsForEver, ("HANDOFF-03",)),
-    (of_prefill(BelievesAnyAttempt), BelievesAnyAttempt, ("HANDOFF-04",)),
-    (of_prefill(KeepsTheRequest), KeepsTheRequest, ("HANDOFF-08", "HANDOFF-03")),
-    (of_prefill(CountsNoCancelled), CountsNoCancelled, ("HANDOFF-05",)),
-    (of_prefill(OldGenerations), OldGenerations, ("HANDOFF-04", "HANDOFF-01", "HANDOFF-02")),
-    (of_decode(TrustsTheLink), TrustsTheLink, ("HANDOFF-01",)),
-    (of_decode(ComparesSizes), ComparesSizes, ("HANDOFF-01",)),
-    (of_decode(IgnoresTheManifest), IgnoresTheManifest, ("HANDOFF-01", "HANDOFF-07")),
-    (of_decode(AcknowledgesTheManifest), AcknowledgesTheManifest, ("HANDOFF-01",)),
-    (of_decode(FreesTargetsAtOnce), FreesTargetsAtOnce, ("HANDOFF-02",)),
-    (of_decode(ReservesForEver), ReservesForEver, ("HANDOFF-03",)),
-    (of_decode(StartsEveryOffer), StartsEveryOffer, ("HANDOFF-04",)),
-    (of_decode(CachesWhatIsReserved), CachesWhatIsReserved, ("HANDOFF-09",)),
-    (of_engine(ChangesItsRole), ChangesItsRole, ("HANDOFF-10",)),
-    (ReadsAhead, ReadsAhead, ("HANDOFF-06",)),
-    (TargetPagesAlone, TargetPagesAlone, ("HANDOFF-07",)),
-    (DraftIdsIn32Bits, DraftIdsIn32Bits, ("HANDOFF-07",)),
-    (HiddenStatesOfTheLast, HiddenStatesOfTheLast, ("HANDOFF-07",)),
-    (WritesByIndex, WritesByIndex, ("HANDOFF-07",)),
-    (AcksCountPages, AcksCountPages, ("HANDOFF-07",)),
+PREFILL_SIDES = (
+    (FreesWhenAllIsSent, ("HANDOFF-02", "HANDOFF-05")),
+    (FreesWhatIsCancelled, ("HANDOFF-02",)),
+    (NeedsNoFence, ("HANDOFF-02",)),
+    (WaitsForEver, ("HANDOFF-03", "ANSWER")),
+    (BelievesAnyAttempt, ("HANDOFF-04",)),
+    (KeepsTheRequest, ("HANDOFF-08", "HANDOFF-03")),
+    (CountsNoCancelled, ("HANDOFF-05",)),
+    (OldGenerations, ("HANDOFF-04", "HANDOFF-01", "HANDOFF-02", "ANSWER")),
 )
-"""(how it is made, the class with the defect, the invariants of which one must catch it)."""
-
-MUTANTS = tuple(Mutant(kind.__name__, kind.__doc__, "transport", make, caught_by) for make, kind, caught_by in _DEFECTS)
+DECODE_SIDES = (
+    (TrustsTheLink, ("HANDOFF-01",)),
+    (ComparesSizes, ("HANDOFF-01",)),
+    (IgnoresTheManifest, ("HANDOFF-01", "HANDOFF-07")),
+    (AcknowledgesTheManifest, ("HANDOFF-01", "HANDOFF-05")),
+    (FreesTargetsAtOnce, ("HANDOFF-02",)),
+    (ReservesForEver, ("HANDOFF-03",)),
+    (StartsEveryOffer, ("HANDOFF-04", "ANSWER")),
+    (CachesWhatIsReserved, ("HANDOFF-09",)),
+)
+ENGINES = ((ChangesItsRole, ("HANDOFF-10",)),)
+TRANSPORTS = (
+    (ReadsAhead, ("HANDOFF-06",)),
+    (TargetPagesAlone, ("HANDOFF-07",)),
+    (DraftIdsIn32Bits, ("HANDOFF-07",)),
+    (HiddenStatesOfTheLast, ("HANDOFF-07",)),
+    (WritesByIndex, ("HANDOFF-07",)),
+    (AcksCountPages, ("HANDOFF-07",)),
+)
