@@ -132,10 +132,19 @@ class Ledger:
         first = self.firsts.get(name, attempt)
         entry = self.incoming.get((run.request, generation, first))
         if entry is None or entry.is_answered or entry.is_cancelled:
-            self.num_accepted += 1
+            # Where an older transfer of an equal request is open, the newer one takes its place, and its pages.
+            self.num_accepted += not self._replaces_one(run.request, generation)
             self.incoming[run.request, generation, first] = Entry(run, generation, first, attempt, now_ns, now_ns)
             return
         entry.newest, entry.is_refused, entry.renewed_ns, entry.heard_ns = attempt, False, now_ns, now_ns
+
+    def _replaces_one(self, request: int, generation: int) -> bool:
+        for entry in self.incoming.values():
+            is_open = not (entry.is_answered or entry.is_cancelled or entry.is_lost)
+            if is_open and (entry.run.request, entry.generation) == (request, generation):
+                entry.is_answered = True
+                return True
+        return False
 
     def acknowledged(self, run: Run, generation: int, attempt: int) -> None:
         entry = self.incoming_of(run.request, generation, attempt)

@@ -200,7 +200,7 @@ class Record:
     def _end_at_decode(self, message: Message) -> None:
         """Note that the decode side has ended a transfer up to this attempt, or was told to."""
         known = self.ended.get(message.request, (0, 0, 0))
-        if (message.generation, message.attempt) >= known[:2]:
+        if (message.generation, message.attempt) > known[:2]:
             self.ended[message.request] = (message.generation, message.attempt, self.now_ns)
 
     def _note_arrival_at_prefill(self, seen: AttemptSeen, message: Message) -> None:

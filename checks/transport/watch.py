@@ -323,7 +323,7 @@ class TransportWatch(Trial):
 
     def _check_lost(self, side: str, request: int, hold: Hold) -> None:
         """Check that a request is over a fence after its side was told that the other worker is gone."""
-        if not hold.run.is_decoding and self._pages(side, request) == tuple(hold.pages.values()):
+        if hold.pages and not hold.run.is_decoding and self._pages(side, request) == tuple(hold.pages.values()):
             self.moment.leaked = f"request {request} has its pages on the {side} side, and the other worker is gone"
 
     def _cached(self) -> dict[int, None]:

@@ -111,6 +111,67 @@ def test_a_late_cancel_of_another_transfer_still_counts_no_more():
     assert "HANDOFF-04" in [broken.id for broken in caught.value.broken]
 
 
+# What was reported and is right. Each ended in a violation.
+NO_DEFECTS = {
+    "a request without a whole page has none that could be kept": (
+        TransportConfig(page_size=4, prefill_pages=8, decode_pages=16),
+        [Op.start(1, 0, 2), Op.start(2, 0, 3), Op.compute(), Op.kill(DECODE, True), Op.quiet()],
+    ),
+    "a manifest that comes again does not make the decode side remember longer": (
+        TransportConfig(prefill_pages=26, decode_pages=46, max_attempts=1),
+        [
+            *(Op.start(1, 0, 1), Op.compute(), Op.deliver(DECODE, 0), Op.deliver_all(PREFILL), Op.deliver_all(DECODE)),
+            *(Op.advance(31), Op.again(DECODE, 0), Op.advance(49), Op.again(DECODE, 2)),
+        ],
+    ),
+    "an equal request takes the place of one that was offered long ago": (
+        TransportConfig(prefill_pages=26, decode_pages=46),
+        [
+            *(Op.start(2, 0, 5), Op.compute(), Op.deliver_all(DECODE), Op.quiet(), Op.again(DECODE, 0)),
+            *(Op.start(2, 0, 5), Op.compute(), Op.deliver(DECODE, 0)),
+        ],
+    ),
+    "a page may be read again when it has another owner": (
+        TransportConfig(prefill_pages=14, decode_pages=46, chunk_size=16, slow_link=True),
+        [],
+    ),
+    "a prompt that is computed again may end in that step": (
+        TransportConfig(prefill_pages=26, decode_pages=46, num_output=2),
+        [
+            *(Op.start(1, 0, 1), Op.compute(), Op.deliver_all(DECODE), Op.deliver_all(PREFILL), Op.deliver_all(DECODE)),
+            *(Op.lose_kv(DECODE), Op.serve(1, 1, 1, 0, 0)),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("config, history", NO_DEFECTS.values(), ids=NO_DEFECTS)
+def test_what_is_right_is_no_violation(config, history):
+    run(history, config)
+
+
+def test_a_run_reaches_every_kind_of_message_and_of_end():
+    seen = set()
+
+    class Watched(handoff.HandoffTransport):
+        """Notes what travels, and how requests end."""
+
+        def collect(self, side):
+            messages = super().collect(side)
+            seen.update((side, message.kind) for message in messages)
+            return messages
+
+        def ended(self, side):
+            ended = super().ended(side)
+            seen.update((side, end.how) for end in ended)
+            return ended
+
+    assert check(TRANSPORT, Watched, budget=3_000, seed=5).ok
+    prefill = {"offer", "page", "manifest", "renew", "cancel", "cancel_ack", "transferred", "aborted", "error"}
+    decode = {"accept", "reject", "ack", "nack", "renew", "cancel", "cancel_ack", "length", "aborted"}
+    assert seen == {*((PREFILL, what) for what in prefill), *((DECODE, what) for what in decode)}
+
+
 def test_a_lease_begins_anew_while_pages_are_computed_and_read():
     """The prefill side waits for its own link then, not for the decode side: with one attempt alone the request failed."""
     config = TransportConfig(prefill_pages=26, decode_pages=46, max_attempts=1, slow_link=True)
