@@ -33,6 +33,7 @@ def throughput(concurrency: int, mode: str, algorithm: str, speculation: dict, r
     """Output tokens per second of simulated time."""
     scenario = {
         "speculation": {"algorithm": algorithm, **speculation},
+        "acceptance": {"preset": "eagle-llama-chat"},
         "engine": {"mode": mode},
         "workload": {
             "concurrency": concurrency,

@@ -1,8 +1,10 @@
-"""Two real traces end to end, for four algorithms in both modes.
+"""Two real traces end to end: algorithms in both modes, and routers.
 
-    python benchmarks/real_traces.py AzureLLMInferenceTrace_conv.csv mooncake_conversation_trace.jsonl
+    python benchmarks/real_traces.py azure AzureLLMInferenceTrace_conv.csv
+    python benchmarks/real_traces.py routers mooncake_conversation_trace.jsonl
 
-The Azure hour runs on one H100; the Mooncake hour, whose prompts are 12,000 tokens long on average, on eight behind a prefix-aware router.
+`azure`: the hour on one H100. `routers`: the first 800 requests of the Mooncake hour, whose prompts are 12,000 tokens long on average,
+on two and on four H100 at two loads each, routed by requests and by tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ ALGORITHMS = {
     "EAGLE3 adaptive": {"algorithm": "EAGLE3"},
     "EAGLE3 top-k 4": {"algorithm": "EAGLE3", "policy": "fixed", "steps": 3, "topk": 4},
 }
+ACCEPTANCE = {"preset": "eagle-llama-chat"}  # the same for every draft, so that the rows differ by cost alone
 COLUMNS = (
     "completed",
     "refused",
@@ -29,39 +32,68 @@ COLUMNS = (
     "median_tpot_ms",
     "accept_length",
 )
-COLUMNS += ("prefix_cache_hit_rate", "retractions", "device_busy_share")
+COLUMNS += ("retractions", "device_busy_share")
+ROUTER_COLUMNS = (
+    "mean_ttft_ms",
+    "p90_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "prefix_cache_hit_rate",
+    "device_busy_share",
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("azure")
-    parser.add_argument("mooncake")
+    parser.add_argument("what", choices=("azure", "routers"))
+    parser.add_argument("trace")
     arguments = parser.parse_args()
-    traces = {
-        "Azure": (arguments.azure, {"hardware": {"gpu": "H100"}}),
-        "Mooncake": (
-            arguments.mooncake,
-            {"hardware": {"gpu": "H100", "replicas": 8}, "router": {"policy": "prefix_aware"}},
-        ),
-    }
-    print("| trace | algorithm | mode |", " | ".join(COLUMNS), "| wall s |")
-    print("| --- |" * 1 + " --- |" * (len(COLUMNS) + 3))
-    for trace, (path, tables) in traces.items():
-        for algorithm, speculation in ALGORITHMS.items():
-            for mode in ("synchronous", "overlap"):
-                scenario = {**tables, "speculation": speculation, "engine": {"mode": mode}, "workload": {"trace": path}}
-                started = time.perf_counter()
-                metrics = RunMetrics()
-                simulation = Simulation(scenario_from_dict(scenario, "trace"), sinks=lambda r, m=metrics: [m.sink(r)])
-                report = simulation.run()
-                for replica, busy_ns in enumerate(report.device_busy_ns):
-                    metrics.observe_device(replica, busy_ns)
-                for replica in simulation.replicas:
-                    replica.engine.check()
-                summary = metrics.summary(report.duration_ns)
-                cells = [format_cell(summary[column]) for column in COLUMNS]
-                wall_s = time.perf_counter() - started
-                print(f"| {trace} | {algorithm} | {mode} |", " | ".join(cells), f"| {wall_s:.0f} |", flush=True)
+    if arguments.what == "azure":
+        columns = ("algorithm", "mode", *COLUMNS)
+        scenarios = (
+            (
+                (name, mode),
+                {"speculation": speculation, "engine": {"mode": mode}, "workload": {"trace": arguments.trace}},
+            )
+            for name, speculation in ALGORITHMS.items()
+            for mode in ("synchronous", "overlap")
+        )
+    else:
+        columns = ("replicas", "rate_scale", "policy", *ROUTER_COLUMNS)
+        scenarios = (
+            (
+                (replicas, rate_scale, policy),
+                {
+                    "speculation": {"policy": "fixed", "steps": 3},
+                    "acceptance": ACCEPTANCE,
+                    "engine": {"page_size": 64},
+                    "hardware": {"replicas": replicas},
+                    "router": {"policy": policy},
+                    "workload": {"trace": arguments.trace, "rate_scale": rate_scale, "num_requests": 800},
+                },
+            )
+            for replicas, rate_scale in ((2, 0.2), (2, 0.4), (4, 0.5), (4, 0.8))
+            for policy in ("least_loaded", "prefix_aware")
+        )
+    print("|", " | ".join(columns), "| wall s |")
+    print("| --- " * (len(columns) + 1) + "|")
+    for names, scenario in scenarios:
+        started = time.perf_counter()
+        summary = measured(scenario)
+        cells = [str(name) for name in names] + [format_cell(summary[column]) for column in columns[len(names) :]]
+        print("|", " | ".join(cells), f"| {time.perf_counter() - started:.0f} |", flush=True)
+
+
+def measured(scenario: dict) -> dict:
+    """Run a scenario, check its engines, and return the summary."""
+    metrics = RunMetrics()
+    simulation = Simulation(scenario_from_dict(scenario, "trace"), sinks=lambda replica: [metrics.sink(replica)])
+    report = simulation.run()
+    for replica, busy_ns in enumerate(report.device_busy_ns):
+        metrics.observe_device(replica, busy_ns)
+    for replica in simulation.replicas:
+        replica.engine.check()
+    return metrics.summary(report.duration_ns)
 
 
 def format_cell(value: float | None) -> str:

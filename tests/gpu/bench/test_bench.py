@@ -342,7 +342,7 @@ def test_the_record_is_json_and_says_what_is_missing(small):
     whole = json.loads(json.dumps(report(plan, bench.machine, results, ["bench", "x"]), allow_nan=False))
     assert whole["complete"] and whole["command"] == ["bench", "x"] and whole["graphs"] is None
     assert {"python", "torch", "foretoken", "numpy"} <= whole["versions"].keys()
-    assert whole["parameters"]["steps"] == [0, 2] and whole["parameters"]["acceptance"] == "chat"
+    assert whole["parameters"]["steps"] == [0, 2] and whole["parameters"]["acceptance"] == "eagle3-llama-chat"
     assert whole["machine"]["copy_bytes_per_s"] == bench.machine.copy_bytes_per_s
     assert [cell["steps"] for cell in whole["cells"]] == [0, 2]
     assert not report(plan, bench.machine, results[:1], [])["complete"]
