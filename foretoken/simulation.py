@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .core.errors import ForetokenError
 from .observe.metrics import RunMetrics
 from .observe.summary import SLO
+from .sim.capacity import is_overloaded, saturation
 from .sim.effects import given_keys
 from .sim.load import length_notice
 from .sim.run import RunReport, Simulation
@@ -109,11 +110,25 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     for bound in dict.fromkeys(bound for slots in report.ema_accept_len for bound in slots):
         summary[f"ema_accept_len_from_{bound}"] = [slots.get(bound) for slots in report.ema_accept_len]
     summary |= _asked(report, summary)
+    timeline = metrics.timeline()
+    summary |= _load(report, summary, timeline)
     if report.disaggregation is not None:
         summary |= report.disaggregation.to_json(report.duration_ns)
     if report.faults is not None:
         summary |= report.faults.to_json()
-    return summary | {f"timeline_{key}": value for key, value in metrics.timeline().items()}
+    return summary | {f"timeline_{key}": value for key, value in timeline.items()}
+
+
+def _load(report: RunReport, summary: Mapping[str, Any], timeline: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how near the run was to what can be served, and whether it was beyond; None where that is not known."""
+    last_s = None if report.last_arrival_ns is None else report.last_arrival_ns / 1e9
+    rate = (report.num_submitted - 1) / last_s if last_s else None
+    overloaded = None
+    if last_s and report.complete:
+        num_shed = sum(count for reason, count in report.refusals.items() if reason.startswith("queue full"))
+        bucket_s, waiting = timeline["bucket_s"], timeline["waiting"]
+        overloaded = is_overloaded(waiting, bucket_s, last_s, report.num_submitted, num_shed)
+    return {"saturation": saturation(report.assembly, summary, rate), "overloaded": overloaded}
 
 
 def _asked(report: RunReport, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,6 +106,8 @@ def _heading(summary: Mapping[str, Any], title: str | None) -> Text:
     heading.append(f"   {format_number(summary['duration'])} s", style="dim")
     if summary["incomplete"]:
         heading.append("   incomplete", style="bold yellow")
+    if summary.get("overloaded"):
+        heading.append("   overloaded: the queue only grows", style="bold yellow")
     return heading
 
 
@@ -173,6 +175,7 @@ def _resources(summary: Mapping[str, Any]) -> list[Row]:
         ("KV used, mean / max", " / ".join(occupancy)),
         ("prefix cache hits", format_share(summary["prefix_cache_hit_rate"])),
         ("running, mean / max", _pair(summary["mean_running"], summary["max_running"])),
+        ("saturation", format_share(summary.get("saturation"))),
         ("device busy", format_share(summary["device_busy_share"])),
         ("replicas", format_number(summary["replicas"])),
     ]

@@ -72,6 +72,8 @@ class RunReport:
     asked_lengths: dict[str, tuple[float, float]] = field(default_factory=dict)  # see `load.asked_lengths`
     # Per replica: lower bound of a range of batch sizes -> EMA of correct drafts per request; empty where none is kept.
     ema_accept_len: tuple[Mapping[int, float], ...] = ()
+    assembly: Assembly | None = None  # what ran
+    last_arrival_ns: int | None = None  # of an open loop; None in a closed one, where clients wait for each other
     notices: tuple[str, ...] = ()  # sentences for the user: what the run does that may not be expected
 
 
@@ -105,6 +107,7 @@ class Simulation:
         self.env = simpy.Environment()
         self.refusals: dict[str, int] = {}
         self._num_submitted = 0
+        self._last_arrival_ns = 0
         self._num_ended = 0
         self._last_request_ns = 0  # when the last one was sent, or ended
         self._foreseen = 0  # requests below this number are announced to the device
@@ -169,6 +172,8 @@ class Simulation:
             self.cluster.report(self._duration_ns(complete)) if self.cluster is not None else None,
             asked_lengths(self.workload),
             tuple(_ema_of(actor.engine.controller.metrics()) for actor in self.replicas),
+            self.assembly,
+            self._last_arrival_ns if self.scenario.workload.concurrency is None else None,
             self.notices,
         )
 
@@ -268,7 +273,7 @@ class Simulation:
         shift = self._day.shift(self.env.now) if self._day is not None else 0.0
         truth = Truth(arrival.output_len, request_key(request_id), shift)
         self._num_submitted += 1
-        self._last_request_ns = self.env.now
+        self._last_arrival_ns = self._last_request_ns = self.env.now
         if arrival.row >= self._foreseen and len(self.replicas) == 1 and self._day is None:
             self._foresee(arrival.row)
         ended = None
