@@ -16,14 +16,24 @@ from ...observe.encoding import LineEncoder
 from ...observe.metrics import RunMetrics
 from ...observe.parquet import read_rows
 from ...observe.summary import SLO
-from ...properties.simulator.contract import Service, SimulatorCapabilities, SimulatorConfig
+from ...properties.simulator.contract import TREE_NODES, Service, SimulatorCapabilities, SimulatorConfig
 from ...sim.faults.plan import FaultPlan, fault_plan
-from ...sim.run import Simulation
+from ...sim.run import RunReport, Simulation
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_from_dict
+from ...sim.workload.arrival import Arrival
+from .books import left_of, link_of, machine_of, port_of, runs_of
 
 REASONS = {"stop": "completed", "length": "completed", "refused": "refused", "abort": "aborted", "error": "failed"}
 CONTEXT_LEN = 2048
+MACHINES: dict[str, dict[str, dict[str, Any]]] = {
+    "dense": {},
+    "sparse": {"model": {"target": "qwen3-30b-a3b"}},
+    "8-bit": {"model": {"weight_dtype": "fp8", "kv_dtype": "fp8"}},
+    "eager": {"hardware": {"cuda_graphs": False}},
+    "two devices": {"hardware": {"tensor_parallel": 2}},
+}
+CANCEL_MEAN_S = 0.03
 ARRIVALS = {"poisson": "poisson", "even": "constant"}
 
 
@@ -68,7 +78,7 @@ class History:
 class CheckedSimulator:
     """`foretoken simulate`, with everything that it writes as plain data."""
 
-    capabilities = SimulatorCapabilities(faults=True, traces=True, goodput=True)
+    capabilities = SimulatorCapabilities(faults=True, traces=True, books=True, goodput=True)
 
     def __init__(self, config: SimulatorConfig) -> None:
         self.config = config
@@ -92,22 +102,33 @@ class CheckedSimulator:
 
     def load(self, service: Service) -> dict[str, Any]:
         """The workload table."""
+        when: dict[str, Any] = {"concurrency": service.clients}
+        if not service.clients:
+            arrivals = ARRIVALS.get(service.arrivals, service.arrivals)
+            when = {"arrivals": arrivals, "rate": service.rate_per_ks / 1000}
         return {
             "num_requests": service.num_requests,
-            "arrivals": ARRIVALS.get(service.arrivals, service.arrivals),
-            "rate": service.rate_per_ks / 1000,
+            **when,
             "prompt": {"kind": "empirical", "values": list(service.prompt_lens)},
             "output": {"kind": "empirical", "values": list(service.output_lens)},
         }
 
     def scenario(self, service: Service, workload: dict[str, Any]) -> Scenario:
         slo = {"ttft_ms": service.slo_ttft_ms, "e2el_ms": service.slo_e2el_ms}
-        steps = self.config.steps
+        machine = MACHINES[self.config.machine]
+        replicas = {} if self.config.has_pools and service.replicas > 0 else {"replicas": service.replicas}
+        pools = dict(zip(("prefill", "decode"), self.config.pools, strict=True))
+        port = {"bandwidth_gbps": self.config.port_mbps / 1000, "layerwise": self.config.layerwise}
         table = {
             "seed": service.seed,
-            "model": {"context_len": CONTEXT_LEN},
-            "hardware": {"replicas": service.replicas},
-            "speculation": {"algorithm": "EAGLE3" if steps else "NONE", "policy": "fixed", "steps": steps},
+            "model": {"context_len": CONTEXT_LEN, **machine.get("model", {})},
+            "hardware": {**replicas, **machine.get("hardware", {})},
+            "speculation": self.speculation(),
+            "router": {"policy": service.policy},
+            "disaggregation": pools | port if self.config.has_pools else {},
+            "clients": {"cancel_share": service.cancels / 1000, "cancel_mean_s": CANCEL_MEAN_S}
+            if service.cancels
+            else {},
             "engine": {
                 "mode": "overlap" if self.config.overlap else "synchronous",
                 "page_size": self.config.page_size,
@@ -119,6 +140,20 @@ class CheckedSimulator:
             "slo": {name: float(limit) for name, limit in slo.items() if limit},
         }
         return scenario_from_dict(table, "<service>")
+
+    def speculation(self) -> dict[str, Any]:
+        """The speculation table."""
+        steps = self.config.steps
+        if not steps:
+            return {"algorithm": "NONE", "policy": "fixed", "steps": 0}
+        if self.config.adaptive:
+            return {"algorithm": "EAGLE3", "policy": "ema", "adaptive": {"1": {"candidate_steps": [0, steps]}}}
+        tree = (
+            {"topk": self.config.topk, "num_draft_tokens": min(TREE_NODES, 1 + 2 * steps)}
+            if self.config.topk > 1
+            else {}
+        )
+        return {"algorithm": "EAGLE3", "policy": "fixed", "steps": steps, **tree}
 
     def plan(self, service: Service) -> FaultPlan | None:
         if service.faults is None:
@@ -140,12 +175,36 @@ class CheckedSimulator:
             metrics.close()
             rows = read_rows(Path(folder) / "requests.parquet")
         slo = SLO(scenario.slo.ttft_ms, None, scenario.slo.e2el_ms)
+        for replica, busy_ns in enumerate(report.device_busy_ns):
+            metrics.observe_device(replica, busy_ns)
+        summary = self.summary(metrics, report.duration_ns, slo)
         return {
             "events": history.lines,
             "times_ns": history.times_ns,
-            "arrivals": [[arrival.time_ns, arrival.prompt.length, arrival.output_len] for arrival in arrivals],
+            "arrivals": [[arrival.time_ns or 0, arrival.prompt.length, arrival.output_len] for arrival in arrivals],
             "requests": [self.outcome(row, history) for row in rows],
-            "summary": self.summary(metrics, report.duration_ns, slo),
+            "summary": summary,
+            "books": self.books(simulation, report, metrics, summary, arrivals),
+        }
+
+    def books(
+        self,
+        simulation: Simulation,
+        report: RunReport,
+        metrics: RunMetrics,
+        summary: dict[str, Any],
+        arrivals: list[Arrival],
+    ) -> dict[str, Any]:
+        """What the capability `books` promises."""
+        pools = {} if report.disaggregation is None else report.disaggregation.to_json(report.duration_ns)
+        timeline = {f"timeline_{name}": values for name, values in metrics.timeline().items()}
+        return {
+            "summary": {**summary, **pools, **timeline},
+            "machine": machine_of(simulation.assembly),
+            "runs": runs_of(simulation, arrivals),
+            "link": link_of(simulation),
+            "port": port_of(simulation),
+            "left": left_of(simulation, metrics),
         }
 
     def make(self, scenario: Scenario, metrics: RunMetrics, history: History, faults: FaultPlan | None) -> Simulation:

@@ -381,6 +381,26 @@ CATALOGUE: dict[str, tuple[tuple[str, str, str], ...]] = {
             "counters (slot ids may differ)",
             "M",
         ),
+        (
+            "SIM-13",
+            "every number of a report is that of its log, recomputed: latencies, rates, accept length, steps in use, shares",
+            "R",
+        ),
+        (
+            "SIM-14",
+            "every round and transfer takes the time that host, bytes and operations say, and never less than its weights' bytes",
+            "R",
+        ),
+        (
+            "SIM-15",
+            "arrivals, lengths, clients, routes and links are those asked for; each request has its own acceptance",
+            "R",
+        ),
+        (
+            "SIM-16",
+            "after the drain loads, rows, slots, ports and gauges are 0; each request, message and token counts once",
+            "R",
+        ),
     ),
 }
 """Group -> (id, sentence, when)."""

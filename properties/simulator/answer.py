@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .contract import Service, SimulatorConfig
 
@@ -36,6 +37,7 @@ class Answer(NamedTuple):
     arrivals: tuple[tuple[int, int, int], ...]
     requests: tuple[Outcome, ...]
     summary: dict[str, float | None]
+    books: Mapping[str, Any] | None = None  # with the capability `books`
 
     def of_reason(self, reason: str) -> list[Outcome]:
         return [request for request in self.requests if request.reason == reason]
@@ -68,6 +70,7 @@ class Moment:
     operation: object = "make"
     runs: tuple[Answer, ...] = ()
     twice: tuple[Answer, Answer] | None = None
+    elsewhere: tuple[int, str, str] | None = None  # number of a case, digest here, digest in another process
     grown: tuple[Answer, Answer] | None = None  # one more request, or one more kind of fault
     planned: tuple[Answer, Answer] | None = None  # no plan, and one without probabilities
     enlarged: tuple[Answer, Answer] | None = None

@@ -9,8 +9,13 @@ from typing import Protocol
 from ..harness.contract import Capabilities
 from ..harness.letters import Choices
 
+MACHINES = ("dense", "sparse", "8-bit", "eager", "two devices")
+"""A dense model; one with experts; 8-bit weights and KV; without captured graphs; over two devices."""
+
+TREE_NODES = 6
+
 FAULTS = (
-    *("device.slow", "device.raises", "device.restarts", "link.late", "link.lost"),
+    *("device.slow", "device.raises", "device.restarts", "link.late", "link.lost", "link.duplicated"),
     *("client.cancels", "client.token_limits", "client.stop_edge", "pool.denied", "pool.retraction"),
 )
 """Kinds of faults that a simulator with `faults` knows. The probability is per step (device, pool), message (link) or request (client)."""
@@ -26,13 +31,30 @@ class SimulatorConfig:
     page_size: int = 1
     steps: int = 0
     overlap: bool = False
+    # With `books`:
+    machine: str = "dense"  # one of `MACHINES`
+    topk: int = 1  # branches of a draft; with more than 1 it is a tree of `TREE_NODES` nodes
+    adaptive: bool = False  # the steps change with the load, between 0 and `steps`
+    pools: tuple[int, int] = (0, 0)  # engines that compute prompts, and that decode, instead of a service's replicas
+    port_mbps: int = 400_000  # of each engine's port; 400 Gbit/s
+    layerwise: bool = False  # KV leaves while the prompt is being computed, else after it
 
     def __post_init__(self) -> None:
-        assert self.page_size >= 1 and self.steps >= 0
+        assert self.page_size >= 1 and self.steps >= 0 and self.machine in MACHINES and self.topk in (1, 2)
+        assert self.port_mbps >= 1 and (min(self.pools) >= 1 or self.pools == (0, 0))
+
+    @property
+    def has_pools(self) -> bool:
+        return self.pools != (0, 0)
 
     @classmethod
     def draw(cls, choose: Choices, has: SimulatorCapabilities) -> SimulatorConfig:
-        return cls(choose((1, 4, 16)), choose((0, 1, 3, 5)), choose((False, True)))
+        plain = choose((1, 4, 16)), choose((0, 1, 3, 5)), choose((False, True))
+        if not has.books:
+            return cls(*plain)
+        machine, topk, adaptive = choose(MACHINES), choose((1, 1, 2)), choose((False, False, True))
+        pools = choose(((0, 0), (0, 0), (1, 1), (2, 1), (1, 2)))
+        return cls(*plain, machine, topk, adaptive, pools, choose((400_000, 1000, 100)), choose((False, True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +73,10 @@ class Service:
     slo_ttft_ms: int = 0  # with the capability `goodput`: the limit of a good request; 0: none
     slo_e2el_ms: int = 0  # likewise
     faults: tuple[tuple[str, int], ...] | None = None  # with `faults`: (kind, probability in permille); None: no plan
+    # With `books`:
+    policy: str = "least_loaded"  # of the router; or "round_robin"
+    clients: int = 0  # so many clients, each with one request at a time; 0: requests come at their times
+    cancels: int = 0  # permille of the requests whose client leaves within a few hundredths of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +85,7 @@ class SimulatorCapabilities(Capabilities):
 
     faults: bool = False  # Plans with the kinds of `FAULTS`
     traces: bool = False  # `replay(service, arrivals)`
+    books: bool = False  # events are lines of a log, and an answer has `books`
     goodput: bool = False  # `request_goodput` and `slo_attainment` in the summary
 
 
@@ -80,8 +107,19 @@ class Simulator(Protocol):
                   retractions      how often it was retracted
                   emissions        sequence of [time in ns, tokens]: what it got, and when
     summary     mapping: completed, retractions, max_running, duration (s), total_output_tokens, output_throughput and
-                request_throughput (per s), mean_concurrency (requests in the system), and mean_, median_, p90_, p95_ and
+                request_throughput (per s), mean_concurrency (requests in the system), mean_running (of these, in a batch),
+                and mean_, median_, p90_, p95_ and
                 p99_{ttft,tpot,itl,e2el}_ms of completed requests; None for what is undefined
+
+    With the capability `books` the events are the lines of a log (docs/simulate.md, `events.jsonl`), and an answer has one key more:
+
+    books       mapping: summary   every number of the report by its name, as in summary.json
+                         machine   the numbers of one engine's machine, as `simulator/roofline.py` reads them
+                         runs      mapping: id of a request -> per output position the longest run of drafts that verification
+                                   would accept there, asked of the acceptance process alone
+                         link      [latency in ns, bytes per s] from the clients to each engine
+                         port      [latency in ns, bytes per s, bytes of a page, bytes beside the last page] between engines
+                         left      mapping: name -> what is left of it after the last request: loads, rows, slots, clients, gauges
     """
 
     def run(self, service: Service) -> Mapping[str, object] | None:

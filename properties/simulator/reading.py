@@ -13,12 +13,15 @@ LATENCIES = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 REASONS = ("completed", "refused", "aborted", "failed")
 ALWAYS_KNOWN = ("completed", "retractions", "max_running", "total_output_tokens", "duration")
-RATES = ("output_throughput", "request_throughput", "mean_concurrency")
+BOOKS = ("summary", "machine", "runs", "link", "port", "left")
+RATES = ("output_throughput", "request_throughput", "mean_concurrency", "mean_running")
 
 
 def read_answer(trial: Trial, answer: object, service: Service) -> Answer:
     """Return the answer as values. Raises a Violation (TYPE) for another form than the contract's."""
-    parts = _mapping(trial, answer, "the answer", ("events", "times_ns", "arrivals", "requests", "summary"))
+    has_books = trial.capabilities.books
+    keys = ("events", "times_ns", "arrivals", "requests", "summary", *(("books",) if has_books else ()))
+    parts = _mapping(trial, answer, "the answer", keys)
     events = trial.sequence(parts["events"], "events")
     for line in events:
         if not isinstance(line, str):
@@ -31,7 +34,8 @@ def read_answer(trial: Trial, answer: object, service: Service) -> Answer:
     for request in requests:
         if not -1 <= request.number < len(arrivals):
             raise trial.misbehaviour("ANSWER", f"request number {request.number}", f"0 … {len(arrivals) - 1}, or −1")
-    return Answer(service, tuple(events), times, arrivals, requests, _summary(trial, parts["summary"]))
+    books = _mapping(trial, parts["books"], "books", BOOKS) if has_books else None
+    return Answer(service, tuple(events), times, arrivals, requests, _summary(trial, parts["summary"]), books)
 
 
 def _summary(trial: Trial, given: object) -> dict[str, float | None]:

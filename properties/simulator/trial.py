@@ -13,6 +13,7 @@ from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
 from .answer import Answer, Moment, Queueing
 from .contract import FAULTS, METHODS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
+from .elsewhere import CASES, digest, digests_elsewhere, is_importable
 from .reading import read_answer
 
 MAX_REQUESTS = 64
@@ -67,17 +68,44 @@ def _is_calm(t: SimulatorTrial) -> bool:
     return t.service.faults is None
 
 
-def _has_room_for(t: SimulatorTrial, pages: int) -> bool:
-    return _is_calm(t) and pages >= 1 and t.service.pages + pages <= MAX_PAGES
+def _is_open(t: SimulatorTrial) -> bool:
+    """Whether requests come at their own times, and stay."""
+    return _is_calm(t) and not t.service.clients and not t.service.cancels
+
+
+def _has_one_draft(t: SimulatorTrial) -> bool:
+    """Whether what a request gets in a round follows from that request alone."""
+    return not t.config.adaptive and not t.service.clients and not t.service.cancels
+
+
+def _may_have_faults(t: SimulatorTrial) -> bool:
+    return not t.config.has_pools
+
+
+def _has_room_for(t: SimulatorTrial, pages: int, percent: int, together: int) -> bool:
+    return (
+        _is_open(t)
+        and not t.config.has_pools
+        and not t.config.adaptive
+        and min(pages, together) >= 1
+        and percent >= 0
+        and t.service.pages + pages <= MAX_PAGES
+    )
 
 
 def _is_new_fault(t: SimulatorTrial, kind: str, percent: int) -> bool:
-    return kind in QUIET_FAULTS and kind not in dict(t.service.faults or ()) and 0 <= percent <= 100
+    return (
+        _may_have_faults(t)
+        and _has_one_draft(t)
+        and kind in QUIET_FAULTS
+        and kind not in dict(t.service.faults or ())
+        and 0 <= percent <= 100
+    )
 
 
 def _is_server(t: SimulatorTrial, services: str, seed: int) -> bool:
     # A pipeline that plans ahead is no such server: while the next request waits, a short one takes a step longer.
-    return not t.config.overlap and services in ("constant", "exponential") and seed >= 0
+    return not t.config.overlap and not t.config.has_pools and services in ("constant", "exponential") and seed >= 0
 
 
 class SimulatorTrial(Trial):
@@ -153,12 +181,34 @@ class SimulatorTrial(Trial):
         """The service gets this much hardware; a pool of so many times 16 tokens."""
         return self._become(pages=-(-16 * pool // self.config.page_size), max_running=max_running, replicas=replicas)
 
-    @operation(needs="goodput", weight=4, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100))
+    @operation(needs="books", weight=2, policy=("least_loaded", "round_robin"))
+    def route(self, policy: str) -> bool:
+        """The router gets this policy."""
+        return self._become(policy=policy)
+
+    @operation(needs="books", weight=5, clients=(0, 3, 1), cancels=(0, 0, 300))
+    def clients(self, clients: int, cancels: int) -> bool:
+        """Its requests come from so many clients, or at their times; permille of them are given up."""
+        return self._become(clients=clients, cancels=cancels)
+
+    @operation(needs="goodput", weight=3, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100))
     def demand(self, ttft_ms: int, e2el_ms: int) -> bool:
         """A good request keeps to this; 0: no demand."""
         return self._become(slo_ttft_ms=ttft_ms, slo_e2el_ms=e2el_ms)
 
-    @operation(needs="faults", weight=6, kind=FAULTS, percent=(10, 30, 0, 2))
+    @operation(needs="faults", weight=5, when=lambda t, percent: _may_have_faults(t), percent=(30, 10))
+    def trouble(self, percent: int) -> bool:
+        """Every kind of fault of links and clients joins the service's plan."""
+        kinds = dict.fromkeys((kind for kind in FAULTS if kind.startswith(("link", "client"))), 10 * percent)
+        return self._become(faults=tuple({**dict(self.service.faults or ()), **kinds}.items()))
+
+    @operation(
+        needs="faults",
+        weight=6,
+        when=lambda t, kind, percent: _may_have_faults(t),
+        kind=FAULTS,
+        percent=(10, 30, 0, 2),
+    )
     def plan(self, kind: str, percent: int) -> bool:
         """A kind of fault joins the service's plan."""
         return self._become(faults=self._with_fault(kind, percent))
@@ -201,8 +251,12 @@ class SimulatorTrial(Trial):
 
     def _is_possible(self, service: Service) -> bool:
         """Whether every request has room, so that there is nothing to refuse."""
+        return service.pages * self.config.page_size >= ROOM * self._longest(service)
+
+    def _longest(self, service: Service) -> int:
+        """Return the most tokens of KV that one of its requests may need."""
         longest = max(service.prompt_lens) + max(service.output_lens) + 4 * (self.config.steps + 1)
-        return service.pages * self.config.page_size >= ROOM * (longest + self.config.page_size)
+        return longest + self.config.page_size
 
     def _check_whole(self, answer: Answer) -> None:
         """Without faults every request must have one end."""
@@ -226,19 +280,28 @@ class SimulatorTrial(Trial):
         """It runs twice."""
         self.moment.twice = self._pair(self.subject.run, self.service)
 
-    @operation(weight=5)
+    @operation(weight=2, when=lambda t, case: is_importable(type(t.subject)) and 0 <= case < len(CASES), case=(0, 1, 2))
+    def elsewhere(self, case: int) -> None:
+        """One of a few services runs here, and has run in another process, whose strings have other hashes."""
+        config, service = CASES[case]
+        kind = type(self.subject)
+        answer = self.ask(kind(config).run, service)
+        here = "refused" if answer is None or isinstance(answer, Refused) else digest(answer)
+        self.moment.elsewhere = case, here, digests_elsewhere(kind)[case]
+
+    @operation(weight=5, when=_has_one_draft)
     def one_more_request(self) -> None:
         """It runs, and runs again with one request more."""
         more = replace(self.service, num_requests=self.service.num_requests + 1)
         self.moment.grown = self._pair(self.subject.run, more)
 
-    @operation(needs="faults", weight=8, when=_is_new_fault, kind=QUIET_FAULTS, percent=(20, 5))
+    @operation(needs="faults", weight=12, when=_is_new_fault, kind=QUIET_FAULTS, percent=(20, 5))
     def one_more_fault(self, kind: str, percent: int) -> None:
         """It runs, and runs again with one kind of fault more, which changes nothing of what is asked for."""
         more = replace(self.service, faults=self._with_fault(kind, percent))
         self.moment.grown = self._pair(self.subject.run, more)
 
-    @operation(needs="faults", weight=4, when=lambda t, kind: kind in FAULTS, kind=FAULTS)
+    @operation(needs="faults", weight=7, when=lambda t, kind: kind in FAULTS and _may_have_faults(t), kind=FAULTS)
     def no_probability(self, kind: str) -> None:
         """It runs without a plan, and with one in which this kind and those of its plan have probability 0."""
         kinds = dict.fromkeys([*dict(self.service.faults or ()), kind])
@@ -248,13 +311,21 @@ class SimulatorTrial(Trial):
             second = self._simulate(self.subject.run, replace(without, faults=tuple((kind, 0) for kind in kinds)))
             self.moment.planned = None if second is None else (first, second)
 
-    @operation(weight=7, when=_has_room_for, pages=(1, 4, 8, 16, 64))
-    def more_pages(self, pages: int) -> None:
-        """It runs without faults, and runs again with more pages."""
-        more = replace(self.service, pages=self.service.pages + pages)
-        self.moment.enlarged = self._pair(self.subject.run, more)
+    @operation(weight=12, when=_has_room_for, pages=(1, 4, 8, 16, 64), percent=(0, 120, 150, 200, 60), together=(4, 8))
+    def more_pages(self, pages: int, percent: int, together: int) -> None:
+        """It runs without faults, and again with more pages: first with its pool, or with so many per cent of what its longest request
+        needs, in batches of `together`."""
+        if not percent:
+            more = replace(self.service, pages=self.service.pages + pages)
+            self.moment.enlarged = self._pair(self.subject.run, more)
+            return
+        tight = -(-self._longest(self.service) * percent // (100 * self.config.page_size))
+        first = self._simulate(self.subject.run, replace(self.service, pages=tight, max_running=together))
+        if first is not None:
+            second = self._simulate(self.subject.run, replace(first.service, pages=tight + pages))
+            self.moment.enlarged = None if second is None else (first, second)
 
-    @operation(needs="traces", weight=5, when=_is_calm)
+    @operation(needs="traces", weight=5, when=_is_open)
     def replay(self) -> None:
         """It runs without faults, and its requests are replayed from a trace."""
         first = self._base()
@@ -262,18 +333,19 @@ class SimulatorTrial(Trial):
             arrivals = [list(arrival) for arrival in first.arrivals]
             self.moment.replayed = self._pair(self.subject.replay, self.service, arrivals)
 
-    @operation(weight=12, hostile=True, probes="SIM-11", when=lambda t, how: how in IMPOSSIBLE, how=_impossible)
+    @operation(weight=8, hostile=True, probes="SIM-11", when=lambda t, how: how in IMPOSSIBLE, how=_impossible)
     def impossible(self, how: str) -> None:
         """It is asked to run with something that cannot be. Must be refused."""
         m, values = self.moment, IMPOSSIBLE[how]
         if how == "no-room":
             values = {"prompt_lens": (self.service.pages * self.config.page_size + 1,)}
         m.impossible = how
-        answer = self.ask(self.subject.run, replace(self.service, **{"faults": None, **values}))
+        plain = {"faults": None, "clients": 0}
+        answer = self.ask(self.subject.run, replace(self.service, **{**plain, **values}))
         if answer is None or isinstance(answer, Refused):
             m.refusal = "None" if answer is None else answer.reason
 
-    @operation(weight=2, when=_is_server, services=("constant", "exponential"), seed=range(1, 9))
+    @operation(weight=3, when=_is_server, services=("constant", "exponential"), seed=range(1, 9))
     def queue(self, services: str, seed: int) -> None:
         """A thousand Poisson arrivals at one server, with "exponential" or "constant" service times."""
         # Some requests far apart tell how long one service takes; then they come so often that the server is half busy.
@@ -306,5 +378,8 @@ def _makes_sense(service: Service) -> bool:
         and service.max_running >= 1
         and 1 <= service.replicas <= MAX_REPLICAS
         and min(service.slo_ttft_ms, service.slo_e2el_ms) >= 0
+        and service.policy in ("least_loaded", "round_robin")
+        and 0 <= service.clients <= MAX_REQUESTS
+        and 0 <= service.cancels <= 1000
         and all(kind in FAULTS and 0 <= permille <= 1000 for kind, permille in service.faults or ())
     )

@@ -64,7 +64,7 @@ class Cluster:
         self, actors: list[EngineActor], links: list[Link], packet_hooks: PacketHooks, endpoint_hooks: EndpointHooks
     ) -> Interconnect:
         """Make the endpoints of the actors, before the first event. `links` are those from the clients, one per actor."""
-        size = _draft_input_bytes(self.assembly)
+        size = draft_input_bytes(self.assembly)
         interconnect = Interconnect(self.network, self.page_format, size, self.endpoints, packet_hooks)
         around = Surroundings(
             interconnect,
@@ -191,6 +191,6 @@ def page_format_of(assembly: Assembly) -> PageFormat:
     )
 
 
-def _draft_input_bytes(assembly: Assembly) -> int:
+def draft_input_bytes(assembly: Assembly) -> int:
     """Return the size of what goes with the last page: first token, top-k, hidden state, and the algorithm's relayed fields."""
     return sum(field.bytes_per_row for field in assembly.algorithm.relay_fields(assembly.relay_shape))

@@ -7,11 +7,10 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from ...core.contract.events import Committed
-from ...properties.harness.mutants import Mutant
-from ...sim.run import Simulation
-from ...sim.scenario import Scenario
-from ..adapters.simulator import CheckedSimulator
+from ....core.contract.events import Committed
+from ....sim.run import Simulation
+from ....sim.scenario import Scenario
+from ...adapters.simulator import CheckedSimulator
 
 # -- the same twice, and the clock ------------------------------------------------------------------------------------
 
@@ -25,7 +24,7 @@ class CountsThroughAllRuns(CheckedSimulator):
         answer = super().simulate(service, workload)
         before = CountsThroughAllRuns.number
         CountsThroughAllRuns.number += len(answer["events"])
-        return answer | {"events": [f"{n} {line}" for n, line in enumerate(answer["events"], before)]}
+        return answer | {"events": [f'{line[:-1]},"n":{n}}}' for n, line in enumerate(answer["events"], before)]}
 
 
 class NotesTheWallClock(CheckedSimulator):
@@ -34,7 +33,7 @@ class NotesTheWallClock(CheckedSimulator):
     def simulate(self, service, workload):
         answer = super().simulate(service, workload)
         if any(share for _, share in service.faults or ()):
-            answer["events"][-1] += f" {perf_counter_ns()}"
+            answer["events"][-1] = f'{answer["events"][-1][:-1]},"took":{perf_counter_ns()}}}'
         return answer
 
 
@@ -120,13 +119,19 @@ class LosesTheSeed(CheckedSimulator):
         return super().replay(replace(service, seed=0), arrivals)
 
 
+class _Redrawn(list):
+    """Requests with the distributions that they were asked for with."""
+
+
 def _redraw_outputs(simulation: Simulation, scenario: Scenario, seed: int) -> None:
     """Draw all output lengths from one generator."""
     drawn = list(simulation.workload)
     generator = np.random.default_rng(seed)
     generator.random(len(drawn))
     lens = generator.choice(scenario.workload.output.values or [1], len(drawn)).tolist()
-    simulation.workload = [replace(a, output_len=n) for a, n in zip(drawn, lens, strict=True)]
+    redrawn = _Redrawn(replace(a, output_len=n) for a, n in zip(drawn, lens, strict=True))
+    redrawn.prompt_len, redrawn.output_len = simulation.workload.prompt_len, simulation.workload.output_len
+    simulation.workload = redrawn
 
 
 class SharesAStream(CheckedSimulator):
@@ -182,11 +187,11 @@ class DividesByTheArrivals(OtherSummary):
         return {name: rate if rate is None else 1.25 * rate for name, rate in rates.items()}
 
 
-class StopsTheClockEarly(CheckedSimulator):
+class StopsTheClockEarly(OtherSummary):
     """The duration ends before the last request does."""
 
-    def summary(self, metrics, duration_ns, slo):
-        return super().summary(metrics, duration_ns // 2, slo)
+    def changed(self, summary, metrics):
+        return {"duration": summary["duration"] / 2}
 
 
 class KeepsTheFirstValues(OtherSummary):
@@ -318,7 +323,24 @@ class RefusesTheSmall(CheckedSimulator):
         return super().scenario(service, workload)
 
 
-_DEFECTS = (
+# -- what is reported -------------------------------------------------------------------------------------------------
+
+
+class ProposesTheRoot(OtherSummary):
+    """The root of a verify tree counts as a draft."""
+
+    def changed(self, summary, metrics):
+        return {"proposed_drafts": summary["proposed_drafts"] + summary["verified_rows"]}
+
+
+class HoldsItsPeak(OtherSummary):
+    """The mean use of the KV pools is their greatest."""
+
+    def changed(self, summary, metrics):
+        return {"kv_occupancy_mean": summary["kv_occupancy_max"]}
+
+
+DEFECTS = (
     (CountsThroughAllRuns, ("SIM-01", "SIM-05", "SIM-08")),
     (NotesTheWallClock, ("SIM-01",)),
     (StampsTheBegin, ("SIM-02",)),
@@ -348,7 +370,7 @@ _DEFECTS = (
     (ClampsWhatCannotBe, ("SIM-11",)),
     (DropsUnknownFaults, ("SIM-11",)),
     (RefusesTheSmall, ("SIM-11",)),
+    (ProposesTheRoot, ("SIM-13",)),
+    (HoldsItsPeak, ("SIM-13",)),
 )
 """(class, the invariants of which one must catch it)."""
-
-MUTANTS = tuple(Mutant(kind.__name__, kind.__doc__, "simulator", kind, caught_by) for kind, caught_by in _DEFECTS)

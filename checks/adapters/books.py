@@ -1,0 +1,105 @@
+"""What a simulator's answer says in its `books` (`properties/simulator/contract.py`), read off the parts of a simulation.
+
+The numbers of a machine are those of the tables of hardware, models and hosts; no formula of the cost model is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from ...core.draws import request_key
+from ...core.model_shape import DTYPE_BYTES, ModelShape
+from ...observe.metrics import RunMetrics
+from ...sim.assembly import Assembly
+from ...sim.disaggregation.cluster import draft_input_bytes
+from ...sim.run import Simulation
+from ...sim.workload.arrival import Arrival
+
+
+def machine_of(assembly: Assembly) -> dict[str, Any]:
+    """Return the mapping `machine` of an answer, for one replica."""
+    gpu, cost, draft = assembly.gpu, assembly.cost, assembly.draft
+    efficiency, launch, link = cost.efficiency, cost.launch, gpu.interconnect
+    names = ("bandwidth", "compute", "attention_bandwidth", "attention_compute", "ramp_ns", "small_kernel_ns")
+    return {
+        **{name: getattr(efficiency, name) for name in (*names, "soft_exponent")},
+        "tp": cost.tp,
+        "bytes_per_s": gpu.memory_bandwidth_bytes_per_s,
+        "flops": dict(gpu.peak_flops),
+        "sm_count": gpu.sm_count,
+        "link_bytes_per_s": link.bandwidth_bytes_per_s,
+        "link_latency_ns": link.latency_ns,
+        "graph_gap_ns": launch.graph_gap_ns,
+        "eager_kernel_ns": launch.eager_kernel_ns,
+        "draft_floor_ns": launch.draft_pass_floor_ns,
+        "graph_sizes": cost.graph_sizes,
+        "keep_draft_warm": cost.keep_draft_warm,
+        "host": {name: value for name, value in asdict(assembly.host).items() if name.endswith("_ns")},
+        "target": _sizes(assembly.target),
+        "draft": None
+        if draft is None
+        else {
+            "algorithm": draft.algorithm,
+            "heads": draft.heads,
+            "fusion_inputs": draft.fusion_inputs,
+            "fusion_every_pass": draft.fusion_every_pass,
+            "qkv_inputs": draft.qkv_inputs,
+            "verify_share": draft.verify_share,
+            "body": None if draft.body is None else _sizes(draft.body),
+        },
+    }
+
+
+def _sizes(shape: ModelShape) -> dict[str, Any]:
+    own = {"weight_bytes": DTYPE_BYTES[shape.weight_dtype], "kv_bytes": DTYPE_BYTES[shape.kv_dtype]}
+    return {**asdict(shape), **own, "dtype": shape.weight_dtype}
+
+
+def runs_of(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, list[int]]:
+    """Return the longest runs of every request at its output positions, asked of the acceptance process itself."""
+    spec = simulation.assembly.spec
+    if not spec.max_steps:
+        return {}
+    ids, num_positions = [f"r{arrival.row}" for arrival in arrivals], max(arrival.output_len for arrival in arrivals)
+    process = simulation.assembly.acceptance
+    if spec.topk > 1:
+        process = process.for_tree(spec.topk, spec.max_steps, spec.max_num_draft_tokens)
+    keys = np.array([request_key(name) for name in ids], dtype=np.uint64)
+    runs = process.longest_run(keys[:, None], np.arange(num_positions)[None, :])
+    return dict(zip(ids, runs.tolist(), strict=True))
+
+
+def link_of(simulation: Simulation) -> list[float]:
+    """Return latency in ns and bytes per second from the clients to an engine."""
+    table = simulation.scenario.router
+    return [round(table.latency_us * 1000), table.bandwidth_gbps * 1e9 / 8]
+
+
+def port_of(simulation: Simulation) -> list[float]:
+    """Return latency in ns, bytes per second, bytes of a page and of what goes beside the last one, between engines."""
+    assembly, table = simulation.assembly, simulation.scenario.disaggregation
+    page_bytes = assembly.target.kv_bytes_per_token + (assembly.draft.kv_bytes_per_token if assembly.draft else 0)
+    beside = 0 if simulation.cluster is None else draft_input_bytes(assembly)
+    bytes_per_s = simulation.scenario.hardware.tensor_parallel * table.bandwidth_gbps * 1e9 / 8
+    return [round(table.latency_us * 1000), bytes_per_s, page_bytes * assembly.spec.config.page_size, beside]
+
+
+def left_of(simulation: Simulation, metrics: RunMetrics) -> dict[str, int]:
+    """Return what is left of everything that a request takes, after the last one has ended."""
+    left = {
+        "requests that a router counts": sum(map(abs, simulation.router.outstanding)),
+        "requests that the metrics have open": metrics.lives.running + metrics.lives.waiting,
+    }
+    if simulation.cluster is not None:
+        left["requests that the router of pools knows"] = len(simulation.cluster.request_ids)
+    for actor in simulation.replicas:
+        engine, name = actor.engine, f"engine {actor.replica}: "
+        engine.store.forget()
+        left[name + "requests"] = len(engine.requests.live)
+        left[name + "rows"] = engine.requests.num_with_row
+        left[name + "KV slots"] = engine.store.allocator.num_held_slots
+        left[name + "requests on the device"] = len(actor.device.truths)
+    return left

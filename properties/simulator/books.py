@@ -1,0 +1,247 @@
+"""The numbers of a report, computed once more from the ledger of its run: plain sums over requests, steps and states (SIM-13)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from math import ceil, floor, fsum, sqrt
+from typing import Any, NamedTuple
+
+from .ledger import Ledger
+
+EXACT = 1e-9
+QUANTILE = 0.002
+"""How far a quantile of gaps may be off: there are too many gaps to keep each."""
+
+
+class Wrong(NamedTuple):
+    """A number of a report that is not what its run says."""
+
+    name: str
+    value: Any
+    should: Any
+
+
+class Books:
+    """What `summary` says of the run behind `ledger`. `busy_ns`: the work of each replica's device; None where it is not known.
+
+    `is_plain`: every engine does all of a request, and no step has failed; only then all that is counted by engine can be recounted.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        summary: dict[str, Any],
+        busy_ns: dict[int, float] | None,
+        *,
+        is_plain: bool,
+        has_faults: bool,
+    ) -> None:
+        self.ledger = ledger
+        self.summary = summary
+        self.busy_ns = busy_ns
+        self.is_plain = is_plain
+        self.has_faults = has_faults
+        self.duration_ns = round(summary["duration"] * 1e9)
+
+    def wrong(self) -> Iterator[Wrong]:
+        """Yield every number that differs."""
+        for name, should in self._expected():
+            value = self.summary.get(name)
+            if not _near(value, should):
+                yield Wrong(name, value, should)
+        for name, values in self._gap_quantiles():
+            low, high = values
+            value = self.summary[name]
+            if value is None or not low * (1 - QUANTILE) <= value <= high * (1 + QUANTILE):
+                yield Wrong(name, value, f"{low:g} … {high:g}")
+        yield from self._shares()
+
+    def _expected(self) -> Iterator[tuple[str, Any]]:
+        yield from self._counts()
+        yield from self._latencies()
+        yield from self._speculation()
+        yield from self._resources()
+        if self.is_plain and not self.has_faults:
+            yield from self._timeline()
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _counts(self) -> Iterator[tuple[str, Any]]:
+        ledger, completed = self.ledger, self.ledger.completed
+        inputs, outputs = sum(life.prompt for life in completed), sum(life.tokens for life in completed)
+        seconds = self.duration_ns / 1e9
+        yield "completed", len(completed)
+        yield "refused", len(ledger.refused)
+        yield "retractions", ledger.retractions
+        yield "total_input_tokens", inputs
+        yield "total_output_tokens", outputs
+        yield "delivered_tokens", sum(life.tokens for life in ledger.lives.values())
+        yield "truncated", sum(life.end == "length" and life.tokens < life.max_tokens for life in completed)
+        if seconds:
+            yield "request_throughput", len(completed) / seconds
+            yield "output_throughput", outputs / seconds
+            yield "total_token_throughput", (inputs + outputs) / seconds
+        if self.is_plain:
+            ends = Counter(life.end for life in ledger.lives.values())
+            yield "submitted", len(ledger.lives) + len(ledger.refused)
+            yield "aborted", ends["abort"]
+            yield "failed", ends["error"]
+            yield "unfinished", ends[""]
+
+    def _latencies(self) -> Iterator[tuple[str, Any]]:
+        completed = self.ledger.completed
+        first = [(life.emissions[0][0] - life.arrival_ns) / 1e6 for life in completed]
+        last = [(life.emissions[-1][0] - life.arrival_ns) / 1e6 for life in completed]
+        several = zip(completed, first, last, strict=True)
+        per_token = [(end - begin) / (life.tokens - 1) for life, begin, end in several if life.tokens > 1]
+        for name, values in (("ttft", first), ("e2el", last), ("tpot", per_token)):
+            for statistic, value in _statistics(values).items():
+                yield f"{statistic}_{name}_ms", value
+        gaps = self._gaps()
+        yield "mean_itl_ms", _mean(gaps)
+        yield "std_itl_ms", _deviation(gaps)
+
+    def _gaps(self) -> list[float]:
+        """Return the times between two emissions of a request, over all requests, in milliseconds."""
+        lives = self.ledger.lives.values()
+        return [(after - before) / 1e6 for life in lives for (before, _), (after, _) in pairwise(life.emissions)]
+
+    def _gap_quantiles(self) -> Iterator[tuple[str, tuple[float, float]]]:
+        gaps = sorted(self._gaps())
+        for name, share in (("median", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99)):
+            if gaps:
+                place = share * (len(gaps) - 1)
+                yield f"{name}_itl_ms", (gaps[floor(place)], gaps[ceil(place)])
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _speculation(self) -> Iterator[tuple[str, Any]]:
+        steps = self.ledger.steps
+        decodes = [step for step in steps if step.decode is not None]
+        verified = sum(step.verified for step in decodes)
+        correct = sum(sum(step.correct) for step in decodes)
+        proposed = sum(step.verified * (step.nodes - 1) for step in decodes)
+        rounds = sum(len(step.ends_ns) for step in decodes)
+        histogram = Counter(drafts for step in decodes for drafts in step.correct)
+        yield "verified_rows", verified
+        yield "correct_drafts", correct
+        yield "proposed_drafts", proposed
+        yield "wasted_draft_tokens", proposed - correct
+        yield "accept_length", 1 + correct / verified if verified else None
+        yield "accept_rate", correct / proposed if proposed else None
+        yield "wasted_draft_share", 1 - correct / proposed if proposed else None
+        yield "correct_drafts_histogram", [histogram[n] for n in range(max(histogram, default=0) + 1)]
+        yield "decode_rounds", rounds
+        yield "committed_steps", len(steps)
+        yield "prefill_tokens", sum(length for step in steps for _, _, length, _ in step.chunks)
+        at_steps: Counter[int] = Counter()
+        switches, newest = 0, {}
+        for step in decodes:
+            at_steps[step.steps] += len(step.ends_ns)
+            switches += newest.get(step.replica, step.steps) != step.steps
+            newest[step.replica] = step.steps
+        yield "switches", switches
+        for depth, count in at_steps.items():
+            yield f"rounds_at_steps_{depth}", count / rounds
+
+    # -- states -------------------------------------------------------------------------------------------------------
+
+    def _resources(self) -> Iterator[tuple[str, Any]]:
+        ledger, duration_ns = self.ledger, self.duration_ns
+        pools = {r: config["num_pages"] * config["page_size"] for r, config in ledger.configs.items()}
+        held_ns, peaks = 0, []
+        for replica, changes in ledger.held.items():
+            for (begin_ns, slots), (end_ns, _) in pairwise([*changes, (duration_ns, 0)]):
+                held_ns += slots * max(min(end_ns, duration_ns) - min(begin_ns, duration_ns), 0)
+            peaks.append(max((slots for _, slots in changes), default=0) / pools[replica])
+        yield "kv_capacity_slots", sum(pools.values())
+        yield "kv_occupancy_max", max(peaks)
+        if duration_ns:
+            yield "kv_occupancy_mean", held_ns / duration_ns / sum(pools.values())
+        if not self.is_plain:
+            waits = [
+                (life.joined_ns - life.emissions[0][0]) / 1e6 for life in ledger.lives.values() if life.joined_ns >= 0
+            ]
+            if not self.has_faults:
+                yield "mean_transfer_wait_ms", _mean(waits)
+            return
+        if not duration_ns:
+            return
+        ran, stayed, waited = self._areas()
+        yield "mean_running", ran / duration_ns
+        yield "mean_queue_length", waited / duration_ns
+        yield "mean_concurrency", stayed / duration_ns
+
+    def _areas(self) -> tuple[int, int, int]:
+        """Return the time that requests ran, were in the system, and waited, added up, in nanoseconds."""
+        lives = self.ledger.lives.values()
+        ran = sum(end_ns - begin_ns for life in lives for begin_ns, end_ns in life.running_ns)
+        stayed = sum(life.end_ns - life.arrival_ns for life in lives)
+        return ran, stayed, stayed - ran
+
+    def _timeline(self) -> Iterator[tuple[str, Any]]:
+        """The buckets of the timeline add up to the run."""
+        width_s, running = self.summary["timeline_bucket_s"], self.summary["timeline_running"]
+        events = [life.arrival_ns for life in (*self.ledger.lives.values(), *self.ledger.refused)]
+        begin_ns = min(events, default=0)
+        ends = [life.end_ns for life in self.ledger.lives.values()]
+        end_ns = max([*ends, *(step.ends_ns[-1] for step in self.ledger.steps)], default=begin_ns)
+        widths = [width_s] * len(running)
+        widths[-1] = max((end_ns - begin_ns) / 1e9 - width_s * (len(running) - 1), 1e-9)
+        self.summary["the timeline's requests"] = fsum(map(_product, running, widths))
+        self.summary["the timeline's tokens"] = fsum(map(_product, self.summary["timeline_tokens_per_s"], widths))
+        yield "the timeline's requests", self._areas()[0] / 1e9
+        yield "the timeline's tokens", float(sum(life.tokens for life in self.ledger.lives.values()))
+
+    def _shares(self) -> Iterator[Wrong]:
+        """Shares are shares; a device's is that of its work."""
+        for name, value in self.summary.items():
+            values = value if isinstance(value, list) and name.endswith(("per_replica", "kv_occupancy")) else [value]
+            is_share = "share" in name or "occupancy" in name or name.endswith(("_rate", "attainment"))
+            if is_share and any(part is not None and not 0 <= part <= 1 for part in values):
+                yield Wrong(name, value, "a share, 0 … 1")
+        if self.busy_ns is None or not self.duration_ns:
+            return
+        shares = self.summary["device_busy_share_per_replica"]
+        for replica, share in enumerate(shares):
+            should = self.busy_ns[replica] / self.duration_ns
+            if abs(share - should) > 1e-6 * should + 1e-9 + 10 * len(self.ledger.steps) / self.duration_ns:
+                yield Wrong(f"device_busy_share of replica {replica}", share, should)
+        if not _near(self.summary["device_busy_share"], sum(shares) / len(shares)):
+            yield Wrong("device_busy_share", self.summary["device_busy_share"], f"the mean of {shares}")
+
+
+def _product(a: float, b: float) -> float:
+    return a * b
+
+
+def _near(value: Any, should: Any) -> bool:
+    if isinstance(should, float) and isinstance(value, int | float):
+        return abs(value - should) <= EXACT * max(abs(should), 1e-3)
+    return value == should
+
+
+def _mean(values: list[float]) -> float | None:
+    return fsum(values) / len(values) if values else None
+
+
+def _deviation(values: list[float]) -> float | None:
+    """Return the standard deviation of the whole population, in integers of nanoseconds."""
+    if not values:
+        return None
+    count, ns = len(values), [round(value * 1e6) for value in values]
+    return sqrt(count * sum(n * n for n in ns) - sum(ns) ** 2) / count / 1e6
+
+
+def _statistics(values: list[float]) -> dict[str, float | None]:
+    ordered, last = sorted(values), len(values) - 1
+    found: dict[str, float | None] = {"mean": _mean(values)}
+    for name, share in (("median", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99)):
+        found[name] = None
+        if ordered:
+            below = floor(share * last)
+            above = ordered[min(below + 1, last)]
+            found[name] = ordered[below] + (share * last - below) * (above - ordered[below])
+    return found

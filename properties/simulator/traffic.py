@@ -1,0 +1,229 @@
+"""What moves outside the engines: requests from clients over links and routers, KV over ports, and what remains of all of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from itertools import pairwise
+from math import ceil
+
+from .answer import Answer
+from .contract import Service, SimulatorConfig
+from .ledger import Ledger, Life
+
+BYTES_PER_TOKEN = 4
+SURE = 4.5
+"""Standard deviations that a mean of draws may be off."""
+
+SEVERAL = 200
+"""Draws from which their distribution is looked at."""
+
+ALIKE_ROUNDS, ALIKE_REQUESTS = 8, 4
+LINK_FAULTS = ("link.late", "link.lost", "link.duplicated")
+
+
+class Traffic:
+    """The traffic of one run. Each method yields what is wrong as (what was, what should be)."""
+
+    def __init__(self, answer: Answer, ledger: Ledger, config: SimulatorConfig) -> None:
+        self.answer = answer
+        self.service: Service = answer.service
+        self.ledger = ledger
+        self.config = config
+        self.kinds = {kind for kind, permille in self.service.faults or () if permille}
+        self.links_work = self.kinds.isdisjoint(LINK_FAULTS)
+
+    # -- what was asked for -------------------------------------------------------------------------------------------
+
+    def wrong_load(self) -> Iterator[tuple[str, str]]:
+        """Arrivals in order at the asked rate, lengths as they were asked for, no client with two requests."""
+        service, arrivals = self.service, self.answer.arrivals
+        for before, after in pairwise(arrivals):
+            if after[0] < before[0]:
+                yield f"a request arrives at {after[0]} ns, the one before it at {before[0]} ns", "arrivals in order"
+        for _, prompt, output in arrivals:
+            if prompt not in service.prompt_lens or output not in service.output_lens:
+                yield f"a request of {prompt} and {output} tokens", "lengths that were asked for"
+        if service.clients:
+            yield from self._clients()
+        else:
+            yield from self._rate()
+        if len(arrivals) >= SEVERAL:
+            yield from self._lengths("prompt", [prompt for _, prompt, _ in arrivals], service.prompt_lens)
+            yield from self._lengths("output", [output for _, _, output in arrivals], service.output_lens)
+            yield from self._independence()
+
+    def _rate(self) -> Iterator[tuple[str, str]]:
+        service, times = self.service, [ns for ns, _, _ in self.answer.arrivals]
+        gap_ns = 1e12 / service.rate_per_ks
+        if service.arrivals == "even":
+            late = next((i for i, ns in enumerate(times) if abs(ns - i * gap_ns) > 2), None)
+            if late is not None:
+                yield (
+                    f"request {late} arrives at {times[late]} ns",
+                    f"{late * gap_ns:.0f} ns: one every {gap_ns:.0f} ns",
+                )
+        elif len(times) >= SEVERAL:
+            mean_ns = times[-1] / len(times)
+            if abs(mean_ns / gap_ns - 1) > SURE / len(times) ** 0.5:
+                yield f"{len(times)} Poisson arrivals are {mean_ns:.0f} ns apart", f"{gap_ns:.0f} ns on average"
+
+    def _lengths(self, name: str, drawn: list[int], asked: tuple[int, ...]) -> Iterator[tuple[str, str]]:
+        """Each length as often as the others, in mean."""
+        mean = sum(asked) / len(asked)
+        spread = (sum((value - mean) ** 2 for value in asked) / len(asked)) ** 0.5
+        got = sum(drawn) / len(drawn)
+        if abs(got - mean) > SURE * spread / len(drawn) ** 0.5 + 1e-9:
+            yield f"{len(drawn)} {name} lengths have a mean of {got:.2f}", f"{mean:.2f}: each length equally often"
+
+    def _independence(self) -> Iterator[tuple[str, str]]:
+        """A request's two lengths come from two coins."""
+        pairs = [(prompt, output) for _, prompt, output in self.answer.arrivals]
+        n, x, y = len(pairs), sum(p for p, _ in pairs), sum(o for _, o in pairs)
+        xx, yy = n * sum(p * p for p, _ in pairs) - x * x, n * sum(o * o for _, o in pairs) - y * y
+        if xx and yy:
+            together = (n * sum(p * o for p, o in pairs) - x * y) / (xx * yy) ** 0.5
+            if abs(together) > SURE / n**0.5:
+                yield f"prompts and outputs of {n} requests correlate by {together:.2f}", "lengths drawn independently"
+
+    def _clients(self) -> Iterator[tuple[str, str]]:
+        most, moments = self.service.clients, []
+        for life in self.ledger.lives.values():
+            moments += [(life.arrival_ns, 1), (life.end_ns, -1)]
+        now = 0
+        for ns, change in sorted(moments, key=lambda moment: (moment[0], moment[1])):
+            now += change
+            if now > most:
+                yield f"at {ns} ns there are {now} requests of {most} clients", "one request per client at a time"
+                return
+
+    # -- links and routers --------------------------------------------------------------------------------------------
+
+    def wrong_delivery(self) -> Iterator[tuple[str, str]]:
+        """Each message takes the latency and the time of its bytes, after those before it; the router keeps to its policy."""
+        if self.service.clients or not self.links_work:
+            return
+        latency_ns, bytes_per_s = self.answer.books["link"]
+        lives = {life.id: life for life in (*self.ledger.lives.values(), *self.ledger.refused)}
+        free_ns: dict[int, int] = {}
+        sent: list[tuple[int, Life]] = []
+        for number, (time_ns, prompt, _) in enumerate(self.answer.arrivals):
+            life = lives.get(f"r{number}")
+            if life is None:
+                continue
+            sent.append((time_ns, life))
+            begin_ns = max(free_ns.get(life.replica, 0), time_ns)
+            free_ns[life.replica] = begin_ns + int(prompt * BYTES_PER_TOKEN / bytes_per_s * 1e9)
+            should_ns = free_ns[life.replica] + latency_ns
+            if abs(life.arrival_ns - should_ns) > 1:
+                yield f"request {number} reaches its engine at {life.arrival_ns} ns", f"{should_ns} ns, by its link"
+        if len(sent) == len(self.answer.arrivals) and not self.config.has_pools and self.service.replicas > 1:
+            yield from self._routes(sent)
+
+    def _routes(self, sent: list[tuple[int, Life]]) -> Iterator[tuple[str, str]]:
+        replicas = range(self.service.replicas)
+        if self.service.policy == "round_robin":
+            for number, (_, life) in enumerate(sent):
+                if life.replica != number % len(replicas):
+                    yield f"request {number} goes to engine {life.replica}", f"{number % len(replicas)}, in turn"
+            return
+        times: dict[int, list[int]] = {replica: [] for replica in replicas}
+        for number, (time_ns, life) in enumerate(sent):
+            # At one time ends may come before or after.
+            least = {r: sum(end_ns > time_ns for end_ns in times[r]) for r in replicas}
+            most = {r: sum(end_ns >= time_ns for end_ns in times[r]) for r in replicas}
+            if least[life.replica] > min(most.values()):
+                was = f"request {number} goes to engine {life.replica}, which has {least[life.replica]} requests"
+                yield was, f"an engine with the fewest, {min(most.values())}"
+                return
+            times[life.replica].append(life.end_ns)
+
+    # -- ports --------------------------------------------------------------------------------------------------------
+
+    def wrong_transfer(self) -> Iterator[tuple[str, str]]:
+        """No KV arrives before its bytes can, alone or with all that pass through the same port; each byte counts once."""
+        joined = [life for life in self.ledger.lives.values() if life.joined_ns >= 0 and life.emissions]
+        if not self.config.has_pools or self.service.faults is not None or self.ledger.retractions:
+            return
+        latency_ns, bytes_per_s, page_bytes, beside = self.answer.books["port"]
+        num_bytes, takes_ns = {}, {}
+        for life in joined:
+            # Pages that earlier chunks have filled leave before the first token is known.
+            pages, before = ceil(life.prompt / self.config.page_size), life.prompt - life.last_chunk
+            num_bytes[life.id] = pages * page_bytes
+            takes_ns[life.id] = int((pages - before // self.config.page_size) * page_bytes / bytes_per_s * 1e9)
+        layers = self.answer.books["machine"]["target"]["layers"] if self.config.layerwise else 1
+        host = self.answer.books["machine"]["host"]
+        commit_ns = host["commit_base_ns"] + self.service.max_running * (
+            host["commit_row_ns"] + host["commit_token_ns"] + host["detokenise_token_ns"]
+        )
+        for life in joined:
+            # Layer by layer, the last layer of the pages that a step has filled is left after it, while the host takes its result.
+            num_pages = life.last_chunk // self.config.page_size
+            last_ns = int(num_pages * page_bytes / bytes_per_s * 1e9)
+            least_ns = takes_ns[life.id] if layers == 1 else max(last_ns // layers - commit_ns, 0)
+            computed_ns = life.emissions[0][0]
+            if life.joined_ns < computed_ns + least_ns + latency_ns:
+                was = f"the KV of {life.id} is there {life.joined_ns - computed_ns} ns after it was computed"
+                yield was, f"at least {least_ns + latency_ns} ns: the time of its bytes, and the latency"
+        if layers > 1:
+            return
+        ports = {("out of", life.replica) for life in joined} | {("into", life.joined_at) for life in joined}
+        for way, engine in sorted(ports):
+            own = [life for life in joined if (life.replica if way == "out of" else life.joined_at) == engine]
+            yield from self._port(f"{way} engine {engine}", own, takes_ns)
+        summary = self.answer.books["summary"]
+        is_whole = all(life.joined_ns >= 0 for life in self.ledger.lives.values()) and not summary["transfer_retries"]
+        should = sum(num_bytes.values()) + beside * len(joined)
+        was = summary["transferred_bytes"]
+        if was != should and is_whole:
+            yield f"{was} bytes were transferred", f"{should}: those of {len(joined)} prompts"
+
+    def _port(self, name: str, lives: list[Life], takes_ns: dict[str, int]) -> Iterator[tuple[str, str]]:
+        lives = sorted(lives, key=lambda life: life.joined_ns)
+        begins = sorted(life.emissions[0][0] for life in lives)
+        for begin_ns in begins[bisect_left(begins, 0) : bisect_right(begins, self.ledger.last_ns)]:
+            total_ns = 0
+            for life in lives:
+                if life.emissions[0][0] < begin_ns:
+                    continue
+                total_ns += takes_ns[life.id]
+                if life.joined_ns - begin_ns < total_ns:
+                    was = f"{total_ns} ns of KV have passed {name} within {life.joined_ns - begin_ns} ns"
+                    yield was, "one transfer at a time on each port"
+                    return
+
+    # -- acceptance, and what is left ---------------------------------------------------------------------------------
+
+    def wrong_runs(self) -> Iterator[tuple[str, str]]:
+        """Every round accepts what the request's own stream has at its output position."""
+        runs = self.answer.books["runs"]
+        for life in self.ledger.lives.values():
+            for position, steps, length in life.accepted:
+                own = runs.get(life.id, ())
+                if steps and position < len(own) and length != min(own[position], steps) + 1:
+                    was = f"{life.id} accepts {length - 1} of {steps} drafts at its output position {position}"
+                    yield was, f"{min(own[position], steps)}: its longest run there is {own[position]}"
+                    return
+        firsts = [life.accepted[:ALIKE_ROUNDS] for life in self.ledger.lives.values()]
+        long = [rounds for rounds in firsts if len(rounds) == ALIKE_ROUNDS and rounds[0][1]]
+        if len(long) >= ALIKE_REQUESTS and all(rounds == long[0] for rounds in long):
+            yield f"{len(long)} requests accept the same in {ALIKE_ROUNDS} rounds", "each has a stream of its own"
+
+    def wrong_rest(self) -> Iterator[tuple[str, str]]:
+        """Nothing is left after the drain; each message, request and token counts once."""
+        for name, amount in self.answer.books["left"].items():
+            if amount:
+                yield f"{name}: {amount} after the last request", "0"
+        for life in self.ledger.lives.values():
+            if not life.end:
+                yield f"{life.id} has no end", "an end for each request"
+        numbers = [request.number for request in self.answer.requests]
+        for number in sorted(set(numbers)):
+            if number < 0 or numbers.count(number) > 1:
+                name = "a request that was never sent" if number < 0 else f"request {number}"
+                yield f"{name} has {numbers.count(number)} ends", "one end for each request that was sent"
+        for request in self.answer.requests:
+            life = self.ledger.lives.get(f"r{request.number}")
+            if life is not None and request.reason != "refused" and request.num_output != life.tokens:
+                yield f"{life.id} has {request.num_output} tokens", f"{life.tokens}, each counted once"
