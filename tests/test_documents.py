@@ -96,7 +96,12 @@ def test_documents_name_only_symbols_that_exist():
     """`Engine.plan`, `max_rounds`, `load_scenario(…)` in inline code: every word of them occurs in the source."""
     # Names that are put together when they are made; N stands for a number.
     metrics = RunMetrics()
-    known = {*metrics.summary(1), *(f"timeline_{key}" for key in metrics.timeline()), "rounds_at_steps_N"}
+    known = {
+        *metrics.summary(1),
+        *(f"timeline_{key}" for key in metrics.timeline()),
+        "rounds_at_steps_N",
+        "ema_accept_len_from_N",
+    }
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         known |= set(re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8")))
     for path in documents():
@@ -149,7 +154,7 @@ def test_every_result_is_documented(tmp_path):
     results, _, _ = text.partition("## Replay")
     named = set(re.findall(r"`(\w+)`", results.partition("## The files of a run")[2]))
     latency = re.compile(r"(mean|median|std|p90|p95|p99)_(ttft|tpot|itl|e2el)_ms")
-    keys = {"rounds_at_steps_N" if key.startswith("rounds_at_steps_") else key for key in summary}
+    keys = {re.sub(r"^(rounds_at_steps|ema_accept_len_from)_\d+$", r"\1_N", key) for key in summary}
     columns = {
         column for name in ("requests", "rounds") for column in parquet.read_schema(tmp_path / f"{name}.parquet").names
     }
