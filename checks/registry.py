@@ -51,6 +51,32 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
 }
 """Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is installed."""
 
+OPERATIONS: dict[str, int] = {
+    "foretoken.checks.adapters.kv_allocator:make": 60_000,
+    "foretoken.checks.adapters.kv_store:make": 60_000,
+    "foretoken.properties.allocator.plain:make": 20_000,
+    "foretoken.checks.adapters.radix_cache:make": 40_000,
+    "foretoken.checks.adapters.prefix_store:make": 40_000,
+    "foretoken.properties.prefix_cache.plain:make": 10_000,
+    "foretoken.checks.adapters.future_map:make": 40_000,
+    "foretoken.checks.adapters.future_map:make_poisoned": 20_000,
+    "foretoken.checks.adapters.tree_accept:make": 8_000,
+    "foretoken.properties.accept.plain:make": 1_200,
+    "foretoken.checks.adapters.torch_accept:make": 3_000,
+    "foretoken.checks.acceptance.core_subject:make": 800,
+    "foretoken.checks.adapters.step_controller:make_fixed": 20_000,
+    "foretoken.checks.adapters.step_controller:make_ema": 15_000,
+    "foretoken.checks.adapters.step_controller:make_goodput": 2_000,
+    "foretoken.checks.adapters.core_engine:make": 80_000,
+    "foretoken.properties.engine.plain:make": 15_000,
+    "foretoken.checks.executor.reference_subject:make": 5_000,
+    "foretoken.checks.executor.simulated_subject:make": 5_000,
+    "foretoken.checks.executor.torch_subject:make": 800,
+    "foretoken.checks.transport.handoff_subject:make": 8_000,
+    "foretoken.checks.adapters.simulator:make": 300,
+}
+"""Our component -> the operations of a check without a budget: the more, the more states there are to come to. About a minute in all."""
+
 
 def contracts() -> tuple[str, ...]:
     """The names of all contracts."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..properties.harness.report import Report
 
 EXIT_BROKEN = 1
-DEFAULT_BUDGET = "60s"
+DEFAULT_BUDGET = "60s"  # of a component that is not ours
 DEFAULT_SEED = 1
 DEFAULT_CASES = Path("runs/cases")
 
@@ -34,8 +34,13 @@ def check(
         typer.Argument(help="The component as module:make, where `make(config)` returns a fresh one; ours by default."),
     ] = None,
     budget: Annotated[
-        str, typer.Option(help="Operations (200000) or time (60s, 2m), divided among the components.")
-    ] = DEFAULT_BUDGET,
+        str | None,
+        typer.Option(
+            help="Operations (200000) or time (60s, 2m), divided among the components. By default each of ours has its number of "
+            "operations, about a minute in all, and yours has 60s.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Equal seeds and numbers of operations give equal runs.")] = DEFAULT_SEED,
     capability: Annotated[
         list[str] | None,
@@ -74,7 +79,7 @@ def check(
         ("SUBJECT", subject is not None and (show_list or (mutants and replay is None)), f"{other} is about our own"),
         ("--replay", replay is not None and show_list, "--list runs nothing"),
         ("--mutants", mutants and runs_nothing, f"{other} runs no mutants"),
-        ("--budget", budget != DEFAULT_BUDGET and runs_nothing, f"{other} draws no operations"),
+        ("--budget", budget is not None and runs_nothing, f"{other} draws no operations"),
         ("--json", json_file is not None and runs_nothing, f"{other} writes no report"),
         ("--seed", seed != DEFAULT_SEED and elsewhere, f"{other} has seeds of its own"),
         ("--capability", bool(capability) and elsewhere, f"{other} asks for none"),
@@ -92,7 +97,7 @@ def check(
 
 
 def _check(contract, subject, budget, seed, capability, expect, without, json_file, cases) -> None:
-    from ..checks.registry import SUBJECTS, contracts, suite_of
+    from ..checks.registry import OPERATIONS, SUBJECTS, contracts, suite_of
     from ..properties.conformance import check as check_one
     from ..properties.harness.importing import NotInstalled, load_make
     from ..properties.harness.swarm import Budget
@@ -104,7 +109,9 @@ def _check(contract, subject, budget, seed, capability, expect, without, json_fi
     chosen = [
         (suite, name) for suite in suites for name in ([subject] if subject is not None else SUBJECTS[suite.name])
     ]
-    share = Budget.of(budget).divided(len(chosen))
+    share = None
+    if budget is not None or subject is not None:
+        share = Budget.of(budget or DEFAULT_BUDGET).divided(len(chosen))
     reports, skipped = [], []
     for suite, name in chosen:
         try:
@@ -116,7 +123,8 @@ def _check(contract, subject, budget, seed, capability, expect, without, json_fi
             typer.echo(f"{suite.name}: {name} skipped: {reason}\n")
             skipped.append({"contract": suite.name, "subject": name, "skipped": reason})
             continue
-        options = {"capabilities": capability or None, "expected_failures": expected, "budget": share, "seed": seed}
+        options = {"capabilities": capability or None, "expected_failures": expected, "seed": seed}
+        options["budget"] = share or Budget(operations=OPERATIONS[name], is_extended=True)
         options["without"] = without or ()
         with _shown_progress(name) as show:
             report = check_one(suite, make, subject=name, progress=show, **options)
@@ -206,7 +214,7 @@ def _print_invariants(contract: str | None) -> None:
     )
 
 
-def _check_mutants(contract: str | None, budget: str, json_file: Path | None) -> None:
+def _check_mutants(contract: str | None, budget: str | None, json_file: Path | None) -> None:
     from ..checks.registry import contracts, mutants_of
     from ..properties.harness.mutants import kill
 
@@ -214,7 +222,7 @@ def _check_mutants(contract: str | None, budget: str, json_file: Path | None) ->
     matrix: dict[str, Any] = {}
     survivors = 0
     for name in names:
-        kills = [kill(mutant, None if budget == DEFAULT_BUDGET else budget) for mutant in mutants_of(name)]
+        kills = [kill(mutant, budget) for mutant in mutants_of(name)]
         for result in kills:
             typer.echo(result.line())
         alive = sum(not result.is_killed for result in kills)

@@ -104,8 +104,7 @@ def _kinds(suite: Suite, names: Iterable[str]) -> tuple[type[Operation], ...]:
 
 def _search(swarm: Swarm, invariants, budget: Budget, probing, progress) -> Found | None:
     found = swarm.search(invariants, budget, probing, progress)
-    if found is None and budget.seconds is not None and not probing and len(invariants) == len(swarm.enabled):
-        # How much fits into a time is the machine's affair. What is rare gets the operations of the quick budget to happen in.
+    if found is None and budget.is_extended and not probing and len(invariants) == len(swarm.enabled):
         rest = Budget(operations=swarm.suite.quick)
         found = swarm.search(invariants, rest, probing, progress, until=lambda: not swarm.vacuous())
     return found

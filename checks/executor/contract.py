@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import EngineSpec, resolve_spec
 from ...properties.harness.contract import Capabilities
 from ...properties.harness.letters import Choices
+from ...properties.reference import HashDraft
 
 VOCAB_SIZE = 24
 TEXT_LEN = 48  # of the longest drawn request
@@ -145,6 +146,10 @@ class ExecutorCapabilities(Capabilities):
     """`merge(first, second)`"""
     handoff: bool = False
     """`draft_input(batch, last_tokens)`"""
+    toy: bool = False
+    """`toy_draft()`: draft and target are the suite's, so that every run is known; needs `tokens`"""
+
+    FOUNDATIONS: ClassVar = {"toy": ("tokens",)}
 
 
 class Executor(Protocol):
@@ -189,6 +194,10 @@ class Executor(Protocol):
     def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
         """Return what the first round of handed over requests drafts from, None if it needs nothing but their last tokens."""
 
+    # toy
+    def toy_draft(self) -> HashDraft:
+        """Return the draft that it runs, with its target."""
+
 
 MakeExecutor = Callable[[ExecutorConfig], Executor]
 
@@ -200,5 +209,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "rounds": ("advance",),
     "merging": ("merge",),
     "handoff": ("draft_input",),
+    "toy": ("toy_draft",),
 }
 """Capability -> the methods of an executor that it promises; "" is what every executor has."""

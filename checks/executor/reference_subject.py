@@ -28,13 +28,15 @@ class ReferenceAdapter:
         rounds=True,
         merging=True,
         handoff=True,
+        toy=True,
     )
     executor_type: type[ReferenceExecutor] = ReferenceExecutor
 
     def __init__(self, config: ExecutorConfig) -> None:
         regularity = 0.8 if config.algorithm == "NGRAM" else 0.0
         model = HashLanguageModel(seed=1, vocab_size=config.vocab_size, regularity=regularity)
-        self.executor = self.executor_type.for_engine(config.make_engine(), HashDraft(model, AGREEMENT))
+        self.draft = HashDraft(model, AGREEMENT)
+        self.executor = self.executor_type.for_engine(config.make_engine(), self.draft)
 
     def launch(self, step: Step) -> None:
         self.executor.launch(step)
@@ -53,6 +55,9 @@ class ReferenceAdapter:
 
     def hidden_sizes(self) -> tuple[int, ...]:
         return (HIDDEN_SIZE,)
+
+    def toy_draft(self) -> HashDraft:
+        return self.draft
 
     def roots(self) -> tuple[object, ...]:
         return (self.executor,)

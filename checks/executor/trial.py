@@ -19,6 +19,7 @@ from ...properties.harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
 from .arrays import FoundArray, hidden_arrays
 from .contract import HIDDEN_STATES, METHODS, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
+from .expectation import Expectation
 from .model import DeviceModel, Moment, Wrong
 from .record import RecordedCore
 
@@ -63,6 +64,9 @@ class ExecutorTrial(Trial):
         self.steps: list[Step] = []  # in flight
         self._delivered: tuple[int, Any, list] | None = None  # the last result: step, accept lengths and their values
         self._said = ""
+        self._expectation = None
+        if self.capabilities.toy:
+            self._expectation = Expectation(self.engine.algorithm, self.must(subject.toy_draft))
         self._stem = _tokens("stem", 16, config.vocab_size)
         self.moment = Moment(config, self.capabilities, self.engine.algorithm.needs_hidden_states)
         if self.capabilities.inspection:
@@ -173,6 +177,8 @@ class ExecutorTrial(Trial):
         m, flight = self.moment, self.model.in_flight[0]
         shown = self.model.shown(flight)
         result = self.must(self.subject.collect)
+        joined = [row for row, _ in flight.joins]
+        ended = {row for row, state in self.model.rows.items() if state.over and row not in joined}
         if self.capabilities.inspection:
             m.in_result = self._unasked(hidden_arrays({"result": result}, m.hidden_sizes), shown)
         try:
@@ -183,6 +189,9 @@ class ExecutorTrial(Trial):
             was = f"step {flight.step_id}: a result that cannot be read ({type(error).__name__}: {error})"
             raise self.misbehaviour("TYPE", was, "a core.step.StepResult with its parts") from error
         self._still_as_delivered()
+        unlike = self._expectation and self._expectation.collect(self.steps[0], result, ended)
+        if unlike:
+            raise self.misbehaviour("ANSWER", f"step {flight.step_id}: {unlike[0]}", unlike[1])
         if result.decode is not None:
             lens = result.decode.accept_lens
             self._delivered = (flight.step_id, lens, lens.tolist())
@@ -256,18 +265,19 @@ class ExecutorTrial(Trial):
     def arrive(self, sent: tuple[int, ...]) -> None:
         """A prefill worker hands over a request for each entry of `sent`: 1 with a hidden state, 0 with None."""
         m = self.moment
-        count, width = len(sent), m.hidden_sizes[0] if m.hidden_sizes else 8
+        count, width, topk = len(sent), m.hidden_sizes[0] if m.hidden_sizes else 8, self.config.topk
         batch = HandoffBatch(
             rows=np.arange(1, count + 1, dtype=np.int32),
             epochs=np.ones(count, np.int64),
             request_ids=tuple(f"arrival {number}" for number in range(count)),
             seq_lens=np.full(count, 3, np.int64),
-            probabilities=np.full((count, self.config.topk), 0.5, np.float32),
-            token_ids=np.zeros((count, self.config.topk), np.int64),
-            hidden_states=tuple(np.ones(width, np.float32) if has else None for has in sent),
+            probabilities=np.arange(1, count * topk + 1, dtype=np.float32).reshape(count, topk) / 64,
+            token_ids=np.arange(count * topk).reshape(count, topk),
+            hidden_states=tuple(np.full(width, at + 1.0, np.float32) if has else None for at, has in enumerate(sent)),
             hidden_size=width,
         )
-        answer = self.must(self.subject.draft_input, batch, np.zeros(count, np.int64))
+        last_tokens = np.arange(100, 100 + count)
+        answer = self.must(self.subject.draft_input, batch, last_tokens)
         m.sent, m.served = sent, count
         if answer is not None:
             if not isinstance(answer, DraftInput):
@@ -275,7 +285,25 @@ class ExecutorTrial(Trial):
                 raise self.misbehaviour("TYPE", was, "a core.algorithm.DraftInput, or None")
             m.served = len(answer.rows)
             m.received = None if answer.hidden_states is None else tuple(answer.hidden_states.shape)
+            self._belongs_to_its_rows(answer, batch, last_tokens)
         self._said = f"-> {m.served} of {count} rows, hidden states {list(m.received) if m.received else m.received}"
+
+    def _belongs_to_its_rows(self, answer: DraftInput, batch: HandoffBatch, last_tokens: np.ndarray) -> None:
+        """Compare what the first round of each arrival drafts from with what was sent of it."""
+        columns = {
+            "bonus token": (answer.bonus_tokens, last_tokens),
+            "probabilities": (answer.probabilities, batch.probabilities),
+            "token ids": (answer.token_ids, batch.token_ids),
+            "hidden state": (answer.hidden_states, batch.hidden_states),
+        }
+        for place, row in enumerate(answer.rows.tolist()):
+            at = batch.rows.tolist().index(row)
+            for what, (given, was_sent) in columns.items():
+                if given is None or was_sent[at] is None:
+                    continue
+                if len(given) != len(answer.rows) or not np.array_equal(given[place], was_sent[at]):
+                    was = f"the {what} of row {row} is {np.asarray(given[place : place + 1]).tolist()}"
+                    raise self.misbehaviour("ANSWER", was, f"{np.asarray(was_sent[at]).tolist()}, as it was sent")
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

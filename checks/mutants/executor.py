@@ -14,6 +14,7 @@ from ...core.contract.future_map import FutureMap, RelayField
 from ...core.contract.step import NO_TOKEN, PADDING_ROW
 from ...properties.harness.mutants import Mutant
 from ...properties.reference import ReferenceExecutor
+from ...properties.reference.drafting import ReferenceDrafter
 from ...properties.reference.language_model import HIDDEN_SIZE, hidden_of
 from ..executor.contract import HIDDEN_STATES
 from ..executor.reference_subject import ReferenceAdapter
@@ -250,6 +251,28 @@ class DeliversThePlaceholder(ReferenceExecutor):
 # -- how they are made ------------------------------------------------------------------------------------------------
 
 
+class DraftsFromTheLastCandidate(ReferenceExecutor):
+    """A draft starts from the last relayed candidate instead of the first: it loses no token, and most of its drafts."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.drafter.__class__ = _FromTheLast
+
+
+class _FromTheLast(ReferenceDrafter):
+    def _model_tree(self, request):
+        turned = {name: request.relayed[name][:, ::-1] for name in ("topk_ids", "topk_probabilities")}
+        return super()._model_tree(replace(request, relayed=request.relayed | turned))
+
+
+class MixesTheArrivalsUp(ReferenceAdapter):
+    """The first tokens of requests that arrive together are those of their neighbours."""
+
+    def draft_input(self, batch, last_tokens):
+        answer = super().draft_input(batch, last_tokens)
+        return answer and replace(answer, bonus_tokens=answer.bonus_tokens[::-1])
+
+
 def of_reference(kind: type[ReferenceExecutor]) -> type[ReferenceAdapter]:
     return type(kind.__name__, (ReferenceAdapter,), {"executor_type": kind})
 
@@ -278,6 +301,8 @@ _DEFECTS = (
     (of_reference(AnswersTheNewestStep), AnswersTheNewestStep, ("ANSWER",)),
     (of_reference(ForgetsTheEnded), ForgetsTheEnded, ("ANSWER",)),
     (of_reference(DeliversThePlaceholder), DeliversThePlaceholder, ("ANSWER",)),
+    (of_reference(DraftsFromTheLastCandidate), DraftsFromTheLastCandidate, ("ANSWER",)),
+    (MixesTheArrivalsUp, MixesTheArrivalsUp, ("ANSWER",)),
 )
 """(how it is made, the class with the defect, the invariants of which one must catch it)."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.draws import Purpose, hash64
@@ -28,10 +28,13 @@ _KEPT_VOCABULARIES = 512
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to go on: a number of operations, or seconds of wall time. Only the first gives the same runs everywhere."""
+    """How long to go on: a number of operations, or seconds of wall time. Only the first gives the same runs everywhere.
+
+    `is_extended`: further, as far as the quick budget of the contract, until everything has happened."""
 
     operations: int | None = None
     seconds: float | None = None
+    is_extended: bool = False
 
     @classmethod
     def of(cls, text: str | int | Budget) -> Budget:
@@ -45,7 +48,8 @@ class Budget:
             raise ConfigError("budget", [Problem("", what)])
         if match[2] is None:
             return cls(operations=int(amount))
-        return cls(seconds=amount * (60 if match[2] == "m" else 1))
+        # How much fits into a time is the machine's affair. What is rare gets the operations of the quick budget to happen in.
+        return cls(seconds=amount * (60 if match[2] == "m" else 1), is_extended=True)
 
     def is_spent(self, operations: int, seconds: float) -> bool:
         if self.operations is not None:
@@ -55,8 +59,8 @@ class Budget:
     def divided(self, parts: int) -> Budget:
         """An equal share."""
         if self.operations is not None:
-            return Budget(operations=max(self.operations // parts, 1))
-        return Budget(seconds=self.seconds / parts)
+            return replace(self, operations=max(self.operations // parts, 1))
+        return replace(self, seconds=self.seconds / parts)
 
     def __str__(self) -> str:
         return f"{self.operations:,} operations" if self.operations is not None else f"{self.seconds:g} s"

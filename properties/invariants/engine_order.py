@@ -60,7 +60,8 @@ def only_the_lower_gives_way(m: Moment) -> Outcome:
             if life is None or life is victim:
                 continue
             its = life.wish.priority
-            if name in m.before.running and its == priority and life.number > victim.number and not m.is_disturbed:
+            is_equal = its == priority and name in m.before.running and not life.leaving and not m.is_disturbed
+            if is_equal and life.number > victim.number and life.overtaken < m.config.ageing:
                 should, why = f"{name} gives way, which came later", "the oldest would never come to its end"
                 return Finding(f"{was} {name} stays", should, why)
             if name in entered:

@@ -8,6 +8,7 @@ import pytest
 from foretoken.checks.conformance import check_executor
 from foretoken.checks.executor.arrays import hidden_arrays
 from foretoken.checks.executor.contract import ExecutorCapabilities, ExecutorConfig
+from foretoken.checks.executor.expectation import Expectation, looked_up
 from foretoken.checks.executor.record import RecordedCore, first_unequal
 from foretoken.checks.executor.reference_subject import ReferenceAdapter
 from foretoken.checks.executor.reference_subject import make as make_reference
@@ -401,3 +402,29 @@ def test_an_executor_that_loses_a_request_is_found_at_the_end():
 
     violation = broken(Loses, [], drain=True)
     assert violation.id == "ANSWER" and "decode.ended" in violation.broken[0].finding.was
+
+
+# -- what every run must be -------------------------------------------------------------------------------------------
+
+
+def test_what_is_looked_up_by_hand():
+    assert looked_up((1, 2, 3, 1, 2), 4, 1) == {(3,), (3, 1), (3, 1, 2)}
+    assert looked_up((5, 1, 5, 2, 5), 5, 2) == {(2,), (2, 5), (1,), (1, 5)}, (
+        "the most recent first, an equal share each"
+    )
+    assert looked_up((5, 1, 5, 1, 5), 4, 2) == {(1,), (1, 5), (1, 5, 1)}, "both go on alike"
+    assert looked_up((1, 2, 3), 4, 1) == set() == looked_up((1,), 4, 1)
+
+
+def test_a_run_ends_where_the_target_leaves_the_tree():
+    draft = make_reference(PLAIN).toy_draft()
+    expectation = Expectation(PLAIN.make_engine().algorithm, draft)
+    text = (3, 1, 4)
+    truth = []
+    for _ in range(6):
+        truth.append(expectation.target(text + tuple(truth)))
+    assert expectation.run(text, 0, 1, 1) == truth[:1], "nothing is drafted"
+    for steps in range(1, 5):
+        nodes, run = expectation.drafted(text, steps, 1, steps + 1), expectation.run(text, steps, 1, steps + 1)
+        assert len(nodes) == steps and run == truth[: len(run)] and tuple(run) not in nodes
+    assert expectation.drafted(text, 2, 3, 13) >= expectation.drafted(text, 2, 3, 5), "the best of more candidates"

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 
 import pytest
-from foretoken.checks.registry import SUBJECTS, contracts, suite_of
+from foretoken.checks.registry import OPERATIONS, SUBJECTS, contracts, suite_of
 from foretoken.properties.harness.importing import NotInstalled, load_make
 from foretoken.properties.harness.operation import decode, encode
 from foretoken.properties.harness.swarm import Swarm
@@ -37,6 +37,12 @@ def test_every_invariant_of_a_contract_has_a_checker(contract):
     items = of_contract(contract)
     assert len(items) == len(CHECKED[contract]) and {item.id for item in items} == CHECKED[contract]
     assert all(isinstance(item, Invariant) and callable(item.check) for item in items)
+
+
+def test_each_of_our_components_has_a_budget():
+    assert set(OPERATIONS) == {name for names in SUBJECTS.values() for name in names}
+    for contract, names in SUBJECTS.items():
+        assert all(100 <= OPERATIONS[name] <= 2 * suite_of(contract).quick for name in names)
 
 
 @pytest.mark.parametrize("contract", contracts())
