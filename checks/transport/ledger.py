@@ -33,6 +33,7 @@ class Entry:
     num_attempts: int = 1
     is_waiting: bool = True  # prefill: for an answer. decode: for pages
     is_cancelled: bool = False  # by this side
+    is_fenced: bool = False  # prefill: it was cancelled twice, so only the answer to that, or time, ends it
     is_lost: bool = False  # the other side is gone
     is_answered: bool = False  # nothing of it is expected any more
     is_refused: bool = False  # decode: what arrived in the newest attempt is not what was sent
@@ -104,6 +105,7 @@ class Ledger:
     def gave_up(self, entry: Entry, now_ns: int, timed_out: bool) -> None:
         """The prefill side has sent a cancel. If its request does not end, it was retracted."""
         self._acts(PREFILL, entry, "cancels", now_ns, timed_out)
+        entry.is_fenced = entry.is_cancelled
         if not entry.is_cancelled:
             entry.is_cancelled = True
             self._undecided.append(entry)

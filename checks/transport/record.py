@@ -220,7 +220,9 @@ class Record:
             entry.is_answered = True
         elif message.kind == contract.ACK and not entry.is_cancelled:
             entry.is_answered = entry.is_answered or entry.manifest == entry.newest
-        elif message.kind == contract.CANCEL or (message.kind == contract.CANCEL_ACK and entry.is_cancelled):
+        elif (message.kind == contract.CANCEL and not entry.is_fenced) or (
+            message.kind == contract.CANCEL_ACK and entry.is_cancelled
+        ):
             entry.is_answered = True
 
     def _note_arrival_at_decode(self, seen: AttemptSeen, parcel: Parcel) -> None:

@@ -131,6 +131,13 @@ NO_DEFECTS = {
             *(Op.start(2, 0, 5), Op.compute(), Op.deliver(DECODE, 0)),
         ],
     ),
+    "a fence that follows an unanswered cancel ends with time, whatever the other side gives up": (
+        TransportConfig(prefill_pages=26, decode_pages=46),
+        [
+            *(Op.start(1, 0, 1), Op.compute(), Op.deliver(DECODE, 0), Op.cancel(PREFILL, 1)),
+            *(Op.advance(50), Op.deliver_all(PREFILL)),
+        ],
+    ),
     "a page may be read again when it has another owner": (
         TransportConfig(prefill_pages=14, decode_pages=46, chunk_size=16, slow_link=True),
         [],

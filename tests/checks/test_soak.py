@@ -24,7 +24,7 @@ SOAK = {
     "step-controller": (200_000, 100_000, 20_000),
     "engine": (200_000, 100_000),
     "executor": (50_000, 80_000, 10_000),
-    "transport": (60_000,),
+    "transport": (30_000,),
     "simulator": (1_000,),
 }
 """Contract -> operations for each of its subjects, in their order."""
@@ -38,7 +38,7 @@ EXAMPLES = {
     "step-controller": 1_000,
     "engine": 1_300,
     "executor": 300,
-    "transport": 600,
+    "transport": 120,
     "simulator": 20,
 }
 """Contract -> examples of Hypothesis, up to 25 operations each."""
