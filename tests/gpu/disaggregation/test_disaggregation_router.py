@@ -33,6 +33,8 @@ def test_the_workers_with_the_least_to_do_get_the_next_request(router):
     router.end("a")
     assert placed(router, "e", 100) == ("p0", "d0")
     assert placed(router, "f") == ("p1", "d1")
+    assert placed(router, "g", 60)[0] == "p1"
+    assert placed(router, "h")[0] == "p1"  # 80 tokens against 110
 
 
 def test_a_lost_prefill_worker_costs_only_what_it_had_not_handed_over(router):

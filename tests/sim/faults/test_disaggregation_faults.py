@@ -34,8 +34,8 @@ PROBABILITY = {"packet": 0.1, "transfer": 0.3}
 OF_TRANSFERS = [name for name, kind in KINDS.items() if kind.needs_transfers]
 
 
-def test_a_dozen_services_under_the_swarm():
-    fired = faults_of(serve_disaggregated_swarm, range(12))
+def test_twenty_services_under_the_swarm():
+    fired = faults_of(serve_disaggregated_swarm, range(20))
     assert all(fired[kind] for kind in OF_TRANSFERS), fired
 
 
