@@ -31,6 +31,7 @@ from .cost.launch import launch_preset
 from .cost.measured import KernelTables, NotMeasured, measured_tables
 from .cost.memory import GRAPH_BYTES, MemoryPlan, kv_pool_slots
 from .cost.round import RoundCost
+from .cost.server import server_profile
 from .disaggregation.pools import Pools, pools_of, timing_of
 from .scenario import Scenario
 from .scenario_check import SCENARIO, check_context, check_names, is_config_file
@@ -75,9 +76,16 @@ class Assembly:
         config = self.spec.config
         return config.num_pages * config.page_size if config.prefix_cache else 0
 
+    @property
+    def timing(self) -> str:
+        """A line for the report: whose timing is simulated, and what the times of passes come from."""
+        return f"Timing of {self.scenario.hardware.server} (hardware.server); passes priced by {self.cost.priced_by}."
+
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """(name, value, unit, source) of every number behind the run."""
-        rows: list[tuple[str, float | str, str, str]] = [*self.cost.explain(), *self.host.explain()]
+        server = server_profile(self.scenario.hardware.server)
+        rows: list[tuple[str, float | str, str, str]] = [("timing of the server", server.name, "", server.about)]
+        rows += [*self.cost.explain(), *self.host.explain()]
         if self.memory is not None:
             rows += self.memory.explain()
         config = self.spec.config
@@ -95,7 +103,7 @@ def assemble(scenario: Scenario) -> Assembly:
     target = _model(scenario.model.target, "model.target")
     target = target.with_dtypes(scenario.model.weight_dtype, scenario.model.kv_dtype)
     check_context(scenario, target)
-    gpu = lookup_gpu(hardware.gpu)
+    gpu, server = lookup_gpu(hardware.gpu), server_profile(hardware.server)
     spec = _spec(scenario, algorithm, target)
     draft = _draft_shape(scenario, algorithm, target, spec.max_steps)
     cost = RoundCost(
@@ -104,7 +112,7 @@ def assemble(scenario: Scenario) -> Assembly:
         hardware.tensor_parallel,
         draft,
         graph_sizes=spec.graph_sizes,
-        launch=launch_preset(hardware.launch),
+        launch=server.launch if hardware.launch is None else launch_preset(hardware.launch),
         calibration=load_calibration(hardware.profile) if hardware.profile else None,
         tables=_kernel_tables(scenario, target, gpu),
         draft_tables=_kernel_tables(scenario, draft.body, gpu)
@@ -112,7 +120,7 @@ def assemble(scenario: Scenario) -> Assembly:
         else None,
         keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
     )
-    host = host_preset(hardware.host)
+    host = server.host if hardware.host is None else host_preset(hardware.host)
     memory = _memory(scenario, target, gpu, draft, spec) if scenario.engine.kv_slots is None else None
     slots = scenario.engine.kv_slots if memory is None else memory.slots
     spec = spec.with_config(num_pages=slots // spec.config.page_size)
@@ -133,7 +141,8 @@ def _kernel_tables(scenario: Scenario, shape: ModelShape, gpu: GPU) -> KernelTab
     if hardware.kernels == "roofline":
         return None
     try:
-        return measured_tables(shape, gpu.name, hardware.kernels_of, hardware.tensor_parallel)
+        server = hardware.kernels_of or server_profile(hardware.server).kernels_of
+        return measured_tables(shape, gpu.name, server, hardware.tensor_parallel)
     except NotMeasured:
         if hardware.kernels == "measured":
             raise

@@ -50,16 +50,19 @@ class Hardware(Table):
     reserved_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(0.10, description="device memory left alone")
     cuda_graphs: bool = Field(True, description="padded batch sizes, captured per number of draft steps")
     graph_sizes: list[Count] | None = Field(None, description="captured batch sizes; default: 1, 2, 4, 8, 16, …")
-    host: str = Field("foretoken", description="host time per step: foretoken, vllm-0.10, sglang-overlap")
+    server: str = Field("foretoken", description="whose timing is simulated: foretoken, sglang-0.5, vllm-0.9")
+    host: str | None = Field(
+        None, description="host time per step: foretoken, vllm-0.10, sglang-overlap; default: the server's"
+    )
     kernels: Literal["roofline", "measured", "auto"] = Field(
         "roofline",
         description="times of passes: the roofline, measured kernels (the extra `measured`), or auto: measured where there are some",
     )
-    kernels_of: Literal["sglang", "vllm", "trtllm"] = Field(
-        "sglang", description="the server whose kernels were measured"
+    kernels_of: Literal["sglang", "vllm", "trtllm"] | None = Field(
+        None, description="the server whose kernels were measured; default: the server's"
     )
-    launch: Literal["full-graph", "piecewise"] = Field(
-        "full-graph", description="piecewise: the host drives each draft pass"
+    launch: Literal["full-graph", "piecewise"] | None = Field(
+        None, description="piecewise: the host drives each draft pass; default: the server's, full-graph for foretoken"
     )
     profile: str | None = Field(None, description="profile.json with measured times that replace parts of the roofline")
 

@@ -12,6 +12,7 @@ from ..core.kv.eviction import unknown_policy
 from ..core.model_shape import ModelShape, lookup_model
 from .cost.hardware import lookup_gpu
 from .cost.host import host_preset
+from .cost.server import server_profile
 from .scenario import Scenario
 from .scenario_file import origin_of
 
@@ -39,6 +40,7 @@ def check_names(scenario: Scenario) -> None:
         ("model.target", None if is_config_file(model.target) else model.target, lookup_model),
         ("model.draft", None if model.draft is None or is_config_file(model.draft) else model.draft, lookup_model),
         ("hardware.gpu", hardware.gpu, lookup_gpu),
+        ("hardware.server", hardware.server, server_profile),
         ("hardware.host", hardware.host, host_preset),
         ("speculation.algorithm", scenario.speculation.algorithm, get_algorithm),
         ("acceptance.preset", preset, choose_preset),

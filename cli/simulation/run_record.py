@@ -132,8 +132,8 @@ class RunRecord:
 
     # -- the terminal -------------------------------------------------------------------------------------------------
 
-    def print_report(self, summary: Mapping[str, Any]) -> None:
-        """Print the tables on standard output, and where the files are."""
+    def print_report(self, summary: Mapping[str, Any], timing: str) -> None:
+        """Print the tables on standard output, below them `timing` (whose timing was simulated) and where the files are."""
         from rich.console import Console
 
         from ...observe.tables import report_tables
@@ -141,8 +141,9 @@ class RunRecord:
         console = Console(highlight=False)
         for table in report_tables(summary, self._title(), width=console.width):
             console.print(table)
+        console.print(f"\n{timing}", style="dim", soft_wrap=True)
         if self.directory is not None:
-            console.print(f"\nThe run is in {self.directory}.", soft_wrap=True)
+            console.print(f"The run is in {self.directory}.", soft_wrap=True)
 
     def _title(self) -> str:
         """Return name, model, hardware, algorithm and mode in one line."""

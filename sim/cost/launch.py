@@ -25,7 +25,8 @@ class LaunchCost:
 
     `graph_gap_ns`: device idle between two captured passes; `eager_kernel_ns`: host time to launch one kernel;
     `draft_pass_floor_ns`: least time of one drafting pass where the drafting loop is driven by the host (0: it is
-    captured).
+    captured); `draft_step_ns`: fixed time per draft step (top-k, gathering, small kernels); `tree_ns`: fixed time per
+    round that drafts a tree.
     """
 
     name: str
@@ -33,6 +34,8 @@ class LaunchCost:
     eager_kernel_ns: float
     draft_pass_floor_ns: float
     source: str
+    draft_step_ns: float = 0.0
+    tree_ns: float = 0.0
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
@@ -40,6 +43,8 @@ class LaunchCost:
             (f"launch {self.name}: gap between captured passes", self.graph_gap_ns / 1e3, "us", self.source),
             (f"launch {self.name}: one kernel from the host", self.eager_kernel_ns / 1e3, "us", self.source),
             (f"launch {self.name}: least time of a drafting pass", self.draft_pass_floor_ns / 1e3, "us", self.source),
+            (f"launch {self.name}: a draft step besides its pass", self.draft_step_ns / 1e3, "us", self.source),
+            (f"launch {self.name}: a tree besides its passes", self.tree_ns / 1e3, "us", self.source),
         ]
 
 

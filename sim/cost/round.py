@@ -163,6 +163,16 @@ class RoundCost:
             return {} if decode is None else self.decode_parts(*decode)
         return self._step_curve(prefill_tokens, decode).parts(decode[4] if decode is not None else 0)
 
+    @property
+    def priced_by(self) -> str:
+        """What the times of passes come from: the roofline, measured kernels, or one of them for the target and one for the draft."""
+        names = [
+            "measured kernels" if isinstance(forward, MeasuredForward) else "the roofline"
+            for forward in (self._target, self._draft)
+            if forward is not None
+        ]
+        return names[0] if len(set(names)) == 1 else f"{names[0]} for the target, {names[1]} for the draft"
+
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) of everything that this cost is made of."""
         rows = [*self.gpu.explain(), *self.target.explain(), *self._target.explain()]
@@ -271,7 +281,10 @@ class RoundCost:
             )
         if topk > 1:
             # Cumulative scores, selection, sorting, parents, sibling links, mask.
-            passes.append(Pass({"tree": Line((steps + 5) * self.efficiency.small_kernel_ns)}))
+            tree_ns = (steps + 5) * self.efficiency.small_kernel_ns + self.launch.tree_ns
+            passes.append(Pass({"tree": Line(tree_ns)}))
+        if self.launch.draft_step_ns:
+            passes.append(Pass({"launch": Line(steps * self.launch.draft_step_ns)}))
         return passes
 
     def _catch_up(self, batch_size: int, rows: int, steps: int, *, eager: bool) -> list[Pass]:

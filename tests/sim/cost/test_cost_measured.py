@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from foretoken.core.errors import ConfigError
 from foretoken.core.model_shape import lookup_model
 from foretoken.sim.assembly import assemble
 from foretoken.sim.cost import measured
@@ -27,6 +31,7 @@ from foretoken.sim.cost.measured import (
     measured_tables,
 )
 from foretoken.sim.cost.round import RoundCost
+from foretoken.sim.cost.server import server_profile
 from foretoken.sim.scenario_file import load_scenario
 
 SHAPE, GPU = lookup_model("llama-3.1-8b"), lookup_gpu("H200")
@@ -152,3 +157,47 @@ class TestDatabase:
                     assert 0.6 < ratio < 2.0, (shape.name, gpu, tp, rows, context, ratio)
             times = [cost.decode_ns(64, 0, 1, 1, 64 * context) for context in (64, 512, 1024, 2048, 8192)]
             assert times == sorted(times)
+
+
+class TestServers:
+    def test_a_profile_brings_host_launch_and_kernels(self):
+        run = assemble(load_scenario(None, ["hardware.server=sglang-0.5"])[0])
+        assert (run.host.name, run.cost.launch.name) == ("sglang-overlap", "sglang-0.5")
+        assert "sglang-0.5" in run.timing and "the roofline" in run.timing
+        own = assemble(
+            load_scenario(None, ["hardware.server=sglang-0.5", "hardware.host=vllm-0.10", "hardware.launch=piecewise"])[
+                0
+            ]
+        )
+        assert (own.host.name, own.cost.launch.name) == ("vllm-0.10", "piecewise")
+
+    def test_a_round_pays_for_its_draft_steps_and_for_a_tree(self):
+        profile = server_profile("SGLang-0.5")
+        cost = RoundCost(SHAPE, GPU, 1, eagle3_head(SHAPE), launch=profile.launch)
+        free = replace(profile.launch, graph_gap_ns=0.0, draft_step_ns=0.0, tree_ns=0.0)
+        bare = RoundCost(SHAPE, GPU, 1, eagle3_head(SHAPE), launch=free)
+        for steps, topk, nodes, passes in ((0, 1, 1, 1), (3, 1, 4, 2), (5, 3, 6, 2)):
+            paid = cost.decode_ns(1, steps, topk, nodes, 600) - bare.decode_ns(1, steps, topk, nodes, 600)
+            expected = passes * 526_000 + steps * 144_000 + (745_000 if topk > 1 else 0)
+            assert paid == pytest.approx(expected, abs=2)
+
+    def test_an_unknown_server(self):
+        with pytest.raises(
+            ConfigError, match=r"hardware.server: unknown server 'sglang-0\.6' \(did you mean 'sglang-0\.5'\?\)"
+        ):
+            assemble(load_scenario(None, ["hardware.server=sglang-0.6"])[0])
+
+    def test_the_numbers_are_those_of_a_fresh_fit(self, tmp_path, monkeypatch):
+        pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
+        monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+        path = Path(__file__).parents[3] / "benchmarks" / "fit_servers.py"
+        spec = importlib.util.spec_from_file_location("fit_servers", path)
+        fit_servers = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "fit_servers", fit_servers)
+        spec.loader.exec_module(fit_servers)
+        for name in ("sglang-0.5", "vllm-0.9"):
+            fitted = fit_servers.fit(fit_servers.published_rows(name))
+            stored = [getattr(server_profile(name).launch, parameter) for parameter in fit_servers.PARAMETERS]
+            assert fitted == pytest.approx(stored, rel=0.01, abs=1000)
+        left_out = fit_servers.left_out_errors(fit_servers.published_rows("sglang-0.5"))
+        assert abs(left_out).mean() < 0.035
