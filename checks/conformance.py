@@ -2,11 +2,15 @@
 `properties/conformance.py`."""
 
 from ..properties.conformance import Conformance, checker
-from .registry import EXECUTOR, TRANSPORT
+from .registry import EXECUTOR, MANAGER, TRANSPORT
 
 
 class ExecutorConformance(Conformance):
     contract = EXECUTOR.name
+
+
+class BlockManagerConformance(Conformance):
+    contract = MANAGER.name
 
 
 class TransportConformance(Conformance):
@@ -14,4 +18,5 @@ class TransportConformance(Conformance):
 
 
 check_executor = checker(EXECUTOR.name)
+check_block_manager = checker(MANAGER.name)
 check_transport = checker(TRANSPORT.name)

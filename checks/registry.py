@@ -8,10 +8,12 @@ from ..properties.invariants import of_contract
 from ..properties.suites import register, suite_of
 from .acceptance.trial import ProcessTrial
 from .executor.trial import ExecutorTrial
+from .manager.trial import ManagerTrial
 from .transport.trial import TransportTrial
 
 EXECUTOR = register(Suite.of(ExecutorTrial, ("foretoken.checks.executor.reference_subject:make",)))
 ACCEPTANCE = register(Suite.of(ProcessTrial, ("foretoken.checks.acceptance.core_subject:make",)))
+MANAGER = register(Suite.of(ManagerTrial, ("foretoken.checks.manager.plain:make",)))
 TRANSPORT = register(Suite.of(TransportTrial, ("foretoken.checks.transport.handoff_subject:make",)))
 
 SUBJECTS: dict[str, tuple[str, ...]] = {
@@ -46,6 +48,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "foretoken.checks.executor.simulated_subject:make",
         "foretoken.checks.executor.torch_subject:make",
     ),
+    "block-manager": ("foretoken.checks.manager.plain:make",),
     "transport": ("foretoken.checks.transport.handoff_subject:make",),
     "simulator": ("foretoken.checks.adapters.simulator:make",),
 }
@@ -102,6 +105,8 @@ def mutants_of(contract: str) -> tuple[Mutant, ...]:
             from .mutants.engine import MUTANTS
         case "executor":
             from .mutants.executor import MUTANTS
+        case "block-manager":
+            from .manager.mutants import MUTANTS
         case "transport":
             from .mutants.transport import MUTANTS
         case "simulator":

@@ -402,5 +402,18 @@ CATALOGUE: dict[str, tuple[tuple[str, str, str], ...]] = {
             "R",
         ),
     ),
+    "Block managers that match and allocate": (
+        (
+            "BLOCKS-01",
+            "a match is whole pages, less than all of the text, and each slot of it holds the request's own text",
+            "E",
+        ),
+        ("BLOCKS-02", "free + held pages, each once, == all pages (recount from scratch)", "E"),
+        ("BLOCKS-03", "a page that a request writes is in no other table; what was computed stays as it was", "E"),
+        ("BLOCKS-04", "what fits into the free pages is granted; a refusal changes nothing", "E"),
+        ("BLOCKS-05", "what was released is found again as long as no page has been handed out", "E"),
+        ("BLOCKS-06", "slots stand in whole pages, in the order of positions, one for each", "E"),
+        ("BLOCKS-07", "a name that runs is not admitted, one that does not is not released; nothing changes", "E"),
+    ),
 }
 """Group -> (id, sentence, when)."""
