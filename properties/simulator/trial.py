@@ -29,8 +29,8 @@ QUEUE_TOLERANCE = 0.5
 """Of the mean wait. At half load a sample mean over n exponential services has a standard error of 5.4 / √n of it (Daley, "The
 serial correlation coefficients of waiting times in a stationary single server queue", 1968): 17 % of a thousand."""
 
-EXPONENTIAL = tuple(max(1, round(-27 * log(1 - (share + 0.5) / 20))) for share in range(20))
-"""Output lengths at the middles of twenty equal shares of an exponential distribution with mean 27."""
+EXPONENTIAL = tuple(max(1, round(-12 * log(1 - (share + 0.5) / 20))) for share in range(20))
+"""Output lengths at the middles of twenty equal shares of an exponential distribution with mean 12."""
 
 ALONE = Service(num_requests=40, arrivals="even", rate_per_ks=10, prompt_lens=(16,), max_running=1)
 
@@ -345,7 +345,7 @@ class SimulatorTrial(Trial):
         if answer is None or isinstance(answer, Refused):
             m.refusal = "None" if answer is None else answer.reason
 
-    @operation(weight=3, when=_is_server, services=("constant", "exponential"), seed=range(1, 9))
+    @operation(weight=2, when=_is_server, services=("constant", "exponential"), seed=range(1, 9))
     def queue(self, services: str, seed: int) -> None:
         """A thousand Poisson arrivals at one server, with "exponential" or "constant" service times."""
         # Some requests far apart tell how long one service takes; then they come so often that the server is half busy.
