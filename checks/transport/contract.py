@@ -138,7 +138,8 @@ class Transport(Protocol):
     A prompt's KV is a function of its tokens, so pages of equal prefixes may be shared. The trial writes the computed pages; the
     transport moves them through the two functions that it is given.
 
-    A side gives pages back as soon as an ack, a refusal, a cancel or the answer to one lets it, unless the link still reads them.
+    A side gives pages back as soon as an ack, a refusal, a cancel or the answer to one lets it, unless the link still reads them. Every
+    cancel is answered, also one for a transfer that is not known.
     """
 
     def connect(self, read: Callable[[int], PageContent], write: Callable[[int, PageContent], None]) -> None:

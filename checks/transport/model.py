@@ -56,6 +56,7 @@ class Run:
     serial: int
     is_over: bool = False  # on the prefill side
     how: str = ""  # it ended there
+    must_abort: bool = False  # the prefill side has been told that the client of the other side has given it up
     is_decoding: bool = False
     has_joined: bool = False
     pages: dict[int, int] = field(default_factory=dict)  # index -> page on the prefill side, of what is computed
@@ -93,6 +94,7 @@ class AttemptSeen:
     intact: dict[int, None] = field(default_factory=dict)
     manifest: bool = False
     was_accepted: bool = False
+    is_withdrawn: bool = False  # by the client of the decode side
     ends: dict[str, None] = field(default_factory=dict)  # workers that took part in it and are gone
 
     @property

@@ -61,6 +61,7 @@ class Record:
             int, tuple[int, int, int]
         ] = {}  # request -> (generation, attempt, when) that ended at the decode side
         self.generation = 0  # the newest that the decode worker knows
+        self.is_client = False  # what is sent now follows from what a client does
         self.acknowledged = ""  # an ack for what has not arrived
         self.now_ns = 0
         self._pages = pages
@@ -155,11 +156,13 @@ class Record:
             entry.is_refused = True
         elif message.kind == contract.CANCEL and entry is not None:
             ledger.withdrew(entry, self.now_ns, self._timed_out)
+            seen.is_withdrawn = self.is_client
         elif message.kind == contract.ACK:
             if not any(a.is_whole for a in model.attempts.values() if a.run is run):
                 self.acknowledged = f"request {request} is acknowledged, and {self.missing(run)}"
             self.note(run, "its acknowledgement")
             self._end_at_decode(message)
+            run.newest[DECODE] = max(attempt, run.newest.get(DECODE, attempt))
             ledger.acknowledged(run, *attempt)
             model.holds[DECODE].pop(request, None)
             if run.acked_ns is None:
@@ -212,6 +215,8 @@ class Record:
         entry.heard_ns = self.now_ns
         if entry.is_lost:
             return
+        if message.kind == contract.CANCEL and seen.is_withdrawn and not entry.is_cancelled:
+            seen.run.must_abort = True
         is_offered = entry.is_waiting and entry.manifest != entry.newest and not entry.is_cancelled
         if is_offered and message.kind in (contract.ACCEPT, contract.RENEW):
             entry.renewed_ns = self.now_ns

@@ -158,6 +158,7 @@ class TransportTrial(TransportWatch):
     @operation(weight=2, hostile=True, when=_can_cancel, side=SIDES, request=REQUESTS)
     def cancel(self, side: str, request: int) -> None:
         """The client of one side gives a request up."""
+        self.record.is_client = True
         self.must(self.subject.cancel, side, request, self.now_ns)
         if side == DECODE and request in self.model.decoding:
             self.model.decoding[request].is_decoding = False

@@ -68,6 +68,7 @@ class TransportWatch(Trial):
 
     def begin(self, operation: Operation | str) -> None:
         self.moment = Moment(self.config, self.capabilities, operation)
+        self.record.is_client = False
 
     def end(self) -> None:
         self._collect()
@@ -127,6 +128,8 @@ class TransportWatch(Trial):
         answers = self._take(side)
         for answer in answers:
             self._sent(side, answer)
+        if message.kind == contract.CANCEL and all(answer.kind != contract.CANCEL_ACK for answer in answers):
+            self.moment.leaked = f"the {side} side does not answer a cancel for request {message.request}"
         after = self._visible(side)
         acted = after != before or bool(answers)
         if message.kind == contract.OFFER:
@@ -379,6 +382,8 @@ class TransportWatch(Trial):
             m.unserved = f"request {request} fails on the {side} side, without a reason"
         if side == PREFILL:
             run.is_over, run.how = True, how
+            if run.must_abort and how != "aborted":
+                m.unserved = f"request {request} was given up by its client, and ends there as {how!r}"
             self.ledger.prefill_ended(run, how)
             return
         run.is_decoding = False

@@ -61,7 +61,9 @@ class PrefillSide(HandoffSide):
         self._readers: dict[TransferKey, Outgoing] = {}  # by every attempt whose pages may still be read
         self._current: dict[str, Outgoing] = {}  # request -> its transfer, while neither has ended
         self._payloads: dict[str, DraftPayload | None] = {}  # of computed prompts
-        self._acknowledged: dict[TransferKey, None] = {}  # the newest; a repeated Accept of one is late, and no error
+        self._acknowledged_keys: dict[
+            TransferKey, None
+        ] = {}  # the newest; a repeated Accept of one is late, and no error
 
     @property
     def is_idle(self) -> bool:
@@ -147,13 +149,19 @@ class PrefillSide(HandoffSide):
             self.counts.ignored += 1
             if isinstance(message, Cancel):
                 self._say(peer, CancelAck(message.key))
-            elif isinstance(message, Accept) and transfer is None and message.key not in self._acknowledged:
+            elif isinstance(message, Accept) and transfer is None and not self._still_concerns(message.key):
                 # The decode side holds slots for a transfer that has ended here.
                 self._say(peer, Cancel(message.key, message.key.attempt, False, "no such transfer"))
             return
         handler = _HANDLERS.get(type(message))
         if handler is None or not handler(self, transfer, message, now_ns):
             self.counts.ignored += 1
+
+    def _still_concerns(self, key: TransferKey) -> bool:
+        """Whether slots for this attempt are of use: it was acknowledged, or a later attempt of its transfer is open."""
+        transfer = self._current.get(key.request_id)
+        is_retried = transfer is not None and transfer.first_attempt <= key.attempt < transfer.key.attempt
+        return key in self._acknowledged_keys or (is_retried and key.generation == transfer.key.generation)
 
     def page_sent(self, key: TransferKey, index: int, seal: PageSeal, now_ns: int) -> None:
         """The bytes of a page are read out, so that its slots may be written again."""
@@ -240,9 +248,9 @@ class PrefillSide(HandoffSide):
             return False
         self._forget_request(transfer)
         transfer.end = TransferState.COMPLETED
-        self._acknowledged[transfer.key] = None
-        if len(self._acknowledged) > MAX_REMEMBERED:
-            del self._acknowledged[next(iter(self._acknowledged))]
+        self._acknowledged_keys[transfer.key] = None
+        if len(self._acknowledged_keys) > MAX_REMEMBERED:
+            del self._acknowledged_keys[next(iter(self._acknowledged_keys))]
         finished = self.engine.transfers.end_transfer(transfer.request.request_id, now_ns)
         if finished is not None:
             self._finished.append(finished)

@@ -68,6 +68,11 @@ FOUND = {
         *(Op.start(1, 0, 1), Op.start(2, 0, 1), Op.compute(), Op.advance(10), Op.advance(10)),
         *(Op.deliver_all(DECODE), Op.deliver_all(PREFILL), Op.advance(20), Op.deliver_all(DECODE), Op.quiet()),
     ],
+    "a late copy of an accept cancels nothing while the transfer is tried again": [
+        *(Op.start(1, 0, 1), Op.compute(), Op.deliver_all(DECODE), Op.duplicate(PREFILL, 0), Op.deliver(PREFILL, 0)),
+        *(Op.advance(20), Op.deliver(PREFILL, 0), Op.deliver(DECODE, 0), Op.deliver(DECODE, 0), Op.decode()),
+        *(Op.deliver(DECODE, 1), Op.deliver(DECODE, 0), Op.serve(1, 1, 1, 0, 0)),
+    ],
     "an offer that a cancel has ended is not taken up when it comes late": [
         *(Op.start(1, 0, 1), Op.compute(), Op.deliver(DECODE, 0), Op.advance(30), Op.advance(20)),
         *(Op.deliver_all(DECODE), Op.again(DECODE, 1), Op.again(DECODE, 1)),
@@ -136,6 +141,13 @@ NO_DEFECTS = {
         [
             *(Op.start(1, 0, 1), Op.compute(), Op.deliver(DECODE, 0), Op.cancel(PREFILL, 1)),
             *(Op.advance(50), Op.deliver_all(PREFILL)),
+        ],
+    ),
+    "a cancel of an attempt before the acknowledged one calls nothing back": (
+        TransportConfig(prefill_pages=26, decode_pages=46),
+        [
+            *(Op.start(1, 0, 1), Op.compute(), Op.deliver_all(DECODE), Op.deliver_all(PREFILL), Op.advance(20)),
+            *(Op.deliver_all(DECODE), Op.again(PREFILL, 0), Op.deliver(DECODE, 0), Op.quiet()),
         ],
     ),
     "a page may be read again when it has another owner": (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....core.handoff import DecodeSide, HandoffTiming, PrefillSide, TransferState
-from ....core.handoff.messages import TransferKey
+from ....core.handoff.actions import Send
+from ....core.handoff.messages import CancelAck, TransferKey
 from ...transport.contract import Ended
 from ...transport.handoff_subject import CountingWorker, HandoffTransport
 
@@ -128,6 +129,24 @@ class ForgetsCancels(DecodeSide):
         return understood
 
 
+class AnswersWhatItKnows(DecodeSide):
+    """A cancel for a transfer that is over has no answer; the prefill side keeps its pages until a lease and a fence have passed."""
+
+    def _cancelled(self, peer, message, now_ns):
+        known = (peer, message.key.request_id) in self._transfers
+        understood = super()._cancelled(peer, message, now_ns)
+        if not known:
+            self._actions.remove(Send(peer, CancelAck(message.key)))
+        return understood
+
+
+class FailsWhatIsAborted(DecodeSide):
+    """A request that the client of the decode side gives up ends as an error on the prefill side."""
+
+    def _give_up(self, transfer, end, why, now_ns):
+        super()._give_up(transfer, TransferState.FAILED, why, now_ns)
+
+
 class RenewsNothing(DecodeSide):
     """A transfer that waits for room does not say so, and the prefill side gives it up."""
 
@@ -217,6 +236,8 @@ DECODE_SIDES = (
     (JoinsAgain, ("HANDOFF-04", "ANSWER", "RAISES")),
     (DecodesWhatIsCalledBack, ("HANDOFF-08",)),
     (ForgetsCancels, ("HANDOFF-04",)),
+    (AnswersWhatItKnows, ("HANDOFF-03",)),
+    (FailsWhatIsAborted, ("HANDOFF-08",)),
     (RenewsNothing, ("ANSWER",)),
     (BelievesOldGenerations, ("HANDOFF-04", "HANDOFF-02")),
     (KeepsWhatTheDeadReserved, ("HANDOFF-03", "HANDOFF-04")),
