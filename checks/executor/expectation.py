@@ -37,6 +37,12 @@ class Expectation:
         if step.prefill is not None:
             self._prefill(step, result)
         part, decoded = step.decode, result.decode
+        if part is not None:
+            bounds = zip(part.rows.tolist(), part.seq_lens.tolist(), part.max_seq_lens.tolist(), strict=True)
+            for row, least, most in bounds:
+                length = len(self.texts[row]) - 1
+                if row not in ended and row not in failed and not least <= length <= most:
+                    return f"the step begins row {row} at {least} … {most}", f"at {length}: so many positions have KV"
         for number in range(decoded.rounds if part is not None else 0):
             for column, row in enumerate(part.rows.tolist()):
                 if row in ended or row in failed:

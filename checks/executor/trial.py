@@ -124,6 +124,8 @@ class ExecutorTrial(Trial):
         if prompt_len < 1 or max_tokens < 1:
             return False
         own = _tokens(request, prompt_len, self.config.vocab_size)
+        if request == REQUESTS[-1]:
+            own %= 3  # so few tokens that all that is looked up has occurred before, and goes on in several ways
         shared = min(max(shared, 0), prompt_len, len(self._stem))
         outcome = self.core.submit(
             Request(

@@ -14,7 +14,7 @@ may be *silent*: reserved for KV that is still to arrive, so that the executor l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -304,6 +304,18 @@ class KVStore:
     def own_slots(self, row: int) -> np.ndarray:
         """The slots that this row holds itself, int32: [shared, allocated)."""
         return self.table.gather(row, self._shared[row], int(self.allocated[row]))
+
+    def slots_gained_without(self, rows: Iterable[int]) -> int:
+        """Count the slots that are free, or that the cache could evict, once these rows have left."""
+        gained = 0
+        locks: dict[int, tuple[RadixNode, int]] = {}  # by node: itself, and how many of the rows lock it
+        for row in rows:
+            gained += int(self.allocated[row]) - self._shared[row]
+            node = self._locked[row]
+            while node is not None:
+                locks[node.serial] = (node, locks.get(node.serial, (node, 0))[1] + 1)
+                node = node.parent
+        return gained + sum(node.slots.size for node, count in locks.values() if count == node.locks)
 
     def check(self) -> None:
         """Recount every owner from scratch; raises InvariantViolation with the id of what is broken."""

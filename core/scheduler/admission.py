@@ -103,12 +103,10 @@ class Admission:
         missing = self.needs(requests.waiting.head, 0) - self.store.available_slots
         if missing <= 0 and self.store.table.num_free_rows:
             return
-        gained = 0
         victims = []
         for record in self._lower_than_head():
             victims.append(record)
-            gained += len(self.store.own_slots(record.row))
-            if gained >= missing:
+            if self.store.slots_gained_without(victim.row for victim in victims) >= missing:
                 for victim in victims:
                     requests.retract(victim)
                 return

@@ -94,10 +94,12 @@ def _needless_retraction(m: Moment) -> Finding | None:
     others = [life for life in victims if life is not last]
     size, slots = config.page_size, m.before.slots
     all_present = all(part.is_present or part.life in victims for flight in m.before_plan for part in flight.parts)
-    used = {slot // size for name in m.before.running for slot in slots[name][::size]}
+    pages = {name: {slot // size for slot in slots[name][::size]} for name in m.before.running}
+    kept = set().union(*[pages[name] for name in pages if name not in {life.name for life in others}])
+    given_up = set().union(*[pages[life.name] for life in others]) - kept
     # A cached page that no row uses can be evicted, unless a row that has left holds it until its step is committed.
-    spare = [page for page in m.before.cached or () if page not in used] if all_present else []
-    room = (len(m.before.free) + len(spare)) * size + sum(len(slots[life.name]) for life in others)
+    spare = set(m.before.cached or ()) - kept - given_up if all_present else ()
+    room = (len(m.before.free) + len(spare) + len(given_up)) * size
     rounds = [flight.rounds for flight in m.before_plan if flight.rows]
     reserve = max(config.reserve, (1 + sum(rounds)) * config.round_slots)
     lives = [m.model.lives[name] for name in m.before.running if name in m.model.lives]
