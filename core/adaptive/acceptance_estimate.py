@@ -1,16 +1,33 @@
-"""Conditional acceptance by draft position, estimated from verify results, with a memory that follows changes.
+"""Expected accept lengths of draft shapes, learned from verify results of all of them, with a memory that follows changes.
 
 A row with n correct drafts in a round of S steps says: positions 1 … n were accepted, position n + 1 was rejected if
-n < S, and nothing about the rest. So rounds of S steps inform about every step count up to S at once.
+n < S, and nothing about the rest. `AcceptanceEstimate` counts that for one shape, `AcceptLengths` learns from all of them.
+
+A shape is (steps, nodes of its verify tree). What is shared by all shapes is p_j, the acceptance of the draft's first choice at
+depth j. A shape turns it into the acceptance at that depth of its own tree, q = 1 − (1 − p_j)^w: w is 1 for a chain, greater where
+several nodes of a tree compete for one token, and below 1 where a tree has too few nodes for every path to go on. The
+exponents are those of the tree that a draft with these p_j would build (`core/acceptance/tree.py`); they follow p_j.
+
+    E(shape) = c · (1 + Σ_{j ≤ depth} q_1 ⋯ q_j)
+
+This is an assumption about trees, and rounds of different lengths meet different stretches of text. So each shape has a
+correction c: the ratio of what its own rounds have accepted to what the shared p_j predict, shrunk towards 1 as long as few rows
+of its own are known (normal with standard deviation `_SPREAD_OF_CHAINS` or `_SPREAD_OF_TREES` around log c = 0).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-PRIOR_ROWS = 1.0
-"""Weight of the extrapolation from the position before, in rows."""
+from ..acceptance.tree import MAX_DEPTH, tree_survival
+
+Shape = tuple[int, int]
+"""(steps, nodes of the verify tree, root included)."""
+
+PRIOR_ROWS = 8.0
+"""Weight of the extrapolation from the position before, in rows: one independent row."""
 
 FIRST_POSITION_PRIOR = 0.6
 """Acceptance of position 1 before anything was measured (EAGLE heads on chat text measure about .6)."""
@@ -24,15 +41,21 @@ _FAST_ROUNDS = 64.0
 _FLOOR_ROWS = 16.0
 _CHANGE_DEVIATIONS = 4.0
 _CHANGE_SHIFT = 0.05
+_SPREAD_OF_CHAINS = 0.02
+_SPREAD_OF_TREES = 0.06
+_RANK_RATIO = 0.6  # how fast acceptance falls with rank; the assumption of `GaussianAcceptance.for_tree`
+_TREES_FOLLOW = 0.02  # the exponents are computed again when some p_j has moved by so much
+_ROUNDS_OF_FITTING = 6  # of p_j to exponents and back
+_MOST = 1.0 - 1e-6
 
 
 class AcceptanceEstimate:
-    """Decayed counts of trials and acceptances by position, over a slow and a fast memory.
+    """Of one draft shape: decayed counts of trials and acceptances by position, over a slow and a fast memory.
 
-    The slow memory (2,048 rounds) gives the estimates. The fast one (64 rounds) watches for a change: when what it
-    holds of a position differs by 4 standard deviations from the older part of the slow one, it replaces the slow one,
-    and positions that it has not tried are unknown again. `changes` counts that. `last_tried[j]` is the round in which
-    position j + 1 was last tried, −1 for never.
+    The slow memory (2,048 rounds) gives the estimates. The fast one (64 rounds) watches for a change: what it holds of
+    a position differs by 4 standard deviations from the older part of the slow one. Then the owner calls
+    `forget_the_past`: what a few rows of the fast memory weigh is left, and positions that it has not tried are unknown again.
+    `last_tried[j]` is the round in which position j + 1 was last tried, −1 for never.
     """
 
     __slots__ = (
@@ -41,14 +64,12 @@ class AcceptanceEstimate:
         "_pending",
         "_slow_accepts",
         "_slow_trials",
-        "changes",
         "depth",
         "last_tried",
     )
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self.changes = 0
         self.last_tried = [-1] * depth
         self._slow_trials = [0.0] * depth
         self._slow_accepts = [0.0] * depth
@@ -65,6 +86,11 @@ class AcceptanceEstimate:
         for correct, count in enumerate(counts):
             if count:
                 pending[correct] += count
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether anything was ever added."""
+        return bool(self._pending) or (self.depth > 0 and self._slow_trials[0] > 0)
 
     def fold(self, now: int, rounds: int) -> bool:
         """Take what was added over the last `rounds` rounds into the memories; True if acceptance has changed."""
@@ -90,19 +116,17 @@ class AcceptanceEstimate:
             self._fast_accepts[j] = self._fast_accepts[j] * fast + accepts[j]
             if trials[j]:
                 self.last_tried[j] = now
-        return self._follow_change()
+        return any(self._has_changed(j) for j in range(self.depth))
 
-    def _follow_change(self) -> bool:
-        if not any(self._has_changed(j) for j in range(self.depth)):
-            return False
+    def forget_the_past(self) -> None:
+        """Keep of the fast memory as much as a few rows weigh: acceptance has changed, some rounds ago."""
         for j in range(self.depth):
-            known = self._fast_trials[j] >= 1.0
-            self._slow_trials[j] = self._fast_trials[j] if known else 0.0
-            self._slow_accepts[j] = self._fast_accepts[j] if known else 0.0
-            if not known:
+            known = self._fast_trials[j]
+            keep = min(1.0, _FLOOR_ROWS / known) if known >= 1.0 else 0.0
+            self._slow_trials[j] = self._fast_trials[j] = known * keep
+            self._slow_accepts[j] = self._fast_accepts[j] = self._fast_accepts[j] * keep
+            if known < 1.0:
                 self.last_tried[j] = -1
-        self.changes += 1
-        return True
 
     def _has_changed(self, j: int) -> bool:
         """Return whether what the fast memory holds of position j + 1 contradicts the older part of the slow one."""
@@ -115,23 +139,13 @@ class AcceptanceEstimate:
         variance = (p * (1 - p) * recent * (1 + recent / older) + 1) * ROWS_PER_INDEPENDENT_ROW
         return abs(shift) > _CHANGE_SHIFT * recent and shift**2 > _CHANGE_DEVIATIONS**2 * variance
 
-    def probabilities(self) -> list[float]:
-        """Estimated conditional acceptance of positions 1 … depth; unknown ones extrapolate the position before."""
-        prior = FIRST_POSITION_PRIOR
-        estimates = []
-        for trials, accepts in zip(self._slow_trials, self._slow_accepts, strict=True):
-            prior = (accepts + PRIOR_ROWS * prior) / (trials + PRIOR_ROWS)
-            estimates.append(prior)
-        return estimates
-
-    def variance(self, position: int, p: float) -> float:
-        """Of the estimate `p` of a position (from 1 on), with the dependence between rows."""
-        rows = self._slow_trials[position - 1] / ROWS_PER_INDEPENDENT_ROW
-        return p * (1 - p) / (rows + PRIOR_ROWS / ROWS_PER_INDEPENDENT_ROW)
-
     def trials(self, position: int) -> float:
         """Decayed number of rows that tried a position (from 1 on)."""
         return self._slow_trials[position - 1]
+
+    def accepts(self, position: int) -> float:
+        """Return how many of these rows accepted it, decayed alike."""
+        return self._slow_accepts[position - 1]
 
     def snapshot(self) -> dict[str, object]:
         """Return the state as plain data."""
@@ -142,5 +156,198 @@ class AcceptanceEstimate:
             "fast_accepts": list(self._fast_accepts),
             "last_tried": list(self.last_tried),
             "pending": {width: list(counts) for width, counts in sorted(self._pending.items())},
+        }
+
+
+class _Correction(NamedTuple):
+    """Of one shape: the factor c, the variance of its logarithm from the shape's few rows, and the deviation still unknown."""
+
+    factor: float
+    variance: float
+    unknown: float
+
+
+class AcceptLengths:
+    """What all shapes have shown. `topk` > 1 makes trees, unless their accepted runs are not limited by their steps."""
+
+    def __init__(self, shapes: Sequence[Shape], topk: int = 1, depth_limited: bool = True) -> None:
+        self.changes = 0
+        self._topk = topk
+        self._are_trees = topk > 1 and depth_limited
+        self._own = {
+            (steps, nodes): AcceptanceEstimate(steps if depth_limited else nodes - 1)
+            for steps, nodes in shapes
+            if steps > 0
+        }
+        self.depth = max((own.depth for own in self._own.values()), default=0)
+        self._exponents = {shape: [1.0] * own.depth for shape, own in self._own.items()}
+        self._built_for: list[float] = []
+        spread = _SPREAD_OF_TREES if self._are_trees else _SPREAD_OF_CHAINS
+        self._corrections = dict.fromkeys(self._own, _Correction(1.0, 0.0, spread))
+        self.probabilities = [FIRST_POSITION_PRIOR] * self.depth
+        self._learn()
+
+    def add(self, shape: Shape, counts: Sequence[int]) -> None:
+        """Add one verify result of a shape: `counts[n]` rows had n correct drafts."""
+        own = self._own.get(shape)
+        if own is not None:
+            own.add(counts)
+
+    def fold(self, now: int, rounds: int) -> bool:
+        """Take what was added over the last `rounds` rounds into the memories; True if acceptance has changed."""
+        folded = [own.fold(now, rounds) for own in self._own.values() if own.has_rows]
+        changed = any(folded)
+        if changed:
+            self.changes += 1
+            for own in self._own.values():
+                own.forget_the_past()
+        self._learn()
+        return changed
+
+    def last_tried(self, position: int) -> int:
+        """Return the round in which a position (from 1 on) was last tried by any shape, −1 for never."""
+        return max((own.last_tried[position - 1] for own in self._own.values() if position <= own.depth), default=-1)
+
+    def trials(self, position: int) -> float:
+        """Return the decayed number of rows that tried a position (from 1 on), in all shapes."""
+        return sum(own.trials(position) for own in self._own.values() if position <= own.depth)
+
+    def expected(self, shape: Shape, probabilities: Sequence[float] | None = None) -> float:
+        """Return the accept length to expect of a shape, with what has been learned or with other p_j."""
+        if shape not in self._own:
+            return 1.0
+        p = self.probabilities if probabilities is None else probabilities
+        return self._corrections[shape].factor * self._predicted(shape, p)
+
+    def unknown(self, shape: Shape) -> float:
+        """Return the standard deviation of log E that no row of the shape itself has settled yet."""
+        return self._corrections[shape].unknown if shape in self._own else 0.0
+
+    def doubt(self, one: Shape, other: Shape, measured: int) -> float:
+        """Return the standard deviation of log E(one) / E(other) from positions 1 … `measured` and the corrections."""
+        slopes = [0.0] * self.depth
+        for shape, sign in ((one, 1.0), (other, -1.0)):
+            for j, slope in enumerate(self._slopes(shape)):
+                slopes[j] += sign * slope
+        variance = sum(self._corrections[shape].variance for shape in {one, other} if shape in self._own)
+        for j in range(min(measured, self.depth)):
+            variance += slopes[j] ** 2 * self._variance(j + 1)
+        return math.sqrt(variance)
+
+    # -- the model --------------------------------------------------------------------------------------------------------
+
+    def _accepted(self, shape: Shape, p: Sequence[float]) -> list[float]:
+        """Return the acceptance at each depth of a shape's own tree, given that all before were accepted."""
+        exponents = self._exponents[shape]
+        if not self._are_trees:
+            return list(p[: len(exponents)])
+        return [1.0 - (1.0 - min(p[j], _MOST)) ** w for j, w in enumerate(exponents)]
+
+    def _predicted(self, shape: Shape, p: Sequence[float]) -> float:
+        total = run = 1.0
+        for q in self._accepted(shape, p):
+            run *= q
+            total += run
+        return total
+
+    def _slopes(self, shape: Shape) -> list[float]:
+        """Return d log E / d p_j by position."""
+        if shape not in self._own:
+            return []
+        accepted, runs = self._accepted(shape, self.probabilities), [1.0]
+        for q in accepted:
+            runs.append(runs[-1] * q)
+        total, tail, slopes = sum(runs), 0.0, []
+        for j in range(len(accepted), 0, -1):
+            tail += runs[j]
+            w, p = self._exponents[shape][j - 1], min(self.probabilities[j - 1], _MOST)
+            steepness = w * (1.0 - p) ** (w - 1.0)
+            slopes.append(steepness * tail / (max(accepted[j - 1], 1e-9) * total))
+        return slopes[::-1]
+
+    def _variance(self, position: int) -> float:
+        """Of p at a position, with the dependence between rows."""
+        p = self.probabilities[position - 1]
+        return p * (1 - p) * ROWS_PER_INDEPENDENT_ROW / (self.trials(position) + PRIOR_ROWS)
+
+    # -- learning -----------------------------------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        self.probabilities = self._shared()
+        for _ in range(_ROUNDS_OF_FITTING if self._are_trees else 0):
+            if not self._build_trees():
+                break
+            self.probabilities = self._shared()
+        for shape, own in self._own.items():
+            self._corrections[shape] = self._correction(shape, own)
+
+    def _shared(self) -> list[float]:
+        """Return p_1 … p_depth from the rows of all shapes; unknown ones extrapolate the position before."""
+        prior, p = FIRST_POSITION_PRIOR, []
+        for position in range(1, self.depth + 1):
+            trials = accepts = 0.0
+            for shape, own in self._own.items():
+                if position <= own.depth and own.trials(position) > 0:
+                    rows = own.trials(position)
+                    trials += rows
+                    accepts += rows * self._first_choice(
+                        own.accepts(position) / rows, self._exponents[shape][position - 1]
+                    )
+            prior = (accepts + PRIOR_ROWS * prior) / (trials + PRIOR_ROWS)
+            p.append(prior)
+        return p
+
+    def _first_choice(self, q: float, exponent: float) -> float:
+        """Return the p that gives acceptance q."""
+        return q if exponent == 1.0 else 1.0 - (1.0 - min(q, _MOST)) ** (1.0 / exponent)
+
+    def _build_trees(self) -> bool:
+        """Compute the exponents again if some p_j has moved; whether it has."""
+        p = self.probabilities
+        if self._built_for and all(abs(a - b) <= _TREES_FOLLOW for a, b in zip(p, self._built_for, strict=True)):
+            return False
+        self._built_for = p
+        for (steps, nodes), own in self._own.items():
+            if steps > MAX_DEPTH:
+                continue
+            survival = tree_survival(lambda depth: p[min(depth, len(p)) - 1], self._topk, steps, nodes, _RANK_RATIO)
+            before = 1.0
+            for j in range(own.depth):
+                q = min(survival[j] / before, _MOST) if before > 0 else 0.0
+                first = min(max(p[j], 1e-6), _MOST)
+                # Beyond the nodes that there are, nothing can be accepted; a little keeps the way back finite.
+                self._exponents[steps, nodes][j] = max(math.log1p(-q) / math.log1p(-first), 1e-3)
+                before = survival[j]
+        return True
+
+    def _correction(self, shape: Shape, own: AcceptanceEstimate) -> _Correction:
+        spread = _SPREAD_OF_TREES if self._are_trees else _SPREAD_OF_CHAINS
+        if not own.trials(1):
+            return _Correction(1.0, 0.0, spread)
+        prior = self._accepted(shape, self.probabilities)
+        total = run = 1.0
+        variance = 0.0
+        runs, q = [1.0], []
+        for position in range(1, own.depth + 1):
+            trials = own.trials(position)
+            q.append((own.accepts(position) + PRIOR_ROWS * prior[position - 1]) / (trials + PRIOR_ROWS))
+            run *= q[-1]
+            total += run
+            runs.append(run)
+        tail = 0.0
+        for position in range(own.depth, 0, -1):
+            tail += runs[position]
+            slope = tail / (max(q[position - 1], 1e-9) * total)
+            known = (own.trials(position) + PRIOR_ROWS) / ROWS_PER_INDEPENDENT_ROW
+            variance += slope**2 * q[position - 1] * (1 - q[position - 1]) / known
+        weight = spread**2 / (spread**2 + variance)
+        log = weight * math.log(total / self._predicted(shape, self.probabilities))
+        return _Correction(math.exp(log), weight * (1 - weight) * spread**2, spread * math.sqrt(1 - weight))
+
+    def snapshot(self) -> dict[str, object]:
+        """Return the state as plain data."""
+        return {
             "changes": self.changes,
+            "built_for": list(self._built_for),
+            "shapes": {f"{steps}:{nodes}": own.snapshot() for (steps, nodes), own in self._own.items()},
         }

@@ -261,6 +261,9 @@ def build_controller(
     if policy == "goodput":
         if cost_table is None:
             raise ConfigError("<arguments>", [Problem("cost_table", "is missing; the goodput policy decides with one")])
-        return AdaptiveController(GoodputPolicy(config, cost_table, initial_steps), **shape)
+        table = load_adaptive_config(config)
+        return AdaptiveController(
+            GoodputPolicy(table, cost_table, initial_steps, DraftTreeShape(table, **shape)), **shape
+        )
     message = f"is {policy!r}; expected one of {', '.join(POLICIES)}"
     raise ConfigError("<arguments>", [Problem("policy", message)])

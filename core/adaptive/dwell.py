@@ -52,6 +52,11 @@ class SwitchGate:
             earliest = max(earliest, self._recent[crowding - 1] + WINDOW_ROUNDS)
         return earliest
 
+    def is_crowded(self, now: int, switches: int = 1) -> bool:
+        """Return whether the window has no room for so many switches at round `now`."""
+        crowding = len(self._recent) + switches - SWITCHES_PER_WINDOW
+        return crowding > 0 and self._recent[crowding - 1] + WINDOW_ROUNDS > now
+
     def record(self, now: int, old_steps: int, new_steps: int) -> None:
         """Note a switch at round `now`."""
         assert old_steps != new_steps

@@ -1,8 +1,12 @@
 """The `goodput` policy: the steps with the most expected tokens per second.
 
-A round of S steps yields E(S) = 1 + Σ_{j ≤ S} p_1 ⋯ p_j tokens per row (p_j the conditional acceptance of position j)
-and takes t(S, batch size, KV tokens) by the device's cost table; the policy picks the greatest E(S) / t(S), the lower S
-in a tie. Acceptance is shared by all batch sizes, the choice is made for each.
+A round of S steps yields E tokens per row (`acceptance_estimate`: learned from all shapes, chains or trees) and takes t(S, batch size,
+KV tokens) by the device's cost table; the policy picks the greatest E / t, the lower S in a tie. Acceptance is shared by all batch
+sizes, the choice is made for each.
+
+It begins with what an average draft would make of the cost table. In the first rounds of a stationary stretch every choice is a
+guess, so at growing distances (`_LAST_LOOK_ROUND`) it takes what seems best so far; afterwards it leaves a choice only when the gain
+is beyond doubt.
 
 What is not drafted is not measured, so there are probes: a few rounds of a deeper draft, only where a high acceptance
 of the unmeasured positions would pay, rarer after each that failed, for about half a percent of the time at most. Within
@@ -18,9 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .acceptance_estimate import ROWS_PER_INDEPENDENT_ROW, AcceptanceEstimate
+from .acceptance_estimate import ROWS_PER_INDEPENDENT_ROW, AcceptLengths, Shape
 from .config import AdaptiveConfig, load_adaptive_config, resolve_initial_steps
 from .cost_table import CostTable
+from .draft_shape import DraftTreeShape
 from .dwell import SwitchGate
 from .routing import RangeRouter
 from .slot import NEVER
@@ -29,6 +34,9 @@ MIN_DWELL_ROUNDS = 64
 MIN_GAIN = 0.005
 """Relative gain below which a change of steps is not worth its disturbance."""
 
+_LAST_LOOK_ROUND = 320
+_LOOK_SPACING = 2
+_SWITCHES_KEPT = 5  # of the ten in a window, for what comes after the first looks
 _DEVIATIONS = 1.0
 _MAX_SPACING_ROUNDS = 64
 _PROBE_GAIN = 0.02
@@ -52,24 +60,6 @@ _LONGEST_PROBE_WAIT_ROUNDS = 10_000
 _MAX_CACHED_BATCH_SIZES = 1 << 14
 
 
-def expected_tokens(probabilities: Sequence[float], steps: int) -> float:
-    """Accept length of a chain of `steps`: 1 + Σ_{j ≤ steps} Π_{i ≤ j} p_i."""
-    total = run = 1.0
-    for p in probabilities[:steps]:
-        run *= p
-        total += run
-    return total
-
-
-def best_steps(probabilities: Sequence[float], candidates: Sequence[int], times_ns: Sequence[int]) -> int:
-    """Return the candidate with the most expected tokens per time; the lowest in a tie.
-
-    More acceptance at any position never lowers it, and adding the same time per step never raises it.
-    """
-    rates = [expected_tokens(probabilities, steps) / time for steps, time in zip(candidates, times_ns, strict=True)]
-    return candidates[rates.index(max(rates))]
-
-
 @dataclass(slots=True)
 class _Cell:
     """The choice for the batch sizes that run at one size: a captured graph size, or a size of the grid without graphs.
@@ -79,6 +69,7 @@ class _Cell:
 
     batch_size: int
     candidates: tuple[int, ...]
+    shapes: dict[int, Shape]
     steps: int
     gate: SwitchGate
     decided: int = -1
@@ -112,28 +103,31 @@ class GoodputPolicy:
         config: str | Mapping[str, Any] | AdaptiveConfig,
         cost_table: CostTable,
         initial_steps: int | None = None,
+        shape: DraftTreeShape | None = None,
     ) -> None:
         self.config = load_adaptive_config(config)
         self.cost_table = cost_table
         for steps in self.config.candidate_steps:
             cost_table.round_time_ns(steps, 1)
-        self._initial_steps = resolve_initial_steps(self.config, initial_steps)
+        self._initial_steps = None if initial_steps is None else resolve_initial_steps(self.config, initial_steps)
         self._update_interval = min(slot.update_interval for slot in self.config.slots)
         self._warmup = min(slot.warmup_batches for slot in self.config.slots)
         self._router = RangeRouter(self.config)
         self._fixed = all(len(slot.candidate_steps) == 1 for slot in self.config.slots)
-        self.estimate = AcceptanceEstimate(self.config.candidate_steps[-1])
-        self._probabilities = self.estimate.probabilities()
+        self._shape = DraftTreeShape(self.config) if shape is None else shape
+        self.estimate = AcceptLengths(self._shape.tree_sizes(), self._shape.topk, self._shape.depth_limited)
         self._cells: dict[tuple[int, int], _Cell] = {}
         self._cell_of: dict[int, _Cell] = {}
         self._round = 0
         self._folds = 0
         self._fold_round = 0
-        self._spacing = max(1, self._warmup, self._update_interval)
-        self._countdown = self._spacing
+        self._spacing = self._countdown = max(1, self._warmup, self._update_interval)
         self._kv_per_row = 0.0
         self._kv_fold = -1
         self._probe: _Probe | None = None
+        self._stretch_start = 0
+        self._first_look = self._next_look = max(1, self._warmup, self._update_interval)
+        self._is_look = False
         self._next_probe = 0
         self._next_amnesty = 0
         self._probe_interval = _PROBE_INTERVAL_ROUNDS
@@ -143,6 +137,7 @@ class GoodputPolicy:
 
     def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:
         self._router = RangeRouter(self.config, sizes)
+        self._shape.set_router(self._router)
         self._cells.clear()
         self._cell_of.clear()
         self._probe = None
@@ -163,7 +158,7 @@ class GoodputPolicy:
 
     def observe(self, counts: Sequence[int], total: float, rows: int, batch_size: int, executed_steps: int) -> None:
         if executed_steps:
-            self.estimate.add(counts)
+            self.estimate.add((executed_steps, self._shape.num_draft_tokens(executed_steps, batch_size)), counts)
             probe = self._probe
             # Rounds of other batch sizes are no part of the probe, and its cost is not theirs.
             if probe is not None and executed_steps > probe.incumbent and self._cell_of.get(batch_size) is probe.cell:
@@ -181,18 +176,23 @@ class GoodputPolicy:
 
     def _fold(self) -> None:
         changed = self.estimate.fold(self._round, self._round - self._fold_round)
-        self._probabilities = self.estimate.probabilities()
         self._fold_round = self._round
         self._folds += 1
         if changed:
             self._probe_interval = _PROBE_INTERVAL_ROUNDS
             self._next_probe = min(self._next_probe, self._round)
             if self._round >= self._next_amnesty:
-                # Another process has begun, with ten switches of its own.
+                # Another process has begun, with ten switches and first looks of its own.
                 self._next_amnesty = self._round + _AMNESTY_ROUNDS
+                self._stretch_start, self._next_look = self._round, self._first_look
                 for cell in self._cells.values():
                     cell.gate.forgive()
-        restless = changed or self._probe is not None or self.switches != self._switches_at_fold
+        elapsed = self._round - self._stretch_start
+        is_looking = self._next_look <= _LAST_LOOK_ROUND
+        self._is_look = is_looking and self._next_look <= elapsed
+        if self._is_look:
+            self._next_look = _LOOK_SPACING * elapsed
+        restless = changed or is_looking or self._probe is not None or self.switches != self._switches_at_fold
         self._switches_at_fold = self.switches
         if self._probe is None and self._round >= self._next_probe:
             restless = True
@@ -208,12 +208,18 @@ class GoodputPolicy:
         cell = self._cells.get((index, size))
         if cell is None:
             candidates = self.config.slots[index].candidate_steps
-            initial = self._initial_steps
-            steps = initial if initial in candidates else candidates[len(candidates) // 2]
-            if self._folds and len(candidates) > 1:
-                times = self._times(candidates, size)
-                steps = best_steps(self._probabilities, candidates, times)
-            cell = _Cell(size, candidates, steps, SwitchGate(MIN_DWELL_ROUNDS))
+            shapes = [(steps, self._shape.num_draft_tokens(steps, batch_size)) for steps in candidates]
+            steps = self._initial_steps
+            if self._folds or steps not in candidates:
+                rates = {
+                    count: self.estimate.expected(shape) / time
+                    for count, shape, time in zip(candidates, shapes, self._times(candidates, size), strict=True)
+                    if count or self._folds or len(candidates) == 1  # what is not drafted is not measured
+                }
+                steps = max(rates, key=rates.get)
+            cell = _Cell(
+                size, candidates, dict(zip(candidates, shapes, strict=True)), steps, SwitchGate(MIN_DWELL_ROUNDS)
+            )
             self._cells[index, size] = cell
         if len(self._cell_of) < _MAX_CACHED_BATCH_SIZES:
             self._cell_of[batch_size] = cell
@@ -236,10 +242,18 @@ class GoodputPolicy:
                 return
             if self._timed_out(probe):
                 self._end_probe(probe, self._times(probe.cell.candidates, probe.cell.batch_size))
+        if self._is_look:
+            self._look(cell, times)
+        if self._next_look <= _LAST_LOOK_ROUND or self._is_look:
+            return
         best, certain = self._better(cell, cell.steps, times)
-        if best > cell.steps and self.estimate.trials(cell.steps + 1) < _PROBE_ROWS / 2:
-            # Only extrapolation speaks for it: try it as a probe, whose way back need not wait for the dwell.
-            if self._probe is None and cell.gate.earliest(now, switches=_PROBE_SWITCHES) <= now:
+        if best > cell.steps and self._is_hope(cell, best, times):
+            # Only hope speaks for it: try it as a probe, whose way back need not wait for the dwell.
+            if (
+                self._probe is None
+                and now >= self._next_probe
+                and cell.gate.earliest(now, switches=_PROBE_SWITCHES) <= now
+            ):
                 self._begin_probe(cell, best)
         elif best != cell.steps:
             if cell.gate.earliest(now, certain=certain) <= now:
@@ -251,46 +265,53 @@ class GoodputPolicy:
             else:
                 self._next_probe = now + _MAX_SPACING_ROUNDS
 
+    def _look(self, cell: _Cell, times: Sequence[int]) -> None:
+        """Take what seems best so far: at the beginning every choice is a guess, and another one costs nothing."""
+        rates = self._rates(cell, times)
+        best = max(rates, key=rates.get)
+        least = MIN_GAIN
+        if best == 0:  # nothing is measured there, so that a mistake would last
+            least += self._doubt(cell, best, cell.steps, cell.steps)
+        if rates[best] / rates[cell.steps] - 1 > least and not cell.gate.is_crowded(self._fold_round, _SWITCHES_KEPT):
+            self._switch(cell, best)
+
     def _better(self, cell: _Cell, current: int, times: Sequence[int]) -> tuple[int, bool]:
         """Return the best candidate if it beats `current` beyond doubt, else `current`; and whether that is certain.
 
         Positions beyond `current` get the benefit of the doubt: going deeper measures them, staying never does.
         """
-        p = list(self._probabilities)
-        for j in range(current, len(p)):
-            independent_rows = self.estimate.trials(j + 1) / ROWS_PER_INDEPENDENT_ROW + _BENEFIT_ROWS
-            benefit = _BENEFIT_DEVIATIONS * math.sqrt(p[j] * (1 - p[j]) / independent_rows)
-            p[j] = max(p[j], min(p[j] + benefit, _PROBE_ACCEPTANCE))
-        best = best_steps(p, cell.candidates, times)
+        p = self._hopeful(current, _BENEFIT_DEVIATIONS)
+        rates = self._rates(cell, times, p)
+        best = max(rates, key=rates.get)
         if best == current:
             return current, False
-        gain = self._rate(p, best, cell, times) / self._rate(p, current, cell, times) - 1
-        doubt = self._doubt(best, current, current)
+        gain = rates[best] / rates[current] - 1
+        doubt = self._doubt(cell, best, current, current)
         if gain <= MIN_GAIN + _DEVIATIONS * doubt:
             return current, False
         return best, best < current and gain > MIN_GAIN + _CERTAIN_DEVIATIONS * doubt
 
-    @staticmethod
-    def _rate(p: Sequence[float], steps: int, cell: _Cell, times: Sequence[int]) -> float:
-        """Expected tokens per row and ns."""
-        return expected_tokens(p, steps) / times[cell.candidates.index(steps)]
+    def _is_hope(self, cell: _Cell, deeper: int, times: Sequence[int]) -> bool:
+        """Return whether nothing measured speaks for a deeper candidate: its positions are not tried, or it is no better so far."""
+        rates = self._rates(cell, times)
+        return self.estimate.trials(cell.steps + 1) < _PROBE_ROWS / 2 or rates[deeper] <= rates[cell.steps]
 
-    def _doubt(self, best: int, current: int, measured: int) -> float:
-        """Standard deviation of log E(best)/E(current) from positions 1 … `measured`, by the delta method."""
-        p = self._probabilities
-        deepest = max(best, current)
-        runs = [1.0]
-        for position in range(1, deepest + 1):
-            runs.append(runs[-1] * p[position - 1])
-        variance = 0.0
-        for position in range(1, measured + 1):
-            slope = 0.0
-            for steps, sign in ((best, 1.0), (current, -1.0)):
-                if position <= steps:
-                    tail = sum(runs[position : steps + 1])
-                    slope += sign * tail / (max(p[position - 1], 1e-9) * sum(runs[: steps + 1]))
-            variance += slope**2 * self.estimate.variance(position, p[position - 1])
-        return math.sqrt(variance)
+    def _hopeful(self, first: int, deviations: float) -> list[float]:
+        """Return the acceptance by position, from `first` on with the benefit of the doubt."""
+        p = list(self.estimate.probabilities)
+        for j in range(first, len(p)):
+            independent_rows = self.estimate.trials(j + 1) / ROWS_PER_INDEPENDENT_ROW + _BENEFIT_ROWS
+            benefit = deviations * math.sqrt(p[j] * (1 - p[j]) / independent_rows)
+            p[j] = max(p[j], min(p[j] + benefit, _PROBE_ACCEPTANCE))
+        return p
+
+    def _rates(self, cell: _Cell, times: Sequence[int], p: Sequence[float] | None = None) -> dict[int, float]:
+        """Return expected tokens per row and ns of every candidate, ascending; `p` replaces what was learned of the positions."""
+        expected = self.estimate.expected
+        return {s: expected(cell.shapes[s], p) / time for s, time in zip(cell.candidates, times, strict=True)}
+
+    def _doubt(self, cell: _Cell, one: int, other: int, measured: int) -> float:
+        return self.estimate.doubt(cell.shapes[one], cell.shapes[other], measured)
 
     def _switch(self, cell: _Cell, steps: int) -> None:
         if steps == cell.steps:
@@ -319,8 +340,9 @@ class GoodputPolicy:
 
     def _probe_gain(self, probe: _Probe, times: Sequence[int]) -> tuple[float, float]:
         """Relative gain of the probe's steps over the incumbent's, and its standard deviation."""
-        rates = [self._rate(self._probabilities, s, probe.cell, times) for s in (probe.steps, probe.incumbent)]
-        return rates[0] / rates[1] - 1, self._doubt(probe.steps, probe.incumbent, probe.steps)
+        rates = self._rates(probe.cell, times)
+        doubt = self._doubt(probe.cell, probe.steps, probe.incumbent, probe.steps)
+        return rates[probe.steps] / rates[probe.incumbent] - 1, doubt
 
     def _timed_out(self, probe: _Probe) -> bool:
         return self._fold_round - probe.start >= _PROBE_TIMEOUT_ROUNDS
@@ -339,14 +361,14 @@ class GoodputPolicy:
         if not deeper:
             return None
         now = self._fold_round
-        hopeful = list(self._probabilities)
+        hopeful = list(self.estimate.probabilities)
         for j in range(cell.steps, len(hopeful)):
-            tried = self.estimate.last_tried[j]
+            tried = self.estimate.last_tried(j + 1)
             age = now - tried if tried >= 0 else NEVER
             if age >= self._probe_interval // 2:
                 hopeful[j] = max(hopeful[j], _PROBE_ACCEPTANCE)
-        rates = {s: expected_tokens(hopeful, s) / t for s, t in zip(cell.candidates, times, strict=True)}
-        gains = {s: rates[s] / rates[cell.steps] - 1 for s in deeper}
+        rates = self._rates(cell, times, hopeful)
+        gains = {s: rates[s] * math.exp(self.estimate.unknown(cell.shapes[s])) / rates[cell.steps] - 1 for s in deeper}
         enough = max(_PROBE_GAIN, max(gains.values()) / 2)
         return next((s for s in deeper if gains[s] >= enough), None)
 
@@ -354,11 +376,10 @@ class GoodputPolicy:
         """Choose between the incumbent and what the probe has shown, and set when the next probe may be."""
         cell = probe.cell
         self._probe = None
-        tried = [s for s in cell.candidates if s <= probe.steps]
-        chosen = best_steps(self._probabilities, tried, times[: len(tried)])
-        p, incumbent = self._probabilities, probe.incumbent
-        gain = self._rate(p, chosen, cell, times) / self._rate(p, incumbent, cell, times) - 1
-        if gain <= MIN_GAIN + _PROBE_DEVIATIONS * self._doubt(chosen, incumbent, probe.steps):
+        rates = {s: rate for s, rate in self._rates(cell, times).items() if s <= probe.steps}
+        chosen, incumbent = max(rates, key=rates.get), probe.incumbent
+        doubt = self._doubt(cell, chosen, incumbent, probe.steps)
+        if rates[chosen] / rates[incumbent] - 1 <= MIN_GAIN + _PROBE_DEVIATIONS * doubt:
             chosen = incumbent
         self._switch(cell, chosen)
         interval = self._probe_interval = self._probe_interval if chosen <= probe.incumbent else _PROBE_INTERVAL_ROUNDS
@@ -385,6 +406,7 @@ class GoodputPolicy:
             "kv_per_row": self._kv_per_row,
             "estimate": self.estimate.snapshot(),
             "next_probe": self._next_probe,
+            "next_look": self._stretch_start + self._next_look,
             "probe_interval": self._probe_interval,
             "probe": None if probe is None else [probe.cell.batch_size, probe.incumbent, probe.steps, probe.start],
             "cells": {

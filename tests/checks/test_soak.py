@@ -75,7 +75,7 @@ def test_hypothesis_finds_nothing(contract, subject, operations):
     """The same examples in every run."""
     if "torch" in subject:
         pytest.importorskip("torch")
-    examples = max(EXAMPLES[contract] // 150 // len(OURS[contract]), 2)
+    examples = max(EXAMPLES[contract] // 40 // len(OURS[contract]), 2)
     hypothesis_on(contract, subject, examples, derandomize=True)
 
 
