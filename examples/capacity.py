@@ -13,7 +13,7 @@ from pathlib import Path
 from foretoken import Result, simulate
 
 CHAT = Path(__file__).parent / "chat_on_h100.toml"
-RATES = (8.0, 10.0, 12.0, 14.0, 16.0)  # requests per second
+RATES = (8.0, 10.0, 12.0, 14.0, 16.0, 18.0)  # requests per second
 ALGORITHMS = ("NONE", "EAGLE3")
 SHARE = 0.95
 
