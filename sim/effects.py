@@ -374,7 +374,7 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
         notices.append(
             f"acceptance.recorded: {run.scenario.acceptance.recorded} has one request, so every simulated request repeats its runs"
         )
-    return (*notices, *run.spec.adaptive.notices)
+    return (*notices, *run.spec.notices)
 
 
 def given_keys(scenario: Scenario, origin: str) -> dict[str, str]:

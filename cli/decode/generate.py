@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,7 @@ from .options import (
 if TYPE_CHECKING:
     from ...core.contract.request import Request
     from ...gpu.session.plan import SessionOptions
-    from ...gpu.session.prompts import RequestDefaults
+    from ...gpu.session.prompts import PromptEntry, RequestDefaults
     from ...gpu.session.text import Tokenizer
 
 EXIT_FAILED = 1
@@ -143,6 +143,8 @@ def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> i
     tokenizer = Tokenizer.load(options.model)
     requests, places = _requests(tokenizer, defaults, asked)
     plan = maker.plan(max(request.prompt.length + request.max_tokens for request in requests))
+    for notice in plan.notices:
+        print(f"foretoken: note: {notice}", file=sys.stderr)
     check_vocabulary(tokenizer, plan)
     check_lengths(requests, plan, asked.source, places)
     display = Display([request.request_id for request in requests], as_json=asked.as_json, quiet=asked.quiet)
@@ -194,9 +196,19 @@ def _requests(
     refuse_without_effect(
         ("--top-p", defaults.top_p != 1.0 and all_greedy, greedy),
         ("--top-k", defaults.top_k != 0 and all_greedy, greedy),
+        *_overridden(entries, defaults),
         ("--chat", asked.chat and all(entry.prompt is None for entry in entries), "no prompt of the file is a text"),
     )
     return requests, {entry.id: entry.place for entry in entries}
+
+
+def _overridden(entries: Sequence[PromptEntry], defaults: RequestDefaults) -> Iterator[tuple[str, bool, str]]:
+    """Yield a rule for each option that every line of the prompts has a value of its own for."""
+    for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop"):
+        usual = type(defaults).__dataclass_fields__[name].default
+        overridden = all(name in (entry.settings or ()) for entry in entries)
+        option = f"--{name.replace('_', '-')}"
+        yield option, getattr(defaults, name) != usual and overridden, f"every prompt has a {name} of its own"
 
 
 def _standard_input() -> str:

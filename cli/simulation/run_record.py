@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ...observe.log import EventLog
     from ...observe.metrics import RunMetrics
     from ...observe.perfetto import PerfettoTrace
+    from ...sim.assembly import Assembly
     from ...sim.faults.plan import FaultPlan
     from ...sim.run import RunReport
     from ...sim.scenario import Scenario
@@ -132,20 +133,20 @@ class RunRecord:
 
     # -- the terminal -------------------------------------------------------------------------------------------------
 
-    def print_report(self, summary: Mapping[str, Any], timing: str) -> None:
-        """Print the tables on standard output, below them `timing` (whose timing was simulated) and where the files are."""
+    def print_report(self, summary: Mapping[str, Any], assembly: Assembly) -> None:
+        """Print the tables on standard output, below them whose timing was simulated and where the files are."""
         from rich.console import Console
 
         from ...observe.tables import report_tables
 
         console = Console(highlight=False)
-        for table in report_tables(summary, self._title(), width=console.width):
+        for table in report_tables(summary, self._title(assembly.spec.config.mode), width=console.width):
             console.print(table)
-        console.print(f"\n{timing}", style="dim", soft_wrap=True)
+        console.print(f"\n{assembly.timing}", style="dim")
         if self.directory is not None:
             console.print(f"The run is in {self.directory}.", soft_wrap=True)
 
-    def _title(self) -> str:
+    def _title(self, mode: str) -> str:
         """Return name, model, hardware, algorithm and mode in one line."""
         from ...sim.disaggregation.pools import pools_of
 
@@ -154,7 +155,7 @@ class RunRecord:
         parts = [
             f"{model.target} on {f'{devices} × ' if devices > 1 else ''}{hardware.gpu}",
             f"{speculation.algorithm} {speculation.policy}" if speculation.algorithm != "NONE" else "NONE",
-            self.scenario.engine.mode,
+            mode,
             f"seed {self.scenario.seed}",
         ]
         return f"{self.scenario.name}: {', '.join(parts)}"

@@ -179,7 +179,7 @@ def _run(
         with simulation_progress(quiet) as progress:
             report = simulation.run(progress)
         summary = record.finish(report)
-    record.print_report(summary, simulation.assembly.timing)
+    record.print_report(summary, simulation.assembly)
     if report.faults is not None:
         from .faults_report import print_faults
 

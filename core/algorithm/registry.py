@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 
-from ..errors import ConfigError, Problem, nearest
+from ..errors import ConfigError, Problem, nearest_name
 from .algorithm import SpecAlgorithm
 from .builtin import BUILT_IN
 from .plugin_check import answer_problems, interface_problems
@@ -80,7 +80,7 @@ def get_algorithm(name: str) -> SpecAlgorithm:
         known = list(dict.fromkeys([*algorithm_names(), *sorted(entry.name.upper() for entry in _entry_points())]))
         raise ConfigError(
             "<arguments>",
-            [Problem("algorithm", f"unknown algorithm {name!r}{nearest(key, known)}; known: {', '.join(known)}")],
+            [Problem("algorithm", f"unknown algorithm {name!r}{nearest_name(key, known)}; known: {', '.join(known)}")],
         )
     if key not in _instances:
         _instances[key] = _instance_of(_plugins[key])

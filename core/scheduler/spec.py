@@ -37,6 +37,7 @@ from .overlap_mode import Mode, choose_mode
 
 DEFAULT_STEPS = 3
 DEFAULT_TREE_NODES = 16
+UNUSED_BY_GOODPUT = ("ema_alpha", "up_hysteresis", "down_hysteresis", "ceiling_coeff", "min_dwell_batches")
 UNSIZED_POOL = 1 << 40  # `num_pages` while the size of the KV pool is not known yet
 GRAPH_SIZES = (1, 2, 4, *range(8, 513, 8))  # dense where padding is dear
 
@@ -67,6 +68,24 @@ class EngineSpec:
         shape = DraftTreeShape(self.adaptive, self.topk, self.num_draft_tokens, depth_limited)
         shape.set_router(RangeRouter(self.adaptive, self.graph_sizes))
         return shape
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Sentences for the user about the adaptive table: what was read in an unusual way, and what the policy makes no use of."""
+        if self.policy != "goodput":
+            return self.adaptive.notices
+        usual = SlotConfig(())
+        unused = [
+            knob
+            for knob in UNUSED_BY_GOODPUT
+            if any(getattr(slot, knob) != getattr(usual, knob) for slot in self.adaptive.slots)
+        ]
+        if not unused or self.adaptive.source.startswith("preset "):
+            return self.adaptive.notices
+        return (
+            *self.adaptive.notices,
+            f"{self.adaptive.source}: the goodput policy makes no use of {', '.join(unused)}",
+        )
 
     @property
     def max_num_draft_tokens(self) -> int:

@@ -79,6 +79,13 @@ class SessionPlan:
     def sizes(self) -> EngineSizes:
         return self.spec.resolve_sizes()
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Sentences for the user: what is unusual in the adaptive table, and a mode that the algorithm forced."""
+        config = self.spec.config
+        forced = not config.overlap and not self.algorithm.supports_overlap and self.device != "cpu"
+        return (*self.spec.notices, *([f"the mode is {config.mode}: {config.mode_reason}"] if forced else ()))
+
     def max_prompt_len(self) -> int:
         """Return the length of the longest prompt that leaves room for a token of output."""
         config, sizes = self.spec.config, self.sizes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.errors import ForetokenError, nearest
+from ...core.errors import ForetokenError, nearest_name
 
 
 class UnknownHostPreset(ForetokenError):
@@ -134,5 +134,5 @@ def host_preset(name: str) -> HostCost:
     key = name.strip().lower()
     if key not in HOST_PRESETS:
         known = ", ".join(HOST_PRESETS)
-        raise UnknownHostPreset(f"unknown host preset {name!r}{nearest(key, HOST_PRESETS)}; known: {known}")
+        raise UnknownHostPreset(f"unknown host preset {name!r}{nearest_name(key, HOST_PRESETS)}; known: {known}")
     return HOST_PRESETS[key]

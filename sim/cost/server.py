@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.errors import ForetokenError, nearest
+from ...core.errors import ForetokenError, nearest_name
 from .host import FORETOKEN, SGLANG_OVERLAP, VLLM_0_10, HostCost
 from .launch import FULL_GRAPH, LaunchCost
 
@@ -81,5 +81,5 @@ def server_profile(name: str) -> ServerProfile:
     """Look up the profile called `name` (case does not matter). Raises `UnknownServer`."""
     key = name.strip().lower()
     if key not in PROFILES:
-        raise UnknownServer(f"unknown server {name!r}{nearest(key, PROFILES)}; known: {', '.join(PROFILES)}")
+        raise UnknownServer(f"unknown server {name!r}{nearest_name(key, PROFILES)}; known: {', '.join(PROFILES)}")
     return PROFILES[key]

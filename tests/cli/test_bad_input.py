@@ -42,6 +42,9 @@ SETTINGS = {
     ),
     "unknown model": (["model.target=llama-3.1-8"], ["model.target", "'llama-3.1-8'", "did you mean 'llama-3.1-8b'"]),
     "unknown algorithm": (["speculation.algorithm=EAGEL3"], ["'EAGEL3'", "did you mean 'EAGLE3'"]),
+    "another algorithm": (["speculation.algorithm=EAGLE2"], ["unknown algorithm 'EAGLE2'; known"]),
+    "another version's server": (["hardware.server=vllm-0.10"], ["unknown server 'vllm-0.10'; known"]),
+    "another version's host": (["hardware.host=vllm-0.12"], ["unknown host preset 'vllm-0.12'; known"]),
     "unknown host": (["hardware.host=x"], ["host", "'x'", "known"]),
     "a model that does not fit": (
         ["model.target=llama-3.1-70b", "hardware.gpu=L4"],

@@ -65,6 +65,32 @@ def test_an_option_of_generate_without_effect_is_refused(command, models, option
     assert command(*line, "--top-p", 0.9, "--temperature", 0.5).code == 0
 
 
+def test_what_is_unusual_in_an_adaptive_table_is_a_note(command, models, tmp_path):
+    table = tmp_path / "table.json"
+    table.write_text('{"candidate_steps": [1, 2], "ema_alpha": 0.5}')
+    line = ("generate", "--model", models["target"], "--draft", models["eagle3"], "--prompt", "def", "--max-tokens", 2)
+    outcome = command(*line, "--adaptive", table, "--quiet")
+    assert outcome.code == 0
+    assert (
+        outcome.err
+        == f'foretoken: note: {table}: the flat form is read as {{"1": ...}}, one range for all batch sizes\n'
+    )
+    outcome = command(*SIMULATE, "--set", f"speculation.adaptive='{table}'", "--set", "speculation.policy=goodput")
+    assert outcome.code == 0 and "makes no use of ema_alpha." in " ".join(outcome.out.split())
+
+
+def test_options_that_every_prompt_overrides_are_refused(command, models, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        '{"prompt": "def", "max_tokens": 2, "seed": 4}\n{"prompt": "class", "max_tokens": 3, "seed": 5}\n'
+    )
+    line = ("generate", "--model", models["target"], "--prompts", prompts, "--quiet")
+    outcome = command(*line, "--max-tokens", 9, "--seed", 7)
+    assert outcome.code == 2 and "--max-tokens: has no effect: every prompt has a max_tokens of its own" in outcome.err
+    prompts.write_text(prompts.read_text() + '{"prompt": "for"}\n')
+    assert command(*line, "--max-tokens", 2).code == 0
+
+
 def test_the_chat_template_needs_a_text(command, models, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"tokens": [5, 6, 7], "max_tokens": 2}\n')

@@ -73,6 +73,7 @@ def test_a_mode_that_the_algorithm_cannot_have_is_told_or_refused(command, insta
     install(GOOD.replace("class Mine(LookupDrafting):", "class Mine(LookupDrafting):\n    supports_overlap = False"))
     reason = "algorithm MINE does not support overlap mode"
     told = command(*SIMULATE)
+    assert ", synchronous, seed 0" in " ".join(told.out.split())
     assert told.code == 0 and f"Note: the mode is synchronous: {reason}." in " ".join(told.out.split())
     refused = command(*SIMULATE, "--set", "engine.mode=overlap")
     assert refused.code == 2 and f"engine.mode: 'overlap' has no effect: {reason}" in refused.err

@@ -200,7 +200,7 @@ def test_host_time_after_the_last_round_is_part_of_the_time_that_it_is_a_share_o
         assert sum(result.shares.values()) == pytest.approx(1.0, abs=1e-9)
 
 
-@pytest.mark.parametrize(("mean", "steps", "expected"), [("3.0", "4", 3.0), ("2.5", "1", 2.0), ("1.0", "3", 1.0)])
+@pytest.mark.parametrize(("mean", "steps", "expected"), [("3.0", "4", 3.0), ("2.0", "1", 2.0), ("1.0", "3", 1.0)])
 def test_a_mean_acceptance_is_met(small, mean, steps, expected):
     *_, results = run(replace(small, acceptance=mean, steps=steps, repeat=1, output_tokens=40))
     assert results[1].accept_length == pytest.approx(expected, abs=1e-9)
