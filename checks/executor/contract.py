@@ -19,6 +19,7 @@ from ...core.scheduler.spec import EngineSpec, resolve_spec
 from ...properties.harness.contract import Capabilities
 from ...properties.harness.letters import Choices
 from ...properties.reference import HashDraft
+from .oracle import After
 
 VOCAB_SIZE = 24
 TEXT_LEN = 48  # of the longest drawn request
@@ -56,6 +57,7 @@ class ExecutorConfig:
     prefix_cache: bool = False
     tokens: bool = True
     vocab_size: int = VOCAB_SIZE
+    mixture: bool = False  # the target may be a mixture of experts
 
     @classmethod
     def draw(cls, choose: Choices, has: ExecutorCapabilities) -> ExecutorConfig:
@@ -79,6 +81,7 @@ class ExecutorConfig:
             prefix_cache=choose((False, True)),
             tokens=has.tokens,
         )
+        config = replace(config, mixture=has.plain and choose((False, True)))
         return config._with_pool(choose((0, 1, 2, 3)))
 
     def _with_pool(self, pool: int) -> ExecutorConfig:
@@ -150,6 +153,10 @@ class ExecutorCapabilities(Capabilities):
     """`toy_draft()`: draft and target are the suite's, so that every run is known; needs `tokens`"""
 
     FOUNDATIONS: ClassVar = {"toy": ("tokens",)}
+    plain: bool = False
+    """`shown()` and `after(text, first)`: what its model gives, to compare tokens and outputs with; requests sample, too"""
+    drafts: bool = False
+    """`drafted(…)`: what its draft proposes, to compare accept lengths with"""
 
 
 class Executor(Protocol):
@@ -197,6 +204,21 @@ class Executor(Protocol):
     # toy
     def toy_draft(self) -> HashDraft:
         """Return the draft that it runs, with its target."""
+    # plain
+    def shown(self) -> Sequence[str]:
+        """Return the per-token outputs that a request may ask to see."""
+
+    def after(self, text: Sequence[int], first: int) -> After:
+        """Return what the target gives after tokens `first` … of `text`, computed without a batch, a tree or KV pages."""
+
+    # drafts
+    def drafted(
+        self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int
+    ) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Return the drafts behind `text` as tokens and parents (0 is the root, draft j node j + 1); None if more than the text decides.
+
+        `noise` other than 0 stands for another choice among nearly equal candidates.
+        """
 
 
 MakeExecutor = Callable[[ExecutorConfig], Executor]
@@ -210,5 +232,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "merging": ("merge",),
     "handoff": ("draft_input",),
     "toy": ("toy_draft",),
+    "plain": ("shown", "after"),
+    "drafts": ("drafted",),
 }
 """Capability -> the methods of an executor that it promises; "" is what every executor has."""

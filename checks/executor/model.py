@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from ...core.algorithm.algorithm import SpecAlgorithm
+from ...core.contract.request import SamplingParams
 from ...core.contract.step import NO_TOKEN, BlockEnd, Step, StepResult
 from .arrays import FoundArray
 from .contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
+from .judge import Judge, Wrong
 
 
 @dataclass(slots=True)
@@ -46,22 +48,17 @@ class Moment:
         self.in_step = self.in_result = self.merged = self.merge = self.sent = self.received = None
 
 
-class Wrong(Exception):
-    """What a result says, what it should say, and whether its form ("TYPE") or its content ("ANSWER") is wrong."""
-
-    def __init__(self, was: str, should: str, id: str = "ANSWER") -> None:
-        super().__init__(was, should, id)
-        self.was, self.should, self.id = was, should, id
-
-
 @dataclass(slots=True)
 class Row:
     """A request in a row."""
 
+    request_id: str
     epoch: int
     remaining: int  # tokens that it may still emit
     stop_tokens: tuple[int, ...]
     outputs: tuple[str, ...]
+    sampling: SamplingParams
+    text: list[int]  # of which it has KV, and the root behind it
     over: bool = False
 
 
@@ -72,9 +69,10 @@ class InFlight:
     step_id: int
     joins: list[tuple[int, Row]]
     released: list[tuple[int, int]]
-    chunks: list[tuple[int, bool]] | None  # (row, whether it is the last chunk)
+    chunks: list[tuple[int, bool, list[int]]] | None  # (row, whether it is the last chunk, its tokens)
     rows: list[int] | None
     width: int = 0  # the most tokens of a round
+    tree: tuple[int, int, int] = (0, 1, 1)  # steps, top-k and nodes of its rounds
     max_rounds: int = 1
     limit: int = 1  # rounds that it may still be answered with
     advanced: int = 0
@@ -82,9 +80,10 @@ class InFlight:
 
 
 class DeviceModel:
-    """Hold rows by number. `launch` and `collect` take steps and results in their order."""
+    """Hold rows by number. `launch` and `collect` take steps and results in their order. `judge` looks at tokens and outputs."""
 
-    def __init__(self, config: ExecutorConfig, algorithm: SpecAlgorithm) -> None:
+    def __init__(self, config: ExecutorConfig, algorithm: SpecAlgorithm, judge: Judge | None = None) -> None:
+        self.judge = judge
         self.config = config
         self.algorithm = algorithm
         self.rows: dict[int, Row] = {}
@@ -96,16 +95,38 @@ class DeviceModel:
         for join in step.joins:
             request = join.request
             left = join.max_tokens - join.num_emitted
-            joins.append((join.row, Row(join.epoch, left, request.stop_tokens, request.outputs)))
+            text = [] if join.cached_tokens is None else join.cached_tokens.tolist()
+            joins.append(
+                (
+                    join.row,
+                    Row(
+                        request.request_id,
+                        join.epoch,
+                        left,
+                        request.stop_tokens,
+                        request.outputs,
+                        request.sampling,
+                        text,
+                    ),
+                )
+            )
         chunks = rows = None
         width = 0
         if step.prefill is not None:
-            chunks = list(zip(step.prefill.rows.tolist(), step.prefill.is_last.tolist(), strict=True))
+            part = step.prefill
+            ends = np.cumsum(part.lens)
+            pieces = [
+                [] if part.tokens is None else part.tokens[end - n : end].tolist()
+                for end, n in zip(ends, part.lens, strict=True)
+            ]
+            chunks = list(zip(part.rows.tolist(), part.is_last.tolist(), pieces, strict=True))
         if step.decode is not None:
             part = step.decode
             rows = part.rows.tolist()
             width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)
         flight = InFlight(step.step_id, joins, list(step.released), chunks, rows, width)
+        if step.decode is not None:
+            flight.tree = (part.steps, part.topk if part.steps else 1, part.num_draft_tokens)
         flight.max_rounds = flight.limit = step.max_rounds
         self.in_flight.append(flight)
 
@@ -121,7 +142,7 @@ class DeviceModel:
     def shown(self, flight: InFlight) -> bool:
         """Whether a request of the step asks to see hidden states."""
         joined = dict(flight.joins)
-        rows = [row for row, _ in flight.chunks or ()] + (flight.rows or [])
+        rows = [row for row, _, _ in flight.chunks or ()] + (flight.rows or [])
         states = [joined.get(row) or self.rows.get(row) for row in rows]
         return any(state is not None and HIDDEN_STATES in state.outputs for state in states)
 
@@ -149,7 +170,7 @@ class DeviceModel:
         self._times(flight, result)
 
     def _failures(self, flight: InFlight, result: StepResult) -> set[int]:
-        known = {row for row, _ in flight.chunks or ()} | set(flight.rows or ())
+        known = {row for row, _, _ in flight.chunks or ()} | set(flight.rows or ())
         for row, message in result.failures:
             if row not in known:
                 raise Wrong(f"a failure of row {row} ({message})", f"one of the step's rows, {sorted(known)}")
@@ -168,8 +189,9 @@ class DeviceModel:
         stopped = [False] * count
         if part.stopped is not None:
             stopped = column(part.stopped, (count,), "b", "prefill.stopped")
-        for (row, is_last), token, stop in zip(flight.chunks, tokens, stopped, strict=True):
+        for i, ((row, is_last, piece), token, stop) in enumerate(zip(flight.chunks, tokens, stopped, strict=True)):
             state = self.rows[row]
+            state.text += piece
             if not is_last or state.over:
                 continue
             if token is not None and not 0 <= token < self.config.vocab_size:
@@ -179,6 +201,11 @@ class DeviceModel:
             state.remaining -= 1
             state.over = stop or state.remaining == 0
             self._outputs(part.outputs, state, row, (count,), "prefill.outputs")
+            if self.judge is not None and row not in failed:
+                shown = {name: part.outputs[name][i : i + 1] for name in state.outputs}
+                self.judge.first_token(state, token, shown, f"the first token of row {row}")
+            if token is not None:
+                state.text.append(token)
 
     # -- decode -------------------------------------------------------------------------------------------------------
 
@@ -195,6 +222,10 @@ class DeviceModel:
             stops = column(part.stop_index, (rounds, bs), "i", "decode.stop_index")
         tokens = self._tokens(part, rounds, bs)
         expected = [False] * bs
+        for row in dict.fromkeys(flight.rows):
+            for number in range(rounds):
+                found = None if part.outputs is None else part.outputs[number]
+                self._outputs(found, self.rows[row], row, (bs,), "decode.outputs")
         for number in range(rounds):
             if any(expected):
                 over = flight.rows[expected.index(True)]
@@ -206,6 +237,11 @@ class DeviceModel:
                 run = None if tokens is None else tokens[number][i]
                 what = f"row {row} in round {number + 1}"
                 expected[i] = self._run(state, lens[number][i], flight.width, run, stops[number][i], what)
+                if self.judge is not None and row not in failed:
+                    length = lens[number][i]
+                    shown = {name: part.outputs[number][name][i, :length] for name in state.outputs}
+                    self.judge.round(state, run[:length], flight.tree, shown, what)
+                state.text += [] if run is None else run[: lens[number][i]]
             for i, row in enumerate(flight.rows):
                 self.rows[row].over |= expected[i]
         expected = [over or row in failed for over, row in zip(expected, flight.rows, strict=True)]
@@ -214,10 +250,6 @@ class DeviceModel:
             row = flight.rows[wrong[0]]
             raise Wrong(f"decode.ended of row {row} is {ended[wrong[0]]}", f"{expected[wrong[0]]}, by its tokens")
         self._block_end(flight, part, any(ended), was_over)
-        for row in dict.fromkeys(flight.rows):
-            for number in range(rounds):
-                found = None if part.outputs is None else part.outputs[number]
-                self._outputs(found, self.rows[row], row, (bs,), "decode.outputs")
 
     def _tokens(self, part: Any, rounds: int, bs: int) -> list | None:
         if not self.config.tokens:

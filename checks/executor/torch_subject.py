@@ -6,6 +6,7 @@ Its models have random weights and a few thousand parameters, made in memory. Th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -17,14 +18,19 @@ from ...core.algorithm.registry import get_algorithm
 from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.hidden import merge_hidden
 from ...core.contract.step import Step, StepResult
+from ...core.model_shape import MoeConfig
 from ...gpu.executor.build import DraftModel, build_executor
 from ...gpu.executor.executor import TorchExecutor
-from ...gpu.models.config import LLAMA, ModelConfig
+from ...gpu.executor.outputs import USER_OUTPUTS
+from ...gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig
 from ...gpu.models.decoder import Decoder
 from ...gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
 from ...gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from ...gpu.models.weights import initialize
 from ...gpu.ops.host_ops import HostOps
+from .dense_drafting import DenseHead, DenseModel, Shape, dense_tree, looked_up
+from .oracle import After
+from .plain_texts import PlainTexts
 
 # Widths that nothing else in these models has: projections are 16 + 2 · 8 and 2 · 24 wide.
 HIDDEN = 44
@@ -38,12 +44,19 @@ OPS = HostOps()
 class CheckedExecutor:
     """Run steps on a `TorchExecutor` in debug mode."""
 
-    capabilities = ("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff")
+    capabilities = (
+        *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
+        *("plain", "drafts"),
+    )
 
     def __init__(self, config: Any) -> None:
-        target, draft = target_model(config.vocab_size), draft_model(config.algorithm, config.vocab_size)
+        torch.set_num_threads(1)  # a pool of threads would only wait for its members: the models are tiny
+        target = target_model(config.vocab_size, config.mixture)
+        draft = draft_model(config.algorithm, config.vocab_size, config.mixture)
         self.models = (target, draft)
+        self.config = config
         self.executor: TorchExecutor = build_executor(config.make_engine(), target, draft, OPS, debug=True)
+        self.texts = PlainTexts(target)
 
     def launch(self, step: Step) -> None:
         self.executor.launch(step)
@@ -77,20 +90,45 @@ class CheckedExecutor:
     def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
         return self.executor.algorithm.build_disagg_draft_input(batch, last_tokens, None)
 
+    def shown(self) -> tuple[str, ...]:
+        return USER_OUTPUTS
+
+    def after(self, text: Sequence[int], first: int) -> After:
+        return self.texts.after(text, first)
+
+    def drafted(
+        self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int
+    ) -> tuple[list[int], list[int]] | None:
+        target, draft = self.models
+        drafter, shape = (
+            self.executor.algorithm.drafter,
+            Shape(steps, topk, num_draft_tokens, self.config.context_len - 1),
+        )
+        with torch.no_grad():
+            if drafter is Drafter.LOOKUP:
+                tree = looked_up(text, shape)
+            elif drafter in (Drafter.MODEL, Drafter.HEAD):
+                dense = DenseModel(draft, noise) if drafter is Drafter.MODEL else DenseHead(draft, target, noise)
+                tree = dense_tree(dense, text, shape, topk).tree
+            else:
+                return None  # what a head says depends on where chunks of the text began
+        return tree.tokens[1:].tolist(), tree.parents[0, 1:].tolist()
+
 
 @cache
-def target_model(vocab_size: int) -> Decoder:
-    return _sharpened(Decoder(_config(vocab_size, HIDDEN, 2), OPS, "cpu", torch.float32), 0)
+def target_model(vocab_size: int, mixture: bool = False) -> Decoder:
+    """The target; with `mixture` its second layer has experts."""
+    return _sharpened(Decoder(_config(vocab_size, HIDDEN, 2, mixture), OPS, "cpu", torch.float32), 0)
 
 
 @cache
-def draft_model(algorithm: str, vocab_size: int) -> DraftModel | None:
+def draft_model(algorithm: str, vocab_size: int, mixture: bool = False) -> DraftModel | None:
     """What the algorithm drafts with: None, a small language model, or a head on the target."""
     drafter, form = get_algorithm(algorithm).drafter, get_algorithm(algorithm).draft_form
     if drafter in (Drafter.NONE, Drafter.LOOKUP):
         return None
     if drafter is Drafter.MODEL:
-        return _sharpened(Decoder(_config(vocab_size, DRAFT_HIDDEN, 1), OPS, "cpu", torch.float32), 1)
+        return _near(target_model(vocab_size, mixture)) if mixture else _stranger(vocab_size)
     config = HeadConfig(
         algorithm=form,
         model=_config(vocab_size, HIDDEN, 1),
@@ -100,15 +138,31 @@ def draft_model(algorithm: str, vocab_size: int) -> DraftModel | None:
         num_heads=NUM_HEADS if form == MULTI_LAYER_EAGLE else 1,
     )
     kinds = {EAGLE: EagleHead, EAGLE3: Eagle3Head, MULTI_LAYER_EAGLE: MultiLayerEagle}
-    head = _sharpened(kinds[form](config, target_model(vocab_size)), 2)
+    head = _sharpened(kinds[form](config, target_model(vocab_size, mixture)), 2)
     if form == EAGLE3:
         head.set_vocabulary(torch.arange(vocab_size))
     return head
 
 
-def _config(vocab_size: int, hidden_size: int, num_layers: int) -> ModelConfig:
+def _stranger(vocab_size: int) -> Decoder:
+    return _sharpened(Decoder(_config(vocab_size, DRAFT_HIDDEN, 1), OPS, "cpu", torch.float32), 1)
+
+
+def _near(target: Decoder) -> Decoder:
+    """A draft that agrees with the target more often than not."""
+    draft = Decoder(target.config, OPS, "cpu", torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for mine, theirs in zip(draft.parameters(), target.parameters(), strict=True):
+            mine.copy_(theirs * (1 + 0.02 * torch.randn(theirs.shape, generator=generator)))
+    return draft
+
+
+def _config(vocab_size: int, hidden_size: int, num_layers: int, mixture: bool = False) -> ModelConfig:
+    experts = MoeConfig(num_experts=6, top_k=2, intermediate_size=12, decoder_sparse_step=2) if mixture else None
     return ModelConfig(
-        architecture=LLAMA,
+        architecture=QWEN3_MOE if mixture else LLAMA,
+        moe=experts,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=24,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...core.contract.handoff_batch import DraftInput, HandoffBatch
-from ...core.contract.request import Request
+from ...core.contract.request import Request, SamplingParams
 from ...core.contract.step import Step
 from ...core.draws import Purpose, hash64, request_key
 from ...core.errors import InvariantViolation
@@ -20,7 +20,8 @@ from . import invariants as invariants  # registers the checkers
 from .arrays import FoundArray, hidden_arrays
 from .contract import HIDDEN_STATES, METHODS, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
 from .expectation import Expectation
-from .model import DeviceModel, Moment, Wrong
+from .judge import Judge, Wrong
+from .model import DeviceModel, Moment
 from .record import RecordedCore
 
 MAX_STEPS_TO_DRAIN = 2000
@@ -28,6 +29,19 @@ LAST = "last"
 """The request that is served when all others have ended."""
 
 REQUESTS = Handles("abcd")
+SAMPLING = {
+    "b": SamplingParams(temperature=9.0, top_k=3, seed=5),
+    "c": SamplingParams(temperature=9.0, top_k=1),
+    "d": SamplingParams(temperature=9.0, top_p=0.5, seed=6),
+}
+"""Of requests by name, where they may sample; the others are greedy."""
+RULES = (
+    SamplingParams(temperature=6.0),
+    SamplingParams(temperature=9.0, top_p=0.6),
+    SamplingParams(temperature=6.0, top_k=4),
+)
+NUM_SAMPLED, SAMPLED_LEN = 24, 6
+
 PROMPT_LENS = (1, 2, 3, 7, 8, 9, 16, 17, 25)
 
 
@@ -60,7 +74,12 @@ class ExecutorTrial(Trial):
         config, subject = self.config, self.subject
         self.core = RecordedCore(config.make_engine)
         self.engine = self.core.live
-        self.model = DeviceModel(config, self.engine.algorithm)
+        self.judge = Judge(subject, config, self.capabilities) if self.capabilities.plain else None
+        self.model = DeviceModel(config, self.engine.algorithm, self.judge)
+        self._shown = (HIDDEN_STATES,)
+        if self.judge is not None:
+            self._shown = tuple(self.must(subject.shown))
+        self._has_sampled = False
         self.steps: list[Step] = []  # in flight
         self._delivered: tuple[int, Any, list] | None = None  # the last result: step, accept lengths and their values
         self._said = ""
@@ -133,7 +152,8 @@ class ExecutorTrial(Trial):
                 Prompt.of_tokens(np.concatenate([self._stem[:shared], own[shared:]])),
                 max_tokens,
                 stop_tokens=STOP_TOKENS if stops else (),
-                outputs=(HIDDEN_STATES,) if show else (),
+                outputs=self._shown if show else (),
+                sampling=SAMPLING.get(request, SamplingParams()) if self.judge is not None else SamplingParams(),
             )
         )
         if outcome.refusal:
@@ -238,6 +258,23 @@ class ExecutorTrial(Trial):
         self.model.advance(rounds)
         self._said = "over" if is_over else "not over"
         self._look()
+        return True
+
+    @operation(weight=1, needs="plain", rule=(0, 1, 2))
+    def sample(self, rule: int) -> bool:
+        """Requests with one prompt are sampled to their end, by seeds of their own: as independent draws of the exact distribution."""
+        if self._has_sampled or not 0 <= rule < len(RULES):
+            return False  # once in a run: it takes as long as many operations
+        self._has_sampled = True
+        self.judge.forget()
+        prompt = Prompt.of_tokens(self._stem[:3])
+        for number in range(NUM_SAMPLED):
+            self.core.submit(Request(f"sampled {number}", prompt, SAMPLED_LEN, sampling=RULES[rule]))
+        self._serve()
+        unfair = self.judge.unfairness()
+        if unfair is not None:
+            raise self.misbehaviour("ANSWER", unfair, f"independent draws ({RULES[rule]})")
+        self._said = f"{NUM_SAMPLED} requests are served"
         return True
 
     @operation(weight=1, needs="merging", probes="ACCEPT-17", first=(-1, 0, 1, 3), second=(-1, 0, 2))

@@ -12,15 +12,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from dense_drafting import DenseHead, DenseModel, Relay, Shape, dense_heads, dense_tree, heads_tree
 from foretoken.checks.driver import Dice, Disturbance, HostileDriver
+from foretoken.checks.executor.dense_drafting import (
+    DenseHead,
+    DenseModel,
+    Relay,
+    Shape,
+    dense_heads,
+    dense_tree,
+    heads_tree,
+    looked_up,
+)
 from foretoken.checks.matrix import Cell, config_of, controller_of, requests_of
 from foretoken.core.acceptance.process import GaussianAcceptance
-from foretoken.core.algorithm.ngram import NgramIndex
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import SamplingParams
 from foretoken.core.scheduler.engine import Engine
-from foretoken.core.tree.build import Candidates, VerifyTree, build_lookup_tree
+from foretoken.core.tree.build import Candidates, VerifyTree
 from foretoken.gpu.batch.tree import DeviceTree
 from foretoken.gpu.draft.window import window_slots
 from foretoken.gpu.executor.build import DraftModel, build_executor
@@ -40,17 +48,6 @@ def exactly_relayed(name: str):
             return tuple(replace(f, dtype="float64") if f.name == "hidden_states" else f for f in fields)
 
     return Exact()
-
-
-def looked_up(text: list[int], shape: Shape) -> VerifyTree:
-    """What earlier occurrences in the whole text propose, output before a retraction included."""
-    index = NgramIndex()
-    index.append(np.array(text))
-    branches = max(1, min(shape.topk, shape.num_draft_tokens - 1))
-    paths = [] if shape.steps == 0 else index.draft(shape.num_draft_tokens, num_branches=branches).paths
-    return build_lookup_tree(
-        np.array(text[-1:]), [list(paths)], np.array([len(text) - 1]), shape.num_draft_tokens, shape.max_position
-    )
 
 
 class RecordingOps(TorchOps):

@@ -10,11 +10,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from foretoken.core.tree.build import Candidates, VerifyTree, build_chain, build_tree, expand_topk, first_candidates
-from foretoken.gpu.models.decoder import Capture, Decoder
-from foretoken.gpu.models.eagle import DraftHead, MultiLayerEagle
-from foretoken.gpu.tiny.dense import DenseAttention
 from torch import Tensor
+
+from ...core.algorithm.ngram import NgramIndex
+from ...core.tree.build import (
+    Candidates,
+    VerifyTree,
+    build_chain,
+    build_lookup_tree,
+    build_tree,
+    expand_topk,
+    first_candidates,
+)
+from ...gpu.models.decoder import Capture, Decoder
+from ...gpu.models.eagle import DraftHead, MultiLayerEagle
+from ...gpu.tiny.dense import DenseAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,10 @@ class Relay:
     hidden: np.ndarray | None  # float64 [H]
 
 
-def best(logits: Tensor, topk: int) -> tuple[np.ndarray, np.ndarray]:
+def best(logits: Tensor, topk: int, noise: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best tokens and their probabilities; other ones among near equals for every `noise` but 0."""
+    if noise:
+        logits = logits + 2e-3 * torch.rand(logits.shape, generator=torch.Generator().manual_seed(noise))
     probabilities = logits.softmax(-1)
     order = torch.argsort(probabilities, dim=-1, descending=True, stable=True)[..., :topk]
     return order.numpy(), probabilities.gather(-1, order).numpy()
@@ -51,8 +64,8 @@ def captured_states(target: Decoder, text: Sequence[int], aux_layers: tuple[int,
 class DenseModel:
     """STANDALONE: a branch is its text."""
 
-    def __init__(self, model: Decoder) -> None:
-        self._model = model
+    def __init__(self, model: Decoder, noise: int = 0) -> None:
+        self._model, self._noise = model, noise
 
     def begin(self, text: Sequence[int], topk: int) -> tuple[Relay, list[int]]:
         ids, probabilities = self._candidates([text], topk)
@@ -65,7 +78,7 @@ class DenseModel:
     def _candidates(self, texts, topk: int) -> tuple[np.ndarray, np.ndarray]:
         length = len(texts[0])
         out = self._model.forward(torch.tensor(texts).view(-1), DenseAttention([length] * len(texts)))
-        return best(self._model.logits(out.hidden.view(len(texts), length, -1)[:, -1]), topk)
+        return best(self._model.logits(out.hidden.view(len(texts), length, -1)[:, -1]), topk, self._noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +93,8 @@ class HeadBranch:
 class DenseHead:
     """EAGLE and EAGLE-3."""
 
-    def __init__(self, head: DraftHead, target: Decoder) -> None:
-        self._head, self._target = head, target
+    def __init__(self, head: DraftHead, target: Decoder, noise: int = 0) -> None:
+        self._head, self._target, self._noise = head, target, noise
 
     def begin(self, text: Sequence[int], topk: int) -> tuple[Relay, HeadBranch]:
         hidden = self._head.prepare_hidden(captured_states(self._target, text[:-1], self._head.aux_layers))
@@ -100,7 +113,9 @@ class DenseHead:
         count, length = tokens.shape
         out = self._head.forward(tokens.view(-1), hidden.view(count * length, -1), DenseAttention([length] * count))
         said = out.hidden.view(count, length, -1)[:, -1]
-        ids, probabilities = best(self._head.logits(out.logits_hidden.view(count, length, -1)[:, -1]), topk)
+        ids, probabilities = best(
+            self._head.logits(out.logits_hidden.view(count, length, -1)[:, -1]), topk, self._noise
+        )
         ids = self._head.to_target_ids(torch.from_numpy(ids)).numpy()
         return [HeadBranch(t, h, s) for t, h, s in zip(tokens, hidden, said, strict=True)], ids, probabilities
 
@@ -170,3 +185,14 @@ def heads_tree(relay: Relay, text: Sequence[int], shape: Shape, relayed_topk: in
         level, beam = expand_topk(beam, *again)
         levels.append(level)
     return Proposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))
+
+
+def looked_up(text: list[int], shape: Shape) -> VerifyTree:
+    """What earlier occurrences in the whole text propose, output before a retraction included."""
+    index = NgramIndex()
+    index.append(np.array(text))
+    branches = max(1, min(shape.topk, shape.num_draft_tokens - 1))
+    paths = [] if shape.steps == 0 else index.draft(shape.num_draft_tokens, num_branches=branches).paths
+    return build_lookup_tree(
+        np.array(text[-1:]), [list(paths)], np.array([len(text) - 1]), shape.num_draft_tokens, shape.max_position
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from foretoken.gpu.tiny.dense import rotate
 from torch import Tensor
+
+from ...gpu.tiny.dense import rotate
 
 
 class CachedAttention:

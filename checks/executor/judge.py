@@ -1,0 +1,121 @@
+"""Compares the tokens and outputs of results with what the subject's model gives plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...core.contract.request import SamplingParams
+from .contract import Executor, ExecutorCapabilities, ExecutorConfig
+from .oracle import SLACK, After, Draw, accepted, is_close, kept_tokens, place_of, probabilities, unfairness
+
+MOST_PROPOSALS = 10
+"""Rounds of a run whose accept lengths are compared: a proposal from the whole text costs some passes."""
+
+
+class Wrong(Exception):
+    """What a result says, what it should say, and whether its form ("TYPE") or its content ("ANSWER") is wrong."""
+
+    def __init__(self, was: str, should: str, id: str = "ANSWER") -> None:
+        super().__init__(was, should, id)
+        self.was, self.should, self.id = was, should, id
+
+
+class Served(Protocol):
+    """What it must know of a row."""
+
+    request_id: str
+    sampling: SamplingParams
+    text: list[int]
+
+
+class Judge:
+    """Judges one run. Each method raises Wrong; `draws` are the sampled tokens since `forget`."""
+
+    def __init__(self, subject: Executor, config: ExecutorConfig, has: ExecutorCapabilities) -> None:
+        self._subject, self._config, self._has_drafts = subject, config, has.drafts
+        self._proposals_left = MOST_PROPOSALS
+        self._emitted: dict[str, int] = {}
+        self._draws: list[tuple[str, int, int, float]] = []
+
+    def forget(self) -> None:
+        """Begin to collect draws."""
+        self._draws.clear()
+        self._emitted.clear()
+
+    def unfairness(self) -> str | None:
+        """Say how the collected draws differ from independent ones of the exact distribution; None if they do not."""
+        numbers = {name: number for number, name in enumerate(sorted({name for name, *_ in self._draws}))}
+        return unfairness([Draw(numbers[name], number, depth, place) for name, number, depth, place in self._draws])
+
+    def first_token(self, row: Served, token: int, shown: Mapping[str, Any], what: str) -> None:
+        self._emitted[row.request_id] = 0
+        self._tokens(row, [token], shown, what)
+
+    def round(
+        self, row: Served, run: Sequence[int], tree: tuple[int, int, int], shown: Mapping[str, Any], what: str
+    ) -> None:
+        """`run` is what a round emitted behind the row's text; `tree` are its steps, top-k and nodes."""
+        self._tokens(row, run, shown, what)
+        steps, topk, nodes = tree
+        if not self._has_drafts or not row.sampling.is_greedy:
+            return
+        if steps == 0 or len(row.text) + steps + 1 >= self._config.context_len or self._proposals_left == 0:
+            return
+        self._proposals_left -= 1
+        wanted = []
+        # Among nearly equal candidates either may have been drafted.
+        for noise in range(5):
+            drafted = self._subject.drafted(row.text, steps, topk, nodes, noise)
+            if drafted is None:
+                return
+            wanted.append(accepted(drafted, run))
+            if wanted[-1] == len(run):
+                return
+        should = f"{wanted[0]}: that many follow the draft's own proposal for its text"
+        raise Wrong(
+            f"{what} emits {len(run)} tokens, {list(run)}, with {steps} steps of {topk} and {nodes} nodes", should
+        )
+
+    def _tokens(self, row: Served, run: Sequence[int], shown: Mapping[str, Any], what: str) -> None:
+        text, sampling = [*row.text, *run[:-1]], row.sampling
+        plain: After = self._subject.after(text, len(row.text) - 1)
+        for depth, (token, logits) in enumerate(zip(run, plain.logits, strict=True)):
+            kept = kept_tokens(logits, sampling, SLACK)
+            if token not in kept:
+                where = f"{what}: token {depth + 1} is {token}"
+                raise Wrong(
+                    where, f"one of {sorted(kept.tolist())}: {_words(sampling)}, after {len(row.text) + depth} tokens"
+                )
+            if not sampling.is_greedy:
+                number = self._emitted.get(row.request_id, 0) + depth
+                place = place_of(probabilities(logits, sampling), token, len(self._draws))
+                self._draws.append((row.request_id, number, depth, place))
+        self._emitted[row.request_id] = self._emitted.get(row.request_id, 0) + len(run)
+        for name, found in shown.items():
+            for depth, token in enumerate(run):
+                wanted = plain.outputs[name][depth]
+                if name == "logprobs":
+                    wanted = wanted[token]
+                if name == "top_logprob_ids":
+                    same = is_close(
+                        plain.outputs["logprobs"][depth][np.asarray(found[depth])], plain.outputs["top_logprobs"][depth]
+                    )
+                else:
+                    same = is_close(found[depth], wanted)
+                if not same:
+                    where = f"{what}: {name} of token {depth + 1} is {_short(found[depth])}"
+                    raise Wrong(where, f"{_short(wanted)}, after {len(row.text) + depth} tokens")
+
+
+def _words(sampling: SamplingParams) -> str:
+    if sampling.is_greedy:
+        return "greedy"
+    return f"temperature {sampling.temperature}, top-k {sampling.top_k}, top-p {sampling.top_p}"
+
+
+def _short(values: Any) -> str:
+    flat = np.asarray(values).ravel()
+    return f"{np.round(flat[:4], 4).tolist()}{' …' if len(flat) > 4 else ''}"

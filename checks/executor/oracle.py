@@ -1,0 +1,127 @@
+"""What the tokens of a result must be: compared with the model's own distribution after the row's text, computed plainly.
+
+The subject says what its model gives after a text, token after token, without batch, tree or pages (`Executor.after`), and what its draft
+proposes after one (`Executor.drafted`). Everything else is worked out here: which tokens sampling may choose, how many drafts must be
+accepted, and whether sampled tokens have the distribution that they should have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...core.contract.request import SamplingParams
+from ...core.draws import Purpose, uniform
+
+SLACK = 2e-3
+"""Logits closer than that count as equal: a batched pass sums in another order."""
+TOLERANCE = 2e-3  # of outputs, relative to their size
+DEVIATION = 5.0  # of a sum of n terms, in standard deviations: a good sampler is that far off once in two million
+
+
+class After(NamedTuple):
+    """What a model gives after each of n tokens of a text."""
+
+    logits: np.ndarray  # [n, V]
+    outputs: Mapping[
+        str, np.ndarray
+    ]  # [n, …] by name; of the token that follows, where an output belongs to one: [n, V, …] of each
+
+
+def kept_tokens(logits: np.ndarray, sampling: SamplingParams, slack: float = 0.0) -> np.ndarray:
+    """Return the tokens that temperature, top-k and top-p leave, best first. `slack` lets in those at an edge."""
+    order = np.argsort(-logits, kind="stable")
+    if sampling.is_greedy:
+        return order[logits[order] >= logits[order[0]] - slack]
+    if sampling.top_k:
+        edge = logits[order[min(sampling.top_k, len(order)) - 1]]
+        order = order[(np.arange(len(order)) < sampling.top_k) | (logits[order] >= edge - slack)]
+    weights = np.exp((logits[order].astype(float) - logits[order[0]]) / sampling.temperature)
+    before = np.cumsum(weights) - weights
+    share = before / weights.sum()
+    return order[(share < sampling.top_p + slack) | (sampling.top_p >= 1.0)] if slack else order[share < sampling.top_p]
+
+
+def probabilities(logits: np.ndarray, sampling: SamplingParams) -> np.ndarray:
+    """Return the distribution float64 [V] that a token is drawn from."""
+    kept = kept_tokens(logits, sampling)
+    found = np.zeros(len(logits))
+    if sampling.is_greedy:
+        found[kept[0]] = 1.0
+    else:
+        found[kept] = np.exp((logits[kept].astype(float) - logits[kept[0]]) / sampling.temperature)
+    return found / found.sum()
+
+
+def is_close(found: Any, wanted: Any) -> bool:
+    """Whether two values of an output are equal, or as near as two orders of summation."""
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    if found.shape != wanted.shape:
+        return False
+    if wanted.dtype.kind in "iub":
+        return np.array_equal(found, wanted)
+    return np.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE * max(1.0, float(np.abs(wanted).max(initial=0))))
+
+
+def accepted(tree: tuple[Sequence[int], Sequence[int]], continuation: Sequence[int]) -> int:
+    """Return how many tokens a round emits whose tree has these drafts (tokens, parents; node 0 is the root), for a greedy target."""
+    tokens, parents = tree
+    node, count = 0, 1
+    for wanted in continuation:
+        children = [i + 1 for i, parent in enumerate(parents) if parent == node and tokens[i] == wanted]
+        if not children:
+            break
+        node, count = children[0], count + 1
+    return count
+
+
+# -- distributions ----------------------------------------------------------------------------------------------------
+
+
+def place_of(probs: np.ndarray, token: int, number: int) -> float:
+    """Return where in 0 … 1 a coin fell that drew `token`: uniform for a good sampler, and independent of all others.
+
+    Within the token's own share the place is drawn by `number`.
+    """
+    below = float(probs[:token].sum())
+    return below + float(probs[token]) * float(uniform(7, Purpose.SWARM, 0, number))
+
+
+class Draw(NamedTuple):
+    """One sampled token: the request that it belongs to, its number in the output, in its round, and its place."""
+
+    request: int
+    number: int
+    depth: int
+    place: float
+
+
+def unfairness(draws: Sequence[Draw]) -> str | None:
+    """Say how sampled tokens differ from independent draws of the exact distribution; None if they do not.
+
+    Sums of n terms, each of known mean and variance, are compared with their standard deviation, so that a bound holds for any n.
+    """
+    groups = {"all tokens": draws, "first tokens": [d for d in draws if d.number == 0]}
+    for depth in sorted({draw.depth for draw in draws}):
+        groups[f"tokens at place {depth + 1} of their round"] = [d for d in draws if d.number and d.depth == depth]
+    for name, group in groups.items():
+        places = np.array([draw.place for draw in group])
+        for what, values, deviation in (
+            ("mean place", places - 0.5, np.sqrt(1 / 12)),
+            ("distance from the middle", np.abs(places - 0.5) - 0.25, np.sqrt(1 / 48)),
+        ):
+            if len(group) >= 12 and abs(values.sum()) > DEVIATION * deviation * np.sqrt(len(group)):
+                return f"{len(group)} {name}: the {what} of their coins is {values.mean():+.2f} off"
+    by_place = {(draw.request, draw.number): draw.place for draw in draws}
+    for name, step in (("consecutive tokens of a request", (0, 1)), ("tokens of two requests at one position", (1, 0))):
+        pairs = [
+            (place, by_place[request + step[0], number + step[1]])
+            for (request, number), place in by_place.items()
+            if (request + step[0], number + step[1]) in by_place
+        ]
+        products = np.array([(a - 0.5) * (b - 0.5) for a, b in pairs])
+        if len(pairs) >= 12 and abs(products.sum()) > DEVIATION / 12 * np.sqrt(len(pairs)):
+            return f"{len(pairs)} pairs of {name}: their coins go together ({12 * products.mean():+.2f})"
+    return None
