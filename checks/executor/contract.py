@@ -26,6 +26,7 @@ TEXT_LEN = 48  # of the longest drawn request
 ALGORITHMS = (*["STANDALONE"] * 4, "NONE", "NONE", "NGRAM", "NGRAM")
 WITH_HEADS = (*["STANDALONE"] * 3, "NONE", "NGRAM", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
 STOP_TOKENS = (5, 11)
+MANY = 8  # rows of an engine in which many requests are sampled
 HIDDEN_STATES = "hidden_states"
 """The per-token output by which a user asks to see the target's hidden states; it belongs to no draft."""
 
@@ -81,7 +82,10 @@ class ExecutorConfig:
             prefix_cache=choose((False, True)),
             tokens=has.tokens,
         )
-        config = replace(config, mixture=has.plain and choose((False, True)))
+        if has.plain:
+            config = replace(config, mixture=choose((False, True)))
+            if choose((False, False, True)):
+                return replace(config, max_running=MANY)._with_pool(3)
         return config._with_pool(choose((0, 1, 2, 3)))
 
     def _with_pool(self, pool: int) -> ExecutorConfig:

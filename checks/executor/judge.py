@@ -38,7 +38,7 @@ class Judge:
         self._subject, self._config, self._has_drafts = subject, config, has.drafts
         self._proposals_left = MOST_PROPOSALS
         self._emitted: dict[str, int] = {}
-        self._draws: list[tuple[str, int, int, float]] = []
+        self._draws: list[tuple[str, str, int, int, float]] = []
 
     def forget(self) -> None:
         """Begin to collect draws."""
@@ -47,8 +47,8 @@ class Judge:
 
     def unfairness(self) -> str | None:
         """Say how the collected draws differ from independent ones of the exact distribution; None if they do not."""
-        numbers = {name: number for number, name in enumerate(sorted({name for name, *_ in self._draws}))}
-        return unfairness([Draw(numbers[name], number, depth, place) for name, number, depth, place in self._draws])
+        requests = {name: number for number, name in enumerate(dict.fromkeys(draw[0] for draw in self._draws))}
+        return unfairness([Draw(requests[draw[0]], *draw[1:]) for draw in self._draws])
 
     def first_token(self, row: Served, token: int, shown: Mapping[str, Any], what: str) -> None:
         self._emitted[row.request_id] = 0
@@ -92,7 +92,7 @@ class Judge:
             if not sampling.is_greedy:
                 number = self._emitted.get(row.request_id, 0) + depth
                 place = place_of(probabilities(logits, sampling), token, len(self._draws))
-                self._draws.append((row.request_id, number, depth, place))
+                self._draws.append((row.request_id, _words(sampling), number, depth, place))
         self._emitted[row.request_id] = self._emitted.get(row.request_id, 0) + len(run)
         for name, found in shown.items():
             for depth, token in enumerate(run):

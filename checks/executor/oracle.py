@@ -18,6 +18,7 @@ from ...core.draws import Purpose, uniform
 SLACK = 2e-3
 """Logits closer than that count as equal: a batched pass sums in another order."""
 TOLERANCE = 2e-3  # of outputs, relative to their size
+MIN_DRAWS = 24
 DEVIATION = 5.0  # of a sum of n terms, in standard deviations: a good sampler is that far off once in two million
 
 
@@ -90,9 +91,10 @@ def place_of(probs: np.ndarray, token: int, number: int) -> float:
 
 
 class Draw(NamedTuple):
-    """One sampled token: the request that it belongs to, its number in the output, in its round, and its place."""
+    """One sampled token: the request that it belongs to, how that samples, its number in the output, in its round, and its place."""
 
     request: int
+    sampling: str
     number: int
     depth: int
     place: float
@@ -104,6 +106,8 @@ def unfairness(draws: Sequence[Draw]) -> str | None:
     Sums of n terms, each of known mean and variance, are compared with their standard deviation, so that a bound holds for any n.
     """
     groups = {"all tokens": draws, "first tokens": [d for d in draws if d.number == 0]}
+    for sampling in dict.fromkeys(draw.sampling for draw in draws):
+        groups[f"tokens of {sampling}"] = [d for d in draws if d.sampling == sampling]
     for depth in sorted({draw.depth for draw in draws}):
         groups[f"tokens at place {depth + 1} of their round"] = [d for d in draws if d.number and d.depth == depth]
     for name, group in groups.items():
@@ -112,7 +116,7 @@ def unfairness(draws: Sequence[Draw]) -> str | None:
             ("mean place", places - 0.5, np.sqrt(1 / 12)),
             ("distance from the middle", np.abs(places - 0.5) - 0.25, np.sqrt(1 / 48)),
         ):
-            if len(group) >= 12 and abs(values.sum()) > DEVIATION * deviation * np.sqrt(len(group)):
+            if len(group) >= MIN_DRAWS and abs(values.sum()) > DEVIATION * deviation * np.sqrt(len(group)):
                 return f"{len(group)} {name}: the {what} of their coins is {values.mean():+.2f} off"
     by_place = {(draw.request, draw.number): draw.place for draw in draws}
     for name, step in (("consecutive tokens of a request", (0, 1)), ("tokens of two requests at one position", (1, 0))):
@@ -122,6 +126,6 @@ def unfairness(draws: Sequence[Draw]) -> str | None:
             if (request + step[0], number + step[1]) in by_place
         ]
         products = np.array([(a - 0.5) * (b - 0.5) for a, b in pairs])
-        if len(pairs) >= 12 and abs(products.sum()) > DEVIATION / 12 * np.sqrt(len(pairs)):
+        if len(pairs) >= MIN_DRAWS and abs(products.sum()) > DEVIATION / 12 * np.sqrt(len(pairs)):
             return f"{len(pairs)} pairs of {name}: their coins go together ({12 * products.mean():+.2f})"
     return None
