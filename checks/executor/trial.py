@@ -190,6 +190,7 @@ class ExecutorTrial(Trial):
             m.in_step = hidden_arrays({"step": step}, m.hidden_sizes)
         self.must(self.subject.launch, step)
         self._said = f"step {step.step_id}: {_words(step)}"
+        self._look()
         return True
 
     @operation(weight=12, when=_is_in_flight)

@@ -52,7 +52,7 @@ def broken(make, operations=TALK, **arguments):
 # -- ours -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "budget"), [*zip(SUBJECTS["executor"], (1_500, 1_500, 500), strict=True)])
+@pytest.mark.parametrize(("name", "budget"), [*zip(SUBJECTS["executor"], (1_500, 1_500, 1_200), strict=True)])
 def test_ours_hold(name, budget):
     if ".gpu." in name:
         pytest.importorskip("torch")
