@@ -11,7 +11,7 @@ from ...core.contract.request import SamplingParams
 from .contract import Executor, ExecutorCapabilities, ExecutorConfig
 from .oracle import SLACK, After, Draw, accepted, is_close, kept_tokens, place_of, probabilities, unfairness
 
-MOST_PROPOSALS = 10
+MOST_PROPOSALS = 16
 """Rounds of a run whose accept lengths are compared: a proposal from the whole text costs some passes."""
 
 

@@ -179,7 +179,7 @@ def _near(target: Decoder) -> Decoder:
 
 
 def _config(vocab_size: int, hidden_size: int, num_layers: int, mixture: bool = False) -> ModelConfig:
-    experts = MoeConfig(num_experts=6, top_k=2, intermediate_size=12, decoder_sparse_step=2) if mixture else None
+    experts = MoeConfig(num_experts=16, top_k=2, intermediate_size=12, decoder_sparse_step=2) if mixture else None
     return ModelConfig(
         architecture=QWEN3_MOE if mixture else LLAMA,
         moe=experts,

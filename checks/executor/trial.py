@@ -36,11 +36,11 @@ SAMPLING = {
 }
 """Of requests by name, where they may sample; the others are greedy."""
 RULES = (
-    SamplingParams(temperature=2.0),
-    SamplingParams(temperature=3.0, top_p=0.6),
-    SamplingParams(temperature=4.0, top_k=4),
+    SamplingParams(temperature=4.0),
+    SamplingParams(temperature=12.0, top_p=0.6),
+    SamplingParams(temperature=8.0, top_k=4),
 )
-NUM_SAMPLED, SAMPLED_LEN = 48, 8
+NUM_SAMPLED, SAMPLED_LEN = 36, 6
 
 PROMPT_LENS = (1, 2, 3, 7, 8, 9, 16, 17, 25)
 

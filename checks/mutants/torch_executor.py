@@ -101,6 +101,69 @@ class ReusesTheHostBuffer(CheckedExecutor):
         return replace(result, decode=replace(result.decode, accept_lens=self.buffer))
 
 
+class SamplesLikeItsNeighbour(CheckedExecutor):
+    """Each row is sampled with the cut-offs of the row before it."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        rows = self.executor._rows
+        sampling = rows.sampling
+
+        def shifted(numbers):
+            found = sampling(numbers)
+            return found and replace(found, top_k=found.top_k.roll(1), top_p=found.top_p.roll(1))
+
+        rows.sampling = shifted
+
+
+class CutsTheMassShort(CheckedExecutor):
+    """Top-p leaves out the tokens that would reach the mass."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        rows = self.executor._rows
+        sampling = rows.sampling
+
+        def cut(numbers):
+            found = sampling(numbers)
+            return found and replace(found, top_p=torch.where(found.top_p < 1.0, 0.7 * found.top_p, 1.0))
+
+        rows.sampling = cut
+
+
+class LeavesExpertsBehind(CheckedExecutor):
+    """Compaction takes along what is floating point; routed experts stay where their nodes were."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        ops = self.executor._ops
+        compact = ops.compact
+        ops.compact = lambda values, *where: values if values.dtype == torch.int32 else compact(values, *where)
+
+
+class HidesTheRoot(CheckedExecutor):
+    """Nodes of the third level and below do not see the root of their tree."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        decode_round = self.executor._round
+        forward = decode_round._verify_forward
+
+        def without_root(batch, tree, *rest):
+            bits = torch.where(tree.depths >= 3, tree.ancestor_bits & ~1, tree.ancestor_bits)
+            return forward(batch, replace(tree, ancestor_bits=bits), *rest)
+
+        decode_round._verify_forward = without_root
+
+
+class BranchesKeepTheirOwn(CheckedExecutor):
+    """A branch of a drafted tree that goes on from another one keeps its own KV. Only the accept lengths show it."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.executor._ops.move_slots_ = lambda *arguments: None
+
+
 _DEFECTS = (
     (RelaysHiddenStatesAlways, ("ACCEPT-17",)),
     (AllocatesForTheWidestAlgorithm, ("ACCEPT-17",)),
@@ -109,6 +172,11 @@ _DEFECTS = (
     (MergesNoneAsZeros, ("ACCEPT-17",)),
     (StopsLate, ("ANSWER",)),
     (ReusesTheHostBuffer, ("ANSWER",)),
+    (SamplesLikeItsNeighbour, ("ANSWER",)),
+    (CutsTheMassShort, ("ANSWER",)),
+    (LeavesExpertsBehind, ("ANSWER",)),
+    (HidesTheRoot, ("ANSWER",)),
+    (BranchesKeepTheirOwn, ("ANSWER",)),
 )
 
 MUTANTS = tuple(

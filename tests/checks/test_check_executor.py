@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from foretoken.checks.conformance import check_executor
 from foretoken.checks.executor.arrays import hidden_arrays
 from foretoken.checks.executor.contract import ExecutorCapabilities, ExecutorConfig
 from foretoken.checks.executor.expectation import Expectation, looked_up
+from foretoken.checks.executor.contract import MANY, ExecutorCapabilities, ExecutorConfig
 from foretoken.checks.executor.record import RecordedCore, first_unequal
 from foretoken.checks.executor.reference_subject import ReferenceAdapter
 from foretoken.checks.executor.reference_subject import make as make_reference
@@ -428,3 +430,39 @@ def test_a_run_ends_where_the_target_leaves_the_tree():
         nodes, run = expectation.drafted(text, steps, 1, steps + 1), expectation.run(text, steps, 1, steps + 1)
         assert len(nodes) == steps and run == truth[: len(run)] and tuple(run) not in nodes
     assert expectation.drafted(text, 2, 3, 13) >= expectation.drafted(text, 2, 3, 5), "the best of more candidates"
+# -- sampled tokens -----------------------------------------------------------------------------------------------------------
+
+
+def coins_of_nowhere(coins, keys, positions, seed, purpose):
+    return coins(keys, positions * 0, seed, purpose)
+
+
+def coins_of_one_request(coins, keys, positions, seed, purpose):
+    return coins(keys[:1].expand_as(keys), positions, seed, purpose)
+
+
+@pytest.mark.parametrize(
+    ("defect", "words"),
+    [(None, ""), (coins_of_nowhere, "consecutive tokens"), (coins_of_one_request, "two requests")],
+    ids=["sound", "every position has the same coins", "every request has the same coins"],
+)
+def test_sampled_tokens_are_independent_draws(defect, words):
+    pytest.importorskip("torch")
+    from foretoken.checks.executor.torch_subject import CheckedExecutor
+
+    def make(config):
+        subject = CheckedExecutor(config)
+        if defect is not None:
+            ops = subject.executor._ops
+            ops.coins = partial(defect, ops.coins)
+        return subject
+
+    config = ExecutorConfig(algorithm="STANDALONE", steps=2, max_running=MANY, num_pages=900)
+    has = SUITE.capabilities.of(CheckedExecutor.capabilities)
+    operations = [ExecutorTrial.sample()]
+    if defect is None:
+        assert SUITE.execute(make, config, has, SUITE.invariants(has), operations).executed[ExecutorTrial.sample] == 1
+        return
+    with pytest.raises(Violation) as caught:
+        SUITE.execute(make, config, has, SUITE.invariants(has), operations)
+    assert words in str(caught.value)
