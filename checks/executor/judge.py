@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.contract.request import SamplingParams
 from .contract import Executor, ExecutorCapabilities, ExecutorConfig
-from .oracle import SLACK, After, Draw, accepted, is_close, kept_tokens, place_of, probabilities, unfairness
+from .oracle import SLACK, After, Draw, accepted, edge_of, is_close, kept_tokens, place_of, probabilities, unfairness
 
 MOST_PROPOSALS = 16
 """Rounds of a run whose accept lengths are compared: a proposal from the whole text costs some passes."""
@@ -38,7 +38,7 @@ class Judge:
         self._subject, self._config, self._has_drafts = subject, config, has.drafts
         self._proposals_left = MOST_PROPOSALS
         self._emitted: dict[str, int] = {}
-        self._draws: list[tuple[str, str, int, int, float]] = []
+        self._draws: list[tuple[Any, ...]] = []  # request, and the other fields of a `Draw`
 
     def forget(self) -> None:
         """Begin to collect draws."""
@@ -91,8 +91,9 @@ class Judge:
                 )
             if not sampling.is_greedy:
                 number = self._emitted.get(row.request_id, 0) + depth
-                place = place_of(probabilities(logits, sampling), token, len(self._draws))
-                self._draws.append((row.request_id, _words(sampling), number, depth, place))
+                probs = probabilities(logits, sampling)
+                place = place_of(probs, token, len(self._draws))
+                self._draws.append((row.request_id, _words(sampling), number, depth, place, *edge_of(probs, token)))
         self._emitted[row.request_id] = self._emitted.get(row.request_id, 0) + len(run)
         for name, found in shown.items():
             for depth, token in enumerate(run):

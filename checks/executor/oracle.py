@@ -19,6 +19,7 @@ SLACK = 2e-3
 """Logits closer than that count as equal: a batched pass sums in another order."""
 TOLERANCE = 2e-3  # of outputs, relative to their size
 MIN_DRAWS = 24
+MIN_EDGES = 4.0
 DEVIATION = 5.0  # of a sum of n terms, in standard deviations: a good sampler is that far off once in two million
 
 
@@ -81,6 +82,13 @@ def accepted(tree: tuple[Sequence[int], Sequence[int]], continuation: Sequence[i
 # -- distributions ----------------------------------------------------------------------------------------------------
 
 
+def edge_of(probs: np.ndarray, token: int) -> tuple[float, float]:
+    """Return `Draw.edge` and its variance."""
+    last = int(np.where(probs > 0, probs, np.inf).argmin())
+    chance = float(probs[last])
+    return float(token == last) - chance, chance * (1 - chance)
+
+
 def place_of(probs: np.ndarray, token: int, number: int) -> float:
     """Return where in 0 … 1 a coin fell that drew `token`: uniform for a good sampler, and independent of all others.
 
@@ -91,13 +99,18 @@ def place_of(probs: np.ndarray, token: int, number: int) -> float:
 
 
 class Draw(NamedTuple):
-    """One sampled token: the request that it belongs to, how that samples, its number in the output, in its round, and its place."""
+    """One sampled token: the request that it belongs to, how that samples, its number in the output, in its round, and its place.
+
+    `edge` is 1 for the least probable token that could have been drawn, less the probability of that; `edge_variance` is its variance.
+    """
 
     request: int
     sampling: str
     number: int
     depth: int
     place: float
+    edge: float
+    edge_variance: float
 
 
 def unfairness(draws: Sequence[Draw]) -> str | None:
@@ -105,6 +118,16 @@ def unfairness(draws: Sequence[Draw]) -> str | None:
 
     Sums of n terms, each of known mean and variance, are compared with their standard deviation, so that a bound holds for any n.
     """
+    by_place = {(draw.request, draw.number): draw.place for draw in draws}
+    for name, step in (("consecutive tokens of a request", (0, 1)), ("tokens of two requests at one position", (1, 0))):
+        pairs = [
+            (place, by_place[request + step[0], number + step[1]])
+            for (request, number), place in by_place.items()
+            if (request + step[0], number + step[1]) in by_place
+        ]
+        products = np.array([(a - 0.5) * (b - 0.5) for a, b in pairs])
+        if len(pairs) >= MIN_DRAWS and abs(products.sum()) > DEVIATION / 12 * np.sqrt(len(pairs)):
+            return f"{len(pairs)} pairs of {name}: their coins go together ({12 * products.mean():+.2f})"
     groups = {"all tokens": draws, "first tokens": [d for d in draws if d.number == 0]}
     for sampling in dict.fromkeys(draw.sampling for draw in draws):
         groups[f"tokens of {sampling}"] = [d for d in draws if d.sampling == sampling]
@@ -118,14 +141,8 @@ def unfairness(draws: Sequence[Draw]) -> str | None:
         ):
             if len(group) >= MIN_DRAWS and abs(values.sum()) > DEVIATION * deviation * np.sqrt(len(group)):
                 return f"{len(group)} {name}: the {what} of their coins is {values.mean():+.2f} off"
-    by_place = {(draw.request, draw.number): draw.place for draw in draws}
-    for name, step in (("consecutive tokens of a request", (0, 1)), ("tokens of two requests at one position", (1, 0))):
-        pairs = [
-            (place, by_place[request + step[0], number + step[1]])
-            for (request, number), place in by_place.items()
-            if (request + step[0], number + step[1]) in by_place
-        ]
-        products = np.array([(a - 0.5) * (b - 0.5) for a, b in pairs])
-        if len(pairs) >= MIN_DRAWS and abs(products.sum()) > DEVIATION / 12 * np.sqrt(len(pairs)):
-            return f"{len(pairs)} pairs of {name}: their coins go together ({12 * products.mean():+.2f})"
+        spread = sum(draw.edge_variance for draw in group)
+        edge = sum(draw.edge for draw in group)
+        if spread > MIN_EDGES and abs(edge) > DEVIATION * np.sqrt(spread):
+            return f"{len(group)} {name}: the least probable token that is left was drawn {edge:+.1f} times too often"
     return None

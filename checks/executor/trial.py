@@ -37,8 +37,9 @@ SAMPLING = {
 """Of requests by name, where they may sample; the others are greedy."""
 RULES = (
     SamplingParams(temperature=4.0),
-    SamplingParams(temperature=12.0, top_p=0.6),
+    SamplingParams(temperature=1.0, top_p=0.5),
     SamplingParams(temperature=8.0, top_k=4),
+    SamplingParams(temperature=1.0, top_p=0.5),  # which leaves few tokens, each of them often
 )
 NUM_SAMPLED, SAMPLED_LEN = 36, 6
 

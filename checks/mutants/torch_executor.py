@@ -116,21 +116,6 @@ class SamplesLikeItsNeighbour(CheckedExecutor):
         rows.sampling = shifted
 
 
-class CutsTheMassShort(CheckedExecutor):
-    """Top-p leaves out the tokens that would reach the mass."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        rows = self.executor._rows
-        sampling = rows.sampling
-
-        def cut(numbers):
-            found = sampling(numbers)
-            return found and replace(found, top_p=torch.where(found.top_p < 1.0, 0.7 * found.top_p, 1.0))
-
-        rows.sampling = cut
-
-
 class LeavesExpertsBehind(CheckedExecutor):
     """Compaction takes along what is floating point; routed experts stay where their nodes were."""
 
@@ -142,7 +127,7 @@ class LeavesExpertsBehind(CheckedExecutor):
 
 
 class HidesTheRoot(CheckedExecutor):
-    """Nodes of the third level and below do not see the root of their tree."""
+    """Nodes of the second level and below do not see the root of their tree."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -150,18 +135,10 @@ class HidesTheRoot(CheckedExecutor):
         forward = decode_round._verify_forward
 
         def without_root(batch, tree, *rest):
-            bits = torch.where(tree.depths >= 3, tree.ancestor_bits & ~1, tree.ancestor_bits)
+            bits = torch.where(tree.depths >= 2, tree.ancestor_bits & ~1, tree.ancestor_bits)
             return forward(batch, replace(tree, ancestor_bits=bits), *rest)
 
         decode_round._verify_forward = without_root
-
-
-class BranchesKeepTheirOwn(CheckedExecutor):
-    """A branch of a drafted tree that goes on from another one keeps its own KV. Only the accept lengths show it."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.executor._ops.move_slots_ = lambda *arguments: None
 
 
 _DEFECTS = (
@@ -173,10 +150,8 @@ _DEFECTS = (
     (StopsLate, ("ANSWER",)),
     (ReusesTheHostBuffer, ("ANSWER",)),
     (SamplesLikeItsNeighbour, ("ANSWER",)),
-    (CutsTheMassShort, ("ANSWER",)),
     (LeavesExpertsBehind, ("ANSWER",)),
     (HidesTheRoot, ("ANSWER",)),
-    (BranchesKeepTheirOwn, ("ANSWER",)),
 )
 
 MUTANTS = tuple(

@@ -2,7 +2,6 @@
 
 from collections import deque
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -433,18 +432,36 @@ def test_a_run_ends_where_the_target_leaves_the_tree():
 # -- sampled tokens -----------------------------------------------------------------------------------------------------------
 
 
-def coins_of_nowhere(coins, keys, positions, seed, purpose):
-    return coins(keys, positions * 0, seed, purpose)
+def same_coins_everywhere(executor):
+    coins = executor._ops.coins
+    executor._ops.coins = lambda keys, positions, seed, purpose: coins(keys, positions * 0, seed, purpose)
 
 
-def coins_of_one_request(coins, keys, positions, seed, purpose):
-    return coins(keys[:1].expand_as(keys), positions, seed, purpose)
+def same_coins_for_all(executor):
+    coins = executor._ops.coins
+    executor._ops.coins = lambda keys, positions, seed, purpose: coins(
+        keys[:1].expand_as(keys), positions, seed, purpose
+    )
+
+
+def without_the_token_that_reaches_the_mass(executor):
+    sampling = executor._rows.sampling
+
+    def cut(numbers):
+        found = sampling(numbers)
+        return found and replace(found, top_p=found.top_p.where(found.top_p >= 1.0, 0.5 * found.top_p))
+
+    executor._rows.sampling = cut
 
 
 @pytest.mark.parametrize(
     ("defect", "words"),
-    [(None, ""), (coins_of_nowhere, "consecutive tokens"), (coins_of_one_request, "two requests")],
-    ids=["sound", "every position has the same coins", "every request has the same coins"],
+    [
+        (None, ""),
+        (same_coins_everywhere, "consecutive tokens"),
+        (same_coins_for_all, "two requests"),
+        (without_the_token_that_reaches_the_mass, "top-p 0.5"),
+    ],
 )
 def test_sampled_tokens_are_independent_draws(defect, words):
     pytest.importorskip("torch")
@@ -453,8 +470,7 @@ def test_sampled_tokens_are_independent_draws(defect, words):
     def make(config):
         subject = CheckedExecutor(config)
         if defect is not None:
-            ops = subject.executor._ops
-            ops.coins = partial(defect, ops.coins)
+            defect(subject.executor)
         return subject
 
     config = ExecutorConfig(algorithm="STANDALONE", steps=2, max_running=MANY, num_pages=900)
