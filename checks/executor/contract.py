@@ -208,6 +208,7 @@ class Executor(Protocol):
     # toy
     def toy_draft(self) -> HashDraft:
         """Return the draft that it runs, with its target."""
+
     # plain
     def shown(self) -> Sequence[str]:
         """Return the per-token outputs that a request may ask to see."""

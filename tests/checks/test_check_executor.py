@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from foretoken.checks.conformance import check_executor
 from foretoken.checks.executor.arrays import hidden_arrays
-from foretoken.checks.executor.contract import ExecutorCapabilities, ExecutorConfig
-from foretoken.checks.executor.expectation import Expectation, looked_up
 from foretoken.checks.executor.contract import MANY, ExecutorCapabilities, ExecutorConfig
+from foretoken.checks.executor.expectation import Expectation, looked_up
 from foretoken.checks.executor.record import RecordedCore, first_unequal
 from foretoken.checks.executor.reference_subject import ReferenceAdapter
 from foretoken.checks.executor.reference_subject import make as make_reference
@@ -429,6 +428,8 @@ def test_a_run_ends_where_the_target_leaves_the_tree():
         nodes, run = expectation.drafted(text, steps, 1, steps + 1), expectation.run(text, steps, 1, steps + 1)
         assert len(nodes) == steps and run == truth[: len(run)] and tuple(run) not in nodes
     assert expectation.drafted(text, 2, 3, 13) >= expectation.drafted(text, 2, 3, 5), "the best of more candidates"
+
+
 # -- sampled tokens -----------------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from foretoken.checks.executor.cached_attention import CachedAttention
+from foretoken.checks.executor.plain_texts import CachedAttention
 from foretoken.gpu.models import projection
 from foretoken.gpu.models.checkpoint import load_target, random_weights, save_target
 from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig

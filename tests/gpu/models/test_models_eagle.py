@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from foretoken.checks.executor.cached_attention import CachedAttention
+from foretoken.checks.executor.plain_texts import CachedAttention
 from foretoken.gpu.models import projection
 from foretoken.gpu.models.checkpoint import load_draft, random_head, random_weights, save_draft
 from foretoken.gpu.models.config import LLAMA, ModelConfig
