@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ...core.algorithm.algorithm import SpecAlgorithm
-from ...core.contract.request import SamplingParams
 from ...core.contract.step import NO_TOKEN, BlockEnd, Step, StepResult
 from .arrays import FoundArray
 from .contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
@@ -57,7 +56,7 @@ class Row:
     remaining: int  # tokens that it may still emit
     stop_tokens: tuple[int, ...]
     outputs: tuple[str, ...]
-    sampling: SamplingParams
+    sampling: Any  # `SamplingParams`: how the judge knows what may be emitted
     text: list[int]  # of which it has KV, and the root behind it
     over: bool = False
 
