@@ -124,7 +124,7 @@ def _check(contract, subject, budget, seed, capability, expect, without, json_fi
             skipped.append({"contract": suite.name, "subject": name, "skipped": reason})
             continue
         options = {"capabilities": capability or None, "expected_failures": expected, "seed": seed}
-        options["budget"] = share or Budget(operations=OPERATIONS[name], is_extended=True)
+        options["budget"] = share or Budget(operations=OPERATIONS.get(name, suite.quick), is_extended=True)
         options["without"] = without or ()
         with _shown_progress(name) as show:
             report = check_one(suite, make, subject=name, progress=show, **options)

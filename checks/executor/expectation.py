@@ -6,7 +6,10 @@ texts alone, by searches that look at one path at a time.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,9 +31,15 @@ class Expectation:
         self.draft = draft
         self.texts: dict[int, list[int]] = {}  # by row: prompt and output, the last token without KV
         self._hashes: dict[Path, int] = {}
+        self._steps: deque[Step] = deque()
 
-    def collect(self, step: Step, result: StepResult, ended: set[int]) -> tuple[str, str] | None:
-        """Return what a result says and what it should, None if it is right. `ended` are the rows that had ended before."""
+    def launch(self, step: Step) -> None:
+        """Keep a step as it was launched, because the executor may write into its arrays."""
+        self._steps.append(replace(step, prefill=deepcopy(step.prefill), decode=deepcopy(step.decode)))
+
+    def collect(self, result: StepResult, ended: set[int]) -> tuple[str, str] | None:
+        """Return what the result of the oldest step says and what it should, None if it is right. `ended` are the rows that had ended."""
+        step = self._steps.popleft()
         for join in step.joins:
             self.texts[join.row] = [] if join.cached_tokens is None else join.cached_tokens.tolist()
         failed = {row for row, _ in result.failures}

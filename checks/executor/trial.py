@@ -187,6 +187,8 @@ class ExecutorTrial(Trial):
             return True
         self.model.launch(step)
         self.steps.append(step)
+        if self._expectation is not None:
+            self._expectation.launch(step)
         if self.capabilities.inspection:
             m.in_step = hidden_arrays({"step": step}, m.hidden_sizes)
         self.must(self.subject.launch, step)
@@ -212,7 +214,7 @@ class ExecutorTrial(Trial):
             was = f"step {flight.step_id}: a result that cannot be read ({type(error).__name__}: {error})"
             raise self.misbehaviour("TYPE", was, "a core.step.StepResult with its parts") from error
         self._still_as_delivered()
-        unlike = self._expectation and self._expectation.collect(self.steps[0], result, ended)
+        unlike = self._expectation and self._expectation.collect(result, ended)
         if unlike:
             raise self.misbehaviour("ANSWER", f"step {flight.step_id}: {unlike[0]}", unlike[1])
         if result.decode is not None:
