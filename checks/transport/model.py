@@ -83,6 +83,7 @@ class Hold:
     cancelled_ns: int | None = None  # when this side gave it up
     lost_ns: int | None = None  # when this side was told that the other one is gone
     may_go: bool = False  # an ack, a cancel or its answer has come
+    is_called_back: bool = False  # by the prefill side, at the decode side
 
 
 @dataclass(slots=True)

@@ -199,6 +199,7 @@ class Record:
         hold = model.holds[side].get(request)
         if hold is not None and hold.run is seen.run and message.kind in ENDING[side] and attempt[1:] >= newest:
             hold.may_go = True
+            hold.is_called_back = side == DECODE and message.kind == contract.CANCEL
 
     def _end_at_decode(self, message: Message) -> None:
         """Note that the decode side has ended a transfer up to this attempt, or was told to."""

@@ -330,6 +330,7 @@ class TransportTrial(TransportWatch):
             self.deliver_all(PREFILL)
         if self.config.slow_link:
             self.advance(self.config.lease_ns)  # all are offered again, and no page of the first attempts is read yet
+            self.under_way[DECODE] = [p for p in self.under_way[DECODE] if p.message.request != REQUESTS[0]]
         self.cancel(PREFILL, REQUESTS[0])  # is decoded already, where pages have arrived
         self.cancel(DECODE, REQUESTS[-1])  # waits for room, in a small pool
         self.deliver_all(DECODE)

@@ -309,8 +309,9 @@ class TransportWatch(Trial):
         cached = None
         for request, hold in list(model.holds[side].items()):
             if model.may_go(side, hold, self.now_ns):
-                if hold.lost_ns is not None and self.now_ns >= hold.lost_ns + self.config.fence_ns:
-                    self._check_lost(side, request, hold)
+                is_lost = hold.lost_ns is not None and self.now_ns >= hold.lost_ns + self.config.fence_ns
+                if is_lost or hold.is_called_back:
+                    self._check_over(side, request, hold)
                 if self._pages(side, request)[: len(hold.pages)] != tuple(hold.pages.values()) or hold.run.is_over:
                     del model.holds[side][request]
                 continue
@@ -324,10 +325,12 @@ class TransportWatch(Trial):
                 cached = cached if cached is not None else self._cached()
                 self._check_unverified(request, hold, cached)
 
-    def _check_lost(self, side: str, request: int, hold: Hold) -> None:
-        """Check that a request is over a fence after its side was told that the other worker is gone."""
+    def _check_over(self, side: str, request: int, hold: Hold) -> None:
+        """Check that a request is over: a fence after its other worker was lost, or when that one has given it up."""
         if hold.pages and not hold.run.is_decoding and self._pages(side, request) == tuple(hold.pages.values()):
-            self.moment.leaked = f"request {request} has its pages on the {side} side, and the other worker is gone"
+            self.moment.leaked = (
+                f"request {request} has its pages on the {side} side, and the other side has none of it"
+            )
 
     def _cached(self) -> dict[int, None]:
         return dict.fromkeys(self.integers(self.must(self.subject.cached, DECODE), "cached(decode)"))

@@ -147,6 +147,17 @@ class FailsWhatIsAborted(DecodeSide):
         super()._give_up(transfer, TransferState.FAILED, why, now_ns)
 
 
+class CancelsOneAttempt(DecodeSide):
+    """A cancel ends the attempt that it names. If that one's offer was lost, the attempt before keeps its slots."""
+
+    def _cancelled(self, peer, message, now_ns):
+        transfer = self._transfers.get((peer, message.key.request_id))
+        if transfer is not None and transfer.key.attempt < message.key.attempt:
+            self._say(peer, CancelAck(message.key))
+            return False
+        return super()._cancelled(peer, message, now_ns)
+
+
 class RenewsNothing(DecodeSide):
     """A transfer that waits for room does not say so, and the prefill side gives it up."""
 
@@ -238,6 +249,7 @@ DECODE_SIDES = (
     (ForgetsCancels, ("HANDOFF-04",)),
     (AnswersWhatItKnows, ("HANDOFF-03",)),
     (FailsWhatIsAborted, ("HANDOFF-08",)),
+    (CancelsOneAttempt, ("HANDOFF-03",)),
     (RenewsNothing, ("ANSWER",)),
     (BelievesOldGenerations, ("HANDOFF-04", "HANDOFF-02")),
     (KeepsWhatTheDeadReserved, ("HANDOFF-03", "HANDOFF-04")),
