@@ -75,6 +75,7 @@ OPERATIONS: dict[str, int] = {
     "foretoken.checks.executor.reference_subject:make": 5_000,
     "foretoken.checks.executor.simulated_subject:make": 5_000,
     "foretoken.checks.executor.torch_subject:make": 1_600,
+    "foretoken.checks.manager.plain:make": 15_000,
     "foretoken.checks.transport.handoff_subject:make": 8_000,
     "foretoken.checks.adapters.simulator:make": 300,
 }

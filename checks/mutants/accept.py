@@ -9,7 +9,7 @@ from . import trees
 _DEFECTS = (
     (trees.GathersTheBonusByTheLiveWidth, ("ACCEPT-18",)),
     (trees.SizesAcceptIndexByTheLiveSteps, ("ACCEPT-18",)),
-    (trees.MovesByTheNumberOfNodes, ("ACCEPT-16",)),
+    (trees.MovesByTheNumberOfNodes, ("ACCEPT-06", "ACCEPT-16")),
     (trees.ScattersBeforeItGathers, ("ACCEPT-16",)),
     (trees.MovesOneLayer, ("ACCEPT-06", "ACCEPT-16")),
     (trees.MovesNothing, ("ACCEPT-06",)),
@@ -43,7 +43,7 @@ _DEFECTS = (
     (trees.TossesTheSameCoinsEveryRound, ("ACCEPT-23",)),
     (trees.SharesACoin, ("ACCEPT-23",)),
     (plain.MasksTheRootOnly, ("ACCEPT-14",)),
-    (plain.StaysInTheRootsState, ("ACCEPT-14",)),
+    (plain.StaysInTheRootsState, ("ACCEPT-02", "ACCEPT-14")),
     (plain.MasksTheBonusOnly, ("ACCEPT-14",)),
     (plain.ReemitsWithoutADraft, ("ACCEPT-05",)),
     (plain.TrustsBrokenDrafts, ("ACCEPT-05", "ACCEPT-04")),

@@ -279,7 +279,7 @@ class BreaksTiesByHistory(TreeAccept):
 
     def launch(self, batch):
         order = np.arange(batch.scores.shape[1])[:: -1 if self.turn else 1]
-        return super().launch(batch._replace(scores=batch.scores * np.float32(1) + np.float32(1e-6) * order))
+        return super().launch(batch._replace(scores=batch.scores + 1e-12 * order))
 
 
 class KeepsTheUnlikely(TreeAccept):
