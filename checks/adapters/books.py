@@ -89,7 +89,9 @@ def port_of(simulation: Simulation) -> list[float]:
 
 def left_of(simulation: Simulation, metrics: RunMetrics) -> dict[str, int]:
     """Return what is left of everything that a request takes, after the last one has ended."""
+    balancers = simulation.router.balancers.values()
     left = {
+        "prompt tokens that a router counts": sum(map(abs, (n for b in balancers for n in b.waiting_tokens))),
         "requests that a router counts": sum(map(abs, simulation.router.outstanding)),
         "requests that the metrics have open": metrics.lives.running + metrics.lives.waiting,
     }

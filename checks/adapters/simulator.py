@@ -124,7 +124,7 @@ class CheckedSimulator:
             "model": {"context_len": CONTEXT_LEN, **machine.get("model", {})},
             "hardware": {**replicas, **machine.get("hardware", {})},
             "speculation": self.speculation(),
-            "router": {"policy": service.policy},
+            "router": {"policy": service.policy, "bandwidth_gbps": service.link_mbps / 1000},
             "disaggregation": pools | port if self.config.has_pools else {},
             "clients": {"cancel_share": service.cancels / 1000, "cancel_mean_s": CANCEL_MEAN_S}
             if service.cancels

@@ -75,6 +75,7 @@ class Service:
     faults: tuple[tuple[str, int], ...] | None = None  # with `faults`: (kind, probability in permille); None: no plan
     # With `books`:
     policy: str = "least_loaded"  # of the router; or "round_robin"
+    link_mbps: int = 10_000  # from the clients to each engine
     clients: int = 0  # so many clients, each with one request at a time; 0: requests come at their times
     cancels: int = 0  # permille of the requests whose client leaves within a few hundredths of a second
 

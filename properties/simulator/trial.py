@@ -181,15 +181,15 @@ class SimulatorTrial(Trial):
         """The service gets this much hardware; a pool of so many times 16 tokens."""
         return self._become(pages=-(-16 * pool // self.config.page_size), max_running=max_running, replicas=replicas)
 
-    @operation(needs="books", weight=2, policy=("least_loaded", "round_robin"))
-    def route(self, policy: str) -> bool:
-        """The router gets this policy."""
-        return self._become(policy=policy)
+    @operation(needs="books", weight=4, policy=("least_loaded", "round_robin"), link_mbps=(10_000, 1))
+    def route(self, policy: str, link_mbps: int) -> bool:
+        """The router gets this policy, and links of this bandwidth; then the service runs."""
+        return self._become(policy=policy, link_mbps=link_mbps) and self._run_once()
 
     @operation(needs="books", weight=5, clients=(0, 3, 1), cancels=(0, 0, 300))
     def clients(self, clients: int, cancels: int) -> bool:
-        """Its requests come from so many clients, or at their times; permille of them are given up."""
-        return self._become(clients=clients, cancels=cancels)
+        """Its requests come from so many clients, or at their times; permille of them are given up. Then it runs."""
+        return self._become(clients=clients, cancels=cancels) and self._run_once()
 
     @operation(needs="goodput", weight=3, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100))
     def demand(self, ttft_ms: int, e2el_ms: int) -> bool:
@@ -198,9 +198,9 @@ class SimulatorTrial(Trial):
 
     @operation(needs="faults", weight=5, when=lambda t, percent: _may_have_faults(t), percent=(30, 10))
     def trouble(self, percent: int) -> bool:
-        """Every kind of fault of links and clients joins the service's plan."""
+        """Every kind of fault of links and clients joins the service's plan, and it runs."""
         kinds = dict.fromkeys((kind for kind in FAULTS if kind.startswith(("link", "client"))), 10 * percent)
-        return self._become(faults=tuple({**dict(self.service.faults or ()), **kinds}.items()))
+        return self._become(faults=tuple({**dict(self.service.faults or ()), **kinds}.items())) and self._run_once()
 
     @operation(
         needs="faults",
@@ -236,6 +236,11 @@ class SimulatorTrial(Trial):
         self._check_whole(found)
         m.runs += (found,)
         return found
+
+    def _run_once(self) -> bool:
+        """Run the service as it is, if it has not run."""
+        self._base()
+        return True
 
     def _base(self) -> Answer | None:
         """Return a run of the service as it is, an earlier one if there was one."""
@@ -379,6 +384,7 @@ def _makes_sense(service: Service) -> bool:
         and 1 <= service.replicas <= MAX_REPLICAS
         and min(service.slo_ttft_ms, service.slo_e2el_ms) >= 0
         and service.policy in ("least_loaded", "round_robin")
+        and service.link_mbps >= 1
         and 0 <= service.clients <= MAX_REQUESTS
         and 0 <= service.cancels <= 1000
         and all(kind in FAULTS and 0 <= permille <= 1000 for kind, permille in service.faults or ())
