@@ -111,6 +111,7 @@ class Arm:
             ops,
             graph_sizes=plan.spec.graph_sizes,
             graph_sampling=False,
+            graph_outputs=False,
             acceptance=acceptance,
             seed=seed,
         )

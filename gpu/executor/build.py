@@ -36,6 +36,7 @@ def build_executor(
     *,
     graph_sizes: Sequence[int] | None = None,
     graph_sampling: bool = True,
+    graph_outputs: bool = True,
     acceptance: AcceptanceProcess | None = None,
     seed: int = 0,
     debug: bool = False,
@@ -43,7 +44,8 @@ def build_executor(
 ) -> TorchExecutor:
     """Return an executor with the sizes of `engine`, on the device of `target`.
 
-    Rounds are captured for batches of `graph_sizes` rows (None: graphs are off), of sampling batches too if `graph_sampling`.
+    Rounds are captured for batches of `graph_sizes` rows (None: graphs are off), of sampling batches too if `graph_sampling`,
+    of batches in which some request asks for per-token outputs too if `graph_outputs`.
     Raises ConfigError if the draft does not belong to the algorithm.
     """
     config = engine.config
@@ -83,7 +85,7 @@ def build_executor(
     if graph_sizes is not None:
         # No graph can hold a draft that works on the host.
         sizes = None if draft.on_host else graph_sizes
-        engine.controller.init_states(sizes, lambda keys: executor.graphs.build(keys, graph_sampling))
+        engine.controller.init_states(sizes, lambda keys: executor.graphs.build(keys, graph_sampling, graph_outputs))
     return executor
 
 

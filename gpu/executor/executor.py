@@ -287,14 +287,13 @@ class TorchExecutor:
             sampling = self._rows.sampling(part.rows)
         forced = self._forced_runs(part)
         wanted = self._rows.wanted(part.rows)
-        captured = None
-        if not wanted:
-            captured = self.graphs.find(part.steps, part.num_draft_tokens, len(part.rows), RoundKind.of(sampling))
+        kind = RoundKind.of(sampling)
+        captured = self.graphs.find(part.steps, part.num_draft_tokens, len(part.rows), kind, bool(wanted))
         if self.graphs.on_round is not None and self.graphs.reports:
             self.graphs.on_round(captured is not None, len(part.rows))
         if captured is not None:
             with self.clock.phase("graph"):
-                result = captured.run(batch, relayed, sampling, forced)
+                result = captured.run(batch, relayed, sampling, forced, wanted)
         else:
             on_host = self.device.type == "cpu"
             longest = None if on_host else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
@@ -355,13 +354,16 @@ class TorchExecutor:
         self.future_map.publish(rows, epochs, lengths)
         self.future_map.stash(rows, epochs, relay)
 
-    def _capture(self, key: GraphKey, kind: RoundKind) -> CapturedRound:
+    def _capture(self, key: GraphKey, kind: RoundKind, with_outputs: bool) -> CapturedRound:
         shape = padded_shape(self._rows.table, key, self._topk, self._max_position, self._max_nodes)
         width = self.algorithm.accept_width(key.steps, key.num_draft_tokens)
         fields = self.future_map.fields
         forced = self._acceptance is not None
+        outputs = frozenset(USER_OUTPUTS) if with_outputs else frozenset()
         with torch.no_grad():
-            return CapturedRound(self._round, shape, fields, width, kind, forced, self._rows.seed, self._memory_pool)
+            return CapturedRound(
+                self._round, shape, fields, width, kind, forced, self._rows.seed, self._memory_pool, outputs
+            )
 
     # -- reading back ---------------------------------------------------------------------------------------------
 

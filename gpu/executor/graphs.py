@@ -1,4 +1,5 @@
-"""Captured rounds: the device work of a whole decode round as one CUDA graph per (steps, nodes, padded batch size, kind).
+"""Captured rounds: the device work of a whole decode round as one CUDA graph per (steps, nodes, padded batch size, kind),
+with user outputs and without.
 
 A graph reads and writes the same memory every time, so a round's inputs are copied to their places, the rows beyond the batch are padding
 (row 0, length 0: they read nothing and write to the sink), and what comes out is valid until the graph runs again. That is enough: the
@@ -49,10 +50,14 @@ class CaptureReport:
     kind: RoundKind
     seconds: float
     num_bytes: int
+    with_outputs: bool = False
 
 
 class CapturedRound:
-    """One graph: `size` rows of one shape. `kind` and `forced` say which inputs beside the relayed values it has."""
+    """One graph: `size` rows of one shape. `kind` and `forced` say which inputs beside the relayed values it has.
+
+    `outputs` are the user outputs that it computes, all of them for all rows; a round takes those that some row has asked for.
+    """
 
     def __init__(
         self,
@@ -64,6 +69,7 @@ class CapturedRound:
         forced: bool,
         seed: int,
         memory_pool: object | None,
+        outputs: frozenset[str] = frozenset(),
     ) -> None:
         size, device = len(shape.row_numbers), shape.table.device
         zeros = torch.zeros(size, dtype=torch.int64, device=device)
@@ -82,7 +88,7 @@ class CapturedRound:
         batch = replace(shape, rows=self._rows, lengths=self._lengths, roots=self._relayed["bonus_tokens"])
 
         def run() -> RoundResult:
-            return decode_round.run(batch, self._relayed, self._sampling, frozenset(), self._runs, width, NoClock())
+            return decode_round.run(batch, self._relayed, self._sampling, outputs, self._runs, width, NoClock())
 
         self._replay = _capture(run, memory_pool) if device.type == "cuda" else run
 
@@ -92,8 +98,9 @@ class CapturedRound:
         relayed: Mapping[str, Tensor],
         sampling: SamplingInputs | None,
         forced_runs: Tensor | None,
+        wanted: frozenset[str] = frozenset(),
     ) -> RoundResult:
-        """Return the round of `batch`, at most as many rows as the graph has."""
+        """Return the round of `batch`, at most as many rows as the graph has, with the `wanted` outputs."""
         bs = len(batch.row_numbers)
         _fill(self._rows, batch.rows)
         _fill(self._lengths, batch.lengths)
@@ -111,7 +118,7 @@ class CapturedRound:
             emitted=result.emitted[:bs],
             lengths=result.lengths[:bs],
             relay={name: values[:bs] for name, values in result.relay.items()},
-            outputs={},
+            outputs={name: result.outputs[name][:bs] for name in sorted(wanted)},
         )
 
 
@@ -141,32 +148,38 @@ def _capture(run: Callable[[], RoundResult], memory_pool: object | None) -> Call
 
 
 class RoundGraphs:
-    """The graphs of one executor by (steps, nodes, padded batch size, kind), and what each cost.
+    """The graphs of one executor by (steps, nodes, padded batch size, kind, with outputs or without), and what each cost.
 
-    `capture(key, kind)` captures one of them.
+    `capture(key, kind, with_outputs)` captures one of them. A round without user outputs has a graph of its own: some of them, such as the
+    most likely tokens, take long over a large vocabulary.
     """
 
-    def __init__(self, capture: Callable[[GraphKey, RoundKind], CapturedRound]) -> None:
+    def __init__(self, capture: Callable[[GraphKey, RoundKind, bool], CapturedRound]) -> None:
         self.reports: list[CaptureReport] = []
         self.on_round: Callable[[bool, int], None] | None = None  # is told whether a round of so many rows has a graph
         self._capture = capture
-        self._table: GraphTable[Mapping[RoundKind, CapturedRound]] = GraphTable()
+        self._table: GraphTable[Mapping[tuple[RoundKind, bool], CapturedRound]] = GraphTable()
 
-    def build(self, keys: Sequence[GraphKey], sampled: bool) -> None:
-        """Capture the graphs of all keys before the first round; `sampled` asks for those of sampling batches too."""
+    def build(self, keys: Sequence[GraphKey], sampled: bool, outputs: bool = False) -> None:
+        """Capture the graphs of all keys before the first round; `sampled` asks for those of sampling batches too, `outputs` for those with
+        user outputs."""
         kinds = tuple(RoundKind) if sampled else (RoundKind.GREEDY,)
-        self._table.build(keys, lambda key: {kind: self._timed(key, kind) for kind in kinds})
+        variants = [(kind, with_outputs) for kind in kinds for with_outputs in ((False, True) if outputs else (False,))]
+        self._table.build(keys, lambda key: {variant: self._timed(key, *variant) for variant in variants})
 
-    def _timed(self, key: GraphKey, kind: RoundKind) -> CapturedRound:
+    def _timed(self, key: GraphKey, kind: RoundKind, with_outputs: bool) -> CapturedRound:
         begin, before = time.perf_counter(), _reserved_bytes()
-        graph = self._capture(key, kind)
-        self.reports.append(CaptureReport(*key, kind, time.perf_counter() - begin, _reserved_bytes() - before))
+        graph = self._capture(key, kind, with_outputs)
+        seconds, num_bytes = time.perf_counter() - begin, _reserved_bytes() - before
+        self.reports.append(CaptureReport(*key, kind, seconds, num_bytes, with_outputs))
         return graph
 
-    def find(self, steps: int, num_draft_tokens: int, batch_size: int, kind: RoundKind) -> CapturedRound | None:
+    def find(
+        self, steps: int, num_draft_tokens: int, batch_size: int, kind: RoundKind, with_outputs: bool = False
+    ) -> CapturedRound | None:
         """Return the smallest graph that the batch fits into, or None if none was captured for such a batch."""
         graphs = self._table.find(steps, num_draft_tokens, batch_size)
-        return None if graphs is None else graphs.get(kind)
+        return None if graphs is None else graphs.get((kind, with_outputs))
 
 
 def padded_shape(table: Tensor, key: GraphKey, topk: int, max_position: int, max_nodes: int) -> RoundBatch:

@@ -43,7 +43,7 @@ def measure_cost_table(spec: EngineSpec, target: Decoder, draft: DraftModel | No
         sizes = None
         if spec.graph_sizes is not None:  # the one that the session pads such a batch to
             sizes = tuple(size for size in spec.graph_sizes if size >= batch_size)[:1] or (batch_size,)
-        return build_executor(engine, target, draft, ops, graph_sizes=sizes, graph_sampling=False)
+        return build_executor(engine, target, draft, ops, graph_sizes=sizes, graph_sampling=False, graph_outputs=False)
 
     return cost_table(spec, make_executor)
 

@@ -20,6 +20,7 @@ from foretoken.gpu.draft import window
 from foretoken.gpu.executor import round as gpu_round
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.executor.graphs import RoundGraphs, RoundKind
+from foretoken.gpu.executor.outputs import USER_OUTPUTS
 from foretoken.gpu.ops.port import VerifyBatch
 from foretoken.gpu.session.plan import SessionOptions
 from foretoken.gpu.session.session import DecodeSession
@@ -52,7 +53,7 @@ def test_padded_captured_rounds_and_eager_launching_change_no_token(algorithm, e
     assert any(used) == (algorithm != "NGRAM"), "a look-up draft works on the host and has no graphs"
 
 
-def serve(draft_name: str, *, graph_sizes, table, requests, seed=3):
+def serve(draft_name: str, *, graph_sizes, table, requests, seed=3, whole=False):
     controller = build_controller("ema", table)
     config = EngineConfig(num_pages=400, context_len=96, max_running=4, track_tokens=True, overlap=False)
     engine = Engine(config, get_algorithm(draft_name), controller)
@@ -61,7 +62,8 @@ def serve(draft_name: str, *, graph_sizes, table, requests, seed=3):
     driver = Driver(engine, executor)
     for request in requests:
         driver.submit(request)
-    return {name: end.tokens.tolist() for name, end in driver.run_until_idle().items()}, executor
+    ends = driver.run_until_idle()
+    return ends if whole else {name: end.tokens.tolist() for name, end in ends.items()}, executor
 
 
 TABLE = {
@@ -70,10 +72,12 @@ TABLE = {
 }
 
 
-def prompts(n: int, **sampling) -> list[Request]:
+def prompts(n: int, shown: dict | None = None, **sampling) -> list[Request]:
+    """`shown`: by number, the outputs that a request asks to see."""
     dice = np.random.Generator(np.random.PCG64(5))
+    sampling, shown = SamplingParams(**sampling), shown or {}
     return [
-        Request(f"r{i}", Prompt.of_tokens(dice.integers(0, 24, 6 + i)), 20, sampling=SamplingParams(**sampling))
+        Request(f"r{i}", Prompt.of_tokens(dice.integers(0, 24, 6 + i)), 20, sampling=sampling, outputs=shown.get(i, ()))
         for i in range(n)
     ]
 
@@ -115,10 +119,39 @@ def test_a_session_captures_the_sizes_that_its_batches_can_have(nano_pair):
         requests = [Request(f"r{i}", Prompt.of_tokens(tokens[: 2 + i]), 12) for i in range(3)]
         texts.append({name: output.text for name, output in session.run(requests).items()})
         sizes.append(
-            [report.batch_size for report in session.executor.graphs.reports if report.kind is RoundKind.GREEDY]
+            [
+                report.batch_size
+                for report in session.executor.graphs.reports
+                if (report.kind, report.with_outputs) == (RoundKind.GREEDY, False)
+            ]
         )
     assert texts[0] == texts[1]
     assert sizes == [[], [4, 2, 1]]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}])
+def test_a_row_that_asks_for_outputs_leaves_its_batch_on_the_graph(sampling, monkeypatch):
+    """All rows of its rounds are captured, and it sees what it sees without graphs."""
+    eager = []
+    run = gpu_round.DecodeRound.run
+
+    def counting(self, *arguments):
+        eager.append(not isinstance(arguments[-1], gpu_round.NoClock))
+        return run(self, *arguments)
+
+    monkeypatch.setattr(gpu_round.DecodeRound, "run", counting)
+    requests = prompts(4, {1: USER_OUTPUTS, 3: ("logprobs",)}, **sampling)
+    ends = []
+    for sizes in ((4,), None):
+        eager.clear()
+        ends.append(serve("EAGLE3", graph_sizes=sizes, table=TABLE, requests=requests, whole=True)[0])
+        assert len(eager) > 5 and set(eager) == {sizes is None}
+    for name, end in ends[0].items():
+        assert end.tokens.tolist() == ends[1][name].tokens.tolist()
+        asked = requests[int(name[1])].outputs
+        assert set(end.outputs or ()) == set(ends[1][name].outputs or ()) == set(asked)
+        for output in asked:
+            np.testing.assert_allclose(end.outputs[output], ends[1][name].outputs[output])
 
 
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3", "MULTI_LAYER_EAGLE"])
