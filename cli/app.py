@@ -12,6 +12,7 @@ from .check import check
 from .decode.bench import bench
 from .decode.generate import generate
 from .replay import replay
+from .simulation.acceptance import acceptance
 from .simulation.schema import schema
 from .simulation.simulate import simulate
 from .tiny import tiny
@@ -28,6 +29,7 @@ app.command()(generate)
 app.command()(bench)
 app.command()(replay)
 app.add_typer(adaptive, name="adaptive")
+app.command()(acceptance)
 app.command()(schema)
 app.command()(tiny)
 app.command()(check)

@@ -80,7 +80,6 @@ LONG_FUNCTIONS: dict[str, str] = {}
 # Modules that nothing in the packages imports: entrances for users.
 ENTRANCES = {
     "cli.__main__": "the entry point `foretoken`",
-    "core.acceptance.fit": "for users who fit acceptance to a recording of their own",
 }
 
 

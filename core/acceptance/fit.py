@@ -2,10 +2,12 @@
 
 A recording tells what happened in *rounds*: at depth d, how often the d-th draft was accepted. A process is defined by
 *positions*, and rounds are a biased sample of positions (see `process.py`). `calibrate` finds the position
-probabilities whose rounds look as recorded; `fit` finds the shares and the correlation length as well.
+probabilities whose rounds look as recorded; `fit` finds the shares and the correlation length as well. A recording that
+tells less is fitted around a given process, from which it takes what the recording cannot tell: `fit_histograms` knows no
+order of rounds, `fit_counts` no requests either, `fit_means` nothing but mean accept lengths.
 
-Both are method-of-moments estimates by simulation on fixed keys (McFadden, Econometrica 57, 1989): deterministic, no
-derivative, each iteration one vectorised pass over the simulated rounds.
+All are method-of-moments estimates by simulation on fixed keys (McFadden, Econometrica 57, 1989): deterministic, each
+iteration one vectorised pass over the simulated rounds. Only `fit_means` takes derivatives, by differences.
 """
 
 from __future__ import annotations
@@ -23,6 +25,10 @@ _ITERATIONS = 18
 _DAMPING = 0.45
 _CORRELATION_LENS = (2, 4, 8, 16, 32, 64, 128)
 _MIN_ROUNDS_PER_REQUEST = 5
+MIN_REQUESTS = 8
+MIN_ROUNDS = 200
+"""A fit of shares needs so many requests, and so many rounds of all together."""
+_SAMPLE_POSITIONS = 1 << 20
 
 
 class AcceptanceFitError(ForetokenError):
@@ -31,9 +37,10 @@ class AcceptanceFitError(ForetokenError):
 
 @dataclass(frozen=True, slots=True)
 class RoundStatistics:
-    """Statistics of a set of rounds; of those with the greatest step count only.
+    """Statistics of a set of rounds; of those with the greatest step count only. What a recording cannot tell is NaN.
 
-    mean_accept_length: tokens per round, bonus included, all rounds pooled
+    mean_accept_length: tokens per round, bonus included, all rounds pooled: weighted by tokens
+    request_mean:       mean over requests of their mean accept lengths: long outputs count as much as short ones
     conditional:        acceptance at depth 1 … steps, given that the drafts before were accepted
     lag_correlation:    correlation of the accept lengths of rounds i and i + 1, … i + 8 of one request, pooled over
                         requests
@@ -45,6 +52,7 @@ class RoundStatistics:
     num_requests: int
     num_rounds: int
     mean_accept_length: float
+    request_mean: float
     conditional: tuple[float, ...]
     lag_correlation: tuple[float, ...]
     request_p5: float
@@ -58,17 +66,25 @@ class RoundStatistics:
         num_rounds = int(live.sum())
         correct = lens[live] - 1
         counts = np.bincount(correct, minlength=steps + 1)[: steps + 1]
-        reached = np.cumsum(counts[::-1])[::-1]
-        conditional = reached[1:] / np.maximum(reached[:-1], 1)
         per_request = live.sum(axis=0)
-        means = lens.sum(axis=0)[per_request >= _MIN_ROUNDS_PER_REQUEST] / np.maximum(
-            per_request[per_request >= _MIN_ROUNDS_PER_REQUEST], 1
-        )
-        p5, p95 = np.percentile(means, [5, 95]) if len(means) else (np.nan, np.nan)
+        means = lens.sum(axis=0) / np.maximum(per_request, 1)
+        long_means = means[per_request >= _MIN_ROUNDS_PER_REQUEST]
+        p5, p95 = np.percentile(long_means, [5, 95]) if len(long_means) else (np.nan, np.nan)
         lags = tuple(_correlation(lens, live, lag) for lag in range(1, _LAGS + 1))
         return cls(
-            steps, lens.shape[1], num_rounds, float(correct.mean() + 1), tuple(conditional.tolist()), lags,
-            float(p5), float(p95), tuple((counts / num_rounds).tolist()),
+            steps, lens.shape[1], num_rounds, float(correct.mean() + 1), float(means[per_request > 0].mean()),
+            _conditional(counts), lags, float(p5), float(p95), tuple((counts / num_rounds).tolist()),
+        )  # fmt: skip
+
+    @classmethod
+    def of_counts(cls, counts: np.ndarray) -> RoundStatistics:
+        """Compute what the numbers of rounds with 0 … steps correct drafts tell, [steps + 1]."""
+        shares = counts / counts.sum()
+        mean = float(shares @ np.arange(len(counts)) + 1)
+        unknown = (np.nan,) * _LAGS
+        return cls(
+            len(counts) - 1, 0, int(counts.sum()), mean, np.nan, _conditional(counts), unknown,
+            np.nan, np.nan, tuple(shares.tolist()),
         )  # fmt: skip
 
 
@@ -141,39 +157,117 @@ def fit(
     """
     lens, output_lens, most_steps = _recorded_rounds(requests, positions, steps, correct_drafts)
     recorded = RoundStatistics.of_rounds(lens, most_steps)
-    copies = -(-512 // len(output_lens))
-    sample = np.tile(output_lens, copies)[:2048]
+    sample = _sample(output_lens)
     best, least = None, np.inf
     for correlation_len in _CORRELATION_LENS:
-        process = _fit_shares(recorded, correlation_len, sample, lens, seed)
+        start = GaussianAcceptance((0.5,), seed, 0.05, 0.1, correlation_len)
+        process = _fit_shares(recorded, start, sample, lens)
         simulated = RoundStatistics.of_rounds(simulate_rounds(process, most_steps, len(sample), sample), most_steps)
         error = float(np.sum(np.subtract(recorded.lag_correlation, simulated.lag_correlation) ** 2))
         if error < least:
             best, least = (process, simulated), error
-    process, simulated = best
+    return _fit_of(best[0], recorded, best[1])
+
+
+def fit_histograms(histograms: np.ndarray, start: GaussianAcceptance) -> AcceptanceFit:
+    """Fit probabilities and `request_share` to the rounds of each request by their correct drafts: int [requests, steps + 1].
+
+    The order of the rounds is not known, so `field_share` and `correlation_len` stay those of `start`. Errors: AcceptanceFitError.
+    """
+    histograms = histograms[histograms.sum(axis=1) > 0]
+    rounds = histograms.sum(axis=1)
+    _refuse_few(int(rounds.sum()), len(rounds), histograms.shape[1] - 1)
+    lens = np.zeros((int(rounds.max()), len(rounds)), np.int32)
+    by_length = np.broadcast_to(np.arange(1, histograms.shape[1] + 1), histograms.shape)
+    for column, (values, counts) in enumerate(zip(by_length, histograms, strict=True)):
+        lens[: rounds[column], column] = np.repeat(values, counts)
+    steps = histograms.shape[1] - 1
+    recorded = replace(RoundStatistics.of_rounds(lens, steps), lag_correlation=(np.nan,) * _LAGS)
+    sample = _sample(lens.sum(axis=0, dtype=np.int64))
+    process = _fit_shares(recorded, start, sample, lens)
+    return _fit_of(
+        process, recorded, RoundStatistics.of_rounds(simulate_rounds(process, steps, len(sample), sample), steps)
+    )
+
+
+def fit_counts(counts: np.ndarray, start: GaussianAcceptance) -> AcceptanceFit:
+    """Fit probabilities to the number of rounds with 0 … steps correct drafts, [steps + 1]; the rest stays that of `start`."""
+    recorded = RoundStatistics.of_counts(counts)
+    process = calibrate(start, recorded.conditional)
+    simulated = RoundStatistics.of_rounds(simulate_rounds(process, recorded.steps), recorded.steps)
+    return _fit_of(process, recorded, simulated)
+
+
+def fit_means(
+    means: Sequence[tuple[int, float]], start: GaussianAcceptance
+) -> tuple[GaussianAcceptance, tuple[float, ...]]:
+    """Fit to mean accept lengths of chains, (steps, length) each. Returns the process and its mean lengths, in the same order.
+
+    logit p(d) = that of `start` + a + b · log d by Gauss-Newton; b = 0 if there is one step count only.
+    """
+    depths = np.arange(1, max(steps for steps, _ in means) + 1)
+    base = np.array([start.conditional[min(d, len(start.conditional)) - 1] for d in depths])
+    base = np.log(base / (1 - base))
+
+    def of(point: np.ndarray) -> GaussianAcceptance:
+        logits = np.clip(base + point[0] + point[1] * np.log(depths), -12, 12)
+        return replace(start, conditional=tuple((1 / (1 + np.exp(-logits))).tolist()))
+
+    def lengths(process: GaussianAcceptance) -> np.ndarray:
+        simulated = {steps: simulate_rounds(process, steps, 512, 300) for steps in {steps for steps, _ in means}}
+        return np.array([simulated[steps].sum() / np.count_nonzero(simulated[steps]) for steps, _ in means])
+
+    wanted = np.array([length for _, length in means])
+    free = 1 if len({steps for steps, _ in means}) == 1 else 2
+    point = np.zeros(2)
+    for _ in range(_ITERATIONS):
+        now = lengths(of(point))
+        nudges = np.eye(2)[:free] * 0.05
+        slopes = np.stack([(lengths(of(point + nudge)) - now) / 0.05 for nudge in nudges], axis=1)
+        step = np.clip(np.linalg.lstsq(slopes, wanted - now, rcond=None)[0], -1, 1)
+        point[:free] += step
+        if np.abs(step).max() < 1e-4:
+            break
+    process = of(point)
+    return process, tuple(lengths(process).tolist())
+
+
+def _fit_of(process: GaussianAcceptance, recorded: RoundStatistics, simulated: RoundStatistics) -> AcceptanceFit:
     distance = 0.5 * float(np.abs(np.subtract(recorded.histogram, simulated.histogram)).sum())
     return AcceptanceFit(process, recorded, simulated, distance)
 
 
+def _sample(output_lens: np.ndarray) -> np.ndarray:
+    """Return output lengths to simulate: repeated where they are few, evenly taken and cut where they are too many positions."""
+    output_lens = np.minimum(output_lens, _SAMPLE_POSITIONS // 128)
+    most = min(2048, int(_SAMPLE_POSITIONS // output_lens.max()))
+    if len(output_lens) > most:
+        return output_lens[np.linspace(0, len(output_lens) - 1, most).astype(np.int64)]
+    return np.tile(output_lens, -(-512 // len(output_lens)))[:most]
+
+
 def _fit_shares(
-    recorded: RoundStatistics, correlation_len: int, output_lens: np.ndarray, lens: np.ndarray, seed: int
+    recorded: RoundStatistics, start: GaussianAcceptance, output_lens: np.ndarray, lens: np.ndarray
 ) -> GaussianAcceptance:
     """Fit the shares for one correlation length: move them and the probabilities together until variance and lag 1 agree.
 
-    Steps are damped: probabilities and shares answer for each other's last move, and where the field carries most of
-    the variance (n-gram drafting) full steps circle around the solution.
+    Without a recorded correlation the field's share stays that of `start`. Steps are damped: probabilities and shares answer
+    for each other's last move, and where the field carries most of the variance (n-gram drafting) full steps circle around the
+    solution.
     """
     wanted = np.clip(np.asarray(recorded.conditional), 1e-3, 1 - 1e-3)
     wanted_variance, wanted_lag = _request_variance(lens), recorded.lag_correlation[0]
-    request_share, field_share = 0.05, 0.1
-    process = GaussianAcceptance(tuple(wanted.tolist()), seed, request_share, field_share, correlation_len)
+    request_share, field_share = start.request_share, start.field_share
+    process = replace(start, conditional=tuple(wanted.tolist()))
     for _ in range(_ITERATIONS):
         rounds = simulate_rounds(process, recorded.steps, len(output_lens), output_lens)
         process, simulated = _calibration_step(process, wanted, rounds)
         variance, lag = max(_request_variance(rounds), 1e-6), simulated.lag_correlation[0]
         explained = max(request_share + 0.2 * field_share, 0.02)
-        request_share = float(np.clip(request_share + 0.5 * explained * (wanted_variance / variance - 1), 0.0, 0.9))
-        field_share = float(np.clip(field_share + _DAMPING * (wanted_lag - lag), 0.0, 0.98 - request_share))
+        most = 0.9 if np.isfinite(wanted_lag) else min(0.9, 0.98 - field_share)
+        request_share = float(np.clip(request_share + 0.5 * explained * (wanted_variance / variance - 1), 0.0, most))
+        if np.isfinite(wanted_lag):
+            field_share = float(np.clip(field_share + _DAMPING * (wanted_lag - lag), 0.0, 0.98 - request_share))
         process = replace(process, request_share=request_share, field_share=field_share)
     return calibrate(process, recorded.conditional, len(output_lens), output_lens, 4)
 
@@ -205,16 +299,26 @@ def _recorded_rounds(requests, positions, steps, correct_drafts) -> tuple[np.nda
     order = np.lexsort((positions, requests))
     requests, positions, correct = requests[order], positions[order], correct[order]
     _, first, count = np.unique(requests, return_index=True, return_counts=True)
-    if len(first) < 8 or len(requests) < 200:
-        raise AcceptanceFitError(
-            f"{len(requests)} rounds of {len(first)} requests at {most} steps: "
-            "a fit needs at least 200 rounds of 8 requests"
-        )
+    _refuse_few(len(requests), len(first), most)
     column = np.repeat(np.arange(len(first)), count)
     row = np.arange(len(requests)) - np.repeat(first, count)
     lens = np.zeros((int(count.max()), len(first)), np.int32)
     lens[row, column] = correct + 1
     return lens, lens.sum(axis=0, dtype=np.int64), most
+
+
+def _refuse_few(num_rounds: int, num_requests: int, steps: int) -> None:
+    if num_requests < MIN_REQUESTS or num_rounds < MIN_ROUNDS:
+        raise AcceptanceFitError(
+            f"{num_rounds} rounds of {num_requests} requests at {steps} steps: "
+            f"a fit needs at least {MIN_ROUNDS} rounds of {MIN_REQUESTS} requests"
+        )
+
+
+def _conditional(counts: np.ndarray) -> tuple[float, ...]:
+    """Return the acceptance at depth 1 … steps, given the drafts before, of rounds with 0 … steps correct drafts."""
+    reached = np.cumsum(counts[::-1])[::-1]
+    return tuple((reached[1:] / np.maximum(reached[:-1], 1)).tolist())
 
 
 def _request_variance(lens: np.ndarray) -> float:

@@ -1,0 +1,151 @@
+"""`foretoken acceptance`: fit the acceptance process to what a server wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ...core.acceptance.fit import AcceptanceFit
+    from ...core.acceptance.presets import AcceptancePreset
+    from ...core.acceptance.process import GaussianAcceptance
+    from ...sim.workload.acceptance_logs import AcceptanceLog
+    from ...sim.workload.acceptance_means import MeanAcceptance
+
+
+def acceptance(
+    files: Annotated[list[Path], typer.Argument(help="What a server wrote; several files of one kind count together.")],
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, max=16, help="Draft steps of the server, for means that do not say them."),
+    ] = None,
+    preset: Annotated[
+        str, typer.Option(help="Where the files cannot tell: as this kind of text (chat, code, math, edit) or preset.")
+    ] = "chat",
+    out: Annotated[Path | None, typer.Option(help="Write the acceptance table of a scenario to this file.")] = None,
+) -> None:
+    """Fit the acceptance process to measurements, and print what a scenario takes.
+
+    Recognises, from the most telling to the least: events.jsonl of a run;
+    vLLM's per-request metrics (--per-request-spec-decode-metrics detailed, or
+    summary), as responses or in aiperf's profile_export.jsonl; Prometheus
+    pages (vllm:spec_decode_*, sglang:spec_accept_length); SGLang's log lines
+    (accept len); CSV with the header steps,accept_length.
+
+    Prints recorded and fitted numbers side by side: acceptance by position,
+    mean accept length, spread between requests, correlation of successive
+    rounds, and which of them these files cannot tell. Exit code 2: the files
+    cannot be read, or contradict themselves.
+
+        foretoken simulate --out runs/a
+        foretoken acceptance runs/a --out acceptance.toml
+        foretoken simulate acceptance.toml
+    """
+    from ...core.acceptance.presets import choose_preset
+    from ...sim.workload.acceptance_files import read_acceptance
+    from ...sim.workload.acceptance_logs import AcceptanceLog
+
+    chosen = choose_preset(preset).preset
+    log = read_acceptance([str(path) for path in files], steps)
+    lines = [f"format    {log.form}"]
+    if isinstance(log, AcceptanceLog):
+        fitted = log.fit(chosen.process())
+        process, unknown = fitted.process, _unknown_parts(log, fitted)
+        lines += _fit_lines(log, fitted)
+    else:
+        process, unknown, mean_lines = _fit_to_means(log, chosen)
+        lines += mean_lines
+    remarks = [f"left out  {number:,} {what}" for what, number in log.left_out.items()]
+    remarks += [f"unknown   {what}: as in preset {chosen.name}" for what in unknown]
+    lines += ["", *remarks] if remarks else []
+    table = _scenario_table(process, log.form, unknown, chosen.name)
+    typer.echo("\n".join([*lines, "", table]), nl=False)
+    if out is not None:
+        from ..files import write_text
+
+        write_text(out, table, replace=True)
+        typer.echo(f"\nWritten to {out}.")
+
+
+def _fit_lines(log: AcceptanceLog, fitted: AcceptanceFit) -> list[str]:
+    recorded, simulated = fitted.recorded, fitted.simulated
+    requests = "" if log.num_requests is None else f" of {log.num_requests:,} requests"
+    lines = [
+        f"read      {recorded.num_rounds:,} rounds{requests}, {recorded.steps} draft steps",
+        "",
+        f"{'':34}{'recorded':>12}{'fitted':>12}",
+        _row("mean accept length, by tokens", recorded.mean_accept_length, simulated.mean_accept_length),
+        _row("mean accept length, by requests", recorded.request_mean, simulated.request_mean),
+        _row("requests' means, 5th percentile", recorded.request_p5, simulated.request_p5),
+        _row("requests' means, 95th percentile", recorded.request_p95, simulated.request_p95),
+        _row("correlation of successive rounds", recorded.lag_correlation[0], simulated.lag_correlation[0]),
+    ]
+    reached = 1.0
+    for position, (seen, found) in enumerate(zip(recorded.conditional, simulated.conditional, strict=True), 1):
+        lines.append(_row(f"position {position}, of {round(reached * recorded.num_rounds):,} rounds", seen, found))
+        reached *= seen
+    return [*lines, f"rounds by accepted drafts: {fitted.histogram_distance:.1%} fall elsewhere in the fit"]
+
+
+def _row(name: str, recorded: float, fitted: float) -> str:
+    """Return a line of the table; what the files do not tell is a dash."""
+    cells = ("-" if value != value else f"{value:.3f}" for value in (recorded, fitted))
+    return f"{name:34}" + "".join(f"{cell:>12}" for cell in cells)
+
+
+def _unknown_parts(log: AcceptanceLog, fitted: AcceptanceFit) -> list[str]:
+    """Return what the fit took from the preset, in words."""
+    spread, correlation = (
+        "the spread between requests (request_share)",
+        "the correlation (field_share, correlation_len)",
+    )
+    recorded = fitted.recorded
+    if recorded.lag_correlation[0] == recorded.lag_correlation[0]:
+        return []
+    if recorded.num_requests:
+        return [correlation]
+    few = (
+        ""
+        if log.num_requests is None
+        else f", too few rounds ({recorded.num_rounds:,} of {log.num_requests:,} requests)"
+    )
+    return [f"{spread}{few}", f"{correlation}{few}"]
+
+
+def _fit_to_means(log: MeanAcceptance, preset: AcceptancePreset) -> tuple[GaussianAcceptance, list[str], list[str]]:
+    from ...core.acceptance.fit import fit_means
+
+    process, fitted = fit_means(log.means, preset.process())
+    several = len({steps for steps, _ in log.means}) > 1
+    lines = [f"read      {len(log.means)} mean accept length{'s' if len(log.means) > 1 else ''}, by tokens", ""]
+    lines.append(f"{'':34}{'recorded':>12}{'fitted':>12}")
+    lines += [
+        _row(f"mean accept length, {steps} steps", length, found)
+        for (steps, length), found in zip(log.means, fitted, strict=True)
+    ]
+    shape = (
+        "how acceptance changes with the position, apart from a trend"
+        if several
+        else "how acceptance changes with the position"
+    )
+    unknown = [
+        shape,
+        "the mean by requests, and their spread (request_share)",
+        "the correlation (field_share, correlation_len)",
+    ]
+    return process, unknown, lines
+
+
+def _scenario_table(process: GaussianAcceptance, form: str, unknown: list[str], preset: str) -> str:
+    lines = ["[acceptance]", f"# fitted to {form}"]
+    lines += [f"# not known from it, as in preset {preset}: {what}" for what in unknown]
+    probabilities = ", ".join(f"{p:.4f}" for p in process.conditional)
+    lines += [
+        f"conditional = [{probabilities}]",
+        f"request_share = {process.request_share:.4f}",
+        f"field_share = {process.field_share:.4f}",
+        f"correlation_len = {process.correlation_len}",
+    ]
+    return "\n".join(lines) + "\n"

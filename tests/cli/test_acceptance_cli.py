@@ -1,0 +1,69 @@
+"""`foretoken acceptance`: what a simulation was given is found again in its events, and means say what they cannot tell."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+
+SERVICE = (
+    "workload.num_requests=150 workload.output.kind=fixed workload.output.value=150 workload.prompt.value=32 "
+    "speculation.policy=fixed speculation.steps=3 acceptance.conditional=[0.8,0.7,0.6] "
+    "acceptance.request_share=0.12 acceptance.field_share=0.3 acceptance.correlation_len=16"
+)
+
+
+def settings(text: str) -> list[str]:
+    return [word for pair in text.split() for word in ("--set", pair)]
+
+
+def test_a_simulation_is_found_again(command, tmp_path):
+    """Probabilities within 0.02, shares within 0.06, the length of correlation within a factor of 2: 9,000 rounds of 150 requests."""
+    quiet = ("--quiet", "--no-perfetto", "--out", tmp_path / "run")
+    assert command("simulate", *settings(SERVICE), *quiet).code == 0
+    code, out, errors = command("acceptance", tmp_path / "run", "--out", tmp_path / "acceptance.toml")
+    assert (code, errors) == (0, "")
+    assert "Foretoken's events" in out and "150 requests, 3 draft steps" in out and "unknown" not in out
+    text = (tmp_path / "acceptance.toml").read_text()
+    assert text in out
+    found = tomllib.loads(text)["acceptance"]
+    assert found["conditional"] == pytest.approx([0.8, 0.7, 0.6], abs=0.02)
+    assert found["request_share"] == pytest.approx(0.12, abs=0.06)
+    assert found["field_share"] == pytest.approx(0.3, abs=0.06)
+    assert found["correlation_len"] in (8, 16, 32)
+
+    # The table is a scenario, whose rounds are as long as those recorded; the means of 150 requests scatter by 1.6 %.
+    rest = settings(SERVICE.partition(" acceptance.")[0])
+    again = ("--quiet", "--no-perfetto", "--no-events", "--out", tmp_path / "again")
+    assert command("simulate", tmp_path / "acceptance.toml", *rest, *again).code == 0
+    first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "again"))
+    assert second["accept_length"] == pytest.approx(first["accept_length"], rel=0.03)
+
+
+def test_means_say_what_they_cannot_tell(command, tmp_path):
+    (tmp_path / "means.csv").write_text("steps,accept_length\n1,1.65\n3,2.24\n7,2.59\n")
+    code, out, errors = command("acceptance", tmp_path / "means.csv", "--preset", "code")
+    assert (code, errors) == (0, "")
+    assert out.count("as in preset eagle-llama-code") == 6
+    assert "request_share = 0.0800\nfield_share = 0.4300\ncorrelation_len = 8\n" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "expected"),
+    [
+        ("hello\n", (), "unknown format"),
+        ("steps,accept_length\n3,9\n", (), "line 2: accept_length 9"),
+        ("steps,accept_length\n3,2\n", ("--preset", "chta"), "did you mean 'chat'"),
+        ('{"t":"header","schema":1}\n', (), "breaks off"),
+    ],
+)
+def test_bad_input_is_one_message(command, tmp_path, text, arguments, expected):
+    (tmp_path / "input").write_text(text)
+    code, out, errors = command("acceptance", tmp_path / "input", *arguments)
+    assert (code, out) == (2, "") and expected in errors and "Traceback" not in errors
+
+
+def test_a_file_that_is_not_there(command, tmp_path):
+    code, _, errors = command("acceptance", tmp_path / "none")
+    assert code == 2 and "cannot be read" in errors

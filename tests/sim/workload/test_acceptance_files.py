@@ -1,0 +1,270 @@
+"""Files that tell how many drafts were accepted: each kind with a small file, and each way in which one contradicts itself."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from foretoken.core.acceptance.fit import simulate_rounds
+from foretoken.core.acceptance.presets import PRESETS
+from foretoken.core.acceptance.process import GaussianAcceptance
+from foretoken.core.errors import ConfigError
+from foretoken.sim.workload.acceptance_files import read_acceptance
+
+CHAT = PRESETS["eagle-llama-chat"].process()
+
+
+def metrics(accepted, drafted=None, steps=3, detailed=True):
+    """What vLLM reports of one request."""
+    drafted = [steps] * len(accepted) if drafted is None else drafted
+    found = {
+        "mean_acceptance_length": 1 + sum(accepted) / max(len(accepted), 1),
+        "draft_acceptance_rate": sum(accepted) / max(sum(drafted), 1),
+        "acceptance_histogram": [accepted.count(j) for j in range(steps + 1)],
+        "num_spec_steps": len(accepted),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": sum(drafted),
+        "num_spec_tokens": steps,
+    }
+    return found | ({"per_step_accepted": accepted, "per_step_drafted": drafted} if detailed else {})
+
+
+def response(found):
+    return {"id": "cmpl-1", "choices": [], "usage": {}, "metrics": {"speculative_decoding": found}}
+
+
+def written(tmp_path, text, name="input"):
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+def lines_of(values):
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+ROUNDS = [[3, 0, 2], [1, 1], [0, 3, 3, 1]]
+
+PAGE = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 600.0
+vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 400.0
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 3000.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 1.66e+03
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 710.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 530.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="2"} 420.0
+vllm:num_requests_running{engine="0",model_name="m"} NaN
+"""
+SERVER = """[2025-11-04 11:35:54] server_args=ServerArgs(speculative_num_steps=3)
+[2025-11-04 11:36:00 TP0] Decode batch. #running-req: 1, #token: 234, accept len: 2.00, accept rate: 0.33, gen throughput (token/s): 9
+[2025-11-04 11:36:01 TP0] Decode batch. #running-req: 3, #token: 999, accept len: 3.00, accept rate: 0.67, gen throughput (token/s): 9
+[2025-11-04 11:36:02 TP0] Decode batch. #running-req: 1, #token: 234, accept len: 0.00, accept rate: 0.00, gen throughput (token/s): 0
+"""
+
+
+CONTRADICTIONS = {
+    "steps": ({"num_spec_steps": 5}, "line 1, num_spec_steps: 5: expected 3"),
+    "accepted": ({"num_accepted_draft_tokens": 4}, "num_accepted_draft_tokens: 4: expected 5"),
+    "more accepted than drafted": ({"num_draft_tokens": 4}, "num_draft_tokens: 4: expected at least the 5"),
+    "mean": ({"mean_acceptance_length": 1.5}, "mean_acceptance_length: 1.5: expected 2.667"),
+    "a round too many": ({"per_step_accepted": [3, 0, 2, 0]}, "4 accepted and 3 drafted: expected 3 each"),
+    "a round": ({"per_step_drafted": [2, 3, 3]}, r"per_step_accepted\[0\]: 3 accepted of 2 drafted"),
+    "another order of magnitude": ({"per_step_accepted": [3, 1, 1]}, "not what acceptance_histogram counts"),
+    "deeper than drafted": ({"num_spec_tokens": 2}, "a round accepts 3 drafts of 2"),
+    "deeper than simulated": ({"num_spec_tokens": 40}, "num_spec_tokens: 40: expected at most 16"),
+    "negative": ({"acceptance_histogram": [1, -1, 1, 1]}, "'-1': expected a whole number"),
+    "missing": ({"acceptance_histogram": None}, "'None': expected a list or an object of counts"),
+    "words": ({"acceptance_histogram": {"a": 1}}, "expected numbers of accepted drafts as keys"),
+}
+
+BROKEN_RESPONSES = {
+    "a truncated line": (
+        lines_of(map(response, map(metrics, ROUNDS)))[:-40],
+        "line 3: is not JSON .a truncated line",
+    ),
+    "a truncated document": (
+        json.dumps([response(metrics(ROUNDS[0]))], indent=1)[:-9],
+        "is not JSON .a truncated file",
+    ),
+    "one truncated line": ('{"metrics": {', "line 1: is not JSON"),
+    "no metrics": ('{"metrics": {}}\n{"metrics": null}\n', "--per-request-spec-decode-metrics detailed"),
+    "no rounds": (lines_of([response(metrics([]))]), "no request with speculative rounds"),
+    "no object": ('{"metrics": {}}\n3\n', "line 2: '3': expected an object"),
+    "NaN": ('{"metrics": {"speculative_decoding": {"mean_acceptance_length": NaN}}}\n', "NaN is no JSON number"),
+}
+
+BROKEN_PAGES = {
+    "more accepted than drafted": ("1.66e+03", "3.5e+03", "3500 accepted of 3000 drafted"),
+    "positions that rise": ("530.0", "730.0", "730 accepted at position 1, after 710"),
+    "a sum that is another": ("1.66e+03", "1.2e+03", "1660 in all positions: expected 1200"),
+    "a page that breaks off": ('"1"} 530.0', '"1"', "line 8: .*truncated line"),
+    "a missing position": ('position="1"', 'position="3"', r"positions \[0, 2, 3\]"),
+    "a position beyond all": ('position="1"', 'position="99"', "expected position 0 ... 15"),
+    "a missing counter": ("num_draft_tokens", "num_x", "num_draft_tokens: missing"),
+    "NaN": ("3000.0", "NaN", "line 5: .* is 'NaN': expected a finite number"),
+    "negative": ("3000.0", "-3000", "line 5: .* is -3000: expected 0 or more"),
+    "several models": ('engine="1",model_name="m"', 'engine="1",model_name="n"', "several models, m, n"),
+    "fewer drafts than rounds": ("3000.0", "9000.0", "9000 in 1000 drafts of 3 positions"),
+}
+
+BROKEN_MEANS = {
+    "a line that breaks off": (SERVER[: SERVER.index("3.00")], "line 3: accept len is ''"),
+    "NaN": (SERVER.replace("3.00", "nan"), "line 3: accept len is 'nan'"),
+    "only idle": (SERVER.replace("2.00", "0.00").replace("3.00", "0.00"), "every accept len is 0"),
+    "no bonus token": (SERVER.replace("3.00", "0.50"), "line 3: accept len 0.5: expected 1"),
+    "no rate": (SERVER.replace("accept rate", "x"), "give --steps"),
+    "a rate of no steps": (SERVER.replace("0.67", "0.40"), "no whole number of draft steps"),
+    "nothing that is known": ("hello\n", "unknown format: expected events.jsonl of Foretoken"),
+    "empty": ("", "is empty: expected events.jsonl"),
+    "header only": ("steps,accept_length\n", "no rows behind the header"),
+    "half a row": ("steps,accept_length\n3\n", "line 2: 1 fields"),
+    "half a step": ("steps,accept_length\n2.5,2\n", "line 2: steps 2.5: expected a whole number"),
+    "more than all": ("steps,accept_length\n3,4.1\n", "line 2: accept_length 4.1: expected 1 .* 4, all 3 drafts"),
+    "no number": ("steps,accept_length\n3,inf\n", "line 2: accept_length is 'inf'"),
+}
+
+
+class TestResponses:
+    def test_detailed(self, tmp_path):
+        """One response a line, behind `data:` as a stream has it, or of aiperf; those without metrics are counted."""
+        streamed = "".join(f"data: {json.dumps(response(metrics(rounds)))}\n\n" for rounds in ROUNDS) + "data: [DONE]\n"
+        aiperf = [{"metadata": {}, "metrics": {}, "spec_decode_acceptance": metrics(rounds)} for rounds in ROUNDS]
+        for text in (
+            lines_of(map(response, map(metrics, ROUNDS))),
+            streamed,
+            lines_of(aiperf),
+            lines_of(map(metrics, ROUNDS)),
+        ):
+            log = read_acceptance([written(tmp_path, text + '{"metadata": {}, "metrics": {}}\n')])
+            assert log.form == "vLLM's per-request metrics, detailed"
+            assert log.left_out == {"records without metrics": 1}
+            assert log.rounds.tolist() == [
+                [0, 0, 0, 1, 1, 2, 2, 2, 2],
+                [0, 4, 5, 0, 2, 0, 1, 5, 9],
+                [3] * 9,
+                [3, 0, 2, 1, 1, 0, 3, 3, 1],
+            ]
+
+    def test_the_commonest_number_of_drafts_is_kept(self, tmp_path):
+        text = lines_of([response(metrics([3, 0, 1, 0], [3, 3, 1, 0]))])
+        log = read_acceptance([written(tmp_path, text)])
+        assert log.rounds[2:].tolist() == [[3, 3], [3, 0]]
+        assert log.left_out == {"rounds of 0 steps": 1, "rounds of 1 steps": 1}
+
+    def test_summary(self, tmp_path):
+        """A dense list of vLLM or a sparse object of aiperf; a list of responses in one file is the same."""
+        dense = [metrics(rounds, detailed=False) for rounds in ROUNDS]
+        sparse = copy.deepcopy(dense)
+        for found in sparse:
+            found["acceptance_histogram"] = {str(j): n for j, n in enumerate(found["acceptance_histogram"]) if n}
+        documents = [json.dumps(list(map(response, dense)), indent=1), lines_of(map(response, dense))]
+        for text in (*documents, lines_of({"spec_decode_acceptance": found} for found in sparse)):
+            log = read_acceptance([written(tmp_path, text)])
+            assert log.form == "vLLM's per-request metrics, summary"
+            assert log.histograms.tolist() == [[1, 0, 1, 1], [0, 2, 0, 0], [1, 1, 0, 2]]
+
+    def test_rounds_that_drafted_less_are_reported(self, tmp_path):
+        text = lines_of([response(metrics([2, 1], [3, 1], detailed=False))])
+        assert read_acceptance([written(tmp_path, text)]).left_out == {
+            "requests with rounds of fewer drafts, counted as rejected": 1
+        }
+
+    @pytest.mark.parametrize("name", CONTRADICTIONS)
+    def test_contradictions(self, name, tmp_path):
+        changes, expected = CONTRADICTIONS[name]
+        with pytest.raises(ConfigError, match=expected):
+            read_acceptance([written(tmp_path, lines_of([response(metrics(ROUNDS[0]) | changes)]))])
+
+    @pytest.mark.parametrize("name", BROKEN_RESPONSES)
+    def test_broken_files(self, name, tmp_path):
+        text, expected = BROKEN_RESPONSES[name]
+        with pytest.raises(ConfigError, match=expected):
+            read_acceptance([written(tmp_path, text)])
+
+
+class TestPages:
+    def test_counters_by_position(self, tmp_path):
+        log = read_acceptance([written(tmp_path, PAGE)])
+        assert log.counts.tolist() == [290, 180, 110, 420] and log.num_requests is None
+        fitted = log.fit(CHAT)
+        assert fitted.recorded.conditional == pytest.approx((0.71, 530 / 710, 420 / 530))
+        assert fitted.simulated.conditional == pytest.approx(fitted.recorded.conditional, abs=0.01)
+        assert fitted.recorded.mean_accept_length == pytest.approx(2.66)
+        assert fitted.process.field_share == CHAT.field_share and np.isnan(fitted.recorded.request_mean)
+
+    def test_counters_without_positions(self, tmp_path):
+        page = "".join(line for line in PAGE.splitlines(keepends=True) if "per_pos" not in line)
+        assert read_acceptance([written(tmp_path, page)]).means == ((3, pytest.approx(2.66)),)
+
+    def test_gauges_of_sglang(self, tmp_path):
+        page = 'sglang:spec_accept_length{tp_rank="0"} 2.9\nsglang:spec_accept_rate{tp_rank="0"} 0.27\n'
+        assert read_acceptance([written(tmp_path, page)]).means == ((7, 2.9),)
+        page = page.splitlines()[0]
+        with pytest.raises(ConfigError, match="give --steps"):
+            read_acceptance([written(tmp_path, page)])
+        assert read_acceptance([written(tmp_path, page)], steps=5).means == ((5, 2.9),)
+        with pytest.raises(ConfigError, match=r"expected 1 .bonus token only. \.\.\. 2"):
+            read_acceptance([written(tmp_path, page)], steps=1)
+
+    @pytest.mark.parametrize("name", BROKEN_PAGES)
+    def test_broken_pages(self, name, tmp_path):
+        before, after, expected = BROKEN_PAGES[name]
+        assert before in PAGE
+        with pytest.raises(ConfigError, match=expected):
+            read_acceptance([written(tmp_path, PAGE.replace(before, after))])
+
+    @pytest.mark.parametrize("page", ["vllm:num_requests_running 3\n", "sglang:spec_accept_length 0.0\n"])
+    def test_pages_without_rounds(self, page, tmp_path):
+        with pytest.raises(ConfigError, match="no rounds"):
+            read_acceptance([written(tmp_path, page)])
+
+    def test_a_server_that_has_not_speculated_yet(self, tmp_path):
+        page = "".join(
+            f"vllm:spec_decode_num_{name}_total 0\n" for name in ("drafts", "draft_tokens", "accepted_tokens")
+        )
+        with pytest.raises(ConfigError, match="has not speculated yet"):
+            read_acceptance([written(tmp_path, page)])
+
+
+class TestMeans:
+    def test_lines_of_a_server_weigh_by_their_requests(self, tmp_path):
+        log = read_acceptance([written(tmp_path, SERVER)])
+        assert log.means == ((3, 2.75),) and log.left_out == {"lines without rounds": 1}
+
+    def test_csv(self, tmp_path):
+        log = read_acceptance([written(tmp_path, "steps, accept_length\n3,2.24\n1,1.65\n")])
+        assert log.means == ((1, 1.65), (3, 2.24))
+
+    @pytest.mark.parametrize("name", BROKEN_MEANS)
+    def test_broken_means(self, name, tmp_path):
+        text, expected = BROKEN_MEANS[name]
+        with pytest.raises(ConfigError, match=expected):
+            read_acceptance([written(tmp_path, text)])
+
+
+def test_files_of_two_kinds(tmp_path):
+    with pytest.raises(ConfigError, match="expected files of one kind"):
+        read_acceptance([written(tmp_path, PAGE, "page"), written(tmp_path, SERVER, "log")])
+
+
+def test_histograms_tell_the_spread_but_not_the_correlation(tmp_path):
+    """The rounds of a known process, as vLLM's summary: its probabilities and its spread are found again."""
+    truth = GaussianAcceptance((0.75, 0.7, 0.65), 77, 0.15, 0.28, 8)
+    lens = simulate_rounds(truth, 3, 400, 120)
+    requests = [metrics((row[row > 0] - 1).tolist(), detailed=False) for row in lens.T]
+    log = read_acceptance([written(tmp_path, lines_of(map(response, requests)))])
+    fitted = log.fit(CHAT)
+    assert fitted.process.conditional == pytest.approx(truth.conditional, abs=0.03)
+    assert fitted.process.request_share == pytest.approx(0.15, abs=0.04)
+    assert (fitted.process.field_share, fitted.process.correlation_len) == (0.28, 8)
+    assert np.isnan(fitted.recorded.lag_correlation[0])
+
+
+def test_a_log_of_few_rounds_tells_positions_only(tmp_path):
+    log = read_acceptance([written(tmp_path, lines_of(map(response, map(metrics, ROUNDS))))])
+    fitted = log.fit(CHAT)
+    assert fitted.recorded.histogram == pytest.approx((2 / 9, 3 / 9, 1 / 9, 3 / 9))
+    assert (fitted.process.request_share, fitted.process.field_share) == (CHAT.request_share, CHAT.field_share)
