@@ -133,6 +133,7 @@ def generate(
 
 def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> int:
     """Check all input, load the weights, decode; return the exit code."""
+    from ...gpu.session.plan import refuse_without_effect as refuse_options_without_effect
     from ...gpu.session.session import check_lengths, check_vocabulary
     from ...gpu.session.text import Tokenizer
     from .display import Display, stats_text
@@ -143,6 +144,7 @@ def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> i
     tokenizer = Tokenizer.load(options.model)
     requests, places = _requests(tokenizer, defaults, asked)
     plan = maker.plan(max(request.prompt.length + request.max_tokens for request in requests))
+    refuse_options_without_effect(plan.options, plan.algorithm, plan.device)
     for notice in plan.notices:
         print(f"foretoken: note: {notice}", file=sys.stderr)
     check_vocabulary(tokenizer, plan)

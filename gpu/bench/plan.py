@@ -25,11 +25,11 @@ from ..session.plan import (
     check_algorithm,
     check_choices,
     check_directories,
-    check_effects,
     checkpoint_bytes,
     draft_config,
     free_bytes,
     heads_of,
+    refuse_without_effect,
     resolve_device,
     resolve_dtype,
     spec_settings,
@@ -167,7 +167,7 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
     target, algorithm, draft, steps = _models(options, session, steps)
     steps = _steps_of(algorithm, options, steps)
     device = resolve_device(options.device)
-    check_effects(session, algorithm, device)
+    refuse_without_effect(session, algorithm, device)
     graphs = _graphs(options, algorithm, device)
     dtype = resolve_dtype(options.dtype, target, device)
     acceptance, name = _acceptance(options, algorithm, target)

@@ -81,10 +81,15 @@ class SessionPlan:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Sentences for the user: what is unusual in the adaptive table, and a mode that the algorithm forced."""
-        config = self.spec.config
+        """Sentences for the user: options without effect, what is unusual in the adaptive table, a mode that the algorithm forced."""
+        config, unused = self.spec.config, without_effect(self.options, self.algorithm, self.device)
         forced = not config.overlap and not self.algorithm.supports_overlap and self.device != "cpu"
-        return (*self.spec.notices, *([f"the mode is {config.mode}: {config.mode_reason}"] if forced else ()))
+        forced = forced and not self.options.overlap  # told as an option without effect
+        return (
+            *map(str, unused),
+            *self.spec.notices,
+            *([f"the mode is {config.mode}: {config.mode_reason}"] if forced else ()),
+        )
 
     def max_prompt_len(self) -> int:
         """Return the length of the longest prompt that leaves room for a token of output."""
@@ -104,7 +109,8 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     target = ModelConfig.from_directory(options.model)
     algorithm = get_algorithm(algorithm_name(options))
     device = resolve_device(options.device)
-    check_effects(options, algorithm, device)
+    if options.steps and not algorithm.is_speculative:
+        refuse_without_effect(options, algorithm, device)
     draft = draft_config(options, algorithm, target)
     dtype = resolve_dtype(options.dtype, target, device)
     spec = resolve_spec(
@@ -169,26 +175,26 @@ def check_choices(options: SessionOptions) -> None:
         raise ConfigError(ARGUMENTS, problems)
 
 
-def check_effects(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> None:
-    """Raise ConfigError with every option that this algorithm or device makes no use of."""
+def without_effect(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> list[Problem]:
+    """Return every option that this algorithm or device makes no use of, with the reason."""
     drafts_nothing = f"{algorithm.name} drafts nothing; give a draft, or an algorithm that needs none (NGRAM)"
     on_host = f"{algorithm.name} drafts on the host, which a graph cannot contain"
-    rules = (  # option, whether it was given, whether it would do nothing, why
+    no_overlap = f"algorithm {algorithm.name} does not support overlap mode"
+    rules = (  # option, whether it was given, whether it does nothing, why
         ("steps", bool(options.steps), not algorithm.is_speculative, drafts_nothing),
-        ("topk", options.topk > 1, not algorithm.is_speculative, drafts_nothing),
         ("num_draft_tokens", options.num_draft_tokens is not None, not algorithm.is_speculative, drafts_nothing),
         ("adaptive", options.adaptive is not None, not algorithm.is_speculative, drafts_nothing),
         ("policy", options.policy is not None, not algorithm.is_speculative, drafts_nothing),
-        (
-            "overlap",
-            bool(options.overlap),
-            not algorithm.supports_overlap,
-            f"algorithm {algorithm.name} does not support overlap mode",
-        ),
+        ("overlap", bool(options.overlap), not algorithm.supports_overlap, no_overlap),
         ("graphs", bool(options.graphs), algorithm.drafter is Drafter.LOOKUP, on_host),
         ("threads", options.threads is not None, device != "cpu", f"{device} computes, not the CPU"),
     )
-    problems = [Problem(name, f"has no effect: {why}") for name, given, unused, why in rules if given and unused]
+    return [Problem(name, f"has no effect: {why}") for name, given, unused, why in rules if given and unused]
+
+
+def refuse_without_effect(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> None:
+    """Raise ConfigError with every option that this algorithm or device makes no use of."""
+    problems = without_effect(options, algorithm, device)
     if problems:
         raise ConfigError(ARGUMENTS, problems)
 

@@ -52,7 +52,7 @@ def test_a_key_of_a_file_without_effect_is_a_note(command, tmp_path):
         (["--adaptive", "none/such.json"], "adaptive: has no effect: NONE drafts nothing"),
         (["--policy", "ema"], "policy: has no effect: NONE"),
         (["--num-draft-tokens", 4], "num_draft_tokens: has no effect: NONE"),
-        (["--topk", 4], "topk: has no effect: NONE"),
+        (["--topk", 4], "topk: NONE drafts no trees"),
         (["--steps", 3], "steps: has no effect: NONE"),
         (["--top-p", 0.9], "--top-p: has no effect: every request is greedy"),
         (["--top-k", 5], "--top-k: has no effect: every request is greedy"),
