@@ -217,9 +217,10 @@ def resolve_spec(
         table = fixed_config(steps)
     else:
         given = DEFAULT_PRESETS.get(policy, "default") if adaptive is None else adaptive
+        place = f"{source}.adaptive" if isinstance(given, Mapping) else None
         if adaptive is None and num_heads is not None:
-            given = _within(PRESETS[given], num_heads)
-        table = load_adaptive_config(given, f"{source}.adaptive" if isinstance(given, Mapping) else None, read_file)
+            given, place = _within(PRESETS[given], num_heads), f"preset {given} for {num_heads} heads"
+        table = load_adaptive_config(given, place, read_file)
     routing = choose_mode(
         mode,
         page_size=config.page_size,
