@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
@@ -21,6 +21,7 @@ from ..models.projection import pack_projections
 from ..ops.debug import CheckedOps
 from ..ops.port import Ops
 from .executor import TorchExecutor
+from .outputs import NodeProducer
 
 DraftModel = Decoder | DraftHead
 
@@ -41,11 +42,13 @@ def build_executor(
     seed: int = 0,
     debug: bool = False,
     eager: bool | None = None,
+    producers: Mapping[str, NodeProducer] | None = None,
 ) -> TorchExecutor:
     """Return an executor with the sizes of `engine`, on the device of `target`.
 
     Rounds are captured for batches of `graph_sizes` rows (None: graphs are off), of sampling batches too if `graph_sampling`,
     of batches in which some request asks for per-token outputs too if `graph_outputs`.
+    `producers` make further outputs, by the names under which requests ask for them.
     Raises ConfigError if the draft does not belong to the algorithm.
     """
     config = engine.config
@@ -81,6 +84,7 @@ def build_executor(
         debug=debug,
         eager=eager,
         graph_sizes=graph_sizes,
+        producers=producers,
     )
     if graph_sizes is not None:
         # No graph can hold a draft that works on the host.

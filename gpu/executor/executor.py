@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,7 @@ from ..models.decoder import Decoder
 from ..ops.port import Ops
 from .clock import EventPhaseClock, PhaseClock
 from .graphs import CapturedRound, RoundGraphs, RoundKind, padded_shape
-from .outputs import USER_OUTPUTS, at_places, node_outputs
+from .outputs import USER_OUTPUTS, NodeProducer, at_places, node_outputs
 from .relay import TorchStorage
 from .round import DecodeRound, capture_for, draft_hidden, first_tokens
 from .rows import Rows
@@ -76,6 +76,7 @@ class TorchExecutor:
         debug: bool = False,
         eager: bool | None = None,
         graph_sizes: Sequence[int] | None = None,
+        producers: Mapping[str, NodeProducer] | None = None,
     ) -> None:
         assert engine.config.track_tokens, "this executor delivers tokens: EngineConfig.track_tokens"
         config, sizes = engine.config, engine.sizes
@@ -101,7 +102,9 @@ class TorchExecutor:
         self.relay_storage = TorchStorage(ops, device)
         fields = self.algorithm.relay_fields(relayed)
         self.future_map = FutureMap(config.max_running, fields, self.relay_storage, debug_poison=debug)
-        self._round = DecodeRound(ops, target, pool, draft)
+        self._producers = dict(producers or {})
+        self._outputs = (*USER_OUTPUTS, *self._producers)
+        self._round = DecodeRound(ops, target, pool, draft, self._producers)
         self._topk = engine.controller.topk
         self._memory_pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.graphs = RoundGraphs(self._capture)
@@ -198,6 +201,9 @@ class TorchExecutor:
         """Open rows whose prompts another worker has computed: their KV is in the pools; fill their relay cells without a pass."""
         batch = arrivals.batch
         texts = {join.row: join.cached_tokens for join in running.step.joins}
+        for join in running.step.joins:
+            if join.num_received:
+                self._open_produced(join)
         for i, row in enumerate(batch.rows.tolist()):
             self.draft.open_row(row, texts[row])
             if self.draft.on_host:
@@ -206,6 +212,10 @@ class TorchExecutor:
         self._rows.ended[[row for row, _ in failures]] = True
         running.failures += failures
         self._simulated_lengths[batch.rows] = batch.seq_lens
+
+    def _open_produced(self, join: Join) -> None:
+        for producer in self._producers.values():
+            producer.open_row(join)
 
     # -- prefill --------------------------------------------------------------------------------------------------
 
@@ -217,6 +227,7 @@ class TorchExecutor:
             chunk = part.tokens[begins[i] : begins[i + 1]]
             if row in joins:
                 self.draft.open_row(row, joins[row].cached_tokens)
+                self._open_produced(joins[row])
             if self.draft.on_host:
                 self.draft.observe(row, chunk)
         with self.clock.phase("prefill"):
@@ -230,6 +241,7 @@ class TorchExecutor:
             check_hidden(captured, self.algorithm.capture_hidden_mode(ForwardPhase.PREFILL), "capture")
             sampled = torch.empty(0, dtype=torch.int64, device=self.device)
             outputs: dict[str, Tensor] = {}
+            produced = {name: producer.prompt(chunks) for name, producer in self._producers.items()}
             if len(last):
                 places = chunks.last_places()
                 at_end = at_places(forward, places)
@@ -238,6 +250,7 @@ class TorchExecutor:
                 sampled = first_tokens(self._ops, logits, self._rows.sampling(part.rows[last]), positions)
                 found = node_outputs(at_end, logits, sampled, wanted)
                 outputs = {name: value for name, value in found.items() if value is not None}
+                outputs |= {name: value for name, value in produced.items() if name in wanted}
             relay = self.draft.prefill(chunks, captured, sampled.clamp(min=0))
             if len(last):
                 rows, epochs = part.rows[last], part.epochs[last]
@@ -359,7 +372,7 @@ class TorchExecutor:
         width = self.algorithm.accept_width(key.steps, key.num_draft_tokens)
         fields = self.future_map.fields
         forced = self._acceptance is not None
-        outputs = frozenset(USER_OUTPUTS) if with_outputs else frozenset()
+        outputs = frozenset(self._outputs) if with_outputs else frozenset()
         with torch.no_grad():
             return CapturedRound(
                 self._round, shape, fields, width, kind, forced, self._rows.seed, self._memory_pool, outputs
@@ -393,9 +406,9 @@ class TorchExecutor:
     def _check_outputs(self, join: Join, running: RunningStep) -> None:
         """Fail a request, and only it, that asks for an output which does not exist."""
         for name in join.request.outputs:
-            if name not in USER_OUTPUTS:
+            if name not in self._outputs:
                 self._rows.ended[join.row] = True
-                running.failures.append((join.row, f"there is no output {name!r}{nearest(name, USER_OUTPUTS)}"))
+                running.failures.append((join.row, f"there is no output {name!r}{nearest(name, self._outputs)}"))
                 return
 
     def _report_failures(self, running: RunningStep, rows: np.ndarray, failed: np.ndarray) -> None:

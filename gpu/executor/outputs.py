@@ -9,8 +9,14 @@ routed_experts     int32   [n, L, k]   experts chosen in each of L mixture layer
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from torch import Tensor
 
+from ...core.contract.step import Join
+from ..batch.chunks import Chunks
+from ..batch.tree import DeviceTree
+from ..draft.port import RoundBatch
 from ..models.decoder import DecoderOutput
 
 USER_OUTPUTS = ("logprobs", "top_logprobs", "top_logprob_ids", "hidden_states", "routed_experts")
@@ -19,6 +25,26 @@ DRAFT_HIDDEN = "draft_hidden_states"
 """The entry that the draft's catch-up reads; never shown to users."""
 NEXT_RELAY = "next_relay."
 """Entries with this prefix are what the next round starts from behind each node; never shown to users."""
+
+
+class NodeProducer(Protocol):
+    """Makes an output that the target's pass does not give by itself: the choices of a sparse indexer, or a recurrent state.
+
+    An executor with producers calls them in every pass, whether a request has asked to see what they make or not. Their values are
+    compacted like all others, and those of the last accepted node come back to them. All tensors are the device's.
+    """
+
+    def open_row(self, join: Join) -> None:
+        """A request takes a row. `join.cached_tokens` are not prefilled again: what follows from them is to be made anew."""
+
+    def prompt(self, chunks: Chunks) -> Tensor:
+        """Take in prompt chunks; return the values [m, …] after the last token of each of the m prompts that end with them."""
+
+    def nodes(self, batch: RoundBatch, tree: DeviceTree) -> Tensor:
+        """Return the values [bs · nd, …] of all nodes. Parents come before their children."""
+
+    def keep(self, batch: RoundBatch, values: Tensor) -> None:
+        """Take values [bs, …] of each row's last accepted node, from which its next round goes on."""
 
 
 def node_outputs(

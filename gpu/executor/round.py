@@ -20,12 +20,12 @@ from ..batch.paged import PagedAttention
 from ..batch.pools import KVPool
 from ..batch.tree import DeviceTree, DeviceVerified
 from ..draft.port import Accepted, Draft, Relayed, RoundBatch
-from ..draft.window import window_slots
+from ..draft.window import at_column, window_slots
 from ..kernels.constants import numbers
 from ..kernels.rounds.verify_sampling import sample_torch
 from ..models.decoder import Decoder, DecoderOutput
 from ..ops.port import Capture, Ops, VerifyBatch
-from .outputs import DRAFT_HIDDEN, NEXT_RELAY, node_outputs
+from .outputs import DRAFT_HIDDEN, NEXT_RELAY, NodeProducer, node_outputs
 from .sampling import target_probs
 
 
@@ -72,7 +72,15 @@ class NoClock:
 class DecodeRound:
     """The device work of a round for one target and one draft; it has no state of its own but the pools."""
 
-    def __init__(self, ops: Ops, target: Decoder, pool: KVPool, draft: Draft) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        target: Decoder,
+        pool: KVPool,
+        draft: Draft,
+        producers: Mapping[str, NodeProducer] | None = None,
+    ) -> None:
+        self._producers = producers or {}
         self._ops = ops
         self._target = target
         self._pool = pool
@@ -104,6 +112,7 @@ class DecodeRound:
         with clock.phase("draft"):
             captured = outputs.pop(DRAFT_HIDDEN, None)
             longest = longest or int(verified.accept_lens.max())
+            self._keep_produced(batch, outputs, verified, wanted)
             next_relay = self._of_last_accepted(outputs, verified)
             accepted = Accepted(emitted, verified.accept_lens, captured, longest, next_relay)
             relay = self._draft.catch_up(batch, accepted, relayed)
@@ -162,6 +171,7 @@ class DecodeRound:
         """Every per-node output as [bs, nd, …] with the accepted path in front; the target's KV likewise."""
         entries = node_outputs(forward, logits, verified.predict, wanted)
         entries[DRAFT_HIDDEN] = draft_hidden(self._draft, forward)
+        entries |= {name: producer.nodes(batch, tree) for name, producer in self._producers.items()}
         entries |= {NEXT_RELAY + name: values.flatten(0, 1) for name, values in tree.next_relay.items()}
         outputs = NodeOutputs(entries)
         if batch.topk > 1 or self._draft.on_host:
@@ -170,6 +180,15 @@ class DecodeRound:
             outputs = outputs.map(lambda values: self._ops.compact(values, verified.accept_index, tree.num_nodes))
         shape = (tree.batch_size, tree.num_nodes)
         return {name: outputs[name].unflatten(0, shape) for name in outputs if outputs[name] is not None}
+
+    def _keep_produced(
+        self, batch: RoundBatch, outputs: dict[str, Tensor], verified: DeviceVerified, wanted: frozenset[str]
+    ) -> None:
+        """Hand the values of each row's last accepted node back to their producers; drop what no request has asked to see."""
+        for name, producer in self._producers.items():
+            producer.keep(batch, at_column(outputs[name], verified.accept_lens.long() - 1))
+            if name not in wanted:
+                del outputs[name]
 
     @staticmethod
     def _of_last_accepted(outputs: dict[str, Tensor], verified: DeviceVerified) -> Relayed:

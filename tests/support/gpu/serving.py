@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from foretoken.checks.driver import CALM, Dice, Disturbance, HostileDriver
@@ -16,6 +16,7 @@ from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.executor.build import DraftModel, build_executor
 from foretoken.gpu.executor.executor import TorchExecutor
+from foretoken.gpu.executor.outputs import NodeProducer
 from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.ops.port import Ops
 from matrix_cells import OPS, count_retractions, noisy_copy, small_head, small_model
@@ -92,6 +93,7 @@ def serve(
     seed: int = 0,
     dice: int = 0,
     debug: bool = True,
+    producers: Mapping[str, NodeProducer] | None = None,
 ) -> Served:
     """Serve `requests` under `disturbance`; `before` is shown the executor before the first step.
 
@@ -106,7 +108,14 @@ def serve(
         text_decoder=LetterDecoder(),
     )
     executor = build_executor(
-        engine, target or small_model(0), way.draft, ops, acceptance=acceptance, seed=seed, debug=debug
+        engine,
+        target or small_model(0),
+        way.draft,
+        ops,
+        acceptance=acceptance,
+        seed=seed,
+        debug=debug,
+        producers=producers,
     )
     before(executor)
     if disturbance is None:
