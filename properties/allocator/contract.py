@@ -60,6 +60,8 @@ class AllocatorCapabilities(Capabilities):
     """`open`, `grow`, `trim`, `close` and `slots_of`: rows of slots, one per request"""
     deferred_close: bool = False
     """`close(request, step)` waits for `complete(step)`, as does `num_deferred()`; needs `table`"""
+    batches: bool = False
+    """`alloc_extend(…)` and `alloc_decode(…)`: slots for several requests at once, whose last pages need not be full"""
     misuse: bool = False
     """It refuses what no caller should do: to free what is not held, to ask for no whole pages or for less than none"""
 
@@ -116,6 +118,17 @@ class Allocator(Protocol):
     def cached_pages(self) -> Sequence[int]:
         """Pages that have no holder but are not free: `alloc` evicts them when the free ones do not suffice."""
 
+    # batches
+    def alloc_extend(
+        self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_slots: Sequence[int]
+    ) -> Sequence[int] | None:
+        """Slots for positions `prefix_lens[i] … seq_lens[i] − 1` of each request i, one request after the other. They go on in the
+        page of `last_slots[i]`, the slot of position `prefix_lens[i] − 1` (−1 if there is none), and then in new pages. All or
+        nothing. `free` gets all slots of a request, the last page's as far as they are used."""
+
+    def alloc_decode(self, seq_lens: Sequence[int], last_slots: Sequence[int]) -> Sequence[int] | None:
+        """A slot for position `seq_lens[i] − 1` of each request i, in the same way."""
+
     # deferred_free, deferred_close
     def free_after(self, slots: Sequence[int], step: int) -> None:
         """Give back pages that step `step`, still running, may touch."""
@@ -154,5 +167,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "deferred_free": ("free_after", "complete", "num_deferred"),
     "table": ("open", "grow", "trim", "close", "slots_of"),
     "deferred_close": ("complete", "num_deferred"),
+    "batches": ("alloc_extend", "alloc_decode"),
 }
 """Capability -> the methods of an allocator that it promises; "" is what every allocator has."""

@@ -53,6 +53,7 @@ class AllocatorModel:
         self.page_size = page_size
         self.holders: dict[str, Holder] = {}
         self.rows: dict[str, Holder] = {}
+        self.parts: dict[str, Holder] = {}  # requests whose last page need not be full
         self.cached: dict[int, list[Cell]] = {}
         self.deferred: list[tuple[int, Holder, bool]] = []  # (step, what waits for it, whether a row goes with it)
         self.launched = 0
@@ -81,7 +82,7 @@ class AllocatorModel:
 
     def everybody(self) -> list[Holder]:
         """All that hold pages now, what waits for a step aside."""
-        return [*self.holders.values(), *self.rows.values()]
+        return [*self.holders.values(), *self.rows.values(), *self.parts.values()]
 
     def held(self) -> dict[int, int]:
         """Page -> how many hold it now, recounted; pages without a holder are not in it."""
@@ -130,6 +131,7 @@ class AllocatorModel:
         twin = AllocatorModel(self.page_size)
         twin.holders = {name: holder.copy() for name, holder in self.holders.items()}
         twin.rows = {name: holder.copy() for name, holder in self.rows.items()}
+        twin.parts = {name: holder.copy() for name, holder in self.parts.items()}
         twin.cached = dict(self.cached)
         twin.deferred = [(step, holder.copy(), with_row) for step, holder, with_row in self.deferred]
         twin.launched, twin.completed, twin._owners = self.launched, self.completed, self._owners
@@ -140,6 +142,7 @@ class AllocatorModel:
         return (
             tuple((name, tuple(holder.pages)) for name, holder in sorted(self.holders.items())),
             tuple((name, tuple(row.pages), row.committed, row.wanted) for name, row in sorted(self.rows.items())),
+            tuple((name, tuple(part.slots)) for name, part in sorted(self.parts.items())),
             tuple(self.cached),
             tuple((step - self.completed, tuple(holder.pages), with_row) for step, holder, with_row in self.deferred),
             self.launched - self.completed,
@@ -169,6 +172,7 @@ class Moment:
     drained: bool = False
     asked: int | None = None  # slots that an allocation asked for
     answer: tuple[int, ...] | None = None  # slots that it got
+    parts: tuple[tuple[str, int], ...] = ()  # (request, the position before) of those that a batch has given slots
     refusal: str | None = None
     allowed: bool | None = None  # what can_allocate said just before
     must_succeed: bool = False

@@ -21,6 +21,7 @@ EVERYTHING = AllocatorCapabilities(
     deferred_free=True,
     table=True,
     deferred_close=True,
+    batches=True,
     misuse=True,
 )
 
@@ -72,6 +73,21 @@ class PlainAllocator:
         if num_slots < 0 or num_slots % self.page_size:
             raise ValueError(f"{num_slots} slots are not whole pages of {self.page_size}")
         return self.slots(self.take(num_slots // self.page_size))
+
+    def alloc_extend(self, prefix_lens: list[int], seq_lens: list[int], last_slots: list[int]) -> list[int] | None:
+        size = self.page_size
+        counts = [-(-stop // size) + -start // size for start, stop in zip(prefix_lens, seq_lens, strict=True)]
+        if sum(counts) > len(self.free_list) + len(self.cache):
+            return None
+        pages, slots = iter(self.take(sum(counts))), []
+        for start, stop, slot in zip(prefix_lens, seq_lens, last_slots, strict=True):
+            for position in range(start, stop):
+                slot = slot + 1 if position % size else next(pages) * size
+                slots.append(slot)
+        return slots
+
+    def alloc_decode(self, seq_lens: list[int], last_slots: list[int]) -> list[int] | None:
+        return self.alloc_extend([length - 1 for length in seq_lens], seq_lens, last_slots)
 
     def can_allocate(self, num_slots: int) -> bool:
         available = (len(self.free_list) + len(self.cache)) * self.page_size

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..harness.operation import Handles, Operation, operation
-from ..harness.trial import Refused, Trial
-from ..reference.canary import ShadowMemory, contents
-from .contract import METHODS, Allocator, AllocatorCapabilities, AllocatorConfig
-from .model import AllocatorModel, Holder, Moment, Observation
+from ..harness.operation import Handles, operation
+from ..harness.trial import Refused
+from ..reference.canary import contents
+from .contract import AllocatorCapabilities, AllocatorConfig
+from .observed import ObservedAllocator
 
 HOLDERS = Handles("abcd")
 REQUESTS = Handles(("r1", "r2", "r3"))
 SNAPSHOTS = Handles("st")
+BATCHES = ((1,), (2,), (1, 2), (3, 1), (2, 3, 1))
 MAX_IN_FLIGHT = 3
-_NO_PAGES: dict[int, int] = {}
 
 
 def _amounts(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
@@ -79,136 +79,8 @@ def _can_commit(t: AllocatorTrial, request: str, num_tokens: int) -> bool:
     return num_tokens > 0 and t.model.room(request) > 0
 
 
-class AllocatorTrial(Trial):
-    """`subject` under operations. A state of the model that is impossible for the subject is a Violation at once."""
-
-    contract = "allocator"
-    config_type = AllocatorConfig
-    capabilities_type = AllocatorCapabilities
-    methods = METHODS
-    looks = ("num_free", "free_pages", "cached_pages", "num_deferred", "references", "slots_of")
-    quick = 60_000
-
-    subject: Allocator
-    config: AllocatorConfig
-    capabilities: AllocatorCapabilities
-    moment: Moment
-
-    def prepare(self) -> None:
-        self.model = AllocatorModel(self.config.page_size)
-        self.memory = ShadowMemory()
-        self.saved: dict[str, tuple[object, AllocatorModel, Observation]] = {}
-        first = 1 if self.capabilities.padding_page else 0
-        self._all_pages = range(first, first + self.config.num_pages)
-        self.moment = Moment(self.config, self.capabilities, self.model, frozenset(self._all_pages))
-        self._observe()
-
-    # -- around every operation ---------------------------------------------------------------------------------------
-
-    def begin(self, operation: Operation | str) -> None:
-        """Forget the last operation; what was after it is now before."""
-        m = self.moment
-        m.operation = operation
-        m.asked = m.answer = m.refusal = m.allowed = m.twice = m.row_granted = None
-        m.must_succeed = m.must_refuse = False
-        m.before, m.held_before, m.waiting_before = m.after, m.held, m.waiting
-
-    def end(self) -> None:
-        self._observe()
-        m = self.moment
-        self.transcript.append(m.answer if m.refusal is None else "refused")
-
-    def _observe(self) -> None:
-        """Ask the subject for all that it shows, and recount the model."""
-        subject, has, model, m = self.subject, self.capabilities, self.model, self.moment
-        free = cached = deferred = references = rows = None
-        try:
-            method = subject.num_free
-            num_free = method()
-            if has.inspection:
-                method = subject.free_pages
-                free = method()
-            if has.eviction:
-                method = subject.cached_pages
-                cached = method()
-            if has.deferred_free or has.deferred_close:
-                method = subject.num_deferred
-                deferred = method()
-            if has.sharing:
-                method = subject.references
-                references = [method(page) for page in self._all_pages]
-        except Exception as error:
-            raise self._accident(method, error) from error
-        num_free = self.integer(num_free, "num_free()")
-        if has.inspection:
-            free = self.integers(free, "free_pages()")
-        if has.eviction:
-            cached = self.integers(cached, "cached_pages()")
-            self._follow_the_cache(cached)
-        if has.deferred_free or has.deferred_close:
-            deferred = self.integer(deferred, "num_deferred()")
-        if has.sharing:
-            references = self.integers(references, "references()")
-        if has.table:
-            rows = tuple([(name, self._row(name, row)) for name, row in model.rows.items()])
-        m.after = Observation(num_free, free, cached, deferred, references, rows)
-        m.held = model.held()
-        m.waiting = model.waiting() if model.deferred else _NO_PAGES
-        m.stale = None
-        read = self.memory.read
-        for holder in model.everybody():
-            cells = holder.cells
-            if cells and read(holder.slots[: len(cells)]) != cells:
-                m.stale = self._first_stale()
-                break
-
-    def _follow_the_cache(self, cached: tuple[int, ...]) -> None:
-        """Take over what the subject has evicted, as it may. It may not cache other pages than the retired ones."""
-        model, m = self.model, self.moment
-        m.not_cacheable = tuple(page for page in cached if page not in model.cached)
-        if len(cached) != len(model.cached):
-            kept = frozenset(cached)
-            model.cached = {page: cells for page, cells in model.cached.items() if page in kept}
-
-    def _row(self, name: str, row: Holder) -> tuple[int, ...]:
-        slots = self.integers(self.must(self.subject.slots_of, name), f"slots_of({name!r})")
-        row.slots = list(slots)
-        row.pages = self.model.pages_of(slots)
-        return slots
-
-    def _first_stale(self) -> tuple | None:
-        for kind, group in (("holder", self.model.holders), ("request", self.model.rows)):
-            for name, holder in group.items():
-                count = len(holder.cells)
-                if len(holder.slots) < count:
-                    return f"{kind} {name}", None, "no slot", holder.cells[len(holder.slots)]
-                wrong = self.memory.first_wrong(holder.slots[:count], holder.cells)
-                if wrong is not None:
-                    return f"{kind} {name}", *wrong
-        return None
-
-    def _may_be_refused(self, method, *arguments: object) -> bool:
-        """Call a method that returns nothing, or False for no. Return whether it was carried out."""
-        answer = self.ask(method, *arguments)
-        if isinstance(answer, Refused):
-            self.moment.refusal = answer.reason
-        elif answer is False:
-            self.moment.refusal = "False"
-        return self.moment.refusal is None
-
-    def _carries_out(self, method, *arguments: object) -> None:
-        """Call what the contract gives no reason to refuse here."""
-        if not self._may_be_refused(method, *arguments):
-            raise self.misbehaviour(
-                "RAISES", f"{self.operation} was refused: {self.moment.refusal}", "it is carried out"
-            )
-
-    def _expect(self, num_slots: int, *, possible: bool) -> None:
-        """Note whether a request for so many slots must be granted or refused."""
-        m = self.moment
-        available = m.before.num_free + len(self.model.cached) * self.config.page_size
-        grantable = possible and num_slots <= available and num_slots % self.config.page_size == 0
-        m.must_succeed, m.must_refuse = grantable, not grantable
+class AllocatorTrial(ObservedAllocator):
+    """`subject` under operations."""
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
@@ -312,6 +184,59 @@ class AllocatorTrial(Trial):
             if evicted < wanted:
                 raise self.misbehaviour("CAPABILITY", f"{evicted} pages were evicted", f"at least {wanted}")
 
+    # -- batches of requests whose last pages need not be full ----------------------------------------------------------
+
+    @operation(needs="batches", weight=5, batch=BATCHES, num_tokens=_few_tokens)
+    def extend(self, batch: tuple[int, ...], num_tokens: int) -> bool | None:
+        """The first request of the batch gets `num_tokens` slots more, each other one more than the one before."""
+        if not batch or len(set(batch)) != len(batch) or num_tokens < 1:
+            return False
+        return self._extend(batch, range(num_tokens, num_tokens + len(batch)), is_decode=False)
+
+    @operation(needs="batches", weight=6, batch=BATCHES)
+    def decode(self, batch: tuple[int, ...]) -> bool | None:
+        """Each request of the batch that has slots gets one more."""
+        batch = tuple(number for number in dict.fromkeys(batch) if f"b{number}" in self.model.parts)
+        return self._extend(batch, [1] * len(batch), is_decode=True) if batch else False
+
+    def _extend(self, batch: Sequence[int], num_tokens: Sequence[int], *, is_decode: bool) -> None:
+        m, size, parts = self.moment, self.config.page_size, self.model.parts
+        names = [f"b{number}" for number in batch]
+        before = [len(parts[name].slots) if name in parts else 0 for name in names]
+        lengths = [length + more for length, more in zip(before, num_tokens, strict=True)]
+        last = [parts[name].slots[-1] if name in parts else -1 for name in names]
+        m.asked = sum(-(-n // size) + -b // size for n, b in zip(lengths, before, strict=True)) * size
+        m.allowed = bool(self.must(self.subject.can_allocate, m.asked))
+        self._expect(m.asked, possible=True)
+        if is_decode:
+            answer = self.ask(self.subject.alloc_decode, lengths, last)
+        else:
+            answer = self.ask(self.subject.alloc_extend, before, lengths, last)
+        if answer is None or isinstance(answer, Refused):
+            m.refusal = "None" if answer is None else answer.reason
+            return
+        slots = self.integers(answer, "the slots of a batch")
+        if len(slots) != sum(num_tokens):
+            raise self.misbehaviour(
+                "ANSWER", f"{len(slots)} slots for {sum(num_tokens)} tokens", "a slot for each token"
+            )
+        m.parts = tuple(zip(names, before, strict=True))
+        at = 0
+        for name, more in zip(names, num_tokens, strict=True):
+            part = parts.setdefault(name, self.model.new_holder()) if name not in parts else parts[name]
+            mine = slots[at : at + more]
+            cells = contents(part.owner, len(part.cells), len(part.cells) + more)
+            part.slots += mine
+            part.cells += cells
+            part.pages = self.model.pages_of(part.slots)
+            self.memory.write(mine, cells)
+            at += more
+
+    @operation(needs="batches", weight=3, when=lambda t, number: f"b{number}" in t.model.parts, number=(1, 2, 3))
+    def give_back(self, number: int) -> None:
+        """A request of the batches leaves, with all its slots; its last page need not be full."""
+        self._carries_out(self.subject.free, self.model.parts.pop(f"b{number}").slots)
+
     # -- steps in flight ----------------------------------------------------------------------------------------------
 
     @operation(needs="deferred_close", weight=2)
@@ -398,6 +323,8 @@ class AllocatorTrial(Trial):
             self.free(name, len(holder.pages))
         for name in list(self.model.rows):
             self.close(name)
+        for name in list(self.model.parts):
+            self.give_back(int(name[1:]))
         while self.model.num_in_flight:
             self.complete()
         if self.capabilities.eviction:

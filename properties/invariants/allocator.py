@@ -202,7 +202,7 @@ def as_many_pages_as_needed(m: Moment) -> Outcome:
     return None if m.answer is None else True
 
 
-@checks("ALLOC-09", CONTRACT, on=("alloc", "grow", "open"))
+@checks("ALLOC-09", CONTRACT, on=("alloc", "grow", "open", "extend", "decode"))
 def a_refusal_changes_nothing(m: Moment) -> Outcome:
     if m.refusal is None:
         return None
@@ -234,8 +234,10 @@ def only_what_is_held_can_be_freed(m: Moment) -> Outcome:
     return None
 
 
-@checks("ALLOC-11", CONTRACT, on=("alloc", "grow", "trim"))
+@checks("ALLOC-11", CONTRACT, on=("alloc", "grow", "trim", "extend", "decode"))
 def ids_are_good(m: Moment) -> Outcome:
+    if m.parts:
+        return _parts_go_on(m)
     if m.operation.tag != "alloc":
         return _rows_are_pages(m)
     if m.answer is None:
@@ -257,6 +259,24 @@ def ids_are_good(m: Moment) -> Outcome:
                     f"{size} neighbours from a multiple of {size}",
                     "kernels address whole pages",
                 )
+    return True
+
+
+def _parts_go_on(m: Moment) -> Outcome:
+    """Whether each request of a batch goes on behind its last slot, and where its page is full in a new one of the pool."""
+    size, first = m.config.page_size, m.first_page
+    for name, before in m.parts:
+        slots = m.model.parts[name].slots
+        for position in range(before, len(slots)):
+            slot, is_new = slots[position], position % size == 0
+            was = f"position {position} of {name} is in slot {slot}"
+            if is_new and (slot % size or not first <= slot // size < first + m.config.num_pages):
+                return Finding(was, "the first slot of a page of the pool", "kernels address whole pages")
+            if is_new and slot // size in m.held_before:
+                return Finding(was, "a page that nothing holds", "two owners write to the same slots")
+            if not is_new and slot != slots[position - 1] + 1:
+                should = f"{slots[position - 1] + 1}, behind the position before"
+                return Finding(was, should, "kernels find a token by its page and its place there")
     return True
 
 
@@ -298,7 +318,7 @@ def same_history_same_ids(runs: tuple[Trial, Trial]) -> Outcome:
     return True
 
 
-@checks("ALLOC-14", CONTRACT, on=("alloc", "grow"))
+@checks("ALLOC-14", CONTRACT, on=("alloc", "grow", "extend", "decode"))
 def what_is_promised_is_kept(m: Moment) -> Outcome:
     if m.allowed is None:
         return None
@@ -343,7 +363,7 @@ def all_comes_back(m: Moment) -> Outcome:
     return True
 
 
-@checks("ALLOC-16", CONTRACT, on=("alloc", "grow"))
+@checks("ALLOC-16", CONTRACT, on=("alloc", "grow", "extend", "decode"))
 def edges_of_the_pool(m: Moment) -> Outcome:
     if m.asked == 0 and m.operation.tag == "alloc":
         if m.answer != ():

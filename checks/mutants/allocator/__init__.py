@@ -6,16 +6,17 @@ from collections import deque
 
 import numpy as np
 
-from ...core.errors import InvalidFree, KVPoolExhausted
-from ...core.kv.allocator import KVAllocator
-from ...core.kv.store import KVStore
-from ...properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
-from ...properties.allocator.plain import EVERYTHING, PlainAllocator
-from ...properties.harness.mutants import Mutant
-from ..adapters.kv_allocator import KVAllocatorAdapter
-from ..adapters.kv_allocator import make as make_allocator
-from ..adapters.kv_store import KVStoreAdapter
-from ..adapters.kv_store import make as make_store
+from ....core.errors import InvalidFree, KVPoolExhausted
+from ....core.kv.allocator import KVAllocator
+from ....core.kv.store import KVStore
+from ....properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
+from ....properties.allocator.plain import EVERYTHING, PlainAllocator
+from ....properties.harness.mutants import Mutant
+from ...adapters.kv_allocator import KVAllocatorAdapter
+from ...adapters.kv_allocator import make as make_allocator
+from ...adapters.kv_store import KVStoreAdapter
+from ...adapters.kv_store import make as make_store
+from . import batches
 
 # -- of core.kv.allocator ---------------------------------------------------------------------------------------------
 
@@ -428,6 +429,7 @@ _DEFECTS = (
     (SharesWithoutCounting, of_plain, ("ALLOC-04",)),
     (FreesForEverybody, of_plain, ("ALLOC-03", "ALLOC-05")),
     (DropsEachMention, of_plain, ("ALLOC-10",)),
+    *((kind, of_plain, caught_by) for kind, caught_by in batches.DEFECTS),
     (EvictsForNothing, of_plain, ("ALLOC-09",)),
     (EvictsTheReused, of_plain, ("ALLOC-05",)),
     (EvictsIntoItself, of_plain, ("ALLOC-11", "ALLOC-05")),
