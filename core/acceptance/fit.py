@@ -29,6 +29,7 @@ MIN_REQUESTS = 8
 MIN_ROUNDS = 200
 """A fit of shares needs so many requests, and so many rounds of all together."""
 _SAMPLE_POSITIONS = 1 << 20
+_USUAL = (512, 300)  # requests and their output, where a recording does not tell lengths
 
 
 class AcceptanceFitError(ForetokenError):
@@ -193,8 +194,8 @@ def fit_histograms(histograms: np.ndarray, start: GaussianAcceptance) -> Accepta
 def fit_counts(counts: np.ndarray, start: GaussianAcceptance) -> AcceptanceFit:
     """Fit probabilities to the number of rounds with 0 … steps correct drafts, [steps + 1]; the rest stays that of `start`."""
     recorded = RoundStatistics.of_counts(counts)
-    process = calibrate(start, recorded.conditional)
-    simulated = RoundStatistics.of_rounds(simulate_rounds(process, recorded.steps), recorded.steps)
+    process = calibrate(start, recorded.conditional, *_USUAL)
+    simulated = RoundStatistics.of_rounds(simulate_rounds(process, recorded.steps, *_USUAL), recorded.steps)
     return _fit_of(process, recorded, simulated)
 
 
@@ -214,7 +215,7 @@ def fit_means(
         return replace(start, conditional=tuple((1 / (1 + np.exp(-logits))).tolist()))
 
     def lengths(process: GaussianAcceptance) -> np.ndarray:
-        simulated = {steps: simulate_rounds(process, steps, 512, 300) for steps in {steps for steps, _ in means}}
+        simulated = {steps: simulate_rounds(process, steps, *_USUAL) for steps in {steps for steps, _ in means}}
         return np.array([simulated[steps].sum() / np.count_nonzero(simulated[steps]) for steps, _ in means])
 
     wanted = np.array([length for _, length in means])

@@ -13,6 +13,8 @@ from .acceptance_means import CSV_HEADER, EXPECTED, MeanAcceptance, read_means, 
 
 _PAGE_BEGINS = ("# HELP ", "# TYPE ", "vllm:", "sglang:")
 
+_WITHOUT_STEPS = ("a page of metrics", "a server's log")
+
 
 def read_acceptance(paths: Sequence[str], steps: int | None = None) -> AcceptanceLog | MeanAcceptance:
     """Read files of one kind; a directory stands for its `events.jsonl`. `steps`: of the drafts, where means do not say them.
@@ -24,6 +26,8 @@ def read_acceptance(paths: Sequence[str], steps: int | None = None) -> Acceptanc
     for path, kind in zip(paths, kinds, strict=True):
         if kind != kinds[0]:
             raise wrong(path, 0, f"is {kind}, but {paths[0]} is {kinds[0]}: expected files of one kind")
+    if steps is not None and kinds[0] not in _WITHOUT_STEPS:
+        raise wrong(paths[0], 0, f"is {kinds[0]}, which say their steps themselves: leave --steps out")
     if kinds[0] == "events":
         return read_events(paths)
     if kinds[0] == "responses":

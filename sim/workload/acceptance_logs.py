@@ -30,6 +30,7 @@ MAX_STEPS = 16
 EVENTS = "Foretoken's events"
 VLLM_DETAILED = "vLLM's per-request metrics, detailed"
 VLLM_SUMMARY = "vLLM's per-request metrics, summary"
+_RETRACTED = -1
 _UNREADABLE = (LookupError, TypeError, ValueError, ArithmeticError, ForetokenError)
 
 
@@ -134,6 +135,9 @@ class _Engine:
         return self._requests.setdefault((self._path, request_id), len(self._requests))
 
     def _plan(self, data: Mapping[str, Any]) -> None:
+        for request_id in data.get("retracted", ()):
+            for owners, _ in self._steps.values():  # what these steps decode for it is thrown away
+                owners[owners == self._number(request_id)] = _RETRACTED
         for request_id, row, *_ in data.get("joins", ()):
             self._owner[row] = self._number(request_id)
         if "decode" not in data:
@@ -142,6 +146,8 @@ class _Engine:
             self._rows = list(data["decode"])
         if data["k"] != 1:
             raise ValueError(f"a draft tree of top-{data['k']}: acceptance is fitted to chains (speculation.topk = 1)")
+        if unknown := [row for row in self._rows if row not in self._owner]:
+            raise ValueError(f"it decodes row {unknown[0]}, which no request has joined")
         owners = np.array([self._owner[row] for row in self._rows], np.int64)
         self._steps[data["step"]] = owners, data
 
@@ -160,7 +166,7 @@ class _Engine:
         return rounds
 
     def _rounds(self, owners: np.ndarray, lens: np.ndarray, steps: int) -> np.ndarray:
-        alive = np.array([owner not in self._ended for owner in owners.tolist()], bool)
+        alive = np.array([owner != _RETRACTED and owner not in self._ended for owner in owners.tolist()], bool)
         owners, lens = owners[alive], lens[:, alive]
         before = np.array([self._emitted.get(owner, 0) for owner in owners.tolist()], np.int64)
         positions = before + np.cumsum(lens, axis=0) - lens

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import tomllib
 
+import numpy as np
 import pytest
+from foretoken.sim.workload.acceptance_files import read_acceptance
 
 SERVICE = (
     "workload.num_requests=150 workload.output.kind=fixed workload.output.value=150 workload.prompt.value=32 "
@@ -41,6 +43,19 @@ def test_a_simulation_is_found_again(command, tmp_path):
     assert second["accept_length"] == pytest.approx(first["accept_length"], rel=0.03)
 
 
+@pytest.mark.parametrize(
+    "more", ["hardware.replicas=2", "engine.kv_slots=1200", "engine.kv_slots=1200 engine.mode=synchronous"]
+)
+def test_every_round_that_counted_is_read(command, tmp_path, more):
+    """Rounds in flight of requests that have ended, or were retracted, are not read: the histogram is that of the summary."""
+    some = f"workload.num_requests=40 workload.rate=80 speculation.policy=fixed speculation.steps=3 workload.output.high=400 {more}"
+    assert command("simulate", *settings(some), "--quiet", "--no-perfetto", "--out", tmp_path).code == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert bool(summary["retractions"]) == ("kv_slots" in more)
+    correct = read_acceptance([str(tmp_path)]).rounds[3]
+    assert np.bincount(correct).tolist() == summary["correct_drafts_histogram"]
+
+
 def test_means_say_what_they_cannot_tell(command, tmp_path):
     (tmp_path / "means.csv").write_text("steps,accept_length\n1,1.65\n3,2.24\n7,2.59\n")
     code, out, errors = command("acceptance", tmp_path / "means.csv", "--preset", "code")
@@ -55,6 +70,7 @@ def test_means_say_what_they_cannot_tell(command, tmp_path):
         ("hello\n", (), "unknown format"),
         ("steps,accept_length\n3,9\n", (), "line 2: accept_length 9"),
         ("steps,accept_length\n3,2\n", ("--preset", "chta"), "did you mean 'chat'"),
+        ("steps,accept_length\n3,2\n", ("--steps", "3"), "leave --steps out"),
         ('{"t":"header","schema":1}\n', (), "breaks off"),
     ],
 )

@@ -154,6 +154,44 @@ watchdog_s = 4.0
 probability = 0.02
 lasts_s = 1.0
 """
+RESPONSES = "".join(
+    json.dumps(
+        {
+            "metadata": {"session_num": i},
+            "metrics": {"request_latency": {"value": 1.5, "unit": "ms"}},
+            "spec_decode_acceptance": {
+                "engine": "vllm",
+                "mean_acceptance_length": 2.5,
+                "acceptance_histogram": {"0": 1, "1": 1, "2": 1, "3": 1},
+                "num_accepted_draft_tokens": 6,
+                "num_draft_tokens": 12,
+                "num_spec_steps": 4,
+                "num_spec_tokens": 3,
+                "per_step_accepted": [0, 3, 1, 2],
+                "per_step_drafted": [3, 3, 3, 3],
+            },
+        }
+    )
+    + "\n"
+    for i in range(60)
+)
+COUNTERS = "# HELP vllm:spec_decode_num_drafts_total Number of drafts.\n" + "".join(
+    f'vllm:spec_decode_num_{name}_total{{model_name="m"{label}}} {value}\n'
+    for name, label, value in (
+        ("drafts", "", 1000.0),
+        ("draft_tokens", "", 3000.0),
+        ("accepted_tokens", "", 1.66e3),
+        ("accepted_tokens_per_pos", ',position="0"', 710.0),
+        ("accepted_tokens_per_pos", ',position="1"', 530.0),
+        ("accepted_tokens_per_pos", ',position="2"', 420.0),
+    )
+)
+SERVER_LOG = "[2025-11-04 11:35:54] server_args=ServerArgs(speculative_num_steps=3)\n" + "".join(
+    f"[2025-11-04 11:36:0{i} TP0] Decode batch. #running-req: {i + 1}, #token: 234, accept len: 2.{i}0, accept rate: 0.{33 + 3 * i}, "
+    "gen throughput (token/s): 90.1\n"
+    for i in range(4)
+)
+MEANS = "steps,accept_length\n1,1.65\n3,2.24\n7,2.59\n"
 FEW = ("--set", "workload.num_requests=3", "--set", "workload.output.mean=8")
 
 
@@ -171,7 +209,8 @@ def sound_inputs(directory: Path) -> list[Sound]:
         few = ("--set", "workload.num_requests=5", "--set", "engine.block_rounds=2")
         code, _, errors = execute(("simulate", "--quiet", "--no-perfetto", *few, *options, "--out", str(run)))
         assert code == 0, errors
-        found.append(Sound(name, (run / "events.jsonl").read_text(), (("replay", "{}"), ("audit", "{}"))))
+        commands = (("replay", "{}"), ("audit", "{}"), ("acceptance", "{}"))
+        found.append(Sound(name, (run / "events.jsonl").read_text(), commands))
     truncated = ("--allow-truncated",)
     found.append(Sound("log without end", found[0].text, (("replay", "{}", *truncated), ("audit", "{}", *truncated))))
     found += [
@@ -193,6 +232,10 @@ def sound_inputs(directory: Path) -> list[Sound]:
         Sound("table of steps", json.dumps(ADAPTIVE, indent=1), ((*explain, "speculation.adaptive={}"),)),
         Sound("model", json.dumps(config, indent=1), ((*explain, "model.target={}"),), "config.json"),
         Sound("scenario", SCENARIO, ((*simulate, "{}", "--explain"),)),
+        Sound("responses with rounds", RESPONSES, (("acceptance", "{}"),)),
+        Sound("page of counters", COUNTERS, (("acceptance", "{}"),)),
+        Sound("log of a server", SERVER_LOG, (("acceptance", "{}"),)),
+        Sound("mean accept lengths", MEANS, (("acceptance", "{}"),)),
         Sound("plan of faults", FAULTS, ((*simulate, *FEW, "--faults", "{}"),)),
     ]
 
