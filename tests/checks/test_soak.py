@@ -24,6 +24,7 @@ SOAK = {
     "step-controller": (200_000, 100_000, 20_000),
     "engine": (200_000, 100_000),
     "executor": (50_000, 80_000, 10_000),
+    "block-manager": (50_000,),
     "transport": (30_000,),
     "simulator": (1_000,),
 }
@@ -38,10 +39,13 @@ EXAMPLES = {
     "step-controller": 1_000,
     "engine": 1_300,
     "executor": 300,
+    "block-manager": 400,
     "transport": 120,
     "simulator": 20,
 }
 """Contract -> examples of Hypothesis, up to 25 operations each."""
+IN_EVERY_TEST = {"foretoken.checks.executor.torch_subject:make": 10}
+"""Component -> examples that run with every test, where that is not the small share that others have."""
 
 SUBJECTS = [
     pytest.param(contract, subject, operations, id=f"{contract}-{number}")
@@ -75,7 +79,7 @@ def test_hypothesis_finds_nothing(contract, subject, operations):
     """The same examples in every run."""
     if "torch" in subject:
         pytest.importorskip("torch")
-    examples = max(EXAMPLES[contract] // 40 // len(OURS[contract]), 2)
+    examples = IN_EVERY_TEST.get(subject) or max(EXAMPLES[contract] // 40 // len(OURS[contract]), 2)
     hypothesis_on(contract, subject, examples, derandomize=True)
 
 
