@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import bad_allocators as bad
 import pytest
+from foretoken.checks.registry import mutants_of
 from foretoken.core.errors import ConfigError
 from foretoken.properties.conformance import AllocatorConformance, check
 from foretoken.properties.engine.plain import PlainEngine
@@ -11,8 +12,9 @@ from foretoken.properties.engine.trial import EngineTrial
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.machines import configs
 from foretoken.properties.harness.shrink import control_of
-from foretoken.properties.harness.swarm import Swarm
+from foretoken.properties.harness.swarm import Budget, Swarm
 from foretoken.properties.invariants.registry import Finding, clauses_of, collected
+from foretoken.properties.prefix_cache.plain import PlainPrefixCache
 from foretoken.properties.suites import suite_of
 from hypothesis import given
 
@@ -264,3 +266,30 @@ def test_a_clause_that_no_run_reached_is_reported():
     assert report.to_json()["unreached"]["ENGINE-13"]
     everything = check(ENGINE, PlainEngine, budget=20_000)
     assert not any("an abort is idempotent" in clause for clause in everything.unreached.get("ENGINE-13", ()))
+
+
+# -- policy is no failure -----------------------------------------------------------------------------------------------
+
+
+class LocksTheRoot(PlainPrefixCache):
+    """The root has one lock of its own, and no more, as SGLang's has."""
+
+    def nodes(self):
+        return [(id, parent, 1 if parent == -1 else locks, *rest) for id, parent, locks, *rest in super().nodes()]
+
+
+def test_what_a_cache_counts_on_its_root_is_its_own_affair():
+    assert check(suite_of("prefix-cache"), LocksTheRoot, budget=4_000).ok
+
+
+def test_a_device_that_runs_steps_in_order_may_reuse_at_once():
+    """Pages that go back under a step in flight: RELAY-01 finds that, unless the device keeps the order; then the tokens must show it."""
+    make = next(mutant.make for mutant in mutants_of("engine") if mutant.name == "FreesUnderAStep")
+    found = {}
+    for names in (("slots", "overlap"), ("slots", "overlap", "ordered_reuse")):
+        swarm = Swarm(ENGINE, make, ENGINE.capabilities.of(names), 1)
+        relay = [item for item in swarm.enabled if item.id == "RELAY-01"]
+        found[names] = swarm.search(relay, Budget(operations=2_000))
+    without, with_order = found.values()
+    assert without.violation.id == "RELAY-01" and with_order is None
+    assert "ordered_reuse" not in ENGINE.capabilities.all().declared, "it asks for less"
