@@ -30,7 +30,7 @@ MACHINES: dict[str, dict[str, dict[str, Any]]] = {
     "dense": {},
     "sparse": {"model": {"target": "qwen3-30b-a3b"}},
     "8-bit": {"model": {"weight_dtype": "fp8", "kv_dtype": "fp8"}},
-    "eager": {"hardware": {"cuda_graphs": False}},
+    "eager": {"hardware": {"cuda_graphs": False, "launch": "piecewise"}},
     "two devices": {"hardware": {"tensor_parallel": 2}},
 }
 CANCEL_MEAN_S = 0.03

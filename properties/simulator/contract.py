@@ -10,7 +10,7 @@ from ..harness.contract import Capabilities
 from ..harness.letters import Choices
 
 MACHINES = ("dense", "sparse", "8-bit", "eager", "two devices")
-"""A dense model; one with experts; 8-bit weights and KV; without captured graphs; over two devices."""
+"""A dense model; one with experts; 8-bit weights and KV; without captured graphs, its drafts driven by the host; over two devices."""
 
 TREE_NODES = 6
 
