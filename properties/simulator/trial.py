@@ -23,6 +23,9 @@ MAX_REPLICAS = 8
 ROOM = 2
 """A pool of so many times the longest request, and a few rounds of drafts, holds every request: it may not be refused."""
 
+CROWDED_MBPS = 100
+"""Links below this bandwidth take as long for a prompt as the next one takes to come."""
+
 QUEUE_REQUESTS = 1000
 QUEUE_LOAD_PERMILLE = 500
 QUEUE_TOLERANCE = 0.5
@@ -183,8 +186,9 @@ class SimulatorTrial(Trial):
 
     @operation(needs="books", weight=4, policy=("least_loaded", "round_robin"), link_mbps=(10_000, 1))
     def route(self, policy: str, link_mbps: int) -> bool:
-        """The router gets this policy, and links of this bandwidth; then the service runs."""
-        return self._become(policy=policy, link_mbps=link_mbps) and self._run_once()
+        """The router gets this policy, and links of this bandwidth; a slow one gets long prompts close together. Then the service runs."""
+        crowd = {"rate_per_ks": 10**6, "prompt_lens": (40, 64), "clients": 0} if link_mbps < CROWDED_MBPS else {}
+        return self._become(policy=policy, link_mbps=link_mbps, **crowd) and self._run_once()
 
     @operation(needs="books", weight=5, clients=(0, 3, 1), cancels=(0, 0, 300))
     def clients(self, clients: int, cancels: int) -> bool:
