@@ -359,7 +359,7 @@ DEFECTS = (
     (KeepsTheFirstValues, ("SIM-07",)),
     (OrdersPercentilesByName, ("SIM-07",)),
     (CallsEverythingGood, ("SIM-07",)),
-    (TakesAnotherWay, ("SIM-08",)),
+    (TakesAnotherWay, ("SIM-08", "SIM-15")),
     (TakesZeroForTheDefault, ("SIM-08",)),
     (LeavesOutTheQueue, ("SIM-09",)),
     (ArrivesLikeAClock, ("SIM-09",)),
