@@ -306,12 +306,14 @@ class ClampsWhatCannotBe(CheckedSimulator):
 
 
 class DropsUnknownFaults(CheckedSimulator):
-    """Of a fault plan only the names that are known are read."""
+    """Of a fault plan only the names that are known and the probabilities that can be are read."""
 
     def plan(self, service):
         if service.faults is None:
             return None
-        return super().plan(replace(service, faults=tuple(f for f in service.faults if f[0] != "device.sulks")))
+        return super().plan(
+            replace(service, faults=tuple(f for f in service.faults if f[0] != "device.sulks" and 0 <= f[1] <= 1000))
+        )
 
 
 class RefusesTheSmall(CheckedSimulator):
