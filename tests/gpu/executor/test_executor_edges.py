@@ -10,11 +10,16 @@ import pytest
 import torch
 from foretoken.checks.driver import Disturbance
 from foretoken.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance
+from foretoken.core.algorithm.builtin import Standalone
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.events import Committed
+from foretoken.core.contract.handoff_batch import DraftInput, HandoffBatch
+from foretoken.core.contract.hidden import CaptureHiddenMode
 from foretoken.core.contract.request import FinishReason, Request, SamplingParams
-from foretoken.core.contract.step import BlockEnd
+from foretoken.core.contract.step import Arrivals, BlockEnd, Join, Step
+from foretoken.core.contract.table_writes import TableWrites
 from foretoken.core.draws import request_key
+from foretoken.core.errors import ForetokenError
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.engine import Engine
@@ -227,3 +232,48 @@ def test_any_integer_is_a_seed():
 
 
 # -- what a run leaves behind -----------------------------------------------------------------------------------------
+
+
+# -- requests that another worker has prefilled -----------------------------------------------------------------------
+
+
+class Choosy(Standalone):
+    """Refuses one request, and counts how often it is asked."""
+
+    asked: list
+
+    def build_disagg_draft_input(self, batch, last_tokens, future_map):
+        self.asked.append(batch.request_ids)
+        return DraftInput(
+            batch.rows,
+            last_tokens,
+            None,
+            None,
+            None,
+            CaptureHiddenMode.NULL,
+            failures=((2, ForetokenError("not that one")),),
+        )
+
+
+def test_a_request_whose_draft_input_is_refused_fails_alone_and_its_cells_can_be_read():
+    algorithm = Choosy()
+    algorithm.asked = []
+    way = WAYS["chain"]
+    engine = Engine(EngineConfig(**CONFIG), algorithm, way.controller())
+    executor = build_executor(engine, small_model(0), way.draft, OPS, debug=True)
+    request = requests_for()[0]
+    joins = (Join(2, 7, request, 9, 1, 0, np.array([3, 1]), num_received=2),)
+    batch = HandoffBatch(
+        rows=np.array([2], np.int32),
+        epochs=np.array([7]),
+        request_ids=("r0",),
+        seq_lens=np.array([2]),
+        probabilities=np.full((1, 1), 0.5, np.float32),
+        token_ids=np.full((1, 1), 4),
+        hidden_states=(None,),
+    )
+    executor.launch(Step(1, joins, (), TableWrites(), None, None, Arrivals(batch, np.array([11]))))
+    result = executor.collect()
+    assert result.failures == ((2, "not that one"),) and algorithm.asked == [("r0",)]
+    lengths, cell = executor.future_map.resolve(batch.rows, batch.epochs)
+    assert lengths.tolist() == [2] and cell["bonus_tokens"].tolist() == [11] and cell["topk_ids"].tolist() == [[4]]
