@@ -47,6 +47,12 @@ class ControllerAdapter:
     def average(self, batch_size: int) -> float:
         return self.policy.slot_for_batch(batch_size).ema_accept_len
 
+    def reserved(self) -> int:
+        return self.controller.max_num_draft_tokens
+
+    def expected(self, steps: int, batch_size: int) -> float:
+        return self.policy.estimate.expected((steps, self.controller.num_draft_tokens_for(steps, batch_size)))
+
     def attach(self, build: BuildGraph, captured: Sequence[int] | None) -> None:
         self.controller.init_states(captured, lambda keys: self.graphs.build(keys, lambda key: build(*key)))
 
@@ -57,6 +63,11 @@ class ControllerAdapter:
         self.controller.reload(text)
 
 
+def initial_of(config: StepsConfig) -> int | None:
+    """Return the steps to begin with, None for those that follow from the table."""
+    return None if config.initial < 0 else config.initial
+
+
 def make_fixed(config: StepsConfig) -> ControllerAdapter:
     """Make one that always chooses the same steps."""
     return ControllerAdapter(FixedPolicy(load_adaptive_config(config.table).candidate_steps[0]))
@@ -64,7 +75,7 @@ def make_fixed(config: StepsConfig) -> ControllerAdapter:
 
 def make_ema(config: StepsConfig) -> ControllerAdapter:
     """Make one that follows the moving average of each range."""
-    return ControllerAdapter(AdaptiveSpeculativeParams(None, config.table))
+    return ControllerAdapter(AdaptiveSpeculativeParams(initial_of(config), config.table))
 
 
 def make_goodput(config: StepsConfig) -> ControllerAdapter:
@@ -78,8 +89,27 @@ def make_goodput(config: StepsConfig) -> ControllerAdapter:
     return ControllerAdapter(GoodputPolicy(table, costs))
 
 
-make_fixed.capabilities = StepsCapabilities(inspection=True, counters=True, runtime=True)
+make_fixed.capabilities = StepsCapabilities(inspection=True, counters=True, sizing=True, runtime=True)
 make_ema.capabilities = StepsCapabilities(
-    adaptive=True, inspection=True, counters=True, averages=True, runtime=True, reload=True
+    adaptive=True,
+    inspection=True,
+    counters=True,
+    averages=True,
+    average_rule=True,
+    probes=True,
+    settles=True,
+    sizing=True,
+    runtime=True,
+    reload=True,
 )
-make_goodput.capabilities = StepsCapabilities(adaptive=True, inspection=True, counters=True, goodput=True, runtime=True)
+make_goodput.capabilities = StepsCapabilities(
+    adaptive=True,
+    inspection=True,
+    counters=True,
+    probes=True,
+    settles=True,
+    sizing=True,
+    estimates=True,
+    goodput=True,
+    runtime=True,
+)

@@ -11,7 +11,7 @@ from ...core.errors import ConfigError, Problem
 from ...properties.harness.mutants import Mutant
 from ...properties.step_controller.contract import StepsConfig
 from ...properties.step_controller.table import read_table
-from ..adapters.step_controller import ControllerAdapter, make_ema
+from ..adapters.step_controller import ControllerAdapter, initial_of, make_ema, make_goodput
 
 # -- slots: the rule of one range --------------------------------------------------------------------------------------
 
@@ -53,6 +53,70 @@ class StepsFromTheAverage(AdaptiveStepSlot):
     def observe(self, total, rows):
         super().observe(total, rows)
         self.current_steps = int(self.ema_accept_len) + 1
+
+
+class ProbesFromBelowNothing(AdaptiveStepSlot):
+    """A first probe keeps the average that the range began with, which is negative: it takes twice as long to believe in a draft."""
+
+    def _probe(self):
+        average = self.ema_accept_len
+        super()._probe()
+        self.ema_accept_len = average
+
+
+class ProbesTheDeepest(AdaptiveStepSlot):
+    """A probe drafts as much as there is, not the next candidate."""
+
+    def _probe(self):
+        index, self._index = self._index, len(self.candidate_steps) - 2
+        super()._probe()
+        if self.current_steps == 0:
+            self._index = index
+
+
+class RisesOnATie(AdaptiveStepSlot):
+    """An average at the threshold of a rise is enough."""
+
+    def _target_index(self):
+        index = super()._target_index()
+        members = self.candidate_steps
+        is_tie = self.ema_accept_len == members[index] - 0.5 + self.config.up_hysteresis
+        return index + 1 if is_tie and index == self._index and index + 1 < len(members) else index
+
+
+class StaysOnATie(AdaptiveStepSlot):
+    """An average at the threshold of a drop is not enough."""
+
+    def _target_index(self):
+        below = self.candidate_steps[max(self._index - 1, 0)] or 1
+        is_tie = self.ema_accept_len == below - 0.5 + self.config.down_hysteresis
+        return self._index if is_tie else super()._target_index()
+
+
+class MovesOneLevel(AdaptiveStepSlot):
+    """It goes one candidate up or down at a look, however far the average is."""
+
+    def _target_index(self):
+        return min(max(super()._target_index(), self._index - 1), self._index + 1)
+
+
+class ForgetsTheWarmUp(AdaptiveStepSlot):
+    """The first look comes with the first interval; the warm-up is left out."""
+
+    def __init__(self, initial_steps, cfg):
+        super().__init__(initial_steps, cfg)
+        self._until_recompute = self.config.update_interval
+
+
+class CeilingHoldsRisesBack(AdaptiveStepSlot):
+    """The ceiling, which is for drops alone, cuts a rise off as well."""
+
+    def _apply_ceiling(self, target):
+        if self.config.ceiling_coeff <= 0:
+            return target
+        while target > 0 and self.candidate_steps[target] > max(1, self.ema_accept_len * self.config.ceiling_coeff):
+            target -= 1
+        return target
 
 
 # -- policies: all ranges ----------------------------------------------------------------------------------------------
@@ -193,6 +257,27 @@ class RebuildsAtFeedback(ControllerAdapter):
             super().attach(*self.attached)
 
 
+class ReservesForTheFewest(ControllerAdapter):
+    """What is reserved follows from the smallest candidate: the minimum, where the maximum was meant."""
+
+    def reserved(self):
+        return self.controller.candidates[0] + 1
+
+
+class ExpectsWithoutTheBonus(ControllerAdapter):
+    """Only drafts are counted as tokens: plain decoding yields nothing, and drafting always pays."""
+
+    def expected(self, steps, batch_size):
+        return super().expected(steps, batch_size) - 1
+
+
+class ExpectsEveryPositionAlone(ControllerAdapter):
+    """A draft counts with its own acceptance, as if those before it need not be accepted."""
+
+    def expected(self, steps, batch_size):
+        return 1 + sum(self.policy.estimate.probabilities[:steps])
+
+
 # -- controllers and tables: graphs by key -----------------------------------------------------------------------------
 
 
@@ -287,7 +372,11 @@ def _maker(kind: type, capabilities: Sequence[str] = make_ema.capabilities.decla
     def make(config: StepsConfig) -> object:
         if issubclass(kind, DraftsTheMost):
             return kind(config)
-        policy = part(AdaptiveSpeculativeParams)(None, config.table)
+        if "estimates" in capabilities:
+            known = make_goodput(config).policy
+            known.set_cuda_graph_bs(config.captured or None)
+            return kind(known)
+        policy = part(AdaptiveSpeculativeParams)(initial_of(config), config.table)
         if issubclass(kind, AdaptiveStepSlot):
             policy._slots = [kind(policy.initial_steps, cfg) for cfg in policy.config.slots]
         if "runtime" not in capabilities:
@@ -302,13 +391,20 @@ def _maker(kind: type, capabilities: Sequence[str] = make_ema.capabilities.decla
 
 
 _DEFECTS = (
-    (StaysAtZero, ("STEPS-04",), ("adaptive", "counters")),
-    (ProbesAtEveryLook, ("STEPS-04",), ("adaptive", "counters")),
-    (ThresholdsOverlap, ("STEPS-05",)),
-    (LooksAtEveryRound, ("STEPS-05",)),
+    (StaysAtZero, ("STEPS-04",), ("adaptive", "counters", "probes")),
+    (ProbesAtEveryLook, ("STEPS-04",), ("adaptive", "counters", "probes")),
+    (ThresholdsOverlap, ("STEPS-05",), ("adaptive", "settles")),
+    (LooksAtEveryRound, ("STEPS-05",), ("adaptive", "settles")),
+    (ProbesFromBelowNothing, ("STEPS-14",)),
+    (ProbesTheDeepest, ("STEPS-14",)),
+    (RisesOnATie, ("STEPS-14",)),
+    (StaysOnATie, ("STEPS-14",)),
+    (MovesOneLevel, ("STEPS-14",)),
+    (ForgetsTheWarmUp, ("STEPS-14",)),
+    (CeilingHoldsRisesBack, ("STEPS-14",)),
     (StepsFromTheAverage, ("STEPS-01",)),
     (RoutesTheUnpadded, ("STEPS-01", "STEPS-10")),
-    (KeepsStateInTheClass, ("STEPS-03",)),
+    (KeepsStateInTheClass, ("STEPS-03", "STEPS-14")),
     (CountsEveryStep, ("STEPS-13",)),
     (CountsTwice, ("STEPS-10",)),
     (RoutesByTheRowsLeft, ("STEPS-10", "STEPS-13")),
@@ -317,6 +413,9 @@ _DEFECTS = (
     (CountsNothingAsZero, ("STEPS-10",)),
     (ResetsBeforeItReads, ("STEPS-09",)),
     (ReadsHalfOfATable, ("STEPS-09",)),
+    (ReservesForTheFewest, ("STEPS-15",)),
+    (ExpectsWithoutTheBonus, ("STEPS-16",), ("adaptive", "estimates")),
+    (ExpectsEveryPositionAlone, ("STEPS-16",), ("adaptive", "estimates")),
     (CapturesEverything, ("STEPS-11",)),
     (BuildsWhatIsMissing, ("STEPS-11",)),
     (RebuildsAtFeedback, ("STEPS-12",)),

@@ -279,6 +279,17 @@ CATALOGUE: dict[str, tuple[tuple[str, str, str], ...]] = {
             "E",
         ),
         ("STEPS-13", "feedback produced at another step count than the slot's current one is counted nowhere", "E"),
+        (
+            "STEPS-14",
+            "by the rule of the moving average the steps are those that a slow reading of the rule gives",
+            "S",
+        ),
+        ("STEPS-15", "what is reserved holds the draft tokens of the largest candidate of any range, and no more", "S"),
+        (
+            "STEPS-16",
+            "expected accept lengths are 1 … S + 1, no less with more steps, and after a stationary stretch what it yielded",
+            "E",
+        ),
     ),
     "Request lifecycle and scheduling": (
         ("ENGINE-01", "submitted == queued + running + transferring + sum(terminal by reason)", "E"),

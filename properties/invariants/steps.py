@@ -1,4 +1,4 @@
-"""STEPS-01 … STEPS-13, but STEPS-07, which is about the engine: what is true of every controller of draft steps.
+"""STEPS-01 … STEPS-16, but STEPS-07, which is about the engine: what is true of every controller of draft steps.
 
 A checker gets a `Moment` (`step_controller/model.py`) and looks at it alone; those about two runs get both trials.
 """
@@ -19,6 +19,7 @@ CONTRACT = "step-controller"
 MAX_SWITCHES = 10  # in a stretch of up to 10,000 stationary rounds, of a controller that bounds its switches
 FREE_PROBES = 8
 INTERVALS_PER_PROBE = 16  # between two probes that fail, after the free ones
+ESTIMATE_ERROR = 0.08
 LEAST_SHARE = 0.97  # of the throughput of the best fixed steps
 
 _AS_IT_WAS = "all as it was"
@@ -75,7 +76,7 @@ def equal_histories_equal_choices(runs: tuple[Trial, Trial]) -> Outcome:
     return True
 
 
-@checks("STEPS-04", CONTRACT, "adaptive", on=("offer", "phase"))
+@checks("STEPS-04", CONTRACT, "probes", on=("offer", "phase"))
 def zero_is_a_way_station(m: Moment) -> Outcome:
     if m.offered is not None:
         size, rounds, drafts, limit = m.offered
@@ -100,7 +101,7 @@ def zero_is_a_way_station(m: Moment) -> Outcome:
     return True
 
 
-@checks("STEPS-05", CONTRACT, "adaptive", on=("phase",))
+@checks("STEPS-05", CONTRACT, "settles", on=("phase",))
 def stationary_input_settles(m: Moment) -> Outcome:
     stretch = m.stretch
     if stretch is None:
@@ -124,7 +125,8 @@ def stationary_input_settles(m: Moment) -> Outcome:
             )
     is_constant = stretch.process.startswith(("always", "mixed"))
     late = [at for at in switches if at >= rounds // 2]
-    if is_constant and late and stretch.candidates[0] > 0:
+    # A ceiling may undo a rise that the thresholds ask for, again and again.
+    if is_constant and late and stretch.candidates[0] > 0 and not m.table.ceiling_coeff:
         return Finding(
             f"a switch at round {late[0]} of {rounds}, every one of which accepted the same ({where})",
             "none once it has settled",
@@ -285,6 +287,58 @@ def feedback_of_other_steps_is_left_out(m: Moment) -> Outcome:
             f"told of a round of {told.executed} steps while it would choose {told.current}, {changed}",
             _AS_IT_WAS,
             "a round of fewer steps cannot accept more, so its mean says nothing about the current ones",
+        )
+    return True
+
+
+@checks("STEPS-14", CONTRACT, "average_rule")
+def choices_are_those_of_the_rule(m: Moment) -> Outcome:
+    if m.departed is None:
+        return True
+    size, steps, due = m.departed
+    return Finding(
+        f"{steps} steps for {size} rows",
+        f"{due}, by the rule of the moving average with the results so far",
+        "the table was tuned for this rule, and another engine that reads it would choose otherwise",
+    )
+
+
+@checks("STEPS-15", CONTRACT, "sizing")
+def reservations_hold_the_largest_round(m: Moment) -> Outcome:
+    if m.reserved is None:
+        return None
+    reserved, least, most = m.reserved
+    if least <= reserved <= most:
+        return True
+    why = "a round of the largest candidate writes beyond it" if reserved < least else "no round ever needs so much"
+    return Finding(f"room for {reserved} draft tokens", f"{least} to {most}, those of the largest candidate", why)
+
+
+@checks("STEPS-16", CONTRACT, "estimates", on=("repeat", "phase"))
+def estimates_are_what_was_accepted(m: Moment) -> Outcome:
+    if not m.expected:
+        return None
+    for steps, tokens in m.expected:
+        if not 1 <= tokens <= (steps + 1) * (1 + ESTIMATE_ERROR):
+            return Finding(
+                f"{tokens:.6g} tokens per row expected of {steps} steps", f"1 to {steps + 1}", "no round can yield that"
+            )
+    for (fewer, less), (more, tokens) in itertools.pairwise(m.expected):
+        if tokens < less * (1 - ESTIMATE_ERROR):
+            return Finding(
+                f"{less:.6g} tokens per row expected of {fewer} steps and {tokens:.6g} of {more}",
+                "not fewer of more steps",
+                "a longer chain accepts all that a shorter one does",
+            )
+    stretch = m.stretch
+    if stretch is None:
+        return True
+    expected, exact = dict(m.expected)[stretch.settled], stretch.tokens_per_row[stretch.settled]
+    if abs(expected - exact) > ESTIMATE_ERROR * exact:
+        return Finding(
+            f"{expected:.4g} tokens per row expected of {stretch.settled} steps after {stretch.process}",
+            f"{exact:.4g}, what they yielded",
+            "the choice rests on it",
         )
     return True
 

@@ -21,8 +21,9 @@ class StepsConfig:
 
     `table` is a JSON object: a key of digits is the lower bound of a range of batch sizes, and maps to an entry whose
     `candidate_steps` are the draft steps to choose from (0: do not speculate); the other keys (`update_interval`, `warmup_batches`,
-    `ema_alpha`, `min_dwell_batches`) hold for all ranges. `captured` are the batch sizes with CUDA graphs: a batch is padded to the next
-    of them, if there is one, and then belongs to the range with the largest bound not above it (the first, below all).
+    `ema_alpha`, `min_dwell_batches`, and with `average_rule` `up_hysteresis`, `down_hysteresis`, `ceiling_coeff`) hold for all ranges.
+    `captured` are the batch sizes with CUDA graphs: a batch is padded to the next of them, if there is one, and then belongs to the range
+    with the largest bound not above it (the first, below all). `initial` are the steps to begin with (−1: the controller's own choice).
 
     A round of S steps and b rows that reads k KV tokens takes `base_ns` + S · `draft_ns` + b · (S + 1) · `token_ns` + k · `kv_token_ps`
     / 1000 nanoseconds, with k = b · `kv_per_row`. A component must not look at the rest, which is about its surroundings: which graph
@@ -32,6 +33,7 @@ class StepsConfig:
 
     table: str
     captured: tuple[int, ...] = ()
+    initial: int = -1
     base_ns: int = 7_000_000
     draft_ns: int = 700_000
     token_ns: int = 21_000
@@ -54,8 +56,12 @@ class StepsConfig:
             costs["token_ns"] = choose((21_000, 5_000, 200_000))
             costs["kv_per_row"] = choose((500, 0, 20_000))
             costs["varied"] = choose(("acceptance", "cost"))
+        if has.average_rule:
+            knobs += choose((0.0, 0.0, 0.5)), choose((-0.25, -0.25, 0.0, -0.5)), choose((0.0, 0.0, 0.0, 1.0, 2.0))
         bounds = choose(BOUNDS)
         table = Table(bounds, tuple(choose(CANDIDATES) for _ in bounds), *knobs)
+        if has.average_rule:
+            costs["initial"] = choose((-1, -1, table.union[0]))
         return cls(table.text(), captured, fail_at=fail_at, **costs)
 
     def round_time_ns(self, steps: int, batch_size: int, kv_tokens: int) -> int:
@@ -76,6 +82,18 @@ class StepsCapabilities(Capabilities):
     """`counted()`"""
     averages: bool = False
     """`average(batch_size)`: each range keeps a moving average, fed by rounds of its own current steps alone"""
+    average_rule: bool = False
+    """It chooses by the published rule of the moving average: each range begins at `initial` or else the middle candidate of all (its own
+    middle one if it does not have it), looks again every `update_interval` results after `warmup_batches`, and probes from 0."""
+    probes: bool = False
+    """It leaves 0 steps within a bound that follows from its table, and tries in vain more and more rarely."""
+    settles: bool = False
+    """It switches at most once per `update_interval`, ten times in 10,000 rounds with a dwell or a known cost, and not at all once
+    constant input has settled it."""
+    sizing: bool = False
+    """`reserved()`"""
+    estimates: bool = False
+    """`expected(steps, batch_size)`"""
     goodput: bool = False
     """It knows the modelled cost, and is held to the throughput of the best fixed steps."""
     runtime: bool = False
@@ -83,7 +101,9 @@ class StepsCapabilities(Capabilities):
     reload: bool = False
     """`reload(text)`"""
 
-    FOUNDATIONS: ClassVar = {"averages": ("adaptive",), "goodput": ("adaptive",), "reload": ("adaptive",)}
+    FOUNDATIONS: ClassVar = dict.fromkeys(
+        ("averages", "average_rule", "probes", "settles", "estimates", "goodput", "reload"), ("adaptive",)
+    )
 
 
 BuildGraph = Callable[[int, int, int], object]
@@ -113,6 +133,12 @@ class StepController(Protocol):
     def average(self, batch_size: int) -> float:
         """Return the average of the range of a batch size: `(1 − ema_alpha) · average + ema_alpha · mean` per result."""
 
+    def reserved(self) -> int:
+        """Return the draft tokens, root included, that every reservation has room for: those of the largest candidate of any range."""
+
+    def expected(self, steps: int, batch_size: int) -> float:
+        """Return the tokens per row that it expects of a round of these steps, a candidate of this batch size: 1 … steps + 1."""
+
     def attach(self, build: BuildGraph, captured: Sequence[int] | None) -> object:
         """Build a graph for every candidate (with steps + 1 draft tokens) and exactly those captured sizes (None: no graphs)
         whose range has it, and route by these sizes. If a build fails, the error goes on and nothing has changed; `attach` may be
@@ -131,6 +157,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "inspection": ("state",),
     "counters": ("counted",),
     "averages": ("average",),
+    "sizing": ("reserved",),
+    "estimates": ("expected",),
     "runtime": ("attach", "graph"),
     "reload": ("reload",),
 }

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .contract import StepsCapabilities, StepsConfig
 from .table import Table
+
+GARBAGE: dict[str, Callable[[int], float]] = {
+    "nan": lambda steps: math.nan,
+    "infinite": lambda steps: math.inf,
+    "minus-infinite": lambda steps: -math.inf,
+    "negative": lambda steps: -1,
+    "too-many": lambda steps: steps + 1,
+    "a-bit-too-many": lambda steps: steps + 0.5,
+    "huge": lambda steps: 10**30,
+    "huge-integer": lambda steps: 2**63 - 1,
+    "minus-huge": lambda steps: -(2**63),
+}
+"""Kind -> the value that no round of so many steps can have produced."""
 
 
 class BuildFailed(RuntimeError):
@@ -61,6 +76,7 @@ class Stretch(NamedTuple):
     history: tuple[int, ...]
     rates: dict[int, float]
     rate: float
+    tokens_per_row: dict[int, float]  # of fixed steps
 
     @property
     def switches(self) -> list[int]:
@@ -108,6 +124,9 @@ class Moment:
         None  # (steps, draft tokens, batch size): built ones, reachable ones
     )
     graphs: tuple[object, ...] | None = None  # those that must be found
+    departed: tuple[int, int, int] | None = None  # (batch size, steps, steps by the rule) of the first choice beside it
+    reserved: tuple[int, int, int] | None = None  # draft tokens: what it says, the least and the most that it may be
+    expected: tuple[tuple[int, float], ...] = ()  # (steps, tokens per row) of the candidates of one batch size
     unfinite: str = ""  # a number of the state that is not finite
 
     @property

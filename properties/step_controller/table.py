@@ -20,6 +20,9 @@ class Table:
     warmup_batches: int = 10
     ema_alpha: float = 0.2
     min_dwell_batches: int = 0
+    up_hysteresis: float = 0.0
+    down_hysteresis: float = -0.25
+    ceiling_coeff: float = 0.0
 
     @property
     def union(self) -> tuple[int, ...]:
@@ -34,6 +37,9 @@ class Table:
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
         entries = zip(data.pop("bounds"), data.pop("candidates"), strict=True)
+        for name in ("up_hysteresis", "down_hysteresis", "ceiling_coeff"):  # only `average_rule` has others
+            if data[name] == Table.__dataclass_fields__[name].default:
+                del data[name]
         return {**data, **{str(bound): {"candidate_steps": list(members)} for bound, members in entries}}
 
     def text(self) -> str:

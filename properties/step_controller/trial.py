@@ -9,8 +9,9 @@ from dataclasses import replace
 from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
 from .contract import METHODS, StepController, StepsCapabilities, StepsConfig
-from .model import Moment, Offered, RecordingBuilder, Shown, Stretch, Told
+from .model import GARBAGE, Moment, Offered, RecordingBuilder, Shown, Stretch, Told
 from .processes import PROCESSES, correct_drafts
+from .rule import AverageRule, Undecided
 from .table import DAMAGES, Table, damages, read_table, reloaded
 
 RUNS = ((0,), (1,), (2,), (7,), (8, 0), (0, 1, 2), (3, 5), (1, 0, 0, 0))
@@ -30,18 +31,6 @@ FEWEST_ROWS = 4
 
 MIN_GAIN = 1.1
 """How much faster than plain decoding the best steps must be, all drafts accepted, before a controller that knows the cost must draft."""
-
-GARBAGE: dict[str, Callable[[int], float]] = {
-    "nan": lambda steps: math.nan,
-    "infinite": lambda steps: math.inf,
-    "minus-infinite": lambda steps: -math.inf,
-    "negative": lambda steps: -1,
-    "too-many": lambda steps: steps + 1,
-    "a-bit-too-many": lambda steps: steps + 0.5,
-    "huge": lambda steps: 10**30,
-    "huge-integer": lambda steps: 2**63 - 1,
-    "minus-huge": lambda steps: -(2**63),
-}
 
 
 def looked_at(config: StepsConfig, has: StepsCapabilities | None = None) -> tuple[int, ...]:
@@ -121,6 +110,9 @@ class StepControllerTrial(Trial):
         self.build = RecordingBuilder()
         self.graphs: dict[tuple[int, int, int], str] = {}
         self._shown: Shown | None = None
+        # A dwell holds switches up; the rule does not know it.
+        follows_rule = self.capabilities.average_rule and not self.table.min_dwell_batches
+        self.rule = AverageRule(self.table, self.config.initial) if follows_rule else None
         self.begin(self.operation)
         self.end()
         if self.capabilities.runtime:
@@ -141,6 +133,11 @@ class StepControllerTrial(Trial):
     def end(self) -> None:
         m = self.moment
         self._shown = m.after = self._look()
+        for size, steps in zip(self.batch_sizes, m.after.steps, strict=True):
+            self._compare(size, steps)
+        if self.capabilities.sizing:
+            most = read_table(self.config.table).union[-1] + 1
+            m.reserved = self.integer(self.must(self.subject.reserved), "reserved()"), self.table.union[-1] + 1, most
         m.graphs = self._each_round(self._graph_due) if self.capabilities.runtime else None
         self.transcript.append((str(m.operation), m.refusal, m.after.steps))
 
@@ -216,12 +213,28 @@ class StepControllerTrial(Trial):
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
+    def _compare(self, batch_size: int, steps: int) -> None:
+        """Note the first choice that is not the rule's."""
+        if self.rule is not None and self.moment.departed is None:
+            due = self.rule.steps(self._range_of(batch_size))
+            if steps != due:
+                self.moment.departed = batch_size, steps, due
+
+    def _expect(self, batch_size: int) -> None:
+        """Ask for the accept lengths that are expected of all candidates."""
+        if self.capabilities.estimates:
+            answers = [
+                (steps, self.must(self.subject.expected, steps, batch_size)) for steps in self.candidates(batch_size)
+            ]
+            self.moment.expected = tuple((steps, float(answer)) for steps, answer in answers)
+
     def _launch(self, batch_size: int) -> int | None:
         """Choose the steps of a round, as a launch does. Returns None if they are none that it may have."""
         steps = self._steps_for(batch_size)
         if steps not in self.candidates(batch_size):
             self.moment.stray_choice = (batch_size, steps, self.candidates(batch_size))
             return None
+        self._compare(batch_size, steps)
         return steps
 
     def _is_taken(self, method: Callable[..., object], *arguments: object) -> bool:
@@ -236,6 +249,11 @@ class StepControllerTrial(Trial):
         if not self._is_taken(self.subject.observe, correct, batch_size, executed):
             return False
         m = self.moment
+        if self.rule is not None and m.garbage is None:
+            try:
+                self.rule.take(self._range_of(batch_size), correct, executed)
+            except Undecided:
+                self.rule = None
         if correct and m.garbage is None:
             results, rows, total, proposed = m.added
             m.added = results + 1, rows + len(correct), total + int(sum(correct)), proposed + executed * len(correct)
@@ -305,6 +323,7 @@ class StepControllerTrial(Trial):
             correct = [min(runs[row % len(runs)], steps or 0) for row in range(batch_size)]
             if steps is None or not self._tell(correct, batch_size, steps):
                 break
+        self._expect(batch_size)
         return None
 
     # -- long stretches -------------------------------------------------------------------------------------------------
@@ -323,6 +342,7 @@ class StepControllerTrial(Trial):
             if not self._tell(correct, batch_size, steps):
                 return
         self.moment.stretch = self._stretch(process, batch_size, history)
+        self._expect(batch_size)
         self.stretches.append((self.operation, self.moment.stretch))
 
     def _stretch(self, process: str, size: int, history: Sequence[int]) -> Stretch:
@@ -337,7 +357,8 @@ class StepControllerTrial(Trial):
         rates = {steps: int(tokens[steps].sum()) * 1e9 / (len(judged) * times[steps]) for steps in candidates}
         emitted = sum(int(tokens[steps][at]) for at, steps in enumerate(judged))
         rate = emitted * 1e9 / sum(times[steps] for steps in judged)
-        return Stretch(process, size, candidates, judged, rates, rate)
+        per_row = {steps: int(tokens[steps].sum()) / (len(judged) * size) for steps in candidates}
+        return Stretch(process, size, candidates, judged, rates, rate, per_row)
 
     @operation(needs="adaptive", weight=1, when=_ought_to_draft, batch_size=_small)
     def offer(self, batch_size: int) -> None:
@@ -392,6 +413,7 @@ class StepControllerTrial(Trial):
         """Load the table again, with another interval, and without candidate number `dropped` of every range that has more (−1: with
         all)."""
         table = reloaded(read_table(self.config.table), dropped, update_interval)
+        self.rule = None  # which ranges keep their state is the controller's own choice
         if self._is_taken(self.subject.reload, table.text()):
             self._route(table, self.captured)
 

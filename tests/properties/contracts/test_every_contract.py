@@ -23,7 +23,7 @@ CHECKED = {
     "prefix-cache": ids("RADIX", 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 14, 15),
     "accept": ids("ACCEPT", 1, 2, 4, 5, 6, 7, 9, 13, 14, 16, 18, *range(19, 24)),
     "acceptance-process": ids("ACCEPT", 24, 25, 26),
-    "step-controller": ids("STEPS", *range(1, 7), *range(8, 14)),
+    "step-controller": ids("STEPS", *range(1, 7), *range(8, 17)),
     "relay": ids("RELAY", 2, 3),
     "block-manager": ids("BLOCKS", *range(1, 8)),
     "transport": ids("HANDOFF", *range(1, 11)),
