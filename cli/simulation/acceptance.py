@@ -24,6 +24,9 @@ def acceptance(
     preset: Annotated[
         str, typer.Option(help="Where the files cannot tell: as this kind of text (chat, code, math, edit) or preset.")
     ] = "chat",
+    allow_truncated: Annotated[
+        bool, typer.Option("--allow-truncated", help="Accept events without an end, of a run that was killed.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the acceptance table of a scenario to this file.")] = None,
 ) -> None:
     """Fit the acceptance process to measurements, and print what a scenario takes.
@@ -31,8 +34,9 @@ def acceptance(
     Recognises, from the most telling to the least: events.jsonl of a run;
     vLLM's per-request metrics (--per-request-spec-decode-metrics detailed, or
     summary), as responses or in aiperf's profile_export.jsonl; Prometheus
-    pages (vllm:spec_decode_*, sglang:spec_accept_length); SGLang's log lines
-    (accept len); CSV with the header steps,accept_length.
+    pages (vllm:spec_decode_*, sglang:spec_accept_length); log lines of vLLM
+    (SpecDecoding metrics) and SGLang (accept len); CSV with the header
+    steps,accept_length.
 
     Prints recorded and fitted numbers side by side: acceptance by position,
     mean accept length, spread between requests, correlation of successive
@@ -48,7 +52,7 @@ def acceptance(
     from ...sim.workload.acceptance_logs import AcceptanceLog
 
     chosen = choose_preset(preset).preset
-    log = read_acceptance([str(path) for path in files], steps)
+    log = read_acceptance([str(path) for path in files], steps, allow_truncated)
     lines = [f"format    {log.form}"]
     if isinstance(log, AcceptanceLog):
         fitted = log.fit(chosen.process())

@@ -16,8 +16,12 @@ _PAGE_BEGINS = ("# HELP ", "# TYPE ", "vllm:", "sglang:")
 _WITHOUT_STEPS = ("a page of metrics", "a server's log")
 
 
-def read_acceptance(paths: Sequence[str], steps: int | None = None) -> AcceptanceLog | MeanAcceptance:
-    """Read files of one kind; a directory stands for its `events.jsonl`. `steps`: of the drafts, where means do not say them.
+def read_acceptance(
+    paths: Sequence[str], steps: int | None = None, allow_truncated: bool = False
+) -> AcceptanceLog | MeanAcceptance:
+    """Read files of one kind; a directory stands for its `events.jsonl`.
+
+    steps: of the drafts, where means do not say them. allow_truncated: read events that have no end.
 
     Errors: ConfigError and LogError, with file and line.
     """
@@ -29,7 +33,7 @@ def read_acceptance(paths: Sequence[str], steps: int | None = None) -> Acceptanc
     if steps is not None and kinds[0] not in _WITHOUT_STEPS:
         raise wrong(paths[0], 0, f"is {kinds[0]}, which say their steps themselves: leave --steps out")
     if kinds[0] == "events":
-        return read_events(paths)
+        return read_events(paths, allow_truncated)
     if kinds[0] == "responses":
         return read_responses(paths)
     if kinds[0] == "means":

@@ -28,8 +28,8 @@ from ...observe.log import Record, read_log
 MAX_STEPS = 16
 """The deepest draft that a fitted process answers for."""
 EVENTS = "Foretoken's events"
-VLLM_DETAILED = "vLLM's per-request metrics, detailed"
-VLLM_SUMMARY = "vLLM's per-request metrics, summary"
+DETAILED = "per-request metrics (vLLM, aiperf), every round"
+SUMMARY = "per-request metrics (vLLM, aiperf), histograms"
 _RETRACTED = -1
 _UNREADABLE = (LookupError, TypeError, ValueError, ArithmeticError, ForetokenError)
 
@@ -86,14 +86,17 @@ def wrong(path: str | os.PathLike[str], place: int | str, message: str) -> Confi
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
-def read_events(paths: Sequence[str]) -> AcceptanceLog:
-    """Read the rounds of Foretoken's own logs. Errors: ConfigError and LogError, with file and line."""
+def read_events(paths: Sequence[str], allow_truncated: bool = False) -> AcceptanceLog:
+    """Read the rounds of Foretoken's own logs; with `allow_truncated` also of a run that was killed.
+
+    Errors: ConfigError and LogError, with file and line.
+    """
     left_out: dict[str, int] = {}
     columns: list[np.ndarray] = []
     requests: dict[tuple[str, str], int] = {}
     for path in paths:
         replicas: dict[int, _Engine] = {}
-        for record in read_log(path):
+        for record in read_log(path, allow_truncated=allow_truncated):
             if record.kind not in ("plan", "commit", "lost"):
                 continue
             engine = replicas.setdefault(record.data["r"], _Engine(path, requests))
@@ -181,8 +184,9 @@ class _Engine:
 
 @dataclass(slots=True)
 class _Response:
-    """The metrics of one request, checked: its histogram, and its rounds if they are told."""
+    """The metrics of one request, checked: its histogram, and its rounds and the most drafts of one if they are told."""
 
+    steps: int | None
     histogram: np.ndarray
     accepted: np.ndarray | None
     drafted: np.ndarray | None
@@ -196,14 +200,17 @@ def read_responses(paths: Sequence[str]) -> AcceptanceLog:
     for path in paths:
         for place, value in _documents(path):
             metrics = _metrics_of(path, place, value)
-            if metrics is None:
-                left_out["records without metrics"] = left_out.get("records without metrics", 0) + 1
+            why = "records without metrics" if metrics is None else "requests to warm up" if _warms_up(value) else ""
+            if not why:
+                response = _Checked(path, place, metrics).response()
+                why = "" if response.histogram.any() else "requests without rounds"
+            if why:
+                left_out[why] = left_out.get(why, 0) + 1
                 continue
-            response = _Checked(path, place, metrics).response()
-            if response.histogram.sum() == 0:
-                left_out["requests without rounds"] = left_out.get("requests without rounds", 0) + 1
-            else:
-                responses.append(response)
+            if response.steps not in (None, first := responses[0].steps if responses else response.steps):
+                message = f"{response.steps} drafts in a round, {first} before: expected the requests of one setting"
+                raise wrong(path, f"{place}, num_spec_tokens".removeprefix(", "), message)
+            responses.append(response)
     if not responses:
         message = (
             "no request with speculative rounds: expected metrics.speculative_decoding (vLLM: "
@@ -217,12 +224,12 @@ def read_responses(paths: Sequence[str]) -> AcceptanceLog:
             )
             for number, r in enumerate(responses)
         ]
-        return _log_of_rounds(VLLM_DETAILED, paths[0], np.concatenate(columns, axis=1), left_out)
+        return _log_of_rounds(DETAILED, paths[0], np.concatenate(columns, axis=1), left_out)
     width = max(len(response.histogram) for response in responses)
     histograms = np.array([np.pad(r.histogram, (0, width - len(r.histogram))) for r in responses])
     if drafted_less := sum(response.drafted_less for response in responses):
         left_out["requests with rounds of fewer drafts, counted as rejected"] = drafted_less
-    return AcceptanceLog(VLLM_SUMMARY, left_out, histograms=histograms)
+    return AcceptanceLog(SUMMARY, left_out, histograms=histograms)
 
 
 def _documents(path: str) -> Iterator[tuple[str, Any]]:
@@ -272,6 +279,11 @@ def _metrics_of(path: str, place: str, value: Any) -> dict[str, Any] | None:
     return found
 
 
+def _warms_up(value: dict[str, Any]) -> bool:
+    metadata = value.get("metadata")
+    return isinstance(metadata, dict) and metadata.get("benchmark_phase") == "warmup"
+
+
 class _Checked:
     """Reads the metrics of one request and refuses numbers that contradict each other."""
 
@@ -297,7 +309,7 @@ class _Checked:
         accepted, drafted = (self._steps_of(key) for key in ("per_step_accepted", "per_step_drafted"))
         if accepted is None or drafted is None:
             less = drafts is not None and drafts < rounds * (len(histogram) - 1)
-            return _Response(histogram, None, None, less)
+            return _Response(self._metrics.get("num_spec_tokens"), histogram, None, None, less)
         if len(accepted) != rounds or len(drafted) != rounds:
             message = f"{len(accepted)} accepted and {len(drafted)} drafted: expected {rounds} each, one for each round"
             raise self._wrong("per_step_accepted", message)
@@ -306,7 +318,7 @@ class _Checked:
             raise self._wrong(f"per_step_accepted[{at}]", f"{accepted[at]} accepted of {drafted[at]} drafted")
         if not np.array_equal(np.bincount(accepted, minlength=len(histogram)), histogram):
             raise self._wrong("per_step_accepted", "not what acceptance_histogram counts")
-        return _Response(histogram, accepted, drafted, False)
+        return _Response(self._metrics.get("num_spec_tokens"), histogram, accepted, drafted, False)
 
     def _histogram(self) -> np.ndarray:
         value = self._metrics.get("acceptance_histogram")

@@ -1,7 +1,7 @@
 """Reads what servers tell of the accepted drafts of all requests together.
 
 prometheus  a page of `/metrics`: `vllm:spec_decode_*` counters, by position or in sum; or `sglang:spec_accept_length`, a mean
-sglang      the log of a server, lines with `accept len: 2.83`: means over some rounds each
+server log  SGLang's lines with `accept len: 2.83`, means over some rounds each; vLLM's with `SpecDecoding metrics`, by position
 means       CSV with the header `steps,accept_length`: a chain's draft steps, and its tokens per round, the bonus token included
 """
 
@@ -22,14 +22,18 @@ SGLANG_LOG = "SGLang's log lines"
 CSV_HEADER = "steps,accept_length"
 EXPECTED = (
     "events.jsonl of Foretoken; JSON with vLLM's metrics.speculative_decoding or aiperf's spec_decode_acceptance; a Prometheus page "
-    'with vllm:spec_decode_* or sglang:spec_accept_length; an SGLang log with "accept len:"; or CSV with the header '
-    f"{CSV_HEADER}"
+    'with vllm:spec_decode_* or sglang:spec_accept_length; a log of SGLang with "accept len:" or of vLLM with "SpecDecoding metrics:"; '
+    f"or CSV with the header {CSV_HEADER}"
 )
 _VLLM, _SGLANG = "vllm:spec_decode_num_", "sglang:spec_accept_"
 _SAMPLE = re.compile(r"(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})?\s+(?P<value>[^\s{}]+)(?:\s+-?\d+)?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ACCEPT_LEN = re.compile(r"accept len: *([^\s,]*)")
 _ACCEPT_RATE = re.compile(r"accept rate: *([^\s,]*)")
+_VLLM_LINE = re.compile(
+    r"Mean acceptance length: (?P<mean>[^\s,]+), .*Accepted: (?P<accepted>\d{1,12}) tokens, Drafted: (?P<drafted>\d{1,12}) tokens, "
+    r"Per-position acceptance rate: (?P<rates>[^\sA-Z]+(?:, [^\sA-Z]+)*), Avg"
+)
 _RUNNING = re.compile(r"#running-req: *(\d{1,9})\b")
 
 
@@ -61,11 +65,19 @@ def read_means(paths: Sequence[str]) -> MeanAcceptance:
     return MeanAcceptance(f"mean accept lengths by steps ({CSV_HEADER})", tuple(sorted(means)))
 
 
-def read_server_logs(paths: Sequence[str], steps: int | None) -> MeanAcceptance:
-    """Read the lines of SGLang servers that have `accept len`, each weighted by its running requests.
+def read_server_logs(paths: Sequence[str], steps: int | None) -> AcceptanceLog | MeanAcceptance:
+    """Read the lines of SGLang servers that have `accept len`, each weighted by its running requests; of vLLM's, `SpecDecoding metrics`.
 
-    The steps are those given, or what `accept rate` says: correct drafts over drafts. Errors: ConfigError with file and line.
+    SGLang's steps are those given, or what `accept rate` says: correct drafts over drafts. Errors: ConfigError with file and line.
     """
+    of_vllm = [
+        _reached(path, number, line)
+        for path in paths
+        for number, line in enumerate(read_lines(path), 1)
+        if "SpecDecoding metrics:" in line
+    ]
+    if of_vllm:
+        return _log_of_lines(paths[0], of_vllm)
     lengths, rates, weights, idle = [], [], [], 0
     for path in paths:
         before = len(lengths) + idle
@@ -89,6 +101,43 @@ def read_server_logs(paths: Sequence[str], steps: int | None) -> MeanAcceptance:
     steps = _steps_by_rate(paths[0], float(length), float(rate)) if steps is None else steps
     left_out = {"lines without rounds": idle} if idle else {}
     return MeanAcceptance(f"{SGLANG_LOG}, {len(lengths)} with accept len", ((steps, float(length)),), left_out)
+
+
+def _reached(path: str, number: int, line: str) -> np.ndarray:
+    """Return the rounds of a line of vLLM, and those that accepted position 0, 1, …: float64 [steps + 1]."""
+    found = _VLLM_LINE.search(line)
+    if found is None:
+        raise wrong(
+            path, number, "SpecDecoding metrics without lengths, tokens and rates by position (a truncated line?)"
+        )
+    rates = np.array([_number(path, number, "acceptance rate", rate) for rate in found["rates"].split(", ")])
+    if len(rates) > MAX_STEPS:
+        raise wrong(path, number, f"rates of {len(rates)} positions: expected at most {MAX_STEPS}")
+    if rates.min() < 0 or rates[0] > 1 or (np.diff(rates) > 0).any():
+        raise wrong(path, number, f"rates {found['rates'][:80]}: expected numbers that do not rise, 0 ... 1")
+    mean, accepted, drafted = (
+        _number(path, number, "the mean", found["mean"]),
+        int(found["accepted"]),
+        int(found["drafted"]),
+    )
+    if accepted > drafted:
+        raise wrong(path, number, f"{accepted} accepted of {drafted} drafted")
+    if abs(1 + rates.sum() - mean) > 0.006 + 0.0006 * len(rates):
+        raise wrong(path, number, f"mean acceptance length {mean:g}: expected {1 + rates.sum():.2f}, by the rates")
+    rounds = accepted / rates.sum() if rates.sum() else drafted / len(rates)
+    return rounds * np.array([1.0, *rates])
+
+
+def _log_of_lines(path: str, lines: Sequence[np.ndarray]) -> AcceptanceLog:
+    if len(lengths := {len(reached) for reached in lines}) > 1:
+        raise wrong(
+            path, 0, f"lines of {min(lengths) - 1} and of {max(lengths) - 1} positions: expected those of one setting"
+        )
+    reached = np.sum(lines, axis=0)
+    if reached[0] < 1:
+        raise wrong(path, 0, "no rounds: nothing was drafted")
+    form = f"vLLM's log lines, {len(lines)} with SpecDecoding metrics"
+    return AcceptanceLog(form, counts=-np.diff(np.append(reached, 0.0)))
 
 
 def read_pages(paths: Sequence[str], steps: int | None) -> AcceptanceLog | MeanAcceptance:

@@ -7,6 +7,7 @@ import tomllib
 
 import numpy as np
 import pytest
+from foretoken.observe.log import LogError
 from foretoken.sim.workload.acceptance_files import read_acceptance
 
 SERVICE = (
@@ -54,6 +55,13 @@ def test_every_round_that_counted_is_read(command, tmp_path, more):
     assert bool(summary["retractions"]) == ("kv_slots" in more)
     correct = read_acceptance([str(tmp_path)]).rounds[3]
     assert np.bincount(correct).tolist() == summary["correct_drafts_histogram"]
+
+    # Of a run that was killed the rounds so far are read, where that is asked for.
+    log = tmp_path / "events.jsonl"
+    log.write_text(log.read_text()[:-200])
+    with pytest.raises(LogError, match="breaks off"):
+        read_acceptance([str(log)])
+    assert 0 < len(correct) - read_acceptance([str(log)], allow_truncated=True).rounds.shape[1] < 100
 
 
 def test_means_say_what_they_cannot_tell(command, tmp_path):

@@ -191,6 +191,12 @@ SERVER_LOG = "[2025-11-04 11:35:54] server_args=ServerArgs(speculative_num_steps
     "gen throughput (token/s): 90.1\n"
     for i in range(4)
 )
+VLLM_LOG = "INFO 05-30 07:21:00 [loggers.py:271] Engine 000: Running: 1 reqs\n" + "".join(
+    f"INFO 05-30 07:21:{i}0 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: 2.01, Accepted throughput: 20.60 tokens/s, "
+    f"Drafted throughput: 60.90 tokens/s, Accepted: {206 + i} tokens, Drafted: {609 + 3 * i} tokens, "
+    "Per-position acceptance rate: 0.601, 0.286, 0.128, Avg Draft acceptance rate: 33.8%\n"
+    for i in range(4)
+)
 MEANS = "steps,accept_length\n1,1.65\n3,2.24\n7,2.59\n"
 FEW = ("--set", "workload.num_requests=3", "--set", "workload.output.mean=8")
 
@@ -212,7 +218,13 @@ def sound_inputs(directory: Path) -> list[Sound]:
         commands = (("replay", "{}"), ("audit", "{}"), ("acceptance", "{}"))
         found.append(Sound(name, (run / "events.jsonl").read_text(), commands))
     truncated = ("--allow-truncated",)
-    found.append(Sound("log without end", found[0].text, (("replay", "{}", *truncated), ("audit", "{}", *truncated))))
+    found.append(
+        Sound(
+            "log without end",
+            found[0].text,
+            (("replay", "{}", *truncated), ("audit", "{}", *truncated), ("acceptance", "{}", *truncated)),
+        )
+    )
     found += [
         Sound(f"case of {path.parent.name}", path.read_text(), (("check", "--replay", "{}"),))
         for path in sorted(CASES.glob("*/*.json"))
@@ -235,6 +247,7 @@ def sound_inputs(directory: Path) -> list[Sound]:
         Sound("responses with rounds", RESPONSES, (("acceptance", "{}"),)),
         Sound("page of counters", COUNTERS, (("acceptance", "{}"),)),
         Sound("log of a server", SERVER_LOG, (("acceptance", "{}"),)),
+        Sound("log of a vLLM server", VLLM_LOG, (("acceptance", "{}"),)),
         Sound("mean accept lengths", MEANS, (("acceptance", "{}"),)),
         Sound("plan of faults", FAULTS, ((*simulate, *FEW, "--faults", "{}"),)),
     ]

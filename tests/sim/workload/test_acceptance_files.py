@@ -45,6 +45,12 @@ def lines_of(values):
     return "".join(json.dumps(value) + "\n" for value in values)
 
 
+VLLM_SERVER = (
+    "INFO 05-30 07:21:00 [loggers.py:271] Engine 000: Avg prompt throughput: 0.0 tokens/s, Running: 0 reqs\n"
+    "INFO 05-30 07:21:10 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: 2.89, Accepted throughput: 0.36 tokens/s, "
+    "Drafted throughput: 1.15 tokens/s, Accepted: 104 tokens, Drafted: 330 tokens, "
+    "Per-position acceptance rate: 0.691, 0.491, 0.291, 0.182, 0.164, 0.073, Avg Draft acceptance rate: 31.5%\n"
+)
 ROUNDS = [[3, 0, 2], [1, 1], [0, 3, 3, 1]]
 
 PAGE = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
@@ -117,6 +123,21 @@ BROKEN_MEANS = {
     "no bonus token": (SERVER.replace("3.00", "0.50"), "line 3: accept len 0.5: expected 1"),
     "no rate": (SERVER.replace("accept rate", "x"), "give --steps"),
     "a rate of no steps": (SERVER.replace("0.67", "0.40"), "no whole number of draft steps"),
+    "positions of vLLM that rise": (
+        VLLM_SERVER.replace("0.491", "0.791"),
+        "line 2: rates .* expected numbers that do not rise",
+    ),
+    "a mean of vLLM that is another": (
+        VLLM_SERVER.replace("2.89", "2.79"),
+        "line 2: mean acceptance length 2.79: expected 2.89",
+    ),
+    "more accepted by vLLM than drafted": (VLLM_SERVER.replace("330", "100"), "line 2: 104 accepted of 100 drafted"),
+    "a line of vLLM that breaks off": (VLLM_SERVER[:-70], "line 2: SpecDecoding metrics without .*truncated"),
+    "NaN of vLLM": (VLLM_SERVER.replace("0.691", "nan"), "line 2: acceptance rate is 'nan'"),
+    "two settings of vLLM": (
+        VLLM_SERVER + VLLM_SERVER.replace(", 0.073", "").replace("2.89", "2.82"),
+        "lines of 5 and of 6 positions: expected those of one setting",
+    ),
     "nothing that is known": ("hello\n", "unknown format: expected events.jsonl of Foretoken"),
     "empty": ("", "is empty: expected events.jsonl"),
     "header only": ("steps,accept_length\n", "no rows behind the header"),
@@ -139,7 +160,7 @@ class TestResponses:
             lines_of(map(metrics, ROUNDS)),
         ):
             log = read_acceptance([written(tmp_path, text + '{"metadata": {}, "metrics": {}}\n')])
-            assert log.form == "vLLM's per-request metrics, detailed"
+            assert log.form == "per-request metrics (vLLM, aiperf), every round"
             assert log.left_out == {"records without metrics": 1}
             assert log.rounds.tolist() == [
                 [0, 0, 0, 1, 1, 2, 2, 2, 2],
@@ -163,8 +184,21 @@ class TestResponses:
         documents = [json.dumps(list(map(response, dense)), indent=1), lines_of(map(response, dense))]
         for text in (*documents, lines_of({"spec_decode_acceptance": found} for found in sparse)):
             log = read_acceptance([written(tmp_path, text)])
-            assert log.form == "vLLM's per-request metrics, summary"
+            assert log.form == "per-request metrics (vLLM, aiperf), histograms"
             assert log.histograms.tolist() == [[1, 0, 1, 1], [0, 2, 0, 0], [1, 1, 0, 2]]
+
+    def test_requests_to_warm_up_are_left_out(self, tmp_path):
+        records = [
+            {"metadata": {"benchmark_phase": phase}, "metrics": {}, "spec_decode_acceptance": metrics(rounds)}
+            for phase, rounds in zip(("warmup", "profiling", "profiling"), ROUNDS, strict=True)
+        ]
+        log = read_acceptance([written(tmp_path, lines_of(records))])
+        assert log.num_requests == 2 and log.left_out == {"requests to warm up": 1}
+
+    def test_requests_of_two_settings(self, tmp_path):
+        text = lines_of([response(metrics([3, 0])), response(metrics([3, 0], steps=5))])
+        with pytest.raises(ConfigError, match="line 2, num_spec_tokens: 5 drafts in a round, 3 before"):
+            read_acceptance([written(tmp_path, text)])
 
     def test_rounds_that_drafted_less_are_reported(self, tmp_path):
         text = lines_of([response(metrics([2, 1], [3, 1], detailed=False))])
@@ -233,6 +267,11 @@ class TestMeans:
     def test_lines_of_a_server_weigh_by_their_requests(self, tmp_path):
         log = read_acceptance([written(tmp_path, SERVER)])
         assert log.means == ((3, 2.75),) and log.left_out == {"lines without rounds": 1}
+
+    def test_lines_of_vllm(self, tmp_path):
+        log = read_acceptance([written(tmp_path, VLLM_SERVER)])
+        assert log.counts == pytest.approx([17, 11, 11, 6, 1, 5, 4], abs=0.1)
+        assert read_acceptance([written(tmp_path, VLLM_SERVER * 2)]).counts == pytest.approx(2 * log.counts)
 
     def test_csv(self, tmp_path):
         log = read_acceptance([written(tmp_path, "steps, accept_length\n3,2.24\n1,1.65\n")])
