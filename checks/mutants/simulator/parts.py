@@ -100,7 +100,7 @@ class NeverCountsDown(OtherParts):
 
     def spoil(self, simulation, metrics):
         if simulation.cluster is None:
-            simulation.router._balancer.ended = lambda engine: None
+            simulation.router._balancer.ended = lambda *_: None
 
 
 class _Forgetful(dict):
