@@ -26,6 +26,8 @@ def read_acceptance(
     Errors: ConfigError and LogError, with file and line.
     """
     paths = [os.path.join(path, "events.jsonl") if Path(path).is_dir() else path for path in paths]
+    if twice := [path for i, path in enumerate(paths) if path in paths[:i]]:
+        raise wrong(twice[0], 0, "is given twice, and would count twice")
     kinds = [_kind(path) for path in paths]
     for path, kind in zip(paths, kinds, strict=True):
         if kind != kinds[0]:

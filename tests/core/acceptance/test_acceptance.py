@@ -1,9 +1,18 @@
 """Acceptance processes: pure functions of (request, position) with the configured probabilities, and with published means."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from foretoken.core.acceptance.drift import DayCurve, Regimes
-from foretoken.core.acceptance.fit import AcceptanceFitError, RoundStatistics, calibrate, fit, simulate_rounds
+from foretoken.core.acceptance.fit import (
+    AcceptanceFitError,
+    RoundStatistics,
+    calibrate,
+    fit,
+    fit_means,
+    simulate_rounds,
+)
 from foretoken.core.acceptance.presets import acceptance_preset
 from foretoken.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance, walk, walk_to_end
 from foretoken.core.errors import ConfigError
@@ -268,6 +277,18 @@ class TestFit:
         # Another step count, which the recording never saw: the fitted process answers as the true one does.
         assert expected_accept_length(found.process, 1) == pytest.approx(expected_accept_length(truth, 1), rel=0.02)
         assert "lag-1 correlation" in found.report()
+
+    def test_means_of_a_known_process(self):
+        """From three step counts its level and its fall are found, from one its level; around the shape of the start."""
+        start = replace(CHAT, conditional=(0.8,))
+        truth = replace(CHAT, conditional=tuple(1 / (1 + np.exp(-1.2 + 0.4 * np.log(np.arange(1, 8))))))
+        means = [(steps, expected_accept_length(truth, steps)) for steps in (1, 3, 7)]
+        process, fitted = fit_means(means, start)
+        assert fitted == pytest.approx([length for _, length in means], rel=0.002)
+        assert process.conditional == pytest.approx(truth.conditional, abs=0.03)
+        process, fitted = fit_means(means[1:2], start)
+        assert fitted == pytest.approx([means[1][1]], rel=0.002)
+        assert len(set(process.conditional)) == 1 and process.field_share == CHAT.field_share
 
     def test_recordings_that_say_nothing(self):
         request, positions, steps, correct = self.recording(CHAT, num_requests=8)

@@ -289,6 +289,17 @@ def test_files_of_two_kinds(tmp_path):
         read_acceptance([written(tmp_path, PAGE, "page"), written(tmp_path, SERVER, "log")])
 
 
+def test_a_file_that_is_given_twice(tmp_path):
+    page = written(tmp_path, PAGE)
+    with pytest.raises(ConfigError, match="would count twice"):
+        read_acceptance([page, page])
+
+
+def test_pages_of_two_servers_are_added(tmp_path):
+    one, other = (read_acceptance([written(tmp_path, PAGE, name)]).counts for name in "ab")
+    assert read_acceptance([str(tmp_path / "a"), str(tmp_path / "b")]).counts.tolist() == (one + other).tolist()
+
+
 def test_histograms_tell_the_spread_but_not_the_correlation(tmp_path):
     """The rounds of a known process, as vLLM's summary: its probabilities and its spread are found again."""
     truth = GaussianAcceptance((0.75, 0.7, 0.65), 77, 0.15, 0.28, 8)
