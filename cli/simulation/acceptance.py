@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from ...core.acceptance.process import GaussianAcceptance
     from ...sim.workload.acceptance_logs import AcceptanceLog
     from ...sim.workload.acceptance_means import MeanAcceptance
+
+_SPREAD = "the spread between requests (request_share)"
+_CORRELATION = "the correlation (field_share, correlation_len)"
 
 
 def acceptance(
@@ -56,15 +60,15 @@ def acceptance(
     lines = [f"format    {log.form}"]
     if isinstance(log, AcceptanceLog):
         fitted = log.fit(chosen.process())
-        process, unknown = fitted.process, _unknown_parts(log, fitted)
+        process, unknown = fitted.process, _unknown_parts(log, fitted, chosen.name)
         lines += _fit_lines(log, fitted)
     else:
         process, unknown, mean_lines = _fit_to_means(log, chosen)
         lines += mean_lines
     remarks = [f"left out  {number:,} {what}" for what, number in log.left_out.items()]
-    remarks += [f"unknown   {what}: as in preset {chosen.name}" for what in unknown]
+    remarks += [f"unknown   {what}" for what in unknown]
     lines += ["", *remarks] if remarks else []
-    table = _scenario_table(process, log.form, unknown, chosen.name)
+    table = _scenario_table(process, log.form, unknown)
     typer.echo("\n".join([*lines, "", table]), nl=False)
     if out is not None:
         from ..files import write_text
@@ -77,7 +81,7 @@ def _fit_lines(log: AcceptanceLog, fitted: AcceptanceFit) -> list[str]:
     recorded, simulated = fitted.recorded, fitted.simulated
     requests = "" if log.num_requests is None else f" of {log.num_requests:,} requests"
     lines = [
-        f"read      {recorded.num_rounds:,} rounds{requests}, {recorded.steps} draft steps",
+        f"read      {recorded.num_rounds:,} rounds{requests}, {log.steps} draft steps",
         "",
         f"{'':34}{'recorded':>12}{'fitted':>12}",
         _row("mean accept length, by tokens", recorded.mean_accept_length, simulated.mean_accept_length),
@@ -95,27 +99,26 @@ def _fit_lines(log: AcceptanceLog, fitted: AcceptanceFit) -> list[str]:
 
 def _row(name: str, recorded: float, fitted: float) -> str:
     """Return a line of the table; what the files do not tell is a dash."""
-    cells = ("-" if value != value else f"{value:.3f}" for value in (recorded, fitted))
+    cells = ("-" if math.isnan(value) else f"{value:.3f}" for value in (recorded, fitted))
     return f"{name:34}" + "".join(f"{cell:>12}" for cell in cells)
 
 
-def _unknown_parts(log: AcceptanceLog, fitted: AcceptanceFit) -> list[str]:
-    """Return what the fit took from the preset, in words."""
-    spread, correlation = (
-        "the spread between requests (request_share)",
-        "the correlation (field_share, correlation_len)",
-    )
+def _unknown_parts(log: AcceptanceLog, fitted: AcceptanceFit, preset: str) -> list[str]:
+    """Return what the log does not tell and the fit took from elsewhere, in words."""
     recorded = fitted.recorded
-    if recorded.lag_correlation[0] == recorded.lag_correlation[0]:
-        return []
-    if recorded.num_requests:
-        return [correlation]
+    parts = []
+    if recorded.steps < log.steps:
+        parts.append(f"positions after {recorded.steps}, which no round reached: as position {recorded.steps}")
     few = (
         ""
         if log.num_requests is None
         else f", too few rounds ({recorded.num_rounds:,} of {log.num_requests:,} requests)"
     )
-    return [f"{spread}{few}", f"{correlation}{few}"]
+    if not recorded.num_requests:
+        parts.append(f"{_SPREAD}{few}: as in preset {preset}")
+    if math.isnan(recorded.lag_correlation[0]):
+        parts.append(f"{_CORRELATION}{'' if recorded.num_requests else few}: as in preset {preset}")
+    return parts
 
 
 def _fit_to_means(log: MeanAcceptance, preset: AcceptancePreset) -> tuple[GaussianAcceptance, list[str], list[str]]:
@@ -135,16 +138,14 @@ def _fit_to_means(log: MeanAcceptance, preset: AcceptancePreset) -> tuple[Gaussi
         else "how acceptance changes with the position"
     )
     unknown = [
-        shape,
-        "the mean by requests, and their spread (request_share)",
-        "the correlation (field_share, correlation_len)",
+        f"{what}: as in preset {preset.name}" for what in (shape, f"the mean by requests, and {_SPREAD}", _CORRELATION)
     ]
     return process, unknown, lines
 
 
-def _scenario_table(process: GaussianAcceptance, form: str, unknown: list[str], preset: str) -> str:
+def _scenario_table(process: GaussianAcceptance, form: str, unknown: list[str]) -> str:
     lines = ["[acceptance]", f"# fitted to {form}"]
-    lines += [f"# not known from it, as in preset {preset}: {what}" for what in unknown]
+    lines += [f"# not known from it: {what}" for what in unknown]
     probabilities = ", ".join(f"{p:.4f}" for p in process.conditional)
     lines += [
         f"conditional = [{probabilities}]",

@@ -58,19 +58,33 @@ class AcceptanceLog:
             return len(np.unique(self.rounds[0]))
         return None if self.histograms is None else len(self.histograms)
 
+    @property
+    def steps(self) -> int:
+        """The draft steps of the rounds."""
+        if self.rounds is not None:
+            return int(self.rounds[2][0])
+        return (len(self.counts) if self.histograms is None else self.histograms.shape[1]) - 1
+
     def fit(self, start: GaussianAcceptance) -> AcceptanceFit:
-        """Fit what the log tells; the rest is that of `start`. A log of few rounds tells no shares."""
-        if self.rounds is not None and _are_enough(*self.rounds.shape[1:], self.num_requests):
-            return fit(*self.rounds, seed=start.seed)
+        """Fit what the log tells; the rest is that of `start`. A log of few rounds tells no shares.
+
+        Positions that no round reached are left out: the fit then has fewer steps than the log.
+        """
+        counts = self._counts()
+        depth = min(self.steps, int(np.flatnonzero(counts > 1e-6)[-1]) + 1)
+        if self.rounds is not None and _are_enough(self.rounds.shape[1], self.num_requests):
+            requests, positions, steps, correct = self.rounds
+            return fit(requests, positions, np.minimum(steps, depth), correct, seed=start.seed)
         if self.histograms is not None and _are_enough(int(self.histograms.sum()), self.num_requests):
-            return fit_histograms(self.histograms, start)
+            return fit_histograms(self.histograms[:, : depth + 1], start)
+        return fit_counts(counts[: depth + 1], start)
+
+    def _counts(self) -> np.ndarray:
         if self.counts is not None:
-            counts = self.counts
-        elif self.histograms is not None:
-            counts = self.histograms.sum(axis=0)
-        else:
-            counts = np.bincount(self.rounds[3], minlength=int(self.rounds[2][0]) + 1)
-        return fit_counts(counts, start)
+            return self.counts
+        if self.histograms is not None:
+            return self.histograms.sum(axis=0)
+        return np.bincount(self.rounds[3], minlength=self.steps + 1)
 
 
 def _are_enough(num_rounds: int, num_requests: int) -> bool:

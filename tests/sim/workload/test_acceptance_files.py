@@ -313,6 +313,18 @@ def test_histograms_tell_the_spread_but_not_the_correlation(tmp_path):
     assert np.isnan(fitted.recorded.lag_correlation[0])
 
 
+@pytest.mark.parametrize("detailed", [True, False])
+def test_positions_that_no_round_reached_are_left_out(tmp_path, detailed):
+    """Rounds of 5 drafts that accept 2 at most tell nothing of the fourth and the fifth."""
+    rounds = [[0, 1, 2, 0, 1, 1, 2, 0, 1, 0]] * 30
+    text = lines_of(response(metrics(accepted, steps=5, detailed=detailed)) for accepted in rounds)
+    log = read_acceptance([written(tmp_path, text)])
+    fitted = log.fit(CHAT)
+    assert (log.steps, fitted.recorded.steps, len(fitted.process.conditional)) == (5, 3, 3)
+    assert fitted.recorded.conditional == pytest.approx((6 / 10, 2 / 6, 0))
+    assert fitted.simulated.conditional[:2] == pytest.approx((6 / 10, 2 / 6), abs=0.02)
+
+
 def test_a_log_of_few_rounds_tells_positions_only(tmp_path):
     log = read_acceptance([written(tmp_path, lines_of(map(response, map(metrics, ROUNDS))))])
     fitted = log.fit(CHAT)
