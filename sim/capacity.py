@@ -9,7 +9,7 @@ from typing import Any
 
 from .assembly import Assembly
 
-GROUPS = 4  # of the second half of the arrivals: in an overload the queue grows from each to the next
+GROUPS = 4  # of the second half of the arrivals, at most: in an overload the queue grows from each to the next
 CHANCE = 2.0  # standard deviations of the arrivals in that half, which a queue in balance hardly grows by
 MOST_SHED = 0.05  # of the requests, refused by a full queue: beyond that it is bounded by refusals alone
 
@@ -73,15 +73,21 @@ def is_overloaded(
     """Whether the queue only grew over the second half of the arrivals, by more than chance explains, or a bounded one shed requests.
 
     `waiting`: mean length of the queue in each bucket of `bucket_s` seconds from the start of the run on. `num_shed`: requests refused
-    because the queue was full.
+    because the queue was full. Where at most two buckets end before the last arrival, the queue at that arrival
+    is compared with chance.
     """
     if num_shed > MOST_SHED * num_arrivals:
         return True
-    lengths = [length or 0.0 for length in waiting[: int(last_arrival_s / bucket_s)]] if bucket_s else []
-    half = lengths[len(lengths) // 2 :]
-    if len(half) < GROUPS:
+    if not bucket_s or not waiting:
         return False
-    bounds = [len(half) * i // GROUPS for i in range(GROUPS + 1)]
+    last = int(last_arrival_s / bucket_s)  # buckets that end before the last arrival
+    lengths = [length or 0.0 for length in waiting[:last]]
+    half = lengths[len(lengths) // 2 :]
+    if len(half) < 2:
+        at_last = waiting[min(last, len(waiting) - 1)] or 0.0
+        return at_last > CHANCE * num_arrivals**0.5
+    groups = min(GROUPS, len(half))
+    bounds = [len(half) * i // groups for i in range(groups + 1)]
     means = [sum(half[low:high]) / (high - low) for low, high in pairwise(bounds)]
     grows = all(before <= after for before, after in pairwise(means))
     return grows and means[-1] - means[0] > CHANCE * (num_arrivals / 2) ** 0.5

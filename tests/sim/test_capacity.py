@@ -75,3 +75,14 @@ def test_what_counts_as_an_overload():
     assert is_overloaded(tail, 1.0, 100.0, 400, 0), "the time after the last arrival does not count"
     noise = 30 + 3 * np.random.default_rng(1).standard_normal(100)
     assert not queue(noise)
+
+
+def test_an_overload_whose_drain_is_much_longer_than_its_arrivals():
+    """The arrivals then fill few of the buckets, however many there are."""
+    waiting = [36, 106, 163, 215, 279, 347, 368, 365, 360, 340, 300, 250, 200, 150, 100, 50, 0]
+    assert is_overloaded(waiting, 8.59, 50.0, 400, 0)
+    assert is_overloaded(waiting[3:], 40.0, 50.0, 400, 0) and is_overloaded(waiting[3:], 80.0, 50.0, 400, 0)
+    assert is_overloaded([200], 1.0, 1.0, 400, 0), "the last arrival is at the end of the run"
+    assert not is_overloaded([36, 38, 41, 44, 47, 49, 50, 30, 0], 8.59, 50.0, 400, 0), "as much as chance explains"
+    assert not is_overloaded([36, 30, 20, 0], 40.0, 50.0, 400, 0)
+    assert not is_overloaded([163, 215, 279, 200, 100], 8.59, 50.0, 400, 0), "it shrinks at the end"
