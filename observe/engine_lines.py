@@ -74,7 +74,8 @@ class EngineLines:
                 self._planned(event.step.decode.steps, len(event.step.decode.rows))
         elif isinstance(event, StepsLost):
             waiting, ended = len(event.retracted), len(event.finished)
-            words = f"{event.failure}; {len(event.step_ids)} steps lost, {waiting} requests wait again, {ended} failed"
+            lost, again = _counted(len(event.step_ids), "step"), _counted(waiting, "request")
+            words = f"{event.failure}; {lost} lost, {again} back in the queue, {ended} failed"
             facts = {
                 "step": event.failure.step_id,
                 "cause": event.failure.cause.value,
@@ -93,11 +94,13 @@ class EngineLines:
         self._has_graph = has_graph
         words = "rounds run as CUDA graphs again" if has_graph else "rounds run without a CUDA graph"
         level = logging.INFO if has_graph else logging.WARNING
-        self._write(level, "graph", f"{words} at {batch_size} requests", graph=has_graph, batch_size=batch_size)
+        self._write(
+            level, "graph", f"{words} at {_counted(batch_size, 'request')}", graph=has_graph, batch_size=batch_size
+        )
 
     def _planned(self, steps: int, batch_size: int) -> None:
         if self._steps is not None and steps != self._steps:
-            words = f"{self._steps} -> {steps} draft steps at {batch_size} requests"
+            words = f"{self._steps} -> {steps} draft steps at {_counted(batch_size, 'request')}"
             self._write(logging.INFO, "steps", words, before=self._steps, after=steps, batch_size=batch_size)
         self._steps = steps
         if self._graph_sizes:
@@ -114,15 +117,23 @@ class EngineLines:
             return
         words = "steps are planned without limits again"
         if limits.fewer_steps or limits.row_limit is not None:
-            rows = "any number of" if limits.row_limit is None else f"at most {limits.row_limit}"
+            rows = (
+                "any number of requests"
+                if limits.row_limit is None
+                else f"at most {_counted(limits.row_limit, 'request')}"
+            )
             fewest = "the fewest draft steps, " if limits.fewer_steps else ""
-            words = f"plans smaller steps: {fewest}{rows} requests, {limits.prefill_budget} prefill tokens"
+            words = f"plans smaller steps: {fewest}{rows}, {limits.prefill_budget} prefill tokens"
         facts = {"fewer_steps": now[0], "row_limit": now[1], "prefill_budget": now[2]}
         self._write(level, "limits", words, **facts)
 
     def _write(self, level: int, event: str, words: str, **facts: Any) -> None:
         fields = {"engine": self.name, "time_s": round(self._now_ns / 1e9, 6), "event": event, **facts, "words": words}
         _log(level, fields)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _log(level: int, fields: Mapping[str, Any]) -> None:

@@ -76,7 +76,15 @@ def test_each_switch_is_one_line_with_its_numbers():
     )
     assert all(line["level"] == "INFO" and line["engine"] == "engine 0" for line in told)
     first = told[0]
-    assert f"{first['before']} -> {first['after']} draft steps at {first['batch_size']} requests" in first["message"]
+    switch = f"{first['before']} -> {first['after']} draft steps at {first['batch_size']} request"
+    assert switch + ("" if first["batch_size"] == 1 else "s") == first["message"].partition(" s: ")[2]
+
+
+@pytest.mark.parametrize(("batch_size", "words"), [(1, "at 1 request"), (2, "at 2 requests")])
+def test_one_request_is_not_several(caplog, batch_size, words):
+    with caplog.at_level(logging.INFO, LOGGER.name):
+        EngineLines("engine 0").round_ran(False, batch_size)
+    assert caplog.messages[-1].endswith(words)
 
 
 def test_the_mode_and_its_reason_stand_at_the_start():
