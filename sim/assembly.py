@@ -10,6 +10,7 @@ from ..core.acceptance.drift import Regimes
 from ..core.acceptance.presets import PresetChoice, usual_preset
 from ..core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
 from ..core.acceptance.recorded import TraceAcceptance
+from ..core.acceptance.tree import MAX_DEPTH
 from ..core.adaptive import CostTable
 from ..core.adaptive.graph_plan import graph_plan
 from ..core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
@@ -18,7 +19,14 @@ from ..core.algorithm.registry import get_algorithm
 from ..core.config_reader import read_json_object
 from ..core.contract.events import EventSink
 from ..core.errors import ConfigError, ForetokenError, Problem
-from ..core.model_shape import HF_QUANT_CONFIG, ModelShape, lookup_model, modelopt_config, read_model_shape
+from ..core.model_shape import (
+    HF_QUANT_CONFIG,
+    ModelShape,
+    known_models,
+    lookup_model,
+    modelopt_config,
+    read_model_shape,
+)
 from ..core.scheduler.config import EngineConfig
 from ..core.scheduler.engine import Engine
 from ..core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
@@ -36,8 +44,6 @@ from .disaggregation.pools import Pools, pools_of, timing_of
 from .scenario import Scenario
 from .scenario_check import SCENARIO, check_context, check_names, is_config_file
 from .workload.recorded_runs import load_recorded_runs
-
-DEFAULT_DRAFT = "llama-3.2-1b"  # of STANDALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +185,9 @@ def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) 
     """Raise ConfigError if acceptance or engine cannot be what the scenario asks for."""
     if spec.topk > 1 and isinstance(acceptance, GaussianAcceptance):
         for steps, nodes in spec.draft_shape.tree_sizes():
+            if steps > MAX_DEPTH and spec.policy != "fixed":
+                message = f"has a candidate of {steps} steps; expected at most {MAX_DEPTH} with topk {spec.topk}"
+                raise ConfigError(SCENARIO, [Problem("speculation.adaptive", message)])
             if steps > 0:
                 acceptance.for_tree(spec.topk, steps, nodes, scenario.acceptance.rank_ratio)
     try:
@@ -208,7 +217,8 @@ def _draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShap
         case Drafter.NONE:
             return None
         case Drafter.MODEL:
-            return standalone(_model(scenario.model.draft or DEFAULT_DRAFT, "model.draft"), target)
+            given = scenario.model.draft
+            return standalone(_usual_draft(target) if given is None else _model(given, "model.draft"), target)
         case Drafter.HEADS:
             return multi_layer_eagle(target, scenario.speculation.heads or max(max_steps, 1))
         case Drafter.LOOKUP:
@@ -217,6 +227,19 @@ def _draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShap
             return (
                 eagle_head(target) if algorithm.draft_form == EAGLE else eagle3_head(target, scenario.model.draft_vocab)
             )
+
+
+def _usual_draft(target: ModelShape) -> ModelShape:
+    """Return the smallest built-in model with the target's vocabulary. Raises ConfigError if none is smaller than the target."""
+    built_in = map(lookup_model, known_models())
+    fitting = [model for model in built_in if model.vocab == target.vocab and model.parameters < target.parameters]
+    if not fitting:
+        message = (
+            f"is not given, and no built-in model smaller than {target.name} has its vocabulary of {target.vocab} tokens; "
+            "give the config.json of one that has"
+        )
+        raise ConfigError(SCENARIO, [Problem("model.draft", message)])
+    return min(fitting, key=lambda model: model.parameters)
 
 
 def _memory(scenario: Scenario, target: ModelShape, gpu: GPU, draft: DraftShape | None, spec: EngineSpec) -> MemoryPlan:

@@ -13,11 +13,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ..core.acceptance.presets import ANY_FAMILY, PRESETS, UNKNOWN_FAMILY
 from ..core.acceptance.recorded import TraceAcceptance
 from ..core.algorithm.algorithm import Drafter
 from ..core.errors import ConfigError, Problem
-from .assembly import DEFAULT_DRAFT, Assembly
+from .assembly import Assembly
 from .cost.draft import EAGLE3
+from .cost.hardware import MIB
 from .load import contents_are_known
 from .scenario import Scenario
 from .scenario_check import SCENARIO
@@ -25,6 +27,7 @@ from .scenario_file import OVERRIDES, SETTINGS, origin_of
 
 COMMAND_LINE = (SETTINGS, "--trace", "--seed")
 EXPLICIT = (*COMMAND_LINE, OVERRIDES)
+GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
 ARRIVALS = ("arrivals", "rate", "end_rate", "ramp_s", "amplitude", "period_s", "burstiness")
 
 Reason = Callable[[Assembly], str | None]
@@ -326,19 +329,35 @@ RULES: tuple[Rule, ...] = (
 
 
 def _preset_notices(run: Assembly) -> Iterator[str]:
-    """Yield a sentence if the acceptance is borrowed from another algorithm, family or kind of text, and what look-ups depend on."""
+    """Yield a sentence if the acceptance is that of another algorithm, family or kind of text, and what look-ups depend on."""
     table, preset, algorithm = run.scenario.acceptance, run.preset.preset, run.algorithm
     if _drafts_nothing(run) or not all(v is None for v in (table.conditional, table.mean_length, table.recorded)):
         return
     if run.preset.differs:
-        asked = {"algorithm": algorithm.name, "family": run.target.family, "text": table.preset or "chat"}
-        others = ", ".join(f"{part} ({getattr(preset, part)} for {asked[part]})" for part in run.preset.differs)
-        yield f"acceptance is borrowed from another {others}: preset {preset.name}, {preset.source}"
+        usual = PRESETS.get(algorithm.usual_acceptance)
+        asked = table.preset or (algorithm.usual_acceptance if usual is None else usual.text)
+        model = {ANY_FAMILY: "", UNKNOWN_FAMILY: "another model's "}.get(preset.family, f"{preset.family} ")
+        yield (
+            f"no published acceptance for {algorithm.name} on {run.target.family} {asked}; that of {preset.algorithm} on "
+            f"{model}{preset.text} is used (preset {preset.name}; {preset.source})"
+        )
     if algorithm.drafter is Drafter.LOOKUP:
         yield (
             f"look-ups are accepted as often as the text repeats itself: preset {preset.name} ({preset.source}); "
             "acceptance.preset = chat, code or edit says what the text is"
         )
+
+
+def _graph_notices(run: Assembly) -> Iterator[str]:
+    """Yield a sentence if the CUDA graphs take more than `GRAPHS_SHARE` of what the KV pool has."""
+    memory, counts = run.memory, len(run.spec.adaptive.candidate_steps)
+    if memory is None or memory.graphs_bytes <= GRAPHS_SHARE * memory.kv_pool_bytes:
+        return
+    fewer = "fewer candidates (speculation.adaptive), " if counts > 1 else ""
+    yield (
+        f"CUDA graphs of {counts} step {'count' if counts == 1 else 'counts'} take {memory.graphs_bytes / MIB:,.0f} MiB, the KV pool has "
+        f"{memory.kv_pool_bytes / MIB:,.0f} MiB; {fewer}a smaller engine.max_running or fewer hardware.graph_sizes leave more KV"
+    )
 
 
 def without_effect(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffective]:
@@ -366,10 +385,11 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
     """Return sentences for the user: given keys without effect, and what the run decided where the scenario leaves it open."""
     notices = [str(item) for item in without_effect(run, origins)]
     if run.algorithm.drafter is Drafter.MODEL and run.scenario.model.draft is None:
-        notices.append(f"model.draft is not given: {DEFAULT_DRAFT} drafts")
+        notices.append(f"model.draft is not given: {run.draft.name} drafts")
     if _mode_fell_back(run) is not None and not any("engine.mode =" in notice for notice in notices):
         notices.append(f"the mode is {run.spec.config.mode}: {run.spec.config.mode_reason}")
     notices += _preset_notices(run)
+    notices += _graph_notices(run)
     if isinstance(run.acceptance, TraceAcceptance) and len(run.acceptance.keys) == 1:
         notices.append(
             f"acceptance.recorded: {run.scenario.acceptance.recorded} has one request, so every simulated request repeats its runs"

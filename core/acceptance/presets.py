@@ -20,6 +20,9 @@ from .process import GaussianAcceptance
 ANY_FAMILY = "any"
 """The family of presets that do not depend on the model: a look-up drafts from the text."""
 
+UNKNOWN_FAMILY = "not stated"
+"""The family of presets whose source does not name its model."""
+
 
 @dataclass(frozen=True, slots=True)
 class AcceptancePreset:
@@ -112,7 +115,7 @@ def _presets() -> Iterator[AcceptancePreset]:
         (0.9050, 0.8888, 0.8782, 0.8702, 0.8637, 0.8582, 0.8533, 0.8491), *_MATH, draft_confidence=0.66,
     )  # fmt: skip
     yield make(
-        "multi-layer-eagle-math", "MULTI_LAYER_EAGLE", "not stated", "math", _MULTI_LAYER,
+        "multi-layer-eagle-math", "MULTI_LAYER_EAGLE", UNKNOWN_FAMILY, "math", _MULTI_LAYER,
         (0.8307, 0.8254, 0.8223, 0.8200, 0.8183, 0.8168, 0.8156, 0.8145), *_MATH,
     )  # fmt: skip
     yield make(

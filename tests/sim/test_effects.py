@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from foretoken.core.errors import ConfigError
+from foretoken.core.model_shape import BUILT_IN
 from foretoken.sim.assembly import assemble
 from foretoken.sim.effects import RULES, given_keys, notices_of, refuse_without_effect
 from foretoken.sim.scenario import Scenario
@@ -133,6 +136,10 @@ def test_keys_with_an_effect_pass_in_silence(files, settings):
 def test_what_the_run_decides_itself_is_told(tmp_path, monkeypatch):
     assert told(["speculation.algorithm=STANDALONE"]) == ("model.draft is not given: llama-3.2-1b drafts",)
     assert told(["speculation.algorithm=STANDALONE", "model.draft=llama-3.2-3b"]) == ()
+    assert (
+        told(["speculation.algorithm=STANDALONE", "model.target=qwen3-8b"])[0]
+        == "model.draft is not given: qwen3-0.6b drafts"
+    )
     recording = tmp_path / "runs.jsonl"
     recording.write_text('{"request": "a", "runs": [1, 2]}\n')
     assert "every simulated request repeats its runs" in told([f"acceptance.recorded={recording}"])[0]
@@ -146,3 +153,37 @@ def test_scenarios_from_python_are_told():
     scenario = Scenario.model_validate({"speculation": {"algorithm": "NONE", "steps": 3}})
     notices = notices_of(assemble(scenario), given_keys(scenario, "scenario"))
     assert notices == ("speculation.steps = 3 (scenario) has no effect: NONE drafts nothing",)
+
+
+def test_a_vocabulary_without_a_built_in_draft_is_told_as_that(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**BUILT_IN["qwen3-8b"], "vocab_size": 1000}))
+    with pytest.raises(
+        ConfigError, match=r"model.draft: is not given, and no built-in model .* vocabulary of 1000 tokens"
+    ):
+        assemble(load_scenario(None, ["speculation.algorithm=STANDALONE", f"model.target={config}"])[0])
+
+
+@pytest.mark.parametrize("target", ["llama-2-7b", "llama-3.2-1b"])
+def test_no_model_drafts_for_itself(target):
+    with pytest.raises(ConfigError, match=f"model.draft: is not given, and no built-in model smaller than {target}"):
+        assemble(load_scenario(None, ["speculation.algorithm=STANDALONE", f"model.target={target}"])[0])
+
+
+def test_graphs_that_take_much_of_the_memory_are_told():
+    target = ["model.target=qwen3-30b-a3b"]
+    (notice,) = told([*target, "speculation.policy=goodput"])
+    assert notice.startswith("CUDA graphs of 8 step counts take 7,000 MiB") and "fewer candidates" in notice
+    assert (
+        "CUDA graphs of 1 step count take" in told([*target, "speculation.policy=fixed", "engine.max_running=800"])[0]
+    )
+    for quiet in (["engine.kv_slots=50000"], ["hardware.cuda_graphs=false"], ["hardware.graph_sizes=[1, 8, 64, 256]"]):
+        assert told([*target, "speculation.policy=goodput", *quiet]) == (), quiet
+
+
+def test_a_candidate_beyond_a_tree_is_blamed_on_the_table():
+    settings = ["speculation.topk=2", "speculation.adaptive={1 = {candidate_steps = [1, 80]}}"]
+    with pytest.raises(ConfigError) as refused:
+        assemble(load_scenario(None, settings)[0])
+    assert [problem.key for problem in refused.value.problems] == ["speculation.adaptive"]
+    assert "80 steps" in str(refused.value)
