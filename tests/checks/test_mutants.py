@@ -14,7 +14,12 @@ def impatient(monkeypatch):
     monkeypatch.setattr("foretoken.properties.harness.shrink.HANG_LIMIT_S", 0.04)
 
 
-ALL = [mutant for contract in contracts() for mutant in mutants_of(contract)]
+def of_one_worker(contract, value):
+    """What is asked of a contract's mutants runs in one worker, which kills each of them once."""
+    return pytest.param(value, marks=pytest.mark.xdist_group(f"mutants of {contract}"))
+
+
+ALL = [of_one_worker(contract, mutant) for contract in contracts() for mutant in mutants_of(contract)]
 
 
 @cache
@@ -33,7 +38,7 @@ def test_a_mutant_is_killed(mutant):
     assert again is not None and result.failure.id in {broken.id for broken in again.broken}
 
 
-@pytest.mark.parametrize("contract", contracts())
+@pytest.mark.parametrize("contract", [of_one_worker(contract, contract) for contract in contracts()])
 def test_every_invariant_is_broken_by_some_mutant(contract):
     assert invariants_without_mutant(contract) == ()
     broken = {id for mutant in mutants_of(contract) for id in killed(mutant).broken}
