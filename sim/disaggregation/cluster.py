@@ -49,6 +49,8 @@ class Cluster:
         self.network = network
         self.page_format = page_format_of(assembly)
         self.timing = timing_of(scenario)
+        self.last_end_ns = 0
+        self.last_sent_ns = 0
         self._on_finished = on_finished
         num_engines = assembly.pools.num_engines
         tokens = assembly.cache_tokens
@@ -104,6 +106,7 @@ class Cluster:
 
     def submit(self, request: Request, truth: Truth) -> int:
         """Send a request to its prefill engine, whose number is returned."""
+        self.last_sent_ns = self.env.now
         route = _Route(
             self._prefill.assign(request, self.roles.serving(EngineRole.PREFILL)),
             self._decode.assign(request, self.roles.serving(EngineRole.DECODE)),
@@ -139,6 +142,7 @@ class Cluster:
         if route.is_computing:
             self._prefill.ended(route.prefill, finished.request_id)
         self._decode.ended(route.decode, finished.request_id)
+        self.last_end_ns = self.env.now
         self._on_finished(replica, finished)
 
     # -- engines ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def failure_of(make, **options):
 @pytest.mark.parametrize(
     ("make", "capabilities", "id", "words"),
     [
-        (bad.Raises, (), "RAISES", "free raised KeyError"),
+        (bad.Raises, ("misuse",), "RAISES", "free raised KeyError"),
         (bad.AnswersWithText, (), "TYPE", "str '2'"),
         (bad.AnswersWithFloats, (), "TYPE", "0.0"),
         (bad.AnswersWithColumns, (), "TYPE", "[[0]]"),
@@ -50,7 +50,7 @@ def test_a_machine_that_stalls_once_is_no_component_that_hangs(monkeypatch):
             threading.Event().wait()
         return make_plain(config)
 
-    assert check(ALLOCATOR, make, capabilities=make_plain.capabilities, budget=500).ok
+    assert check(ALLOCATOR, make, capabilities=make_plain.capabilities, budget=2_000).ok
 
 
 @pytest.mark.parametrize("make", [bad.Hangs, bad.SwallowsEverything])

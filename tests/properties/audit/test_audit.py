@@ -188,7 +188,7 @@ def test_many_flaws_are_counted_and_few_are_kept(logs, tmp_path):
         (lambda lines: [], "is empty"),
         (lambda lines: lines[:-1], "breaks off"),
         (lambda lines: lines[1:], "expected the header in line 1"),
-        (lambda lines: [*lines[:9], lines[9][:-5], *lines[10:]], "no JSON"),
+        (lambda lines: [*lines[:9], lines[9][:-5], *lines[10:]], "is not JSON"),
         (lambda lines: [*lines[:2], *lines[3:]], "lines are lost"),
         (lambda lines: [lines[0], *lines[2:]], "no 'engine' record"),
         (lambda lines: [*lines[:2], *lines[1:]], "starts twice"),
