@@ -14,12 +14,25 @@ def impatient(monkeypatch):
     monkeypatch.setattr("foretoken.properties.harness.shrink.HANG_LIMIT_S", 0.04)
 
 
-def of_one_worker(contract, value):
+DEAR = {"simulator", "executor", "engine", "transport"}
+"""Contracts whose mutants take a second or more each: the fast tests kill one for every invariant, the nightly ones all."""
+
+
+def of_one_worker(contract, value, *marks):
     """What is asked of a contract's mutants runs in one worker, which kills each of them once."""
-    return pytest.param(value, marks=pytest.mark.xdist_group(f"mutants of {contract}"))
+    return pytest.param(value, marks=[pytest.mark.xdist_group(f"mutants of {contract}"), *marks])
 
 
-ALL = [of_one_worker(contract, mutant) for contract in contracts() for mutant in mutants_of(contract)]
+def all_mutants():
+    for contract in contracts():
+        caught = set()
+        for mutant in mutants_of(contract):
+            is_fast = contract not in DEAR or not caught.issuperset(mutant.caught_by)
+            caught.update(mutant.caught_by)
+            yield of_one_worker(contract, mutant, *([] if is_fast else [pytest.mark.slow]))
+
+
+ALL = list(all_mutants())
 
 
 @cache
@@ -38,7 +51,10 @@ def test_a_mutant_is_killed(mutant):
     assert again is not None and result.failure.id in {broken.id for broken in again.broken}
 
 
-@pytest.mark.parametrize("contract", [of_one_worker(contract, contract) for contract in contracts()])
+@pytest.mark.parametrize(
+    "contract",
+    [of_one_worker(contract, contract, *([pytest.mark.slow] if contract in DEAR else [])) for contract in contracts()],
+)
 def test_every_invariant_is_broken_by_some_mutant(contract):
     assert invariants_without_mutant(contract) == ()
     broken = {id for mutant in mutants_of(contract) for id in killed(mutant).broken}
