@@ -219,7 +219,9 @@ class AdaptiveController:
             "switches": self.policy.switches,
             "activations": self._activations,
             "ema_accept_len": {
-                bound: slot.ema_accept_len for bound, slot in zip(self.policy.config.bounds, slots, strict=False)
+                bound: slot.ema_accept_len
+                for bound, slot in zip(self.policy.config.bounds, slots, strict=False)
+                if slot.is_measured
             },
         }
 

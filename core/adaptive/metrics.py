@@ -13,7 +13,7 @@ class AdaptiveMetrics:
 
     `accept_length` is 1 + correct drafts / verified rows and `accept_rate` accepted / proposed draft tokens; both are
     0.0 when nothing was verified or proposed. `correct_drafts_histogram[n]` counts rows with n correct drafts.
-    `ema_accept_len` maps the lower bound of each range to its slot's EMA (empty for policies without one).
+    `ema_accept_len` maps the lower bound of each range in which drafts were verified to its slot's EMA (empty for policies without one).
     `switches` counts changes of choice, `activations` changes of the steps that are launched (batch sizes differ).
     """
 

@@ -42,6 +42,7 @@ class AdaptiveStepSlot:
         "config",
         "current_steps",
         "ema_accept_len",
+        "is_measured",
         "switches",
     )
 
@@ -53,6 +54,7 @@ class AdaptiveStepSlot:
         self._index = self.candidate_steps.index(initial_steps)
         self.current_steps: int = self.candidate_steps[self._index]
         self.ema_accept_len: float = float(self.current_steps - 1)
+        self.is_measured = False  # whether a verify result is in the EMA
         self._count = 0
         self._until_recompute = self.config.warmup_batches + self.config.update_interval
         self._probing = False
@@ -75,6 +77,7 @@ class AdaptiveStepSlot:
         """`update` for a caller that has already checked its values: their sum and how many there are (> 0)."""
         if self.current_steps > 0:
             alpha = self.config.ema_alpha
+            self.is_measured = True
             self.ema_accept_len = (1.0 - alpha) * self.ema_accept_len + alpha * (total / rows)
         self._count += 1
         self._until_recompute -= 1
