@@ -22,6 +22,7 @@ from .options import (
     Threads,
     Topk,
     option,
+    problems_name_options,
     tree_nodes,
 )
 
@@ -101,6 +102,7 @@ Json = Annotated[
 ]
 
 
+@problems_name_options
 def bench(
     model: Model = None, random_weights: RandomWeights = None, draft: Draft = None, dtype: Dtype = "auto",
     algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None,

@@ -49,6 +49,7 @@ from .options import (
     TopK,
     Topk,
     TopP,
+    problems_name_options,
     tree_nodes,
 )
 
@@ -83,6 +84,7 @@ class _Asked:
         return str(self.prompts) if self.prompts not in (None, Path(STDIN)) else "<standard input>"
 
 
+@problems_name_options
 def generate(
     model: Model, draft: Draft = None, algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1,
     num_draft_tokens: Nodes = None, adaptive: Adaptive = None, policy: Policy = None,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Container
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from ...core.errors import Problem
 
 MODEL, SPECULATION, PROMPTS = "Model and draft", "Speculation", "Prompts"
 SAMPLING, ENGINE, OUTPUT = "Sampling", "Engine and device", "Output"
@@ -15,6 +20,31 @@ SAMPLING, ENGINE, OUTPUT = "Sampling", "Engine and device", "Output"
 def option(flags: str, panel: str, text: str, **settings: object) -> typer.models.OptionInfo:
     """Return an option that the help shows in `panel`."""
     return typer.Option(*flags.split(), rich_help_panel=panel, help=text, **{"show_default": False, **settings})
+
+
+def problems_name_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with problems of its arguments written as `--adaptive: …`, where they have the names of parameters."""
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        from ...core.errors import ConfigError, ForetokenError
+
+        try:
+            command(**arguments)
+        except ConfigError as error:
+            if error.source != "<arguments>":
+                raise
+            raise ForetokenError("\n".join(_named(problem, arguments) for problem in error.problems)) from error
+
+    return run
+
+
+def _named(problem: Problem, parameters: Container[str]) -> str:
+    """Return a problem as text, its key as the option that it is a value of."""
+    name, dot, rest = problem.key.partition(".")
+    if name in parameters:
+        return f"--{name.replace('_', '-')}{dot}{rest}: {problem.message}"
+    return str(problem) if name.startswith("--") else f"<arguments>: {problem}"
 
 
 def tree_nodes(text: str | None) -> int | dict[str, int] | None:

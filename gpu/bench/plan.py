@@ -25,6 +25,7 @@ from ..session.plan import (
     check_algorithm,
     check_choices,
     check_directories,
+    check_steps,
     checkpoint_bytes,
     draft_config,
     free_bytes,
@@ -343,7 +344,9 @@ def _spec(plan: BenchPlan, session: SessionOptions, batch_size: int, steps: int)
         session = replace(session, num_draft_tokens={key: n for key, n in nodes.items() if key == str(steps)} or None)
     settings = spec_settings(session, plan.device) | ({} if steps else {"topk": 1, "num_draft_tokens": None})
     graph_sizes = (batch_size,) if plan.graphs else None
-    return resolve_spec(config, algorithm, policy="fixed", steps=steps, graph_sizes=graph_sizes, **settings)
+    spec = resolve_spec(config, algorithm, policy="fixed", steps=steps, graph_sizes=graph_sizes, **settings)
+    check_steps(spec, "--steps")
+    return spec
 
 
 def _arm(plan: BenchPlan, spec: EngineSpec, length: int) -> ArmPlan:

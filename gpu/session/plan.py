@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
-from ...core.errors import ConfigError, ForetokenError, Problem, nearest
+from ...core.errors import ConfigError, ForetokenError, Problem, nearest, nearest_name
 from ...core.kv.sizing import ceil_to_page
 from ...core.scheduler.config import EngineConfig, EngineSizes
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
+from ...core.tree.build import MAX_TREE_NODES
 from ...observe.input_files import read_text
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
         num_heads=heads_of(draft, algorithm),
         **spec_settings(options, device),
     )
+    check_steps(spec)
     check_algorithm(options, algorithm, spec.max_steps, target, draft)
     spec = replace(
         spec.with_config(context_len=_context_len(options, target, spec, longest_request)), decodes_text=True
@@ -154,6 +156,20 @@ def spec_settings(options: SessionOptions, device: str) -> dict[str, Any]:
         "read_file": read_text,
         "source": ARGUMENTS,
     }
+
+
+def check_steps(spec: EngineSpec, key: str = "steps") -> None:
+    """Raise ConfigError for steps that no round can draft; `key` names those of a fixed policy."""
+    source = ARGUMENTS if spec.policy == "fixed" else spec.adaptive.source
+    expected = f"expected at most {MAX_TREE_NODES - 1} draft steps: a round has at most {MAX_TREE_NODES} nodes"
+    problems = [
+        Problem(key if spec.policy == "fixed" else f"{bound}.candidate_steps", f"{steps}; {expected}")
+        for bound, slot in zip(spec.adaptive.bounds, spec.adaptive.slots, strict=True)
+        for steps in slot.candidate_steps
+        if steps >= MAX_TREE_NODES
+    ]
+    if problems:
+        raise ConfigError(source, problems)
 
 
 # -- names and shapes -------------------------------------------------------------------------------------------------
@@ -302,7 +318,7 @@ def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
         # CPUs emulate the 16-bit formats, several times slower than they compute in 32 bits.
         return target.dtype if device != "cpu" or target.dtype.itemsize >= 4 else torch.float32
     if name not in DTYPES:
-        message = f"{name!r} is none of {AUTO}, {', '.join(DTYPES)}{nearest(name, DTYPES)}"
+        message = f"{name!r} is none of {AUTO}, {', '.join(DTYPES)}{nearest_name(name, DTYPES)}"
         raise ConfigError(ARGUMENTS, [Problem("dtype", message)])
     return DTYPES[name]
 

@@ -21,7 +21,7 @@ from ...core.errors import ConfigError, InvalidRequest, Problem, nearest
 from ...core.parsing import ParseError, parse_json, refuse_repeated_keys
 from ...core.prompt import MAX_TOKEN_ID, Prompt
 from ...observe.input_files import read_lines
-from .text import Tokenizer
+from .text import Tokenizer, utf8_problem
 
 CONTENTS = ("prompt", "messages", "tokens")
 KEYS = (*CONTENTS, "id", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs", "priority")
@@ -249,6 +249,8 @@ def _setting_problems(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
             texts = [value] if isinstance(value, str) else value
             if not isinstance(texts, list) or any(not isinstance(t, str) or not t for t in texts):
                 problems.append((key, f"is {_shown(value)}; expected a text, or a list of texts, none empty"))
+            else:
+                problems += [(key, wrong) for wrong in map(utf8_problem, texts) if wrong]
     return problems
 
 

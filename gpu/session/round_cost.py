@@ -16,6 +16,7 @@ import numpy as np
 from ...core.adaptive import CostTable
 from ...core.adaptive.config import fixed_config
 from ...core.contract.request import Request
+from ...core.errors import ConfigError, Problem
 from ...core.kv.sizing import ceil_to_page
 from ...core.prompt import Prompt
 from ...core.scheduler.driver import Driver, Executor
@@ -45,20 +46,30 @@ def measure_cost_table(spec: EngineSpec, target: Decoder, draft: DraftModel | No
             sizes = tuple(size for size in spec.graph_sizes if size >= batch_size)[:1] or (batch_size,)
         return build_executor(engine, target, draft, ops, graph_sizes=sizes, graph_sampling=False, graph_outputs=False)
 
-    return cost_table(spec, make_executor)
+    return cost_table(spec, make_executor, positions=target.config.max_position_embeddings)
 
 
 def cost_table(
-    spec: EngineSpec, make_executor: MakeExecutor, clock_ns: Callable[[], int] = time.perf_counter_ns
+    spec: EngineSpec,
+    make_executor: MakeExecutor,
+    clock_ns: Callable[[], int] = time.perf_counter_ns,
+    *,
+    positions: int,
 ) -> CostTable:
-    """Measure round times at `batch_sizes`, and what a KV token adds at the largest of them."""
+    """Measure round times at `batch_sizes`, and what a KV token adds at the largest of them.
+
+    The timed requests may be longer than those of the session, up to the model's `positions`. Raises ConfigError if these hold no round.
+    """
+    timed = spec.with_config(
+        context_len=min(positions, max(spec.config.context_len, _request_slots(spec, SHORT_PROMPT)))
+    )
     candidates = spec.adaptive.candidate_steps
     sizes = batch_sizes(spec)
     round_ns, kv_token_ps = [], []
     for steps in candidates:
-        row = [_round_ns(spec, steps, size, SHORT_PROMPT, make_executor, clock_ns) for size in sizes]
+        row = [_round_ns(timed, steps, size, SHORT_PROMPT, make_executor, clock_ns) for size in sizes]
         long = _long_prompt(spec, sizes[-1])
-        longer_ns = _round_ns(spec, steps, sizes[-1], long, make_executor, clock_ns) if long else row[-1]
+        longer_ns = _round_ns(timed, steps, sizes[-1], long, make_executor, clock_ns) if long else row[-1]
         added_tokens = sizes[-1] * max(1, long - SHORT_PROMPT)
         round_ns.append(tuple(row))
         kv_token_ps.append(max(0, (longer_ns - row[-1]) * 1000 // added_tokens))
@@ -133,4 +144,9 @@ def _round_ns(
         driver.commit()
         if step.prefill is None and len(step.decode.rows) == batch_size:
             times.append(clock_ns() - begin)
+    if not times:
+        message = (
+            f"goodput measures rounds after {prompt_len} tokens, and a context of {spec.config.context_len} holds none"
+        )
+        raise ConfigError("<arguments>", [Problem("policy", f"{message}; choose ema")])
     return max(1, int(np.median(times[min(WARM_UP_ROUNDS, len(times) - 1) :])))

@@ -25,6 +25,15 @@ REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
+def utf8_problem(text: str) -> str:
+    """Return what is wrong with a text that has half of a surrogate pair in it, as arguments that are not UTF-8 have; "" if nothing is."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return f"is not UTF-8 (at character {error.start + 1})"
+    return ""
+
+
 class Tokenizer:
     """The tokenizer of a model directory. It satisfies `core.finish.TextDecoder`.
 
@@ -85,7 +94,12 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
-        """Return the tokens int64 [n] of `text`; with the ones that begin a text, unless they are written in it (a rendered chat)."""
+        """Return the tokens int64 [n] of `text`; with the ones that begin a text, unless they are written in it (a rendered chat).
+
+        Raises InvalidRequest for a text that is not UTF-8.
+        """
+        if not_utf8 := utf8_problem(text):
+            raise InvalidRequest(not_utf8)
         return np.array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids, dtype=np.int64)
 
     def decode(self, tokens: np.ndarray) -> str:

@@ -161,11 +161,26 @@ BAD = {
     "an empty prompt": (["--prompt", ""], ["--prompt", "the prompt is empty"]),
     "all settings at once": (
         ["--prompt", "x", "--temperature", "-1", "--top-p", "nan", "--max-tokens", "0"],
-        ["temperature", "top_p", "max_tokens"],
+        ["foretoken: --temperature: is -1", "foretoken: --top-p: is nan", "foretoken: --max-tokens: is 0"],
     ),
     "a prompt beyond the context": (["--prompt", "a b c " * 200], ["--prompt", "601 tokens", "room for 255"]),
-    "a context beyond the model": (["--prompt", "x", "--context-len", "999"], ["context_len", "256 positions"]),
+    "a context beyond the model": (["--prompt", "x", "--context-len", "999"], ["--context-len: 999", "256 positions"]),
     "a device that is not there": (["--prompt", "x", "--device", "cuda:77"], ["cuda:77", "not there"]),
+    "an option without effect": (["--prompt", "x", "--adaptive", "default"], ["foretoken: --adaptive: has no effect"]),
+    "nodes of one step count": (
+        ["--prompt", "x", "--algorithm", "NGRAM", "--steps", "3", "--num-draft-tokens", "5:6"],
+        ["foretoken: --num-draft-tokens.5: is for no candidate"],
+    ),
+    "a candidate beyond a round": (
+        ["--prompt", "x", "--algorithm", "NGRAM", "--adaptive", '{"1": {"candidate_steps": [1, 80]}}'],
+        ["foretoken: <arguments>: 1.candidate_steps: 80; expected at most 63"],
+    ),
+    "a prompt that is not UTF-8": (["--prompt", "a\udcff"], ["foretoken: --prompt: is not UTF-8 (at character 2)"]),
+    "a message that is not UTF-8": (["--prompt", "\udcff", "--chat"], ["foretoken: --prompt: is not UTF-8"]),
+    "a stop text that is not UTF-8": (
+        ["--prompt", "x", "--stop", "end", "--stop", "\udcff"],
+        ["foretoken: --stop: is not UTF-8"],
+    ),
     "a directory that cannot be": (["--prompt", "x", "--out", "/dev/null/run"], ["/dev/null/run", "cannot be used"]),
 }
 
@@ -240,6 +255,30 @@ def test_missing_libraries_are_named_with_their_extra(models, process, package, 
     out, err = running.communicate(timeout=60)
     assert running.returncode == 2 and out == ""
     assert err == f"foretoken: {package} is not installed: pip install 'foretoken[{extra}]'\n"
+
+
+def test_standard_input_that_is_not_utf_8_is_named(generate, monkeypatch):
+    for more in ((), ("--prompts", "-")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
+        outcome = generate(*more)
+        assert outcome.code == 2 and "<standard input>: is not UTF-8" in outcome.err
+
+
+def test_goodput_with_one_short_request(generate, models):
+    options = ("--max-tokens", 12, "--prompt", "hello")
+    outcome = generate("--draft", models["eagle3"], "--policy", "goodput", *options)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out == generate(*options).out
+
+
+def test_averages_are_those_of_ranges_that_were_verified(generate, models, tmp_path):
+    rule = '{"candidate_steps": [1, 2]}'
+    table = f'{{"1": {rule}, "8": {rule}}}'
+    options = ("--adaptive", table, "--stats", "--out", tmp_path / "run")
+    outcome = generate("--prompt", "def add", "--max-tokens", 20, "--draft", models["eagle3"], *options)
+    assert " from 1" in outcome.err and "from 8" not in outcome.err, outcome.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [key for key in summary if key.startswith("ema_accept_len")] == ["ema_accept_len_from_1"]
 
 
 def test_a_terminal_without_a_prompt_is_told_what_to_give(generate, monkeypatch):

@@ -87,6 +87,7 @@ ERRORS = {
     "batch size 0": ({"batch_sizes": "1,0"}, ["--batch-sizes", "'1,0'", "from 1 on"]),
     "batch sizes that are none": ({"batch_sizes": "1,,2"}, ["--batch-sizes", "'1,,2'"]),
     "a context that is none": ({"context_lengths": "12k"}, ["--context-lengths", "'12k'"]),
+    "steps beyond a round": ({"steps": "0,100"}, ["--steps: 100", "at most 63 draft steps", "at most 64 nodes"]),
     "negative steps": ({"steps": "-1"}, ["--steps", "'-1'", "from 0 on"]),
     "one output token": ({"output_tokens": 1}, ["--output-tokens", "at least 2"]),
     "no turn": ({"repeat": 0}, ["--repeat", "at least 1"]),

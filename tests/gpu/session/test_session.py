@@ -308,7 +308,7 @@ BAD = {
     "steps without a draft": ({"steps": 3}, "NONE drafts nothing"),
     "unknown policy": ({"draft": "standalone", "policy": "goodptu"}, "did you mean 'goodput'"),
     "unknown preset": ({"draft": "standalone", "adaptive": "defualt"}, "did you mean 'default'"),
-    "unknown dtype": ({"dtype": "float23"}, "did you mean 'float32'"),
+    "unknown dtype": ({"dtype": "flaot32"}, "did you mean 'float32'"),
     "unknown device": ({"device": "cdua"}, "did you mean 'cuda'"),
     "a device that is not there": ({"device": "cuda:99"}, "not there"),
     "more steps than heads": ({"draft": "MULTI_LAYER_EAGLE", "steps": 3}, "3 steps need 3 heads, the draft has 2"),
@@ -318,8 +318,34 @@ BAD = {
     "no pool": ({"kv_tokens": 2}, "hold no request"),
     "several at once": ({"page_size": 0, "max_running": 0, "seed": -1}, "max_running: must be at least 1"),
     "no share of memory": ({"memory_fraction": float("nan")}, "memory_fraction"),
+    "steps beyond a round": (
+        {"draft": "EAGLE3", "steps": 64},
+        "<arguments>: steps: 64; expected at most 63 draft steps",
+    ),
+    "steps of a lookup": (
+        {"algorithm": "NGRAM", "steps": 100},
+        "expected at most 63 draft steps: a round has at most 64",
+    ),
+    "a candidate beyond a round": (
+        {"draft": "standalone", "adaptive": '{"1": {"candidate_steps": [1, 80]}, "8": {"candidate_steps": [1, 2]}}'},
+        "<arguments>: 1.candidate_steps: 80; expected at most 63 draft steps: a round has at most 64 nodes",
+    ),
     "steps that are no candidate": ({"draft": "standalone", "adaptive": "default", "steps": 2}, "candidate"),
 }
+
+
+@pytest.mark.parametrize("name", ["float8", "float23", "int16"])
+def test_a_format_of_another_size_is_no_slip_of_the_pen(models, name):
+    with pytest.raises(ConfigError) as caught:
+        plan_session(options_for(models, dtype=name))
+    assert f"{name!r} is none of auto, " in str(caught.value) and "did you mean" not in str(caught.value)
+
+
+def test_the_most_steps_that_a_round_holds_are_decoded(models, plain):
+    for change in ({"draft": models["standalone"]}, {"algorithm": "NGRAM"}):
+        session = DecodeSession.open(dataclasses.replace(options_for(models), steps=63, **change))
+        (request,) = requests_of(models, LINES[:1])
+        assert session.run([request])[request.request_id].tokens == plain[request.request_id].tokens
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -384,12 +410,29 @@ def test_the_cost_table_is_the_time_of_rounds(models):
     )
     plan = plan_session(options)
     draft = HashDraft(HashLanguageModel(seed=1, vocab_size=24))
-    table = cost_table(plan.spec, lambda engine: Timed.for_engine(engine, draft), lambda: now[0])
+    table = cost_table(plan.spec, lambda engine: Timed.for_engine(engine, draft), lambda: now[0], positions=CONTEXT)
     assert table.steps == (0, 2) and table.batch_sizes == batch_sizes(plan.spec) == (1, 2, 4, 5)
     for steps, row, token_ps in zip(table.steps, table.round_ns, table.kv_token_ps, strict=True):
         for size, time_ns in zip(table.batch_sizes, row, strict=True):
             assert abs(time_ns - (100 + 10 * size + 7 * steps + size * 30)) <= size * 16
         assert 900 <= token_ps <= 1100
+
+
+@pytest.mark.parametrize("draft", ["standalone", "EAGLE3"])
+def test_rounds_are_measured_though_the_only_request_is_short(models, draft):
+    options = options_for(models, draft, policy="goodput", max_running=2)
+    plan = plan_session(options, longest_request=5)
+    session = DecodeSession.open(plan.options, plan=plan)
+    assert session.plan.spec.cost_table.steps == tuple(range(8))
+    assert session.plan.spec.config.context_len == plan.spec.config.context_len
+    request = Request("a", Prompt.of_tokens([5, 6, 7]), 2)
+    assert len(session.run([request])["a"].tokens) == 2
+
+
+def test_a_model_with_too_few_positions_to_measure_is_named(models, tmp_path):
+    write_target(tmp_path / "short", dataclasses.replace(SHAPE, max_position_embeddings=16))
+    with pytest.raises(ConfigError, match="policy: goodput measures rounds after 16 tokens"):
+        DecodeSession.open(SessionOptions(tmp_path / "short", algorithm="NGRAM", policy="goodput"))
 
 
 def test_where_rounds_are_captured_the_measured_ones_are_too(models, monkeypatch):
