@@ -26,7 +26,7 @@ def check(
         str | None,
         typer.Argument(
             help="The contract: allocator, prefix-cache, relay, accept, acceptance-process, step-controller, engine, executor, "
-            "transport or simulator; all by default."
+            "block-manager, transport or simulator; all by default."
         ),
     ] = None,
     subject: Annotated[

@@ -53,7 +53,7 @@ def check(contract: str, make: Callable[[Any], Any] | str, **options: Any) -> Re
 
     Args:
         contract: "allocator", "prefix-cache", "relay", "accept", "acceptance-process", "step-controller", "engine", "executor",
-            "transport" or "simulator".
+            "block-manager", "transport" or "simulator".
         make: A function that takes a configuration and returns a fresh component, or its name as "module:make".
         **options: Passed to `foretoken.properties.conformance.check`, for example `budget="60s"`, `capabilities=("paged",)`, `seed=7`.
 
