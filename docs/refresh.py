@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from foretoken.checks.acceptance.contract import Process
 from foretoken.checks.executor.contract import Executor
 from foretoken.checks.manager.contract import BlockManager
 from foretoken.checks.transport.contract import Transport
@@ -41,6 +42,7 @@ PROTOCOLS = {
     "prefix-caches": PrefixCache,
     "relays": Relay,
     "acceptance": Accept,
+    "simulated-acceptance": Process,
     "step-controllers": StepController,
     "engines": Engine,
     "executors": Executor,
