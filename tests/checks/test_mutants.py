@@ -14,8 +14,8 @@ def impatient(monkeypatch):
     monkeypatch.setattr("foretoken.properties.harness.shrink.HANG_LIMIT_S", 0.04)
 
 
-DEAR = {"simulator", "executor", "engine", "transport"}
-"""Contracts whose mutants take a second or more each: the fast tests kill one for every invariant, the nightly ones all."""
+DEAR = {"simulator", "executor", "engine", "transport", "step-controller", "accept"}
+"""Contracts with many mutants that take a second or more each: the fast tests kill one for every invariant, the nightly ones all."""
 
 
 def of_one_worker(contract, value, *marks):

@@ -51,7 +51,7 @@ def test_a_key_of_a_file_without_effect_is_a_note(command, tmp_path):
     [
         (["--adaptive", "none/such.json"], "adaptive: has no effect: NONE drafts nothing"),
         (["--policy", "ema"], "policy: has no effect: NONE"),
-        (["--num-draft-tokens", 4], "num_draft_tokens: has no effect: NONE"),
+        (["--num-draft-tokens", 4], "--num-draft-tokens: has no effect: NONE"),
         (["--topk", 4], "topk: NONE drafts no trees"),
         (["--steps", 3], "steps: has no effect: NONE"),
         (["--top-p", 0.9], "--top-p: has no effect: every request is greedy"),
@@ -103,7 +103,7 @@ def test_the_chat_template_needs_a_text(command, models, tmp_path):
     [
         (["--acceptance", "10", "--steps", "3"], "--acceptance: 10 is not reached: 3 steps give at most 4 tokens"),
         (["--algorithm", "NONE", "--topk", 4], "NONE"),
-        (["--algorithm", "NONE", "--num-draft-tokens", 4], "num_draft_tokens: has no effect: NONE drafts nothing"),
+        (["--algorithm", "NONE", "--num-draft-tokens", 4], "--num-draft-tokens: has no effect: NONE drafts nothing"),
     ],
 )
 def test_an_option_of_bench_without_effect_is_refused(command, options, words):
