@@ -60,7 +60,8 @@ class ModelShape:
     Counts are dimensionless, sizes in elements, `attention_window` and `max_context` in tokens. A mixture of experts has
     `experts > 0`; then `intermediate` is the width of the `dense_layers` that have no experts. `windowed_layers` of the
     layers attend only to the last `attention_window` tokens. `weight_dtype` is a format of `quantization.py`; embeddings and LM head
-    stay 16-bit beside quantized weights, and attention does with `wide_attention`.
+    stay 16-bit beside quantized weights, and attention does with `wide_attention`. `recurrent_state_bytes` is the size of one text's
+    state over all layers that have a state instead of KV (no tensor parallelism).
     """
 
     name: str
@@ -86,6 +87,7 @@ class ModelShape:
     windowed_layers: int = 0
     qkv_bias: bool = False
     qk_norm: bool = False
+    recurrent_state_bytes: int = 0
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +98,7 @@ class ModelShape:
         assert 0 <= self.windowed_layers <= self.layers, self.name
         assert (self.windowed_layers > 0) == (self.attention_window is not None), self.name
         assert 0 <= self.dense_layers <= self.layers, self.name
+        assert self.recurrent_state_bytes >= 0, self.name
 
     @property
     def moe_layers(self) -> int:

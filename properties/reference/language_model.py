@@ -135,6 +135,11 @@ def indexer_topk(hashes: np.ndarray) -> np.ndarray:
     return np.stack([(hashes >> np.uint64(s)) % np.uint64(4096) for s in (12, 36)], axis=1).astype(np.int32)
 
 
+def recurrent_state(hashes: np.ndarray) -> np.ndarray:
+    """int64 [n]: the state of a recurrence over the whole prefix."""
+    return (hashes >> np.uint64(1)).astype(np.int64)
+
+
 def log_probabilities(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Log-probability float64 [n] of tokens int [n] under logits [n, V], at temperature 1."""
     top = logits.max(axis=1)
@@ -156,7 +161,7 @@ def plain_greedy(model: HashLanguageModel, request: Request, max_tokens: int) ->
     return np.array(output, dtype=np.int64)
 
 
-USER_OUTPUTS = ("logprobs", "hidden_states", "routed_experts", "indexer_topk")
+USER_OUTPUTS = ("logprobs", "hidden_states", "routed_experts", "indexer_topk", "recurrent_state")
 """Per-node outputs that a request may ask for."""
 
 
@@ -169,6 +174,7 @@ def node_outputs(
         "hidden_states": lambda: hidden_of(hashes),
         "routed_experts": lambda: routed_experts(hashes),
         "indexer_topk": lambda: indexer_topk(hashes),
+        "recurrent_state": lambda: recurrent_state(hashes),
     }
     return {name: made[name]() for name in USER_OUTPUTS if name in wanted}
 

@@ -1,6 +1,6 @@
 """The use of a device's memory, and the number of KV slots that are left.
 
-    total = reserved + context + weights (target, draft) + activations + captured graphs + KV pool
+    total = reserved + context + weights (target, draft) + activations + captured graphs + recurrent states + KV pool
 
 All terms are bytes on one device of the tensor-parallel group. Each slot of the pool holds one token's KV of the target
 and, beside it, of the draft: one layer for an EAGLE head, all layers for a STANDALONE model, nothing for look-up
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.errors import ForetokenError
+from ...core.kv.sizing import recurrent_state_slots
 from ...core.model_shape import DTYPE_BYTES, ModelShape
 from .draft import DraftShape
 from .hardware import GPU, MIB
@@ -29,6 +30,7 @@ _SOURCES = {
     "activations": "computed: widest layer and logits of the largest batch of tokens",
     "hidden_states": "computed: what the target hands to the draft, for the largest batch of tokens",
     "graphs": "assumption: 25 MiB per captured (steps, batch size) pair, the middle of 24-26 MiB seen on 8B models",
+    "recurrent_states": "computed: a state for each running request, and one for each node that a round may verify",
     "kv_pool": "the rest, in whole pages",
 }
 
@@ -53,6 +55,7 @@ class MemoryPlan:
     activations_bytes: int
     hidden_states_bytes: int
     graphs_bytes: int
+    recurrent_states_bytes: int
     kv_pool_bytes: int
     target_slot_bytes: int
     draft_slot_bytes: int
@@ -72,13 +75,16 @@ class MemoryPlan:
             "activations": self.activations_bytes,
             "hidden_states": self.hidden_states_bytes,
             "graphs": self.graphs_bytes,
+            "recurrent_states": self.recurrent_states_bytes,
             "kv_pool": self.kv_pool_bytes,
         }
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
         rows: list[tuple[str, float, str, str]] = [
-            (f"memory: {name}", value / MIB, "MiB", _SOURCES[name]) for name, value in self.terms().items()
+            (f"memory: {name}", value / MIB, "MiB", _SOURCES[name])
+            for name, value in self.terms().items()
+            if value or name != "recurrent_states"
         ]
         return [
             *rows,
@@ -147,6 +153,8 @@ def kv_pool_slots(
     verify_tokens = max_batch_size * max_num_draft_tokens
     max_tokens = max(max_prefill_tokens, verify_tokens)
     graphs = captured_graphs(graph_sizes, candidate_steps) if graph_count is None else graph_count
+    # A round of one node goes on in the committed state; a tree keeps a state per node until it is known which one is accepted.
+    state_slots = recurrent_state_slots(max_batch_size, max_num_draft_tokens if max_num_draft_tokens > 1 else None)
     body = draft.body if draft is not None else None
     fusion_inputs = draft.fusion_inputs if draft is not None else 0
     fixed = {
@@ -158,6 +166,7 @@ def kv_pool_slots(
         # A STANDALONE draft has no fusion layer and takes no hidden states.
         "hidden_states_bytes": max_tokens * fusion_inputs * target.hidden * 2,
         "graphs_bytes": graphs * graph_bytes,
+        "recurrent_states_bytes": state_slots * math.ceil(target.recurrent_state_bytes / tp),
     }
     target_slot = _kv_slot_bytes(target, tp)
     draft_slot = draft.heads * _kv_slot_bytes(body, tp) if draft is not None and body is not None else 0

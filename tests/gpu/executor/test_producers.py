@@ -5,14 +5,28 @@ The payloads are synthetic: functions of (request, position, token) and of the w
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import pytest
 import torch
 from foretoken.checks.driver import Disturbance
+from foretoken.core.algorithm.registry import get_algorithm
+from foretoken.core.contract.events import Planned
 from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.draws import request_key
+from foretoken.core.handoff import HandoffTiming
+from foretoken.core.handoff.messages import Page
+from foretoken.core.handoff.wire import decode, encode
 from foretoken.core.prompt import Prompt
-from serving import CONFIG, chain, serve, tree
+from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.engine import Engine
+from foretoken.gpu.disaggregation.parcel import Parcel
+from foretoken.gpu.disaggregation.serving import News, Serving
+from foretoken.gpu.executor.build import build_executor
+from foretoken.gpu.session.loop import Deliveries
+from matrix_cells import OPS, small_model
+from serving import CONFIG, chain, count_retractions, serve, tree
 from torch import Tensor
 
 OUTPUTS = ("indexer_topk", "recurrent_state")
@@ -108,11 +122,8 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("temperature", [0.0, 3.0])
-def test_a_payload_stays_with_its_token(way, temperature):
-    """After compaction, in batches that change, and where a retraction computes a text again."""
-    requests = [
+def ask(temperature: float) -> list[Request]:
+    return [
         Request(
             f"r{i}",
             Prompt.of_tokens([(5 * i + j * j) % 24 for j in range(3 + 4 * i)]),
@@ -122,6 +133,13 @@ def test_a_payload_stays_with_its_token(way, temperature):
         )
         for i in range(6)
     ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("temperature", [0.0, 3.0])
+def test_a_payload_stays_with_its_token(way, temperature):
+    """After compaction, in batches that change, and where a retraction computes a text again."""
+    requests = ask(temperature)
     producers = {"indexer_topk": Indexer(), "recurrent_state": Recurrence()}
     run = serve(WAYS[way], requests, producers=producers, disturbance=Disturbance(submit=50, retract=6))
     assert run.retractions > 1 and producers["recurrent_state"].kept > 10
@@ -131,6 +149,88 @@ def test_a_payload_stays_with_its_token(way, temperature):
         assert set(end.outputs) == set(request.outputs)
         for name in request.outputs:
             assert np.array_equal(np.stack(end.outputs[name]), wanted[name]), (request.request_id, name)
+
+
+# -- over two workers -------------------------------------------------------------------------------------------------------
+
+
+class Link:
+    """Carries parcels from one worker to another in memory; messages travel as bytes."""
+
+    def __init__(self) -> None:
+        self.parcels: deque[Parcel] = deque()
+
+    def send(self, parcel: Parcel) -> None:
+        messages = tuple(decode(encode(message)) for message in parcel.messages)
+        self.parcels.append(Parcel(parcel.session, messages, parcel.pages))
+
+
+class Side:
+    """A worker of a disaggregated session in this process, with producers."""
+
+    def __init__(self, role: str, peer: str, way) -> None:
+        self.events, self.said, self.link = [], [], Link()
+        self.producers = {"indexer_topk": Indexer(), "recurrent_state": Recurrence()}
+        deliveries = Deliveries()
+        sinks = [deliveries, self.events.append]
+        engine = Engine(
+            EngineConfig(**CONFIG | (way.config or {}), role=role),
+            get_algorithm(way.algorithm),
+            way.controller(),
+            events=lambda event: [sink(event) for sink in sinks],
+        )
+        executor = build_executor(engine, small_model(0), way.draft, OPS, debug=True, producers=self.producers)
+        second = 1_000_000_000
+        timing = HandoffTiming(600 * second, 1_300 * second, second)
+        self.serving = Serving(1, engine, executor, deliveries, {peer: self.link}, News(self.said.append, 1), timing)
+        sinks.append(self.serving.watch)
+
+    def steps(self) -> list:
+        return [event.step for event in self.events if isinstance(event, Planned) and event.step is not None]
+
+
+def serve_apart(prefill: Side, decode: Side, requests: list[Request]) -> tuple[dict, dict, list[Page]]:
+    """Return tokens and outputs by request, as the workers told of them, and the pages that travelled."""
+    for request in requests:
+        prefill.serving.submit(request, "decode")
+    pages, sides, busy, turn = [], {"prefill": prefill, "decode": decode}, [True], 0
+    while any(busy):
+        turn += 1
+        busy = [side.serving.turn(lambda: None) for side in sides.values()]
+        decode.serving.engine.request_retraction(f"r{turn % 6}", turn)
+        for sender, receiver in (("prefill", decode), ("decode", prefill)):
+            while sides[sender].link.parcels:
+                busy.append(True)
+                parcel = sides[sender].link.parcels.popleft()
+                pages += [message for message in parcel.messages if isinstance(message, Page)]
+                receiver.serving.take(sender, parcel, 0)
+    tokens, outputs = {r.request_id: [] for r in requests}, {r.request_id: {} for r in requests}
+    for side in sides.values():
+        assert side.serving.engine.is_idle and side.serving.side.is_idle
+        for request_id, offset, values, shown in (item for said in side.said for item in said["tokens"]):
+            assert offset == len(tokens[request_id])
+            tokens[request_id] += values
+            for name, entries in shown.items():
+                outputs[request_id].setdefault(name, []).extend(entries)
+    return tokens, outputs, pages
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_payloads_go_on_at_the_worker_that_takes_the_request_over(way):
+    """The first token's payload travels with the request; the producers of the decode worker go on from the text that arrived."""
+    prefill, decode = (Side(*names, WAYS[way]) for names in (("prefill", "decode"), ("decode", "prefill")))
+    requests = ask(temperature=3.0)
+    tokens, outputs, pages = serve_apart(prefill, decode, requests)
+    joins = [join for step in decode.steps() for join in step.joins]
+    assert pages and sum(join.num_received > 0 for join in joins) == len(requests)
+    assert count_retractions(decode.events) > 1
+    for request in requests:
+        found = tokens[request.request_id]
+        assert len(found) == request.max_tokens
+        wanted = expected(request, found)
+        assert set(outputs[request.request_id]) == set(request.outputs)
+        for name in request.outputs:
+            assert np.array_equal(np.stack(outputs[request.request_id][name]), wanted[name]), (request.request_id, name)
 
 
 def test_what_no_producer_makes_is_named():

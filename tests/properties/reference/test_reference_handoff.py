@@ -169,12 +169,17 @@ def test_equal_prompts_on_their_way_at_once_share_their_pages_once_verified():
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_users_asked_to_see_is_complete_over_both_workers(algorithm):
-    handoff = pair(algorithm)
-    request = ask("a", 9, 12, outputs=USER_OUTPUTS)
-    end = serve(handoff, [request])["a"]
-    wanted = expected_outputs(MODEL, request, end.tokens)
-    for name in USER_OUTPUTS:
-        assert np.array_equal(np.stack(end.outputs[name]), wanted[name]), name
+    events = []
+    handoff = pair(algorithm, decode={"events": events.append, "num_pages": 52}, overlap=True)
+    requests = [ask(f"r{i}", 9 + i, 24, start=i, outputs=USER_OUTPUTS[i % 2 :]) for i in range(4)]
+    ends = serve(handoff, requests)
+    assert any(event.retracted for event in events if isinstance(event, Planned)), "the pool was not tight"
+    for request in requests:
+        end = ends[request.request_id]
+        wanted = expected_outputs(MODEL, request, end.tokens)
+        assert set(end.outputs) == set(request.outputs)
+        for name in request.outputs:
+            assert np.array_equal(np.stack(end.outputs[name]), wanted[name]), (request.request_id, name)
 
 
 def test_a_request_that_ends_with_its_first_token_is_never_handed_over():

@@ -97,6 +97,21 @@ def test_wider_trees_need_more_room():
     assert wide.slots < narrow.slots
 
 
+def test_a_hybrid_model_keeps_a_state_per_request_and_per_node():
+    state = 6 * MIB
+    hybrid = replace(LLAMA, recurrent_state_bytes=state)
+    options = {"max_batch_size": 8, "tp": 2}
+    for nodes, states in ((1, 8), (4, 8 * 5)):
+        pure, plan = (kv_pool_slots(shape, H100, max_num_draft_tokens=nodes, **options) for shape in (LLAMA, hybrid))
+        assert pure.recurrent_states_bytes == 0 and plan.recurrent_states_bytes == states * state // 2
+        lost = (pure.slots - plan.slots) * plan.slot_bytes
+        assert lost == pytest.approx(plan.recurrent_states_bytes, abs=plan.slot_bytes)
+        rows = {name: value for name, value, *_ in plan.explain()}
+        assert rows["memory: recurrent_states"] == states * 3 and len(plan.explain()) == len(pure.explain()) + 1
+    with pytest.raises(InsufficientMemory, match="recurrent_states"):
+        kv_pool_slots(replace(LLAMA, recurrent_state_bytes=1 << 32), H100, max_batch_size=64)
+
+
 def test_a_model_that_does_not_fit_says_what_it_needs():
     with pytest.raises(
         InsufficientMemory, match=r"70b does not fit on 1 × H100 .*target_weights 141.11 GB.*more devices"
