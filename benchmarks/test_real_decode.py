@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 import pytest
 import torch
-from foretoken.cli.tiny import default_directory
+from foretoken.cli.decode.tiny import default_directory
 from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
 from foretoken.gpu.bench.arm import Arm

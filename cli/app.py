@@ -6,16 +6,17 @@ from typing import Annotated
 
 import typer
 
-from .adaptive import adaptive
 from .audit import audit
 from .check import check
 from .decode.bench import bench
 from .decode.generate import generate
+from .decode.tiny import tiny
+from .planning.adaptive import adaptive
+from .planning.sweep import sweep
 from .replay import replay
 from .simulation.acceptance import acceptance
 from .simulation.schema import schema
 from .simulation.simulate import simulate
-from .tiny import tiny
 
 app = typer.Typer(
     name="foretoken",
@@ -25,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(simulate)
+app.command()(sweep)
 app.command()(generate)
 app.command()(bench)
 app.command()(replay)

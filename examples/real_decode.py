@@ -14,7 +14,7 @@ import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foretoken.cli.tiny import default_directory
+from foretoken.cli.decode.tiny import default_directory
 from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
 from foretoken.gpu.session.plan import SessionOptions

@@ -17,15 +17,16 @@ import pytest
 pytestmark = pytest.mark.xdist_group("tidy")  # one worker parses every file once
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "cli", "foretoken")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "cli", "foretoken")
 ABOVE = {  # package -> the packages that it may import
     "core": {"core"},
     "observe": {"observe", "core"},
     "sim": {"sim", "core", "observe"},
     "gpu": {"gpu", "core", "observe"},
     "properties": {"properties", "core", "observe"},
-    "checks": set(PACKAGES) - {"cli", "foretoken"},
-    "foretoken": set(PACKAGES) - {"cli"},
+    "checks": set(PACKAGES) - {"planning", "cli", "foretoken"},
+    "foretoken": set(PACKAGES) - {"planning", "cli"},
+    "planning": {"planning", "foretoken", "sim", "core", "observe"},
     "cli": set(PACKAGES),
 }
 CORE_ORDER = (
@@ -51,6 +52,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "gpu": {"numpy", "torch", "triton", "safetensors", "tokenizers", "jinja2", "fastapi", "uvicorn"},
     "properties": {"numpy", "hypothesis", "pytest"},
     "checks": {"numpy", "torch", "simpy", "pyarrow", "hypothesis", "transformers"},
+    "planning": {"numpy", "pyarrow", "scipy", "ray"},
     "cli": {"numpy", "pydantic", "typer", "rich"},
     "foretoken": {"pyarrow", "rich"},
 }

@@ -105,7 +105,7 @@ def simulate(
         ("--no-perfetto", no_perfetto and out is None, "without --out no file is written"),
     )
     start_logging(log_level, log_format)
-    resolved, origins = load_scenario(scenario, [*(settings or ()), *_given_by_options(trace, seed)])
+    resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)])
     if trace is not None:
         origins["workload.trace"] = "--trace"
     if seed is not None:
@@ -121,7 +121,7 @@ def simulate(
         with _errors_at(origins):
             transfers = pools_of(resolved).is_disaggregated
         plan = load_fault_plan(faults, resolved.seed, transfers=transfers)
-    with _termination_is_interruption() as received, _errors_at(origins):
+    with termination_is_interruption() as received, _errors_at(origins):
         report = _run(resolved, origins, out, not no_events, not no_perfetto, quiet, plan)
     if report.faults is not None and not report.faults.kept:
         from .faults_report import EXIT_BROKEN, print_broken
@@ -132,7 +132,7 @@ def simulate(
         raise typer.Exit(EXIT_INTERRUPTED[received[-1] if received else signal.SIGINT])
 
 
-def _given_by_options(trace: Path | None, seed: int | None) -> list[str]:
+def given_by_options(trace: Path | None, seed: int | None) -> list[str]:
     given = []
     if trace is not None:
         given.append(f"workload.trace={json.dumps(str(trace), ensure_ascii=False)}")
@@ -207,7 +207,7 @@ def _errors_at(origins: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _termination_is_interruption() -> Iterator[list[int]]:
+def termination_is_interruption() -> Iterator[list[int]]:
     """Let SIGTERM end a run as Ctrl-C does, so that a run stopped by a time limit can be read. Yields the signals received."""
     received: list[int] = []
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..gpu.tiny.pair import MadePair
+    from ...gpu.tiny.pair import MadePair
 
 EXIT_INTERRUPTED = 130
 REPORT_WIDTH = 120  # columns of the report; a narrower terminal wraps its lines instead of cutting them
@@ -70,10 +70,10 @@ def tiny(
     """
     # Waiting threads must not spin, which would take the cores of other work; torch reads this when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from ..gpu.tiny.directory import PairOptions, partial_directory
-    from ..gpu.tiny.pair import make_pair
-    from ..gpu.tiny.sizes import size_of
-    from .progress import training_progress
+    from ...gpu.tiny.directory import PairOptions, partial_directory
+    from ...gpu.tiny.pair import make_pair
+    from ...gpu.tiny.sizes import size_of
+    from ..progress import training_progress
 
     options = PairOptions(size_of(size), seed, time_budget_s)
     directory = default_directory(size, seed, time_budget_s) if directory is None else directory

@@ -45,8 +45,8 @@ def show(
     import json
     from dataclasses import asdict
 
-    from ..core.adaptive.config import load_adaptive_config
-    from ..observe.input_files import read_text
+    from ...core.adaptive.config import load_adaptive_config
+    from ...observe.input_files import read_text
 
     config = load_adaptive_config(table, read_file=read_text)
     _print_notices(config.notices)
@@ -71,9 +71,9 @@ def export_(
 
         foretoken adaptive export with-zero --for sglang-0.5.23 --out steps.json
     """
-    from ..core.adaptive.config import load_adaptive_config
-    from ..core.adaptive.interchange import export_table
-    from ..observe.input_files import read_text
+    from ...core.adaptive.config import load_adaptive_config
+    from ...core.adaptive.interchange import export_table
+    from ...observe.input_files import read_text
 
     config = load_adaptive_config(table, read_file=read_text)
     _print_notices(config.notices)
@@ -90,8 +90,8 @@ def import_(
     foretoken adaptive import speculative-config.json --out steps.json
     foretoken simulate --set speculation.adaptive=steps.json
     """
-    from ..core.adaptive.interchange import import_table, to_json
-    from ..observe.input_files import read_text
+    from ...core.adaptive.interchange import import_table, to_json
+    from ...observe.input_files import read_text
 
     config = import_table(read_text(file), str(file))
     _print_notices(config.notices)
@@ -102,7 +102,7 @@ def _write(text: str, out: Path | None) -> None:
     if out is None:
         typer.echo(text)
     else:
-        from .files import write_text
+        from ..files import write_text
 
         write_text(out, text + "\n", replace=True)
 
@@ -115,7 +115,7 @@ def _print_notices(notices: Iterable[str]) -> None:
 def _keys() -> list[str]:
     from dataclasses import fields
 
-    from ..core.adaptive.config import SlotConfig
+    from ...core.adaptive.config import SlotConfig
 
     lines = ["Keys of a range, with their defaults:"]
     for key in fields(SlotConfig):

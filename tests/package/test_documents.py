@@ -19,7 +19,7 @@ from foretoken.observe.metrics import RunMetrics
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import load_scenario
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "cli", "foretoken")
 
 

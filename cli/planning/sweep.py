@@ -1,0 +1,226 @@
+"""`foretoken sweep`: simulate every combination of some settings with several seeds."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..simulation.simulate import ScenarioFile, Seed, Settings, TraceFile, given_by_options, termination_is_interruption
+
+if TYPE_CHECKING:
+    from ...planning.sweep import SweepDirectory
+    from ...planning.workers import Workers
+
+COLUMNS = {  # key of the summary -> its title and the digits behind the point
+    "request_throughput": ("req/s", 2),
+    "output_throughput": ("out tokens/s", 0),
+    "p99_ttft_ms": ("p99 TTFT ms", 0),
+    "p99_tpot_ms": ("p99 TPOT ms", 1),
+    "accept_length": ("accept length", 2),
+    "slo_attainment": ("in SLO %", 1),
+}
+MOST_ROWS = 60  # of the table that is printed; the Parquet file has all
+
+Grid = Annotated[
+    list[str],
+    typer.Option(
+        "--grid",
+        metavar="KEY=VALUES",
+        show_default=False,
+        help="Values of one key: 0..7, 1..64:log, a,b,c; repeatable.",
+    ),
+]
+
+
+def sweep(
+    scenario: ScenarioFile = None,
+    grid: Grid = [],  # noqa: B006  (typer makes a new list for each run)
+    settings: Settings = None,
+    trace: TraceFile = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Runs of each combination, with seeds of their own.")
+    ] = 3,
+    seed: Seed = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", show_default=False, help="Directory of the sweep; default: runs/sweep-…"),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, show_default=False, help="Processes; default: one per core.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray|ray://HOST:PORT", show_default=False, help="Run on a Ray cluster (the extra cluster)."
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
+) -> None:
+    """Simulate every combination of some settings, each with several seeds.
+
+        foretoken sweep --grid speculation.steps=0..7 --set workload.num_requests=300
+        foretoken sweep chat.toml --grid speculation.steps=0..7 --grid workload.rate=1..64:log --seeds 5
+        foretoken sweep --grid hardware.gpu=H100,H200 --grid hardware.tensor_parallel=1,2 --out runs/gpus
+
+    Values: 0..7 is every integer, 0.5..2:4 four numbers evenly spaced,
+    1..64:log doubles, 1..64:log4 is four numbers with one ratio between them,
+    a,b,c and [1, 2] are themselves. Where speculation.steps varies and no
+    policy is given, the policy is fixed.
+
+    Prints the mean of each combination over its seeds with a 95 % interval,
+    and leaves trials.parquet, a row per run with every number of its summary.
+    All combinations see the same arrivals and lengths. Every run is kept as it
+    ends: the same command goes on where Ctrl-C or a crash has stopped it.
+    Combinations that cannot run are listed with the reason.
+    """
+    from ...core.errors import ConfigError, Problem
+    from ...planning.grid import combinations, parse_grid
+    from ...planning.sweep import Sweep, SweepDirectory
+    from ...sim.scenario_file import load_scenario
+
+    values = parse_grid(grid)
+    if not values:
+        raise ConfigError("--grid", [Problem("", "give at least one key with its values: speculation.steps=0..7")])
+    given = [*(settings or ()), *given_by_options(trace, seed)]
+    resolved, origins = load_scenario(scenario, given)
+    notices = []
+    if "speculation.steps" in values and not {"speculation.policy", "speculation.adaptive"} & {*origins, *values}:
+        resolved, _ = load_scenario(scenario, [*given, "speculation.policy=fixed"])
+        notices.append("speculation.policy is fixed, as speculation.steps varies")
+    points = combinations(values, resolved.speculation.algorithm)
+    tables = resolved.model_dump(mode="json")
+    check_keys(tables, points)
+    whole = Sweep(tables, points, range(resolved.seed, resolved.seed + seeds))
+    place = out or Path("runs") / f"sweep-{whole.fingerprint()}"
+    pool = make_workers(workers, cluster)
+    with termination_is_interruption(), closing(SweepDirectory(place, whole)) as directory:
+        try:
+            run_all(directory, pool, quiet)
+        except KeyboardInterrupt:
+            left = len(whole.jobs()) - len(directory.trials)
+            print(f"foretoken: {left} runs are left; the same command goes on ({place})", file=sys.stderr)
+            raise
+        table = directory.write_table()
+        _print_report(directory, list(values), notices)
+    typer.echo(f"\nWritten to {table}.")
+    if all(trial.status != "done" for trial in directory.trials.values()):
+        raise typer.Exit(2)
+
+
+def check_keys(tables: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse values that no scenario can have, all before the first run. Raises ConfigError."""
+    from ...sim.scenario_file import scenario_with
+
+    for point in points:
+        scenario_with(tables, point)
+
+
+def make_workers(count: int | None, cluster: str | None) -> Workers:
+    from ...planning.workers import LocalWorkers
+
+    if cluster is None:
+        return LocalWorkers(count or os.cpu_count() or 1)
+    from ...core.errors import ConfigError, Problem
+    from ...planning.ray_workers import RayWorkers
+
+    if cluster != "ray" and not cluster.startswith("ray://"):
+        raise ConfigError(
+            "--cluster", [Problem("", f"{cluster!r} is neither 'ray' nor an address such as ray://head:10001")]
+        )
+    return RayWorkers(None if cluster == "ray" else cluster, count)
+
+
+def run_all(directory: SweepDirectory, pool: Workers, quiet: bool) -> None:
+    """Run what is missing, with progress and the time left on standard error."""
+    from ..progress import LINE_EVERY_S, StatusLine
+
+    total, before = len(directory.sweep.jobs()), len(directory.trials)
+    if before and not quiet:
+        print(f"foretoken: {before} of {total} runs are there already", file=sys.stderr)
+    line = StatusLine(quiet, line_every_s=LINE_EVERY_S)
+    started_s = time.monotonic()
+    try:
+        for number, _ in enumerate(directory.run(pool), 1):
+            if line.due_s(always=before + number == total) is None:
+                continue
+            left_s = (time.monotonic() - started_s) / number * (total - before - number)
+            line.show(f"{before + number:,} of {total:,} runs, {_clock(left_s)} left")
+    finally:
+        line.clear()
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _print_report(directory: SweepDirectory, keys: Sequence[str], notices: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    columns = {
+        key: title for key, title in COLUMNS.items() if any(_values(directory, p, key) for p in _points(directory))
+    }
+    for key in keys:
+        table.add_column(key.rpartition(".")[2], justify="right", overflow="fold")
+    for title, _ in columns.values():
+        table.add_column(title, justify="right", min_width=9)
+    shown = [point for point in _points(directory) if _values(directory, point, "request_throughput")]
+    for point in shown[:MOST_ROWS]:
+        cells = [_cell(_values(directory, point, key), key, digits) for key, (_, digits) in columns.items()]
+        table.add_row(*(str(directory.sweep.points[point].get(key, "–")) for key in keys), *cells)
+    sweep = directory.sweep
+    console = Console(highlight=False, color_system=None)
+    seeds = "1 seed" if len(sweep.seeds) == 1 else f"{len(sweep.seeds)} seeds"
+    console.print(
+        f"{sweep.tables['name']}: {len(sweep.points)} combinations, {seeds}; mean ± half of the 95 % interval\n"
+    )
+    console.print(table)
+    if len(shown) > MOST_ROWS:
+        console.print(f"… and {len(shown) - MOST_ROWS} combinations more, which are in the table on disk")
+    for notice in [*notices, *_left_out(directory, keys)]:
+        console.print(f"\n{notice}", soft_wrap=True)
+
+
+def _points(directory: SweepDirectory) -> range:
+    return range(len(directory.sweep.points))
+
+
+def _values(directory: SweepDirectory, point: int, key: str) -> list[float]:
+    """Return the number `key` of the runs of a combination that have it."""
+    trials = (directory.trials.get((point, seed)) for seed in directory.sweep.seeds)
+    found = (trial.summary.get(key) for trial in trials if trial is not None)
+    return [value for value in found if value is not None]
+
+
+def _cell(values: Sequence[float], key: str, digits: int) -> str:
+    from ...planning.intervals import estimate
+
+    if not values:
+        return "–"
+    scale = 100 if key == "slo_attainment" else 1
+    found = estimate([value * scale for value in values])
+    text = f"{found.mean:,.{digits}f}"
+    return text if len(values) < 2 else f"{text} ± {found.half_width:,.{digits}f}"
+
+
+def _left_out(directory: SweepDirectory, keys: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each reason for which combinations have not run."""
+    by_reason: dict[tuple[str, str], list[int]] = {}
+    for (point, _), trial in sorted(directory.trials.items()):
+        if trial.status != "done":
+            points = by_reason.setdefault((trial.status, trial.message), [])
+            points.extend([point] if point not in points else [])
+    for (status, message), points in by_reason.items():
+        first = ", ".join(f"{key}={directory.sweep.points[points[0]].get(key)}" for key in keys)
+        more = f" and {len(points) - 1} more" if len(points) > 1 else ""
+        yield f"{status}: {first}{more}: {message}"

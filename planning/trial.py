@@ -1,0 +1,55 @@
+"""One run of a sweep: a scenario with some settings and a seed, simulated; the numbers of its summary, or why there are none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..core.errors import ForetokenError, InvariantViolation
+from ..observe.metrics import RunMetrics
+from ..sim.effects import given_keys
+from ..sim.run import Simulation
+from ..sim.scenario_file import OVERRIDES, SETTINGS, scenario_with
+from ..simulation import summarize_run
+
+Status = Literal["done", "refused", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The outcome of one run.
+
+    Attributes:
+        status: "done"; "refused" if the scenario cannot run with these settings (they contradict each other, have no effect, the model
+            does not fit); "failed" if the run broke off.
+        message: Why it was refused or failed.
+        summary: The numbers, texts and truth values of the run's summary by name; empty unless it is done.
+        wall_s: Seconds that it took.
+    """
+
+    status: Status
+    message: str = ""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    wall_s: float = 0.0
+
+
+def run_trial(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Trial:
+    """Simulate a scenario, given as its tables, with the values of some keys replaced. Raises KeyboardInterrupt if it was interrupted."""
+    started_s = time.monotonic()
+    try:
+        scenario = scenario_with(tables, settings)
+        origins = {**given_keys(scenario, "scenario"), **dict.fromkeys(settings, SETTINGS), "seed": OVERRIDES}
+        with closing(RunMetrics()) as metrics:
+            report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)], origins=origins).run()
+            if not report.complete:
+                raise KeyboardInterrupt
+            summary = summarize_run(scenario, report, metrics)
+    except ForetokenError as error:
+        return Trial("refused", str(error), wall_s=time.monotonic() - started_s)
+    except (InvariantViolation, ArithmeticError, LookupError, ValueError, TypeError) as error:
+        return Trial("failed", f"{type(error).__name__}: {error}", wall_s=time.monotonic() - started_s)
+    scalars = {key: value for key, value in summary.items() if isinstance(value, str | int | float | None)}
+    return Trial("done", "", scalars, time.monotonic() - started_s)

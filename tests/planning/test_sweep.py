@@ -1,0 +1,151 @@
+"""Sweeps: each run as `simulate` makes it, kept as it ends; what stops a sweep, or one of its processes, costs no other run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foretoken import Scenario, simulate
+from foretoken.core.errors import ForetokenError
+from foretoken.planning import workers as workers_module
+from foretoken.planning.sweep import JOURNAL, Sweep, SweepDirectory
+from foretoken.planning.trial import Trial, run_trial
+from foretoken.planning.workers import Job, LocalWorkers
+
+SMALL = {"workload": {"num_requests": 12, "rate": 20.0, "output": {"value": 20}, "prompt": {"value": 100}}}
+POINTS = ({"speculation.algorithm": "NONE"}, {"speculation.algorithm": "EAGLE3"})
+
+
+class HereWorkers:
+    """Runs jobs in this process."""
+
+    def run(self, tables: Mapping[str, Any], jobs: Sequence[Job]) -> Iterator[tuple[Job, Trial]]:
+        for job in jobs:
+            yield job, run_trial(tables, job.settings)
+
+
+def make_sweep(points: Sequence[Mapping[str, Any]] = POINTS, seeds: Sequence[int] = (0, 1)) -> Sweep:
+    return Sweep(Scenario.model_validate(SMALL).model_dump(mode="json"), points, seeds)
+
+
+def finish(path: Path, sweep: Sweep, workers: Any) -> dict[tuple[int, int], Trial]:
+    with closing(SweepDirectory(path, sweep)) as directory:
+        for _ in directory.run(workers):
+            pass
+        directory.write_table()
+        return directory.trials
+
+
+def test_processes_give_the_numbers_of_simulate(tmp_path: Path):
+    from pyarrow import parquet
+
+    sweep = make_sweep()
+    trials = finish(tmp_path, sweep, LocalWorkers(2))
+    rows = parquet.read_table(tmp_path / "trials.parquet").to_pylist()
+    assert [(row["point"], row["seed"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for row in rows:
+        settings = {**sweep.points[row["point"]], "seed": row["seed"]}
+        expected = simulate(SMALL, settings).summary
+        assert trials[row["point"], row["seed"]].summary.items() <= expected.items()
+        assert row["speculation.algorithm"] == settings["speculation.algorithm"]
+        assert row["mean_e2el_ms"] == expected["mean_e2el_ms"] > 0
+
+
+def test_a_stopped_sweep_goes_on_behind_its_last_whole_line(tmp_path: Path):
+    sweep = make_sweep()
+    whole = finish(tmp_path / "whole", sweep, HereWorkers())
+    with closing(SweepDirectory(tmp_path / "part", sweep)) as directory:
+        with closing(directory.run(HereWorkers())) as runs:
+            next(runs)
+            next(runs)
+        assert len(directory.trials) == 2
+    journal = tmp_path / "part" / JOURNAL
+    first, second = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(first + second[: len(second) // 2])  # as a kill leaves it
+    made = []
+
+    class Counted(HereWorkers):
+        def run(self, tables, jobs):
+            made.extend((job.point, job.seed) for job in jobs)
+            return super().run(tables, jobs)
+
+    again = finish(tmp_path / "part", sweep, Counted())
+    assert len(made) == 3 and {key: trial.summary for key, trial in again.items()} == {
+        key: trial.summary for key, trial in whole.items()
+    }
+
+
+def test_another_sweep_and_a_broken_journal_are_refused(tmp_path: Path):
+    finish(tmp_path, make_sweep(), HereWorkers())
+    with pytest.raises(ForetokenError, match="holds a sweep with other seeds"):
+        SweepDirectory(tmp_path, make_sweep(seeds=(0, 1, 2)))
+    journal = tmp_path / JOURNAL
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text(lines[0] + '{"point": 1}\n' + lines[1])
+    with pytest.raises(ForetokenError, match="line 2: is no run of a sweep"):
+        SweepDirectory(tmp_path, make_sweep())
+
+
+def test_settings_that_cannot_run_are_refused_with_the_reason(tmp_path: Path):
+    points = (*POINTS, {"hardware.gpu": "L4", "model.target": "llama-3.1-70b"}, {"router.policy": "random"})
+    trials = finish(tmp_path, make_sweep(points, seeds=(0,)), HereWorkers())
+    assert [trials[point, 0].status for point in range(4)] == ["done", "done", "refused", "refused"]
+    assert "does not fit" in trials[2, 0].message and "has no effect" in trials[3, 0].message
+
+
+def test_a_process_that_dies_costs_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The second scenario kills every process that takes it; the others run, and the sweep ends."""
+    program = tmp_path / "worker.py"
+    program.write_text(
+        "import os, sys\n"
+        "from foretoken.planning import workers\n"
+        "run = workers.run_trial\n"
+        "def deadly(tables, settings):\n"
+        "    if settings.get('speculation.algorithm') == 'EAGLE3':\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    return run(tables, settings)\n"
+        "workers.run_trial = deadly\n"
+        "workers.serve_jobs(sys.stdin, sys.stdout)\n"
+    )
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        workers_module.subprocess, "Popen", lambda command, **options: start([sys.executable, str(program)], **options)
+    )
+    trials = finish(tmp_path / "sweep", make_sweep(), LocalWorkers(2))
+    assert [trials[0, seed].status for seed in (0, 1)] == ["done", "done"]
+    assert [trials[1, seed].status for seed in (0, 1)] == ["failed", "failed"]
+    assert "2 times: killed by SIGKILL" in trials[1, 0].message
+
+
+def test_ctrl_c_keeps_what_has_ended_and_leaves_no_process(tmp_path: Path):
+    settings = [f"--set={key}" for key in ("workload.num_requests=12", "workload.rate=20.0")]
+    command = [sys.executable, "-m", "foretoken.cli", "sweep", "--grid", "speculation.steps=0..7", "--seeds", "40"]
+    place = tmp_path / "sweep"
+    process = subprocess.Popen(
+        [*command, *settings, "--out", str(place), "--workers", "1"], stderr=subprocess.PIPE, text=True
+    )
+    journal = place / JOURNAL
+    while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") >= 2):
+        time.sleep(0.05)
+    children = _children(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert "the same command goes on" in errors
+    assert children and not any(os.path.exists(f"/proc/{child}") for child in children)
+    lines = journal.read_text().splitlines()
+    assert len(lines) >= 2 and all(json.loads(line)["status"] == "done" for line in lines)
+
+
+def _children(pid: int) -> list[str]:
+    """Return the processes that any thread of `pid` has started."""
+    return [child for place in Path(f"/proc/{pid}/task").glob("*/children") for child in place.read_text().split()]
