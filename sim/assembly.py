@@ -31,7 +31,7 @@ from ..core.scheduler.config import EngineConfig
 from ..core.scheduler.engine import Engine
 from ..core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from ..observe.input_files import read_text
-from .cost.calibration import load_calibration
+from .cost.calibration import Calibration, load_calibration
 from .cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from .cost.hardware import GPU, lookup_gpu
 from .cost.host import HostCost, host_preset
@@ -62,6 +62,7 @@ class Assembly:
     acceptance: AcceptanceProcess
     preset: PresetChoice  # what the acceptance is made of, as far as the scenario does not give it
     pools: Pools
+    calibration: Calibration | None = None
 
     def make_engine(self, events: EventSink | None, replica: int = 0) -> Engine:
         """Make the engine of `replica`, in the role that its number has."""
@@ -85,7 +86,8 @@ class Assembly:
     @property
     def timing(self) -> str:
         """A line for the report: whose timing is simulated, and what the times of passes come from."""
-        return f"Timing of {self.scenario.hardware.server} (hardware.server); passes priced by {self.cost.priced_by}."
+        timing = f"Timing of {self.scenario.hardware.server} (hardware.server); passes priced by {self.cost.priced_by}"
+        return f"{timing}." if self.calibration is None else f"{timing}; {self.calibration.origin}."
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """(name, value, unit, source) of every number behind the run."""
@@ -101,8 +103,11 @@ class Assembly:
         return rows
 
 
-def assemble(scenario: Scenario) -> Assembly:
-    """Resolve a scenario. Raises a ForetokenError for all that cannot be run, before anything is."""
+def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Assembly:
+    """Resolve a scenario. `calibration` stands in for the file `hardware.profile`.
+
+    Raises a ForetokenError for all that cannot be run, before anything is.
+    """
     check_names(scenario)
     hardware = scenario.hardware
     algorithm = get_algorithm(scenario.speculation.algorithm)
@@ -112,21 +117,28 @@ def assemble(scenario: Scenario) -> Assembly:
     gpu, server = lookup_gpu(hardware.gpu), server_profile(hardware.server)
     spec = _spec(scenario, algorithm, target)
     draft = _draft_shape(scenario, algorithm, target, spec.max_steps)
+    if calibration is None and hardware.profile:
+        calibration = load_calibration(hardware.profile)
+    launch = server.launch if hardware.launch is None else launch_preset(hardware.launch)
+    host = server.host if hardware.host is None else host_preset(hardware.host)
+    if calibration is not None and calibration.parameters is not None:
+        launch, host = calibration.parameters.launch(launch), calibration.parameters.host(host)
     cost = RoundCost(
         target,
         gpu,
         hardware.tensor_parallel,
         draft,
         graph_sizes=spec.graph_sizes,
-        launch=server.launch if hardware.launch is None else launch_preset(hardware.launch),
-        calibration=load_calibration(hardware.profile) if hardware.profile else None,
+        launch=launch,
+        calibration=calibration,
         tables=_kernel_tables(scenario, target, gpu),
         draft_tables=_kernel_tables(scenario, draft.body, gpu)
         if draft is not None and draft.body is not None
         else None,
         keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
     )
-    host = server.host if hardware.host is None else host_preset(hardware.host)
+    if calibration is not None:
+        calibration.check_base(server.name, cost.kernels)
     memory = _memory(scenario, target, gpu, draft, spec) if scenario.engine.kv_slots is None else None
     slots = scenario.engine.kv_slots if memory is None else memory.slots
     spec = spec.with_config(num_pages=slots // spec.config.page_size)
@@ -136,8 +148,9 @@ def assemble(scenario: Scenario) -> Assembly:
     acceptance = _acceptance(scenario, preset)
     timing_of(scenario)
     _check(scenario, spec, acceptance)
+    pools = pools_of(scenario)
     return Assembly(
-        scenario, target, gpu, draft, algorithm, spec, cost, host, memory, acceptance, preset, pools_of(scenario)
+        scenario, target, gpu, draft, algorithm, spec, cost, host, memory, acceptance, preset, pools, calibration
     )
 
 

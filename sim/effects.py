@@ -394,6 +394,8 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
         notices.append(
             f"acceptance.recorded: {run.scenario.acceptance.recorded} has one request, so every simulated request repeats its runs"
         )
+    if run.calibration is not None:
+        notices += run.calibration.notices(run.target.name, run.cost.tp)
     return (*notices, *run.spec.notices)
 
 

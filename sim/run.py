@@ -26,6 +26,7 @@ from .actors.link import Link
 from .actors.router import ReplicaRouter
 from .actors.source import open_loop_source
 from .assembly import Assembly, assemble
+from .cost.calibration import Calibration
 from .disaggregation.cluster import Cluster
 from .disaggregation.endpoint import EndpointHooks
 from .disaggregation.network import Network, PacketHooks
@@ -92,14 +93,15 @@ class Simulation:
         spans: SpanSink | None = None,
         faults: FaultPlan | None = None,
         origins: Mapping[str, str] | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         """`faults`: the faults to inject; see `RunReport.faults` for the results. `origins`: where each key was given, as `load_scenario`
-        returns it; keys without effect are then refused or told (`effects.py`).
+        returns it; keys without effect are then refused or told (`effects.py`). `calibration`: instead of the file `hardware.profile`.
 
         Raises a ForetokenError for anything that cannot run: configuration, memory, an unreadable or broken trace.
         """
         self.scenario = scenario
-        self.assembly: Assembly = assemble(scenario)
+        self.assembly: Assembly = assemble(scenario, calibration)
         refuse_without_effect(self.assembly, origins or {})
         self.notices = notices_of(self.assembly, origins or {})
         self.workload = make_workload(scenario, self.assembly.spec.resolve_sizes().total_limit)

@@ -64,7 +64,9 @@ class Hardware(Table):
     launch: Literal["full-graph", "piecewise"] | None = Field(
         None, description="piecewise: the host drives each draft pass; default: the server's, full-graph for foretoken"
     )
-    profile: str | None = Field(None, description="profile.json with measured times that replace parts of the roofline")
+    profile: str | None = Field(
+        None, description="profile.json of `foretoken calibrate`: timing fitted to measurements, or measured times"
+    )
 
 
 class Speculation(Table):

@@ -12,7 +12,7 @@ costs the same to the last bit whether it is evaluated alone or inside a block.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +64,16 @@ class Pass:
             repeat * _fixed(self.floor_ns), repeat * base, repeat * slope, repeat * window_slope, self.window_cap_tokens
         )
         object.__setattr__(self, "term", term)
+
+    def scaled(self, factor: float, without: str) -> Pass:
+        """Return this pass with the time of its parts times `factor`, except for the part called `without` and the floor."""
+        parts = {
+            name: line
+            if name == without
+            else Line(factor * line.base_ns, factor * line.slope_ns, factor * line.window_slope_ns)
+            for name, line in self.parts.items()
+        }
+        return replace(self, parts=parts)
 
 
 def _fixed(value_ns: float) -> int:

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.model_shape import ModelShape
-from .calibration import Calibration
+from .calibration import Calibration, StepTable
 from .curve import Curve, Pass
 from .draft import MULTI_LAYER_EAGLE, DraftShape
 from .efficiency import Efficiency, default_efficiency
@@ -48,6 +48,8 @@ from .work import DecodeWork, InvalidRound, check_round
 
 GREEDY = "greedy"
 STOCHASTIC = "stochastic"
+LAUNCH = "launch"
+"""The part of a pass that its launch takes."""
 
 __all__ = ["GREEDY", "STOCHASTIC", "DecodeWork", "InvalidRound", "RoundCost"]
 
@@ -120,6 +122,8 @@ class RoundCost:
         self._fusions: dict[int, float] = {}
         self._riders: dict[tuple[int, int, int, int], _Rider] = {}
         self._first_samplings: dict[int, Pass] = {}
+        fitted = None if calibration is None else calibration.parameters
+        self._device_scale = 1.0 if fitted is None else fitted.device_scale
         self._gap = Line(self.launch.graph_gap_ns)
 
     # The hot path: one dictionary look-up and a few integer operations.
@@ -166,12 +170,21 @@ class RoundCost:
     @property
     def priced_by(self) -> str:
         """What the times of passes come from: the roofline, measured kernels, or one of them for the target and one for the draft."""
+        if self._measured("target") is not None:
+            return "the profile"
         names = [
             "measured kernels" if isinstance(forward, MeasuredForward) else "the roofline"
             for forward in (self._target, self._draft)
             if forward is not None
         ]
         return names[0] if len(set(names)) == 1 else f"{names[0]} for the target, {names[1]} for the draft"
+
+    @property
+    def kernels(self) -> str:
+        """What prices the target's passes, before a profile's factor: "tables" of the profile, "measured" or "roofline"."""
+        if self._measured("target") is not None:
+            return "tables"
+        return "measured" if isinstance(self._target, MeasuredForward) else "roofline"
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) of everything that this cost is made of."""
@@ -186,7 +199,7 @@ class RoundCost:
         if key not in self._curves:
             check_round(self.draft, *key)
             passes = self._decode_passes(*key) if batch_size else []
-            self._curves[key] = Curve(passes)
+            self._curves[key] = self._curve_of(passes)
         return self._curves[key]
 
     def _decode_passes(self, batch_size: int, steps: int, topk: int, nodes: int) -> list[Pass]:
@@ -204,20 +217,28 @@ class RoundCost:
     def _target_pass(self, batch_size: int, rows: int, nodes: int, *, eager: bool) -> Pass:
         """Return the pass that verifies `nodes` tokens for each of `rows` padded rows; padding rows compute but have no KV to read."""
         cap = batch_size * self._target.knee
-        if self.calibration is not None and self.calibration.target is not None:
-            line = self.calibration.target
-            base_ns = line.base_ns + line.per_token_ns * batch_size * nodes
-            return Pass({"verify": Line(base_ns), "attention": Line(0.0, line.per_kv_token_ns)})
+        if (measured := self._measured("target")) is not None:
+            line = measured.line(batch_size * nodes)
+            return Pass({"verify": Line(line.base_ns), "attention": Line(0.0, line.slope_ns)})
         tokens = rows * nodes
         parts = {
             "verify": Line(self._target.layers_ns(tokens)),
             "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
             "lm_head": Line(self._lm_head_ns(False, tokens)),
-            "launch": self._gap,
+            LAUNCH: self._gap,
         }
         if self.tp > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens))
         return Pass(parts, self._floor_ns(self._target, eager), window_cap_tokens=cap)
+
+    def _measured(self, operation: str, algorithm: str | None = None) -> StepTable | None:
+        return None if self.calibration is None else self.calibration.table(operation, algorithm)
+
+    def _curve_of(self, passes: Sequence[Pass]) -> Curve:
+        """Return the curve of `passes`, their kernels scaled as the profile has it; the launch is fitted by itself."""
+        if self._device_scale != 1.0:
+            passes = [item.scaled(self._device_scale, without=LAUNCH) for item in passes]
+        return Curve(passes)
 
     def _floor_ns(self, forward: ForwardCost, eager: bool) -> float:
         return forward.kernels * self.launch.eager_kernel_ns if eager else 0.0
@@ -236,9 +257,8 @@ class RoundCost:
         Greedy: read the 16-bit logits once. Stochastic: softmax (read 2, write 4 bytes), truncation (read and write 4), acceptance
         (read 4): 18 bytes per logit. Then the acceptance walk and its bookkeeping, in small kernels.
         """
-        calibrated = self.calibration.sampling if self.calibration is not None else None
-        if calibrated is not None:
-            return calibrated.base_ns + calibrated.per_token_ns * rows
+        if (measured := self._measured("sampling")) is not None:
+            return measured.line(rows).base_ns
         logit_bytes, kernels = (2, 3) if self.sampling == GREEDY else (18, 7)
         moved = float(rows) * self.target.vocab * logit_bytes
         return self.efficiency.stream_ns(self.gpu, moved) + kernels * self.efficiency.small_kernel_ns
@@ -281,10 +301,10 @@ class RoundCost:
             )
         if topk > 1:
             # Cumulative scores, selection, sorting, parents, sibling links, mask.
-            tree_ns = (steps + 5) * self.efficiency.small_kernel_ns + self.launch.tree_ns
-            passes.append(Pass({"tree": Line(tree_ns)}))
+            tree_ns = (steps + 5) * self.efficiency.small_kernel_ns
+            passes.append(Pass({"tree": Line(tree_ns), LAUNCH: Line(self.launch.tree_ns)}))
         if self.launch.draft_step_ns:
-            passes.append(Pass({"launch": Line(steps * self.launch.draft_step_ns)}))
+            passes.append(Pass({LAUNCH: Line(steps * self.launch.draft_step_ns)}))
         return passes
 
     def _catch_up(self, batch_size: int, rows: int, steps: int, *, eager: bool) -> list[Pass]:
@@ -308,17 +328,11 @@ class RoundCost:
         later: bool = False,
     ) -> Pass:
         """Return one pass of the draft over `tokens` tokens; `later`: a pass after the first of a round, on its own hidden states."""
-        forward, draft, calibration = self._draft, self.draft, self.calibration
+        forward, draft = self._draft, self.draft
         assert forward is not None and draft is not None
         body = forward.shape
-        if (
-            calibration is not None
-            and calibration.draft_pass is not None
-            and calibration.draft_algorithm == draft.algorithm
-        ):
-            line = calibration.draft_pass
-            base_ns = line.base_ns + line.per_token_ns * tokens
-            return Pass({label: Line(base_ns, line.per_kv_token_ns)}, repeat=repeat)
+        if (measured := self._measured("draft_pass", draft.algorithm)) is not None:
+            return Pass({label: measured.line(tokens)}, repeat=repeat)
         layers_ns = forward.layers_ns(tokens)
         if draft.fusion_inputs and (draft.fusion_every_pass or not later):
             layers_ns += self._fusion_ns(tokens)
@@ -330,7 +344,7 @@ class RoundCost:
             label: Line(layers_ns + choose_ns),
             "draft_attention": attention,
             "draft_lm_head": Line(self._lm_head_ns(True, logit_rows)),
-            "launch": Line(0.0 if later else self.launch.graph_gap_ns),
+            LAUNCH: Line(0.0 if later else self.launch.graph_gap_ns),
         }
         if self.tp > 1:
             parts["comm"] = Line(forward.comm_ns(tokens))
@@ -393,25 +407,22 @@ class RoundCost:
                     "draft_catch_up", batch_size, tokens, logit_rows, attention, self.draft.heads, eager=True
                 )
             )
-        return Curve(passes)
+        return self._curve_of(passes)
 
     def _mixed_target_pass(
         self, chunks: Sequence[tuple[int, int]], new_tokens: int, batch_size: int, nodes: int, line: Line
     ) -> Pass:
         tokens = new_tokens + batch_size * nodes
-        calibration = self.calibration
-        if calibration is not None and calibration.target is not None:
-            fit = calibration.target
-            past = sum(past for _, past in chunks)
-            base_ns = fit.base_ns + fit.per_token_ns * tokens
-            attention = Line(fit.per_kv_token_ns * past, fit.per_kv_token_ns)
-            return Pass({"verify": Line(base_ns), "attention": attention})
+        if (measured := self._measured("target")) is not None:
+            fit = measured.line(tokens)
+            attention = Line(fit.slope_ns * sum(past for _, past in chunks), fit.slope_ns)
+            return Pass({"verify": Line(fit.base_ns), "attention": attention})
         prefill_ns = self._target.prefill_attention_ns(chunks)
         parts = {
             "verify": Line(self._target.layers_ns(tokens)),
             "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
             "lm_head": Line(self._lm_head_ns(False, len(chunks) + batch_size * nodes)),
-            "launch": self._gap,
+            LAUNCH: self._gap,
         }
         if self.tp > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens))

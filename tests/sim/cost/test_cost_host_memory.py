@@ -1,12 +1,9 @@
-"""Host time, calibration files and the memory budget."""
+"""Host time and the memory budget."""
 
-import json
 from dataclasses import replace
 
 import pytest
-from foretoken.core.errors import ConfigError
 from foretoken.core.model_shape import lookup_model
-from foretoken.sim.cost.calibration import VLLM_H100_LLAMA_8B, load_calibration
 from foretoken.sim.cost.draft import eagle3_head, multi_layer_eagle, standalone
 from foretoken.sim.cost.hardware import MIB, lookup_gpu
 from foretoken.sim.cost.host import FORETOKEN, HOST_PRESETS, VLLM_0_10, UnknownHostPreset, host_preset
@@ -132,43 +129,3 @@ def test_the_last_two_pages_decide():
 def test_impossible_limits_are_refused(bad):
     with pytest.raises(InsufficientMemory, match=next(iter(bad))):
         kv_pool_slots(LLAMA, H100, **bad)
-
-
-PROFILE = {
-    "name": "mine", "source": "my bench", "gpu": "H100", "model": "llama-3.1-8b",
-    "target": {"base_ns": 5e6, "per_token_ns": 2e4, "per_kv_token_ns": 40},
-}  # fmt: skip
-
-
-def test_a_calibration_file(tmp_path):
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps(PROFILE))
-    calibration = load_calibration(file)
-    assert (calibration.target.per_kv_token_ns, calibration.draft_pass, calibration.tp) == (40, None, 1)
-    calibration.check("H100", "llama-3.1-8b", 1)
-    assert len(calibration.explain()) == 3
-    assert len(VLLM_H100_LLAMA_8B.explain()) == 6
-
-
-def test_all_problems_of_a_calibration_file_at_once(tmp_path):
-    file = tmp_path / "profile.json"
-    line = {"base_ns": -1, "per_token_ns": True, "per_kv_token": 3}
-    file.write_text(json.dumps({"name": "x", "source": 4, "gpu": "H100", "tp": 0, "targt": {}, "draft_pass": line}))
-    with pytest.raises(ConfigError) as caught:
-        load_calibration(file)
-    keys = [problem.key for problem in caught.value.problems]
-    assert sorted(keys) == [
-        "draft_pass.base_ns", "draft_pass.per_kv_token", "draft_pass.per_kv_token_ns", "draft_pass.per_token_ns",
-        "model", "source", "targt", "tp",
-    ]  # fmt: skip
-    assert "did you mean 'target'" in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"target": NaN}'])
-def test_files_that_are_no_calibration(tmp_path, text):
-    file = tmp_path / "profile.json"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=r"profile\.json"):
-        load_calibration(file)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_calibration(tmp_path / "absent.json")

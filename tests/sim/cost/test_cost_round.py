@@ -350,9 +350,9 @@ def test_calibration_replaces_its_parts_and_no_others():
 
 
 def test_a_calibration_of_something_else_is_refused():
-    with pytest.raises(ConfigError, match=r"calibration.gpu: measured for H100, but the run uses H200"):
+    with pytest.raises(ConfigError, match=r"profile.gpu: measured for H100, but the run uses H200"):
         RoundCost(LLAMA, lookup_gpu("H200"), calibration=VLLM_H100_LLAMA_8B)
-    with pytest.raises(ConfigError, match=r"calibration.tp"):
+    with pytest.raises(ConfigError, match=r"profile.tp"):
         RoundCost(LLAMA, H100, tp=2, calibration=VLLM_H100_LLAMA_8B)
 
 

@@ -1,0 +1,1 @@
+"""Fits the timing of the simulator to what users have measured."""

@@ -1,0 +1,221 @@
+"""Profiles: the file is read as it was written, every problem of it is told, and its parameters and tables do what they say."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from foretoken.core.errors import ConfigError
+from foretoken.core.model_shape import lookup_model
+from foretoken.sim.assembly import assemble
+from foretoken.sim.cost.calibration import (
+    PARAMETERS,
+    Calibration,
+    FittedParameter,
+    FittedParameters,
+    StepTable,
+    host_total_ns,
+    line_table,
+    load_calibration,
+    profile_document,
+    with_host_total,
+)
+from foretoken.sim.cost.draft import eagle3_head
+from foretoken.sim.cost.hardware import lookup_gpu
+from foretoken.sim.cost.host import HOST_PRESETS
+from foretoken.sim.cost.launch import LaunchCost
+from foretoken.sim.cost.round import RoundCost
+from foretoken.sim.run import Simulation
+from foretoken.sim.scenario_file import scenario_from_dict
+from hypothesis import given
+from hypothesis import strategies as st
+
+LLAMA, H100 = lookup_model("llama-3.1-8b"), lookup_gpu("H100")
+
+
+def fitted(server="foretoken", kernels="roofline", **values):
+    items = {name: FittedParameter(value, 0.9 * value, 1.1 * value, 0.8) for name, value in values.items()}
+    return FittedParameters(server, kernels, items, 7, 0.02, 0.03)
+
+
+def calibration(parameters=None, tables=None, **fields):
+    given = {"name": "mine", "source": "my bench", "gpu": "H100", "model": "llama-3.1-8b"} | fields
+    return Calibration(parameters=parameters, tables=tables or {}, **given)
+
+
+def written(tmp_path, what):
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(what if isinstance(what, dict) else profile_document(what)))
+    return file
+
+
+@given(st.lists(st.sampled_from(sorted(PARAMETERS)), unique=True), st.floats(0.01, 100), st.booleans())
+def test_a_profile_is_read_as_it_was_written(tmp_path_factory, names, value, with_tables):
+    tables = {"target": line_table(value, 2.0, 3.0)} if with_tables else {}
+    whole = calibration(fitted(**dict.fromkeys(names, value)), tables, tp=(1, 2))
+    read = load_calibration(written(tmp_path_factory.mktemp("profile"), whole))
+    assert profile_document(read) == profile_document(whole)
+    assert read.parameters == whole.parameters and read.tp == (1, 2)
+
+
+DOCUMENT = profile_document(calibration(fitted(device_scale=1.1, host_base_ns=1e5), {"target": line_table(1, 2, 3)}))
+
+
+def changed(key, value):
+    document = json.loads(json.dumps(DOCUMENT))
+    *path, last = key.split(".")
+    place = document
+    for part in path:
+        place = place[part]
+    place[last] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("version", 2, "format"),
+        ("format", "other", "format"),
+        ("name", 4, "name"),
+        ("gpu", "", "gpu"),
+        ("tp", 1, "tp"),
+        ("tp", [0], "tp"),
+        ("tabels", {}, "tabels"),
+        ("parameters", [], "parameters"),
+        ("parameters.server", None, "parameters.server"),
+        ("parameters.device_scale", 1.0, "parameters.device_scale.value"),
+        ("parameters.device_scale.value", 1000.0, "parameters.device_scale.value"),
+        ("parameters.host_base_ns.low", -1, "parameters.host_base_ns.low"),
+        ("parameters.host_base_ns.high", True, "parameters.host_base_ns.high"),
+        ("parameters.host_bass_ns", {}, "parameters.host_bass_ns"),
+        ("tables", 3, "tables"),
+        ("tables.verify", {}, "tables.verify"),
+        ("tables.target.axes", {"tokens": [1]}, "tables.target.axes"),
+        ("tables.target.axes.tokens", [2, 1], "tables.target.axes.tokens"),
+        ("tables.target.axes.tokens", ["1", "2"], "tables.target.axes.tokens"),
+        ("tables.target.ns", [[1, 2], [3]], "tables.target.ns"),
+        ("tables.target.ns", [[1, 2]], "tables.target.ns"),
+        ("tables.target.ns", [[1, -2], [3, 4]], "tables.target.ns"),
+        ("tables.target.spread", 1, "tables.target.spread"),
+    ],
+)
+def test_every_problem_of_a_profile_names_its_key(tmp_path, key, value, problem):
+    file = written(tmp_path, changed(key, value))
+    with pytest.raises(ConfigError) as caught:
+        load_calibration(file)
+    assert caught.value.source == str(file)
+    assert problem in [item.key for item in caught.value.problems]
+
+
+def test_all_problems_are_told_at_once(tmp_path):
+    document = changed("gpu", 3) | {"tp": "two", "draft_pass": {}}
+    document["tables"] = None
+    document["parameters"]["points"] = "many"
+    with pytest.raises(ConfigError) as caught:
+        load_calibration(written(tmp_path, document))
+    assert {item.key for item in caught.value.problems} == {"gpu", "tp", "draft_pass", "parameters.points"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": NaN}'])
+def test_files_that_are_no_profile(tmp_path, text):
+    file = tmp_path / "profile.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"profile\.json"):
+        load_calibration(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_calibration(tmp_path / "absent.json")
+
+
+# -- what parameters do ---------------------------------------------------------------------------------------------------
+
+
+def cost(parameters=None, steps=3, launch=None):
+    launch = launch or LaunchCost("mine", 100_000.0, 5_000.0, 0.0, "test", 50_000.0, 70_000.0)
+    whole = None if parameters is None else calibration(parameters)
+    launch = launch if parameters is None else parameters.launch(launch)
+    return RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), launch=launch, calibration=whole)
+
+
+@pytest.mark.parametrize("work", [(1, 0, 1, 1), (8, 3, 1, 4), (8, 3, 4, 16), (600, 3, 1, 4)])
+def test_the_device_factor_scales_kernels_and_not_the_launch(work):
+    kernels = cost(fitted(graph_gap_ns=0.0, draft_step_ns=0.0, tree_ns=0.0)).decode_ns(*work, 5_000)
+    launches = cost().decode_ns(*work, 5_000) - kernels
+    slow = cost(fitted(device_scale=1.25)).decode_ns(*work, 5_000)
+    if work[0] < 512:  # beyond the largest graph passes are at least as long as their dispatch
+        assert slow == pytest.approx(1.25 * kernels + launches, abs=5)
+    assert cost(fitted(device_scale=1.0)).decode_ns(*work, 5_000) == cost().decode_ns(*work, 5_000)
+    chunks = [(512, 0), (100, 300)]
+    free = fitted(graph_gap_ns=0.0, draft_step_ns=0.0, tree_ns=0.0)
+    ratio = cost(replace(free, values=free.values | fitted(device_scale=1.25).values)).step_ns(chunks) / cost(
+        free
+    ).step_ns(chunks)
+    assert ratio == pytest.approx(1.25, rel=1e-3)
+
+
+def test_launch_parameters_are_added_where_they_say():
+    before, after = cost(), cost(fitted(graph_gap_ns=150_000.0, draft_step_ns=80_000.0, tree_ns=100_000.0))
+    differences = {
+        work: after.decode_ns(*work, 100) - before.decode_ns(*work, 100)
+        for work in ((1, 0, 1, 1), (1, 3, 1, 4), (1, 3, 4, 16))
+    }
+    # A plain round is one captured pass, a speculative one two.
+    assert list(differences.values()) == [50_000, 2 * 50_000 + 3 * 30_000, 2 * 50_000 + 3 * 30_000 + 30_000]
+
+
+@pytest.mark.parametrize("host", HOST_PRESETS.values(), ids=HOST_PRESETS)
+@given(base=st.integers(0, 5_000_000), row=st.integers(0, 100_000))
+def test_host_times_keep_their_division(host, base, row):
+    found = fitted(host_base_ns=float(base), host_row_ns=float(row)).host(host)
+    assert host_total_ns(found, "base") == pytest.approx(base, abs=2)
+    assert host_total_ns(found, "row") == pytest.approx(row, abs=2)
+    assert with_host_total(host, "base", host_total_ns(host, "base")) == host
+
+
+def test_a_profile_changes_a_run_and_its_report_says_so(tmp_path):
+    scenario = {"workload": {"concurrency": 2, "num_requests": 4, "prompt": {"value": 64}, "output": {"value": 32}}}
+    whole = calibration(fitted(device_scale=2.0, host_base_ns=0.0, host_row_ns=0.0))
+    file = written(tmp_path, whole)
+    plain = Simulation(scenario_from_dict(scenario, "test")).run()
+    with_file = Simulation(scenario_from_dict(scenario | {"hardware": {"profile": str(file)}}, "test")).run()
+    given = Simulation(scenario_from_dict(scenario, "test"), calibration=whole).run()
+    assert with_file.duration_ns == given.duration_ns > 1.8 * plain.duration_ns
+    assert "calibrated from 7 points (my bench)" in with_file.assembly.timing
+    assert "2.0% on average, points left out within 3.0%" in with_file.assembly.timing
+    assert any(name == "calibrated device_scale" for name, *_ in with_file.assembly.explain())
+    assert "calibrated" not in plain.assembly.timing
+
+
+def test_parameters_hold_for_their_server_gpu_and_kernels():
+    scenario = scenario_from_dict({}, "test")
+    for parameters, fields, key in (
+        (fitted(server="sglang-0.5"), {}, "parameters.server: fitted around sglang-0.5.*hardware.server=sglang-0.5"),
+        (fitted(kernels="measured"), {}, "parameters.kernels: fitted around measured"),
+        (fitted(), {"gpu": "H200"}, "profile.gpu: measured for H200"),
+    ):
+        with pytest.raises(ConfigError, match=key):
+            assemble(scenario, calibration(parameters, **fields))
+    other = calibration(fitted(), model="other", tp=(2, 4))
+    assert len(Simulation(scenario, calibration=other).notices) == 2 + len(Simulation(scenario).notices)
+
+
+# -- what tables do -------------------------------------------------------------------------------------------------------
+
+
+def test_tables_hold_for_their_model_and_parallelism():
+    tables = {"target": line_table(1e6, 1e3, 10.0)}
+    for fields, key in (({"model": "other"}, "profile.model"), ({"tp": (2,)}, "profile.tp")):
+        with pytest.raises(ConfigError, match=key):
+            RoundCost(LLAMA, H100, calibration=calibration(None, tables, **fields))
+
+
+@given(st.floats(0, 1e7), st.floats(0, 1e5), st.floats(0, 100), st.integers(0, 4096))
+def test_a_table_of_a_line_is_that_line(base, per_token, per_kv, tokens):
+    line = line_table(base, per_token, per_kv).line(tokens)
+    assert line.base_ns == pytest.approx(base + per_token * tokens, rel=1e-6, abs=1)
+    assert line.slope_ns == pytest.approx(per_kv, rel=1e-6, abs=1e-5)
+
+
+def test_between_its_points_a_table_is_linear():
+    table = StepTable((("tokens", np.array([1.0, 4.0, 10.0])),), np.array([100.0, 400.0, 500.0]))
+    assert [table.line(tokens).base_ns for tokens in (1, 2, 7, 13)] == pytest.approx([100, 200, 450, 550])
+    assert table.line(4).slope_ns == 0.0
