@@ -135,6 +135,7 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
         draft_tables=_kernel_tables(scenario, draft.body, gpu)
         if draft is not None and draft.body is not None
         else None,
+        expert_independence=scenario.model.expert_independence,
         keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
     )
     if calibration is not None:

@@ -213,6 +213,10 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        ("model.expert_independence",),
+        _when(lambda run: not run.cost.has_experts, "{run.target.name} has no experts"),
+    ),
+    Rule(
         ("model.draft_vocab",),
         _when(
             lambda run: run.draft is None or run.draft.algorithm != EAGLE3,

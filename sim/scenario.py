@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..core.adaptive.interchange import table_schema
+from .cost.work import EXPERT_INDEPENDENCE
 
 Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]  # thirty years; simulated time counts nanoseconds in 64 bits
@@ -39,6 +40,10 @@ class Model(Table):
         None, description="bf16, fp16, fp8: of the KV cache; default: the checkpoint's own, else 16-bit"
     )
     context_len: Count | None = Field(None, description="positions; default: the model's own maximum")
+    expert_independence: Annotated[float, Field(gt=0, le=1)] = Field(
+        EXPERT_INDEPENDENCE,
+        description="mixture of experts: experts that a further token of a request reaches, as a share of an independent one",
+    )
     draft: str | None = Field(None, description="STANDALONE: the draft model, built in or a config.json")
     draft_vocab: Count = Field(32_000, description="EAGLE-3: tokens in the head's reduced vocabulary")
 

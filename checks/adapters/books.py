@@ -37,6 +37,7 @@ def machine_of(assembly: Assembly) -> dict[str, Any]:
         "draft_floor_ns": launch.draft_pass_floor_ns,
         "graph_sizes": cost.graph_sizes,
         "keep_draft_warm": cost.keep_draft_warm,
+        "expert_independence": cost.expert_independence,
         "host": {name: value for name, value in asdict(assembly.host).items() if name.endswith("_ns")},
         "target": _sizes(assembly.target),
         "draft": None

@@ -70,11 +70,11 @@ class Model:
 
     # -- the parts of a pass ------------------------------------------------------------------------------------------
 
-    def body(self, tokens: int) -> float:
-        """All layers without attention and communication, and the embedding."""
+    def body(self, tokens: int, routed: float) -> float:
+        """All layers without attention and communication, and the embedding. `routed`: see `Roofline.routed`."""
         machine = self.machine
         if tokens > ALIGNED_ABOVE:
-            tokens = -(-tokens // ALIGNED_TO) * ALIGNED_TO
+            tokens, routed = -(-tokens // ALIGNED_TO) * ALIGNED_TO, ceil(routed / ALIGNED_TO) * ALIGNED_TO
         heads = self.local_heads + 2 * self.local_kv_heads
         attention = self.product(tokens, self.hidden * self.qkv_inputs, heads * self.head_dim)
         attention += self.product(tokens, self.local_heads * self.head_dim, self.hidden)
@@ -83,22 +83,24 @@ class Model:
         small = (5 if self.qk_norm else 4) * machine["small_kernel_ns"] + self.stream(moved)
         total = self.layers * (attention + small) + machine["ramp_ns"] + self.stream(4 * tokens * self.hidden)
         total += (self.layers - self.sparse) * self.mlp(tokens, self.intermediate) if self.sparse < self.layers else 0
-        return total + (self.sparse * self.mixture(tokens) if self.sparse else 0)
+        return total + (self.sparse * self.mixture(tokens, routed) if self.sparse else 0)
 
     def mlp(self, tokens: int, width: int) -> float:
         local = ceil(width / self.tp)
         return self.product(tokens, self.hidden, 2 * local) + self.product(tokens, local, self.hidden)
 
-    def experts_read(self, tokens: int) -> float:
-        """How many experts of a layer the tokens reach, each with `experts_per_token` that are chosen evenly."""
-        missed = 1.0
-        for _ in range(tokens):
-            missed *= 1 - self.experts_per_token / self.experts
+    def experts_read(self, routed: float) -> float:
+        """How many experts of a layer so many tokens reach, each with `experts_per_token` that are chosen evenly."""
+        whole, part = divmod(routed, 1)
+        stays = 1 - self.experts_per_token / self.experts
+        missed = stays**part
+        for _ in range(int(whole)):
+            missed *= stays
         return self.experts * (1 - missed)
 
-    def mixture(self, tokens: int) -> float:
-        reached, local = self.experts_read(tokens), ceil(self.moe_intermediate / self.tp)
-        each = ceil(tokens * self.experts_per_token / reached - 1e-9)
+    def mixture(self, tokens: int, routed: float) -> float:
+        reached, local = self.experts_read(routed), ceil(self.moe_intermediate / self.tp)
+        each = ceil(tokens * self.experts_per_token / reached - 1e-6)
         total = self.product(each, self.hidden, 2 * local, reached) + self.product(each, local, self.hidden, reached)
         total += self.product(tokens, self.hidden, self.experts) + 3 * self.machine["small_kernel_ns"]
         return total + (self.mlp(tokens, self.shared_intermediate) if self.shared_intermediate else 0)
@@ -185,6 +187,11 @@ class Roofline:
             return self.decode_ns(decode)
         return self.mixed_ns(tuple(chunks), decode or Decode(0, 0, 1, 1, 0))
 
+    def routed(self, lens: Sequence[int], has_padding: bool) -> float:
+        """As how many tokens that choose their experts alone the tokens of requests do; all padding rows hold one and the same token."""
+        share = self.machine["expert_independence"]
+        return sum(1 + share * (length - 1) for length in lens) + has_padding
+
     def padded(self, batch: int) -> int | None:
         """The captured batch size that serves `batch` rows, if there is one."""
         return next((size for size in self.machine["graph_sizes"] or () if size >= batch), None)
@@ -193,19 +200,23 @@ class Roofline:
         """One draft-and-verify round."""
         padded = self.padded(d.batch)
         eager, rows = padded is None, padded or d.batch
-        verify, host = self.verify(d, rows * d.nodes, rows * d.nodes, (), eager)
+        has_padding = rows > d.batch
+        routed = self.routed([d.nodes] * d.batch, has_padding)
+        verify, host = self.verify(d, rows * d.nodes, routed, rows * d.nodes, (), eager)
         total = self.drafting(d, rows, eager) + max(verify, self.target.dispatch(eager)) + host
         total += self.sampling(rows * d.nodes) + self.kv_move(d, rows)
         if self.drafter is not None and (d.steps or self.machine["keep_draft_warm"]):
             repeat = max(d.steps, 1) if self.draft["algorithm"] == "MULTI_LAYER_EAGLE" else 1
-            tokens = rows * (d.steps + 1)
-            total += repeat * self.draft_pass(d, tokens, rows, self.caught_up(d), eager)
+            tokens, routed = rows * (d.steps + 1), self.routed([d.steps + 1] * d.batch, has_padding)
+            total += repeat * self.draft_pass(d, tokens, routed, rows, self.caught_up(d), eager)
         return total
 
     def mixed_ns(self, chunks: Sequence[tuple[int, int]], d: Decode) -> float:
         """A step with prompt chunks: everything together, without graphs."""
         new = sum(length for length, _ in chunks)
-        verify, host = self.verify(d, new + d.batch * d.nodes, len(chunks) + d.batch * d.nodes, chunks, True)
+        lens = [length for length, _ in chunks]
+        routed = self.routed([*lens, *[d.nodes] * d.batch], False)
+        verify, host = self.verify(d, new + d.batch * d.nodes, routed, len(chunks) + d.batch * d.nodes, chunks, True)
         total = max(verify, self.target.dispatch(True)) + host + self.sampling(len(chunks))
         if d.batch:
             total += self.drafting(d, d.batch, True) + self.sampling(d.batch * d.nodes) + self.kv_move(d, d.batch)
@@ -214,13 +225,17 @@ class Roofline:
         follows = d.batch if d.steps or self.machine["keep_draft_warm"] else 0
         attention = self.caught_up(d) if follows else 0.0
         attention += self.drafter.prompt_attention(chunks)
-        tokens = new + follows * (d.steps + 1)
-        return total + self.draft["heads"] * self.draft_pass(d, tokens, len(chunks) + follows, attention, True)
+        tokens, routed = new + follows * (d.steps + 1), self.routed([*lens, *[d.steps + 1] * follows], False)
+        return total + self.draft["heads"] * self.draft_pass(d, tokens, routed, len(chunks) + follows, attention, True)
 
-    def verify(self, d: Decode, tokens: int, logits: int, chunks: Sequence[tuple[int, int]], eager: bool):
+    def verify(
+        self, d: Decode, tokens: int, routed: float, logits: int, chunks: Sequence[tuple[int, int]], eager: bool
+    ):
         """The target's pass, and what proposing on the host takes as a share of it."""
         target, window = self.target, d.batch * (self.target.attention_window or 0)
-        total = target.body(tokens) + target.head(logits) + self.machine["graph_gap_ns"] + target.reductions(tokens)
+        total = (
+            target.body(tokens, routed) + target.head(logits) + self.machine["graph_gap_ns"] + target.reductions(tokens)
+        )
         total += target.prompt_attention(chunks)
         if d.batch:
             total += target.attention(d.nodes, d.batch * d.nodes, d.kv, window)
@@ -236,8 +251,9 @@ class Roofline:
             return total
         own, window = d.batch * d.steps // 2, d.batch * (self.drafter.attention_window or 0)
         attention = self.drafter.attention(1, own, d.kv, window, d.topk)
+        tokens, routed = rows * d.topk, self.routed([d.topk] * d.batch, rows > d.batch)
         for _ in range(d.steps - 1):
-            total += self.draft_pass(d, rows * d.topk, rows * d.topk, attention, eager, is_first=False)
+            total += self.draft_pass(d, tokens, routed, tokens, attention, eager, is_first=False)
         return total
 
     def caught_up(self, d: Decode) -> float:
@@ -245,10 +261,10 @@ class Roofline:
         return self.drafter.attention(d.steps + 1, d.batch * (d.steps + 1), d.kv, window)
 
     def draft_pass(
-        self, d: Decode, tokens: int, logits: int, attention: float, eager: bool, is_first: bool = True
+        self, d: Decode, tokens: int, routed: float, logits: int, attention: float, eager: bool, is_first: bool = True
     ) -> float:
         draft, drafter, machine = self.draft, self.drafter, self.machine
-        total = drafter.body(tokens) + attention + drafter.head(logits) + drafter.reductions(tokens)
+        total = drafter.body(tokens, routed) + attention + drafter.head(logits) + drafter.reductions(tokens)
         if draft["fusion_inputs"] and (is_first or draft["fusion_every_pass"]):
             inputs = draft["fusion_inputs"] * drafter.hidden
             total += drafter.product(tokens, inputs, -(-drafter.hidden // drafter.tp))

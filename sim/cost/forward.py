@@ -58,7 +58,7 @@ class ForwardCost:
         # A device without a rate for the weights' format computes in 16 bits and only saves the traffic.
         self.dtype = shape.weight_dtype if shape.weight_dtype in gpu.peak_flops else "bf16"
         self.kv_token_bytes = 2 * self.local_kv_heads * shape.head_dim * DTYPE_BYTES[shape.kv_dtype]
-        self._layers_cache: dict[int, float] = {}
+        self._layers_cache: dict[int | tuple[int, float], float] = {}
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """Return rows (name, value, unit, source) of what this adds to model, GPU and efficiencies."""
@@ -75,20 +75,26 @@ class ForwardCost:
         """Per layer: two norms, rotary embedding with the KV write, activation, and the norms of q and k."""
         return 4 + (1 if self.shape.qk_norm else 0)
 
-    def layers_ns(self, tokens: int) -> float:
-        """Return the time of all layers' matrix products and small kernels for `tokens` tokens, without attention and communication."""
+    def layers_ns(self, tokens: int, independent: float | None = None) -> float:
+        """Return the time of all layers' matrix products and small kernels for `tokens` tokens, without attention and communication.
+
+        `independent`: as many independently routed tokens reach the same experts (`work.PassTokens`); default: all.
+        """
         if tokens > _EXACT_TOKENS:
             tokens = -(-tokens // _TOKEN_QUANTUM) * _TOKEN_QUANTUM
-        if tokens not in self._layers_cache:
+            if independent is not None:
+                independent = math.ceil(independent / _TOKEN_QUANTUM) * _TOKEN_QUANTUM
+        key = tokens if independent is None or not self.shape.moe_layers else (tokens, independent)
+        if key not in self._layers_cache:
             shape = self.shape
             dense = shape.layers - shape.moe_layers
             total = shape.layers * (self._projections_ns(tokens) + self._small_ns(tokens))
             if dense:
                 total += dense * self._mlp_ns(tokens, shape.intermediate)
             if shape.moe_layers:
-                total += shape.moe_layers * self._moe_ns(tokens)
-            self._layers_cache[tokens] = total + self._embedding_ns(tokens)
-        return self._layers_cache[tokens]
+                total += shape.moe_layers * self._moe_ns(tokens, tokens if independent is None else independent)
+            self._layers_cache[key] = total + self._embedding_ns(tokens)
+        return self._layers_cache[key]
 
     def gemm_ns(self, tokens: int, inner: int, columns: int, groups: float = 1.0) -> float:
         """Return the time of matrix products in the shape's weight format; sizes in elements, already divided among the devices."""
@@ -113,17 +119,18 @@ class ForwardCost:
         hidden = self.shape.hidden
         return self.gemm_ns(tokens, hidden, 2 * local) + self.gemm_ns(tokens, local, hidden)
 
-    def active_experts(self, tokens: int) -> float:
-        """Return how many experts `tokens` tokens touch in a layer, E·(1 − (1 − k/E)ⁿ), if the router spreads tokens evenly and
+    def active_experts(self, independent: float) -> float:
+        """Return how many experts so many tokens reach in a layer, E·(1 − (1 − k/E)ⁿ), if the router spreads them evenly and
         independently (assumption). This is why verifying many tokens of a sparse model reads more weights than one.
         """
         experts = self.shape.experts
-        return experts * (1.0 - (1.0 - self.shape.experts_per_token / experts) ** tokens)
+        return experts * (1.0 - (1.0 - self.shape.experts_per_token / experts) ** independent)
 
-    def _moe_ns(self, tokens: int) -> float:
+    def _moe_ns(self, tokens: int, independent: float) -> float:
         shape = self.shape
-        active = self.active_experts(tokens)
-        rows = math.ceil(tokens * shape.experts_per_token / active)
+        active = self.active_experts(independent)
+        # All but a trace of the experts are reached by many tokens: that trace is no further row.
+        rows = math.ceil(tokens * shape.experts_per_token / active - 1e-6)
         local = math.ceil(shape.moe_intermediate / self.tp)
         grouped = self.gemm_ns(rows, shape.hidden, 2 * local, active) + self.gemm_ns(rows, local, shape.hidden, active)
         router = self.gemm_ns(tokens, shape.hidden, shape.experts)

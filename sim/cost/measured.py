@@ -104,6 +104,7 @@ class MeasuredForward(ForwardCost):
     def __init__(self, roofline: ForwardCost, tables: KernelTables) -> None:
         super().__init__(roofline.shape, roofline.gpu, roofline.efficiency, roofline.tp, roofline.qkv_inputs)
         self.tables = tables
+        self._roofline = roofline
 
     @property
     def knee(self) -> int:
@@ -115,13 +116,17 @@ class MeasuredForward(ForwardCost):
             (f"kernel {name}", known, "", self.tables.source) for name, known in self.tables.provenance.items()
         ]
 
-    def layers_ns(self, tokens: int) -> float:
-        if tokens not in self._layers_cache:
+    def layers_ns(self, tokens: int, independent: float | None = None) -> float:
+        """See `ForwardCost.layers_ns`. The tables have independent tokens; what fewer experts save is the roofline's share."""
+        key = tokens if independent is None or not self.shape.moe_layers else (tokens, independent)
+        if key not in self._layers_cache:
             total = _at(self.tables.layers, TOKENS, tokens)
             if self.qkv_inputs > 1:  # the database has no such layers
                 total += self.shape.layers * (self._projections_ns(tokens) - self._plain_projections_ns(tokens))
-            self._layers_cache[tokens] = total
-        return self._layers_cache[tokens]
+            if key != tokens:
+                total *= self._roofline.layers_ns(tokens, independent) / self._roofline.layers_ns(tokens)
+            self._layers_cache[key] = total
+        return self._layers_cache[key]
 
     def _plain_projections_ns(self, tokens: int) -> float:
         """Return the roofline's time of projections whose input is one hidden size wide."""

@@ -44,7 +44,7 @@ from .forward import ForwardCost, Line
 from .hardware import GPU
 from .launch import DEFAULT_GRAPH_SIZES, FULL_GRAPH, LaunchCost, padded_size
 from .measured import KernelTables, MeasuredForward
-from .work import DecodeWork, InvalidRound, check_round
+from .work import EXPERT_INDEPENDENCE, DecodeWork, InvalidRound, PassTokens, check_round
 
 GREEDY = "greedy"
 STOCHASTIC = "stochastic"
@@ -72,7 +72,7 @@ class RoundCost:
     `graph_sizes`: captured batch sizes in increasing order, None for no graphs. `sampling`: "stochastic" (softmax and
     lossless acceptance over the vocabulary) or "greedy" (argmax). `shared_draft_prefix`: whether the branches of a
     drafting tree read their common prefix once (a cascade kernel) or once each. `keep_draft_warm`: whether rounds with
-    0 steps run the catch-up.
+    0 steps run the catch-up. `expert_independence`: see `work.PassTokens`; a graph's padding rows choose experts as one token.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class RoundCost:
         sampling: str = STOCHASTIC,
         shared_draft_prefix: bool = False,
         keep_draft_warm: bool = False,
+        expert_independence: float = EXPERT_INDEPENDENCE,
     ) -> None:
         if sampling not in (GREEDY, STOCHASTIC):
             raise InvalidRound(f"sampling must be {GREEDY!r} or {STOCHASTIC!r}, not {sampling!r}")
@@ -111,6 +112,7 @@ class RoundCost:
         self.sampling = sampling
         self.draft_reads_per_branch = not shared_draft_prefix
         self.keep_draft_warm = keep_draft_warm
+        self.expert_independence = expert_independence
         roofline = ForwardCost(target, gpu, self.efficiency, tp)
         self._target = roofline if tables is None else MeasuredForward(roofline, tables)
         body = draft.body if draft is not None else None
@@ -186,9 +188,19 @@ class RoundCost:
             return "tables"
         return "measured" if isinstance(self._target, MeasuredForward) else "roofline"
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether the target or the draft is a mixture of experts."""
+        return any(forward is not None and forward.shape.moe_layers for forward in (self._target, self._draft))
+
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) of everything that this cost is made of."""
         rows = [*self.gpu.explain(), *self.target.explain(), *self._target.explain()]
+        if self.has_experts:
+            source = (
+                "of a request's further tokens in their choice of experts; the default is fitted to published counts"
+            )
+            rows.append(("experts: independence", self.expert_independence, "", source))
         for part in (self.draft, self.efficiency, self.launch, self.calibration):
             if part is not None:
                 rows += part.explain()
@@ -220,15 +232,15 @@ class RoundCost:
         if (measured := self._measured("target")) is not None:
             line = measured.line(batch_size * nodes)
             return Pass({"verify": Line(line.base_ns), "attention": Line(0.0, line.slope_ns)})
-        tokens = rows * nodes
+        tokens = self._tokens(batch_size, rows, nodes)
         parts = {
-            "verify": Line(self._target.layers_ns(tokens)),
+            "verify": Line(self._target.layers_ns(*tokens)),
             "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
-            "lm_head": Line(self._lm_head_ns(False, tokens)),
+            "lm_head": Line(self._lm_head_ns(False, tokens.count)),
             LAUNCH: self._gap,
         }
         if self.tp > 1:
-            parts["comm"] = Line(self._target.comm_ns(tokens))
+            parts["comm"] = Line(self._target.comm_ns(tokens.count))
         return Pass(parts, self._floor_ns(self._target, eager), window_cap_tokens=cap)
 
     def _measured(self, operation: str, algorithm: str | None = None) -> StepTable | None:
@@ -239,6 +251,9 @@ class RoundCost:
         if self._device_scale != 1.0:
             passes = [item.scaled(self._device_scale, without=LAUNCH) for item in passes]
         return Curve(passes)
+
+    def _tokens(self, batch_size: int, rows: int, width: int) -> PassTokens:
+        return PassTokens.of_rows(batch_size, rows, width, self.expert_independence)
 
     def _floor_ns(self, forward: ForwardCost, eager: bool) -> float:
         return forward.kernels * self.launch.eager_kernel_ns if eager else 0.0
@@ -291,13 +306,13 @@ class RoundCost:
         passes = []
         if steps > 1 and draft.algorithm != MULTI_LAYER_EAGLE:
             # On average a branch has half of the steps' own tokens behind it.
-            own = batch_size * steps // 2
+            own, tokens = batch_size * steps // 2, self._tokens(batch_size, rows, topk)
             if self.draft_reads_per_branch:
                 attention = forward.decode_attention(batch_size, 1, own, reads=topk)
             else:
                 attention = forward.decode_attention(batch_size, topk, own * topk)
             passes.append(
-                self._draft_pass("draft", batch_size, rows * topk, rows * topk, attention, steps - 1, eager, later=True)
+                self._draft_pass("draft", batch_size, tokens, rows * topk, attention, steps - 1, eager, later=True)
             )
         if topk > 1:
             # Cumulative scores, selection, sorting, parents, sibling links, mask.
@@ -314,28 +329,29 @@ class RoundCost:
             return []
         attention = forward.decode_attention(batch_size, steps + 1, batch_size * (steps + 1))
         repeat = max(steps, 1) if draft.algorithm == MULTI_LAYER_EAGLE else 1
-        return [self._draft_pass("draft_catch_up", batch_size, rows * (steps + 1), rows, attention, repeat, eager)]
+        tokens = self._tokens(batch_size, rows, steps + 1)
+        return [self._draft_pass("draft_catch_up", batch_size, tokens, rows, attention, repeat, eager)]
 
     def _draft_pass(
         self,
         label: str,
         batch_size: int,
-        tokens: int,
+        tokens: PassTokens,
         logit_rows: int,
         attention: Line,
         repeat: int,
         eager: bool,
         later: bool = False,
     ) -> Pass:
-        """Return one pass of the draft over `tokens` tokens; `later`: a pass after the first of a round, on its own hidden states."""
+        """Return one pass of the draft; `later`: a pass after the first of a round, on its own hidden states."""
         forward, draft = self._draft, self.draft
         assert forward is not None and draft is not None
         body = forward.shape
         if (measured := self._measured("draft_pass", draft.algorithm)) is not None:
-            return Pass({label: measured.line(tokens)}, repeat=repeat)
-        layers_ns = forward.layers_ns(tokens)
+            return Pass({label: measured.line(tokens.count)}, repeat=repeat)
+        layers_ns = forward.layers_ns(*tokens)
         if draft.fusion_inputs and (draft.fusion_every_pass or not later):
-            layers_ns += self._fusion_ns(tokens)
+            layers_ns += self._fusion_ns(tokens.count)
         # Softmax and top-k over the draft's logits: read 2 bytes, write and read 4.
         choose_ns = (
             self.efficiency.stream_ns(self.gpu, 10.0 * logit_rows * body.vocab) + self.efficiency.small_kernel_ns
@@ -347,7 +363,7 @@ class RoundCost:
             LAUNCH: Line(0.0 if later else self.launch.graph_gap_ns),
         }
         if self.tp > 1:
-            parts["comm"] = Line(forward.comm_ns(tokens))
+            parts["comm"] = Line(forward.comm_ns(tokens.count))
         floor_ns = max(self._floor_ns(forward, eager), self.launch.draft_pass_floor_ns)
         return Pass(parts, floor_ns, repeat, batch_size * forward.knee)
 
@@ -400,7 +416,7 @@ class RoundCost:
             line = rider.catch_up_attention
             prefill_ns = self._draft.prefill_attention_ns(chunks)
             attention = Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns)
-            tokens = new_tokens + rider.caught_up_tokens
+            tokens = PassTokens.of_requests(logit_rows, new_tokens + rider.caught_up_tokens, self.expert_independence)
             # Each head of a multi-layer draft has its own KV of the prompt.
             passes.append(
                 self._draft_pass(
@@ -412,19 +428,21 @@ class RoundCost:
     def _mixed_target_pass(
         self, chunks: Sequence[tuple[int, int]], new_tokens: int, batch_size: int, nodes: int, line: Line
     ) -> Pass:
-        tokens = new_tokens + batch_size * nodes
+        tokens = PassTokens.of_requests(
+            len(chunks) + batch_size, new_tokens + batch_size * nodes, self.expert_independence
+        )
         if (measured := self._measured("target")) is not None:
-            fit = measured.line(tokens)
+            fit = measured.line(tokens.count)
             attention = Line(fit.slope_ns * sum(past for _, past in chunks), fit.slope_ns)
             return Pass({"verify": Line(fit.base_ns), "attention": attention})
         prefill_ns = self._target.prefill_attention_ns(chunks)
         parts = {
-            "verify": Line(self._target.layers_ns(tokens)),
+            "verify": Line(self._target.layers_ns(*tokens)),
             "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
             "lm_head": Line(self._lm_head_ns(False, len(chunks) + batch_size * nodes)),
             LAUNCH: self._gap,
         }
         if self.tp > 1:
-            parts["comm"] = Line(self._target.comm_ns(tokens))
+            parts["comm"] = Line(self._target.comm_ns(tokens.count))
         cap = batch_size * self._target.knee
         return Pass(parts, self._floor_ns(self._target, eager=True), window_cap_tokens=cap)

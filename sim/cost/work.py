@@ -1,4 +1,4 @@
-"""The work of a decode round in five numbers, and the check that they do not contradict each other."""
+"""The work of a decode round in five numbers, the check that they do not contradict each other, and the experts that its tokens reach."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from ...core.errors import ForetokenError
 from .draft import MULTI_LAYER_EAGLE, DraftShape
+
+EXPERT_INDEPENDENCE = 0.58
+"""Fitted by benchmarks/fit_expert_independence.py to published counts of distinct experts; see `PassTokens`."""
 
 
 class InvalidRound(ForetokenError):
@@ -21,6 +24,28 @@ class DecodeWork(NamedTuple):
     topk: int
     num_draft_tokens: int
     kv_tokens: int
+
+
+class PassTokens(NamedTuple):
+    """The tokens of a pass: all that it computes, and as many independently routed ones as reach the same experts.
+
+    Requests choose experts independently. Each further token of a request counts as `independence` (0 … 1) of a token, since
+    successive tokens of one text share experts: w tokens reach those of 1 + independence · (w − 1) independent ones. The padding rows
+    of a captured graph are copies of one token.
+    """
+
+    count: int
+    independent: float
+
+    @classmethod
+    def of_rows(cls, batch_size: int, rows: int, width: int, independence: float) -> PassTokens:
+        """Return those of a batch with `width` tokens each, padded to `rows`."""
+        return cls(rows * width, batch_size * (1 + independence * (width - 1)) + (rows > batch_size))
+
+    @classmethod
+    def of_requests(cls, requests: int, tokens: int, independence: float) -> PassTokens:
+        """Return those of so many requests that have `tokens` together, without padding."""
+        return cls(tokens, requests + independence * (tokens - requests))
 
 
 def check_round(draft: DraftShape | None, batch_size: int, steps: int, topk: int, num_draft_tokens: int) -> None:

@@ -90,6 +90,20 @@ def test_a_round_is_made_of_the_tables():
     assert sources and set(sources) == {"made up"}
 
 
+def test_fewer_experts_save_of_measured_kernels_what_they_save_of_the_roofline():
+    sparse = lookup_model("qwen3-30b-a3b")
+    roofline = ForwardCost(sparse, GPU, default_efficiency(GPU), 1)
+    forward = MeasuredForward(roofline, made_up_tables())
+    whole = forward.layers_ns(8)
+    assert forward.layers_ns(8, 8.0) == pytest.approx(whole)
+    assert forward.layers_ns(8, 3.0) / whole == pytest.approx(roofline.layers_ns(8, 3.0) / roofline.layers_ns(8))
+    assert forward.layers_ns(8, 3.0) < 0.8 * whole
+    assert (
+        MeasuredForward(ForwardCost(SHAPE, GPU, default_efficiency(GPU), 1), made_up_tables()).layers_ns(8, 3.0)
+        == 1e6 + 80
+    )
+
+
 def test_tables_are_kept_and_a_damaged_file_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
     monkeypatch.setattr(measured, "_package_version", lambda: "9.9")

@@ -1,18 +1,26 @@
 """The default roofline against published measurements, with tolerances stated and errors printed (`pytest -s`)."""
 
+import importlib.util
+import sys
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from foretoken.core.model_shape import lookup_model
 from foretoken.sim.cost.calibration import VLLM_H100_LLAMA_8B
 from foretoken.sim.cost.draft import eagle3_head, eagle_head
+from foretoken.sim.cost.efficiency import default_efficiency
+from foretoken.sim.cost.forward import ForwardCost
 from foretoken.sim.cost.hardware import lookup_gpu
 from foretoken.sim.cost.host import VLLM_0_10
 from foretoken.sim.cost.launch import PIECEWISE
 from foretoken.sim.cost.round import RoundCost
+from foretoken.sim.cost.work import EXPERT_INDEPENDENCE, PassTokens
 
 H100 = lookup_gpu("H100")
 LLAMA = lookup_model("llama-3.1-8b")
+SPARSE = lookup_model("qwen3-30b-a3b")
 PLAIN = RoundCost(LLAMA, H100)
 
 
@@ -92,3 +100,23 @@ def test_speculation_is_never_better_than_its_accept_length():
     rounds = [cost.decode_ns(1, steps, 1, steps + 1, 500) for steps in range(1, 8)]
     assert all(value > plain for value in rounds)
     assert all(later > earlier for earlier, later in pairwise(rounds))
+
+
+def test_tokens_of_a_request_reach_as_many_experts_as_was_counted(monkeypatch):
+    path = Path(__file__).parents[3] / "benchmarks" / "fit_expert_independence.py"
+    spec = importlib.util.spec_from_file_location("fit_expert_independence", path)
+    script = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "fit_expert_independence", script)
+    spec.loader.exec_module(script)
+    counts = script.published_counts()
+    assert script.fit(counts) == pytest.approx(EXPERT_INDEPENDENCE, abs=0.005)
+    for count, error_of_script in zip(counts, script.errors(counts, EXPERT_INDEPENDENCE), strict=True):
+        shape = replace(SPARSE, experts=count.experts, experts_per_token=count.per_token)
+        forward = ForwardCost(shape, H100, default_efficiency(H100), 1)
+        distinct = forward.active_experts(PassTokens.of_rows(1, 1, count.tokens, EXPERT_INDEPENDENCE).independent)
+        assert abs(distinct / count.distinct - 1) < 0.12
+        assert distinct / count.distinct - 1 == pytest.approx(error_of_script)
+        assert abs(forward.active_experts(count.tokens) / count.distinct - 1) > 0.11  # as if independent
+    # A verify pass at batch 1 takes a fixed time and one per distinct expert, far from a time per token alone.
+    assert abs(script.curve_errors(EXPERT_INDEPENDENCE)).max() < 0.11
+    assert abs(script.curve_errors(0.05)).max() > 0.2

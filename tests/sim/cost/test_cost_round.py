@@ -211,6 +211,49 @@ def test_sparse_models_read_more_experts_for_more_tokens():
     assert sparse > 1.5
 
 
+def test_padding_rows_route_as_one_token():
+    # 25 rows are padded to 32: seven copies of one token, which bring eight experts at most.
+    verify = [COSTS["sparse"].decode_parts(rows, 0, 1, 1, 0)["verify"] for rows in (24, 25, 32)]
+    forward = ForwardCost(SPARSE, H100, COSTS["sparse"].efficiency, 1)
+    assert verify[1] == pytest.approx(forward.layers_ns(32, 26), abs=3)
+    assert verify[1] - verify[0] < 0.4 * (verify[2] - verify[0])
+    assert verify[2] == pytest.approx(forward.layers_ns(32), abs=3)
+
+
+@pytest.mark.parametrize("tokens", [2, 8, 64, 700])
+def test_tokens_of_one_request_share_experts(tokens):
+    def verify(independence, batch_size, nodes):
+        cost = RoundCost(SPARSE, H100, draft=host_draft("NGRAM", 0.0), expert_independence=independence)
+        return cost.decode_parts(batch_size, nodes - 1, 1, nodes, 0)["verify"]
+
+    shared, half, independent = (verify(value, 1, tokens) for value in (0.01, 0.5, 1.0))
+    assert shared < half < independent or tokens > 64
+    # As many requests as tokens choose independently, whatever one request's tokens do.
+    assert verify(0.5, tokens, 1) == verify(1.0, tokens, 1)
+    assert shared <= half <= independent <= verify(0.5, tokens, 1) * 1.05
+    # A dense model has no experts to share.
+    dense = [RoundCost(LLAMA, H100, expert_independence=value).decode_ns(tokens, 0, 1, 1, 0) for value in (0.1, 1.0)]
+    assert dense[0] == dense[1]
+
+
+@pytest.mark.parametrize("independence", [0.05, 0.58, 1.0])
+def test_more_rows_and_more_tokens_read_no_fewer_experts(independence):
+    cost = RoundCost(SPARSE, H100, draft=host_draft("NGRAM", 0.0), expert_independence=independence)
+    by_rows = [cost.decode_ns(rows, 3, 1, 4, 0) for rows in range(1, 260)]
+    by_tokens = [cost.decode_ns(6, steps, 1, steps + 1, 0) for steps in range(60)]
+    # Of one padded size more experts have fewer rows each, which may take one tile less.
+    for times in (by_rows, by_tokens):
+        assert all(later >= earlier * 0.998 for earlier, later in pairwise(times))
+
+
+def test_a_prompt_s_tokens_share_experts_with_each_other_alone():
+    def verify(independence, chunks):
+        return RoundCost(SPARSE, H100, expert_independence=independence).step_parts(chunks)["verify"]
+
+    assert verify(0.2, [(32, 0)]) < verify(0.2, [(8, 0)] * 4) < verify(1.0, [(32, 0)])
+    assert verify(0.2, [(1, 0)] * 32) == verify(1.0, [(32, 0)])
+
+
 def test_windows_bound_the_attention():
     windowed, full = COSTS["windowed"], COSTS["eagle"]
     assert windowed.decode_ns(2, 0, 1, 1, 8000) == full.decode_ns(2, 0, 1, 1, 8000)
