@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -135,17 +135,17 @@ class SweepDirectory:
         os.truncate(place, whole_bytes)
 
     def run(self, workers: Workers) -> Iterator[tuple[Job, Trial]]:
-        """Run what has not run yet, and yield each run once it is on disk. Closing the iterator stops the sweep, which can go on later."""
+        """Run what has not run yet, and yield each run once it is on disk. A sweep that is left early can go on later."""
         missing = [job for job in self.sweep.jobs() if (job.point, job.seed) not in self.trials]
-        if not missing:
-            return
-        with closing(workers.run(self.sweep.tables, missing)) as outcomes:
-            for job, trial in outcomes:
-                line = json.dumps({"point": job.point, "seed": job.seed, **asdict(trial)}, allow_nan=False)
-                self._journal.write(line + "\n")
-                self._journal.flush()
-                self.trials[job.point, job.seed] = trial
-                yield job, trial
+        for job in missing:
+            workers.submit(job)
+        for _ in missing:
+            job, trial = workers.next_ended()
+            line = json.dumps({"point": job.point, "seed": job.seed, **asdict(trial)}, allow_nan=False)
+            self._journal.write(line + "\n")
+            self._journal.flush()
+            self.trials[job.point, job.seed] = trial
+            yield job, trial
 
     def close(self) -> None:
         self._journal.close()

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Protocol
@@ -31,41 +31,51 @@ class Job:
 
 
 class Workers(Protocol):
-    """What runs jobs."""
+    """What runs jobs, several at a time. Closing it stops the jobs that are running."""
 
-    def run(self, tables: Mapping[str, Any], jobs: Sequence[Job]) -> Iterator[tuple[Job, Trial]]:
-        """Run every job on the scenario `tables` and yield each with its outcome, in the order in which they end.
+    count: int
+    """How many jobs run at a time."""
 
-        Closing the iterator stops the jobs that are running.
-        """
+    def submit(self, job: Job) -> None:
+        """Run this job when a process is free."""
+
+    def next_ended(self) -> tuple[Job, Trial]:
+        """Wait for any of the submitted jobs to end, and return it with its outcome."""
         ...
+
+    def close(self) -> None: ...
 
 
 class LocalWorkers:
-    """Processes on this machine, `count` of them."""
+    """Processes on this machine, `count` of them, which simulate the scenario `tables`. They start with the first jobs."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, tables: Mapping[str, Any], count: int) -> None:
         self.count = count
+        self._tables = tables
+        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[Job, Trial] | BaseException] = queue.SimpleQueue()
+        self._workers: list[_Worker] = []
 
-    def run(self, tables: Mapping[str, Any], jobs: Sequence[Job]) -> Iterator[tuple[Job, Trial]]:
-        """See `Workers.run`."""
-        waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        ended: queue.SimpleQueue[tuple[Job, Trial] | BaseException] = queue.SimpleQueue()
-        for job in jobs:
-            waiting.put(job)
-        workers = [_Worker(tables) for _ in range(min(self.count, len(jobs)))]
-        for worker in workers:
-            waiting.put(None)
-            threading.Thread(target=worker.serve, args=(waiting, ended), daemon=True).start()
-        try:
-            for _ in jobs:
-                outcome = ended.get()
-                if isinstance(outcome, BaseException):
-                    raise outcome
-                yield outcome
-        finally:
-            for worker in workers:
-                worker.stop()
+    def submit(self, job: Job) -> None:
+        """See `Workers.submit`."""
+        self._waiting.put(job)
+        if len(self._workers) < self.count:
+            worker = _Worker(self._tables)
+            self._workers.append(worker)
+            threading.Thread(target=worker.serve, args=(self._waiting, self._ended), daemon=True).start()
+
+    def next_ended(self) -> tuple[Job, Trial]:
+        """See `Workers.next_ended`."""
+        outcome = self._ended.get()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def close(self) -> None:
+        """End all processes, those in the middle of a run, too."""
+        for worker in self._workers:
+            worker.stop()
+            self._waiting.put(None)
 
 
 class _Worker:
@@ -82,7 +92,7 @@ class _Worker:
         waiting: queue.SimpleQueue[Job | None],
         ended: queue.SimpleQueue[tuple[Job, Trial] | BaseException],
     ) -> None:
-        """Run the jobs that wait until there is none."""
+        """Run the jobs that wait, until there is None instead of one."""
         try:
             while (job := waiting.get()) is not None and not self._stopped:
                 ended.put((job, self._run(job)))

@@ -99,8 +99,8 @@ def sweep(
     check_keys(tables, points)
     whole = Sweep(tables, points, range(resolved.seed, resolved.seed + seeds))
     place = out or Path("runs") / f"sweep-{whole.fingerprint()}"
-    pool = make_workers(workers, cluster)
-    with termination_is_interruption(), closing(SweepDirectory(place, whole)) as directory:
+    pool = make_workers(tables, workers, cluster)
+    with termination_is_interruption(), closing(SweepDirectory(place, whole)) as directory, closing(pool):
         try:
             run_all(directory, pool, quiet)
         except KeyboardInterrupt:
@@ -122,11 +122,11 @@ def check_keys(tables: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -
         scenario_with(tables, point)
 
 
-def make_workers(count: int | None, cluster: str | None) -> Workers:
+def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | None) -> Workers:
     from ...planning.workers import LocalWorkers
 
     if cluster is None:
-        return LocalWorkers(count or os.cpu_count() or 1)
+        return LocalWorkers(tables, count or os.cpu_count() or 1)
     from ...core.errors import ConfigError, Problem
     from ...planning.ray_workers import RayWorkers
 
@@ -134,7 +134,7 @@ def make_workers(count: int | None, cluster: str | None) -> Workers:
         raise ConfigError(
             "--cluster", [Problem("", f"{cluster!r} is neither 'ray' nor an address such as ray://head:10001")]
         )
-    return RayWorkers(None if cluster == "ray" else cluster, count)
+    return RayWorkers(tables, None if cluster == "ray" else cluster, count)
 
 
 def run_all(directory: SweepDirectory, pool: Workers, quiet: bool) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.planning import workers as workers_module
 from foretoken.planning.sweep import JOURNAL, Sweep, SweepDirectory
 from foretoken.planning.trial import Trial, run_trial
-from foretoken.planning.workers import Job, LocalWorkers
+from foretoken.planning.workers import Job, LocalWorkers, Workers
 
 SMALL = {"workload": {"num_requests": 12, "rate": 20.0, "output": {"value": 20}, "prompt": {"value": 100}}}
 POINTS = ({"speculation.algorithm": "NONE"}, {"speculation.algorithm": "EAGLE3"})
@@ -28,17 +28,32 @@ POINTS = ({"speculation.algorithm": "NONE"}, {"speculation.algorithm": "EAGLE3"}
 class HereWorkers:
     """Runs jobs in this process."""
 
-    def run(self, tables: Mapping[str, Any], jobs: Sequence[Job]) -> Iterator[tuple[Job, Trial]]:
-        for job in jobs:
-            yield job, run_trial(tables, job.settings)
+    count = 1
+
+    def __init__(self, tables: Mapping[str, Any]) -> None:
+        self.tables = tables
+        self.jobs: list[Job] = []
+        self.ended = 0
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def next_ended(self) -> tuple[Job, Trial]:
+        job = self.jobs[self.ended]
+        self.ended += 1
+        return job, run_trial(self.tables, job.settings)
+
+    def close(self) -> None:
+        pass
 
 
 def make_sweep(points: Sequence[Mapping[str, Any]] = POINTS, seeds: Sequence[int] = (0, 1)) -> Sweep:
     return Sweep(Scenario.model_validate(SMALL).model_dump(mode="json"), points, seeds)
 
 
-def finish(path: Path, sweep: Sweep, workers: Any) -> dict[tuple[int, int], Trial]:
-    with closing(SweepDirectory(path, sweep)) as directory:
+def finish(path: Path, sweep: Sweep, workers: Workers | None = None) -> dict[tuple[int, int], Trial]:
+    workers = workers or HereWorkers(sweep.tables)
+    with closing(SweepDirectory(path, sweep)) as directory, closing(workers):
         for _ in directory.run(workers):
             pass
         directory.write_table()
@@ -49,7 +64,7 @@ def test_processes_give_the_numbers_of_simulate(tmp_path: Path):
     from pyarrow import parquet
 
     sweep = make_sweep()
-    trials = finish(tmp_path, sweep, LocalWorkers(2))
+    trials = finish(tmp_path, sweep, LocalWorkers(sweep.tables, 2))
     rows = parquet.read_table(tmp_path / "trials.parquet").to_pylist()
     assert [(row["point"], row["seed"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     for row in rows:
@@ -62,30 +77,23 @@ def test_processes_give_the_numbers_of_simulate(tmp_path: Path):
 
 def test_a_stopped_sweep_goes_on_behind_its_last_whole_line(tmp_path: Path):
     sweep = make_sweep()
-    whole = finish(tmp_path / "whole", sweep, HereWorkers())
+    whole = finish(tmp_path / "whole", sweep)
     with closing(SweepDirectory(tmp_path / "part", sweep)) as directory:
-        with closing(directory.run(HereWorkers())) as runs:
-            next(runs)
-            next(runs)
+        runs = directory.run(HereWorkers(sweep.tables))
+        next(runs)
+        next(runs)
         assert len(directory.trials) == 2
     journal = tmp_path / "part" / JOURNAL
     first, second = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(first + second[: len(second) // 2])  # as a kill leaves it
-    made = []
-
-    class Counted(HereWorkers):
-        def run(self, tables, jobs):
-            made.extend((job.point, job.seed) for job in jobs)
-            return super().run(tables, jobs)
-
-    again = finish(tmp_path / "part", sweep, Counted())
-    assert len(made) == 3 and {key: trial.summary for key, trial in again.items()} == {
-        key: trial.summary for key, trial in whole.items()
-    }
+    rest = HereWorkers(sweep.tables)
+    again = finish(tmp_path / "part", sweep, rest)
+    assert len(rest.jobs) == 3
+    assert {key: trial.summary for key, trial in again.items()} == {key: trial.summary for key, trial in whole.items()}
 
 
 def test_another_sweep_and_a_broken_journal_are_refused(tmp_path: Path):
-    finish(tmp_path, make_sweep(), HereWorkers())
+    finish(tmp_path, make_sweep())
     with pytest.raises(ForetokenError, match="holds a sweep with other seeds"):
         SweepDirectory(tmp_path, make_sweep(seeds=(0, 1, 2)))
     journal = tmp_path / JOURNAL
@@ -97,7 +105,7 @@ def test_another_sweep_and_a_broken_journal_are_refused(tmp_path: Path):
 
 def test_settings_that_cannot_run_are_refused_with_the_reason(tmp_path: Path):
     points = (*POINTS, {"hardware.gpu": "L4", "model.target": "llama-3.1-70b"}, {"router.policy": "random"})
-    trials = finish(tmp_path, make_sweep(points, seeds=(0,)), HereWorkers())
+    trials = finish(tmp_path, make_sweep(points, seeds=(0,)))
     assert [trials[point, 0].status for point in range(4)] == ["done", "done", "refused", "refused"]
     assert "does not fit" in trials[2, 0].message and "has no effect" in trials[3, 0].message
 
@@ -120,7 +128,8 @@ def test_a_process_that_dies_costs_one_run(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         workers_module.subprocess, "Popen", lambda command, **options: start([sys.executable, str(program)], **options)
     )
-    trials = finish(tmp_path / "sweep", make_sweep(), LocalWorkers(2))
+    sweep = make_sweep()
+    trials = finish(tmp_path / "sweep", sweep, LocalWorkers(sweep.tables, 2))
     assert [trials[0, seed].status for seed in (0, 1)] == ["done", "done"]
     assert [trials[1, seed].status for seed in (0, 1)] == ["failed", "failed"]
     assert "2 times: killed by SIGKILL" in trials[1, 0].message
