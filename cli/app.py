@@ -12,6 +12,8 @@ from .decode.bench import bench
 from .decode.generate import generate
 from .decode.tiny import tiny
 from .planning.adaptive import adaptive
+from .planning.cost import cost
+from .planning.doctor import doctor
 from .planning.sweep import sweep
 from .replay import replay
 from .simulation.acceptance import acceptance
@@ -26,6 +28,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(simulate)
+app.command()(doctor)
+app.command()(cost)
 app.command()(sweep)
 app.command()(generate)
 app.command()(bench)

@@ -53,6 +53,18 @@ def parse_grid(axes: Sequence[str], option: str = OPTION) -> dict[str, list[Any]
     return grid
 
 
+def parse_values(option: str, text: str, kind: type[int] | type[float], least: float) -> list[Any]:
+    """Return the numbers that `text` stands for, as in a grid. Raises ConfigError for one of another kind or below `least`."""
+    try:
+        values = _values(text.strip())
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, kind if kind is int else (int, float)) or value < least:
+                raise ValueError(f"{value!r} is no {'integer' if kind is int else 'number'} from {least} on")
+    except ValueError as error:
+        raise ConfigError(option, [Problem("", str(error))]) from None
+    return values
+
+
 def combinations(grid: Mapping[str, Sequence[Any]], algorithm: str) -> list[dict[str, Any]]:
     """Return every combination of the values of a grid; the values of the last key change first. Without keys: one, which is empty.
 

@@ -1,0 +1,75 @@
+"""`foretoken cost`: what one decode round takes, part by part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..simulation.simulate import ScenarioFile, Settings
+
+if TYPE_CHECKING:
+    from ...planning.rounds import Round
+
+MOST_COLUMNS = 8
+
+
+def cost(
+    scenario: ScenarioFile = None,
+    settings: Settings = None,
+    batch: Annotated[
+        str, typer.Option(help="Requests that decode together, as values of --grid: 8, 1,8,64, 1..64:log.")
+    ] = "1,8,64",
+    context: Annotated[int, typer.Option(min=0, help="KV tokens of each request.")] = 1024,
+    steps: Annotated[str, typer.Option(help="Draft steps, as values of --grid; 0 is plain decoding.")] = "0..7",
+) -> None:
+    """Print what one decode round takes, part by part, and how many tokens it must give.
+
+        foretoken cost --batch 1,64 --context 4096
+        foretoken cost chat.toml --set hardware.gpu=L40S --steps 0,2,4
+
+    A column per number of draft steps. Microseconds on the device by part, the
+    scheduler's time on the host (beside the device, or after it), and their
+    sum. Break-even is the accept length at which a round is as fast as plain
+    decoding; the accept length is what the scenario's acceptance gives.
+    """
+    from ...planning.grid import parse_values
+    from ...planning.rounds import RoundModel
+    from ...sim.scenario_file import load_scenario
+
+    resolved, _ = load_scenario(scenario, settings or ())
+    model = RoundModel(resolved)
+    batches, counts = parse_values("--batch", batch, int, 1), parse_values("--steps", steps, int, 0)
+    typer.echo(model.with_steps(max(counts)).timing)
+    for size in batches:
+        plain = model.round(size, context, 0)
+        rounds = [model.round(size, context, count) for count in counts]
+        for first in range(0, len(rounds), MOST_COLUMNS):
+            typer.echo("\n" + "\n".join(_table(rounds[first : first + MOST_COLUMNS], plain)))
+
+
+def _table(rounds: list[Round], plain: Round) -> list[str]:
+    parts = list(dict.fromkeys(part for found in rounds for part in found.parts_ns))
+    requests = "request" if plain.batch_size == 1 else "requests"
+    title = f"{plain.batch_size} {requests} with {plain.context_len:,} tokens of context; microseconds"
+    lines = [title, _line("draft steps", [str(found.steps) for found in rounds])]
+    lines.append(_line("nodes per request", [str(found.num_draft_tokens) for found in rounds]))
+    for part in parts:
+        values = (found.parts_ns.get(part) for found in rounds)
+        lines.append(_line(f"  {part.replace('_', ' ')}", ["–" if ns is None else _us(ns) for ns in values]))
+    host = "host, beside it" if plain.is_overlapped else "host, after it"
+    lines.append(_line("device", [_us(found.device_ns) for found in rounds]))
+    lines.append(_line(host, [_us(found.host_ns) for found in rounds]))
+    lines.append(_line("round", [_us(found.total_ns) for found in rounds]))
+    lines.append(_line("accept length", [f"{found.accept_length:.2f}" for found in rounds]))
+    lines.append(_line("break-even", [f"{found.break_even(plain):.2f}" for found in rounds]))
+    lines.append(_line("tokens/s", [f"{found.tokens_per_s:,.0f}" for found in rounds]))
+    return lines
+
+
+def _line(name: str, cells: list[str]) -> str:
+    return f"{name:18}" + "".join(f"{cell:>8}" for cell in cells)
+
+
+def _us(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e3:,.0f}"

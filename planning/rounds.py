@@ -1,0 +1,148 @@
+"""Rounds as the cost model sees them: what one takes, what it is made of, and how many tokens it must give to pay."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..core.acceptance.process import GaussianAcceptance
+from ..sim.assembly import Assembly, assemble
+from ..sim.scenario import Scenario
+from ..sim.scenario_file import scenario_with
+
+_SAMPLE_REQUESTS, _SAMPLE_ROUNDS = 256, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One decode round of a full batch.
+
+    Attributes:
+        batch_size: Requests that take part.
+        context_len: KV tokens of each when the round starts.
+        steps: Draft steps; 0 is a plain pass.
+        num_draft_tokens: Nodes that the target verifies per request, the root included.
+        parts_ns: Nanoseconds on the device by part; they sum to the device's time.
+        host_ns: The scheduler's time for the round.
+        is_overlapped: Whether the host works beside the device, not before and after it.
+        accept_length: Tokens that a request gets of the round on average.
+    """
+
+    batch_size: int
+    context_len: int
+    steps: int
+    num_draft_tokens: int
+    parts_ns: Mapping[str, int]
+    host_ns: int
+    is_overlapped: bool
+    accept_length: float
+
+    @property
+    def device_ns(self) -> int:
+        return sum(self.parts_ns.values())
+
+    @property
+    def total_ns(self) -> int:
+        """Nanoseconds from one round to the next."""
+        return max(self.device_ns, self.host_ns) if self.is_overlapped else self.device_ns + self.host_ns
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens per second of the whole batch."""
+        return self.batch_size * self.accept_length * 1e9 / self.total_ns
+
+    def break_even(self, plain: Round) -> float:
+        """Return the accept length at which this round is as fast as plain decoding, whose round is `plain`."""
+        return self.total_ns / plain.total_ns
+
+
+def without_speculation(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of a scenario with plain decoding."""
+    return {**tables, "speculation": {"algorithm": "NONE"}}
+
+
+class RoundModel:
+    """Rounds of one deployment with fixed step counts, and without speculation."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        """Raises a ForetokenError if the scenario cannot be assembled, as `simulate` does."""
+        self._tables = scenario.model_dump(mode="json")
+        self._assemblies: dict[int, Assembly] = {}
+        self._accept_lengths: dict[tuple[int, int], float] = {}
+        self.scenario = scenario
+
+    @cached_property
+    def plain(self) -> Assembly:
+        """The deployment without speculation."""
+        return assemble(Scenario.model_validate(without_speculation(self._tables)))
+
+    def with_steps(self, steps: int) -> Assembly:
+        """Return the deployment in which every round has this many draft steps, 0 for the deployment without speculation."""
+        if not steps:
+            return self.plain
+        if steps not in self._assemblies:
+            fixed: dict[str, Any] = {
+                "speculation.policy": "fixed",
+                "speculation.steps": steps,
+                "speculation.adaptive": None,
+            }
+            if self.scenario.speculation.heads is not None:
+                fixed["speculation.heads"] = max(steps, self.scenario.speculation.heads)
+            self._assemblies[steps] = assemble(scenario_with(self._tables, fixed))
+        return self._assemblies[steps]
+
+    def round(self, batch_size: int, context_len: int, steps: int) -> Round:
+        """Return the round of a batch. Raises a ForetokenError for steps that the deployment cannot have."""
+        run = self.with_steps(steps)
+        topk = run.spec.topk if steps else 1
+        nodes = run.spec.draft_shape.num_draft_tokens(steps, batch_size) if steps else 1
+        parts = run.cost.decode_parts(batch_size, steps, topk, nodes, batch_size * context_len)
+        accept_length = self.accept_length(steps, nodes)
+        host_ns = run.host.round_ns(batch_size, round(batch_size * accept_length))
+        return Round(batch_size, context_len, steps, nodes, parts, host_ns, run.spec.config.overlap, accept_length)
+
+    def accept_length(self, steps: int, num_draft_tokens: int) -> float:
+        """Return the mean accept length of rounds with these steps, bonus token included, over a sample of requests."""
+        if not steps:
+            return 1.0
+        key = (steps, num_draft_tokens)
+        if key not in self._accept_lengths:
+            run = self.with_steps(steps)
+            process = run.acceptance
+            if run.spec.topk > 1 and isinstance(process, GaussianAcceptance):
+                ratio = self.scenario.acceptance.rank_ratio
+                process = process.for_tree(run.spec.topk, steps, num_draft_tokens, ratio)
+            keys = np.arange(1, _SAMPLE_REQUESTS + 1, dtype=np.uint64)
+            starts = np.zeros(_SAMPLE_REQUESTS, dtype=np.int64)
+            self._accept_lengths[key] = float(process.accept_lens(keys, starts, steps, _SAMPLE_ROUNDS).mean())
+        return self._accept_lengths[key]
+
+    def best(self, batch_size: int, context_len: int, most_steps: int) -> Round:
+        """Return the round with the most tokens per second among 0 to `most_steps` draft steps."""
+        rounds = (self.round(batch_size, context_len, steps) for steps in range(most_steps + 1))
+        return max(rounds, key=lambda candidate: candidate.tokens_per_s)
+
+    def largest_that_pays(self, context_len: int, most_steps: int) -> int:
+        """Return the largest batch, among those that fit, at which some number of draft steps beats plain decoding; 0 if none does."""
+        largest = self.most_rows(context_len, 0)
+        sizes = [*itertools.takewhile(lambda size: size < largest, (2**i for i in itertools.count())), largest]
+        pay = [size for size in sizes if size and self.best(size, context_len, most_steps).steps]
+        if not pay or pay[-1] == largest:
+            return pay[-1] if pay else 0
+        low, high = pay[-1], sizes[sizes.index(pay[-1]) + 1]
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.best(middle, context_len, most_steps).steps else (low, middle)
+        return low
+
+    def most_rows(self, context_len: int, steps: int) -> int:
+        """Return how many requests of this context the KV pool holds, at most `engine.max_running`; 0 if not one."""
+        run = self.with_steps(steps)
+        config = run.spec.config
+        held = context_len + run.spec.resolve_sizes().reserve
+        return min(config.max_running, config.num_pages * config.page_size // held)
