@@ -8,7 +8,7 @@ from typing import Any
 from .errors import ConfigError, Problem, nearest
 from .parsing import ParseError, parse_json
 
-_REQUIRED = object()
+REQUIRED = object()
 
 
 class ConfigReader:
@@ -30,6 +30,10 @@ class ConfigReader:
             value = None
         return ConfigReader(value or {}, self.source, f"{self._prefix}{key}.", self.problems)
 
+    def with_data(self, data: Mapping[str, Any]) -> ConfigReader:
+        """Return a reader of other data at the same place, which notes its problems here."""
+        return ConfigReader(data, self.source, self._prefix, self.problems)
+
     def problem(self, key: str, message: str) -> None:
         """Note what is wrong at `key`, once however often it is looked up."""
         problem = Problem(self._prefix + key, message)
@@ -44,11 +48,11 @@ class ConfigReader:
     def get(self, key: str, default: Any = None) -> Any:
         return self.data.get(key, default)
 
-    def integer(self, key: str, default: Any = _REQUIRED, minimum: int = 1) -> int:
+    def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> int:
         """A whole number ≥ `minimum`; null counts as absent."""
         value = self.data.get(key)
         if value is None:
-            if default is not _REQUIRED:
+            if default is not REQUIRED:
                 return default
             self.problem(key, f"is missing{'' if key in self.data else nearest(key, self.data)}")
         elif isinstance(value, bool) or not isinstance(value, int):
@@ -59,11 +63,11 @@ class ConfigReader:
             return value
         return minimum
 
-    def number(self, key: str, default: Any = _REQUIRED) -> float:
+    def number(self, key: str, default: Any = REQUIRED) -> float:
         """A positive number; null counts as absent."""
         value = self.data.get(key)
         if value is None:
-            if default is not _REQUIRED:
+            if default is not REQUIRED:
                 return default
             self.problem(key, "is missing")
         elif isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:

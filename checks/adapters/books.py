@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...core.draws import request_key
-from ...core.model_shape import DTYPE_BYTES, ModelShape
+from ...core.model_shape import DTYPE_BYTES, Attention, Mlp, ModelShape
 from ...observe.metrics import RunMetrics
 from ...sim.assembly import Assembly
 from ...sim.disaggregation.cluster import draft_input_bytes
@@ -55,8 +55,33 @@ def machine_of(assembly: Assembly) -> dict[str, Any]:
 
 
 def _sizes(shape: ModelShape) -> dict[str, Any]:
-    own = {"weight_bytes": DTYPE_BYTES[shape.weight_dtype], "kv_bytes": DTYPE_BYTES[shape.kv_dtype]}
-    return {**asdict(shape), **own, "dtype": shape.weight_dtype}
+    """Return the sizes of a decoder whose layers are all alike but for windows and experts, as the model of a roofline takes them."""
+    (attention, _), *others = shape.mixers
+    dense = [(part, count) for part, count in shape.mlps if isinstance(part, Mlp)]
+    experts = shape.experts
+    windowed = sum(count for mixer, count in shape.mixers if mixer.window is not None)
+    assert isinstance(attention, Attention) and all(isinstance(mixer, Attention) for mixer, _ in others), shape.name
+    return {
+        "layers": shape.layers,
+        "hidden": shape.hidden,
+        "vocab": shape.vocab,
+        "tied_embeddings": shape.tied_embeddings,
+        "heads": attention.heads,
+        "kv_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        "qk_norm": attention.qk_norm,
+        "intermediate": dense[0][0].width if dense else 0,
+        "dense_layers": sum(count for _, count in dense) if experts else 0,
+        "experts": experts.count if experts else 0,
+        "experts_per_token": experts.top_k if experts else 0,
+        "moe_intermediate": experts.width if experts else 0,
+        "shared_intermediate": experts.shared_width if experts else 0,
+        "attention_window": shape.attention_window,
+        "windowed_layers": windowed,
+        "weight_bytes": DTYPE_BYTES[shape.weight_dtype],
+        "kv_bytes": DTYPE_BYTES[shape.kv_dtype],
+        "dtype": shape.weight_dtype,
+    }
 
 
 def runs_of(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, list[int]]:

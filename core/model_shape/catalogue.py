@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import nearest_name
-from .shape import ARCHITECTURES, ModelShape, UnknownModel, read_model_shape
+from .families import ARCHITECTURES, read_model_shape
+from .shape import ModelShape, UnknownModel
 
 
 def _built_in(

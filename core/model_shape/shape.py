@@ -1,120 +1,85 @@
-"""The shape of a decoder-only transformer, and the reader of Hugging Face's `config.json`.
-
-A configuration is read as data, a mapping or a text; files are opened by the caller. All problems of a configuration are reported at
-once, with its source and the key of each.
-"""
+"""The shape of a decoder: what decides its weights, its KV cache and the cost of a forward pass."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from ..config_reader import ConfigReader
-from ..errors import ForetokenError, nearest_name
-from .quantization import CONFIG_KEYS, WEIGHT_BITS, bits_per_weight, read_weight_format
+from ..errors import ForetokenError
+from .layers import Cache, Experts, Mixer, Mlp, Part, Recurrence
+from .quantization import WEIGHT_BITS, bits_per_weight
 
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
 """The formats of a KV cache; those of weights are more (`quantization.py`)."""
-ARCHITECTURES: Mapping[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-}
-"""The families whose configurations are understood, by `model_type`, and the architecture of each."""
 
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+T = TypeVar("T")
 
 
 class UnknownModel(ForetokenError):
     """A model name that is not built in; the message lists the known ones and the nearest."""
 
 
-# -- the shape --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class MoeConfig:
-    """A mixture of experts: each token is sent to `top_k` of `num_experts` MLPs."""
-
-    num_experts: int
-    top_k: int
-    intermediate_size: int  # of one expert
-    norm_topk_prob: bool = False  # the chosen experts' weights sum to 1
-    decoder_sparse_step: int = 1  # every how many layers has experts, counted from the end of each group
-    mlp_only_layers: tuple[int, ...] = ()
-
-    def is_sparse(self, layer: int) -> bool:
-        """Whether `layer` has experts instead of one MLP."""
-        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+def counted(parts: Iterable[T | None]) -> tuple[tuple[T, int], ...]:
+    """Return the different parts with how often each occurs, in the order of their first; None is no part."""
+    counts: dict[T, int] = {}
+    for part in parts:
+        if part is not None:
+            counts[part] = counts.get(part, 0) + 1
+    return tuple(counts.items())
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What decides a transformer's weights, its KV cache and the cost of a forward pass.
 
-    Counts are dimensionless, sizes in elements, `attention_window` and `max_context` in tokens. A mixture of experts has
-    `experts > 0`; then `intermediate` is the width of the `dense_layers` that have no experts. `windowed_layers` of the
-    layers attend only to the last `attention_window` tokens. `weight_dtype` is a format of `quantization.py`; embeddings and LM head
-    stay 16-bit beside quantized weights, and attention does with `wide_attention`. `recurrent_state_bytes` is the size of one text's
-    state over all layers that have a state instead of KV (no tensor parallelism).
+    `mixers` and `mlps` say how many layers have which (`layers.py`); which mixer stands with which MLP decides nothing. `weight_dtype` is a
+    format of `quantization.py`, that of routed experts and, unless `attention_dtype` (of every mixer) or `mlp_dtype` (of dense and shared
+    MLPs) differ, of all layers. Embeddings and LM head stay 16-bit beside quantized weights. `max_context` is in tokens. `config`: the
+    `config.json` that the shape was read from, whole.
     """
 
     name: str
     family: str
     layers: int
     hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
     vocab: int
+    mixers: tuple[tuple[Mixer, int], ...]
+    mlps: tuple[tuple[Part, int], ...]
     tied_embeddings: bool
     max_context: int
     weight_dtype: str = "bf16"
+    attention_dtype: str | None = None
+    mlp_dtype: str | None = None
     kv_dtype: str = "bf16"
-    wide_attention: bool = False
-    experts: int = 0
-    experts_per_token: int = 0
-    moe_intermediate: int = 0
-    shared_intermediate: int = 0
-    dense_layers: int = 0
-    attention_window: int | None = None
-    windowed_layers: int = 0
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    recurrent_state_bytes: int = 0
     source: str = field(default="", compare=False)
+    config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        assert min(self.layers, self.hidden, self.heads, self.kv_heads, self.head_dim, self.vocab) > 0, self.name
-        assert self.heads % self.kv_heads == 0, f"{self.name}: heads must be a multiple of kv_heads"
-        assert self.experts >= self.experts_per_token >= 0, self.name
-        assert (self.experts > 0) == (self.moe_intermediate > 0), self.name
-        assert 0 <= self.windowed_layers <= self.layers, self.name
-        assert (self.windowed_layers > 0) == (self.attention_window is not None), self.name
-        assert 0 <= self.dense_layers <= self.layers, self.name
-        assert self.recurrent_state_bytes >= 0, self.name
+        assert min(self.layers, self.hidden, self.vocab) > 0, self.name
+        assert self.mixers and all(count > 0 for _, count in (*self.mixers, *self.mlps)), self.name
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    @property
+    def experts(self) -> Experts | None:
+        """The mixture of experts of its sparse layers; None for a dense model."""
+        return next((part for part, _ in self.mlps if isinstance(part, Experts)), None)
 
     @property
     def moe_layers(self) -> int:
-        return self.layers - self.dense_layers if self.experts else 0
+        return sum(count for part, count in self.mlps if isinstance(part, Experts))
 
     @property
     def attention_parameters(self) -> int:
-        """Weights of one layer's attention: q, k, v, o, their biases, and the per-head norms of q and k."""
-        projected = (self.heads + 2 * self.kv_heads) * self.head_dim
-        weights = self.hidden * projected + self.heads * self.head_dim * self.hidden
-        return weights + (projected if self.qkv_bias else 0) + (2 * self.head_dim if self.qk_norm else 0)
+        """Weights of the mixers of all layers: projections, biases, norms of heads."""
+        return sum(count * self.mixer_parameters(mixer) for mixer, count in self.mixers)
 
-    @property
-    def expert_parameters(self) -> int:
-        """Weights of one expert: gate, up and down."""
-        return 3 * self.hidden * self.moe_intermediate
+    def mixer_parameters(self, mixer: Mixer, inputs: int = 1) -> int:
+        """Return the weights of one layer's mixer; `inputs`: width of what it projects, in hidden sizes."""
+        products = mixer.products(self.hidden, inputs=inputs)
+        return sum(product.parameters for product in products) + mixer.small_parameters(self.hidden)
 
     @property
     def embedding_parameters(self) -> int:
@@ -123,42 +88,123 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """All weights, norms included; a tied LM head counts once."""
-        return self._parameters(self.experts)
+        return self._parameters(sum(count * part.parameters(self.hidden) for part, count in self.mlps))
 
     @property
     def active_parameters(self) -> int:
-        """The weights that one token uses: `experts_per_token` of the experts."""
-        return self._parameters(self.experts_per_token)
+        """The weights that one token uses: `top_k` of the experts."""
+        return self._parameters(sum(count * part.active_parameters(self.hidden) for part, count in self.mlps))
 
-    def _parameters(self, experts: int) -> int:
-        sparse = (
-            self.hidden * self.experts + experts * self.expert_parameters + 3 * self.hidden * self.shared_intermediate
-        )
-        dense = 3 * self.hidden * self.intermediate
-        mlp = self.moe_layers * sparse + (self.layers - self.moe_layers) * dense
-        norms = (2 * self.layers + 1) * self.hidden
-        embeddings = self.embedding_parameters * (1 if self.tied_embeddings else 2)
-        return self.layers * self.attention_parameters + mlp + norms + embeddings
+    def _parameters(self, mlps: int) -> int:
+        return self.attention_parameters + mlps + self._norm_parameters + self._wide_parameters
+
+    @property
+    def _norm_parameters(self) -> int:
+        """Weights of the norms: one before each mixer and each MLP, and the last."""
+        return (sum(count for _, count in (*self.mixers, *self.mlps)) + 1) * self.hidden
+
+    @property
+    def _wide_parameters(self) -> int:
+        """Weights that stay 16-bit: the embeddings and the LM head."""
+        return self.embedding_parameters * (1 if self.tied_embeddings else 2)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights. Beside quantized weights the embeddings and the LM head stay 16-bit, as checkpoints keep them."""
-        wide = self.embedding_parameters * (1 if self.tied_embeddings else 2)
-        if self.wide_attention:
-            wide += self.layers * self.attention_parameters
-        return math.ceil((self.parameters - wide) * self.bytes_per_weight) + wide * 2
+        mixers, dense = self.attention_parameters, self.dense_parameters
+        rest = self.parameters - mixers - dense - self._wide_parameters
+        narrow = (
+            mixers * self.format_bytes(self.attention_dtype)
+            + dense * self.format_bytes(self.mlp_dtype)
+            + rest * self.format_bytes()
+        )
+        return math.ceil(narrow) + self._wide_parameters * 2
 
     @property
-    def bytes_per_weight(self) -> float:
-        """Bytes of one weight of the layers, scales included."""
-        bits = bits_per_weight(self.weight_dtype)
-        assert bits is not None, self.weight_dtype
+    def dense_parameters(self) -> int:
+        """Weights of all MLPs that every token uses: dense ones, and those beside routed experts."""
+        total = 0
+        for part, count in self.mlps:
+            products = part.products(self.hidden) if isinstance(part, Mlp) else part.shared(self.hidden)
+            total += count * sum(product.parameters for product in products)
+        return total
+
+    def weight_bytes_per_device(self, tensor: int, devices: int, expert_ranks: int = 1) -> int:
+        """Return the bytes of weights of one of `devices` devices: routed experts are divided among all, in `expert_ranks` groups; what
+        every device needs whole (latents, indexers, routers) is not divided; the rest is divided among `tensor`."""
+        if devices == 1:
+            return self.weight_bytes
+        hidden, total = self.hidden, self._norm_parameters * self.format_bytes()
+        for mixer, count in self.mixers:
+            own = sum(product.parameters for product in mixer.products(hidden, tensor)) + mixer.small_parameters(hidden)
+            total += count * own * self.format_bytes(self.attention_dtype)
+        for part, count in self.mlps:
+            if isinstance(part, Mlp):
+                own = sum(product.parameters for product in part.products(hidden, tensor))
+                total += count * own * self.format_bytes(self.mlp_dtype)
+                continue
+            shared = sum(product.parameters for product in part.shared(hidden, tensor))
+            held = math.ceil(part.count / expert_ranks)
+            routed = held * math.ceil(part.expert_parameters(hidden) * expert_ranks / devices)
+            total += count * shared * self.format_bytes(self.mlp_dtype)
+            total += count * (routed + part.router_parameters(hidden)) * self.format_bytes()
+        return math.ceil(total + self._wide_parameters * 2 / tensor)
+
+    def format_bytes(self, dtype: str | None = None) -> float:
+        """Return the bytes of one weight in the format `dtype`, scales included; None is `weight_dtype`."""
+        bits = bits_per_weight(dtype or self.weight_dtype)
+        assert bits is not None, dtype or self.weight_dtype
         return bits / 8
+
+    # -- what a request keeps -----------------------------------------------------------------------------------------
+
+    def caches(self, tp: int = 1) -> tuple[tuple[Cache, int], ...]:
+        """Return the caches of one device, with the number of layers that have each."""
+        return tuple((cache, count) for mixer, count in self.mixers for cache in mixer.caches(tp))
+
+    def token_bytes(self, tp: int = 1, *, windowed: bool | None = None) -> int:
+        """Return the bytes that a token's entries take on one device over all layers; `windowed`: of those layers alone that keep a window
+        (True), or of those that keep all (False)."""
+        element = DTYPE_BYTES[self.kv_dtype]
+        chosen = ((c, n) for c, n in self.caches(tp) if windowed is None or c.keeps_reach == windowed)
+        return math.ceil(sum(count * cache.token_bytes(element) for cache, count in chosen))
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one token's keys and values take over all layers (no tensor parallelism)."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[self.kv_dtype]
+        """Bytes that one token's entries take over all layers (no tensor parallelism), while it is inside every window."""
+        return self.token_bytes()
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that cache tokens."""
+        return sum(count for mixer, count in self.mixers if mixer.caches())
+
+    @property
+    def attention_window(self) -> int | None:
+        """The tokens that windowed layers keep; None without such layers."""
+        return max((c.reach or 0 for c, _ in self.caches() if c.keeps_reach), default=None)
+
+    @property
+    def recurrent_state_bytes(self) -> int:
+        """Bytes of one request's state over all layers that have a state instead of KV (no tensor parallelism)."""
+        return sum(count * mixer.state_bytes for mixer, count in self.mixers if isinstance(mixer, Recurrence))
+
+    @property
+    def reach(self) -> int | None:
+        """Tokens per row from which on layers of a limited reach read no more: the greatest reach; None without such layers."""
+        return max((cache.reach for cache, _ in self.caches() if cache.reach), default=None)
+
+    def tensor_problem(self, tp: int) -> str | None:
+        """Return why `tp` devices cannot share the heads; None if they can."""
+        for mixer, _ in self.mixers:
+            if mixer.heads % tp:
+                return f"tensor parallelism {tp} does not divide the {mixer.heads} attention heads of {self.name}"
+            kv_heads = getattr(mixer, "kv_heads", 1)
+            if kv_heads % tp and tp % kv_heads:
+                return f"tensor parallelism {tp} does not fit the {kv_heads} KV heads of {self.name}"
+        return None
+
+    # -- other forms --------------------------------------------------------------------------------------------------
 
     def with_dtypes(self, weight_dtype: str | None = None, kv_dtype: str | None = None) -> ModelShape:
         """The same shape in other number formats, those of `quantization.py` for weights. Raises `UnknownModel` for another format."""
@@ -167,143 +213,31 @@ class ModelShape:
             raise UnknownModel(f"{self.name}: data type {weight_dtype!r} is none of {known} (bits and group size)")
         if kv_dtype is not None and kv_dtype not in DTYPE_BYTES:
             raise UnknownModel(f"{self.name}: data type {kv_dtype!r} of KV is none of {', '.join(DTYPE_BYTES)}")
-        wide = self.wide_attention and weight_dtype in (None, self.weight_dtype)
-        return replace(
-            self,
-            weight_dtype=weight_dtype or self.weight_dtype,
-            kv_dtype=kv_dtype or self.kv_dtype,
-            wide_attention=wide,
-        )
+        shape = replace(self, kv_dtype=kv_dtype or self.kv_dtype)
+        if weight_dtype in (None, self.weight_dtype):
+            return shape
+        return replace(shape, weight_dtype=weight_dtype, attention_dtype=None, mlp_dtype=None)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Rows (name, value, unit, source) for `--explain`."""
+        formats = {"layers": self.weight_dtype, "attention": self.attention_dtype, "dense MLP": self.mlp_dtype}
+        named = ", ".join(f"{part} {name}" for part, name in formats.items() if name and name != self.weight_dtype)
         rows: list[tuple[str, float, str, str]] = [
             (f"{self.name} parameters", self.parameters / 1e9, "billion", self.source),
-            (f"{self.name} weights", self.weight_bytes / 1e9, "GB", f"computed, {self.weight_dtype}"),
+            (
+                f"{self.name} weights",
+                self.weight_bytes / 1e9,
+                "GB",
+                f"computed, {self.weight_dtype}{', ' * bool(named)}{named}",
+            ),
             (f"{self.name} KV per token", self.kv_bytes_per_token, "B", f"computed, {self.kv_dtype}"),
             (f"{self.name} layers", self.layers, "", self.source),
         ]
         if self.experts:
             rows.append((f"{self.name} active parameters", self.active_parameters / 1e9, "billion", self.source))
+        if windowed := self.token_bytes(windowed=True):
+            source = f"computed: of the KV per token, in layers that keep {self.attention_window} tokens"
+            rows.append((f"{self.name} KV per token in windows", windowed, "B", source))
+        if state := self.recurrent_state_bytes:
+            rows.append((f"{self.name} recurrent state per request", state / 1e6, "MB", "computed"))
         return rows
-
-
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-
-def read_sizes(reader: ConfigReader, family: str | None) -> dict[str, Any]:
-    """Read the fields of a `ModelShape` that every user of a configuration needs; problems are noted in `reader`."""
-    hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    has_problems = bool(reader.problems)
-    kv_heads = reader.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        reader.problem("num_key_value_heads", f"{heads} heads cannot share {kv_heads} key-value heads evenly")
-    if family == "qwen3":
-        head_dim = reader.integer("head_dim", 128)
-    else:
-        head_dim = reader.integer("head_dim", hidden // heads)
-        if reader.get("head_dim") is None and hidden % heads and not has_problems:
-            reader.problem("hidden_size", f"{hidden} is no multiple of the {heads} heads, and head_dim is not given")
-    return {
-        "layers": reader.integer("num_hidden_layers"),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "intermediate": reader.integer("intermediate_size"),
-        "vocab": reader.integer("vocab_size"),
-        "max_context": reader.integer("max_position_embeddings", 2048),
-        "tied_embeddings": reader.flag("tie_word_embeddings"),
-        "qkv_bias": reader.flag("attention_bias") or family == "qwen2",
-        "qk_norm": family in ("qwen3", "qwen3_moe"),
-    }
-
-
-def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
-    """Read a mixture of experts; None for a family that has none."""
-    if family not in ("qwen3_moe", "mixtral"):
-        return None
-    is_mixtral = family == "mixtral"
-    key = "num_local_experts" if is_mixtral or reader.get("num_local_experts") is not None else "num_experts"
-    moe = MoeConfig(
-        num_experts=reader.integer(key),
-        top_k=reader.integer("num_experts_per_tok"),
-        intermediate_size=reader.integer("intermediate_size" if is_mixtral else "moe_intermediate_size"),
-        norm_topk_prob=reader.flag("norm_topk_prob"),
-        decoder_sparse_step=reader.integer("decoder_sparse_step", 1),
-        mlp_only_layers=reader.integers("mlp_only_layers"),
-    )
-    if moe.top_k > moe.num_experts:
-        reader.problem("num_experts_per_tok", f"{moe.top_k} experts per token, but there are {moe.num_experts}")
-    return moe
-
-
-def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> ModelShape:
-    """Read the shape of a parsed `config.json`; `name` is what reports call the model. Raises ConfigError."""
-    reader = _language_model(config, source)
-    family = reader.get("model_type")
-    if family not in ARCHITECTURES:
-        hint = nearest_name(family, ARCHITECTURES) if isinstance(family, str) else ""
-        reader.problem("model_type", f"expected one of {', '.join(ARCHITECTURES)}{hint}, found {family!r}")
-        reader.raise_problems()
-    sizes, moe = read_sizes(reader, family), read_experts(reader, family)
-    if reader.get("max_position_embeddings") is None:
-        reader.problem("max_position_embeddings", "is missing")  # a decoder has a default, a capacity answer should not
-    layers = sizes["layers"]
-    if moe is not None:
-        dense = sum(not moe.is_sparse(layer) for layer in range(layers))
-        sizes |= {"experts": moe.num_experts, "experts_per_token": moe.top_k, "dense_layers": dense}
-        sizes["moe_intermediate"] = moe.intermediate_size
-    window, windowed_layers = _window(reader, family, layers)
-    weight_dtype, wide_attention, kv_dtype = _dtypes(reader)
-    reader.raise_problems()
-    return ModelShape(
-        name=name,
-        family=family,
-        weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype,
-        wide_attention=wide_attention,
-        attention_window=window,
-        windowed_layers=windowed_layers,
-        source=source,
-        **sizes,
-    )
-
-
-def _language_model(config: Mapping[str, Any], source: str) -> ConfigReader:
-    """Return a reader of the language model's part: a multimodal file keeps it under `text_config`."""
-    model_type = config.get("model_type")
-    if (isinstance(model_type, str) and model_type in ARCHITECTURES) or config.get("text_config") is None:
-        return ConfigReader(config, source)
-    whole = ConfigReader(config, source)
-    part = whole.under("text_config")
-    whole.raise_problems()
-    shared = ("tie_word_embeddings", "torch_dtype", "dtype", *CONFIG_KEYS)
-    part.data = {key: config[key] for key in shared if key in config} | dict(part.data)
-    return part
-
-
-def _dtypes(reader: ConfigReader) -> tuple[str, bool, str]:
-    """Return the format of the weights, whether attention keeps 16-bit ones, and the format of KV: 16-bit unless the file says more."""
-    key = "dtype" if "dtype" in reader.data else "torch_dtype"
-    value = reader.get(key, "bfloat16")
-    if value not in _DTYPES:
-        reader.problem(key, f"expected one of {', '.join(_DTYPES)}, found {value!r}")
-    wide = _DTYPES.get(value, "bf16")
-    quantized, wide_attention, kv = read_weight_format(reader)
-    return quantized or wide, wide_attention, kv or ("bf16" if quantized else wide)
-
-
-def _window(reader: ConfigReader, family: str, layers: int) -> tuple[int | None, int]:
-    """Return the attention window in tokens, and the number of layers that have it."""
-    uses_window = reader.flag("use_sliding_window", family in ("mistral", "mixtral"))
-    if reader.get("sliding_window") is None or not uses_window:
-        return None, 0
-    window, kinds = reader.integer("sliding_window"), reader.get("layer_types")
-    if isinstance(kinds, list):
-        windowed = kinds[:layers].count("sliding_attention")
-    elif family.startswith("qwen"):  # the layers below `max_window_layers` see everything
-        windowed = max(layers - reader.integer("max_window_layers", layers, minimum=0), 0)
-    else:
-        windowed = layers
-    return (window, windowed) if windowed else (None, 0)

@@ -183,7 +183,10 @@ def _architecture(reader: ConfigReader) -> str | None:
         reader.problem("architectures", f"must name one architecture out of {', '.join(ARCHITECTURES)}; got {names!r}")
         return None
     if names[0] not in ARCHITECTURES:
-        hint = nearest_name(names[0], ARCHITECTURES)
+        if names[0] in ARCHITECTURE_OF_FAMILY.values():
+            hint = "; the decoder has no layers of this family, only `foretoken simulate` knows it"
+        else:
+            hint = nearest_name(names[0], ARCHITECTURES)
         reader.problem("architectures", f"{names[0]} is none of {', '.join(ARCHITECTURES)}{hint}")
         return None
     return names[0]

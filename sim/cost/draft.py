@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ...core.errors import ForetokenError
-from ...core.model_shape import ModelShape
+from ...core.model_shape import Attention, Mlp, ModelShape
 
 STANDALONE = "STANDALONE"
 EAGLE = "EAGLE"
@@ -63,11 +63,9 @@ class DraftShape:
             return 0
         if self.algorithm == STANDALONE:
             return body.parameters
-        projected = (body.heads + 2 * body.kv_heads) * body.head_dim
-        layers = body.layers * (
-            body.attention_parameters + (self.qkv_inputs - 1) * body.hidden * projected
-            + 3 * body.hidden * body.intermediate + 2 * body.hidden
-        )  # fmt: skip
+        own = sum(count * body.mixer_parameters(mixer, self.qkv_inputs) for mixer, count in body.mixers)
+        own += sum(count * part.parameters(body.hidden) for part, count in body.mlps)
+        layers = own + body.layers * 2 * body.hidden
         fusion = self.fusion_inputs * body.hidden * body.hidden
         # `shares_embedding` is about the input side, `shares_lm_head` about the output side.
         embedding = 0 if self.shares_embedding else body.embedding_parameters
@@ -80,7 +78,7 @@ class DraftShape:
             return 0
         if self.algorithm == STANDALONE:
             return self.body.weight_bytes
-        return math.ceil(self.parameters * self.body.bytes_per_weight)
+        return math.ceil(self.parameters * self.body.format_bytes())
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -97,13 +95,24 @@ class DraftShape:
 
 
 def _head_body(target: ModelShape, name: str, vocab: int) -> ModelShape:
-    """Return one dense decoder layer as wide as the target. A sparse target's head is dense, as wide as its active experts."""
-    sparse_width = target.experts_per_token * target.moe_intermediate + target.shared_intermediate
+    """Return one dense decoder layer as wide as the target. A sparse target's head is dense, as wide as its active experts.
+
+    A target whose layers have no keys and values per head gets grouped attention, as published heads have: with the target's number of
+    heads of 128 elements, eight of them for one KV head (assumption).
+    """
+    own = next((mixer for mixer, _ in target.mixers if isinstance(mixer, Attention)), None)
+    if own is None:
+        heads = next((mixer.heads for mixer, _ in target.mixers), 1)
+        own = Attention(heads, max(heads // 8, 1), 128, 128)
+    plain = Attention(own.heads, own.kv_heads, own.head_dim, own.value_dim)
+    experts = target.experts
+    if experts is not None:
+        width = experts.top_k * experts.width + experts.shared_width
+    else:
+        width = max((part.width for part, _ in target.mlps if isinstance(part, Mlp)), default=4 * target.hidden)
     return replace(
-        target, name=name, layers=1, vocab=vocab, tied_embeddings=False, weight_dtype="bf16", wide_attention=False,
-        intermediate=sparse_width if target.experts else target.intermediate,
-        experts=0, experts_per_token=0, moe_intermediate=0, shared_intermediate=0, dense_layers=0,
-        attention_window=None, windowed_layers=0, qkv_bias=False, qk_norm=False,
+        target, name=name, layers=1, vocab=vocab, tied_embeddings=False, weight_dtype="bf16", attention_dtype=None,
+        mlp_dtype=None, mixers=((plain, 1),), mlps=((Mlp(width), 1),), config=None,
         source=f"one decoder layer of {target.name}",
     )  # fmt: skip
 

@@ -115,11 +115,13 @@ class Efficiency:
         return math.ceil(queries / self.query_tiles[-1]) * self.query_tiles[-1]
 
     def attention_ns_per_token(
-        self, gpu: GPU, *, queries: int, head_dim: int, kv_heads: int, kv_bytes: int, dtype: str
+        self, gpu: GPU, *, heads: int, queries: int, query_flops: float, token_bytes: float, dtype: str
     ) -> float:
-        """Return the time per KV token of one layer's decode attention, `queries` rows per KV head (query heads × tree nodes)."""
-        memory_s = 2.0 * kv_heads * head_dim * kv_bytes / (gpu.memory_bandwidth_bytes_per_s * self.attention_bandwidth)
-        flops = 4.0 * self.padded_queries(queries) * head_dim * kv_heads
+        """Return the time per cached token of one layer's decode attention: `heads` caches, each with `queries` rows (query heads × tree
+        nodes) that do `query_flops` each on a token; `token_bytes` over all heads.
+        """
+        memory_s = token_bytes / (gpu.memory_bandwidth_bytes_per_s * self.attention_bandwidth)
+        flops = query_flops * self.padded_queries(queries) * heads
         compute_s = flops / (gpu.flops(dtype) * self.attention_compute)
         return self.soft_max(memory_s * 1e9, compute_s * 1e9)
 

@@ -1,4 +1,4 @@
-"""The cost of one forward pass of a transformer shape on one device of a tensor-parallel group.
+"""The cost of one forward pass of a model's shape on one device of those that share it.
 
 Everything here is time on the device in float nanoseconds; `round.py` composes passes into rounds and rounds once, at
 the end.
@@ -9,20 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
-from ...core.errors import ForetokenError
-from ...core.model_shape import DTYPE_BYTES, ModelShape
+from ...core.model_shape import DTYPE_BYTES, Attention, Cache, Experts, Mlp, ModelShape, Product, Recurrence
 from .efficiency import Efficiency
-from .hardware import GPU
+from .hardware import GPU, Parallelism, UnsupportedParallelism
 
 # Above this many tokens (prompts, whose lengths vary freely) times are computed for whole quanta, so that they can be
 # looked up. A matrix kernel pads to 16 rows at least, so only the small kernels' traffic is overstated, by at most 3 %.
 _EXACT_TOKENS = 512
 _TOKEN_QUANTUM = 16
+# Tokens that the chunkwise form of linear attention computes at once (Gated Delta Networks, arXiv 2412.06464, section 3.3).
+_SCAN_CHUNK = 64
 
-
-class UnsupportedParallelism(ForetokenError):
-    """A tensor-parallel size that does not divide the model."""
+_RATE_OF = {"mxfp8": "fp8"}  # formats that are multiplied at another's rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,44 +36,56 @@ class Line:
 
 class ForwardCost:
     """Costs of passes of one shape. `qkv_inputs`: the attention input's width in hidden sizes (2 for an EAGLE-3
-    layer)."""
+    layer). Tokens and rows are those of the whole engine: of attention-data parallel groups each takes its share."""
 
-    def __init__(self, shape: ModelShape, gpu: GPU, efficiency: Efficiency, tp: int, qkv_inputs: int = 1) -> None:
-        if tp < 1 or shape.heads % tp:
-            raise UnsupportedParallelism(
-                f"tensor parallelism {tp} does not divide the {shape.heads} attention heads of {shape.name}"
+    def __init__(
+        self, shape: ModelShape, gpu: GPU, efficiency: Efficiency, parallel: int | Parallelism, qkv_inputs: int = 1
+    ) -> None:
+        parallel = Parallelism.of(parallel)
+        problem = shape.tensor_problem(parallel.tensor)
+        experts = shape.experts
+        if problem is None and experts is not None and experts.count % parallel.expert:
+            problem = (
+                f"expert parallelism {parallel.expert} does not divide the {experts.count} experts of {shape.name}"
             )
-        if tp > 1 and shape.kv_heads % tp and tp % shape.kv_heads:
-            raise UnsupportedParallelism(
-                f"tensor parallelism {tp} does not fit the {shape.kv_heads} KV heads of {shape.name}"
-            )
+        if problem is not None:
+            raise UnsupportedParallelism(problem)
         self.shape = shape
         self.gpu = gpu
         self.efficiency = efficiency
-        self.tp = tp
+        self.parallel = parallel
+        self.tp = parallel.tensor
         self.qkv_inputs = qkv_inputs
-        self.local_heads = shape.heads // tp
-        # With fewer KV heads than devices each device keeps a copy of one head.
-        self.local_kv_heads = max(shape.kv_heads // tp, 1)
-        # A device without a rate for the weights' format computes in 16 bits and only saves the traffic.
-        self.dtype = shape.weight_dtype if shape.weight_dtype in gpu.peak_flops else "bf16"
-        self.kv_token_bytes = 2 * self.local_kv_heads * shape.head_dim * DTYPE_BYTES[shape.kv_dtype]
+        self.caches: tuple[tuple[Cache, int], ...] = shape.caches(self.tp)
         self._layers_cache: dict[int | tuple[int, float], float] = {}
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """Return rows (name, value, unit, source) of what this adds to model, GPU and efficiencies."""
-        return [("kernels of the target", "roofline", "", "times from the GPU's peaks and the efficiencies below")]
+        rows: list[tuple[str, float | str, str, str]] = [
+            ("kernels of the target", "roofline", "", "times from the GPU's peaks and the efficiencies below")
+        ]
+        if self.parallel.expert > 1:
+            source = "assumption: the router spreads tokens evenly; the busiest of the ranks is waited for"
+            rows.append(("experts: ranks", self.parallel.expert, "", source))
+        return rows
 
     @property
     def kernels(self) -> int:
         """Count the kernels that one pass launches, LM head included."""
-        per_layer = 4 + self._small_kernels() + 2 + (2 if self.tp > 1 else 0)
-        moe_extra = 4 * self.shape.moe_layers
-        return self.shape.layers * per_layer + moe_extra + 3
+        per_mixer = sum(
+            count * (len(mixer.products(self.shape.hidden)) + 2 + self._small_kernels(mixer))
+            for mixer, count in self.shape.mixers
+        )
+        per_mlp = sum(
+            count * (4 + (len(part.shared(self.shape.hidden)) + 4 if isinstance(part, Experts) else 0))
+            for part, count in self.shape.mlps
+        )
+        reduced = self._all_reduces() if self.parallel.devices > 1 else 0
+        return per_mixer + per_mlp + reduced + 3
 
-    def _small_kernels(self) -> int:
-        """Per layer: two norms, rotary embedding with the KV write, activation, and the norms of q and k."""
-        return 4 + (1 if self.shape.qk_norm else 0)
+    def _small_kernels(self, mixer: object) -> int:
+        """Per mixer: a norm, rotary embedding with the KV write (or a convolution), and the norms of q and k."""
+        return 2 + (1 if isinstance(mixer, Attention) and mixer.qk_norm else 0)
 
     def layers_ns(self, tokens: int, independent: float | None = None) -> float:
         """Return the time of all layers' matrix products and small kernels for `tokens` tokens, without attention and communication.
@@ -86,101 +98,144 @@ class ForwardCost:
                 independent = math.ceil(independent / _TOKEN_QUANTUM) * _TOKEN_QUANTUM
         key = tokens if independent is None or not self.shape.moe_layers else (tokens, independent)
         if key not in self._layers_cache:
-            shape = self.shape
-            dense = shape.layers - shape.moe_layers
-            total = shape.layers * (self._projections_ns(tokens) + self._small_ns(tokens))
-            if dense:
-                total += dense * self._mlp_ns(tokens, shape.intermediate)
-            if shape.moe_layers:
-                total += shape.moe_layers * self._moe_ns(tokens, tokens if independent is None else independent)
-            self._layers_cache[key] = total + self._embedding_ns(tokens)
+            own, total = self._own_share(tokens), 0.0
+            for mixer, count in self.shape.mixers:
+                total += count * (self._mixer_ns(own, mixer) + self._small_mixer_ns(own, mixer))
+            for part, count in self.shape.mlps:
+                small = self._small_mlp_ns(own, part)
+                if isinstance(part, Mlp):
+                    total += count * (
+                        self._products_ns(own, part.products(self.shape.hidden, self.tp), self._mlp) + small
+                    )
+                else:
+                    routed = self._experts_ns(tokens, own, part, tokens if independent is None else independent)
+                    total += count * (routed + small)
+            self._layers_cache[key] = total + self._embedding_ns(own)
         return self._layers_cache[key]
 
-    def gemm_ns(self, tokens: int, inner: int, columns: int, groups: float = 1.0) -> float:
-        """Return the time of matrix products in the shape's weight format; sizes in elements, already divided among the devices."""
-        weight_bytes = self.shape.bytes_per_weight
+    def _own_share(self, amount: int) -> int:
+        """Return the tokens or rows of one attention-data parallel group, out of those of the engine: the fullest group's."""
+        return -(-amount // self.parallel.data)
+
+    @property
+    def _mlp(self) -> str:
+        return self.shape.mlp_dtype or self.shape.weight_dtype
+
+    @property
+    def _attention(self) -> str:
+        return self.shape.attention_dtype or self.shape.weight_dtype
+
+    def gemm_ns(self, tokens: int, inner: int, columns: int, groups: float = 1.0, dtype: str | None = None) -> float:
+        """Return the time of matrix products with weights of the format `dtype` (default: the shape's); sizes in elements, already
+        divided among the devices. A device without a rate for the format computes in 16 bits and only saves the traffic."""
+        dtype = dtype or self.shape.weight_dtype
+        rate, weight_bytes = _RATE_OF.get(dtype, dtype), self.shape.format_bytes(dtype)
+        rate = rate if rate in self.gpu.peak_flops else "bf16"
         return self.efficiency.gemm_ns(
-            self.gpu, tokens, inner, columns, dtype=self.dtype, weight_bytes=weight_bytes, groups=groups
+            self.gpu, tokens, inner, columns, dtype=rate, weight_bytes=weight_bytes, groups=groups
         )
 
-    def _attention_gemm_ns(self, tokens: int, inner: int, columns: int) -> float:
-        if not self.shape.wide_attention:
-            return self.gemm_ns(tokens, inner, columns)
-        return self.efficiency.gemm_ns(self.gpu, tokens, inner, columns, dtype="bf16", weight_bytes=2)
+    def _products_ns(self, tokens: int, products: Sequence[Product], dtype: str) -> float:
+        return sum(self.gemm_ns(tokens, p.inner, p.columns, p.groups, dtype) for p in products)
 
-    def _projections_ns(self, tokens: int) -> float:
-        shape = self.shape
-        qkv_columns = (self.local_heads + 2 * self.local_kv_heads) * shape.head_dim
-        qkv = self._attention_gemm_ns(tokens, shape.hidden * self.qkv_inputs, qkv_columns)
-        return qkv + self._attention_gemm_ns(tokens, self.local_heads * shape.head_dim, shape.hidden)
+    def _mixer_ns(self, tokens: int, mixer: object) -> float:
+        products = mixer.products(self.shape.hidden, self.tp, self.qkv_inputs)
+        return self._products_ns(tokens, products, self._attention)
 
-    def _mlp_ns(self, tokens: int, intermediate: int) -> float:
-        local = math.ceil(intermediate / self.tp)
-        hidden = self.shape.hidden
-        return self.gemm_ns(tokens, hidden, 2 * local) + self.gemm_ns(tokens, local, hidden)
-
-    def active_experts(self, independent: float) -> float:
+    def active_experts(self, independent: float, experts: Experts | None = None) -> float:
         """Return how many experts so many tokens reach in a layer, E·(1 − (1 − k/E)ⁿ), if the router spreads them evenly and
         independently (assumption). This is why verifying many tokens of a sparse model reads more weights than one.
         """
-        experts = self.shape.experts
-        return experts * (1.0 - (1.0 - self.shape.experts_per_token / experts) ** independent)
+        experts = experts or self.shape.experts
+        assert experts is not None, self.shape.name
+        return experts.count * (1.0 - (1.0 - experts.top_k / experts.count) ** independent)
 
-    def _moe_ns(self, tokens: int, independent: float) -> float:
-        shape = self.shape
-        active = self.active_experts(independent)
+    def _experts_ns(self, tokens: int, own: int, experts: Experts, independent: float) -> float:
+        """Return the time of a mixture of experts: the routed ones of the busiest rank, over the tokens of the whole engine, and what every
+        token passes, over those of one group."""
+        hidden, ranks = self.shape.hidden, self.parallel.expert
+        active, assigned = self.active_experts(independent, experts), tokens * experts.top_k
+        if ranks > 1:
+            active, assigned = self._busiest(active, experts.count), self._busiest(assigned, math.inf)
         # All but a trace of the experts are reached by many tokens: that trace is no further row.
-        rows = math.ceil(tokens * shape.experts_per_token / active - 1e-6)
-        local = math.ceil(shape.moe_intermediate / self.tp)
-        grouped = self.gemm_ns(rows, shape.hidden, 2 * local, active) + self.gemm_ns(rows, local, shape.hidden, active)
-        router = self.gemm_ns(tokens, shape.hidden, shape.experts)
+        rows = math.ceil(assigned / active - 1e-6)
+        products = experts.expert(hidden, self.parallel.devices // ranks)
+        grouped = sum(self.gemm_ns(rows, p.inner, p.columns, active) for p in products)
+        router = self.gemm_ns(own, hidden, experts.count)
         # Choose the top k, sort by expert, and sum the experts' outputs.
         routing = 3 * self.efficiency.small_kernel_ns
-        shared = self._mlp_ns(tokens, shape.shared_intermediate) if shape.shared_intermediate else 0.0
-        return grouped + router + routing + shared
+        return grouped + router + routing + self._products_ns(own, experts.shared(hidden, self.tp), self._mlp)
 
-    def _small_ns(self, tokens: int) -> float:
-        """Return the time of norms, rotary embedding, activation of one layer: a fixed time each plus their traffic."""
-        shape = self.shape
-        wide = shape.intermediate if not shape.moe_layers else shape.experts_per_token * shape.moe_intermediate
-        norms = 2 * 4 * shape.hidden
-        rotary = 2 * (self.local_heads + 2 * self.local_kv_heads) * shape.head_dim
-        activation = 3 * math.ceil(wide / self.tp)
-        moved = 2.0 * tokens * (norms + rotary + activation)
-        efficiency = self.efficiency
-        streaming = moved * 1e9 / (self.gpu.memory_bandwidth_bytes_per_s * efficiency.bandwidth)
-        return self._small_kernels() * efficiency.small_kernel_ns + streaming
+    def _busiest(self, amount: float, most: float) -> float:
+        """Return the share of the busiest of the expert ranks in an amount that falls on them at random, each unit independently.
+
+        The greatest of r nearly normal shares is the mean and as many standard deviations as the greatest of r normal draws
+        (Blom 1958, Statistical Estimates and Transformed Beta-Variables: Φ⁻¹((r − 3/8) / (r + 1/4))). `most`: what there is over all ranks.
+        """
+        ranks = self.parallel.expert
+        mean = amount / ranks
+        left = (
+            1.0 if math.isinf(most) else max(0.0, 1.0 - amount / most)
+        )  # without replacement: no spread once all are taken
+        deviation = math.sqrt(mean * (1 - 1 / ranks) * left)
+        greatest = mean + deviation * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+        return min(greatest, most / ranks, amount)
+
+    def _small_mixer_ns(self, tokens: int, mixer: object) -> float:
+        """Return the time of norm and rotary embedding of one mixer: a fixed time each plus their traffic."""
+        moved = 2.0 * tokens * (4 * self.shape.hidden + 2 * math.ceil(mixer.rotated / self.tp))
+        return self._small_kernels(mixer) * self.efficiency.small_kernel_ns + self._streamed_ns(moved)
+
+    def _small_mlp_ns(self, tokens: int, part: Mlp | Experts) -> float:
+        """Return the time of norm and activation of one MLP."""
+        activated = 3 * math.ceil(part.activated / self.tp)
+        return 2 * self.efficiency.small_kernel_ns + self._streamed_ns(
+            2.0 * tokens * (4 * self.shape.hidden + activated)
+        )
+
+    def _streamed_ns(self, moved_bytes: float) -> float:
+        return moved_bytes * 1e9 / (self.gpu.memory_bandwidth_bytes_per_s * self.efficiency.bandwidth)
 
     def _embedding_ns(self, tokens: int) -> float:
         return self.efficiency.stream_ns(self.gpu, 4.0 * tokens * self.shape.hidden)
 
     def lm_head_ns(self, rows: int, vocab: int | None = None) -> float:
         """Return the time of logits of `rows` tokens, gathered over the group; the LM head stays 16-bit in 8-bit models."""
-        vocab = vocab or self.shape.vocab
+        rows, vocab = self._own_share(rows), vocab or self.shape.vocab
         local = math.ceil(vocab / self.tp)
         product = self.efficiency.gemm_ns(self.gpu, rows, self.shape.hidden, local, dtype="bf16", weight_bytes=2)
-        return product + self.efficiency.small_kernel_ns + self._gather_ns(rows * vocab * 2)
+        # Gathering moves half of what an all-reduce moves.
+        nodes = self.parallel.nodes(self.tp)
+        return product + self.efficiency.small_kernel_ns + self.gpu.all_reduce_ns(rows * vocab, self.tp, nodes)
 
-    def _gather_ns(self, size_bytes: float) -> float:
-        if self.tp == 1:
-            return 0.0
-        link = self.gpu.interconnect
-        share = (self.tp - 1) / self.tp
-        return link.latency_ns + share * size_bytes * 1e9 / link.bandwidth_bytes_per_s
+    def _all_reduces(self) -> int:
+        """Count the collectives of a pass: one for each mixer and each MLP."""
+        return sum(count for _, count in (*self.shape.mixers, *self.shape.mlps))
 
     def comm_ns(self, tokens: int) -> float:
-        """Return the time of two all-reduces per layer: each sends and receives 2·(tp − 1)/tp of the activations, after a fixed latency."""
-        if self.tp == 1:
+        """Return the time of collectives: an all-reduce of the activations among the devices that share a mixer or a dense MLP. Around
+        routed experts all devices take part, and gather and scatter what they would else reduce."""
+        parallel = self.parallel
+        if parallel.devices == 1:
             return 0.0
-        link = self.gpu.interconnect
-        size_bytes = 2.0 * tokens * self.shape.hidden
-        one = link.latency_ns + 2 * (self.tp - 1) / self.tp * size_bytes * 1e9 / link.bandwidth_bytes_per_s
-        return 2 * self.shape.layers * one
+        size_bytes = 2.0 * self._own_share(tokens) * self.shape.hidden
+        one = self.gpu.all_reduce_ns(size_bytes, self.tp, parallel.nodes(self.tp))
+        sparse = self.shape.moe_layers
+        total = (self._all_reduces() - sparse) * one
+        if sparse:
+            all_tokens = 2.0 * tokens * self.shape.hidden
+            total += sparse * self.gpu.all_reduce_ns(all_tokens, parallel.devices, parallel.nodes(parallel.devices))
+        return total
 
     @property
     def knee(self) -> int:
         """The context per row at which the lines of `decode_attention` bend: where windows are full."""
-        return self.shape.attention_window or 0
+        return self.shape.reach or 0
+
+    @property
+    def moved_token_bytes(self) -> int:
+        """Bytes of one token's entries on one device: what a move of KV reads and writes."""
+        return self.shape.token_bytes(self.tp)
 
     def decode_attention(self, rows: int, queries_per_row: int, own_tokens: int, reads: int = 1) -> Line:
         """Attention of a decode, verify or catch-up pass over `rows` rows, linear in the batch's KV tokens.
@@ -188,47 +243,78 @@ class ForwardCost:
         `queries_per_row`: tokens of one sequence that attend together; `own_tokens`: KV written by this round that is
         read too, over the batch; `reads`: how often a prefix is read (once per branch when branches do not share it).
         """
-        shape, efficiency = self.shape, self.efficiency
-        per_token = reads * efficiency.attention_ns_per_token(
-            self.gpu,
-            queries=queries_per_row * (self.local_heads // self.local_kv_heads),
-            head_dim=shape.head_dim,
-            kv_heads=self.local_kv_heads,
-            kv_bytes=DTYPE_BYTES[shape.kv_dtype],
-            dtype="bf16",
-        )
+        efficiency, groups = self.efficiency, self.parallel.data
+        base = slope = window_slope = 0.0
+        for cache, count in self.caches:
+            per_token = reads * self._token_ns(cache, queries_per_row) / groups
+            base += count * per_token * own_tokens
+            if cache.reach is None:
+                slope += count * per_token
+            elif cache.reach == self.knee:
+                window_slope += count * per_token
+            else:  # a second, smaller window: taken as full
+                base += count * per_token * rows * cache.reach
         # The split over the sequence and its combination are two kernels.
-        fixed = shape.layers * 2 * efficiency.small_kernel_ns
-        full = shape.layers - shape.windowed_layers
-        return Line(
-            base_ns=fixed + shape.layers * per_token * own_tokens,
-            slope_ns=full * per_token,
-            window_slope_ns=shape.windowed_layers * per_token,
+        base += sum(count for _, count in self.caches) * 2 * efficiency.small_kernel_ns
+        for mixer, count in self.shape.mixers:
+            if isinstance(mixer, Recurrence):
+                # The committed state is read, and one state for each new token is written.
+                moved = self._own_share(rows) * (1 + queries_per_row) * mixer.state_bytes / self.tp
+                base += count * (efficiency.stream_ns(self.gpu, moved) + efficiency.small_kernel_ns)
+        return Line(base, slope, window_slope)
+
+    def _token_ns(self, cache: Cache, queries_per_row: int) -> float:
+        return (
+            self.efficiency.attention_ns_per_token(
+                self.gpu,
+                heads=cache.heads,
+                queries=queries_per_row * cache.queries,
+                query_flops=2.0 * (cache.key_dim + cache.value_dim),
+                token_bytes=cache.token_bytes(DTYPE_BYTES[self.shape.kv_dtype]) * cache.tokens_per_entry,
+                dtype="bf16",
+            )
+            / cache.tokens_per_entry
         )
 
     def prefill_attention_ns(self, chunks: Sequence[tuple[int, int]]) -> float:
         """Return the time of attention of prompt chunks (new tokens, tokens before them): quadratic in new, linear in past."""
-        shape, efficiency, gpu = self.shape, self.efficiency, self.gpu
-        full = shape.layers - shape.windowed_layers
-        pairs, tiles, read_tokens = 0.0, 0, 0
-        for new, past in chunks:
-            pairs += full * (new * past + new * (new + 1) / 2)
-            if shape.windowed_layers:
-                pairs += shape.windowed_layers * _windowed_pairs(new, past, shape.attention_window or 0)
-            tiles += math.ceil(new / 128) * self.local_heads
-            read_tokens += new + past
-        if not tiles:
+        if not any(new for new, _ in chunks):
             return 0.0
-        flops = 4.0 * self.local_heads * shape.head_dim * pairs
+        efficiency, gpu, groups = self.efficiency, self.gpu, self.parallel.data
+        flops = memory_bytes = 0.0
+        tiles, read_tokens = 0, sum(new + past for new, past in chunks)
+        for cache, count in self.caches:
+            pairs = sum(_pairs(new, past, cache.reach) for new, past in chunks)
+            dims = cache.prompt_dims or cache.key_dim + cache.value_dim
+            flops += 2.0 * cache.heads * cache.queries * dims * count * pairs / cache.tokens_per_entry
+            memory_bytes += count * cache.token_bytes(DTYPE_BYTES[self.shape.kv_dtype]) * read_tokens
+            tiles = max(tiles, sum(math.ceil(new / 128) for new, _ in chunks) * cache.heads * cache.queries)
         # The last wave of query tiles leaves multiprocessors idle; short prompts fill a part of the device only.
-        filled = tiles / (math.ceil(tiles / gpu.sm_count) * gpu.sm_count)
+        filled = tiles / (math.ceil(tiles / gpu.sm_count) * gpu.sm_count) if tiles else 1.0
         compute_ns = flops * 1e9 / (gpu.flops("bf16") * efficiency.attention_compute * filled)
-        memory_s = shape.layers * read_tokens * self.kv_token_bytes / gpu.memory_bandwidth_bytes_per_s
-        memory_ns = memory_s * 1e9 / efficiency.attention_bandwidth
-        return shape.layers * efficiency.small_kernel_ns + efficiency.soft_max(memory_ns, compute_ns)
+        memory_ns = memory_bytes / gpu.memory_bandwidth_bytes_per_s * 1e9 / efficiency.attention_bandwidth
+        kernels_ns = sum(count for _, count in self.caches) * efficiency.small_kernel_ns
+        total = efficiency.soft_max(memory_ns, compute_ns) / groups + kernels_ns
+        return total + self._scan_ns(sum(new for new, _ in chunks))
+
+    def _scan_ns(self, new_tokens: int) -> float:
+        """Return the time of linear attention and Mamba over a prompt, in the chunkwise form: products of each chunk with the state and
+        within the chunk, and the state written once for each chunk."""
+        total, tokens = 0.0, self._own_share(new_tokens)
+        for mixer, count in self.shape.mixers:
+            if not isinstance(mixer, Recurrence):
+                continue
+            within = 2.0 * _SCAN_CHUNK * mixer.heads * (mixer.key_dim + mixer.value_dim)
+            flops = tokens * (4.0 * mixer.state_elements + within) / self.tp
+            moved = (4.0 * tokens * mixer.rotated + math.ceil(tokens / _SCAN_CHUNK) * mixer.state_bytes) / self.tp
+            compute_ns = flops * 1e9 / (self.gpu.flops("bf16") * self.efficiency.attention_compute)
+            total += count * self.efficiency.soft_max(self.efficiency.stream_ns(self.gpu, moved), compute_ns)
+        return total
 
 
-def _windowed_pairs(new: int, past: int, window: int) -> float:
-    """Return the query-key pairs of `new` tokens after `past` when each sees at most `window` tokens, itself included."""
-    growing = min(max(window - past, 0), new)
-    return growing * past + growing * (growing + 1) / 2 + (new - growing) * window
+def _pairs(new: int, past: int, reach: int | None) -> float:
+    """Return the query-key pairs of `new` tokens after `past` when each sees at most `reach` tokens, itself included."""
+    if reach is None:
+        return new * past + new * (new + 1) / 2
+    growing = min(max(reach - past, 0), new)
+    return growing * past + growing * (growing + 1) / 2 + (new - growing) * reach

@@ -19,6 +19,10 @@ class UnknownGPU(ForetokenError):
     """A GPU name that is not in the catalogue; the message lists the known ones and the nearest."""
 
 
+class UnsupportedParallelism(ForetokenError):
+    """A number of devices that does not divide the model, or ways of dividing it that contradict each other."""
+
+
 class UnsupportedDtype(ForetokenError):
     """A data type for which this GPU has no tensor-core rate."""
 
@@ -36,6 +40,46 @@ class Interconnect:
 
 
 @dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How the devices of one engine share a model.
+
+    `tensor` devices share each layer; `data` such groups (attention-data parallelism) have requests of their own and share the routed
+    experts, which all `tensor · data` devices hold in `expert` ranks of whole experts. `gpus_per_node`: devices that the fast link joins.
+    """
+
+    tensor: int = 1
+    data: int = 1
+    expert: int = 1
+    gpus_per_node: int = 8
+
+    def __post_init__(self) -> None:
+        if min(self.tensor, self.data, self.expert, self.gpus_per_node) < 1:
+            raise UnsupportedParallelism(f"{self}: every number of devices must be at least 1")
+        if self.devices % self.expert:
+            raise UnsupportedParallelism(
+                f"expert parallelism {self.expert} does not divide the {self.devices} devices of an engine (tensor parallelism "
+                f"{self.tensor} × attention-data parallelism {self.data})"
+            )
+
+    @classmethod
+    def of(cls, devices: int | Parallelism) -> Parallelism:
+        """Return tensor parallelism over so many devices, or the given parallelism as it is."""
+        return devices if isinstance(devices, Parallelism) else cls(devices)
+
+    @property
+    def devices(self) -> int:
+        return self.tensor * self.data
+
+    def nodes(self, devices: int) -> int:
+        """Return over how many nodes so many neighbouring devices spread."""
+        return -(-devices // self.gpus_per_node)
+
+    def __str__(self) -> str:
+        parts = {"expert parallel": self.expert, "attention-data parallel": self.data}
+        return ", ".join([f"tensor parallel {self.tensor}", *(f"{name} {n}" for name, n in parts.items() if n > 1)])
+
+
+@dataclass(frozen=True, slots=True)
 class GPU:
     """One device. `peak_flops` maps a data type ("bf16", "fp16", "fp8") to FLOP/s; `sources` maps a field to its
     source."""
@@ -46,6 +90,7 @@ class GPU:
     memory_bandwidth_bytes_per_s: float
     sm_count: int
     interconnect: Interconnect
+    network: Interconnect
     sources: Mapping[str, str] = field(hash=False, repr=False, compare=False)
 
     def flops(self, dtype: str) -> float:
@@ -61,7 +106,7 @@ class GPU:
             (f"{self.name} peak {dtype}", rate / 1e12, "TFLOP/s", self.sources["peak_flops"])
             for dtype, rate in self.peak_flops.items()
         ]
-        link = self.interconnect
+        link, network = self.interconnect, self.network
         return [
             *rows,
             (f"{self.name} memory", self.memory_bytes / 1e9, "GB", self.sources["memory_bytes"]),
@@ -79,12 +124,43 @@ class GPU:
                 self.sources["interconnect"],
             ),
             (f"{self.name} all-reduce latency", link.latency_ns / 1e3, "us", self.sources["interconnect_latency"]),
+            (
+                f"{self.name} bandwidth between nodes, per direction",
+                network.bandwidth_bytes_per_s / 1e9,
+                "GB/s",
+                self.sources["network"],
+            ),
+            (f"{self.name} latency between nodes", network.latency_ns / 1e3, "us", _NETWORK_LATENCY),
         ]
+
+    def all_reduce_ns(self, size_bytes: float, devices: int, nodes: int = 1) -> float:
+        """Return the time of an all-reduce of `size_bytes` over `devices`, in equal parts on `nodes`; of an all-gather with the
+        reduce-scatter that ends it, too.
+
+        Inside a node each device sends and receives 2·(g − 1)/g of the bytes, after a fixed latency. Between nodes each of the g devices
+        of a node exchanges its share with those of the same place in the others: 2·(m − 1)/m of 1/g of the bytes over its own port.
+        """
+        if devices == 1:
+            return 0.0
+        link, local = self.interconnect, -(-devices // nodes)
+        time_ns = link.latency_ns + 2 * (local - 1) / local * size_bytes * 1e9 / link.bandwidth_bytes_per_s
+        if nodes > 1:
+            share = 2 * (nodes - 1) / nodes * size_bytes / local
+            time_ns += self.network.latency_ns + share * 1e9 / self.network.bandwidth_bytes_per_s
+        return time_ns
 
 
 _NVLINK_LATENCY = "assumption: one-shot all-reduce over NVLink with NVSwitch takes 7 us for a few KiB"
 _XGMI_LATENCY = "assumption: all-reduce over point-to-point Infinity Fabric takes 12 us for a few KiB"
 _PCIE_LATENCY = "assumption: all-reduce over PCIe takes 25 us for a few KiB"
+_NETWORK_LATENCY = "assumption: a small all-reduce takes 20 us more over InfiniBand or RoCE between nodes"
+_DGX = {
+    "A100": (25.0, "DGX A100 data sheet: a 200 Gb/s ConnectX-6 port for each GPU"),
+    "Hopper": (50.0, "DGX H100/H200 data sheet: a 400 Gb/s ConnectX-7 port for each GPU"),
+    "B200": (50.0, "DGX B200 data sheet: a 400 Gb/s ConnectX-7 port for each GPU"),
+    "PCIe": (25.0, "assumption: a 200 Gb/s port for each GPU"),
+    "MI300X": (50.0, "assumption: a 400 Gb/s port for each GPU, as 8-GPU platforms have"),
+}  # gigabytes per second and direction between nodes
 _REPORTED = "memory.total as the driver reports it"
 
 
@@ -97,6 +173,7 @@ def _entry(
     gigabytes_per_s: float,
     sm_count: int,
     link: tuple[str, float],
+    ports: str = "PCIe",
     peak_note: str = "",
 ) -> GPU:
     link_name, link_gigabytes_per_s = link
@@ -112,6 +189,7 @@ def _entry(
         "sm_count": sheet,
         "interconnect": f"{sheet}: half of the bidirectional total",
         "interconnect_latency": latency_source,
+        "network": _DGX[ports][1],
     }
     return GPU(
         name=name,
@@ -120,6 +198,7 @@ def _entry(
         memory_bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
         sm_count=sm_count,
         interconnect=Interconnect(link_name, link_gigabytes_per_s * 1e9, latency_ns),
+        network=Interconnect("network", _DGX[ports][0] * 1e9, 20_000),
         sources=sources,
     )
 
@@ -135,6 +214,7 @@ _CATALOGUE: tuple[GPU, ...] = (
         gigabytes_per_s=1555,
         sm_count=108,
         link=("NVLink 3", 300),
+        ports="A100",
     ),
     _entry(
         "A100",
@@ -144,6 +224,7 @@ _CATALOGUE: tuple[GPU, ...] = (
         gigabytes_per_s=2039,
         sm_count=108,
         link=("NVLink 3", 300),
+        ports="A100",
     ),
     _entry(
         "H100",
@@ -153,6 +234,7 @@ _CATALOGUE: tuple[GPU, ...] = (
         gigabytes_per_s=3350,
         sm_count=132,
         link=("NVLink 4", 450),
+        ports="Hopper",
     ),
     _entry(
         "H200",
@@ -162,6 +244,7 @@ _CATALOGUE: tuple[GPU, ...] = (
         gigabytes_per_s=4800,
         sm_count=132,
         link=("NVLink 4", 450),
+        ports="Hopper",
     ),
     _entry(
         "B200",
@@ -171,6 +254,7 @@ _CATALOGUE: tuple[GPU, ...] = (
         gigabytes_per_s=8000,
         sm_count=148,
         link=("NVLink 5", 900),
+        ports="B200",
     ),
     _entry(
         "L4",
@@ -209,6 +293,7 @@ _CATALOGUE: tuple[GPU, ...] = (
         gigabytes_per_s=5300,
         sm_count=304,
         link=("Infinity Fabric", 448),
+        ports="MI300X",
     ),
 )
 

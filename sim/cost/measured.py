@@ -24,7 +24,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from ...core.errors import ForetokenError
-from ...core.model_shape import ModelShape
+from ...core.model_shape import Attention, ModelShape
 from .forward import ForwardCost, Line
 
 PACKAGE = "aiconfigurator_core"
@@ -84,8 +84,10 @@ def measured_tables(shape: ModelShape, gpu: str, server: str, tp: int) -> Kernel
         raise NotMeasured(f"{gpu}: no measured kernels; there are some of {', '.join(SYSTEMS)}")
     if server not in SERVERS:
         raise NotMeasured(f"{server!r}: no measured kernels of this server; there are some of {', '.join(SERVERS)}")
-    if shape.windowed_layers:
-        raise NotMeasured(f"{shape.name}: no measured kernels of layers with a window of attention")
+    if len(shape.mixers) > 1 or len(shape.mlps) > 1 or shape.attention_dtype or shape.mlp_dtype or shape.reach:
+        raise NotMeasured(
+            f"{shape.name}: no measured kernels of layers that differ from one another, or of a window of attention"
+        )
     version = _package_version()
     config, formats = _config(shape), _formats(shape)
     identity = json.dumps([TABLE_VERSION, version, config, formats, system, server, tp])
@@ -102,7 +104,7 @@ class MeasuredForward(ForwardCost):
     """Costs of passes of a target from tables of measured kernels; it answers what `ForwardCost` answers."""
 
     def __init__(self, roofline: ForwardCost, tables: KernelTables) -> None:
-        super().__init__(roofline.shape, roofline.gpu, roofline.efficiency, roofline.tp, roofline.qkv_inputs)
+        super().__init__(roofline.shape, roofline.gpu, roofline.efficiency, roofline.parallel, roofline.qkv_inputs)
         self.tables = tables
         self._roofline = roofline
 
@@ -122,15 +124,13 @@ class MeasuredForward(ForwardCost):
         if key not in self._layers_cache:
             total = _at(self.tables.layers, TOKENS, tokens)
             if self.qkv_inputs > 1:  # the database has no such layers
-                total += self.shape.layers * (self._projections_ns(tokens) - self._plain_projections_ns(tokens))
+                plain = ForwardCost(self.shape, self.gpu, self.efficiency, self.parallel)
+                for mixer, count in self.shape.mixers:
+                    total += count * (self._mixer_ns(tokens, mixer) - plain._mixer_ns(tokens, mixer))
             if key != tokens:
                 total *= self._roofline.layers_ns(tokens, independent) / self._roofline.layers_ns(tokens)
             self._layers_cache[key] = total
         return self._layers_cache[key]
-
-    def _plain_projections_ns(self, tokens: int) -> float:
-        """Return the roofline's time of projections whose input is one hidden size wide."""
-        return ForwardCost(self.shape, self.gpu, self.efficiency, self.tp)._projections_ns(tokens)
 
     def lm_head_ns(self, rows: int, vocab: int | None = None) -> float:
         return _at(self.tables.lm_head, TOKENS, rows)
@@ -190,24 +190,27 @@ def _package_version() -> str:
 
 def _config(shape: ModelShape) -> dict[str, Any]:
     """Return the shape as a `config.json` of a family that the database composes."""
+    attention, mlp, experts = shape.mixers[0][0], shape.mlps[0][0], shape.experts
+    if not isinstance(attention, Attention):
+        raise NotMeasured(f"{shape.name}: no measured kernels of such attention")
     config = {
         "architectures": ["Qwen3MoeForCausalLM" if shape.experts else "LlamaForCausalLM"],
         "model_type": "qwen3_moe" if shape.experts else "llama",
         "num_hidden_layers": shape.layers,
         "hidden_size": shape.hidden,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.intermediate,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        "intermediate_size": experts.width if experts else mlp.width,
         "vocab_size": shape.vocab,
         "max_position_embeddings": shape.max_context,
         "torch_dtype": "bfloat16",
     }
-    if shape.experts:
+    if experts:
         config |= {
-            "num_experts": shape.experts,
-            "num_experts_per_tok": shape.experts_per_token,
-            "moe_intermediate_size": shape.moe_intermediate,
+            "num_experts": experts.count,
+            "num_experts_per_tok": experts.top_k,
+            "moe_intermediate_size": experts.width,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
         }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ...core.errors import ForetokenError
 from ...core.kv.sizing import recurrent_state_slots
-from ...core.model_shape import DTYPE_BYTES, ModelShape
+from ...core.model_shape import ModelShape
 from .draft import DraftShape
 from .hardware import GPU, MIB
 
@@ -102,14 +102,9 @@ def captured_graphs(graph_sizes: Sequence[int] | None, candidate_steps: Sequence
     return len(graph_sizes or ()) * len(set(candidate_steps))
 
 
-def _kv_slot_bytes(shape: ModelShape, tp: int) -> int:
-    local_kv_heads = max(math.ceil(shape.kv_heads / tp), 1)
-    return 2 * shape.layers * local_kv_heads * shape.head_dim * DTYPE_BYTES[shape.kv_dtype]
-
-
 def _activation_bytes(target: ModelShape, tp: int, max_tokens: int, logit_rows: int) -> int:
     """Return the largest need: residual, input and the two halves of the MLP in 16 bits, or the logits in 16 and 32 bits."""
-    wide = target.experts_per_token * target.moe_intermediate if target.experts else target.intermediate
+    wide = max((part.activated for part, _ in target.mlps), default=target.hidden)
     layer = max_tokens * (4 * target.hidden + 3 * math.ceil(wide / tp)) * 2
     logits = logit_rows * target.vocab * (2 + 4)
     return layer + logits
@@ -168,8 +163,8 @@ def kv_pool_slots(
         "graphs_bytes": graphs * graph_bytes,
         "recurrent_states_bytes": state_slots * math.ceil(target.recurrent_state_bytes / tp),
     }
-    target_slot = _kv_slot_bytes(target, tp)
-    draft_slot = draft.heads * _kv_slot_bytes(body, tp) if draft is not None and body is not None else 0
+    target_slot = target.token_bytes(tp)
+    draft_slot = draft.heads * body.token_bytes(tp) if draft is not None and body is not None else 0
     page_bytes = page_size * (target_slot + draft_slot)
     free = gpu.memory_bytes - sum(fixed.values())
     # One page is the padding sink, which takes memory and holds no request.

@@ -282,7 +282,7 @@ class RoundCost:
         parts = {"sampling": Line(self._sampling_ns(rows * nodes))}
         if topk > 1 and steps:
             # The kernel covers the widest path of every row; keys and values are read and written once each.
-            moved = 2.0 * rows * (steps + 1) * self._target.kv_token_bytes * self.target.layers
+            moved = 2.0 * rows * (steps + 1) * self._target.moved_token_bytes
             parts["kv_move"] = Line(self.efficiency.stream_ns(self.gpu, moved) + self.efficiency.small_kernel_ns)
         return Pass(parts)
 

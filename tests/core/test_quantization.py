@@ -89,10 +89,10 @@ def test_attention_that_is_left_out_stays_wide(kept, is_wide):
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
     shape = read_model_shape({**LLAMA, "quantization_config": quantization}, "config.json", "model")
     all_narrow = read_model_shape({**LLAMA, "quantization_config": {"quant_method": "mxfp4"}}, "config.json", "model")
-    attention = 32 * shape.attention_parameters
-    assert shape.wide_attention == is_wide
+    attention = shape.attention_parameters
+    assert shape.attention_dtype == ("bf16" if is_wide else None)
     assert shape.weight_bytes - all_narrow.weight_bytes == pytest.approx(attention * (16 - 4.25) / 8 * is_wide, abs=1)
-    assert not shape.with_dtypes(weight_dtype="bf16").wide_attention
+    assert shape.with_dtypes(weight_dtype="bf16").attention_dtype is None
 
 
 def test_modelopts_file_stands_for_a_quantization_config():
@@ -113,7 +113,7 @@ def test_modelopts_file_stands_for_a_quantization_config():
     ("name", "bits"), [("int4", 4 + 20 / 128), ("int4-g128", 4 + 20 / 128), ("int2-g32", 2 + 18 / 32)]
 )
 def test_formats_by_name(name, bits):
-    assert lookup_model("qwen3-8b").with_dtypes(weight_dtype=name).bytes_per_weight == pytest.approx(bits / 8)
+    assert lookup_model("qwen3-8b").with_dtypes(weight_dtype=name).format_bytes() == pytest.approx(bits / 8)
 
 
 @pytest.mark.parametrize("name", ["int3", "int4-g0", "int5-g128", "fp4", "FP8", ""])

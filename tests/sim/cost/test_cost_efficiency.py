@@ -73,7 +73,7 @@ def test_queries_are_padded_to_query_tiles():
 def test_wide_trees_pay_for_attention_in_steps():
     def per_token(queries):
         return DEFAULT_EFFICIENCY.attention_ns_per_token(
-            H100, queries=queries, head_dim=128, kv_heads=8, kv_bytes=2, dtype="bf16"
+            H100, heads=8, queries=queries, query_flops=4 * 128, token_bytes=2 * 8 * 128 * 2, dtype="bf16"
         )
 
     read_ns = 2 * 8 * 128 * 2 * 1e9 / (H100.memory_bandwidth_bytes_per_s * DEFAULT_EFFICIENCY.attention_bandwidth)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from foretoken.core.model_shape import lookup_model
+from foretoken.core.model_shape import Recurrence, lookup_model
 from foretoken.sim.cost.draft import eagle3_head, multi_layer_eagle, standalone
 from foretoken.sim.cost.hardware import MIB, lookup_gpu
 from foretoken.sim.cost.host import FORETOKEN, HOST_PRESETS, VLLM_0_10, UnknownHostPreset, host_preset
@@ -94,9 +94,15 @@ def test_wider_trees_need_more_room():
     assert wide.slots < narrow.slots
 
 
+def with_state(size):
+    """Llama with a further layer that has a state of `size` bytes, and nothing else."""
+    mixer = Recurrence(heads=2, key_dim=size // 8, value_dim=1, projected=0, output=0)
+    return replace(LLAMA, mixers=(*LLAMA.mixers, (mixer, 1)))
+
+
 def test_a_hybrid_model_keeps_a_state_per_request_and_per_node():
     state = 6 * MIB
-    hybrid = replace(LLAMA, recurrent_state_bytes=state)
+    hybrid = with_state(state)
     options = {"max_batch_size": 8, "tp": 2}
     for nodes, states in ((1, 8), (4, 8 * 5)):
         pure, plan = (kv_pool_slots(shape, H100, max_num_draft_tokens=nodes, **options) for shape in (LLAMA, hybrid))
@@ -106,7 +112,7 @@ def test_a_hybrid_model_keeps_a_state_per_request_and_per_node():
         rows = {name: value for name, value, *_ in plan.explain()}
         assert rows["memory: recurrent_states"] == states * 3 and len(plan.explain()) == len(pure.explain()) + 1
     with pytest.raises(InsufficientMemory, match="recurrent_states"):
-        kv_pool_slots(replace(LLAMA, recurrent_state_bytes=1 << 32), H100, max_batch_size=64)
+        kv_pool_slots(with_state(1 << 32), H100, max_batch_size=64)
 
 
 def test_a_model_that_does_not_fit_says_what_it_needs():

@@ -127,7 +127,7 @@ def test_tables_are_kept_and_a_damaged_file_is_made_again(tmp_path, monkeypatch)
     [
         ({}, "MI300X", "sglang", "MI300X: no measured kernels; there are some of A100"),
         ({}, "H100", "llama.cpp", "no measured kernels of this server"),
-        ({"windowed_layers": 4, "attention_window": 512}, "H100", "vllm", "layers with a window of attention"),
+        ({"attention_dtype": "fp8"}, "H100", "vllm", "layers that differ"),
     ],
 )
 def test_what_is_not_measured_is_refused_with_the_reason(change, gpu, server, words):

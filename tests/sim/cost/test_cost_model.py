@@ -1,7 +1,7 @@
 """Model and draft shapes against the totals that their checkpoints state."""
 
 import pytest
-from foretoken.core.model_shape import UnknownModel, known_models, lookup_model
+from foretoken.core.model_shape import Mlp, UnknownModel, known_models, lookup_model
 from foretoken.sim.cost.draft import DraftMismatch, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 
 # Totals of the safetensors metadata on the model pages (Qwen3-0.6B: the tied LM head counted once).
@@ -80,8 +80,7 @@ def test_draft_kv_per_token():
 
 def test_the_head_of_a_sparse_model_is_dense():
     head = eagle_head(lookup_model("qwen3-30b-a3b"))
-    assert head.body.experts == 0
-    assert head.body.intermediate == 8 * 768
+    assert head.body.mlps == ((Mlp(8 * 768), 1),)
 
 
 def test_drafts_that_do_not_fit_are_refused():

@@ -111,7 +111,8 @@ def test_tokens_of_a_request_reach_as_many_experts_as_was_counted(monkeypatch):
     counts = script.published_counts()
     assert script.fit(counts) == pytest.approx(EXPERT_INDEPENDENCE, abs=0.005)
     for count, error_of_script in zip(counts, script.errors(counts, EXPERT_INDEPENDENCE), strict=True):
-        shape = replace(SPARSE, experts=count.experts, experts_per_token=count.per_token)
+        experts = replace(SPARSE.experts, count=count.experts, top_k=count.per_token)
+        shape = replace(SPARSE, mlps=((experts, SPARSE.layers),))
         forward = ForwardCost(shape, H100, default_efficiency(H100), 1)
         distinct = forward.active_experts(PassTokens.of_rows(1, 1, count.tokens, EXPERT_INDEPENDENCE).independent)
         assert abs(distinct / count.distinct - 1) < 0.12

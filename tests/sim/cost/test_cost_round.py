@@ -22,7 +22,8 @@ LLAMA = lookup_model("llama-3.1-8b")
 LLAMA_70B = lookup_model("llama-3.1-70b")
 SMALL = lookup_model("llama-3.2-1b")
 SPARSE = lookup_model("qwen3-30b-a3b")
-WINDOWED = replace(LLAMA, attention_window=4096, windowed_layers=16)
+((ATTENTION, _),) = LLAMA.mixers
+WINDOWED = replace(LLAMA, mixers=((ATTENTION, 16), (replace(ATTENTION, window=4096), 16)))
 
 COSTS = {
     "plain": RoundCost(LLAMA, H100),
@@ -278,7 +279,7 @@ def test_tensor_parallelism_divides_the_work_and_pays_for_it():
 
 @pytest.mark.parametrize(("shape", "tp"), [(LLAMA, 5), (LLAMA, 0), (lookup_model("qwen2.5-7b"), 8)])
 def test_parallelism_that_does_not_divide_is_refused(shape, tp):
-    with pytest.raises(UnsupportedParallelism, match="tensor parallelism"):
+    with pytest.raises(UnsupportedParallelism, match="tensor parallel"):
         RoundCost(shape, H100, tp=tp)
 
 

@@ -1,0 +1,320 @@
+"""The reader of Hugging Face's `config.json`: which keys a family of models uses for which part of its layers.
+
+A configuration is read as data, a mapping or a text; files are opened by the caller. All problems of a configuration are reported at
+once, with its source and the key of each. Where a published configuration leaves a key out, the default is that of the family's class in
+`transformers` (4.57) or of the checkpoint's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..config_reader import REQUIRED, ConfigReader
+from ..errors import nearest_name
+from .layers import Experts, Mlp, Part
+from .mixers import (
+    Mixers,
+    compressed,
+    delta_rule,
+    falcon,
+    gemma4,
+    gpt_oss,
+    grouped,
+    kimi_linear,
+    kinds_of,
+    latent,
+    lightning,
+    mimo_flash,
+    minimax_m3,
+    nas_attention,
+    nas_blocks,
+    nemotron,
+    nemotron_pattern,
+    replace_missing,
+)
+from .quantization import CONFIG_KEYS, read_weight_format
+from .shape import ModelShape, counted
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """A mixture of experts as Qwen3 configures it: each token is sent to `top_k` of `num_experts` MLPs."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int  # of one expert
+    norm_topk_prob: bool = False  # the chosen experts' weights sum to 1
+    decoder_sparse_step: int = 1  # every how many layers has experts, counted from the end of each group
+    mlp_only_layers: tuple[int, ...] = ()
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether `layer` has experts instead of one MLP."""
+        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+
+
+def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
+    """Read a mixture of experts as Qwen and Mixtral configure it; None for a family that has none."""
+    if family not in ("qwen3_moe", "qwen2_moe", "qwen3_next", "mixtral"):
+        return None
+    is_mixtral = family == "mixtral"
+    key = "num_local_experts" if is_mixtral or reader.get("num_local_experts") is not None else "num_experts"
+    moe = MoeConfig(
+        num_experts=reader.integer(key),
+        top_k=reader.integer("num_experts_per_tok"),
+        intermediate_size=reader.integer("intermediate_size" if is_mixtral else "moe_intermediate_size"),
+        norm_topk_prob=reader.flag("norm_topk_prob"),
+        decoder_sparse_step=reader.integer("decoder_sparse_step", 1),
+        mlp_only_layers=reader.integers("mlp_only_layers"),
+    )
+    _check_top_k(reader, moe.top_k, moe.num_experts)
+    return moe
+
+
+def _check_top_k(reader: ConfigReader, top_k: int, count: int) -> None:
+    if top_k > count:
+        reader.problem("num_experts_per_tok", f"{top_k} experts per token, but there are {count}")
+
+
+# -- MLPs: one for each layer, None for a layer without --------------------------------------------------------------------
+
+Parts = Iterable[Part | None]
+
+
+def _dense(reader: ConfigReader, family: str, layers: int) -> Parts:
+    width = reader.integer("intermediate_size")
+    return [Mlp(width)] * layers
+
+
+def _qwen_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
+    moe = read_experts(reader, family)
+    assert moe is not None
+    shared = 0 if family == "mixtral" else reader.integer("shared_expert_intermediate_size", 0, minimum=0)
+    experts = Experts(moe.num_experts, moe.top_k, moe.intermediate_size, shared, shared_gate=bool(shared))
+    has_dense = any(not moe.is_sparse(layer) for layer in range(layers))
+    dense = Mlp(reader.integer("intermediate_size")) if has_dense else None
+    return [experts if moe.is_sparse(layer) else dense for layer in range(layers)]
+
+
+def _first_of(reader: ConfigReader, *keys: str) -> str:
+    """Return the first of several names of a key that the file has."""
+    return next((key for key in keys if reader.get(key) is not None), keys[0])
+
+
+def _experts(reader: ConfigReader, width: int, *, shared_width: int = 0, **others: Any) -> Experts:
+    count = reader.integer(_first_of(reader, "n_routed_experts", "num_local_experts", "num_experts"))
+    top_k = reader.integer(_first_of(reader, "num_experts_per_tok", "num_experts_per_token", "top_k_experts"))
+    _check_top_k(reader, top_k, count)
+    return Experts(count, top_k, width, shared_width, **others)
+
+
+def _deepseek_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
+    """Experts with shared ones behind a few dense layers: DeepSeek, Kimi, GLM, MiniMax M3, Step, MiMo."""
+    number = reader.integer
+    if (
+        reader.get("n_routed_experts") is None
+        and reader.get(_first_of(reader, "num_experts", "num_local_experts")) is None
+    ):
+        return _dense(reader, family, layers)  # the small models of a family
+    width = number(_first_of(reader, "moe_intermediate_size", "intermediate_size"))
+    shared = number(_first_of(reader, "n_shared_experts", "num_shared_experts"), 0, minimum=0)
+    shared_width = shared * number(_first_of(reader, "share_expert_dim", "shared_intermediate_size"), width, minimum=0)
+    experts = _experts(reader, width, shared_width=shared_width, latent=number("routed_expert_hidden_size", None))
+    frequency = reader.get("moe_layer_freq", 1)
+    if isinstance(frequency, list):
+        sparse = [kind == 1 for kind in kinds_of(reader, layers, "moe_layer_freq")]
+    else:
+        first, every = number("first_k_dense_replace", 0, minimum=0), number("moe_layer_freq", 1)
+        sparse = [layer >= first and layer % every == 0 for layer in range(layers)]
+    if all(sparse):
+        return [experts] * layers
+    dense = Mlp(number(_first_of(reader, "dense_intermediate_size", "intermediate_size")))
+    return [experts if is_sparse else dense for is_sparse in sparse]
+
+
+def _small_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
+    """Every layer has experts, whose width is `intermediate_size`: gpt-oss, MiniMax-01 and M2."""
+    shared = reader.integer("shared_intermediate_size", 0, minimum=0)
+    width = reader.integer("intermediate_size")
+    return [_experts(reader, width, shared_width=shared, biases=family == "gpt_oss")] * layers
+
+
+def _llama4_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
+    width, every = reader.integer("intermediate_size"), reader.integer("interleave_moe_layer_step", 1)
+    experts = _experts(reader, width, shared_width=width)
+    listed = reader.integers("moe_layers")
+    sparse = set(listed) if listed else set(range(every - 1, layers, every))
+    dense = Mlp(reader.integer("intermediate_size_mlp")) if len(sparse) < layers else None
+    return [experts if layer in sparse else dense for layer in range(layers)]
+
+
+def _gemma4_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
+    """A dense MLP in every layer, and beside it, where there are some, experts."""
+    width = reader.integer("intermediate_size")
+    if not reader.flag("enable_moe_block"):
+        return [Mlp(width)] * layers
+    return [_experts(reader, reader.integer("moe_intermediate_size"), shared_width=width)] * layers
+
+
+def _qwen35_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
+    return (_qwen_experts if reader.get("num_experts") is not None else _dense)(reader, "qwen3_moe", layers)
+
+
+def _nemotron_mlps(reader: ConfigReader, family: str, layers: int) -> Parts:
+    """MLPs without a gate (squared ReLU), dense or with experts that may work on a smaller latent vector."""
+    pattern = nemotron_pattern(reader)
+    dense = experts = None
+    if "-" in pattern:
+        dense = Mlp(reader.integer("intermediate_size"), gated=False)
+    if "E" in pattern:
+        shared = reader.integer("moe_shared_expert_intermediate_size", 0, minimum=0)
+        latent = reader.integer("moe_latent_size", None)
+        width = reader.integer("moe_intermediate_size")
+        experts = _experts(reader, width, shared_width=shared, gated=False, latent=latent)
+    return [{"-": dense, "E": experts}.get(kind) for kind in pattern]
+
+
+def _nas_mlps(reader: ConfigReader, family: str, layers: int) -> Parts:
+    """Widths as multiples of the hidden size, two thirds of them rounded up to 256 (the checkpoint's `modeling_decilm.py`)."""
+    hidden = reader.integer("hidden_size")
+    mlps: list[Part | None] = []
+    for block in nas_blocks(reader, layers):
+        part = block.under("ffn")
+        skipped = part.flag("no_op") or part.flag("replace_with_linear")
+        width = 0 if skipped else int(2 * part.number("ffn_mult") * hidden / 3)
+        mlps.append(None if skipped else Mlp(-(-width // 256) * 256))
+    return mlps
+
+
+# -- families --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family's configuration is read. `defaults`: keys that published files leave out."""
+
+    architecture: str
+    mixers: Callable[[ConfigReader, str, int], Mixers] = grouped
+    mlps: Callable[[ConfigReader, str, int], Parts] = _dense
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+_TIED: Mapping[str, Any] = {"tie_word_embeddings": True}
+_GEMMA = {**_TIED, "head_dim": 256}
+_GEMMA3 = {
+    **_GEMMA, "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072, "use_qk_norm": True,
+}  # fmt: skip
+_QWEN_NEXT: Mapping[str, Any] = {"linear_num_value_heads": 32, "linear_num_key_heads": 16}
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family("LlamaForCausalLM"),
+    "mistral": Family("MistralForCausalLM"),
+    "qwen2": Family("Qwen2ForCausalLM"),
+    "qwen3": Family("Qwen3ForCausalLM"),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", mlps=_qwen_experts),
+    "mixtral": Family("MixtralForCausalLM", mlps=_qwen_experts),
+    "phi3": Family("Phi3ForCausalLM"),
+    "mimo": Family("MiMoForCausalLM"),
+    "gemma2": Family("Gemma2ForCausalLM", defaults=_GEMMA),
+    "gemma3": Family("Gemma3ForCausalLM", defaults=_GEMMA3),
+    "gemma4": Family("Gemma4ForConditionalGeneration", gemma4, _gemma4_experts, _TIED),
+    "qwen2_moe": Family("Qwen2MoeForCausalLM", mlps=_qwen_experts),
+    "gpt_oss": Family("GptOssForCausalLM", gpt_oss, _small_experts),
+    "llama4": Family("Llama4ForConditionalGeneration", mlps=_llama4_experts, defaults={"attention_chunk_size": 8192}),
+    "glm4_moe": Family("Glm4MoeForCausalLM", mlps=_deepseek_experts),
+    "minimax": Family("MiniMaxForCausalLM", lightning, _small_experts),
+    "minimax_m2": Family("MiniMaxM2ForCausalLM", mlps=_small_experts),
+    "minimax_m3": Family("MiniMaxM3ForCausalLM", minimax_m3, _deepseek_experts),
+    "mimo_v2_flash": Family("MiMoV2FlashForCausalLM", mimo_flash, _deepseek_experts),
+    "step3p7": Family("Step3p7FlashForCausalLM", mlps=_deepseek_experts),
+    "deepseek_v2": Family("DeepseekV2ForCausalLM", latent, _deepseek_experts),
+    "deepseek_v3": Family("DeepseekV3ForCausalLM", latent, _deepseek_experts),
+    "deepseek_v32": Family("DeepseekV32ForCausalLM", latent, _deepseek_experts),
+    "deepseek_v4": Family("DeepseekV4ForCausalLM", compressed, _deepseek_experts),
+    "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", latent, _deepseek_experts),
+    "kimi_linear": Family("KimiLinearForCausalLM", kimi_linear, _deepseek_experts),
+    "qwen3_next": Family("Qwen3NextForCausalLM", delta_rule, _qwen_experts, _QWEN_NEXT),
+    "qwen3_5": Family("Qwen3_5ForConditionalGeneration", delta_rule, _qwen35_experts),
+    "nemotron_h": Family("NemotronHForCausalLM", nemotron, _nemotron_mlps),
+    "nemotron-nas": Family("DeciLMForCausalLM", nas_attention, _nas_mlps),
+    "falcon_h1": Family("FalconH1ForCausalLM", falcon),
+}
+"""The families whose configurations are understood, by `model_type`."""
+ARCHITECTURES: Mapping[str, str] = {name: family.architecture for name, family in FAMILIES.items()}
+
+_ALIASES: Mapping[str, str] = {
+    "gemma3_text": "gemma3", "gemma4_text": "gemma4", "llama4_text": "llama4", "kimi_k2": "deepseek_v3",
+    "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5", "minimax_text_01": "minimax",
+    "minimax_m3_vl": "minimax_m3", "deepseek_ref": "deepseek_v4",
+}  # fmt: skip
+"""Other names of `model_type` for a family: language models inside multimodal ones, and models that are configured alike."""
+
+
+def family_of(model_type: Any) -> str | None:
+    """Return the family that a `model_type` belongs to; None for an unknown one."""
+    known = _ALIASES.get(model_type, model_type) if isinstance(model_type, str) else None
+    return known if known in FAMILIES else None
+
+
+def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> ModelShape:
+    """Read the shape of a parsed `config.json`; `name` is what reports call the model. Raises ConfigError."""
+    reader = _language_model(config, source)
+    model_type = reader.get("model_type")
+    key = family_of(model_type)
+    if key is None:
+        hint = nearest_name(model_type, ARCHITECTURES) if isinstance(model_type, str) else ""
+        reader.problem("model_type", f"expected one of {', '.join(ARCHITECTURES)}{hint}, found {model_type!r}")
+        reader.raise_problems()
+    assert key is not None
+    family = FAMILIES[key]
+    reader = replace_missing(reader, **family.defaults)
+    layers = reader.integer("num_hidden_layers", len(nemotron_pattern(reader)) if key == "nemotron_h" else REQUIRED)
+    mixers, mlps = counted(family.mixers(reader, key, layers)), counted(family.mlps(reader, key, layers))
+    sizes = {
+        "hidden": reader.integer("hidden_size"),
+        "vocab": reader.integer("vocab_size"),
+        "max_context": reader.integer("max_position_embeddings"),
+        "tied_embeddings": reader.flag("tie_word_embeddings"),
+    }
+    formats = _formats(reader)
+    reader.raise_problems()
+    return ModelShape(
+        name=name, family=key, layers=layers, mixers=mixers, mlps=mlps, source=source, config=config, **sizes, **formats
+    )
+
+
+def _language_model(config: Mapping[str, Any], source: str) -> ConfigReader:
+    """Return a reader of the language model's part: a multimodal file keeps it under `text_config`."""
+    if config.get("text_config") is None:
+        return ConfigReader(config, source)
+    whole = ConfigReader(config, source)
+    part = whole.under("text_config")
+    whole.raise_problems()
+    shared = ("model_type", "tie_word_embeddings", "torch_dtype", "dtype", *CONFIG_KEYS)
+    part.data = {key: config[key] for key in shared if key in config} | dict(part.data)
+    return part
+
+
+def _formats(reader: ConfigReader) -> dict[str, str | None]:
+    """Return the formats of weights and KV: 16-bit unless the file says more."""
+    key = "dtype" if "dtype" in reader.data else "torch_dtype"
+    value = reader.get(key) or "bfloat16"
+    if value not in _DTYPES:
+        reader.problem(key, f"expected one of {', '.join(_DTYPES)}, found {value!r}")
+    wide, found = _DTYPES.get(value, "bf16"), read_weight_format(reader)
+    main = found.experts or wide
+    return {
+        "weight_dtype": main,
+        "attention_dtype": _other(found.attention or wide, main),
+        "mlp_dtype": _other(found.mlps or wide, main),
+        "kv_dtype": found.kv or ("bf16" if found.experts else wide),
+    }
+
+
+def _other(dtype: str, main: str) -> str | None:
+    return None if dtype == main else dtype

@@ -1,0 +1,282 @@
+"""The reader of mixers: which keys of a `config.json` each family of models uses for its attention or recurrence.
+
+Every reader takes the family's name and the number of layers, and returns the mixer of each layer, None for a layer without. It notes
+problems in its `ConfigReader`. Where a published configuration leaves a key out, the default is that of the family's class in
+`transformers` (4.57) or of the checkpoint's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..config_reader import ConfigReader
+from .layers import Attention, CompressedAttention, Index, LatentAttention, Mixer, Recurrence
+
+Mixers = Iterable[Mixer | None]
+
+
+def read_sizes(reader: ConfigReader, family: str | None) -> dict[str, Any]:
+    """Read the sizes of a decoder with grouped attention, and what they share with its computation; problems are noted in `reader`."""
+    hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    has_problems = bool(reader.problems)
+    kv_heads = reader.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        reader.problem("num_key_value_heads", f"{heads} heads cannot share {kv_heads} key-value heads evenly")
+    if family == "qwen3":
+        head_dim = reader.integer("head_dim", 128)
+    else:
+        head_dim = reader.integer("head_dim", hidden // heads)
+        if reader.get("head_dim") is None and hidden % heads and not has_problems:
+            reader.problem("hidden_size", f"{hidden} is no multiple of the {heads} heads, and head_dim is not given")
+    return {
+        "layers": reader.integer("num_hidden_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate": reader.integer("intermediate_size"),
+        "vocab": reader.integer("vocab_size"),
+        "max_context": reader.integer("max_position_embeddings", 2048),
+        "tied_embeddings": reader.flag("tie_word_embeddings"),
+        "qkv_bias": reader.flag("attention_bias") or family in ("qwen2", "qwen2_moe"),
+        "qk_norm": family in ("qwen3", "qwen3_moe"),
+    }
+
+
+def replace_missing(reader: ConfigReader, **defaults: Any) -> ConfigReader:
+    """Return a reader that finds `defaults` where the file has nothing, and notes its problems in the same place."""
+    absent = {key: value for key, value in defaults.items() if reader.get(key) is None}
+    return reader.with_data({**reader.data, **absent})
+
+
+def grouped(reader: ConfigReader, family: str, layers: int, **others: Any) -> Mixers:
+    """Grouped attention in every layer, some with a window."""
+    sizes = read_sizes(replace_missing(reader, intermediate_size=1), family)
+    attention = Attention(
+        sizes["heads"], sizes["kv_heads"], sizes["head_dim"], sizes["head_dim"],
+        qkv_bias=sizes["qkv_bias"], qk_norm=sizes["qk_norm"] or reader.flag("use_qk_norm"), **others,
+    )  # fmt: skip
+    window, windowed = _windows(reader, family, layers)
+    return [replace(attention, window=window) if layer in windowed else attention for layer in range(layers)]
+
+
+def _windows(reader: ConfigReader, family: str, layers: int) -> tuple[int | None, frozenset[int]]:
+    """Return the attention window in tokens, and the layers that have it."""
+    key = "attention_chunk_size" if family == "llama4" else "sliding_window"
+    always = ("mistral", "mixtral", "phi3", "gemma2", "gemma3", "gpt_oss", "step3p7", "llama4")
+    if reader.get(key) is None or not reader.flag("use_sliding_window", family in always):
+        return None, frozenset()
+    window, kinds = reader.integer(key), reader.get("layer_types")
+    if isinstance(kinds, list):
+        chosen = {i for i, kind in enumerate(kinds[:layers]) if kind in ("sliding_attention", "chunked_attention")}
+    elif family.startswith("qwen"):  # the layers below `max_window_layers` see everything
+        chosen = set(range(reader.integer("max_window_layers", layers, minimum=0), layers))
+    elif family == "gemma2":
+        chosen = set(range(0, layers, 2))
+    elif family in ("gemma3", "llama4"):  # every sixth, every fourth layer sees everything
+        pattern = reader.integer("sliding_window_pattern", 6 if family == "gemma3" else 4)
+        chosen = {layer for layer in range(layers) if (layer + 1) % pattern}
+    else:
+        chosen = set(range(layers))
+    return (window, frozenset(chosen)) if chosen else (None, frozenset())
+
+
+def gpt_oss(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    return grouped(reader, family, layers, sinks=True, output_bias=True)
+
+
+def gemma4(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """Layers with a window, and global ones whose heads are larger and fewer and whose values are their keys."""
+    heads, dim = reader.integer("num_attention_heads"), reader.integer("head_dim")
+    kv_heads, window = reader.integer("num_key_value_heads"), reader.integer("sliding_window")
+    local = Attention(heads, kv_heads, dim, dim, window=window, qk_norm=True)
+    large = reader.integer("global_head_dim", dim)
+    few = reader.integer("num_global_key_value_heads", kv_heads)
+    shared = reader.flag("attention_k_eq_v")
+    wide = Attention(heads, few, large, large, qk_norm=True, values_are_keys=shared)
+    return [local if kind == "sliding_attention" else wide for kind in kinds_of(reader, layers)]
+
+
+def kinds_of(reader: ConfigReader, layers: int, key: str = "layer_types") -> list[Any]:
+    """Return what a list says for each layer; full attention for every layer if there is none."""
+    kinds = reader.get(key)
+    if kinds is None:
+        return ["full_attention"] * layers
+    if not isinstance(kinds, list) or len(kinds) < layers:
+        reader.problem(key, f"must be a list with an entry for each of the {layers} layers")
+        return ["full_attention"] * layers
+    return kinds[:layers]
+
+
+def mimo_flash(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    def attention(prefix: str, window: int | None) -> Attention:
+        number = reader.integer
+        return Attention(
+            number(f"{prefix}num_attention_heads"), number(f"{prefix}num_key_value_heads"), number(f"{prefix}head_dim"),
+            number(f"{prefix}v_head_dim"), window=window, sinks=bool(window),
+        )  # fmt: skip
+
+    full, local = attention("", None), attention("swa_", reader.integer("sliding_window"))
+    return [local if kind == 1 else full for kind in kinds_of(reader, layers, "hybrid_layer_pattern")]
+
+
+def minimax_m3(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """Block-sparse attention: small heads score blocks, and the best ones are read. The first layers see everything."""
+    dense = next(iter(grouped(reader, family, 1)))
+    sparse = reader.under("sparse_attention_config")
+    if not sparse.flag("use_sparse_attention"):
+        return [dense] * layers
+    reach = sparse.integer("sparse_topk_blocks") * sparse.integer("sparse_block_size")
+    index = Index(sparse.integer("sparse_num_index_heads"), sparse.integer("sparse_index_dim"), reach)
+    chosen = kinds_of(sparse, layers, "sparse_attention_freq")
+    return [replace(dense, index=index) if kind == 1 else dense for kind in chosen]
+
+
+def latent(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """Multi-head latent attention, with an indexer in DeepSeek-V3.2 and GLM-5."""
+    number = reader.integer
+    latent = LatentAttention(
+        number("num_attention_heads"), number("q_lora_rank", 0), number("kv_lora_rank"), number("qk_nope_head_dim"),
+        number("qk_rope_head_dim"), number("v_head_dim"), output_gate=reader.flag("mla_use_output_gate"),
+    )  # fmt: skip
+    if reader.get("index_topk") is None:
+        return [latent] * layers
+    index = Index(number("index_n_heads"), number("index_head_dim"), number("index_topk"))
+    kinds = kinds_of(reader, layers, "indexer_types")  # GLM-5.3: several layers use one choice
+    return [replace(latent, index=replace(index, present=kind != "shared")) for kind in kinds]
+
+
+def compressed(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """Attention of DeepSeek-V4, whose layers compress 0, 4 or 128 tokens to one; those of 4 have an indexer."""
+    number = reader.integer
+    ratios = kinds_of(reader, layers, "compress_ratios")
+    plain = CompressedAttention(
+        number("num_attention_heads"), number("head_dim"), number("q_lora_rank"), number("o_lora_rank"),
+        number("o_groups"), number("sliding_window"), 0,
+    )  # fmt: skip
+    index = Index(number("index_n_heads"), number("index_head_dim"), number("index_topk") * 4, tokens_per_entry=4)
+    if any(ratio not in (0, 4, 128) for ratio in ratios):
+        reader.problem("compress_ratios", f"expected 0, 4 or 128 for each layer, found {ratios!r}")
+        return [plain]
+    return [replace(plain, ratio=ratio, index=index if ratio == 4 else None) for ratio in ratios]
+
+
+def delta_rule(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """Qwen3-Next and Qwen3.5: gated delta nets, and gated attention in every `full_attention_interval`-th layer."""
+    number = reader.integer
+    key_heads, heads = number("linear_num_key_heads"), number("linear_num_value_heads")
+    key_dim, value_dim = number("linear_key_head_dim"), number("linear_value_head_dim")
+    channels = 2 * key_heads * key_dim + heads * value_dim
+    linear = Recurrence(
+        heads, key_dim, value_dim, projected=channels + heads * value_dim + 2 * heads, output=heads * value_dim,
+        conv_channels=channels, conv_kernel=number("linear_conv_kernel_dim", 4), other_parameters=2 * heads + value_dim,
+    )  # fmt: skip
+    dim = number("head_dim", 256)
+    gate = reader.flag("attn_output_gate", True)
+    full = Attention(
+        number("num_attention_heads"), number("num_key_value_heads"), dim, dim, qk_norm=True, output_gate=gate
+    )
+    interval = number("full_attention_interval", 4)
+    kinds = reader.get("layer_types") or [
+        "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)
+    ]
+    return [linear if kind == "linear_attention" else full for kind in kinds[:layers]]
+
+
+def kimi_linear(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """Kimi Linear and K3: delta attention with a gate per channel, and latent attention in the listed layers (from 1)."""
+    full = next(iter(latent(reader, family, 1)))
+    about = reader.under("linear_attn_config")
+    heads, dim = about.integer("num_heads"), about.integer("head_dim")
+    width, full_gate = heads * dim, about.flag("use_full_rank_gate")
+    low_rank = ((dim, width),) if full_gate else ((dim, width), (dim, width))
+    linear = Recurrence(
+        heads, dim, dim, projected=(4 if full_gate else 3) * width, output=width, conv_channels=3 * width,
+        conv_kernel=about.integer("short_conv_kernel_size", 4), shared_projected=heads + dim * len(low_rank),
+        low_rank=low_rank, other_parameters=heads + width + dim,
+    )  # fmt: skip
+    full_layers = set(about.integers("full_attn_layers"))
+    return [full if layer + 1 in full_layers else linear for layer in range(layers)]
+
+
+def lightning(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """MiniMax-01: lightning attention where `attn_type_list` has a 0, else softmax attention."""
+    full = next(iter(grouped(reader, family, 1)))
+    width = full.heads * full.head_dim
+    linear = Recurrence(
+        full.heads, full.head_dim, full.head_dim, projected=4 * width, output=width, other_parameters=width
+    )
+    kinds = kinds_of(reader, layers, "attn_type_list" if reader.get("layer_types") is None else "layer_types")
+    return [linear if kind in (0, "linear_attention") else full for kind in kinds]
+
+
+def _mamba(
+    reader: ConfigReader, *, heads: int, dim: int, groups: int, state: int, kernel: int, norm: bool
+) -> Recurrence:
+    inner = heads * dim
+    channels = inner + 2 * groups * state
+    return Recurrence(
+        heads, state, dim, projected=inner + channels + heads, output=inner, conv_channels=channels, conv_kernel=kernel,
+        other_parameters=3 * heads + (inner if norm else 0),
+        state_bytes_each=4 if reader.get("mamba_ssm_cache_dtype", "float32") == "float32" else 2,
+    )  # fmt: skip
+
+
+def nemotron_pattern(reader: ConfigReader) -> str:
+    """Return Nemotron-H's pattern of layers: M mamba, * attention, - MLP, E experts; newer files list the names instead."""
+    pattern, names = reader.get("hybrid_override_pattern"), reader.get("layers_block_type")
+    if pattern is None and isinstance(names, list):
+        letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+        pattern = "".join(letters.get(name, "?") if isinstance(name, str) else "?" for name in names)
+    if not isinstance(pattern, str) or set(pattern) - set("M*-E") or not set("M*") & set(pattern):
+        reader.problem("hybrid_override_pattern", f"must be a text of M, *, - and E, found {pattern!r}")
+        return "*"
+    return pattern
+
+
+def nemotron(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    number = reader.integer
+    mamba = _mamba(
+        reader, heads=number("mamba_num_heads"), dim=number("mamba_head_dim"), groups=number("n_groups"),
+        state=number("ssm_state_size"), kernel=number("conv_kernel", 4), norm=True,
+    )  # fmt: skip
+    dim = number("head_dim" if reader.get("head_dim") is not None else "attention_head_dim")
+    attention = Attention(number("num_attention_heads"), number("num_key_value_heads"), dim, dim)
+    return [{"M": mamba, "*": attention}.get(kind) for kind in nemotron_pattern(reader)]
+
+
+def falcon(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """Falcon-H1: every layer has attention and mamba side by side."""
+    number = reader.integer
+    inner = number("mamba_d_ssm", number("mamba_expand", 2) * number("hidden_size"))
+    heads = number("mamba_n_heads", 128)
+    mamba = _mamba(
+        reader, heads=heads, dim=inner // heads, groups=number("mamba_n_groups", 1), state=number("mamba_d_state", 256),
+        kernel=number("mamba_d_conv", 4), norm=reader.flag("mamba_rms_norm", True),
+    )  # fmt: skip
+    return [*grouped(reader, family, layers), *[mamba] * layers]
+
+
+def nas_blocks(reader: ConfigReader, layers: int) -> list[ConfigReader]:
+    blocks = reader.get("block_configs")
+    if not isinstance(blocks, list) or len(blocks) != layers or not all(isinstance(block, Mapping) for block in blocks):
+        reader.problem("block_configs", f"must be a list of {layers} objects, one for each layer")
+        return []
+    return [
+        ConfigReader(block, reader.source, f"block_configs[{i}].", reader.problems) for i, block in enumerate(blocks)
+    ]
+
+
+def nas_attention(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """Nemotron NAS (Puzzle): each layer has its own grouping of heads, or no attention."""
+    heads, hidden = reader.integer("num_attention_heads"), reader.integer("hidden_size")
+    mixers: list[Mixer | None] = []
+    for block in nas_blocks(reader, layers):
+        part = block.under("attention")
+        if part.flag("no_op") or part.flag("replace_with_linear"):
+            mixers.append(None)
+            continue
+        mixers.append(Attention(heads, heads // part.integer("n_heads_in_group"), hidden // heads, hidden // heads))
+    return mixers
