@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from ..core.acceptance.drift import Regimes
 from ..core.acceptance.presets import PresetChoice, usual_preset
-from ..core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
+from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance
 from ..core.acceptance.recorded import TraceAcceptance
 from ..core.acceptance.tree import MAX_DEPTH
 from ..core.adaptive import CostTable
@@ -146,7 +147,7 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
     if spec.policy == "goodput":
         spec = replace(spec, cost_table=_cost_table(spec, cost, host))
     preset = _chosen_preset(scenario, algorithm, target)
-    acceptance = _acceptance(scenario, preset)
+    acceptance = _acceptance(scenario, preset, spec)
     timing_of(scenario)
     _check(scenario, spec, acceptance)
     pools = pools_of(scenario)
@@ -289,18 +290,16 @@ def _cost_table(spec: EngineSpec, cost: RoundCost, host: HostCost) -> CostTable:
     return CostTable(spec.adaptive.candidate_steps, tuple(sizes), tuple(round_ns), tuple(kv_token_ps))
 
 
-def _acceptance(scenario: Scenario, choice: PresetChoice) -> AcceptanceProcess:
+def _acceptance(scenario: Scenario, choice: PresetChoice, spec: EngineSpec) -> AcceptanceProcess:
     table, seed = scenario.acceptance, scenario.seed
     given = [key for key in ("preset", "conditional", "mean_length", "recorded") if getattr(table, key) is not None]
     if len(given) > 1:
         raise ConfigError("acceptance", [Problem(given[1], f"contradicts {given[0]}: give one of them")])
-    if table.mean_length is not None:
-        return FixedMeanAcceptance(table.mean_length, seed)
     if table.recorded is not None:
         return TraceAcceptance.of_runs(load_recorded_runs(table.recorded), seed=seed)
     base = choice.preset
     regimes = table.regimes
-    return GaussianAcceptance(
+    process = GaussianAcceptance(
         tuple(table.conditional) if table.conditional is not None else base.conditional,
         seed,
         base.request_share if table.request_share is None else table.request_share,
@@ -310,6 +309,21 @@ def _acceptance(scenario: Scenario, choice: PresetChoice) -> AcceptanceProcess:
         Regimes(regimes.stretch_len, tuple(regimes.shifts), tuple(regimes.weights)) if regimes else None,
         draft_confidence=base.draft_confidence if table.conditional is None else None,
     )
+    if table.mean_length is None or not spec.max_steps:
+        return process
+    tree = (spec.topk, spec.max_steps, spec.max_num_draft_tokens, table.rank_ratio) if spec.topk > 1 else None
+    return replace(_with_mean(replace(process, seed=0), table.mean_length, spec.max_steps, tree), seed=seed)
+
+
+@lru_cache(maxsize=64)
+def _with_mean(
+    process: GaussianAcceptance, mean: float, steps: int, tree: tuple[int, int, int, float] | None
+) -> GaussianAcceptance:
+    """Return `process`, more or less likely to accept at every depth, so that rounds of `steps` emit `mean` tokens on average."""
+    from ..core.acceptance.fit import fit_means  # seldom needed
+
+    drafted_as = None if tree is None else lambda process: process.for_tree(*tree)
+    return fit_means([(steps, min(mean, steps + 1.0))], process, drafted_as)[0]
 
 
 def _chosen_preset(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> PresetChoice:
@@ -319,6 +333,8 @@ def _chosen_preset(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelSh
 
 def _acceptance_source(scenario: Scenario, choice: PresetChoice) -> str:
     table = scenario.acceptance
-    if table.mean_length is not None or table.recorded is not None or table.conditional is not None:
+    if table.mean_length is not None:
+        return f"the scenario's mean, with the spread and correlation of preset {choice.preset.name}"
+    if table.recorded is not None or table.conditional is not None:
         return "scenario"
     return f"preset {choice.preset.name}: {choice.preset.source}"

@@ -93,10 +93,8 @@ def _not(condition: Callable[[Assembly], bool]) -> Callable[[Assembly], bool]:
 
 
 def _acceptance_of_its_own(run: Assembly) -> str | None:
-    table = run.scenario.acceptance
-    if table.mean_length is not None:
-        return "acceptance.mean_length alone decides what a round accepts"
-    return "the recording (acceptance.recorded) decides what a round accepts" if table.recorded is not None else None
+    is_recorded = run.scenario.acceptance.recorded is not None
+    return "the recording (acceptance.recorded) decides what a round accepts" if is_recorded else None
 
 
 def _rounds_are_too_short(run: Assembly) -> str | None:

@@ -113,12 +113,15 @@ class Acceptance(Table):
         None, description="probability of draft position 1, 2, …, given the ones before"
     )
     mean_length: Annotated[float, Field(ge=1)] | None = Field(
-        None, description="pin the mean accept length (bonus included)"
+        None,
+        description="pin the mean accept length (bonus included) of rounds with the most steps; spread and correlation are the preset's",
     )
     recorded: str | None = Field(None, description="file of recorded longest runs per output position (CSV or JSONL)")
-    request_share: Share | None = Field(None, description="variance between requests; with `conditional`")
-    field_share: Share | None = Field(None, description="variance shared by neighbouring positions; with `conditional`")
-    correlation_len: Count | None = Field(None, description="tokens over which rounds are alike; with `conditional`")
+    request_share: Share | None = Field(None, description="variance between requests; default: the preset's")
+    field_share: Share | None = Field(
+        None, description="variance shared by neighbouring positions; default: the preset's"
+    )
+    correlation_len: Count | None = Field(None, description="tokens over which rounds are alike; default: the preset's")
     rank_ratio: Share = Field(
         0.6, description="trees: how fast acceptance falls with rank (assumption); 0: only rank 1 counts"
     )

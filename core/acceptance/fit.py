@@ -12,7 +12,7 @@ iteration one vectorised pass over the simulated rounds. Only `fit_means` takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -200,11 +200,14 @@ def fit_counts(counts: np.ndarray, start: GaussianAcceptance) -> AcceptanceFit:
 
 
 def fit_means(
-    means: Sequence[tuple[int, float]], start: GaussianAcceptance
+    means: Sequence[tuple[int, float]],
+    start: GaussianAcceptance,
+    drafted_as: Callable[[GaussianAcceptance], AcceptanceProcess] | None = None,
 ) -> tuple[GaussianAcceptance, tuple[float, ...]]:
-    """Fit to mean accept lengths of chains, (steps, length) each. Returns the process and its mean lengths, in the same order.
+    """Fit to mean accept lengths, (steps, length) each. Returns the process and its mean lengths, in the same order.
 
-    logit p(d) = that of `start` + a + b · log d by Gauss-Newton; b = 0 if there is one step count only.
+    logit p(d) = that of `start` + a + b · log d by Gauss-Newton; b = 0 if there is one step count only. The lengths are those of chains,
+    or of what `drafted_as` makes of the process: of a tree (`GaussianAcceptance.for_tree`).
     """
     depths = np.arange(1, max(steps for steps, _ in means) + 1)
     base = np.array([start.conditional[min(d, len(start.conditional)) - 1] for d in depths])
@@ -215,7 +218,8 @@ def fit_means(
         return replace(start, conditional=tuple((1 / (1 + np.exp(-logits))).tolist()))
 
     def lengths(process: GaussianAcceptance) -> np.ndarray:
-        simulated = {steps: simulate_rounds(process, steps, *_USUAL) for steps in {steps for steps, _ in means}}
+        drafted = process if drafted_as is None else drafted_as(process)
+        simulated = {steps: simulate_rounds(drafted, steps, *_USUAL) for steps in {steps for steps, _ in means}}
         return np.array([simulated[steps].sum() / np.count_nonzero(simulated[steps]) for steps, _ in means])
 
     wanted = np.array([length for _, length in means])
@@ -223,6 +227,8 @@ def fit_means(
     point = np.zeros(2)
     for _ in range(_ITERATIONS):
         now = lengths(of(point))
+        if np.abs(now - wanted).max() < 1e-4:
+            break
         nudges = np.eye(2)[:free] * 0.05
         slopes = np.stack([(lengths(of(point + nudge)) - now) / 0.05 for nudge in nudges], axis=1)
         step = np.clip(np.linalg.lstsq(slopes, wanted - now, rcond=None)[0], -1, 1)

@@ -32,8 +32,6 @@ CASES = [
     (["model.expert_independence=0.3"], "model.expert_independence", "llama-3.1-8b has no experts"),
     (["speculation.algorithm=EAGLE", "model.draft_vocab=32000"], "model.draft_vocab", "EAGLE has no vocabulary"),
     ([*FIXED, "acceptance.mean_length=10.0"], "acceptance.mean_length", "is not reached: 3 draft steps give at most 4"),
-    (["acceptance.mean_length=2.0", "acceptance.drift_per_1k_tokens=-0.5"], "acceptance.drift_per_1k_tokens", "mean_length"),
-    (["acceptance.mean_length=2.0", "acceptance.regimes.stretch_len=9"], "acceptance.regimes.stretch_len", "mean_length"),
     (["acceptance.rank_ratio=0.5"], "acceptance.rank_ratio", "topk is 1"),
     (["engine.kv_slots=100000", "hardware.reserved_fraction=0.5"], "hardware.reserved_fraction", "kv_slots"),
     (["hardware.kernels_of=vllm"], "hardware.kernels_of", "kernels is roofline"),
