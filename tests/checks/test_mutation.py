@@ -3,9 +3,16 @@
 import ast
 import importlib.util
 import json
+import os
+import subprocess
 import sys
+import time
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+
+import pytest
+from foretoken.checks.registry import SUBJECTS
 
 ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.spec_from_file_location("mutation", ROOT / "tests" / "mutation.py")
@@ -46,7 +53,7 @@ def test_every_change_of_the_tree_can_be_parsed():
         source = (ROOT / module).read_bytes()
         changes = mutation.changes_of(module, source)
         assert len(changes) > 20
-        for change in changes:
+        for change in changes[::5]:
             changed = change.applied(source)
             assert changed != source and ast.parse(changed)
 
@@ -61,25 +68,67 @@ def test_the_draw_takes_every_package_in_turn_and_follows_its_seed():
 def test_each_module_has_tests_and_no_kernel_is_changed():
     modules = mutation.modules_of(mutation.CHANGED)
     assert not any(module.startswith("gpu/kernels") for module in modules) and len(modules) > 100
-    for module in modules:
-        tests = mutation.tests_of(module)
-        assert tests and all((ROOT / test.partition("::")[0]).exists() for test in tests), (module, tests)
+    for module in modules[::9]:
+        near, far = mutation.tests_of(module)
+        assert near and all((ROOT / test.partition("::")[0]).exists() for test in (*near, *far)), module
+        assert not set(near) & set(far)
+    assert mutation.tests_of("core/kv/radix.py")[0][0] == "tests/core/kv/test_radix_cache.py", (
+        "its own tests come first"
+    )
+    assert all((ROOT / name).exists() for name in (*mutation.MORE_TESTS, *mutation.CONTRACTS))
+
+
+def test_what_the_checks_judge_by_is_checked_by_them():
+    ours = {subject for subjects in SUBJECTS.values() for subject in subjects}
+    assert all(subject in ours for subjects in mutation.CONTRACTS.values() for subject in subjects)
+    assert mutation.contracts_of("core/kv/moves.py") == (mutation.TREES,) and not mutation.contracts_of(
+        "sim/capacity.py"
+    )
+
+
+def outcome_of(change, outcome, source=None):
+    return {
+        "key": change.key,
+        "source": source or mutation.source_of(change.module),
+        "outcome": outcome,
+        **asdict(change),
+    }
 
 
 def test_outcomes_are_forgotten_with_their_source_and_reported_by_package(tmp_path):
-    change = mutation.changes_of("core/draws.py", (ROOT / "core/draws.py").read_bytes())[0]
-    known = {
-        "key": change.key,
-        "source": mutation.source_of(change.module),
-        "outcome": "survived",
-        "module": change.module,
-    }
-    known |= {"line": change.line, "before": change.before, "after": change.after}
+    first, second = mutation.changes_of("core/draws.py", (ROOT / "core/draws.py").read_bytes())[:2]
+    outcomes = [outcome_of(first, "survived"), outcome_of(second, "survived"), outcome_of(first, "killed")]
     path = tmp_path / "results.jsonl"
-    path.write_text("\n".join(json.dumps(known | {"source": source}) for source in (known["source"], "older")) + "\n")
+    path.write_text("\n".join(json.dumps(outcome) for outcome in [*outcomes, outcome_of(second, "killed", "older")]))
     results = mutation.read_results(path)
-    assert results == {} or list(results) == [change.key]
-    text = mutation.report([known, known | {"outcome": "killed"}], {})
-    assert f"core/draws.py:{change.line}" in text and "50%" in text
-    excused = {f"core/draws.py: {change.before} -> {change.after}": "makes no difference"}
-    assert "100%" in mutation.report([known, known | {"outcome": "killed"}], excused)
+    assert [len(of_one) for of_one in results.values()] == [2, 1]
+    text = mutation.report(list(results.values()), {})
+    assert f"core/draws.py:{second.line}" in text and text.split()[-9:-3] == ["core", "1", "1", "0", "0%", "50%"]
+    excused = {f"core/draws.py: {second.before} -> {second.after}": "makes no difference"}
+    text = mutation.report(list(results.values()), excused)
+    assert text.split()[-9:-3] == ["core", "1", "0", "1", "0%", "100%"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("judge", ["tests", "check"])
+def test_changes_are_judged_in_a_copy(judge, tmp_path):
+    source = (ROOT / "core/kv/moves.py").read_bytes()
+    results = tmp_path / "results.jsonl"
+    options = ["--judge", judge, "--sample", "3", "--results", str(results), "core/kv/moves.py"]
+    done = subprocess.run([sys.executable, ROOT / "tests/mutation.py", *options], capture_output=True, text=True)
+    outcomes = [json.loads(line) for line in results.read_text().splitlines()]
+    assert len(outcomes) == 3 and "killed" in {outcome["outcome"] for outcome in outcomes}, done.stderr
+    assert all(outcome["by"] for outcome in outcomes if outcome["outcome"] == "killed")
+    assert (ROOT / "core/kv/moves.py").read_bytes() == source
+
+
+def test_what_uses_no_time_is_ended(monkeypatch):
+    monkeypatch.setattr(mutation, "IDLE_LIMIT_S", 0.05)
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
+    mutation._wait_for(child)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(child, 0)
