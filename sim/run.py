@@ -14,7 +14,7 @@ from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance
 from ..core.adaptive.metrics import AdaptiveMetrics
 from ..core.contract.events import Event, EventSink
 from ..core.contract.request import FinishedRequest, Request
-from ..core.draws import request_key
+from ..core.draws import Purpose, request_key
 from ..core.errors import ForetokenError
 from ..core.scheduler.config import EngineRole
 from ..observe.engine_lines import engine_lines
@@ -22,6 +22,7 @@ from .actors.client import Patience, closed_loop_client
 from .actors.device import Device, Truth
 from .actors.engine import EngineActor, SpanSink
 from .actors.hooks import NO_HOOKS
+from .actors.jitter import HostJitter, Jitter
 from .actors.link import Link
 from .actors.router import ReplicaRouter
 from .actors.source import open_loop_source
@@ -236,8 +237,14 @@ class Simulation:
         engine = assembly.make_engine(events, replica)
         if lines is not None:
             lines.engine = engine
-        device = Device(assembly.cost, assembly.spec.config.max_running, assembly.acceptance, self._tree_process)
-        actor = EngineActor(self.env, replica, engine, device, assembly.host, self._on_finished, spans, hooks)
+        device_spread, host_spread = self.scenario.hardware.device_jitter, self.scenario.hardware.host_jitter
+        seed, max_running = self.scenario.seed, assembly.spec.config.max_running
+        jitter = Jitter(device_spread, seed, Purpose.DEVICE_TIME, replica) if device_spread else None
+        device = Device(assembly.cost, max_running, assembly.acceptance, self._tree_process, jitter)
+        host_jitter = HostJitter(host_spread, seed, replica) if host_spread else None
+        actor = EngineActor(
+            self.env, replica, engine, device, assembly.host, self._on_finished, spans, hooks, host_jitter
+        )
         if self.faults is not None:
             hooks.actor = actor
         return actor

@@ -19,6 +19,7 @@ Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
 Count = Annotated[int, Field(ge=1)]
 Engines = Annotated[int, Field(ge=0, le=1024)]  # each has some megabytes of tables
 Share = Annotated[float, Field(ge=0, le=1)]
+Spread = Annotated[float, Field(ge=0, le=10)]
 Policy = Literal["round_robin", "least_loaded", "prefix_aware", "random"]
 
 
@@ -69,6 +70,8 @@ class Hardware(Table):
     launch: Literal["full-graph", "piecewise"] | None = Field(
         None, description="piecewise: the host drives each draft pass; default: the server's, full-graph for foretoken"
     )
+    device_jitter: Spread = Field(0.0, description="standard deviation of a step's device time over its mean")
+    host_jitter: Spread = Field(0.0, description="the same of the host's time for a step")
     profile: str | None = Field(
         None, description="profile.json of `foretoken calibrate`: timing fitted to measurements, or measured times"
     )

@@ -17,6 +17,7 @@ import numpy as np
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.contract.step import BlockEnd, DecodeResult, DecodeStep, Join, PrefillResult, Step
 from ..cost.round import RoundCost
+from .jitter import Jitter
 from .run_cache import RunCache
 
 
@@ -59,8 +60,11 @@ class Device:
         num_rows: int,
         acceptance: AcceptanceProcess,
         for_tree: Callable[[int, int, int], AcceptanceProcess],
+        jitter: Jitter | None = None,
     ) -> None:
         self.cost = cost
+        self.jitter = jitter
+        self.num_run = 0  # decode rounds, and steps with prefill alone
         self.truths: dict[str, Truth] = {}
         self.busy_ns = 0
         self.slowdown = 1.0  # multiplies all device times
@@ -116,6 +120,8 @@ class Device:
     def prefill(self, step: Step) -> PrefillResult:
         """Compute the chunks of a step; a last chunk emits its row's first token."""
         part = step.prefill
+        if step.decode is None:
+            self.num_run += 1
         stopped = [False] * len(part.rows)
         chunks = zip(part.rows.tolist(), part.starts.tolist(), part.lens.tolist(), part.is_last.tolist(), strict=True)
         for i, (row, start, length, is_last) in enumerate(chunks):
@@ -129,6 +135,8 @@ class Device:
     def step_ns(self, step: Step) -> int:
         """Return the device time of a step with a prefill part, before it is run."""
         device_ns = self._cost_ns(step)
+        if self.jitter is not None:
+            device_ns = self.jitter.time_ns(self.num_run, device_ns)
         return device_ns if self.slowdown == 1.0 else int(device_ns * self.slowdown)
 
     def _cost_ns(self, step: Step) -> int:
@@ -166,6 +174,8 @@ class Device:
                 device_ns = np.array([self.cost.decode_ns(*shape, kv_tokens)])
             else:
                 device_ns = self.cost.decode_ns(*shape, kv_tokens + grown)
+            if self.jitter is not None:
+                device_ns = self.jitter.times_ns(self.num_run, device_ns)
             if self.slowdown != 1.0:
                 device_ns = (device_ns * self.slowdown).astype(np.int64)
         return DrawnRounds(rounds, lens, emitted, device_ns, left)
@@ -185,6 +195,7 @@ class Device:
 
     def apply(self, decode: DecodeStep, drawn: DrawnRounds, rounds: int, asked: bool) -> DecodeResult:
         """Run the first `rounds` of those drawn. `asked`: the driver stopped the block there."""
+        self.num_run += rounds
         rows = self._batch_of(decode).index
         lens = drawn.accept_lens[:rounds]
         if rounds == 1:

@@ -28,6 +28,7 @@ from ..cost.host import HostCost
 from .clock import AFTER_ARRIVALS, until
 from .device import Device, DrawnRounds, Truth
 from .hooks import NO_HOOKS, HandoffPart, Hooks, StepFault
+from .jitter import HostJitter
 
 
 class SpanSink(Protocol):
@@ -42,7 +43,7 @@ class Flight:
 
     step: Step
     launched_ns: int | None
-    host_ns: int  # planning and launching it
+    host_ns: int  # planning and launching it, on average
     drawn: DrawnRounds | None = None
 
 
@@ -67,6 +68,7 @@ class EngineActor:
         on_finished: Callable[[int, FinishedRequest], None],
         spans: SpanSink | None = None,
         hooks: Hooks = NO_HOOKS,
+        jitter: HostJitter | None = None,
     ) -> None:
         self.env = env
         self.replica = replica
@@ -74,6 +76,7 @@ class EngineActor:
         self.device = device
         self.host = host
         self.hooks = hooks
+        self.jitter = jitter
         self.handoff: HandoffPart | None = None  # set where prefill and decode are apart
         self.rounds = 0
         self.worked_until_ns = 0  # when the newest result, or its loss, was taken
@@ -195,10 +198,13 @@ class EngineActor:
             self._flights.append(Flight(step, None, host_ns))
             self._tail_planned_ns = self.env.now
             return
-        self._cpu_free_ns = self.env.now + host_ns
+        taken_ns = host_ns
+        if self.jitter is not None:  # those in flight run one round each
+            taken_ns = self.jitter.launch.time_ns(self.device.num_run + len(self._flights), host_ns)
+        self._cpu_free_ns = self.env.now + taken_ns
         self._flights.append(Flight(step, self._cpu_free_ns, host_ns))
         if self._spans is not None:
-            self._spans.span(self.replica, "scheduler", "plan", self.env.now, host_ns, {"step": step.step_id})
+            self._spans.span(self.replica, "scheduler", "plan", self.env.now, taken_ns, {"step": step.step_id})
 
     def _is_block(self, flight: Flight) -> bool:
         """Whether a step will run more than one round, as far as its requests and the driver let it. Draws its rounds."""
@@ -275,6 +281,7 @@ class EngineActor:
     def _run_single(self, flight: Flight) -> StepResult:
         """Run a step of one round: its result, and the times at which device and CPU are free again."""
         step, device = flight.step, self.device
+        number = device.num_run
         decode = prefill = drawn = None
         tokens = 0
         if step.prefill is not None:
@@ -295,7 +302,10 @@ class EngineActor:
         self.ran_ns = (started_ns, self._device_free_ns)
         batch_size = 0 if step.decode is None else len(step.decode.rows)
         committing_ns = max(self._cpu_free_ns, self._device_free_ns)
-        self._cpu_free_ns = committing_ns + self.host.commit_ns(batch_size, tokens)
+        commit_ns = self.host.commit_ns(batch_size, tokens)
+        if self.jitter is not None:
+            commit_ns = self.jitter.commit.time_ns(number, commit_ns)
+        self._cpu_free_ns = committing_ns + commit_ns
         device.busy_ns += device_ns
         if self._spans is not None:
             self._span_device(step, started_ns, device_ns, 1)
@@ -340,39 +350,47 @@ class EngineActor:
         """Host time to commit each round, int64 [rounds]."""
         batch_size, emitted = len(flight.step.decode.rows), flight.drawn.emitted[: flight.drawn.rounds]
         base_ns = self.host.commit_ns(batch_size, 0)
-        return base_ns + (self.host.commit_ns(batch_size, 1) - base_ns) * emitted
+        commit_ns = base_ns + (self.host.commit_ns(batch_size, 1) - base_ns) * emitted
+        return commit_ns if self.jitter is None else self.jitter.commit.times_ns(self.device.num_run, commit_ns)
+
+    def _launch_costs(self, flight: Flight) -> int | np.ndarray:
+        """Host time to plan and launch the round after each, int64 [rounds], or one number if it is the same for all."""
+        if self.jitter is None:
+            return flight.host_ns
+        means_ns = np.full(flight.drawn.rounds, flight.host_ns, dtype=np.int64)
+        return self.jitter.launch.times_ns(self.device.num_run + 1, means_ns)
 
     def _synchronous_times(self, flight: Flight) -> BlockTimes:
         """plan, launch, run, commit; plan, launch, run, commit; …"""
-        device_ns = flight.drawn.device_ns
-        commit_ns = self._commit_costs(flight)
-        periods = device_ns + commit_ns
-        periods[1:] += flight.host_ns
+        commit_ns, launch_ns = self._commit_costs(flight), self._launch_costs(flight)
         start_ns = max(self._device_free_ns, flight.launched_ns)
-        commit_end_ns = start_ns + np.add.accumulate(periods)
-        return BlockTimes(commit_end_ns - commit_ns, commit_end_ns, commit_end_ns + flight.host_ns)
+        next_launch_ns = start_ns + np.add.accumulate(flight.drawn.device_ns + commit_ns + launch_ns)
+        commit_end_ns = next_launch_ns - launch_ns
+        return BlockTimes(commit_end_ns - commit_ns, commit_end_ns, next_launch_ns)
 
     def _overlap_times(self, flight: Flight) -> BlockTimes:
         """Round j + 1 is planned and launched while round j runs, and before round j is committed."""
-        device_ns, commit_ns, host_ns = flight.drawn.device_ns, self._commit_costs(flight), flight.host_ns
+        device_ns, commit_ns, host_ns = flight.drawn.device_ns, self._commit_costs(flight), self._launch_costs(flight)
         first_end_ns = max(self._device_free_ns, flight.launched_ns) + int(device_ns[0])
-        second_launch_ns = self._tail_planned_ns + host_ns
-        if second_launch_ns <= first_end_ns and not np.count_nonzero(device_ns[1:] < commit_ns[:-1] + host_ns):
+        second_launch_ns = self._tail_planned_ns + (host_ns if isinstance(host_ns, int) else int(host_ns[0]))
+        if second_launch_ns <= first_end_ns and not np.count_nonzero((device_ns - host_ns)[1:] < commit_ns[:-1]):
             # The device is never kept waiting.
             device_end_ns = first_end_ns + np.add.accumulate(device_ns) - device_ns[0]
             commit_end_ns = device_end_ns + commit_ns
             next_launch_ns = np.empty_like(commit_end_ns)
-            next_launch_ns[0] = second_launch_ns
-            next_launch_ns[1:] = commit_end_ns[:-1] + host_ns
+            next_launch_ns[0] = self._tail_planned_ns
+            next_launch_ns[1:] = commit_end_ns[:-1]
+            next_launch_ns += host_ns
             return BlockTimes(device_end_ns, commit_end_ns, next_launch_ns)
         ends, commits, launches = [], [], []
         end_ns, launch_ns = first_end_ns, second_launch_ns
-        for run_ns, cost_ns in zip([*device_ns[1:].tolist(), 0], commit_ns.tolist(), strict=True):
+        next_ns = [host_ns] * len(device_ns) if isinstance(host_ns, int) else [*host_ns[1:].tolist(), 0]
+        for run_ns, cost_ns, plan_ns in zip([*device_ns[1:].tolist(), 0], commit_ns.tolist(), next_ns, strict=True):
             ends.append(end_ns)
             launches.append(launch_ns)
             commits.append(max(launch_ns, end_ns) + cost_ns)
             end_ns = max(end_ns, launch_ns) + run_ns
-            launch_ns = commits[-1] + host_ns
+            launch_ns = commits[-1] + plan_ns
         return BlockTimes(np.array(ends), np.array(commits), np.array(launches))
 
     def _span_device(self, step: Step, start_ns: int, duration_ns: int, rounds: int) -> None:

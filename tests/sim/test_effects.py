@@ -32,6 +32,7 @@ CASES = [
     (["model.expert_independence=0.3"], "model.expert_independence", "llama-3.1-8b has no experts"),
     (["speculation.algorithm=EAGLE", "model.draft_vocab=32000"], "model.draft_vocab", "EAGLE has no vocabulary"),
     ([*FIXED, "acceptance.mean_length=10.0"], "acceptance.mean_length", "is not reached: 3 draft steps give at most 4"),
+    (["acceptance.recorded=runs.csv", "acceptance.request_share=0.1"], "acceptance.request_share", "the recording"),
     (["acceptance.rank_ratio=0.5"], "acceptance.rank_ratio", "topk is 1"),
     (["engine.kv_slots=100000", "hardware.reserved_fraction=0.5"], "hardware.reserved_fraction", "kv_slots"),
     (["hardware.kernels_of=vllm"], "hardware.kernels_of", "kernels is roofline"),
@@ -70,6 +71,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "azure.csv").write_text(AZURE)
     (tmp_path / "mooncake.jsonl").write_text(MOONCAKE)
+    (tmp_path / "runs.csv").write_text("request,position,longest_run\n" + "".join(f"a,{i},2\n" for i in range(9)))
 
 
 def told(settings: list[str], path=None) -> tuple[str, ...]:
