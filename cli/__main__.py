@@ -50,6 +50,8 @@ def main() -> None:
             raise
         if extra == "sim" and sys.argv[1:2] and sys.argv[1] in NEED_MODELS:
             extra = "gpu"  # which brings what the command needs, too
+        if error.name == "scipy" and sys.argv[1:2] == ["calibrate"]:
+            extra = "calibrate"
         _exit(f"{error.name} is not installed: pip install 'foretoken[{extra}]'", EXIT_BAD_INPUT)
     except (BrokenPipeError, SystemExit) as error:
         if not is_broken_pipe(error):

@@ -17,6 +17,7 @@ from .planning.doctor import doctor
 from .planning.sweep import sweep
 from .replay import replay
 from .simulation.acceptance import acceptance
+from .simulation.calibrate import calibrate
 from .simulation.schema import schema
 from .simulation.simulate import simulate
 
@@ -36,6 +37,7 @@ app.command()(bench)
 app.command()(replay)
 app.add_typer(adaptive, name="adaptive")
 app.command()(acceptance)
+app.command()(calibrate)
 app.command()(schema)
 app.command()(tiny)
 app.command()(check)

@@ -82,7 +82,6 @@ LONG_FUNCTIONS: dict[str, str] = {}
 # Modules that nothing in the packages imports: entrances for users.
 ENTRANCES = {
     "cli.__main__": "the entry point `foretoken`",
-    "sim.calibration.least_squares": "fits of benchmarks/fit_servers.py",
 }
 
 

@@ -1,0 +1,166 @@
+"""`foretoken calibrate`: fit the timing of a server's profile to results of benchmarks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .simulate import Quiet, Settings
+
+if TYPE_CHECKING:
+    from ...sim.calibration.fit import PointFit
+
+DEVICE = "device_scale"
+DECODING = ("mean_tpot_ms", "output_tokens_per_s")
+LABELS = {
+    DEVICE: "kernels, factor",
+    "host_base_ns": "host, per step, us",
+    "host_row_ns": "host, per step and row, us",
+    "graph_gap_ns": "captured pass, us",
+    "draft_step_ns": "draft step, us",
+    "tree_ns": "draft tree, us",
+}
+UNITS = {"mean_tpot_ms": "TPOT ms", "mean_ttft_ms": "TTFT ms", "output_tokens_per_s": "tokens/s"}
+REDRAW_EVERY_S = 0.2
+
+
+def calibrate(
+    first: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="FILE", show_default=False, help="A benchmark's result; repeatable."),
+    ] = None,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="More results.", show_default=False)
+    ] = None,
+    scenario: Annotated[
+        Path | None,
+        typer.Option(
+            "--scenario", metavar="SCENARIO.toml", show_default=False, help="The deployment that was measured."
+        ),
+    ] = None,
+    settings: Settings = None,
+    out: Annotated[Path, typer.Option(help="Write the profile to this file.")] = Path("profile.json"),
+    quiet: Quiet = False,
+) -> None:
+    """Fit the simulator's timing to your own measurements, and write a profile.
+
+    Takes what `vllm bench serve --save-result`, SGLang's bench_serving
+    --output-file, guidellm (benchmarks.json) and aiperf
+    (profile_export_aiperf.json) write, or CSV with a header
+    (docs/calibration.md). A few points suffice: plain decoding at three
+    concurrencies, and one with speculation. What a file does not say stands
+    behind its name.
+
+    Prints every parameter with its interval, the errors of the points, in the
+    fit and left out of it, and which parameters these points cannot tell. Exit
+    code 2: a file cannot be used, or the points contradict each other.
+
+        foretoken calibrate --from plain.jsonl spec.jsonl --set hardware.gpu=H200 --set hardware.server=sglang-0.5
+        foretoken calibrate --from vllm.json:algorithm=EAGLE3,steps=3 plain.json --scenario mine.toml --out mine.json
+        foretoken simulate --set hardware.profile=profile.json --set hardware.gpu=H200 --set hardware.server=sglang-0.5
+    """
+    from ...core.errors import ForetokenError
+    from ...sim.calibration.fit import calibrate as fit_points
+    from ...sim.calibration.prediction import measured_scenario
+    from ...sim.calibration.result_files import read_points
+    from ...sim.cost.calibration import profile_document
+    from ...sim.scenario_file import load_scenario
+    from ..files import write_json
+    from ..progress import LINE_EVERY_S, StatusLine
+
+    files = [*(first or ()), *(more or ())]
+    if not files:
+        raise ForetokenError(
+            "nothing to calibrate from: give --from FILE, a benchmark's result (foretoken calibrate --help)"
+        )
+    points = read_points(files)
+    base, origins = load_scenario(scenario, settings or ())
+    base = measured_scenario(points, base, origins)
+    line = StatusLine(quiet, redraw_every_s=REDRAW_EVERY_S, line_every_s=LINE_EVERY_S)
+
+    def show(simulations: int) -> None:
+        if line.due_s() is not None:
+            line.show(f"{len(points)} points, {simulations} simulations")
+
+    source = ", ".join(dict.fromkeys(Path(point.file).name for point in points))
+    try:
+        fit = fit_points(points, base, source, out.stem, show)
+    finally:
+        line.clear()
+    write_json(out, profile_document(fit.calibration))
+    lines = [*_parameters(fit), "", *_points(fit), "", *_remarks(fit)]
+    typer.echo("\n".join([*lines, f"Written to {out}. In a scenario:", "", *_table(fit, out)]))
+
+
+def _parameters(fit: PointFit) -> Iterator[str]:
+    """Yield the lines of the parameters: in the server's profile, fitted, and how well they are told."""
+    fitted = fit.calibration.parameters
+    kernels = {"roofline": "the roofline", "measured": "measured kernels", "tables": "a profile's tables"}[
+        fitted.kernels
+    ]
+    yield f"{fitted.points} points, fitted around {fitted.server} over {kernels}: {fit.calibration.model} on {fit.calibration.gpu}"
+    yield ""
+    yield f"{'':26}{'server':>9}{'fitted':>9}   {'interval (90 %)':20}{'told':>8}"
+    for name, item in fitted.values.items():
+        scale = 1.0 if name == DEVICE else 1e-3
+        before, value, low, high = (
+            f"{number * scale:.{3 if name == DEVICE else 0 if number >= 1e5 else 1}f}"
+            for number in (fit.by_server[name], item.value, item.low, item.high)
+        )
+        told = "no" if name in fit.untold else f"{item.told:.0%}"
+        yield f"{LABELS[name]:26}{before:>9}{value:>9}   {f'{low} … {high}':20}{told:>8}"
+
+
+def _points(fit: PointFit) -> Iterator[str]:
+    """Yield a line for every result: measured, fitted, its error in the fit, and left out of it."""
+    yield f"{'':58}{'measured':>10}{'fitted':>10}{'error':>8}{'left out':>10}"
+    for point, results in groupby(fit.results, key=lambda item: item.point):
+        title = point.title
+        for item in results:
+            numbers = f"{item.measured:10,.2f}{item.predicted:10,.2f}{item.error:+8.1%}{item.left_out_error:+10.1%}"
+            yield f"{title:46.46}{UNITS[item.column]:>12}{numbers}"
+            title = ""
+    for label, columns in (("decoding", DECODING), ("TTFT", ("mean_ttft_ms",))):
+        chosen = [item for item in fit.results if item.column in columns]
+        if chosen:
+            means = (
+                sum(abs(getattr(item, key)) for item in chosen) / len(chosen) for key in ("error", "left_out_error")
+            )
+            yield f"{f'mean absolute error, {label}':78}{next(means):8.1%}{next(means):10.1%}"
+
+
+def _remarks(fit: PointFit) -> Iterator[str]:
+    """Yield what the points cannot tell, what would, and which of them contradict the others."""
+    lines = []
+    for name in fit.untold:
+        lines.append(f"not told     {LABELS[name]}: the server profile's value, nearly")
+    for one, other in fit.entangled:
+        lines.append(f"entangled    {LABELS[one]} and {LABELS[other]}: the points tell a sum of them")
+    for item in fit.suggestions:
+        lines.append(f"would tell   {', '.join(LABELS[name] for name in item.tells)}: {item.title}")
+    hidden = [name for name in fit.untold if not any(name in item.tells for item in fit.suggestions)]
+    if hidden:
+        lines.append(
+            f"no run here  would tell {', '.join(LABELS[name] for name in hidden)}: too small, or hidden behind the device"
+        )
+    for item in fit.contradicting:
+        lines.append(
+            f"contradicts  {item.point.source}: {UNITS[item.column]} {item.measured:.4g}, by the other points "
+            f"{item.measured * (1 + item.left_out_error):.4g} ({item.point.title})"
+        )
+    yield from [*lines, ""] if lines else []
+
+
+def _table(fit: PointFit, out: Path) -> Iterator[str]:
+    profile = fit.calibration
+    yield "[hardware]"
+    yield f"profile = {json.dumps(str(out), ensure_ascii=False)}"
+    yield f'gpu = "{profile.gpu}"'
+    yield f'server = "{profile.parameters.server}"'
+    if profile.parameters.kernels != "tables":
+        yield f'kernels = "{profile.parameters.kernels}"'

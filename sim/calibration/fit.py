@@ -1,0 +1,282 @@
+"""Fits the few parameters of a server's timing to measured points, and says what the points tell and what they do not.
+
+The prior is the server's profile. A parameter may differ from it about as much as the profiles of servers differ among themselves
+(`spreads`); how noisy the points are is estimated from them. Predictions are simulations (`prediction.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...core.errors import ConfigError, Problem
+from ..cost.calibration import (
+    DEVICE,
+    LAUNCH_TIMES,
+    PARAMETERS,
+    Calibration,
+    FittedParameter,
+    FittedParameters,
+    host_total_ns,
+)
+from ..cost.server import PROFILES, server_profile
+from ..scenario import Scenario
+from .least_squares import Fit, Parameter, covariance_with, fit_parameters, left_out_errors
+from .points import Point
+from .prediction import Predictor
+
+LEAST_POINTS = 3
+TOLD = 0.5
+"""A parameter is told where the points take at least this share of its prior uncertainty away."""
+DEVICE_SPREAD = 0.15
+"""How far kernel times of a roofline or a database are from those of a device (docs/simulate.md, "Measured kernels": up to so much)."""
+CONTRADICTS = 4.0
+"""A point contradicts the others if its error, by a fit without it, is so many standard deviations."""
+WEIGHTS = {"mean_tpot_ms": 1.0, "output_tokens_per_s": 1.0, "mean_ttft_ms": 3.0}
+"""Standard deviations of results relative to each other. Assumption: the mean time to the first token depends on when clients send."""
+DECODING = ("mean_tpot_ms", "output_tokens_per_s")
+CANDIDATES = (1, 4, 16, 64, 256)
+"""Clients of the points that are considered as the next to measure."""
+MOST_SUGGESTED = 3
+
+OnProgress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A result of a point: measured, predicted by the fit, and the errors (predicted / measured − 1) with and without the point."""
+
+    point: Point
+    column: str
+    measured: float
+    predicted: float
+    error: float
+    left_out_error: float
+    score: float  # the left-out error in standard deviations
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A point that would tell more, and the parameters that it would tell."""
+
+    title: str
+    tells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PointFit:
+    """A calibration, and how it came about."""
+
+    fit: Fit
+    results: tuple[Result, ...]
+    calibration: Calibration
+    suggestions: tuple[Suggestion, ...]
+    by_server: Mapping[str, float]  # the parameters before the fit
+
+    @property
+    def untold(self) -> tuple[str, ...]:
+        """The parameters that the points cannot tell."""
+        return tuple(item.name for item, told in zip(self.fit.parameters, self.fit.told, strict=True) if told < TOLD)
+
+    @property
+    def entangled(self) -> Iterator[tuple[str, str]]:
+        """Yield pairs of parameters of which the points tell only a sum: what one gains the other loses."""
+        names = [item.name for item in self.fit.parameters]
+        deviations = np.sqrt(np.diag(self.fit.covariance))
+        correlation = self.fit.covariance / np.outer(deviations, deviations)
+        for i, j in zip(*np.nonzero(np.triu(correlation < -0.8, 1)), strict=True):
+            yield names[i], names[j]
+
+    @property
+    def contradicting(self) -> tuple[Result, ...]:
+        return tuple(item for item in self.results if abs(item.score) > CONTRADICTS)
+
+
+def calibrate(
+    points: Sequence[Point], base: Scenario, source: str, name: str = "profile", on_progress: OnProgress | None = None
+) -> PointFit:
+    """Fit the timing of `base` to the points. `on_progress` is called after every simulation with how many there were.
+
+    Raises ConfigError for too few points, with what to measure, and CannotPredict for a point that cannot be simulated.
+    """
+    count = 0
+
+    def simulated() -> None:
+        nonlocal count
+        count += 1
+        if on_progress is not None:
+            on_progress(count)
+
+    predictors = [Predictor(point, base, simulated) for point in points]
+    if len(points) < LEAST_POINTS:
+        raise _too_few(points, base, predictors, simulated)
+    parameters = _parameters(predictors)
+    rows = [(number, column) for number, predictor in enumerate(predictors) for column in predictor.measured]
+    measured = np.array([predictors[number].measured[column] for number, column in rows])
+    weights = _weights(predictors)
+
+    def predict(x: np.ndarray) -> np.ndarray:
+        values = {item.name: float(value) for item, value in zip(parameters, x, strict=True)}
+        return np.array([predictors[number].predict(values)[column] for number, column in rows])
+
+    fit = fit_parameters(parameters, predict, measured, weights)
+    left_out, scores = left_out_errors(fit, [number for number, _ in rows], linearised=True)
+    results = tuple(
+        Result(points[number], column, value, value * (1 + error), float(error), float(other), float(score))
+        for (number, column), value, error, other, score in zip(
+            rows, measured, fit.errors, left_out, scores, strict=True
+        )
+    )
+    found = PointFit(fit, results, _calibration(predictors, base, fit, results, source, name), (), _values(parameters))
+    return replace(found, suggestions=tuple(_suggestions(fit, points, base, simulated))) if found.untold else found
+
+
+def spreads() -> dict[str, float]:
+    """Return the prior standard deviation of each parameter: that of the profiles of servers, ns; a share for the device."""
+    profiles = list(PROFILES.values())
+    found = {
+        "host_base_ns": np.std([host_total_ns(item.host, "base") for item in profiles]),
+        "host_row_ns": np.std([host_total_ns(item.host, "row") for item in profiles]),
+        **{time: np.std([getattr(item.launch, time) for item in profiles]) for time in LAUNCH_TIMES},
+    }
+    return {DEVICE: DEVICE_SPREAD, **{name: float(value) for name, value in found.items()}}
+
+
+def _parameters(predictors: Sequence[Predictor]) -> tuple[Parameter, ...]:
+    """Return the parameters that any of the points depends on, around what the scenario's server has."""
+    run, wide = predictors[0].assembly, spreads()
+    values = {
+        DEVICE: 1.0,
+        "host_base_ns": host_total_ns(run.host, "base"),
+        "host_row_ns": host_total_ns(run.host, "row"),
+        **{time: getattr(run.cost.launch, time) for time in LAUNCH_TIMES},
+    }
+    used = {name for predictor in predictors for name in predictor.parameters()}
+    low = {DEVICE: 0.2}
+    return tuple(
+        Parameter(name, "" if name == DEVICE else "ns", float(values[name]), wide[name], low.get(name, 0.0))
+        for name in PARAMETERS
+        if name in used
+    )
+
+
+def _weights(predictors: Sequence[Predictor]) -> np.ndarray:
+    """Return the weights of all rows: two results that tell the speed of decoding count as one."""
+    weights = []
+    for predictor in predictors:
+        twice = sum(column in DECODING for column in predictor.measured) == 2
+        weights += [WEIGHTS[column] * (2**0.5 if twice and column in DECODING else 1) for column in predictor.measured]
+    return np.array(weights)
+
+
+def _values(parameters: Sequence[Parameter]) -> dict[str, float]:
+    return {item.name: item.value for item in parameters}
+
+
+def _calibration(
+    predictors: Sequence[Predictor], base: Scenario, fit: Fit, results: Sequence[Result], source: str, name: str
+) -> Calibration:
+    run = predictors[0].assembly
+    values = {
+        item.name: FittedParameter(*(float(number) for number in numbers))
+        for item, *numbers in zip(fit.parameters, fit.values, fit.low, fit.high, np.maximum(fit.told, 0.0), strict=True)
+    }
+    decoding = [item for item in results if item.column in DECODING]
+    error, left_out = (
+        float(np.mean(np.abs([getattr(item, key) for item in decoding]))) for key in ("error", "left_out_error")
+    )
+    fitted = FittedParameters(
+        server_profile(base.hardware.server).name, run.cost.kernels, values, len(predictors), error, left_out
+    )
+    tp = tuple(sorted({predictor.assembly.cost.tp for predictor in predictors}))
+    return Calibration(name, source, run.gpu.name, run.target.name, tp, fitted)
+
+
+def _too_few(
+    points: Sequence[Point], base: Scenario, predictors: Sequence[Predictor], simulated: Callable[[], None]
+) -> ConfigError:
+    """Return the error that says how many more points are needed, and which."""
+    parameters, rows = _parameters(predictors), _weights(predictors)
+
+    def predict(x: np.ndarray) -> np.ndarray:
+        values = {item.name: float(value) for item, value in zip(parameters, x, strict=True)}
+        return np.array(
+            [predictor.predict(values)[column] for predictor in predictors for column in predictor.measured]
+        )
+
+    at_prior = fit_parameters(parameters, predict, predict(np.array([item.value for item in parameters])), rows)
+    wanted = [item.title for item in _suggestions(at_prior, points, base, simulated)]
+    missing = LEAST_POINTS - len(points)
+    message = (
+        f"{len(points)} {'point' if len(points) == 1 else 'points'} for {len(parameters)} parameters: at least {missing} more needed; "
+        f"most would be told by: {'; '.join(wanted)}"
+    )
+    return ConfigError("--from", [Problem("", message)])
+
+
+def _suggestions(
+    fit: Fit, points: Sequence[Point], base: Scenario, simulated: Callable[[], None]
+) -> Iterator[Suggestion]:
+    """Yield the points that would tell most of what is not told, the best first. Adds one after the other."""
+    values = {item.name: float(value) for item, value in zip(fit.parameters, fit.values, strict=True)}
+    candidates = [Predictor(point, base, simulated) for point in _candidates(points, base)]
+    slopes = [_slopes(candidate, fit, values) for candidate in candidates]
+    chosen: list[int] = []
+    covariance = fit.covariance
+    for _ in range(MOST_SUGGESTED):
+        told = _told(covariance, fit)
+        if (told >= TOLD).all():
+            return
+        left = [i for i in range(len(candidates)) if i not in chosen]
+        with_each = [
+            covariance_with(fit, np.vstack([slopes[j] for j in [*chosen, i]]), np.ones(len(chosen) + 1)) for i in left
+        ]
+        if not left:
+            return
+        gains = [float(np.minimum(_told(each, fit), TOLD).sum() - np.minimum(told, TOLD).sum()) for each in with_each]
+        best = int(np.argmax(gains))
+        if gains[best] < 0.05:
+            return
+        now = _told(with_each[best], fit)
+        tells = [
+            item.name for item, before, after in zip(fit.parameters, told, now, strict=True) if after - before > 0.1
+        ]
+        chosen.append(left[best])
+        covariance = with_each[best]
+        yield Suggestion(candidates[left[best]].point.title, tuple(tells))
+
+
+def _told(covariance: np.ndarray, fit: Fit) -> np.ndarray:
+    return 1.0 - np.sqrt(np.diag(covariance)) / fit.spreads
+
+
+def _slopes(candidate: Predictor, fit: Fit, values: Mapping[str, float]) -> np.ndarray:
+    """Return the derivatives of the logarithm of a candidate's time per token by the parameters, [1, p]."""
+    at = candidate.predict(values)["mean_tpot_ms"]
+    slopes = np.zeros((1, len(fit.parameters)))
+    for j, item in enumerate(fit.parameters):
+        if item.name in candidate.parameters():
+            step = 0.1 * item.spread
+            slopes[0, j] = (
+                np.log(candidate.predict({**values, item.name: values[item.name] + step})["mean_tpot_ms"] / at) / step
+            )
+    return slopes
+
+
+def _candidates(points: Sequence[Point], base: Scenario) -> Iterator[Point]:
+    """Yield short runs that were not measured: plain, and with each draft that was, at several numbers of clients."""
+    arms = {("NONE", 0, 1, 1): 1.0}
+    arms |= {(p.algorithm, p.steps, p.topk, p.num_draft_tokens): p.accept_length for p in points if p.is_speculative}
+    done = {(p.algorithm, p.steps, p.topk, p.num_draft_tokens, p.concurrency) for p in points}
+    prompt = float(np.median([point.input_tokens for point in points]))
+    for arm, accept_length in arms.items():
+        for clients in CANDIDATES:
+            if clients <= base.engine.max_running and (*arm, clients) not in done:
+                yield replace(
+                    points[0], source="a suggestion", concurrency=clients, rate_per_s=None, num_requests=clients, input_tokens=prompt,
+                    output_tokens=64.0, input_std=0.0, output_std=0.0, mean_tpot_ms=1.0, mean_ttft_ms=None, output_tokens_per_s=None,
+                    input_lens=(), output_lens=(), algorithm=arm[0], steps=arm[1], topk=arm[2], num_draft_tokens=arm[3],
+                    accept_length=accept_length,
+                )  # fmt: skip

@@ -1,0 +1,185 @@
+"""What the simulator predicts for a measured point: a short simulation of its load.
+
+Closed loops of equally long requests run in waves, prompts delay the decoding of others, and overlap scheduling hides the host behind the
+device: so a point is simulated, and no formula stands in for it. Runs are cut to some waves of requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ConfigError, ForetokenError, Problem
+from ...core.model_shape import lookup_model
+from ...observe.metrics import RunMetrics
+from ..assembly import assemble
+from ..cost.calibration import DEVICE, Calibration, FittedParameter, FittedParameters
+from ..cost.hardware import lookup_gpu
+from ..cost.server import server_profile
+from ..run import Simulation
+from ..scenario import Scenario
+from ..scenario_check import is_config_file
+from ..scenario_file import scenario_with
+from .points import MEASURED, Point
+
+WAVES = 4
+"""Requests per client that are simulated at most."""
+LEAST_REQUESTS = 6
+ROOM = 16
+"""Context of a simulation, in mean requests: the tails of lengths fit."""
+OPEN_REQUESTS = 200
+"""Requests of an open loop that are simulated at most."""
+
+
+class CannotPredict(ForetokenError):
+    """A point that cannot be simulated; the message names it and says why."""
+
+
+class Predictor:
+    """Simulates one point under any values of the parameters, each once; calls `simulated` after every simulation."""
+
+    def __init__(self, point: Point, base: Scenario, simulated: Callable[[], None] = lambda: None) -> None:
+        self.point = point
+        self._simulated = simulated
+        self.scenario = point_scenario(point, base)
+        with self._named_errors():
+            self.assembly = assemble(self.scenario)
+        # Rows as long as the model's context would take most of a short simulation.
+        longest = ROOM * round(point.input_tokens + point.output_tokens)
+        if longest < self.assembly.spec.config.context_len:
+            self.scenario = scenario_with(self.scenario.model_dump(mode="json"), {"model.context_len": longest})
+        self._found: dict[tuple[tuple[str, float], ...], dict[str, float]] = {}
+        self._is_whole = point.num_requests is not None and point.num_requests <= _num_requests(point)
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """The results of the point that are fitted, by column."""
+        values = {column: getattr(self.point, column) for column in MEASURED}
+        if self.point.rate_per_s is not None:
+            values["output_tokens_per_s"] = None  # tells the rate
+        return {column: value for column, value in values.items() if value is not None}
+
+    def parameters(self) -> tuple[str, ...]:
+        """Return the names of the parameters that the point depends on."""
+        names = [DEVICE, "host_base_ns", "host_row_ns", "graph_gap_ns"]
+        if self.point.is_speculative:
+            names.append("draft_step_ns")
+            if self.point.topk > 1:
+                names.append("tree_ns")
+        return tuple(names)
+
+    def predict(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return the results that the simulation gives, by column. Raises CannotPredict."""
+        key = tuple((name, values[name]) for name in self.parameters() if name in values)
+        if key not in self._found:
+            self._found[key] = self._simulate(dict(key))
+            self._simulated()
+        return self._found[key]
+
+    def _simulate(self, values: Mapping[str, float]) -> dict[str, float]:
+        calibration = self._calibration(values) if values else None
+        with self._named_errors(), closing(RunMetrics()) as metrics:
+            simulation = Simulation(
+                self.scenario, sinks=lambda replica: [metrics.sink(replica)], calibration=calibration
+            )
+            report = simulation.run()
+            if not report.complete:
+                raise KeyboardInterrupt  # which ended the run early
+            summary = metrics.summary(report.duration_ns)
+        rate = summary["output_throughput"]
+        if self.point.concurrency is not None and not self._is_whole:
+            # Of the steady state (Little's law): a run of few requests ends with fewer clients.
+            rate = self.point.concurrency * summary["mean_output_tokens"] / summary["mean_e2el_ms"] * 1e3
+        found = {"output_tokens_per_s": rate, **{name: summary[name] for name in ("mean_tpot_ms", "mean_ttft_ms")}}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _calibration(self, values: Mapping[str, float]) -> Calibration:
+        """Return a profile of bare values for the point's own scenario."""
+        run, hardware = self.assembly, self.scenario.hardware
+        items = {name: FittedParameter(value, value, value, 0.0) for name, value in values.items()}
+        fitted = FittedParameters(server_profile(hardware.server).name, run.cost.kernels, items, 0, 0.0, 0.0)
+        return Calibration("fit", "fit", run.gpu.name, run.target.name, (run.cost.tp,), fitted)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except ForetokenError as error:
+            raise CannotPredict(f"{self.point.source} ({self.point.title}): {error}") from None
+
+
+def measured_scenario(points: Sequence[Point], base: Scenario, given: Container[str]) -> Scenario:
+    """Return `base` with the model and the GPU that the points name. `given`: the keys that the user gave; they must agree.
+
+    Raises ConfigError for another model or GPU, and for a model that is not in the catalogue.
+    """
+    settings = {}
+    for name, key, look_up in (("model", "model.target", lookup_model), ("gpu", "hardware.gpu", lookup_gpu)):
+        point = next((point for point in points if getattr(point, name) is not None), None)
+        if point is None:
+            continue
+        found = getattr(point, name)
+        table, field = key.split(".")
+        used = getattr(getattr(base, table), field)
+        try:
+            canonical = look_up(found).name
+            if key in given and not is_config_file(used) and look_up(used).name != canonical:
+                message = f"{found} was measured, but {key} is {used}"
+                raise ConfigError(point.source, [Problem(name, message)])
+        except ConfigError:
+            raise
+        except ForetokenError:
+            if key not in given:
+                message = f"{found!r} is not in the catalogue: say what it is with --set {key}=…"
+                raise ConfigError(point.source, [Problem(name, message)]) from None
+            continue
+        if key not in given:
+            settings[key] = found
+    return scenario_with(base.model_dump(mode="json"), settings) if settings else base
+
+
+def point_scenario(point: Point, base: Scenario) -> Scenario:
+    """Return `base` with the load, the speculation and the accept length of the point. Raises ConfigError."""
+    workload: dict[str, Any] = {"num_requests": _num_requests(point), "prompt": _length(point, "input")}
+    workload |= {"output": _length(point, "output"), "concurrency": point.concurrency}
+    if point.rate_per_s is not None:
+        workload["rate"] = point.rate_per_s
+    settings: dict[str, Any] = {
+        "workload": workload,
+        "hardware.profile": None,
+        "slo": {},
+        "speculation": {"algorithm": "NONE"},
+    }
+    settings["acceptance"] = {}
+    if point.is_speculative:
+        settings["speculation"] = {
+            "algorithm": point.algorithm,
+            "policy": "fixed",
+            "steps": point.steps,
+            "topk": point.topk,
+        }
+        settings["speculation"]["num_draft_tokens"] = point.num_draft_tokens
+        settings["acceptance"] = {"mean_length": point.accept_length}
+    if point.tensor_parallel is not None:
+        settings["hardware.tensor_parallel"] = point.tensor_parallel
+    return scenario_with(base.model_dump(mode="json"), settings)
+
+
+def _num_requests(point: Point) -> int:
+    most = OPEN_REQUESTS if point.concurrency is None else max(LEAST_REQUESTS, WAVES * point.concurrency)
+    return most if point.num_requests is None else min(most, point.num_requests)
+
+
+def _length(point: Point, kind: str) -> dict[str, Any]:
+    lens: Sequence[int] = getattr(point, f"{kind}_lens")
+    if lens:
+        values, counts = np.unique(np.array(lens), return_counts=True)
+        return {"kind": "empirical", "values": values.tolist(), "weights": counts.astype(float).tolist()}
+    mean, std = getattr(point, f"{kind}_tokens"), getattr(point, f"{kind}_std")
+    if std < 0.02 * mean:
+        return {"kind": "fixed", "value": max(1, round(mean))}
+    return {"kind": "lognormal", "mean": mean, "sigma": math.sqrt(math.log1p((std / mean) ** 2))}

@@ -1,0 +1,173 @@
+"""Calibration: a known timing is simulated, written as benchmarks write it, and found again; what the points cannot tell is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from benchmark_files import aiperf, guidellm, sglang, table, vllm
+from foretoken.core.errors import ConfigError
+from foretoken.sim.calibration.fit import TOLD, PointFit, calibrate, spreads
+from foretoken.sim.calibration.least_squares import INTERVAL, left_out_errors
+from foretoken.sim.calibration.points import Point
+from foretoken.sim.calibration.prediction import CannotPredict, Predictor, measured_scenario
+from foretoken.sim.calibration.result_files import read_points
+from foretoken.sim.cost.calibration import load_calibration, profile_document
+from foretoken.sim.run import Simulation
+from foretoken.sim.scenario_file import load_scenario
+
+SETTINGS = ("hardware.server=sglang-0.5", "hardware.gpu=H200", "engine.mode=synchronous")
+BASE = load_scenario(None, SETTINGS)[0]
+LOADS = [
+    {"concurrency": clients, "input_tokens": 64.0, "output_tokens": 32.0, **draft}
+    for draft in (
+        {},
+        {"algorithm": "EAGLE3", "steps": 3, "accept_length": 2.5},
+        {"algorithm": "EAGLE3", "steps": 5, "accept_length": 3.0},
+    )
+    for clients in ((1, 8, 64) if not draft else (1, 16))
+]
+TRUTH = {
+    "device_scale": 1.12,
+    "host_base_ns": 1.1e6,
+    "host_row_ns": 14e3,
+    "graph_gap_ns": 300e3,
+    "draft_step_ns": 250e3,
+}
+
+
+@cache
+def exact(scale: float = 1.12) -> tuple[dict[str, float], ...]:
+    """What a server of this timing would measure."""
+    runs = []
+    for load in LOADS:
+        point = Point("truth", mean_tpot_ms=1.0, num_draft_tokens=load.get("steps", 0) + 1, **load)
+        runs.append(load | Predictor(point, BASE).predict(TRUTH | {"device_scale": scale}))
+    return tuple(runs)
+
+
+def noisy(seed: int, noise: float = 0.01, scale: float = 1.12) -> list[dict[str, float]]:
+    """Return those results with the noise of a benchmark."""
+    draws = np.random.default_rng(seed)
+    runs = []
+    for run in exact(scale):
+        factor, first = np.exp(noise * draws.standard_normal(2))
+        changes = {"mean_tpot_ms": factor, "output_tokens_per_s": 1 / factor, "mean_ttft_ms": first}
+        runs.append(run | {name: run[name] * change for name, change in changes.items()})
+    return runs
+
+
+def fitted(tmp_path, runs) -> PointFit:
+    file = tmp_path / "runs.csv"
+    file.write_text(table(runs))
+    return calibrate(read_points([str(file)]), BASE, "test")
+
+
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory) -> PointFit:
+    """A calibration from noisy points of TRUTH."""
+    return fitted(tmp_path_factory.mktemp("runs"), noisy(1))
+
+
+def holds(fit: PointFit, truth=TRUTH) -> list[bool]:
+    values = fit.calibration.parameters.values
+    return [item.low <= truth[name] <= item.high for name, item in values.items()]
+
+
+def test_the_truth_lies_in_the_intervals_and_the_fit_meets_the_points(fit):
+    assert all(holds(fit)) and not fit.contradicting
+    parameters = fit.calibration.parameters
+    assert parameters.values["device_scale"].value == pytest.approx(1.12, abs=0.03)
+    assert parameters.error < 0.02 and parameters.left_out_error < 0.04
+    told = dict(zip(parameters.values, fit.fit.told, strict=True))
+    assert told["device_scale"] > 0.8 and told["host_row_ns"] > TOLD
+    assert all(low.low < low.value < low.high for low in parameters.values.values())
+
+
+def test_files_of_several_tools_are_fitted_together(tmp_path):
+    plain, spec = noisy(3)[:3], noisy(3)[3:]
+    (tmp_path / "guide.json").write_text(guidellm(plain[:2]))
+    (tmp_path / "perf.json").write_text(aiperf(plain[2]))
+    (tmp_path / "spec.jsonl").write_text("\n".join(map(sglang, spec[:2])))
+    (tmp_path / "spec.json").write_text("\n".join(map(vllm, spec[2:])))
+    points = read_points([str(tmp_path / name) for name in ("guide.json", "perf.json", "spec.jsonl", "spec.json")])
+    assert measured_scenario(points, BASE, ()).model.target == "meta-llama/Llama-3.1-8B-Instruct"
+    assert all(holds(calibrate(points, BASE, "test")))
+
+
+def test_the_profile_makes_the_simulator_meet_the_points(fit, tmp_path):
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(profile_document(fit.calibration)))
+    assert load_calibration(file) == fit.calibration
+    predictor = Predictor(fit.results[0].point, BASE)
+    scenario = predictor.scenario.model_copy(
+        update={"hardware": predictor.scenario.hardware.model_copy(update={"profile": str(file)})}
+    )
+    report = Simulation(scenario).run()
+    assert "calibrated from 7 points (test)" in report.assembly.timing
+    values = {name: item.value for name, item in fit.calibration.parameters.values.items()}
+    assert Simulation(predictor.scenario, calibration=fit.calibration).run().duration_ns == report.duration_ns
+    assert predictor.predict(values)["mean_tpot_ms"] == pytest.approx(fit.results[0].predicted, rel=0.2)
+
+
+def test_what_no_point_tells_is_said_and_a_point_that_would_is_named(tmp_path):
+    few = [run for run in noisy(5) if run["concurrency"] == 1]
+    fit = fitted(tmp_path, few)
+    assert "host_row_ns" in fit.untold and "device_scale" not in fit.untold
+    assert any(
+        ("host_row_ns" in item.tells and "64 clients" in item.title) or "256" in item.title for item in fit.suggestions
+    )
+    row = fit.calibration.parameters.values["host_row_ns"]
+    assert row.told < TOLD and abs(row.value - fit.by_server["host_row_ns"]) < spreads()["host_row_ns"]
+
+
+def test_too_few_points_say_how_many_more_and_which(tmp_path):
+    with pytest.raises(ConfigError, match=r"2 points for 5 parameters: at least 1 more needed.*clients"):
+        fitted(tmp_path, noisy(6)[2:4])
+
+
+def test_a_point_that_contradicts_the_others_is_named(tmp_path):
+    runs = noisy(7)
+    for name, factor in (("mean_tpot_ms", 1.5), ("output_tokens_per_s", 1 / 1.5)):
+        runs[1][name] *= factor
+    fit = fitted(tmp_path, runs)
+    assert {item.point.source.rpartition(" ")[2] for item in fit.contradicting} == {"3"}  # its line of the file
+
+
+@pytest.mark.slow
+def test_left_out_errors_are_those_of_fits_without_the_point(tmp_path):
+    runs = noisy(8, 0.03)
+    fit = fitted(tmp_path, runs)
+    without = fitted(tmp_path, runs[:4] + runs[5:])
+    values = {name: item.value for name, item in without.calibration.parameters.values.items()}
+    left = next(item for item in fit.results if item.point.concurrency == 8 and item.column == "mean_tpot_ms")
+    again = Predictor(left.point, BASE).predict(values)["mean_tpot_ms"]
+    assert left.left_out_error == pytest.approx(again / left.measured - 1, abs=0.015)
+    assert left_out_errors(fit.fit, range(len(fit.fit.measured)), linearised=True)[0].shape == fit.fit.measured.shape
+
+
+def test_points_that_cannot_be_simulated_are_named(tmp_path):
+    runs = [run | {"tensor_parallel": 3} for run in noisy(9)]
+    with pytest.raises(CannotPredict, match=r"line 2 \(plain, 1 clients.*tensor parallelism 3"):
+        fitted(tmp_path, runs)
+
+
+def test_the_model_and_the_gpu_of_the_files_are_used_and_must_agree_with_what_was_given(tmp_path):
+    point = Point("p", 1.0, 1.0, concurrency=1, model="meta-llama/Llama-3.1-70B-Instruct", gpu="H100")
+    scenario = measured_scenario([point], BASE, ())
+    assert (scenario.model.target, scenario.hardware.gpu) == ("meta-llama/Llama-3.1-70B-Instruct", "H100")
+    with pytest.raises(ConfigError, match=r"gpu: H100 was measured, but hardware.gpu is H200"):
+        measured_scenario([point], BASE, {"hardware.gpu"})
+    unknown = replace(point, model="me/my-model", gpu=None)
+    with pytest.raises(ConfigError, match=r"'me/my-model' is not in the catalogue.*--set model.target"):
+        measured_scenario([unknown], BASE, ())
+    assert measured_scenario([unknown], BASE, {"model.target"}) is BASE
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_truth_as_often_as_they_say(tmp_path):
+    held = [inside for seed in range(12) for inside in holds(fitted(tmp_path, noisy(100 + seed, 0.02)))]
+    assert np.mean(held) > INTERVAL - 0.12
