@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.contract.future_map import FutureMap, NumpyStorage, RelayField
+from ...core.contract.future_map import FutureMap, RelayField
 from ...properties.relay.contract import HIDDEN, RelayCapabilities, RelayConfig
 
 
@@ -17,18 +17,12 @@ class FutureMapAdapter:
 
     capabilities = RelayCapabilities(padding_row=True, generations=True, inspection=True, misuse=True)
 
-    def __init__(
-        self,
-        config: RelayConfig,
-        future_map: type[FutureMap] = FutureMap,
-        storage: type[NumpyStorage] = NumpyStorage,
-        debug_poison: bool = False,
-    ) -> None:
+    def __init__(self, config: RelayConfig, debug_poison: bool = False) -> None:
         self.fields = {
             name: RelayField(name, (width,) if width else (), "float32" if name == HIDDEN else "int64")
             for name, width in config.fields.items()
         }
-        self.relay = future_map(config.num_rows, tuple(self.fields.values()), storage(), debug_poison)
+        self.relay = FutureMap(config.num_rows, tuple(self.fields.values()), debug_poison=debug_poison)
 
     def publish(self, rows: Sequence[int], generations: Sequence[int], lengths: Sequence[int]) -> None:
         self.relay.publish(*_arrays(rows, generations, lengths))

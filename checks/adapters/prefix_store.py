@@ -24,10 +24,10 @@ class PrefixStoreAdapter(RadixCacheAdapter):
 
     capabilities = replace(RadixCacheAdapter.capabilities, table=True)
 
-    def __init__(self, config: PrefixCacheConfig, store: type[KVStore] = KVStore) -> None:
+    def __init__(self, config: PrefixCacheConfig) -> None:
         super().__init__(config)
         width = ceil_to_page(MAX_TOKENS, config.page_size)
-        self.store = store(MAX_REQUESTS, width, config.num_pages, config.page_size, self.cache)
+        self.store = KVStore(MAX_REQUESTS, width, config.num_pages, config.page_size, self.cache)
         self.requests: dict[str, tuple[int, np.ndarray, str]] = {}
         self.completed = 0
 

@@ -25,8 +25,8 @@ class RadixCacheAdapter:
         misuse=True,
     )
 
-    def __init__(self, config: PrefixCacheConfig, cache: type[RadixCache] = RadixCache) -> None:
-        self.cache = cache(config.page_size, "bigram" if config.bigram else "token", config.policy)
+    def __init__(self, config: PrefixCacheConfig) -> None:
+        self.cache = RadixCache(config.page_size, "bigram" if config.bigram else "token", config.policy)
         self.lock = self.cache.lock
         self.unlock = self.cache.unlock
         self.evict = self.cache.evict

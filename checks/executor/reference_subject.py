@@ -30,13 +30,12 @@ class ReferenceAdapter:
         handoff=True,
         toy=True,
     )
-    executor_type: type[ReferenceExecutor] = ReferenceExecutor
 
     def __init__(self, config: ExecutorConfig) -> None:
         regularity = 0.8 if config.algorithm == "NGRAM" else 0.0
         model = HashLanguageModel(seed=1, vocab_size=config.vocab_size, regularity=regularity)
         self.draft = HashDraft(model, AGREEMENT)
-        self.executor = self.executor_type.for_engine(config.make_engine(), self.draft)
+        self.executor = ReferenceExecutor.for_engine(config.make_engine(), self.draft)
 
     def launch(self, step: Step) -> None:
         self.executor.launch(step)

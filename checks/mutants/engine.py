@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import attrgetter
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,368 +10,368 @@ from ...core.contract.request import FinishReason
 from ...core.kv.allocator import KVAllocator
 from ...core.kv.store import KVStore
 from ...core.scheduler.admission import Admission
-from ...core.scheduler.engine import CommitOutcome, Engine
+from ...core.scheduler.engine import Engine
 from ...core.scheduler.output import OutputLog
 from ...core.scheduler.requests import Requests
 from ...core.scheduler.rounds import DecodeRounds
 from ...core.scheduler.waiting import WaitingQueue
-from ...properties.engine.contract import Answer, Event, ServingConfig
+from ...properties.engine.language import STOP, stream_of
 from ...properties.engine.plain import PlainEngine
-from ...properties.harness.mutants import Mutant
 from ..adapters.core_engine import CoreEngine
-from . import engine_slots as slots
+from .planting import defects, lookup
 
-# -- requests ---------------------------------------------------------------------------------------------------------
-
-
-class LosesTheRetracted(Requests):
-    """A retracted request gives its row back and is in no queue."""
-
-    def retract(self, record):
-        super().retract(record)
+REQUESTS = """
+LosesTheRetracted (ENGINE-01): A retracted request gives its row back and is in no queue.
+    Requests.retract:
+        good(self, record)
         self.waiting.remove(record)
 
-
-class SaysGoodbyeTwice(CoreEngine):
-    """A request whose end falls into the last round of a step is reported once by the step and once by the clean-up."""
-
-    def commit(self, answer: Answer) -> list[Event]:
-        events = super().commit(answer)
+SaysGoodbyeTwice (ENGINE-02): A request whose end falls into the last round of a step is reported once by the step and once by the clean-
+up.
+    CoreEngine.commit:
+        events = good(self, answer)
         return events + [event for event in events if event[0] == "end" and event[2] == "stop"]
 
-
-class ForgetsTheOutputOnReturn(OutputLog):
-    """When a retracted request enters again, the log of its row begins with the prompt alone."""
-
-    def open(self, record):
-        super().open(record)
+ForgetsTheOutputOnReturn (ENGINE-03): When a retracted request enters again, the log of its row begins with the prompt alone.
+    OutputLog.open:
+        good(self, record)
         self._tokens[record.row, record.prompt_len : len(record.context)] = 0
 
+KeepsTheMarksOfTheWholeRun (ENGINE-04): Per-token outputs are kept for every accepted token, also behind the stop.
+    OutputLog.log
+        - : kept[number, i]]
+        + : decode.accept_lens[number, i]]
 
-class KeepsTheMarksOfTheWholeRun(OutputLog):
-    """Per-token outputs are kept for every accepted token, also behind the stop."""
+LetsEverythingIn (ENGINE-08): The prompt is not compared with the context and the pool at submission.
+    Admission.refusal
+        - if max_tokens < 1:
+        + if False:
 
-    def log(self, rows, counted, decode, record_in):
-        super().log(rows, counted, decode, record_in)
-        for i in range(len(rows)) if counted.live_before is None else np.flatnonzero(counted.live_before).tolist():
-            record, kept = record_in(int(rows[i])), int(counted.kept[-1, i])
-            for name in record.request.outputs:
-                record.outputs[name].extend(decode.outputs[-1][name][i, kept : decode.accept_lens[-1, i]])
+ReplacesTheOther (ENGINE-12): A second request of the same name takes the first one's place.
+    Requests.refusal = ""
 
+LeaksAfterAnAbort (ENGINE-13): The clean-up of an aborted request forgets its last page.
+    Requests._end:
+        row, store = record.row, self.store
+        if row and record.ending[0] is FinishReason.ABORT and store.allocated[row] - store._shared[row] >= store.page_size:
+            store.allocated[row] -= store.page_size
+        return good(self, record)
 
-class LetsEverythingIn(Admission):
-    """The prompt is not compared with the context and the pool at submission."""
+LeaksAfterARetraction (ENGINE-06): The clean-up of a retracted request forgets its last page.
+    Requests.retract:
+        row, store = record.row, self.store
+        if store.allocated[row] - store._shared[row] >= store.page_size:
+            store.allocated[row] -= store.page_size
+        good(self, record)
 
-    def refusal(self, request):
-        refusal = super().refusal(request)
-        return "" if refusal.startswith("too long") else refusal
+AbortsLater (ENGINE-13): An abort is noted, and carried out when the request ends by itself.
+    Engine.abort
+        - or record.state is RequestState.LEAVING
+        + or record.state is RequestState.LEAVING or (record.row and not self.requests.leaving)
 
+GivesOneTokenMore (ACCEPT-11): The length at which a request ends is that of its KV, one short of its text.
+    DecodeRounds.join = good(self, row, kv_len, end_len + 1, single_round)
 
-class ReplacesTheOther(Requests):
-    """A second request of the same name takes the first one's place."""
-
-    def refusal(self, request):
-        return ""
-
-
-class LeaksAfterAnAbort(Requests):
-    """The clean-up of an aborted request forgets its last page."""
-
-    def _end(self, record):
-        if record.row and record.ending[0] is FinishReason.ABORT:
-            _forget_a_page(self.store, record.row)
-        return super()._end(record)
-
-
-class LeaksAfterARetraction(Requests):
-    """The clean-up of a retracted request forgets its last page."""
-
-    def retract(self, record):
-        _forget_a_page(self.store, record.row)
-        super().retract(record)
-
-
-def _forget_a_page(store: KVStore, row: int) -> None:
-    if store.allocated[row] - store._shared[row] >= store.page_size:
-        store.allocated[row] -= store.page_size
-
-
-class AbortsLater(Engine):
-    """An abort is noted, and carried out when the request ends by itself."""
-
-    def abort(self, request_id, now_ns):
-        record = self.requests.live.get(request_id)
-        if record is not None and record.row and not self.requests.leaving:
-            return super().abort("", now_ns)
-        return super().abort(request_id, now_ns)
-
-
-class GivesOneTokenMore(DecodeRounds):
-    """The length at which a request ends is that of its KV, one short of its text."""
-
-    def join(self, row, kv_len, end_len, single_round):
-        super().join(row, kv_len, end_len + 1, single_round)
-
-
-class MasksTheStopByTheCap(DecodeRounds):
-    """A run that reaches the length cap ends by length, whatever its last token is."""
-
-    def count(self, launched, result, num_left_at_plan, leaving):
-        counted = super().count(launched, result, num_left_at_plan, leaving)
-        at_the_cap = self.kv_len[launched.index] >= self.end_len[launched.index]
+MasksTheStopByTheCap (ACCEPT-10): A run that reaches the length cap ends by length, whatever its last token is.
+    DecodeRounds.count:
+        counted = good(self, planned, result, num_left_at_plan, leaving)
+        at_the_cap = self.kv_len[planned.index] >= self.end_len[planned.index]
         return counted._replace(stopped=counted.stopped & ~at_the_cap)
 
+CountsDepartedRows (ACCEPT-12): Every row of a verify result is counted, those of departed requests too.
+    DecodeRounds.teach_controller = good(self, step, result, None, None)
+"""
 
-class CountsDepartedRows(DecodeRounds):
-    """Every row of a verify result is counted, those of departed requests too."""
+PLANS = """
+ForgetsTheVerifyTokens (ENGINE-05): The token budget of a step counts its prefill alone.
+    Admission.plan_prefill = good(self, 0)
 
-    def teach_controller(self, step, result, live, live_before):
-        super().teach_controller(step, result, None, None)
+BatchesStatically (ENGINE-07): No request enters while another decodes.
+    Admission.next_chunks = good(self, budget, num_decoding, may_admit and not num_decoding)
 
+NeverAges (ENGINE-09): A greater priority always goes first.
+    WaitingQueue.head
+        - self._ageing_bound
+        + 1 << 30
 
-# -- plans ------------------------------------------------------------------------------------------------------------
-
-
-class ForgetsTheVerifyTokens(Admission):
-    """The token budget of a step counts its prefill alone."""
-
-    def plan_prefill(self, num_verify_tokens):
-        return super().plan_prefill(0)
-
-
-class BatchesStatically(Admission):
-    """No request enters while another decodes."""
-
-    def next_chunks(self, budget, num_decoding, may_admit):
-        return super().next_chunks(budget, num_decoding, may_admit and not num_decoding)
-
-
-class NeverAges(WaitingQueue):
-    """A greater priority always goes first."""
-
-    @property
-    def head(self):
-        self._ageing_bound = 1 << 30
-        return super().head
-
-
-class PushesEqualsOut(Admission):
-    """A request that waits pushes out every request that is not greater."""
-
-    def _lower_than_head(self):
+PushesEqualsOut (ENGINE-07, ENGINE-10, ENGINE-11): A request that waits pushes out every request that is not greater.
+    Admission._lower_than_head:
         head = self.requests.waiting.head
         lower = [r for r in self.requests.running.values() if r.request.priority <= head.request.priority]
         return sorted(lower, key=lambda record: (record.request.priority, -record.arrival_number))
 
-
-class PushesOutTheFirst(Requests):
-    """Under memory pressure the first in the batch goes, whatever its priority is."""
-
-    def retract(self, record):
+PushesOutTheFirst (ENGINE-10): Under memory pressure the first in the batch goes, whatever its priority is.
+    Requests.retract:
         first = next(iter(self.running.values()))
-        super().retract(record if record is first or self.retraction_demands else first)
+        good(self, record if record is first or self.retraction_demands else first)
 
+WaitsWithNothingInFlight (ENGINE-11): After a retraction no round is planned until a step is committed, also if none is in flight.
+    Engine._plan_rounds = None if self.requests._retracted_lately and not self.num_uncommitted else good(self)
 
-class WaitsWithNothingInFlight(Engine):
-    """After a retraction no round is planned until a step is committed, also if none is in flight."""
+ComputesTheChunkAgain (ENGINE-14): The next chunk begins where the last committed one ended, though another is in flight.
+    Admission._chunk_of
+        - start = record.prefill_launched
+        + start = record.prefill_launched = max(record.prefill_committed, record.num_cached)
 
-    def _plan_rounds(self):
-        return None if self.requests._retracted_lately and not self.num_uncommitted else super()._plan_rounds()
+QueuesTheRetractedLast (ENGINE-09, ENGINE-16): A retracted request goes to the end of its class.
+    WaitingQueue.push
+        - if not waiting or record.arrival_number > waiting[-1].arrival_number:
+        + if True:
 
+DividesByWhatWasDrafted (ENGINE-18): The acceptance rate of a round is its accepted over its proposed drafts, also when none were
+proposed.
+    DecodeRounds.teach_controller
+        - correct = result.accept_lens - 1
+        + correct = result.accept_lens - 1
+        + self.rate = int(correct.sum()) / ((step.num_draft_tokens - 1) * len(step.rows))
 
-class ComputesTheChunkAgain(Admission):
-    """The next chunk begins where the last committed one ended, though another is in flight."""
-
-    def _chunk_of(self, record, budget):
-        record.prefill_launched = max(record.prefill_committed, record.num_cached)
-        return super()._chunk_of(record, budget)
-
-
-class QueuesTheRetractedLast(WaitingQueue):
-    """A retracted request goes to the end of its class."""
-
-    def push(self, record):
-        super().push(record)
-        waiting = self._classes[record.request.priority]
-        waiting.remove(record)
-        waiting.append(record)
-
-
-class DividesByWhatWasDrafted(DecodeRounds):
-    """The acceptance rate of a round is its accepted over its proposed drafts, also when none were proposed."""
-
-    def teach_controller(self, step, result, live, live_before):
-        self.rate = int((result.accept_lens - 1).sum()) / ((step.num_draft_tokens - 1) * len(step.rows))
-        super().teach_controller(step, result, live, live_before)
-
-
-class ExpectsSurvivors(Engine):
-    """After a verify the longest row is looked up, also when all requests have ended in it."""
-
-    def _commit_rounds(self, flight, result):
-        committed = super()._commit_rounds(flight, result)
+ExpectsSurvivors (ENGINE-18): After a verify the longest row is looked up, also when all requests have ended in it.
+    Engine._commit_rounds:
+        committed = good(self, flight, result)
         self.longest = max(self.rounds.kv_len[self.rounds.rows].tolist())
         return committed
 
+TakesTheTailFromTheSample (RELAY-05): The token after every chunk is the sample's placeholder.
+    CoreEngine.view
+        - tail, key(row)
+        + -1, key(row)
 
-class TakesTheTailFromTheSample(CoreEngine):
-    """The token after every chunk is the sample's placeholder."""
+RunsAheadTooFar (RELAY-07): One step more is launched than slots are reserved for.
+    CoreEngine.__init__:
+        good(self, config)
+        self.engine.pipeline_depth += 1
 
-    def view(self, step):
-        view = super().view(step)
-        view["prefill"] = [(request, start, tokens, -1, key) for request, start, tokens, _, key in view["prefill"]]
-        return view
-
-
-class RunsAheadTooFar(CoreEngine):
-    """One step more is launched than slots are reserved for."""
-
-    def build(self, config, algorithm, controller):
-        engine = super().build(config, algorithm, controller)
-        engine.pipeline_depth += 1
-        return engine
-
-
-class TakesAnyResult(Engine):
-    """A result that is not the oldest step's is dropped silently."""
-
-    def commit(self, result, now_ns):
+TakesAnyResult (RELAY-07): A result that is not the oldest step's is dropped silently.
+    Engine.commit:
         flights = self.requests.in_flight
-        if not flights or flights[0].step.step_id != result.step_id:
-            return CommitOutcome((), ())
-        return super().commit(result, now_ns)
+        is_oldest = flights and flights[0].step.step_id == result.step_id
+        return good(self, result, now_ns) if is_oldest else CommitOutcome((), ())
 
+LaunchesBlockAfterBlock (RELAY-08): A second step of several rounds is planned behind a first.
+    Engine._max_rounds
+        - or any(flight.step.max_rounds > 1 for flight in self.requests.in_flight)
 
-class LaunchesBlockAfterBlock(Engine):
-    """A second step of several rounds is planned behind a first."""
-
-    def _max_rounds(self):
-        requests = self.requests
-        flights, requests.in_flight = requests.in_flight, type(requests.in_flight)()
-        try:
-            return super()._max_rounds()
-        finally:
-            requests.in_flight = flights
-
-
-class SwitchesWithTheBatch(CoreEngine):
-    """New steps are taken over when the number of rows changes, and not before."""
-
-    def build(self, config, algorithm, controller):
-        engine = super().build(config, algorithm, controller)
+SwitchesWithTheBatch (STEPS-07): New steps are taken over when the number of rows changes, and not before.
+    CoreEngine.build:
         activate, seen = controller.activate_step_by_batch, {}
+        controller.activate_step_by_batch = lambda size, kv_tokens=0: seen.setdefault(size, activate(size, kv_tokens))
+        return good(self, config, algorithm, controller)
 
-        def late(batch_size, kv_tokens=0):
-            return seen.setdefault(batch_size, activate(batch_size, kv_tokens))
-
-        controller.activate_step_by_batch = late
-        return engine
-
-
-class NeedsLessAtOnce(CoreEngine):
-    """When the steps go down, the need of every row is below zero, and it gives slots back under the step that runs."""
-
-    def set_steps(self, steps):
-        super().set_steps(steps)
+NeedsLessAtOnce (STEPS-07, RELAY-06): When the steps go down, the need of every row is below zero, and it gives slots back under the step
+that runs.
+    CoreEngine.set_steps:
+        good(self, steps)
         store, rounds = self.engine.store, self.engine.rounds
         if len(rounds.rows):
             keep = -(-(rounds.kv_len[rounds.rows] + steps + 1) // store.page_size) * store.page_size
             store.trim(rounds.rows.astype(np.intp), np.maximum(keep, 0))
+"""
 
+SLOTS = """
+FreesUnderAStep (RELAY-01): The slots of an ended request are free at once, though a step in flight still writes to them.
+    KVStore.close_row = self._release(departure)
 
-# -- how they are made ------------------------------------------------------------------------------------------------
+ReservesForOneRound (RELAY-06, RELAY-01): The reserve of a row is one round, also when two are in flight.
+    CoreEngine.__init__:
+        good(self, config)
+        sizes = self.engine.sizes
+        self.engine.rounds.sizes = replace(sizes, reserve=sizes.alloc_len)
 
-PARTS = {
-    CoreEngine: "",
-    PlainEngine: "",
-    Engine: "engine",
-    Admission: "engine.admission",
-    DecodeRounds: "engine.rounds",
-    KVStore: "engine.store",
-    KVAllocator: "engine.store.allocator",
-    OutputLog: "engine.output",
-    Requests: "engine.requests",
-    WaitingQueue: "engine.requests.waiting",
-}
-"""The good class of a mutant -> where our adapter has it; "" if it is an engine for the suite itself."""
+ReservesByTheStepsInForce (RELAY-06): Slots are reserved for the steps of now, not for the most that a step in flight may have.
+    DecodeRounds.reserve:
+        sizes = self.sizes
+        length = self.controller.num_draft_tokens_for(self.controller.policy.steps_for(1, 0), 1)
+        depth = sizes.reserve // sizes.alloc_len
+        self.sizes = replace(sizes, alloc_len=min(length, sizes.alloc_len), reserve=min(depth * length, sizes.reserve))
+        try:
+            return good(self, rounds_unseen, max_rounds)
+        finally:
+            self.sizes = sizes
 
+ForgetsWhatItAllocated (RELAY-01, ENGINE-14): A row that grows for its prompt does not record its new length.
+    KVStore.grow_row:
+        before = int(self.allocated[row])
+        grown = good(self, row, target)
+        self.allocated[row] = max(before, target - self.page_size)
+        return grown
 
-def _maker(kind: type) -> Callable[[ServingConfig], CoreEngine | PlainEngine]:
-    """Return what makes our engine with one part of this kind."""
-    place = next(place for base, place in PARTS.items() if issubclass(kind, base))
-    if not place:
-        return kind
+NeverGivesBack (ACCEPT-08): What a block has reserved and not used stays with its rows.
+    DecodeRounds.release_unused = None
 
-    def make(config: ServingConfig) -> CoreEngine:
-        made = CoreEngine(config)
-        attrgetter(place)(made).__class__ = kind
-        return made
+StreamsWhatTheDeviceSays (RELAY-04): The tokens of a step go to the request of that name, also if it has left its row since the launch.
+    CoreEngine.commit:
+        flight = self.steps[answer.step]
+        events = good(self, answer)
+        told = {event[1] for event in events}
+        for column, request in enumerate(flight.rows):
+            if request not in told and request in self.engine.requests.live:
+                events.append(("tokens", request, answer.runs[0][column]))
+        return events
 
-    make.capabilities = CoreEngine.capabilities
-    return make
+StartsOneTooFar (ACCEPT-03, RADIX-09): The positions of a round begin one behind the last token.
+    CoreEngine.view
+        - length, None, key(row)
+        + length + 1, None, key(row)
 
+KeepsItsCopies (ACCEPT-03, RELAY-01): Pages that the prefix cache had already are freed, and the row goes on reading its own copies.
+    KVStore.share_prefix:
+        before = self.table.slots[row].copy()
+        good(self, row, tokens, num_valid, namespace, fence)
+        self.table.slots[row] = before
 
-_DEFECTS = (
-    (LosesTheRetracted, ("ENGINE-01",)),
-    (SaysGoodbyeTwice, ("ENGINE-02",)),
-    (ForgetsTheOutputOnReturn, ("ENGINE-03",)),
-    (KeepsTheMarksOfTheWholeRun, ("ENGINE-04",)),
-    (ForgetsTheVerifyTokens, ("ENGINE-05",)),
-    (LeaksAfterARetraction, ("ENGINE-06",)),
-    (BatchesStatically, ("ENGINE-07",)),
-    (LetsEverythingIn, ("ENGINE-08",)),
-    (NeverAges, ("ENGINE-09",)),
-    (PushesEqualsOut, ("ENGINE-07", "ENGINE-10", "ENGINE-11")),
-    (PushesOutTheFirst, ("ENGINE-10",)),
-    (WaitsWithNothingInFlight, ("ENGINE-11",)),
-    (ReplacesTheOther, ("ENGINE-12",)),
-    (LeaksAfterAnAbort, ("ENGINE-13",)),
-    (AbortsLater, ("ENGINE-13",)),
-    (ComputesTheChunkAgain, ("ENGINE-14",)),
-    (slots.KnowsTheFuture, ("ENGINE-15",)),
-    (QueuesTheRetractedLast, ("ENGINE-09", "ENGINE-16")),
-    (slots.DrawsByRow, ("ENGINE-17", "RELAY-09")),
-    (DividesByWhatWasDrafted, ("ENGINE-18",)),
-    (ExpectsSurvivors, ("ENGINE-18",)),
-    (slots.GoesByTheProcess, ("ENGINE-19",)),
-    (slots.FreesUnderAStep, ("RELAY-01",)),
-    (slots.TakesALossForTheEnd, ("RELAY-01", "ENGINE-11")),
-    (slots.FailsThemAll, ("ENGINE-02",)),
-    (slots.ForgetsWhatItAllocated, ("RELAY-01", "ENGINE-14")),
-    (slots.StreamsWhatTheDeviceSays, ("RELAY-04",)),
-    (TakesTheTailFromTheSample, ("RELAY-05",)),
-    (slots.HandsOverAPlaceholder, ("RELAY-05",)),
-    (slots.QueuesThePreemptedLast, ("ENGINE-16",)),
-    (slots.ReservesForOneRound, ("RELAY-06", "RELAY-01")),
-    (slots.ReservesByTheStepsInForce, ("RELAY-06",)),
-    (TakesAnyResult, ("RELAY-07",)),
-    (RunsAheadTooFar, ("RELAY-07",)),
-    (LaunchesBlockAfterBlock, ("RELAY-08",)),
-    (slots.DrawsByFlight, ("RELAY-09",)),
-    (slots.StartsOneTooFar, ("ACCEPT-03", "RADIX-09")),
-    (slots.KeepsItsCopies, ("ACCEPT-03", "RELAY-01")),
-    (slots.NeverGivesBack, ("ACCEPT-08",)),
-    (MasksTheStopByTheCap, ("ACCEPT-10",)),
-    (GivesOneTokenMore, ("ACCEPT-11",)),
-    (CountsDepartedRows, ("ACCEPT-12",)),
-    (slots.ReservesForNoDraft, ("ACCEPT-15",)),
-    (SwitchesWithTheBatch, ("STEPS-07",)),
-    (NeedsLessAtOnce, ("STEPS-07", "RELAY-06")),
-    (slots.CachesTheLastToken, ("RADIX-09",)),
-    (slots.RemembersItsFirstLook, ("RADIX-12",)),
-    (slots.FindsHalf, ("RADIX-13",)),
-    (slots.DrawsByHit, ("RADIX-16",)),
-    (slots.DrawsByBlock, ("SIM-12",)),
-    (slots.GivesPagesBackwards, ("RELAY-06",)),
-    (slots.PromisesHalf, ("ACCEPT-11",)),
-    (slots.RefusesWithAWord, ("ENGINE-08",)),
-    (slots.FillsTheQueueByOneMore, ("ENGINE-08",)),
-    (slots.TakesAVictimMore, ("ENGINE-07",)),
-    (slots.NeverGivesWay, ("ENGINE-07",)),
-    (slots.LetsBlocksGoOn, ("ENGINE-07",)),
-    (slots.StopsInsideBlocks, ("ACCEPT-10", "ENGINE-03")),
-    (slots.ReadsEachRoundAlone, ("ACCEPT-10", "ENGINE-03")),
+CachesTheLastToken (RADIX-09): The whole text of an ended request is cached, its last token too, which was never computed.
+    KVStore._release
+        - departure.num_valid)
+        + min(len(tokens), allocated))
+
+RemembersItsFirstLook (RADIX-12): Where a request's own pages begin is what was found when it was looked up first.
+    Admission._enter:
+        record = good(self, prefix)
+        first = self.first_looks.get(record.request.request_id, record.num_cached)
+        if first < record.num_cached:
+            record.num_cached = record.prefill_launched = record.prefill_committed = first
+        return record
+    Admission._prefix_of:
+        prefix = good(self, record)
+        self.first_looks = getattr(self, "first_looks", {})
+        self.first_looks.setdefault(record.request.request_id, prefix.length if prefix else 0)
+        return prefix
+
+FindsHalf (RADIX-13): A prefix that goes beyond the middle of the text is not found.
+    KVStore.match
+        - len(tokens) - 1
+        + len(tokens) // 2
+
+TakesALossForTheEnd (RELAY-01, ENGINE-11): A step that has failed is taken to be over: its slots are free at once.
+    Engine.lose_steps:
+        outcome = good(self, failure, now_ns)
+        self.resume(now_ns)
+        return outcome
+
+FailsThemAll (ENGINE-02): All requests of a step that has failed end with it.
+    Engine.lose_steps:
+        requests = self.requests
+        records = [record for flight in requests.in_flight for record in requests.records_of(flight)]
+        outcome = good(self, failure, now_ns)
+        lost = [record for record in dict.fromkeys(records) if record in requests.waiting]
+        ended = [requests.give_up(record, FinishReason.ERROR) for record in lost]
+        return outcome._replace(finished=(*outcome.finished, *ended))
+
+GivesPagesBackwards (RELAY-06): The slots of a page are handed out from the last to the first.
+    KVAllocator._slots_of = good(self, pages).reshape(-1, self.page_size)[:, ::-1].ravel()
+    KVAllocator._pages_of = good(self, np.sort(slots.reshape(-1, self.page_size), axis=1).ravel())
+"""
+
+WAITING = """
+PromisesHalf (ACCEPT-11): Every request gets half of the tokens that it asks for.
+    Admission.max_tokens = -(-good(self, request) // 2)
+
+RefusesWithAWord (ENGINE-08): The reason of a refusal is left out.
+    Admission.refusal = good(self, request) and "refused"
+
+FillsTheQueueByOneMore (ENGINE-08): The bound of the queue is compared with < where <= is meant.
+    Admission.refusal
+        - len(self.requests.waiting) >=
+        + len(self.requests.waiting) >
+
+TakesAVictimMore (ENGINE-07): A preemption takes one request more than it needs.
+    Admission.preempt
+        - for victim in victims:
+        + for victim in [*victims, *self._lower_than_head()[len(victims) : len(victims) + 1]]:
+
+NeverGivesWay (ENGINE-07): No request of smaller priority gives way.
+    Admission.preempt = None
+
+LetsBlocksGoOn (ENGINE-07): A newcomer waits until the block that runs has come to its end.
+    CoreEngine.submit
+        - self._interrupt(outcome.replan)
+
+StopsInsideBlocks (ACCEPT-10, ENGINE-03): Rows with stop strings are put into blocks, though a block's rounds are not searched for them.
+    Engine._max_rounds
+        - or self.rounds.single_round_rows > 0
+
+ReadsEachRoundAlone (ACCEPT-10, ENGINE-03): A stop string is found if all of it stands in one round.
+    OutputLog.stop_string_cuts
+        - record.prompt_len : kv_before + 1]
+        + record.prompt_len : record.prompt_len]
+
+KnowsTheFuture (ENGINE-15): Fewer prompt tokens are computed while there is a request whose text ends at once, as the device's own model
+says.
+    CoreEngine.__init__:
+        good(self, config)
+        self.model = config.model
+        self.texts = {}
+    CoreEngine.submit:
+        most = good(self, wish)
+        self.texts[wish.request] = text = stream_of(wish.prompt, wish.seed, self.model)
+        text.reach(len(wish.prompt) + 1)
+        return most
+    CoreEngine.plan:
+        requests, chunk_size = self.engine.requests.live.values(), self.engine.config.chunk_size
+        ends_soon = any(self.texts[r.request.request_id].tokens[r.prompt_len] == STOP for r in requests)
+        self.engine.admission.limits.prefill_budget = chunk_size - ends_soon
+        return good(self)
+
+DrawsByRow (ENGINE-17, RELAY-09): What a request draws from depends on the row that it got.
+    CoreEngine.key = good(self, row) and good(self, row) + row - 1
+
+DrawsByFlight (RELAY-09): What a request draws from depends on whether a step is in flight.
+    CoreEngine.key = good(self, row) and good(self, row) + (self.engine.num_uncommitted > 1)
+
+DrawsByHit (RADIX-16): What a request draws from depends on how much of its prompt was cached.
+    CoreEngine.key = good(self, row) and good(self, row) + (self.engine.requests.live[self.requests[row]].num_cached > 0)
+
+DrawsByBlock (SIM-12): The rounds of a block draw from the block's seed.
+    CoreEngine.view:
+        view = good(self, step)
+        if view["rounds"] > 1:
+            view["decode"] = [(request, length, root, key and key + 1) for request, length, root, key in view["decode"]]
+        return view
+
+ReservesForNoDraft (ACCEPT-15): Without drafts one prompt token less is computed per step, since the algorithm could draft.
+    CoreEngine.__init__:
+        good(self, config)
+        engine = self.engine
+        engine.admission.spared = int(engine.algorithm.is_speculative and engine.controller.max_steps == 0)
+    Admission.next_chunks = good(self, max(budget - self.spared, 1), num_decoding, may_admit)
+"""
+"""Who waits, and for what; and what only two runs show."""
+
+PLAIN = """
+HandsOverAPlaceholder (RELAY-05): The input of the first round after a prompt is the placeholder of a token that has not been delivered.
+    PlainEngine.plan:
+        view = good(self)
+        if view is not None:
+            first = {row.name for row in self.rows or () if len(row.output) == 1}
+            view["decode"] = [(name, at, -1 if name in first else root, key) for name, at, root, key in view["decode"]]
+        return view
+
+QueuesThePreemptedLast (ENGINE-16): A preempted request waits behind all others.
+    PlainEngine.plan:
+        running = set(self.batch)
+        view = good(self)
+        returned = [entry for entry in self.queue if entry in running]
+        self.queue = [entry for entry in self.queue if entry not in running] + returned
+        return view
+
+GoesByTheProcess (ENGINE-19): Free pages are taken from either end, in turns over all engines that the process has made.
+    PlainEngine.__init__:
+        good(self, config)
+        memory["made"] = memory.get("made", 0) + 1
+        if memory["made"] % 2:
+            self.free.reverse()
+"""
+"""What is easier to do wrong in a plain engine."""
+
+_PLACES = [
+    *(CoreEngine, Engine, Admission, DecodeRounds, KVAllocator, KVStore, OutputLog, Requests, WaitingQueue),
+    *(PlainEngine, FinishReason, replace, stream_of),
+]
+MUTANTS = (
+    *defects("engine", CoreEngine, _PLACES, REQUESTS),
+    *defects("engine", CoreEngine, _PLACES, PLANS, np=np),
+    *defects("engine", CoreEngine, _PLACES, SLOTS),
+    *defects("engine", PlainEngine, _PLACES, PLAIN),
+    *defects("engine", CoreEngine, _PLACES, WAITING, STOP=STOP),
 )
-"""(class, the invariants of which one must catch it)."""
-
-MUTANTS = tuple(Mutant(kind.__name__, kind.__doc__, "engine", _maker(kind), caught_by) for kind, caught_by in _DEFECTS)
+__getattr__ = lookup(MUTANTS)

@@ -1,50 +1,35 @@
 """Planted defects of the real executor, for the executor contract's kill matrix."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-import numpy as np
-import torch
-
 from ...core.contract.future_map import FutureMap, RelayField
-from ...properties.harness.mutants import Mutant
-from ..executor.torch_subject import HIDDEN, CheckedExecutor
+from ..executor.torch_subject import CheckedExecutor
+from .planting import defects, lookup
 
-FIELD = "hidden_states"
-
-
-class RelaysHiddenStatesAlways(CheckedExecutor):
-    """The relay has a hidden state for every algorithm; where there is none it relays zeros."""
-
-    def __init__(self, config):
-        super().__init__(config)
+REAL = """
+RelaysHiddenStatesAlways (ACCEPT-17): The relay has a hidden state for every algorithm; where there is none it relays zeros.
+    CheckedExecutor.__init__:
+        good(self, config)
         executor = self.executor
-        given = [field for field in executor.future_map.fields if field.name != FIELD]
-        fields = [*given, RelayField(FIELD, (HIDDEN,), "float32")]
+        given = [field for field in executor.future_map.fields if field.name != "hidden_states"]
+        fields = [*given, RelayField("hidden_states", (HIDDEN,), "float32")]
         executor.future_map = FutureMap(config.max_running, fields, executor.relay_storage, debug_poison=True)
         publish = executor._publish
         executor._publish = lambda rows, epochs, lengths, relay: publish(
-            rows, epochs, lengths, {FIELD: torch.zeros(len(rows), HIDDEN), **relay}
+            rows, epochs, lengths, {"hidden_states": torch.zeros(len(rows), HIDDEN), **relay}
         )
 
-
-class AllocatesForTheWidestAlgorithm(CheckedExecutor):
-    """The inputs of a captured round are allocated once, for any algorithm."""
-
-    def __init__(self, config):
-        super().__init__(config)
+AllocatesForTheWidestAlgorithm (ACCEPT-17): The inputs of a captured round are allocated once, for any algorithm.
+    CheckedExecutor.__init__:
+        good(self, config)
         self.executor.graph_inputs = {
             "rows": torch.zeros(config.max_running),
-            FIELD: torch.zeros(config.max_running, HIDDEN),
+            "hidden_states": torch.zeros(config.max_running, HIDDEN),
         }
 
-
-class KeepsTheVerifyPass(CheckedExecutor):
-    """The verify pass's hidden states live until the next one: a closure holds them."""
-
-    def __init__(self, config):
-        super().__init__(config)
+KeepsTheVerifyPass (ACCEPT-17): The verify pass's hidden states live until the next one: a closure holds them.
+    CheckedExecutor.__init__:
+        good(self, config)
         decode_round = self.executor._round
         forward = decode_round._verify_forward
 
@@ -55,57 +40,37 @@ class KeepsTheVerifyPass(CheckedExecutor):
 
         decode_round._verify_forward = keeping
 
-
-class ShowsHiddenStatesToAll(CheckedExecutor):
-    """Hidden states are computed, compacted and copied to the host even if no request asked for them."""
-
-    def __init__(self, config):
-        super().__init__(config)
+ShowsHiddenStatesToAll (ACCEPT-17): Hidden states are computed, compacted and copied to the host even if no request asked for them.
+    CheckedExecutor.__init__:
+        good(self, config)
         rows = self.executor._rows
         wanted = rows.wanted
-        rows.wanted = lambda numbers: wanted(numbers) | {FIELD}
+        rows.wanted = lambda numbers: wanted(numbers) | {"hidden_states"}
 
+MergesNoneAsZeros (ACCEPT-17): A batch without hidden states is filled up with zeros where it meets one that has some.
+    CheckedExecutor.merge:
+        zeros = None if first is second is None else [[0.0] * HIDDEN]
+        return good(self, zeros if first is None else first, zeros if second is None else second)
 
-class MergesNoneAsZeros(CheckedExecutor):
-    """A batch without hidden states is filled up with zeros where it meets one that has some."""
-
-    def merge(self, first, second):
-        first, second = (
-            [[0.0] * HIDDEN] if one is None and other is not None else one
-            for one, other in ((first, second), (second, first))
-        )
-        return super().merge(first, second)
-
-
-class StopsLate(CheckedExecutor):
-    """A stop takes effect one round later than asked."""
-
-    def request_stop(self, last_step_id):
+StopsLate (ANSWER): A stop takes effect one round later than asked.
+    CheckedExecutor.request_stop:
         for running in self.executor._queue:
             running.limit = min(running.limit, running.decoded.rounds + 2)
 
-
-class ReusesTheHostBuffer(CheckedExecutor):
-    """All results are copied into one buffer on the host, and the next one overwrites the last."""
-
-    buffer: np.ndarray | None = None
-
-    def collect(self):
-        result = super().collect()
+ReusesTheHostBuffer (ANSWER): All results are copied into one buffer on the host, and the next one overwrites the last.
+    CheckedExecutor.collect:
+        result = good(self)
         if result.decode is None:
             return result
         lens = result.decode.accept_lens
-        if self.buffer is None or self.buffer.shape != lens.shape:
+        if getattr(self, "buffer", lens[:0]).shape != lens.shape:
             self.buffer = np.empty_like(lens)
         self.buffer[:] = lens
         return replace(result, decode=replace(result.decode, accept_lens=self.buffer))
 
-
-class SamplesLikeItsNeighbour(CheckedExecutor):
-    """Each row is sampled with the cut-offs of the row before it."""
-
-    def __init__(self, config):
-        super().__init__(config)
+SamplesLikeItsNeighbour (ANSWER): Each row is sampled with the cut-offs of the row before it.
+    CheckedExecutor.__init__:
+        good(self, config)
         rows = self.executor._rows
         sampling = rows.sampling
 
@@ -115,22 +80,16 @@ class SamplesLikeItsNeighbour(CheckedExecutor):
 
         rows.sampling = shifted
 
-
-class LeavesExpertsBehind(CheckedExecutor):
-    """Compaction takes along what is floating point; routed experts stay where their nodes were."""
-
-    def __init__(self, config):
-        super().__init__(config)
+LeavesExpertsBehind (ANSWER): Compaction takes along what is floating point; routed experts stay where their nodes were.
+    CheckedExecutor.__init__:
+        good(self, config)
         ops = self.executor._ops
         compact = ops.compact
         ops.compact = lambda values, *where: values if values.dtype == torch.int32 else compact(values, *where)
 
-
-class HidesTheRoot(CheckedExecutor):
-    """Nodes of the second level and below do not see the root of their tree."""
-
-    def __init__(self, config):
-        super().__init__(config)
+HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root of their tree.
+    CheckedExecutor.__init__:
+        good(self, config)
         decode_round = self.executor._round
         forward = decode_round._verify_forward
 
@@ -139,21 +98,8 @@ class HidesTheRoot(CheckedExecutor):
             return forward(batch, replace(tree, ancestor_bits=bits), *rest)
 
         decode_round._verify_forward = without_root
+"""
 
-
-_DEFECTS = (
-    (RelaysHiddenStatesAlways, ("ACCEPT-17",)),
-    (AllocatesForTheWidestAlgorithm, ("ACCEPT-17",)),
-    (KeepsTheVerifyPass, ("ACCEPT-17",)),
-    (ShowsHiddenStatesToAll, ("ACCEPT-17",)),
-    (MergesNoneAsZeros, ("ACCEPT-17",)),
-    (StopsLate, ("ANSWER",)),
-    (ReusesTheHostBuffer, ("ANSWER",)),
-    (SamplesLikeItsNeighbour, ("ANSWER",)),
-    (LeavesExpertsBehind, ("ANSWER",)),
-    (HidesTheRoot, ("ANSWER",)),
-)
-
-MUTANTS = tuple(
-    Mutant(f"gpu:{kind.__name__}", kind.__doc__, "executor", kind, caught_by) for kind, caught_by in _DEFECTS
-)
+_PLACES = [CheckedExecutor, FutureMap, RelayField, replace]
+MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:")
+__getattr__ = lookup(MUTANTS)

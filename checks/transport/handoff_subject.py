@@ -94,12 +94,9 @@ class CountingWorker:
 
 
 class HandoffTransport:
-    """Both sides. A subclass may replace the classes of the sides and the methods below."""
+    """Both sides."""
 
     capabilities = TransportCapabilities(roles=True, device_loss=True)
-    prefill_side: type[PrefillSide] = PrefillSide
-    decode_side: type[DecodeSide] = DecodeSide
-    engine: type[Engine] = Engine
 
     def __init__(self, config: TransportConfig) -> None:
         self.config = config
@@ -131,15 +128,15 @@ class HandoffTransport:
             track_tokens=True,
             role=role,
         )
-        return self.engine(config, self.algorithm, fixed_controller(1))
+        return Engine(config, self.algorithm, fixed_controller(1))
 
     def _make_prefill(self) -> CountingWorker:
         engine = self._make_engine(EngineRole.PREFILL, self.config.prefill_pages)
-        return CountingWorker(engine, self.prefill_side(engine, self.page_format, self._generation, self.timing))
+        return CountingWorker(engine, PrefillSide(engine, self.page_format, self._generation, self.timing))
 
     def _make_decode(self) -> CountingWorker:
         engine = self._make_engine(EngineRole.DECODE, self.config.decode_pages)
-        return CountingWorker(engine, self.decode_side(engine, self.page_format, self._epoch, self.timing))
+        return CountingWorker(engine, DecodeSide(engine, self.page_format, self._epoch, self.timing))
 
     # -- what is done -------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ Hypothesis looks for short histories and shrinks what it finds itself; the swarm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from hypothesis import strategies as st
@@ -69,6 +70,7 @@ class TrialMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.trial: Trial | None = None
+        self.planted = ExitStack()  # the defect of a mutant
         self.letters: dict[type[Operation], list[Letter]] = {}
 
     def possible(self, kind: type[Operation]) -> st.SearchStrategy[Operation]:
@@ -84,9 +86,10 @@ class TrialMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         # After a failure the subject's state means nothing any more.
-        if self.trial is not None and not self.trial.failed:
-            with alarm(self.limit_s):
-                self.trial.drain()
+        with self.planted:
+            if self.trial is not None and not self.trial.failed:
+                with alarm(self.limit_s):
+                    self.trial.drain()
 
 
 def machine(
@@ -103,6 +106,7 @@ def machine(
 
     @initialize(config=configs(contract, declared, getattr(make, "supports", None)))
     def start(self: TrialMachine, config: Any) -> None:
+        self.planted.enter_context(getattr(make, "planted", nullcontext)())
         self.trial = suite.start(make, config, declared, invariants)
         for letters in suite.vocabulary(config, declared).values():
             for letter in letters:

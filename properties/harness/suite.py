@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,11 @@ class Suite:
             (other for other in (found if isinstance(found, list) else [found]) if other and supports(other)), None
         )
 
-    def _execute_once(self, make, config, capabilities, invariants, operations, drain, limit_s, watch) -> Trial:
+    def _execute_once(self, make, *arguments) -> Trial:
+        with getattr(make, "planted", nullcontext)():  # the defect of a mutant
+            return self._run(make, *arguments)
+
+    def _run(self, make, config, capabilities, invariants, operations, drain, limit_s, watch) -> Trial:
         trial = None
         try:
             with alarm(limit_s):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from foretoken.checks.mutants.planting import defects
 from foretoken.checks.registry import TRANSPORT
 from foretoken.checks.transport import handoff_subject as handoff
 from foretoken.checks.transport.contract import DECODE, PREFILL, TransportConfig
@@ -96,23 +97,22 @@ def test_a_cancel_of_a_later_attempt_ends_the_earlier_one_that_a_new_worker_has_
 
 
 def test_a_late_cancel_of_another_transfer_still_counts_no_more():
-    class EndsAll(handoff.DecodeSide):
-        """Takes a cancel of any attempt for the one that it has."""
-
-        def _cancelled(self, peer, message, now_ns):
-            transfer = self._transfers.get((peer, message.key.request_id))
-            if transfer is not None:
-                message = replace(message, key=transfer.key, first_attempt=transfer.offer.first_attempt)
-            return super()._cancelled(peer, message, now_ns)
-
-    make = type("EndsAll", (handoff.HandoffTransport,), {"decode_side": EndsAll})
+    text = """
+EndsAll (ANSWER): It takes a cancel of any attempt for the one that it has.
+    DecodeSide._cancelled:
+        transfer = self._transfers.get((peer, message.key.request_id))
+        if transfer is not None:
+            message = replace(message, key=transfer.key, first_attempt=transfer.offer.first_attempt)
+        return good(self, peer, message, now_ns)
+"""
+    (mutant,) = defects("transport", handoff.make, [handoff.DecodeSide, replace], text)
     history = [
         *(Op.start(1, 0, 1), Op.compute(), Op.deliver_all(DECODE), Op.cancel(PREFILL, 1), Op.deliver_all(DECODE)),
         *(Op.deliver_all(PREFILL), Op.start(1, 0, 1), Op.compute(), Op.deliver_all(DECODE), Op.again(DECODE, 1)),
     ]
     run(history, drain=False)
     with pytest.raises(Violation) as caught:
-        run(history, make=make, drain=False)
+        run(history, make=mutant.make, drain=False)
     assert "HANDOFF-04" in [broken.id for broken in caught.value.broken]
 
 

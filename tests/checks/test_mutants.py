@@ -3,7 +3,10 @@
 from functools import cache
 
 import pytest
+from foretoken.checks.adapters import kv_allocator
+from foretoken.checks.mutants.planting import defects
 from foretoken.checks.registry import contracts, invariants_without_mutant, mutants_of
+from foretoken.core.kv.allocator import KVAllocator
 from foretoken.properties.harness.mutants import MAX_SHRUNK, Kill, Mutant, kill
 from foretoken.properties.invariants import of_contract
 
@@ -61,10 +64,28 @@ def test_every_invariant_is_broken_by_some_mutant(contract):
     assert broken >= {item.id for item in of_contract(contract)}
 
 
-def test_a_survivor_is_called_one():
-    from foretoken.checks.adapters.kv_allocator import make
+PLANTED = [mutant for contract in contracts() for mutant in mutants_of(contract) if hasattr(mutant.make, "planted")]
 
-    result = kill(Mutant("Harmless", "nothing is wrong with it", "allocator", make, ("ALLOC-01",)), budget=2_000)
+
+@pytest.mark.parametrize("mutant", PLANTED, ids=lambda mutant: f"{mutant.contract}-{mutant.name}")
+def test_a_planted_text_fits_and_leaves_nothing_behind(mutant):
+    before = [vars(change.owner).get(change.name) for change in mutant.make.changes]
+    with mutant.make.planted():
+        during = [vars(change.owner)[change.name] for change in mutant.make.changes]
+    assert before == [vars(change.owner).get(change.name) for change in mutant.make.changes]
+    assert not any(good is changed for good, changed in zip(before, during, strict=True))
+
+
+def test_a_text_that_does_not_fit_says_so():
+    text = "Odd (ALLOC-01): It is not there.\n    KVAllocator.free\n        - no such line\n        + pass"
+    (mutant,) = defects("allocator", kv_allocator.make, [KVAllocator], text)
+    with pytest.raises(AssertionError, match=r"Odd, KVAllocator.free: 'no such line' stands there 0 times"):
+        kill(mutant)
+
+
+def test_a_survivor_is_called_one():
+    harmless = Mutant("Harmless", "nothing is wrong with it", "allocator", kv_allocator.make, ("ALLOC-01",))
+    result = kill(harmless, budget=2_000)
     assert not result.is_killed and "SURVIVED" in result.line()
 
 

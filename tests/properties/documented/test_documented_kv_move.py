@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from foretoken.checks.mutants import plain_accept as plain_mutants
-from foretoken.checks.mutants import trees as tree_mutants
+from foretoken.checks.adapters.tree_accept import TreeAccept
 from foretoken.checks.registry import mutants_of
+from foretoken.properties.accept.plain import PlainAccept
 from foretoken.properties.harness.mutants import kill
 from foretoken.properties.invariants import invariant
 
@@ -34,7 +34,7 @@ def test_the_sentence():
 
 def test_the_mutants_are_all_that_break_it():
     table = re.findall(r"^\| (ours|plain) \| `(\w+)` \| (.*?) \|$", TEXT, re.MULTILINE)
-    of = {"ours": tree_mutants, "plain": plain_mutants}
-    assert all(hasattr(of[where], name) for where, name, _ in table)
+    of = {"ours": TreeAccept, "plain": PlainAccept}
+    assert all(MUTANTS[name].make.make is of[where] for where, name, _ in table)
     breaking = [(mutant.name, mutant.defect) for mutant in MUTANTS.values() if "ACCEPT-16" in mutant.caught_by]
     assert [(name, defect) for _, name, defect in table] == breaking
