@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from ..core.contract.events import EngineStarted, Event, Planned, Resumed, StepsLost
 from ..core.errors import ConfigError, Problem, nearest
 
+IsCaptured = Callable[[int, int], bool]
+
 LOGGER = logging.getLogger("foretoken.engine")
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
@@ -41,14 +43,14 @@ class _Engine(Protocol):
 class EngineLines:
     """Writes the lines of one engine. Set `engine` once it is made.
 
-    `graph_sizes` are captured batch sizes where a batch beyond the largest runs without a graph, as in a simulation; a real executor
+    `is_captured` tells whether a round of so many rows and verified tokens per row has a graph, in a simulation; a real executor
     calls `round_ran` instead. Times are those of events, counted from the first one, or from 0 if `from_zero`.
     """
 
-    def __init__(self, name: str, *, graph_sizes: tuple[int, ...] | None = None, from_zero: bool = False) -> None:
+    def __init__(self, name: str, *, is_captured: IsCaptured | None = None, from_zero: bool = False) -> None:
         self.name = name
         self.engine: _Engine | None = None
-        self._graph_sizes = graph_sizes
+        self._is_captured = is_captured
         self._origin_ns = 0 if from_zero else None
         self._now_ns = 0
         self._steps: int | None = None
@@ -71,7 +73,8 @@ class EngineLines:
         if isinstance(event, Planned):
             self._tell_limits(logging.INFO)
             if event.step is not None and event.step.decode is not None:
-                self._planned(event.step.decode.steps, len(event.step.decode.rows))
+                decode = event.step.decode
+                self._planned(decode.steps, len(decode.rows), decode.num_draft_tokens)
         elif isinstance(event, StepsLost):
             waiting, ended = len(event.retracted), len(event.finished)
             lost, again = _counted(len(event.step_ids), "step"), _counted(waiting, "request")
@@ -98,13 +101,13 @@ class EngineLines:
             level, "graph", f"{words} at {_counted(batch_size, 'request')}", graph=has_graph, batch_size=batch_size
         )
 
-    def _planned(self, steps: int, batch_size: int) -> None:
+    def _planned(self, steps: int, batch_size: int, nodes: int) -> None:
         if self._steps is not None and steps != self._steps:
             words = f"{self._steps} -> {steps} draft steps at {_counted(batch_size, 'request')}"
             self._write(logging.INFO, "steps", words, before=self._steps, after=steps, batch_size=batch_size)
         self._steps = steps
-        if self._graph_sizes:
-            self.round_ran(batch_size <= self._graph_sizes[-1], batch_size)
+        if self._is_captured is not None:
+            self.round_ran(self._is_captured(batch_size, nodes), batch_size)
 
     def _tell_limits(self, level: int) -> None:
         """Tell what a step may ask of the device, if that has changed: less after a failure, more after good steps."""

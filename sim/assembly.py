@@ -30,13 +30,13 @@ from ..core.model_shape import (
 )
 from ..core.scheduler.config import EngineConfig
 from ..core.scheduler.engine import Engine
-from ..core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
+from ..core.scheduler.spec import GRAPH_SIZES, UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from ..observe.input_files import read_text
 from .cost.calibration import Calibration, load_calibration
 from .cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from .cost.hardware import GPU, lookup_gpu
 from .cost.host import HostCost, host_preset
-from .cost.launch import launch_preset
+from .cost.launch import GraphUnit, launch_preset
 from .cost.measured import KernelTables, NotMeasured, measured_tables
 from .cost.memory import GRAPH_BYTES, MemoryPlan, kv_pool_slots
 from .cost.round import RoundCost
@@ -129,7 +129,8 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
         gpu,
         hardware.tensor_parallel,
         draft,
-        graph_sizes=spec.graph_sizes,
+        graph_sizes=_captured_sizes(scenario, spec),
+        graph_unit=_graph_unit(scenario),
         launch=launch,
         calibration=calibration,
         tables=_kernel_tables(scenario, target, gpu),
@@ -170,10 +171,23 @@ def _kernel_tables(scenario: Scenario, shape: ModelShape, gpu: GPU) -> KernelTab
         return None
 
 
+def _graph_unit(scenario: Scenario) -> GraphUnit:
+    return scenario.hardware.graph_unit or server_profile(scenario.hardware.server).graph_unit
+
+
+def _captured_sizes(scenario: Scenario, spec: EngineSpec) -> tuple[int, ...] | None:
+    """Return the sizes of captured passes, in rows or in tokens; None without graphs."""
+    if spec.graph_sizes is None or _graph_unit(scenario) == "rows":
+        return spec.graph_sizes
+    return GRAPH_SIZES if scenario.hardware.graph_sizes is None else tuple(scenario.hardware.graph_sizes)
+
+
 def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> EngineSpec:
     """Return the specification of the engines, but for what follows from memory and cost."""
     engine, hardware, speculation = scenario.engine, scenario.hardware, scenario.speculation
-    sizes = default_graph_sizes(engine.max_running) if hardware.graph_sizes is None else hardware.graph_sizes
+    sizes = hardware.graph_sizes if _graph_unit(scenario) == "rows" else None
+    if sizes is None:  # of rows, by which the number of draft steps is chosen
+        sizes = default_graph_sizes(engine.max_running)
     own = {"mode", "kv_slots"}  # fields of the table that the engine does not have
     spec = resolve_spec(
         EngineConfig(
@@ -258,13 +272,18 @@ def _usual_draft(target: ModelShape) -> ModelShape:
 
 
 def _memory(scenario: Scenario, target: ModelShape, gpu: GPU, draft: DraftShape | None, spec: EngineSpec) -> MemoryPlan:
-    config, hardware = spec.config, scenario.hardware
+    config, hardware, graphs = spec.config, scenario.hardware, 0
+    if spec.graph_sizes:
+        # Graphs by tokens serve every number of draft steps; those by rows are captured for each.
+        by_rows = _graph_unit(scenario) == "rows"
+        plan = graph_plan(spec.adaptive, spec.graph_sizes, GRAPH_BYTES)
+        graphs = plan.num_graphs if by_rows else len(_captured_sizes(scenario, spec) or ())
     return kv_pool_slots(
         target,
         gpu,
         hardware.tensor_parallel,
         draft,
-        graph_count=graph_plan(spec.adaptive, spec.graph_sizes, GRAPH_BYTES).num_graphs if spec.graph_sizes else 0,
+        graph_count=graphs,
         max_prefill_tokens=config.chunk_size,
         max_batch_size=config.max_running,
         max_num_draft_tokens=spec.max_num_draft_tokens,

@@ -242,7 +242,7 @@ RULES: tuple[Rule, ...] = (
         _when(lambda run: run.scenario.hardware.kernels == "roofline", "hardware.kernels is roofline"),
     ),
     Rule(
-        ("hardware.graph_sizes",),
+        ("hardware.graph_sizes", "hardware.graph_unit"),
         _when(lambda run: not run.scenario.hardware.cuda_graphs, "hardware.cuda_graphs is false"),
     ),
     Rule(("engine.mode",), _mode_fell_back),

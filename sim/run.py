@@ -224,7 +224,8 @@ class Simulation:
         assembly, hooks = self.assembly, NO_HOOKS
         role = assembly.pools.role_of(replica)
         name = f"{'engine' if role is EngineRole.BOTH else role} {replica}"
-        lines = engine_lines(name, graph_sizes=assembly.spec.graph_sizes, from_zero=True)
+        is_captured = assembly.cost.is_captured if assembly.spec.graph_sizes else None
+        lines = engine_lines(name, is_captured=is_captured, from_zero=True)
         if lines is not None:
             sinks = [*sinks, lines]
         if self.faults is None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..core.adaptive.interchange import table_schema
+from .cost.launch import GraphUnit
 from .cost.work import EXPERT_INDEPENDENCE
 
 Positive = Annotated[float, Field(gt=0)]
@@ -55,7 +56,14 @@ class Hardware(Table):
     replicas: Annotated[Engines, Field(ge=1)] = Field(1, description="engines behind the router")
     reserved_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(0.10, description="device memory left alone")
     cuda_graphs: bool = Field(True, description="padded batch sizes, captured per number of draft steps")
-    graph_sizes: list[Count] | None = Field(None, description="captured batch sizes; default: 1, 2, 4, 8, 16, …")
+    graph_sizes: list[Count] | None = Field(
+        None, description="captured sizes; default: 1, 2, 4, 8, 16, … up to the largest batch, or 512 tokens"
+    )
+    graph_unit: GraphUnit | None = Field(
+        None,
+        description="what captured sizes count: rows of a batch, or tokens of a pass, as vLLM has it; a pass beyond the largest is "
+        "launched kernel by kernel; default: the server's",
+    )
     server: str = Field("foretoken", description="whose timing is simulated: foretoken, sglang-0.5, vllm-0.9")
     host: str | None = Field(
         None, description="host time per step: foretoken, vllm-0.10, sglang-overlap; default: the server's"

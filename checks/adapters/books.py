@@ -36,6 +36,7 @@ def machine_of(assembly: Assembly) -> dict[str, Any]:
         "eager_kernel_ns": launch.eager_kernel_ns,
         "draft_floor_ns": launch.draft_pass_floor_ns,
         "graph_sizes": cost.graph_sizes,
+        "graph_unit": cost.graph_unit,
         "keep_draft_warm": cost.keep_draft_warm,
         "expert_independence": cost.expert_independence,
         "host": {name: value for name, value in asdict(assembly.host).items() if name.endswith("_ns")},

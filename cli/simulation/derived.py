@@ -45,12 +45,12 @@ def _steps(assembly: Assembly) -> Iterator[DerivedRow]:
     for bound, slot in zip(adaptive.bounds, adaptive.slots, strict=True):
         steps = ", ".join(map(str, slot.candidate_steps))
         yield f"draft steps from batch size {bound}", steps, "", source
-    sizes = assembly.spec.graph_sizes
+    sizes, unit = assembly.cost.graph_sizes, assembly.cost.graph_unit
     graphs = ", ".join(map(str, sizes)) if sizes else "none"
     given = assembly.scenario.hardware.graph_sizes is not None
-    source = "hardware.graph_sizes" if given else "hardware.cuda_graphs and engine.max_running"
-    yield "captured batch sizes", graphs, "", source
-    if sizes:
+    source = "hardware.graph_sizes" if given else "hardware.cuda_graphs, graph_unit and engine.max_running"
+    yield "captured sizes", graphs, unit, source
+    if sizes and unit == "rows":
         plan = graph_plan(adaptive, sizes, GRAPH_BYTES)
         source = f"(steps, batch size) pairs that routing can reach; without pruning {plan.num_graphs_unpruned} graphs"
         yield "captured graphs", plan.num_graphs, "", source

@@ -70,11 +70,11 @@ class Model:
 
     # -- the parts of a pass ------------------------------------------------------------------------------------------
 
-    def body(self, tokens: int, routed: float) -> float:
+    def body(self, tokens: int, routed: tuple[int, float]) -> float:
         """All layers without attention and communication, and the embedding. `routed`: see `Roofline.routed`."""
         machine = self.machine
         if tokens > ALIGNED_ABOVE:
-            tokens, routed = -(-tokens // ALIGNED_TO) * ALIGNED_TO, ceil(routed / ALIGNED_TO) * ALIGNED_TO
+            tokens, *routed = (ceil(amount / ALIGNED_TO) * ALIGNED_TO for amount in (tokens, *routed))
         heads = self.local_heads + 2 * self.local_kv_heads
         attention = self.product(tokens, self.hidden * self.qkv_inputs, heads * self.head_dim)
         attention += self.product(tokens, self.local_heads * self.head_dim, self.hidden)
@@ -83,7 +83,7 @@ class Model:
         small = (5 if self.qk_norm else 4) * machine["small_kernel_ns"] + self.stream(moved)
         total = self.layers * (attention + small) + machine["ramp_ns"] + self.stream(4 * tokens * self.hidden)
         total += (self.layers - self.sparse) * self.mlp(tokens, self.intermediate) if self.sparse < self.layers else 0
-        return total + (self.sparse * self.mixture(tokens, routed) if self.sparse else 0)
+        return total + (self.sparse * self.mixture(tokens, *routed) if self.sparse else 0)
 
     def mlp(self, tokens: int, width: int) -> float:
         local = ceil(width / self.tp)
@@ -98,9 +98,9 @@ class Model:
             missed *= stays
         return self.experts * (1 - missed)
 
-    def mixture(self, tokens: int, routed: float) -> float:
+    def mixture(self, tokens: int, own: int, routed: float) -> float:
         reached, local = self.experts_read(routed), ceil(self.moe_intermediate / self.tp)
-        each = ceil(tokens * self.experts_per_token / reached - 1e-6)
+        each = ceil(own * self.experts_per_token / reached - 1e-6)
         total = self.product(each, self.hidden, 2 * local, reached) + self.product(each, local, self.hidden, reached)
         total += self.product(tokens, self.hidden, self.experts) + 3 * self.machine["small_kernel_ns"]
         return total + (self.mlp(tokens, self.shared_intermediate) if self.shared_intermediate else 0)
@@ -187,27 +187,31 @@ class Roofline:
             return self.decode_ns(decode)
         return self.mixed_ns(tuple(chunks), decode or Decode(0, 0, 1, 1, 0))
 
-    def routed(self, lens: Sequence[int], has_padding: bool) -> float:
-        """As how many tokens that choose their experts alone the tokens of requests do; all padding rows hold one and the same token."""
+    def routed(self, lens: Sequence[int], has_padding: bool) -> tuple[int, float]:
+        """The tokens of requests, and as how many that choose their experts alone they do; all padding rows hold one and the same token."""
         share = self.machine["expert_independence"]
-        return sum(1 + share * (length - 1) for length in lens) + has_padding
+        return sum(lens), sum(1 + share * (length - 1) for length in lens) + has_padding
 
-    def padded(self, batch: int) -> int | None:
-        """The captured batch size that serves `batch` rows, if there is one."""
-        return next((size for size in self.machine["graph_sizes"] or () if size >= batch), None)
+    def padded(self, batch: int, width: int) -> tuple[int, bool]:
+        """The tokens of a pass with `width` per row as a captured graph runs them, and whether there is none that is large enough."""
+        by_rows = self.machine["graph_unit"] == "rows"
+        size = next((s for s in self.machine["graph_sizes"] or () if s >= (batch if by_rows else batch * width)), None)
+        if size is None:
+            return batch * width, True
+        return size * (width if by_rows else 1), False
 
     def decode_ns(self, d: Decode) -> float:
         """One draft-and-verify round."""
-        padded = self.padded(d.batch)
-        eager, rows = padded is None, padded or d.batch
-        has_padding = rows > d.batch
-        routed = self.routed([d.nodes] * d.batch, has_padding)
-        verify, host = self.verify(d, rows * d.nodes, routed, rows * d.nodes, (), eager)
-        total = self.drafting(d, rows, eager) + max(verify, self.target.dispatch(eager)) + host
-        total += self.sampling(rows * d.nodes) + self.kv_move(d, rows)
+        tokens, eager = self.padded(d.batch, d.nodes)
+        routed = self.routed([d.nodes] * d.batch, tokens > d.batch * d.nodes)
+        verify, host = self.verify(d, tokens, routed, tokens, (), eager)
+        total = self.drafting(d, *self.padded(d.batch, d.topk)) + max(verify, self.target.dispatch(eager)) + host
+        total += self.sampling(tokens) + self.kv_move(d, -(-tokens // d.nodes))
         if self.drafter is not None and (d.steps or self.machine["keep_draft_warm"]):
             repeat = max(d.steps, 1) if self.draft["algorithm"] == "MULTI_LAYER_EAGLE" else 1
-            tokens, routed = rows * (d.steps + 1), self.routed([d.steps + 1] * d.batch, has_padding)
+            tokens, eager = self.padded(d.batch, d.steps + 1)
+            rows, has_padding = -(-tokens // (d.steps + 1)), tokens > d.batch * (d.steps + 1)
+            routed = self.routed([d.steps + 1] * d.batch, has_padding)
             total += repeat * self.draft_pass(d, tokens, routed, rows, self.caught_up(d), eager)
         return total
 
@@ -219,7 +223,9 @@ class Roofline:
         verify, host = self.verify(d, new + d.batch * d.nodes, routed, len(chunks) + d.batch * d.nodes, chunks, True)
         total = max(verify, self.target.dispatch(True)) + host + self.sampling(len(chunks))
         if d.batch:
-            total += self.drafting(d, d.batch, True) + self.sampling(d.batch * d.nodes) + self.kv_move(d, d.batch)
+            total += (
+                self.drafting(d, d.batch * d.topk, True) + self.sampling(d.batch * d.nodes) + self.kv_move(d, d.batch)
+            )
         if self.drafter is None:
             return total
         follows = d.batch if d.steps or self.machine["keep_draft_warm"] else 0
@@ -229,7 +235,13 @@ class Roofline:
         return total + self.draft["heads"] * self.draft_pass(d, tokens, routed, len(chunks) + follows, attention, True)
 
     def verify(
-        self, d: Decode, tokens: int, routed: float, logits: int, chunks: Sequence[tuple[int, int]], eager: bool
+        self,
+        d: Decode,
+        tokens: int,
+        routed: tuple[int, float],
+        logits: int,
+        chunks: Sequence[tuple[int, int]],
+        eager: bool,
     ):
         """The target's pass, and what proposing on the host takes as a share of it."""
         target, window = self.target, d.batch * (self.target.attention_window or 0)
@@ -242,7 +254,7 @@ class Roofline:
         share = self.draft["verify_share"] if self.draft and d.steps else 0.0
         return total, share * total
 
-    def drafting(self, d: Decode, rows: int, eager: bool) -> float:
+    def drafting(self, d: Decode, tokens: int, eager: bool) -> float:
         """The draft passes before the verify; the first drafts come from the last catch-up."""
         if self.drafter is None or not d.steps:
             return 0.0
@@ -251,7 +263,7 @@ class Roofline:
             return total
         own, window = d.batch * d.steps // 2, d.batch * (self.drafter.attention_window or 0)
         attention = self.drafter.attention(1, own, d.kv, window, d.topk)
-        tokens, routed = rows * d.topk, self.routed([d.topk] * d.batch, rows > d.batch)
+        routed = self.routed([d.topk] * d.batch, tokens > d.batch * d.topk)
         for _ in range(d.steps - 1):
             total += self.draft_pass(d, tokens, routed, tokens, attention, eager, is_first=False)
         return total
@@ -261,7 +273,14 @@ class Roofline:
         return self.drafter.attention(d.steps + 1, d.batch * (d.steps + 1), d.kv, window)
 
     def draft_pass(
-        self, d: Decode, tokens: int, routed: float, logits: int, attention: float, eager: bool, is_first: bool = True
+        self,
+        d: Decode,
+        tokens: int,
+        routed: tuple[int, float],
+        logits: int,
+        attention: float,
+        eager: bool,
+        is_first: bool = True,
     ) -> float:
         draft, drafter, machine = self.draft, self.drafter, self.machine
         total = drafter.body(tokens, routed) + attention + drafter.head(logits) + drafter.reductions(tokens)

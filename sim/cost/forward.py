@@ -14,6 +14,7 @@ from statistics import NormalDist
 from ...core.model_shape import DTYPE_BYTES, Attention, Cache, Experts, Mlp, ModelShape, Product, Recurrence
 from .efficiency import Efficiency
 from .hardware import GPU, Parallelism, UnsupportedParallelism
+from .work import Routing
 
 # Above this many tokens (prompts, whose lengths vary freely) times are computed for whole quanta, so that they can be
 # looked up. A matrix kernel pads to 16 rows at least, so only the small kernels' traffic is overstated, by at most 3 %.
@@ -57,7 +58,7 @@ class ForwardCost:
         self.tp = parallel.tensor
         self.qkv_inputs = qkv_inputs
         self.caches: tuple[tuple[Cache, int], ...] = shape.caches(self.tp)
-        self._layers_cache: dict[int | tuple[int, float], float] = {}
+        self._layers_cache: dict[int | tuple[int, Routing], float] = {}
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """Return rows (name, value, unit, source) of what this adds to model, GPU and efficiencies."""
@@ -87,16 +88,16 @@ class ForwardCost:
         """Per mixer: a norm, rotary embedding with the KV write (or a convolution), and the norms of q and k."""
         return 2 + (1 if isinstance(mixer, Attention) and mixer.qk_norm else 0)
 
-    def layers_ns(self, tokens: int, independent: float | None = None) -> float:
+    def layers_ns(self, tokens: int, routing: Routing | None = None) -> float:
         """Return the time of all layers' matrix products and small kernels for `tokens` tokens, without attention and communication.
 
-        `independent`: as many independently routed tokens reach the same experts (`work.PassTokens`); default: all.
+        `routing`: how they choose experts; default: all independently.
         """
         if tokens > _EXACT_TOKENS:
             tokens = -(-tokens // _TOKEN_QUANTUM) * _TOKEN_QUANTUM
-            if independent is not None:
-                independent = math.ceil(independent / _TOKEN_QUANTUM) * _TOKEN_QUANTUM
-        key = tokens if independent is None or not self.shape.moe_layers else (tokens, independent)
+            if routing is not None:
+                routing = Routing(*(math.ceil(amount / _TOKEN_QUANTUM) * _TOKEN_QUANTUM for amount in routing))
+        key = tokens if routing is None or not self.shape.moe_layers else (tokens, routing)
         if key not in self._layers_cache:
             own, total = self._own_share(tokens), 0.0
             for mixer, count in self.shape.mixers:
@@ -108,8 +109,7 @@ class ForwardCost:
                         self._products_ns(own, part.products(self.shape.hidden, self.tp), self._mlp) + small
                     )
                 else:
-                    routed = self._experts_ns(tokens, own, part, tokens if independent is None else independent)
-                    total += count * (routed + small)
+                    total += count * (self._experts_ns(own, part, routing or Routing(tokens, tokens)) + small)
             self._layers_cache[key] = total + self._embedding_ns(own)
         return self._layers_cache[key]
 
@@ -150,11 +150,11 @@ class ForwardCost:
         assert experts is not None, self.shape.name
         return experts.count * (1.0 - (1.0 - experts.top_k / experts.count) ** independent)
 
-    def _experts_ns(self, tokens: int, own: int, experts: Experts, independent: float) -> float:
+    def _experts_ns(self, own: int, experts: Experts, routing: Routing) -> float:
         """Return the time of a mixture of experts: the routed ones of the busiest rank, over the tokens of the whole engine, and what every
         token passes, over those of one group."""
         hidden, ranks = self.shape.hidden, self.parallel.expert
-        active, assigned = self.active_experts(independent, experts), tokens * experts.top_k
+        active, assigned = self.active_experts(routing.independent, experts), routing.tokens * experts.top_k
         if ranks > 1:
             active, assigned = self._busiest(active, experts.count), self._busiest(assigned, math.inf)
         # All but a trace of the experts are reached by many tokens: that trace is no further row.

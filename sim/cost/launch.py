@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import Literal
 
 from ...core.errors import ForetokenError, nearest
 
 # Dense where batches are small and padding costs most, then every 8.
 DEFAULT_GRAPH_SIZES: tuple[int, ...] = (1, 2, 4, *range(8, 513, 8))
+
+
+GraphUnit = Literal["rows", "tokens"]
+"""What captured sizes count: rows of a batch (SGLang, and our executor), or tokens of a pass (vLLM)."""
 
 
 class UnknownPreset(ForetokenError):
@@ -76,11 +81,15 @@ def launch_preset(name: str) -> LaunchCost:
     return LAUNCH_PRESETS[name]
 
 
-def padded_size(batch_size: int, graph_sizes: tuple[int, ...] | None) -> int | None:
-    """Return the captured size that serves `batch_size` rows; None where no graph does (too large, or graphs are off).
+def padded_tokens(
+    batch_size: int, width: int, graph_sizes: tuple[int, ...] | None, unit: GraphUnit = "rows"
+) -> int | None:
+    """Return the tokens that the captured graph of a pass with `width` tokens per row computes.
 
-    `graph_sizes` must be in increasing order.
+    None where no graph does (the pass is too large, or graphs are off). `graph_sizes` must be in increasing order.
     """
-    if not graph_sizes or batch_size > graph_sizes[-1]:
+    size = batch_size if unit == "rows" else batch_size * width
+    if not graph_sizes or size > graph_sizes[-1]:
         return None
-    return graph_sizes[bisect_left(graph_sizes, batch_size)]
+    captured = graph_sizes[bisect_left(graph_sizes, size)]
+    return captured * width if unit == "rows" else captured

@@ -26,6 +26,7 @@ import numpy as np
 from ...core.errors import ForetokenError
 from ...core.model_shape import Attention, ModelShape
 from .forward import ForwardCost, Line
+from .work import Routing
 
 PACKAGE = "aiconfigurator_core"
 SYSTEMS = {"A100": "a100_sxm", "H100": "h100_sxm", "H200": "h200_sxm", "B200": "b200_sxm", "L40S": "l40s", "L4": "l4"}
@@ -118,9 +119,9 @@ class MeasuredForward(ForwardCost):
             (f"kernel {name}", known, "", self.tables.source) for name, known in self.tables.provenance.items()
         ]
 
-    def layers_ns(self, tokens: int, independent: float | None = None) -> float:
+    def layers_ns(self, tokens: int, routing: Routing | None = None) -> float:
         """See `ForwardCost.layers_ns`. The tables have independent tokens; what fewer experts save is the roofline's share."""
-        key = tokens if independent is None or not self.shape.moe_layers else (tokens, independent)
+        key = tokens if routing is None or not self.shape.moe_layers else (tokens, routing)
         if key not in self._layers_cache:
             total = _at(self.tables.layers, TOKENS, tokens)
             if self.qkv_inputs > 1:  # the database has no such layers
@@ -128,7 +129,7 @@ class MeasuredForward(ForwardCost):
                 for mixer, count in self.shape.mixers:
                     total += count * (self._mixer_ns(tokens, mixer) - plain._mixer_ns(tokens, mixer))
             if key != tokens:
-                total *= self._roofline.layers_ns(tokens, independent) / self._roofline.layers_ns(tokens)
+                total *= self._roofline.layers_ns(tokens, routing) / self._roofline.layers_ns(tokens)
             self._layers_cache[key] = total
         return self._layers_cache[key]
 

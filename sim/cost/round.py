@@ -42,7 +42,7 @@ from .draft import MULTI_LAYER_EAGLE, DraftShape
 from .efficiency import Efficiency, default_efficiency
 from .forward import ForwardCost, Line
 from .hardware import GPU
-from .launch import DEFAULT_GRAPH_SIZES, FULL_GRAPH, LaunchCost, padded_size
+from .launch import DEFAULT_GRAPH_SIZES, FULL_GRAPH, GraphUnit, LaunchCost, padded_tokens
 from .measured import KernelTables, MeasuredForward
 from .work import EXPERT_INDEPENDENCE, DecodeWork, InvalidRound, PassTokens, check_round
 
@@ -69,10 +69,10 @@ class RoundCost:
     """Device time of steps of one engine: target, draft, GPU and tensor-parallel size.
 
     `tables`, `draft_tables`: measured times of the target's and the draft's passes, which replace the roofline's.
-    `graph_sizes`: captured batch sizes in increasing order, None for no graphs. `sampling`: "stochastic" (softmax and
-    lossless acceptance over the vocabulary) or "greedy" (argmax). `shared_draft_prefix`: whether the branches of a
+    `graph_sizes`: captured sizes in increasing order, None for no graphs; `graph_unit`: what they count. `sampling`: "stochastic"
+    (softmax and lossless acceptance over the vocabulary) or "greedy" (argmax). `shared_draft_prefix`: whether the branches of a
     drafting tree read their common prefix once (a cascade kernel) or once each. `keep_draft_warm`: whether rounds with
-    0 steps run the catch-up. `expert_independence`: see `work.PassTokens`; a graph's padding rows choose experts as one token.
+    0 steps run the catch-up. `expert_independence`: see `work.Routing`.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class RoundCost:
         launch: LaunchCost = FULL_GRAPH,
         calibration: Calibration | None = None,
         *,
+        graph_unit: GraphUnit = "rows",
         tables: KernelTables | None = None,
         draft_tables: KernelTables | None = None,
         sampling: str = STOCHASTIC,
@@ -107,6 +108,7 @@ class RoundCost:
         self.draft = draft
         self.efficiency = efficiency or default_efficiency(gpu)
         self.graph_sizes = graph_sizes
+        self.graph_unit = graph_unit
         self.launch = launch
         self.calibration = calibration
         self.sampling = sampling
@@ -215,33 +217,31 @@ class RoundCost:
         return self._curves[key]
 
     def _decode_passes(self, batch_size: int, steps: int, topk: int, nodes: int) -> list[Pass]:
-        padded = padded_size(batch_size, self.graph_sizes)
-        rows = padded or batch_size
-        verify = self._target_pass(batch_size, rows, nodes, eager=padded is None)
+        tokens = self._tokens(batch_size, nodes)
+        verify = self._target_pass(batch_size, nodes, tokens)
         return [
-            *self._draft_passes(batch_size, rows, steps, topk, eager=padded is None),
+            *self._draft_passes(batch_size, steps, topk),
             verify,
             *self._host_pass(verify, steps),
-            self._after_verify(rows, steps, topk, nodes),
-            *self._catch_up(batch_size, rows, steps, eager=padded is None),
+            self._after_verify(tokens.count, steps, topk, nodes),
+            *self._catch_up(batch_size, steps),
         ]
 
-    def _target_pass(self, batch_size: int, rows: int, nodes: int, *, eager: bool) -> Pass:
-        """Return the pass that verifies `nodes` tokens for each of `rows` padded rows; padding rows compute but have no KV to read."""
+    def _target_pass(self, batch_size: int, nodes: int, tokens: PassTokens) -> Pass:
+        """Return the pass that verifies `nodes` tokens for each row; padding rows compute but have no KV to read."""
         cap = batch_size * self._target.knee
         if (measured := self._measured("target")) is not None:
             line = measured.line(batch_size * nodes)
             return Pass({"verify": Line(line.base_ns), "attention": Line(0.0, line.slope_ns)})
-        tokens = self._tokens(batch_size, rows, nodes)
         parts = {
-            "verify": Line(self._target.layers_ns(*tokens)),
+            "verify": Line(self._target.layers_ns(tokens.count, tokens.routing)),
             "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
             "lm_head": Line(self._lm_head_ns(False, tokens.count)),
             LAUNCH: self._gap,
         }
         if self.tp > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.count))
-        return Pass(parts, self._floor_ns(self._target, eager), window_cap_tokens=cap)
+        return Pass(parts, self._floor_ns(self._target, tokens), window_cap_tokens=cap)
 
     def _measured(self, operation: str, algorithm: str | None = None) -> StepTable | None:
         return None if self.calibration is None else self.calibration.table(operation, algorithm)
@@ -252,11 +252,17 @@ class RoundCost:
             passes = [item.scaled(self._device_scale, without=LAUNCH) for item in passes]
         return Curve(passes)
 
-    def _tokens(self, batch_size: int, rows: int, width: int) -> PassTokens:
-        return PassTokens.of_rows(batch_size, rows, width, self.expert_independence)
+    def is_captured(self, batch_size: int, nodes: int) -> bool:
+        """Whether a verify pass of so many rows and tokens per row runs as a captured graph, if it comes without prefill."""
+        return padded_tokens(batch_size, nodes, self.graph_sizes, self.graph_unit) is not None
 
-    def _floor_ns(self, forward: ForwardCost, eager: bool) -> float:
-        return forward.kernels * self.launch.eager_kernel_ns if eager else 0.0
+    def _tokens(self, batch_size: int, width: int, has_graph: bool = True) -> PassTokens:
+        """Return the tokens of a decode pass; `has_graph`: there may be a captured one, as it comes without prefill."""
+        padded = padded_tokens(batch_size, width, self.graph_sizes, self.graph_unit) if has_graph else None
+        return PassTokens.of_requests(batch_size, batch_size * width, self.expert_independence, padded)
+
+    def _floor_ns(self, forward: ForwardCost, tokens: PassTokens) -> float:
+        return 0.0 if tokens.is_captured else forward.kernels * self.launch.eager_kernel_ns
 
     def _lm_head_ns(self, of_draft: bool, rows: int) -> float:
         key = (of_draft, rows)
@@ -278,11 +284,11 @@ class RoundCost:
         moved = float(rows) * self.target.vocab * logit_bytes
         return self.efficiency.stream_ns(self.gpu, moved) + kernels * self.efficiency.small_kernel_ns
 
-    def _after_verify(self, rows: int, steps: int, topk: int, nodes: int) -> Pass:
-        parts = {"sampling": Line(self._sampling_ns(rows * nodes))}
+    def _after_verify(self, tokens: int, steps: int, topk: int, nodes: int) -> Pass:
+        parts = {"sampling": Line(self._sampling_ns(tokens))}
         if topk > 1 and steps:
             # The kernel covers the widest path of every row; keys and values are read and written once each.
-            moved = 2.0 * rows * (steps + 1) * self._target.moved_token_bytes
+            moved = 2.0 * -(-tokens // nodes) * (steps + 1) * self._target.moved_token_bytes
             parts["kv_move"] = Line(self.efficiency.stream_ns(self.gpu, moved) + self.efficiency.small_kernel_ns)
         return Pass(parts)
 
@@ -298,7 +304,7 @@ class RoundCost:
         total = Line(*(sum(getattr(line, item) for line in share.values()) for item in Line.__slots__))
         return [Pass({"draft": total}, window_cap_tokens=verify.window_cap_tokens)]
 
-    def _draft_passes(self, batch_size: int, rows: int, steps: int, topk: int, *, eager: bool) -> list[Pass]:
+    def _draft_passes(self, batch_size: int, steps: int, topk: int, has_graph: bool = True) -> list[Pass]:
         """Return the S − 1 passes after the first step's drafts, and the tree. With one head per step they run in the catch-up instead."""
         forward, draft = self._draft, self.draft
         if forward is None or draft is None or not steps:
@@ -306,14 +312,12 @@ class RoundCost:
         passes = []
         if steps > 1 and draft.algorithm != MULTI_LAYER_EAGLE:
             # On average a branch has half of the steps' own tokens behind it.
-            own, tokens = batch_size * steps // 2, self._tokens(batch_size, rows, topk)
+            own, tokens = batch_size * steps // 2, self._tokens(batch_size, topk, has_graph)
             if self.draft_reads_per_branch:
                 attention = forward.decode_attention(batch_size, 1, own, reads=topk)
             else:
                 attention = forward.decode_attention(batch_size, topk, own * topk)
-            passes.append(
-                self._draft_pass("draft", batch_size, tokens, rows * topk, attention, steps - 1, eager, later=True)
-            )
+            passes.append(self._draft_pass("draft", batch_size, tokens, tokens.count, attention, steps - 1, later=True))
         if topk > 1:
             # Cumulative scores, selection, sorting, parents, sibling links, mask.
             tree_ns = (steps + 5) * self.efficiency.small_kernel_ns
@@ -322,15 +326,16 @@ class RoundCost:
             passes.append(Pass({LAUNCH: Line(steps * self.launch.draft_step_ns)}))
         return passes
 
-    def _catch_up(self, batch_size: int, rows: int, steps: int, *, eager: bool) -> list[Pass]:
+    def _catch_up(self, batch_size: int, steps: int) -> list[Pass]:
         """Return the pass in which the draft sees the accepted tokens: S + 1 per row at most, and the graph computes them all."""
         forward, draft = self._draft, self.draft
         if forward is None or draft is None or not (steps or self.keep_draft_warm):
             return []
         attention = forward.decode_attention(batch_size, steps + 1, batch_size * (steps + 1))
         repeat = max(steps, 1) if draft.algorithm == MULTI_LAYER_EAGLE else 1
-        tokens = self._tokens(batch_size, rows, steps + 1)
-        return [self._draft_pass("draft_catch_up", batch_size, tokens, rows, attention, repeat, eager)]
+        tokens = self._tokens(batch_size, steps + 1)
+        rows = -(-tokens.count // (steps + 1))
+        return [self._draft_pass("draft_catch_up", batch_size, tokens, rows, attention, repeat)]
 
     def _draft_pass(
         self,
@@ -340,7 +345,6 @@ class RoundCost:
         logit_rows: int,
         attention: Line,
         repeat: int,
-        eager: bool,
         later: bool = False,
     ) -> Pass:
         """Return one pass of the draft; `later`: a pass after the first of a round, on its own hidden states."""
@@ -349,7 +353,7 @@ class RoundCost:
         body = forward.shape
         if (measured := self._measured("draft_pass", draft.algorithm)) is not None:
             return Pass({label: measured.line(tokens.count)}, repeat=repeat)
-        layers_ns = forward.layers_ns(*tokens)
+        layers_ns = forward.layers_ns(tokens.count, tokens.routing)
         if draft.fusion_inputs and (draft.fusion_every_pass or not later):
             layers_ns += self._fusion_ns(tokens.count)
         # Softmax and top-k over the draft's logits: read 2 bytes, write and read 4.
@@ -364,7 +368,7 @@ class RoundCost:
         }
         if self.tp > 1:
             parts["comm"] = Line(forward.comm_ns(tokens.count))
-        floor_ns = max(self._floor_ns(forward, eager), self.launch.draft_pass_floor_ns)
+        floor_ns = max(self._floor_ns(forward, tokens), self.launch.draft_pass_floor_ns)
         return Pass(parts, floor_ns, repeat, batch_size * forward.knee)
 
     def _fusion_ns(self, tokens: int) -> float:
@@ -383,10 +387,8 @@ class RoundCost:
             check_round(self.draft, *key)
             caught_up = batch_size * (steps + 1) if steps or self.keep_draft_warm else 0
             self._riders[key] = _Rider(
-                drafting=tuple(self._draft_passes(batch_size, batch_size, steps, topk, eager=True))
-                if batch_size
-                else (),
-                after_verify=(self._after_verify(batch_size, steps, topk, nodes),) if batch_size else (),
+                drafting=tuple(self._draft_passes(batch_size, steps, topk, has_graph=False)) if batch_size else (),
+                after_verify=(self._after_verify(batch_size * nodes, steps, topk, nodes),) if batch_size else (),
                 attention=self._target.decode_attention(batch_size, nodes, batch_size * nodes)
                 if batch_size
                 else Line(0.0),
@@ -419,9 +421,7 @@ class RoundCost:
             tokens = PassTokens.of_requests(logit_rows, new_tokens + rider.caught_up_tokens, self.expert_independence)
             # Each head of a multi-layer draft has its own KV of the prompt.
             passes.append(
-                self._draft_pass(
-                    "draft_catch_up", batch_size, tokens, logit_rows, attention, self.draft.heads, eager=True
-                )
+                self._draft_pass("draft_catch_up", batch_size, tokens, logit_rows, attention, self.draft.heads)
             )
         return self._curve_of(passes)
 
@@ -437,7 +437,7 @@ class RoundCost:
             return Pass({"verify": Line(fit.base_ns), "attention": attention})
         prefill_ns = self._target.prefill_attention_ns(chunks)
         parts = {
-            "verify": Line(self._target.layers_ns(*tokens)),
+            "verify": Line(self._target.layers_ns(tokens.count, tokens.routing)),
             "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
             "lm_head": Line(self._lm_head_ns(False, len(chunks) + batch_size * nodes)),
             LAUNCH: self._gap,
@@ -445,4 +445,4 @@ class RoundCost:
         if self.tp > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.count))
         cap = batch_size * self._target.knee
-        return Pass(parts, self._floor_ns(self._target, eager=True), window_cap_tokens=cap)
+        return Pass(parts, self._floor_ns(self._target, tokens), window_cap_tokens=cap)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...core.errors import ForetokenError, nearest_name
 from .host import FORETOKEN, SGLANG_OVERLAP, VLLM_0_10, HostCost
-from .launch import FULL_GRAPH, LaunchCost
+from .launch import FULL_GRAPH, GraphUnit, LaunchCost
 
 
 class UnknownServer(ForetokenError):
@@ -20,13 +20,15 @@ class UnknownServer(ForetokenError):
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """The timing of one serving engine. `kernels_of`: the server whose measured kernels are priced; `about`: the fit and its error."""
+    """The timing of one serving engine. `kernels_of`: the server whose measured kernels are priced; `about`: the fit and its error;
+    `graph_unit`: what its captured sizes count."""
 
     name: str
     host: HostCost
     launch: LaunchCost
     kernels_of: str
     about: str
+    graph_unit: GraphUnit = "rows"
 
 
 _FIT = "benchmarks/fit_servers.py: least squares on benchmarks/published/rounds.csv over measured kernels"
@@ -72,6 +74,7 @@ PROFILES: dict[str, ServerProfile] = {
             "vllm",
             "vLLM with EAGLE and EAGLE-3 on one H100, Llama-3.1-8B, batch 1 (13 rows, vLLM issue 20780): draft shapes left out of the fit "
             "are met within 14.0 % on average, 20.1 % at most; its two heads are driven differently",
+            graph_unit="tokens",
         ),
     )
 }

@@ -8,7 +8,7 @@ from ...core.errors import ForetokenError
 from .draft import MULTI_LAYER_EAGLE, DraftShape
 
 EXPERT_INDEPENDENCE = 0.58
-"""Fitted by benchmarks/fit_expert_independence.py to published counts of distinct experts; see `PassTokens`."""
+"""Fitted by benchmarks/fit_expert_independence.py to published counts of distinct experts; see `Routing`."""
 
 
 class InvalidRound(ForetokenError):
@@ -26,26 +26,32 @@ class DecodeWork(NamedTuple):
     kv_tokens: int
 
 
-class PassTokens(NamedTuple):
-    """The tokens of a pass: all that it computes, and as many independently routed ones as reach the same experts.
+class Routing(NamedTuple):
+    """How the tokens of a pass choose experts: so many do, and reach the experts of so many independently routed ones.
 
     Requests choose experts independently. Each further token of a request counts as `independence` (0 … 1) of a token, since
-    successive tokens of one text share experts: w tokens reach those of 1 + independence · (w − 1) independent ones. The padding rows
-    of a captured graph are copies of one token.
+    successive tokens of one text share experts: w tokens reach those of 1 + independence · (w − 1) independent ones. The padding of a
+    captured graph is copies of one token: it reaches experts as one, and what the copies compute, in its few experts, is left out.
     """
 
-    count: int
+    tokens: int
     independent: float
 
-    @classmethod
-    def of_rows(cls, batch_size: int, rows: int, width: int, independence: float) -> PassTokens:
-        """Return those of a batch with `width` tokens each, padded to `rows`."""
-        return cls(rows * width, batch_size * (1 + independence * (width - 1)) + (rows > batch_size))
+
+class PassTokens(NamedTuple):
+    """The tokens of a pass, those of padding included, their routing, and whether the pass is captured."""
+
+    count: int
+    routing: Routing
+    is_captured: bool
 
     @classmethod
-    def of_requests(cls, requests: int, tokens: int, independence: float) -> PassTokens:
-        """Return those of so many requests that have `tokens` together, without padding."""
-        return cls(tokens, requests + independence * (tokens - requests))
+    def of_requests(cls, requests: int, tokens: int, independence: float, padded: int | None = None) -> PassTokens:
+        """Return those of so many requests that have `tokens` together. `padded`: those of their graph; None: there is none."""
+        independent = requests + independence * (tokens - requests)
+        if padded is None:
+            return cls(tokens, Routing(tokens, independent), False)
+        return cls(padded, Routing(tokens, independent + (padded > tokens)), True)
 
 
 def check_round(draft: DraftShape | None, batch_size: int, steps: int, topk: int, num_draft_tokens: int) -> None:

@@ -37,6 +37,7 @@ CASES = [
     (["engine.kv_slots=100000", "hardware.reserved_fraction=0.5"], "hardware.reserved_fraction", "kv_slots"),
     (["hardware.kernels_of=vllm"], "hardware.kernels_of", "kernels is roofline"),
     (["hardware.cuda_graphs=false", "hardware.graph_sizes=[1, 2]"], "hardware.graph_sizes", "cuda_graphs is false"),
+    (["hardware.cuda_graphs=false", "hardware.graph_unit=tokens"], "hardware.graph_unit", "cuda_graphs is false"),
     (["engine.prefix_cache=true"], "engine.prefix_cache", "unknown"),
     (["workload.prefixes.groups=2", "engine.prefix_cache=false", "engine.eviction_policy=fifo"], "engine.eviction_policy", "prefix_cache"),
     (["engine.preempt=true"], "engine.preempt", "same priority"),

@@ -26,6 +26,7 @@ SPECULATION = {
 HARDWARE = {
     "graphs": {"gpu": "H100"},
     "eager": {"gpu": "A100", "cuda_graphs": False},
+    "by tokens": {"gpu": "H200", "graph_unit": "tokens", "graph_sizes": [3, 10, 90, 500]},
     "piecewise": {"gpu": "B200", "launch": "piecewise", "tensor_parallel": 4},
 }
 MODELS = {

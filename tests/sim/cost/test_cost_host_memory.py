@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 from foretoken.core.model_shape import Recurrence, lookup_model
+from foretoken.core.scheduler.spec import GRAPH_SIZES
+from foretoken.sim.assembly import assemble
 from foretoken.sim.cost.draft import eagle3_head, multi_layer_eagle, standalone
 from foretoken.sim.cost.hardware import MIB, lookup_gpu
 from foretoken.sim.cost.host import FORETOKEN, HOST_PRESETS, VLLM_0_10, UnknownHostPreset, host_preset
-from foretoken.sim.cost.memory import InsufficientMemory, captured_graphs, kv_pool_slots
+from foretoken.sim.cost.memory import GRAPH_BYTES, InsufficientMemory, captured_graphs, kv_pool_slots
+from foretoken.sim.scenario_file import load_scenario
 
 H100 = lookup_gpu("H100")
 LLAMA = lookup_model("llama-3.1-8b")
@@ -77,6 +80,17 @@ def test_graph_pruning_leaves_more_slots():
     whole, pruned = kv_pool_slots(LLAMA, H100, **options), kv_pool_slots(LLAMA, H100, **options, graph_count=40)
     assert whole.graphs_bytes - pruned.graphs_bytes == (96 - 40) * 25 * MIB
     assert pruned.slots > whole.slots
+
+
+def test_graphs_by_tokens_are_captured_once_for_all_steps():
+    def graphs(*settings):
+        return assemble(load_scenario(None, ["speculation.adaptive=zero-to-seven", *settings])[0]).memory.graphs_bytes
+
+    sizes = "hardware.graph_sizes=[8, 64, 512]"
+    assert graphs(sizes, "hardware.graph_unit=tokens") == 3 * GRAPH_BYTES
+    assert graphs(sizes) == graphs(sizes, "hardware.server=vllm-0.9", "hardware.graph_unit=rows") > 3 * GRAPH_BYTES
+    assert graphs("hardware.server=vllm-0.9") == len(GRAPH_SIZES) * GRAPH_BYTES
+    assert graphs("hardware.graph_unit=tokens", "hardware.cuda_graphs=false") == 0
 
 
 def test_tensor_parallelism_shards_weights_and_kv():

@@ -32,6 +32,7 @@ from foretoken.sim.cost.measured import (
 )
 from foretoken.sim.cost.round import RoundCost
 from foretoken.sim.cost.server import server_profile
+from foretoken.sim.cost.work import Routing
 from foretoken.sim.scenario_file import load_scenario
 
 SHAPE, GPU = lookup_model("llama-3.1-8b"), lookup_gpu("H200")
@@ -95,11 +96,15 @@ def test_fewer_experts_save_of_measured_kernels_what_they_save_of_the_roofline()
     roofline = ForwardCost(sparse, GPU, default_efficiency(GPU), 1)
     forward = MeasuredForward(roofline, made_up_tables())
     whole = forward.layers_ns(8)
-    assert forward.layers_ns(8, 8.0) == pytest.approx(whole)
-    assert forward.layers_ns(8, 3.0) / whole == pytest.approx(roofline.layers_ns(8, 3.0) / roofline.layers_ns(8))
-    assert forward.layers_ns(8, 3.0) < 0.8 * whole
+    assert forward.layers_ns(8, Routing(8, 8.0)) == pytest.approx(whole)
+    assert forward.layers_ns(8, Routing(8, 3.0)) / whole == pytest.approx(
+        roofline.layers_ns(8, Routing(8, 3.0)) / roofline.layers_ns(8)
+    )
+    assert forward.layers_ns(8, Routing(8, 3.0)) < 0.8 * whole
     assert (
-        MeasuredForward(ForwardCost(SHAPE, GPU, default_efficiency(GPU), 1), made_up_tables()).layers_ns(8, 3.0)
+        MeasuredForward(ForwardCost(SHAPE, GPU, default_efficiency(GPU), 1), made_up_tables()).layers_ns(
+            8, Routing(8, 3.0)
+        )
         == 1e6 + 80
     )
 

@@ -114,7 +114,9 @@ def test_tokens_of_a_request_reach_as_many_experts_as_was_counted(monkeypatch):
         experts = replace(SPARSE.experts, count=count.experts, top_k=count.per_token)
         shape = replace(SPARSE, mlps=((experts, SPARSE.layers),))
         forward = ForwardCost(shape, H100, default_efficiency(H100), 1)
-        distinct = forward.active_experts(PassTokens.of_rows(1, 1, count.tokens, EXPERT_INDEPENDENCE).independent)
+        distinct = forward.active_experts(
+            PassTokens.of_requests(1, count.tokens, EXPERT_INDEPENDENCE).routing.independent
+        )
         assert abs(distinct / count.distinct - 1) < 0.12
         assert distinct / count.distinct - 1 == pytest.approx(error_of_script)
         assert abs(forward.active_experts(count.tokens) / count.distinct - 1) > 0.11  # as if independent

@@ -14,8 +14,9 @@ from foretoken.sim.cost.curve import Curve, Line, Pass, TimeOverflow
 from foretoken.sim.cost.draft import eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from foretoken.sim.cost.forward import ForwardCost, UnsupportedParallelism
 from foretoken.sim.cost.hardware import lookup_gpu
-from foretoken.sim.cost.launch import PIECEWISE, UnknownPreset, launch_preset, padded_size
+from foretoken.sim.cost.launch import PIECEWISE, UnknownPreset, launch_preset, padded_tokens
 from foretoken.sim.cost.round import DecodeWork, InvalidRound, RoundCost
+from foretoken.sim.cost.work import Routing
 
 H100 = lookup_gpu("H100")
 LLAMA = lookup_model("llama-3.1-8b")
@@ -105,9 +106,11 @@ def test_a_step_without_prefill_is_the_round():
 
 def test_padding_to_captured_sizes():
     cost = COSTS["plain"]
-    assert padded_size(3, (1, 2, 4)) == 4
-    assert padded_size(5, (1, 2, 4)) is None
-    assert padded_size(5, None) is None
+    assert padded_tokens(3, 5, (1, 2, 4)) == 20
+    assert padded_tokens(5, 1, (1, 2, 4)) is None
+    assert padded_tokens(5, 1, None) is None
+    assert padded_tokens(3, 5, (1, 2, 4), "tokens") is None
+    assert padded_tokens(3, 5, (8, 16), "tokens") == 16
     gemms = [cost.decode_parts(batch_size, 0, 1, 1, 0)["verify"] for batch_size in (9, 15, 16, 17)]
     # Parts are rounded so that they add up, which may move one nanosecond between them.
     assert gemms[0] == pytest.approx(gemms[2], abs=1)
@@ -128,6 +131,43 @@ def test_without_a_graph_the_host_sets_the_pace_of_small_models():
     assert "dispatch" not in RoundCost(LLAMA, H100, graph_sizes=None).decode_parts(1, 0, 1, 1, 500)
     # Beyond the largest captured size nothing is captured.
     assert "dispatch" in RoundCost(tiny, H100, graph_sizes=(1, 2)).decode_parts(3, 0, 1, 1, 500)
+
+
+def test_a_pass_beyond_the_captured_tokens_is_launched_by_the_host():
+    """Sizes by tokens: a wide verify falls off the cliff with few rows, and the narrow passes of its draft do not."""
+    tiny = lookup_model("qwen3-0.6b")
+    cost = RoundCost(tiny, H100, draft=eagle3_head(tiny), graph_sizes=(1, 2, 4, *range(8, 65, 8)), graph_unit="tokens")
+    floor_ns = ForwardCost(tiny, H100, cost.efficiency, 1).kernels * cost.launch.eager_kernel_ns
+    for steps, last in ((3, 16), (7, 8), (15, 4)):
+        inside, outside = (cost.decode_parts(rows, steps, 1, steps + 1, 0) for rows in (last, last + 1))
+        assert cost.is_captured(last, steps + 1) and not cost.is_captured(last + 1, steps + 1)
+        assert "dispatch" not in inside and outside["dispatch"] > 0
+        assert sum(outside.values()) - sum(inside.values()) > outside["dispatch"] > 0.2 * floor_ns
+    # Plain rounds of as many rows are captured, and padded to tokens: 10 rows of 4 are 40 tokens, by rows they are 16 rows.
+    assert cost.is_captured(64, 1) and not cost.is_captured(65, 1)
+    by_rows = RoundCost(tiny, H100, draft=eagle3_head(tiny))
+    assert by_rows.is_captured(129, 4)
+    fewer, more = (c.decode_parts(10, 3, 1, 4, 0)["sampling"] for c in (cost, by_rows))
+    assert fewer < more == by_rows.decode_parts(16, 3, 1, 4, 0)["sampling"]
+
+
+@pytest.mark.parametrize("unit", ["rows", "tokens"])
+def test_only_captured_tokens_decide_what_is_padded(unit):
+    cost = RoundCost(SPARSE, H100, draft=eagle_head(SPARSE), graph_sizes=(8, 64, 512), graph_unit=unit)
+    by_rows = [cost.decode_ns(rows, 3, 1, 4, 0) for rows in range(1, 120)]
+    assert all(later >= earlier * 0.998 for earlier, later in pairwise(by_rows))
+
+
+def test_a_draft_reads_more_as_the_context_grows():
+    """One layer of an EAGLE head beside 32 of its target, in each of its passes; branches read it once each."""
+
+    def slopes(topk):
+        near, far = (COSTS["eagle3"].decode_parts(4, 3, topk, 4, kv) for kv in (10_000, 1_010_000))
+        return far["draft_attention"] - near["draft_attention"], far["attention"] - near["attention"]
+
+    own, target = slopes(1)
+    assert own == pytest.approx(3 * target / LLAMA.layers, rel=0.02)  # two draft passes and the catch-up
+    assert slopes(4)[0] == pytest.approx(9 * target / LLAMA.layers, rel=0.02)
 
 
 def test_a_host_driven_drafting_loop_has_a_floor_per_pass():
@@ -216,7 +256,7 @@ def test_padding_rows_route_as_one_token():
     # 25 rows are padded to 32: seven copies of one token, which bring eight experts at most.
     verify = [COSTS["sparse"].decode_parts(rows, 0, 1, 1, 0)["verify"] for rows in (24, 25, 32)]
     forward = ForwardCost(SPARSE, H100, COSTS["sparse"].efficiency, 1)
-    assert verify[1] == pytest.approx(forward.layers_ns(32, 26), abs=3)
+    assert verify[1] == pytest.approx(forward.layers_ns(32, Routing(25, 26)), abs=3)
     assert verify[1] - verify[0] < 0.4 * (verify[2] - verify[0])
     assert verify[2] == pytest.approx(forward.layers_ns(32), abs=3)
 
