@@ -11,7 +11,7 @@ from foretoken.core.adaptive import AdaptiveController
 from foretoken.sim.faults.plan import load_fault_plan
 from foretoken.sim.faults.promises import OF_KIND
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SMALL = ("--set", "workload.num_requests=60", "--set", "workload.rate=20", "--quiet")
 PLAN = """
 [device.raises]
