@@ -97,6 +97,10 @@ def calibrate(
     typer.echo("\n".join([*lines, f"Written to {out}. In a scenario:", "", *_table(fit, out)]))
 
 
+def _label(name: str) -> str:
+    return LABELS.get(name, f"{name.removesuffix('_ns').replace('_', ' ')}, us")
+
+
 def _parameters(fit: PointFit) -> Iterator[str]:
     """Yield the lines of the parameters: in the server's profile, fitted, and how well they are told."""
     fitted = fit.calibration.parameters
@@ -113,7 +117,7 @@ def _parameters(fit: PointFit) -> Iterator[str]:
             for number in (fit.by_server[name], item.value, item.low, item.high)
         )
         told = "no" if name in fit.untold else f"{item.told:.0%}"
-        yield f"{LABELS[name]:26}{before:>9}{value:>9}   {f'{low} … {high}':20}{told:>8}"
+        yield f"{_label(name):26}{before:>9}{value:>9}   {f'{low} … {high}':20}{told:>8}"
 
 
 def _points(fit: PointFit) -> Iterator[str]:
@@ -138,15 +142,15 @@ def _remarks(fit: PointFit) -> Iterator[str]:
     """Yield what the points cannot tell, what would, and which of them contradict the others."""
     lines = []
     for name in fit.untold:
-        lines.append(f"not told     {LABELS[name]}: the server profile's value, nearly")
+        lines.append(f"not told     {_label(name)}: the server profile's value, nearly")
     for one, other in fit.entangled:
-        lines.append(f"entangled    {LABELS[one]} and {LABELS[other]}: the points tell a sum of them")
+        lines.append(f"entangled    {_label(one)} and {_label(other)}: the points tell a sum of them")
     for item in fit.suggestions:
-        lines.append(f"would tell   {', '.join(LABELS[name] for name in item.tells)}: {item.title}")
+        lines.append(f"would tell   {', '.join(_label(name) for name in item.tells)}: {item.title}")
     hidden = [name for name in fit.untold if not any(name in item.tells for item in fit.suggestions)]
     if hidden:
         lines.append(
-            f"no run here  would tell {', '.join(LABELS[name] for name in hidden)}: too small, or hidden behind the device"
+            f"no run here  would tell {', '.join(_label(name) for name in hidden)}: too small, or hidden behind the device"
         )
     for item in fit.contradicting:
         lines.append(

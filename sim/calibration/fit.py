@@ -37,8 +37,10 @@ CONTRADICTS = 4.0
 WEIGHTS = {"mean_tpot_ms": 1.0, "output_tokens_per_s": 1.0, "mean_ttft_ms": 3.0}
 """Standard deviations of results relative to each other. Assumption: the mean time to the first token depends on when clients send."""
 DECODING = ("mean_tpot_ms", "output_tokens_per_s")
-CANDIDATES = (1, 4, 16, 64, 256)
+CANDIDATES = (1, 8, 64, 256)
 """Clients of the points that are considered as the next to measure."""
+SHORT = 32.0
+"""Their output tokens in the simulations: the speed of decoding shows after a few."""
 MOST_SUGGESTED = 3
 
 OnProgress = Callable[[int], None]
@@ -245,7 +247,7 @@ def _suggestions(
         ]
         chosen.append(left[best])
         covariance = with_each[best]
-        yield Suggestion(candidates[left[best]].point.title, tuple(tells))
+        yield Suggestion(candidates[left[best]].point.load, tuple(tells))
 
 
 def _told(covariance: np.ndarray, fit: Fit) -> np.ndarray:
@@ -276,7 +278,7 @@ def _candidates(points: Sequence[Point], base: Scenario) -> Iterator[Point]:
             if clients <= base.engine.max_running and (*arm, clients) not in done:
                 yield replace(
                     points[0], source="a suggestion", concurrency=clients, rate_per_s=None, num_requests=clients, input_tokens=prompt,
-                    output_tokens=64.0, input_std=0.0, output_std=0.0, mean_tpot_ms=1.0, mean_ttft_ms=None, output_tokens_per_s=None,
+                    output_tokens=SHORT, input_std=0.0, output_std=0.0, mean_tpot_ms=1.0, mean_ttft_ms=None, output_tokens_per_s=None,
                     input_lens=(), output_lens=(), algorithm=arm[0], steps=arm[1], topk=arm[2], num_draft_tokens=arm[3],
                     accept_length=accept_length,
                 )  # fmt: skip

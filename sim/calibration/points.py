@@ -91,13 +91,22 @@ class Point:
     @property
     def title(self) -> str:
         """The setting in a few words."""
-        load = f"{self.concurrency} clients" if self.concurrency else f"{self.rate_per_s:g} requests/s"
+        tp = f", TP {self.tensor_parallel}" if (self.tensor_parallel or 1) > 1 else ""
+        return f"{self.load}, {self.input_tokens:,.0f} → {self.output_tokens:,.0f} tokens{tp}"
+
+    @property
+    def load(self) -> str:
+        """The draft and the clients in a few words."""
+        load = (
+            f"{self.concurrency} client{'s' if self.concurrency > 1 else ''}"
+            if self.concurrency
+            else f"{self.rate_per_s:g} requests/s"
+        )
         draft = "plain"
         if self.is_speculative:
             tree = f", top-{self.topk}, {self.num_draft_tokens} nodes" if self.topk > 1 else ""
             draft = f"{self.algorithm} {self.steps} steps{tree}"
-        tp = f", TP {self.tensor_parallel}" if (self.tensor_parallel or 1) > 1 else ""
-        return f"{draft}, {load}, {self.input_tokens:,.0f} → {self.output_tokens:,.0f} tokens{tp}"
+        return f"{draft}, {load}"
 
     @property
     def setting(self) -> tuple[Any, ...]:

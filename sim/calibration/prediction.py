@@ -17,7 +17,7 @@ from ...core.errors import ConfigError, ForetokenError, Problem
 from ...core.model_shape import lookup_model
 from ...observe.metrics import RunMetrics
 from ..assembly import assemble
-from ..cost.calibration import DEVICE, Calibration, FittedParameter, FittedParameters
+from ..cost.calibration import PARAMETERS, Calibration, FittedParameter, FittedParameters
 from ..cost.hardware import lookup_gpu
 from ..cost.server import server_profile
 from ..run import Simulation
@@ -65,12 +65,9 @@ class Predictor:
 
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the parameters that the point depends on."""
-        names = [DEVICE, "host_base_ns", "host_row_ns", "graph_gap_ns"]
-        if self.point.is_speculative:
-            names.append("draft_step_ns")
-            if self.point.topk > 1:
-                names.append("tree_ns")
-        return tuple(names)
+        point = self.point
+        unused = () if point.topk > 1 else ("tree_ns",) if point.is_speculative else ("draft_step_ns", "tree_ns")
+        return tuple(name for name in PARAMETERS if name not in unused)
 
     def predict(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the results that the simulation gives, by column. Raises CannotPredict."""
@@ -90,12 +87,21 @@ class Predictor:
             if not report.complete:
                 raise KeyboardInterrupt  # which ended the run early
             summary = metrics.summary(report.duration_ns)
-        rate = summary["output_throughput"]
+        return self._results(summary)
+
+    def _results(self, summary: Mapping[str, Any]) -> dict[str, float]:
+        """Return the results of a run by column, as if its rounds had had the point's mean accept length to the last digit."""
+        slower = (summary["accept_length"] or 1.0) / self.point.accept_length if self.point.is_speculative else 1.0
+        first_ms, whole_ms = summary["mean_ttft_ms"], summary["mean_e2el_ms"]
+        corrected_ms = first_ms + (whole_ms - first_ms) * slower
+        rate = summary["output_throughput"] * whole_ms / corrected_ms
         if self.point.concurrency is not None and not self._is_whole:
             # Of the steady state (Little's law): a run of few requests ends with fewer clients.
-            rate = self.point.concurrency * summary["mean_output_tokens"] / summary["mean_e2el_ms"] * 1e3
-        found = {"output_tokens_per_s": rate, **{name: summary[name] for name in ("mean_tpot_ms", "mean_ttft_ms")}}
-        return {name: value for name, value in found.items() if value is not None}
+            rate = self.point.concurrency * summary["mean_output_tokens"] / corrected_ms * 1e3
+        found = {"output_tokens_per_s": rate, "mean_ttft_ms": first_ms}
+        if summary["mean_tpot_ms"] is not None:
+            found["mean_tpot_ms"] = summary["mean_tpot_ms"] * slower
+        return found
 
     def _calibration(self, values: Mapping[str, float]) -> Calibration:
         """Return a profile of bare values for the point's own scenario."""
@@ -163,7 +169,8 @@ def point_scenario(point: Point, base: Scenario) -> Scenario:
             "topk": point.topk,
         }
         settings["speculation"]["num_draft_tokens"] = point.num_draft_tokens
-        settings["acceptance"] = {"mean_length": point.accept_length}
+        # Few rounds are simulated: without a spread between requests their mean is near the point's.
+        settings["acceptance"] = {"mean_length": point.accept_length, "request_share": 0.0, "field_share": 0.0}
     if point.tensor_parallel is not None:
         settings["hardware.tensor_parallel"] = point.tensor_parallel
     return scenario_with(base.model_dump(mode="json"), settings)

