@@ -23,10 +23,9 @@ ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run to make: the index of its combination, its seed, and the keys of the scenario that it replaces."""
+    """A run to make: a number by which who asked for it knows it again, and the keys of the scenario that it replaces."""
 
-    point: int
-    seed: int
+    ticket: int
     settings: Mapping[str, Any]
 
 

@@ -15,7 +15,7 @@ import typer
 from ..simulation.simulate import ScenarioFile, Seed, Settings, TraceFile, given_by_options, termination_is_interruption
 
 if TYPE_CHECKING:
-    from ...planning.sweep import SweepDirectory
+    from ...planning.sweep import Sweep
     from ...planning.workers import Workers
 
 COLUMNS = {  # key of the summary -> its title and the digits behind the point
@@ -82,7 +82,8 @@ def sweep(
     """
     from ...core.errors import ConfigError, Problem
     from ...planning.grid import combinations, parse_grid
-    from ...planning.sweep import Sweep, SweepDirectory
+    from ...planning.store import StoredWorkers, TrialStore, default_place, question
+    from ...planning.sweep import Sweep
     from ...sim.scenario_file import load_scenario
 
     values = parse_grid(grid)
@@ -97,20 +98,22 @@ def sweep(
     points = combinations(values, resolved.speculation.algorithm)
     tables = resolved.model_dump(mode="json")
     check_keys(tables, points)
-    whole = Sweep(tables, points, range(resolved.seed, resolved.seed + seeds))
-    place = out or Path("runs") / f"sweep-{whole.fingerprint()}"
-    pool = make_workers(tables, workers, cluster)
-    with termination_is_interruption(), closing(SweepDirectory(place, whole)) as directory, closing(pool):
+    whole = Sweep(points, range(resolved.seed, resolved.seed + seeds))
+    asked = question("sweep", tables, points=points, seeds=list(whole.seeds))
+    place = out or default_place(asked)
+    store = TrialStore(place, asked)
+    pool = StoredWorkers(make_workers(tables, workers, cluster), store)
+    with termination_is_interruption(), closing(pool):
         try:
-            run_all(directory, pool, quiet)
+            _run_all(whole, pool, len(store), quiet)
         except KeyboardInterrupt:
-            left = len(whole.jobs()) - len(directory.trials)
+            left = len(whole) - len(store)
             print(f"foretoken: {left} runs are left; the same command goes on ({place})", file=sys.stderr)
             raise
-        table = directory.write_table()
-        _print_report(directory, list(values), notices)
+        table = store.write_table()
+    _print_report(whole, resolved.name, list(values), notices)
     typer.echo(f"\nWritten to {table}.")
-    if all(trial.status != "done" for trial in directory.trials.values()):
+    if all(trial.status != "done" for trial in whole.trials.values()):
         raise typer.Exit(2)
 
 
@@ -137,21 +140,21 @@ def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | No
     return RayWorkers(tables, None if cluster == "ray" else cluster, count)
 
 
-def run_all(directory: SweepDirectory, pool: Workers, quiet: bool) -> None:
-    """Run what is missing, with progress and the time left on standard error."""
+def _run_all(sweep: Sweep, pool: Workers, before: int, quiet: bool) -> None:
+    """Make all runs, with progress and the time left on standard error; `before` of them are there already."""
     from ..progress import LINE_EVERY_S, StatusLine
 
-    total, before = len(directory.sweep.jobs()), len(directory.trials)
+    total = len(sweep)
     if before and not quiet:
         print(f"foretoken: {before} of {total} runs are there already", file=sys.stderr)
     line = StatusLine(quiet, line_every_s=LINE_EVERY_S)
     started_s = time.monotonic()
     try:
-        for number, _ in enumerate(directory.run(pool), 1):
-            if line.due_s(always=before + number == total) is None:
+        for number, _ in enumerate(sweep.run(pool), 1):
+            if number <= before or line.due_s(always=number == total) is None:
                 continue
-            left_s = (time.monotonic() - started_s) / number * (total - before - number)
-            line.show(f"{before + number:,} of {total:,} runs, {_clock(left_s)} left")
+            left_s = (time.monotonic() - started_s) / (number - before) * (total - number)
+            line.show(f"{number:,} of {total:,} runs, {_clock(left_s)} left")
     finally:
         line.clear()
 
@@ -162,44 +165,29 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def _print_report(directory: SweepDirectory, keys: Sequence[str], notices: Sequence[str]) -> None:
+def _print_report(sweep: Sweep, name: str, keys: Sequence[str], notices: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="")
-    columns = {
-        key: title for key, title in COLUMNS.items() if any(_values(directory, p, key) for p in _points(directory))
-    }
+    points = range(len(sweep.points))
+    columns = {key: title for key, title in COLUMNS.items() if any(sweep.values(point, key) for point in points)}
     for key in keys:
         table.add_column(key.rpartition(".")[2], justify="right", overflow="fold")
     for title, _ in columns.values():
         table.add_column(title, justify="right", min_width=9)
-    shown = [point for point in _points(directory) if _values(directory, point, "request_throughput")]
+    shown = [point for point in points if sweep.values(point, "request_throughput")]
     for point in shown[:MOST_ROWS]:
-        cells = [_cell(_values(directory, point, key), key, digits) for key, (_, digits) in columns.items()]
-        table.add_row(*(str(directory.sweep.points[point].get(key, "–")) for key in keys), *cells)
-    sweep = directory.sweep
+        cells = [_cell(sweep.values(point, key), key, digits) for key, (_, digits) in columns.items()]
+        table.add_row(*(str(sweep.points[point].get(key, "–")) for key in keys), *cells)
     console = Console(highlight=False, color_system=None)
     seeds = "1 seed" if len(sweep.seeds) == 1 else f"{len(sweep.seeds)} seeds"
-    console.print(
-        f"{sweep.tables['name']}: {len(sweep.points)} combinations, {seeds}; mean ± half of the 95 % interval\n"
-    )
+    console.print(f"{name}: {len(points)} combinations, {seeds}; mean ± half of the 95 % interval\n")
     console.print(table)
     if len(shown) > MOST_ROWS:
         console.print(f"… and {len(shown) - MOST_ROWS} combinations more, which are in the table on disk")
-    for notice in [*notices, *_left_out(directory, keys)]:
+    for notice in [*notices, *_left_out(sweep, keys)]:
         console.print(f"\n{notice}", soft_wrap=True)
-
-
-def _points(directory: SweepDirectory) -> range:
-    return range(len(directory.sweep.points))
-
-
-def _values(directory: SweepDirectory, point: int, key: str) -> list[float]:
-    """Return the number `key` of the runs of a combination that have it."""
-    trials = (directory.trials.get((point, seed)) for seed in directory.sweep.seeds)
-    found = (trial.summary.get(key) for trial in trials if trial is not None)
-    return [value for value in found if value is not None]
 
 
 def _cell(values: Sequence[float], key: str, digits: int) -> str:
@@ -213,14 +201,15 @@ def _cell(values: Sequence[float], key: str, digits: int) -> str:
     return text if len(values) < 2 else f"{text} ± {found.half_width:,.{digits}f}"
 
 
-def _left_out(directory: SweepDirectory, keys: Sequence[str]) -> Iterator[str]:
+def _left_out(sweep: Sweep, keys: Sequence[str]) -> Iterator[str]:
     """Yield a sentence for each reason for which combinations have not run."""
     by_reason: dict[tuple[str, str], list[int]] = {}
-    for (point, _), trial in sorted(directory.trials.items()):
+    for (point, _), trial in sorted(sweep.trials.items()):
         if trial.status != "done":
             points = by_reason.setdefault((trial.status, trial.message), [])
             points.extend([point] if point not in points else [])
     for (status, message), points in by_reason.items():
-        first = ", ".join(f"{key}={directory.sweep.points[points[0]].get(key)}" for key in keys)
+        settings = sweep.points[points[0]]
+        first = ", ".join(f"{key}={settings[key]}" for key in keys if key in settings)
         more = f" and {len(points) - 1} more" if len(points) > 1 else ""
         yield f"{status}: {first}{more}: {message}"

@@ -17,7 +17,8 @@ import pytest
 from foretoken import Scenario, simulate
 from foretoken.core.errors import ForetokenError
 from foretoken.planning import workers as workers_module
-from foretoken.planning.sweep import JOURNAL, Sweep, SweepDirectory
+from foretoken.planning.store import JOURNAL, StoredWorkers, TrialStore, question
+from foretoken.planning.sweep import Sweep
 from foretoken.planning.trial import Trial, run_trial
 from foretoken.planning.workers import Job, LocalWorkers, Workers
 
@@ -47,65 +48,68 @@ class HereWorkers:
         pass
 
 
-def make_sweep(points: Sequence[Mapping[str, Any]] = POINTS, seeds: Sequence[int] = (0, 1)) -> Sweep:
-    return Sweep(Scenario.model_validate(SMALL).model_dump(mode="json"), points, seeds)
+TABLES = Scenario.model_validate(SMALL).model_dump(mode="json")
 
 
-def finish(path: Path, sweep: Sweep, workers: Workers | None = None) -> dict[tuple[int, int], Trial]:
-    workers = workers or HereWorkers(sweep.tables)
-    with closing(SweepDirectory(path, sweep)) as directory, closing(workers):
-        for _ in directory.run(workers):
+def run_sweep(
+    path: Path,
+    points: Sequence[Mapping[str, Any]] = POINTS,
+    seeds: Sequence[int] = (0, 1),
+    workers: Workers | None = None,
+) -> Sweep:
+    """Run a sweep to its end, and write its table."""
+    sweep = Sweep(points, seeds)
+    store = TrialStore(path, question("sweep", TABLES, points=points, seeds=seeds))
+    with closing(StoredWorkers(workers or HereWorkers(TABLES), store)) as pool:
+        for _ in sweep.run(pool):
             pass
-        directory.write_table()
-        return directory.trials
+        store.write_table()
+    return sweep
+
+
+def numbers(sweep: Sweep) -> dict[tuple[int, int], Mapping[str, Any]]:
+    return {key: trial.summary for key, trial in sweep.trials.items()}
 
 
 def test_processes_give_the_numbers_of_simulate(tmp_path: Path):
     from pyarrow import parquet
 
-    sweep = make_sweep()
-    trials = finish(tmp_path, sweep, LocalWorkers(sweep.tables, 2))
+    sweep = run_sweep(tmp_path, workers=LocalWorkers(TABLES, 2))
     rows = parquet.read_table(tmp_path / "trials.parquet").to_pylist()
-    assert [(row["point"], row["seed"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len(rows) == len(sweep.trials) == 4
     for row in rows:
-        settings = {**sweep.points[row["point"]], "seed": row["seed"]}
+        settings = {"speculation.algorithm": row["speculation.algorithm"], "seed": row["seed"]}
         expected = simulate(SMALL, settings).summary
-        assert trials[row["point"], row["seed"]].summary.items() <= expected.items()
-        assert row["speculation.algorithm"] == settings["speculation.algorithm"]
+        point = POINTS.index({"speculation.algorithm": row["speculation.algorithm"]})
+        assert sweep.trials[point, row["seed"]].summary.items() <= expected.items()
         assert row["mean_e2el_ms"] == expected["mean_e2el_ms"] > 0
 
 
 def test_a_stopped_sweep_goes_on_behind_its_last_whole_line(tmp_path: Path):
-    sweep = make_sweep()
-    whole = finish(tmp_path / "whole", sweep)
-    with closing(SweepDirectory(tmp_path / "part", sweep)) as directory:
-        runs = directory.run(HereWorkers(sweep.tables))
-        next(runs)
-        next(runs)
-        assert len(directory.trials) == 2
-    journal = tmp_path / "part" / JOURNAL
-    first, second = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(first + second[: len(second) // 2])  # as a kill leaves it
-    rest = HereWorkers(sweep.tables)
-    again = finish(tmp_path / "part", sweep, rest)
+    whole = run_sweep(tmp_path / "whole")
+    lines = (tmp_path / "whole" / JOURNAL).read_bytes().splitlines(keepends=True)
+    run_sweep(tmp_path / "part")
+    (tmp_path / "part" / JOURNAL).write_bytes(lines[0] + lines[1][: len(lines[1]) // 2])  # as a kill leaves it
+    rest = HereWorkers(TABLES)
+    again = run_sweep(tmp_path / "part", workers=rest)
     assert len(rest.jobs) == 3
-    assert {key: trial.summary for key, trial in again.items()} == {key: trial.summary for key, trial in whole.items()}
+    assert numbers(again) == numbers(whole)
 
 
 def test_another_sweep_and_a_broken_journal_are_refused(tmp_path: Path):
-    finish(tmp_path, make_sweep())
-    with pytest.raises(ForetokenError, match="holds a sweep with other seeds"):
-        SweepDirectory(tmp_path, make_sweep(seeds=(0, 1, 2)))
+    run_sweep(tmp_path)
+    with pytest.raises(ForetokenError, match="holds runs of another seeds"):
+        run_sweep(tmp_path, seeds=(0, 1, 2))
     journal = tmp_path / JOURNAL
     lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text(lines[0] + '{"point": 1}\n' + lines[1])
-    with pytest.raises(ForetokenError, match="line 2: is no run of a sweep"):
-        SweepDirectory(tmp_path, make_sweep())
+    journal.write_text(lines[0] + '{"settings": 1}\n' + lines[1])
+    with pytest.raises(ForetokenError, match="line 2: is no run"):
+        run_sweep(tmp_path)
 
 
 def test_settings_that_cannot_run_are_refused_with_the_reason(tmp_path: Path):
     points = (*POINTS, {"hardware.gpu": "L4", "model.target": "llama-3.1-70b"}, {"router.policy": "random"})
-    trials = finish(tmp_path, make_sweep(points, seeds=(0,)))
+    trials = run_sweep(tmp_path, points, seeds=(0,)).trials
     assert [trials[point, 0].status for point in range(4)] == ["done", "done", "refused", "refused"]
     assert "does not fit" in trials[2, 0].message and "has no effect" in trials[3, 0].message
 
@@ -128,8 +132,7 @@ def test_a_process_that_dies_costs_one_run(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         workers_module.subprocess, "Popen", lambda command, **options: start([sys.executable, str(program)], **options)
     )
-    sweep = make_sweep()
-    trials = finish(tmp_path / "sweep", sweep, LocalWorkers(sweep.tables, 2))
+    trials = run_sweep(tmp_path / "sweep", workers=LocalWorkers(TABLES, 2)).trials
     assert [trials[0, seed].status for seed in (0, 1)] == ["done", "done"]
     assert [trials[1, seed].status for seed in (0, 1)] == ["failed", "failed"]
     assert "2 times: killed by SIGKILL" in trials[1, 0].message

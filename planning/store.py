@@ -1,0 +1,189 @@
+"""Runs kept in a directory as they end, so that a sweep or a search that was stopped goes on.
+
+question.json    what is asked: the scenario, what is varied, the version
+trials.jsonl     a line per run, written when the run ends; behind a kill the last line may be cut off, and its run is made again
+trials.parquet   the same as one table, once all runs have ended
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ConfigError, ForetokenError, Problem
+from ..core.parsing import ParseError, parse_json
+from ..observe.input_files import read_lines, read_text
+from .trial import Trial
+from .workers import Job, Workers
+
+QUESTION = "question.json"
+JOURNAL = "trials.jsonl"
+TABLE = "trials.parquet"
+FORM = "foretoken trials 1"
+
+
+def question(kind: str, tables: Mapping[str, Any], **asked: Any) -> dict[str, Any]:
+    """Return what makes two sweeps or searches the same: kind, version, scenario, what is asked, and the contents of the files named."""
+    whole = {"format": FORM, "kind": kind, "version": version("foretoken"), "scenario": tables, **asked}
+    whole["files"] = dict(sorted(_files_in(whole)))
+    return json.loads(json.dumps(whole))  # as it is read back: tuples are lists
+
+
+def default_place(asked: Mapping[str, Any]) -> Path:
+    """Return the directory of a question that is given none: the same for the same question."""
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    return Path("runs") / f"{asked['kind']}-{digest[:8]}"
+
+
+def _files_in(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield (path, digest of the contents) of every file that is named in `value`."""
+    if isinstance(value, Mapping | list | tuple):
+        for below in value.values() if isinstance(value, Mapping) else value:
+            yield from _files_in(below)
+    elif isinstance(value, str) and os.path.isfile(value):
+        with open(value, "rb") as file:
+            yield value, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class TrialStore:
+    """The runs of one question, by their settings (the seed among them)."""
+
+    def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
+        """Open the directory of a question, or make it.
+
+        Raises ForetokenError if it holds another question, or cannot be written, ConfigError for a journal that is broken elsewhere than in
+        its last line.
+        """
+        self.path = path
+        self._trials: dict[str, tuple[Mapping[str, Any], Trial]] = {}
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if (path / QUESTION).exists():
+                self._check_same(asked)
+                self._read_journal()
+            else:
+                (path / QUESTION).write_text(json.dumps(asked, indent=1) + "\n", encoding="utf-8")
+            self._journal = (path / JOURNAL).open("a", encoding="utf-8")
+        except OSError as error:
+            raise ForetokenError(f"{path}: cannot be used: {error.strerror or error}") from None
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def get(self, settings: Mapping[str, Any]) -> Trial | None:
+        """Return the outcome of the run with these settings; None if it has not ended."""
+        return self._trials.get(_key(settings), (None, None))[1]
+
+    def add(self, settings: Mapping[str, Any], trial: Trial) -> None:
+        """Keep a run that has ended; it is on disk when this returns."""
+        self._journal.write(json.dumps({"settings": dict(settings), **asdict(trial)}, allow_nan=False) + "\n")
+        self._journal.flush()
+        self._trials[_key(settings)] = (settings, trial)
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def write_table(self) -> Path:
+        """Write all runs as one Parquet table, a row per run, and return its path."""
+        import pyarrow
+        from pyarrow import parquet
+
+        rows = [
+            {**settings, "status": trial.status, "message": trial.message, "wall_s": trial.wall_s}
+            | {key: value for key, value in trial.summary.items() if key not in settings}
+            for _, (settings, trial) in sorted(self._trials.items())
+        ]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        table = pyarrow.table({name: _column([row.get(name) for row in rows]) for name in names})
+        place = self.path / TABLE
+        partial = place.with_suffix(".partial")
+        parquet.write_table(table, partial, compression="zstd")
+        partial.replace(place)
+        return place
+
+    def _check_same(self, asked: Mapping[str, Any]) -> None:
+        place = self.path / QUESTION
+        try:
+            found = parse_json(read_text(place))
+        except ParseError as error:
+            raise ConfigError(str(place), [Problem("", f"is no JSON: {error}")]) from None
+        if not isinstance(found, dict) or found.get("format") != FORM:
+            raise ConfigError(str(place), [Problem("format", f"is not {FORM!r}")])
+        differ = [key for key in asked if found.get(key) != asked[key]]
+        if differ:
+            raise ForetokenError(
+                f"{self.path}: holds runs of another {', '.join(differ)}; give another --out, or remove the directory"
+            )
+
+    def _read_journal(self) -> None:
+        place = self.path / JOURNAL
+        if not place.exists():
+            return
+        whole_bytes = 0
+        for number, line in enumerate(read_lines(place), 1):
+            if not line.endswith("\n"):
+                break
+            whole_bytes += len(line.encode())
+            try:
+                entry = parse_json(line)
+                settings = entry.pop("settings")
+                self._trials[_key(settings)] = (settings, Trial(**entry))
+            except (ParseError, TypeError, KeyError, AttributeError, ValueError):
+                raise ConfigError(str(place), [Problem(f"line {number}", "is no run")]) from None
+        os.truncate(place, whole_bytes)
+
+
+def _key(settings: Mapping[str, Any]) -> str:
+    return json.dumps(dict(settings), sort_keys=True)
+
+
+def _column(values: list[Any]) -> Any:
+    """Return a column; values of several types, or tables, become their JSON text."""
+    import pyarrow
+
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int, float}:
+        values = [None if value is None else float(value) for value in values]
+    elif len(kinds) > 1 or kinds & {dict, list}:
+        values = [None if value is None else json.dumps(value) for value in values]
+    with suppress(pyarrow.ArrowInvalid):
+        return pyarrow.array(values)
+    return pyarrow.array([None if value is None else str(value) for value in values])
+
+
+class StoredWorkers:
+    """Workers that take what a store has from there, and put into it what ends."""
+
+    def __init__(self, workers: Workers, store: TrialStore) -> None:
+        self.count = workers.count
+        self._workers = workers
+        self._store = store
+        self._found: deque[tuple[Job, Trial]] = deque()
+
+    def submit(self, job: Job) -> None:
+        """See `Workers.submit`."""
+        trial = self._store.get(job.settings)
+        if trial is None:
+            self._workers.submit(job)
+        else:
+            self._found.append((job, trial))
+
+    def next_ended(self) -> tuple[Job, Trial]:
+        """See `Workers.next_ended`."""
+        if self._found:
+            return self._found.popleft()
+        job, trial = self._workers.next_ended()
+        self._store.add(job.settings, trial)
+        return job, trial
+
+    def close(self) -> None:
+        self._workers.close()
+        self._store.close()
