@@ -14,6 +14,7 @@ from .decode.tiny import tiny
 from .planning.adaptive import adaptive
 from .planning.cost import cost
 from .planning.doctor import doctor
+from .planning.plan import plan
 from .planning.sweep import sweep
 from .replay import replay
 from .simulation.acceptance import acceptance
@@ -29,6 +30,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(simulate)
+app.command()(plan)
 app.command()(doctor)
 app.command()(cost)
 app.command()(sweep)

@@ -1,4 +1,4 @@
-"""`foretoken cost` and `foretoken doctor`: what they print, and what they refuse."""
+"""`foretoken plan`, `cost` and `doctor`: what they print, and what they refuse."""
 
 from __future__ import annotations
 
@@ -26,11 +26,56 @@ def test_doctor_says_where_it_pays_and_where_not(command):
     assert max(map(len, (pays.out + pays_not.out).splitlines())) <= 80
 
 
+SHORT = (
+    "--set",
+    "workload.output.value=30",
+    "--set",
+    "workload.prompt.value=100",
+    "--requests",
+    100,
+    "--seeds",
+    2,
+    "--quiet",
+)
+
+
+@pytest.mark.slow
+def test_plan_says_how_near_the_nearest_comes(command, tmp_path):
+    impossible = ("plan", "--slo", "e2el_p50<1us", "--try", "speculation.steps=1")
+    code, out, _ = command(*impossible, *SHORT, "--out", tmp_path)
+    assert code == 1 and "Nothing holds" in out and "times the limit e2el_p50 < 0.001 ms" in " ".join(out.split())
+
+
+def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path):
+    asked = (
+        "plan",
+        "--slo",
+        "ttft_p99<60ms",
+        "--try",
+        "speculation.steps=1,3",
+        "--price",
+        "H100=2.5",
+    )
+    code, out, errors = command(*asked, *SHORT, "--out", tmp_path)
+    assert (code, errors) == (0, "")
+    assert "greatest rate" in out and "per 1M" in out and "is limited by" in out
+    rows = [line for line in out.splitlines() if "EAGLE3, " in line and " ± " in line]
+    assert len(rows) == 2
+    journal = (tmp_path / "trials.jsonl").read_text()
+    assert command(*asked, *SHORT, "--out", tmp_path).out == out
+    assert (tmp_path / "trials.jsonl").read_text() == journal
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["doctor", "--set", "speculation.algorithm=NONE"], "name the algorithm"),
         (["doctor", "--set", "model.target=llama-3.1-70b"], "does not fit"),
+        (["plan", "--slo", "ttft_p99<500"], "500 has no unit; write 500ms or 500s"),
+        (["plan", "--price", "H100"], "--price: H100: expected GPU=price"),
+        (["plan", "--price", "H10=2"], "did you mean 'H100'"),
+        (["plan", "--set", "workload.concurrency=4"], "a closed loop has no load of its own"),
+        (["plan", "--try", "speculation.stps=1"], "unknown key (did you mean 'steps'?)"),
         (["cost", "--batch", "0"], "--batch: 0 is no integer from 1 on"),
         (["cost", "--steps", "1.5"], "--steps: 1.5 is no integer"),
         (["cost", "--steps", "3..1"], "the range '3..1' is empty"),

@@ -20,7 +20,7 @@ from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "cli", "foretoken")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "cli", "foretoken")
 
 
 def documents() -> list[Path]:

@@ -1,0 +1,245 @@
+"""`foretoken plan`: which configuration, how many GPUs, how sure."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..simulation.simulate import ScenarioFile, Seed, Settings, TraceFile, given_by_options, termination_is_interruption
+from .sweep import make_workers
+
+if TYPE_CHECKING:
+    from ...planning.plan import Plan, Ranked
+    from ...planning.store import TrialStore
+    from ...planning.workers import Workers
+
+WIDTH = 80
+
+
+def plan(
+    scenario: ScenarioFile = None,
+    slo: Annotated[
+        str, typer.Option("--slo", metavar="LIMITS", help="Latencies to keep: ttft_p99<1s,tpot_p99<50ms")
+    ] = "ttft_p99<1s,tpot_p99<50ms",
+    rate: Annotated[
+        float | None,
+        typer.Option(min=1e-6, show_default=False, help="Requests/s to serve; with a trace, times its own arrivals."),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, max=4096, show_default=False, help="Devices there are; default: one engine's.")
+    ] = None,
+    tried: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try", metavar="KEY=VALUES", show_default=False, help="Values to compare, as of sweep's --grid."
+        ),
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option("--price", metavar="GPU=N", show_default=False, help="Price of a GPU hour: H100=2.5; repeatable."),
+    ] = None,
+    settings: Settings = None,
+    trace: TraceFile = None,
+    seeds: Annotated[int, typer.Option(min=2, max=100, help="Runs that decide, at most.")] = 4,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=100, show_default=False, help="Requests of a run; default: 600, or all of a trace's."),
+    ] = None,
+    model_error: Annotated[
+        float, typer.Option(min=0, max=100, help="Error of the cost model's comparisons, percent.")
+    ] = 5.0,
+    seed: Seed = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", show_default=False, help="Directory of the plan; default: runs/plan-…"),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, show_default=False, help="Processes; default: one per core.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
+) -> None:
+    """Find the configuration that serves most within latency limits, or the load on the least GPUs.
+
+        foretoken plan --slo 'ttft_p99<500ms,tpot_p99<20ms'
+        foretoken plan chat.toml --rate 40 --price H100=2.5
+        foretoken plan --gpus 8 --set model.target=llama-3.1-70b --try speculation.steps=0..4
+        foretoken plan --trace requests.csv --rate 1 --try hardware.gpu=H100,L40S
+
+    With --rate (or a trace and --rate 1) it looks for the least GPUs that hold
+    the load within the limits, without for the greatest load on --gpus.
+    Compared are plain decoding, chains of 1, 2, 3, 5, 7 drafts, a tree and an
+    adaptive choice, with --gpus at every tensor parallelism; --try narrows or
+    widens that. Candidates far behind after a rough first round are dropped;
+    the others are ranked with 95 % intervals over seeds. Those that interval
+    and --model-error cannot tell from the best are marked =. Every run is
+    kept: the same command goes on where Ctrl-C has stopped it.
+    """
+    from ...core.errors import ConfigError, Problem
+    from ...planning.candidates import base_tables, make_candidates
+    from ...planning.grid import parse_grid
+    from ...planning.plan import Plan, Question
+    from ...planning.slo import parse_slo
+    from ...planning.store import StoredWorkers, TrialStore, default_place, question
+    from ...sim.scenario_file import load_scenario
+
+    objectives = parse_slo(slo)
+    resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)])
+    if resolved.workload.concurrency is not None:
+        message = "a closed loop has no load of its own to plan for; give workload.rate or a trace"
+        raise ConfigError("workload", [Problem("concurrency", message)])
+    prices = _prices(price or ())
+    candidates = make_candidates(resolved, parse_grid(tried or (), "--try"), gpus)
+    has_trace = resolved.workload.trace is not None
+    asked = Question(
+        objectives,
+        rate,
+        gpus,
+        range(resolved.seed, resolved.seed + seeds),
+        requests if requests is not None or has_trace else 600,
+        model_error / 100,
+    )
+    whole = Plan(resolved, candidates, asked)
+    tables = base_tables(resolved)
+    described = {**asdict(asked), "seeds": list(asked.seeds), "candidates": [one.settings for one in candidates]}
+    identity = question("plan", tables, asked=described)
+    place = out or default_place(identity)
+    store = TrialStore(place, identity)
+    pool = StoredWorkers(make_workers(tables, workers, None), store)
+    with termination_is_interruption(), closing(pool):
+        try:
+            _search(whole, pool, store, quiet)
+        except KeyboardInterrupt:
+            print(f"foretoken: {len(store)} runs are kept; the same command goes on ({place})", file=sys.stderr)
+            raise
+        if len(store):
+            store.write_table()
+    ranked = whole.ranked()
+    _print(whole, ranked, prices)
+    if not ranked or not ranked[0].holds:
+        raise typer.Exit(1)
+
+
+def _prices(texts: list[str] | tuple[str, ...]) -> dict[str, float]:
+    from ...core.errors import ConfigError, Problem
+    from ...sim.cost.hardware import lookup_gpu
+
+    prices = {}
+    for text in texts:
+        name, equals, number = text.partition("=")
+        if not equals or not re.fullmatch(r"\d+(\.\d+)?", number.strip()) or not float(number):
+            raise ConfigError("--price", [Problem(text, "expected GPU=price of an hour, such as H100=2.5")])
+        prices[lookup_gpu(name.strip()).name] = float(number)
+    return prices
+
+
+def _search(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
+    """Search all candidates; each that ends is a line on standard error."""
+    from ..progress import StatusLine
+
+    line = StatusLine(quiet)
+    unit = "× the trace" if whole.scenario.workload.trace is not None else "requests/s"
+    try:
+        for which, index, found in whole.run(pool):
+            is_load = which == "first" or whole.question.load is None
+            value = f"{found.value:.3g} {unit}" if is_load else f"{found.value} engines"
+            result = found.reason.partition("\n")[0][:60] or value
+            line.show(f"{which} round, {whole.candidates[index].name}: {result} ({len(store)} runs)")
+    finally:
+        line.clear()
+
+
+def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float]) -> None:
+    asked, scenario = whole.question, whole.scenario
+    limits = ", ".join(map(str, asked.objectives))
+    trace = scenario.workload.trace
+    if asked.load is None:
+        what = f"greatest {'load' if trace else 'rate'} on {asked.gpus or 'the GPUs of one engine'}{' GPUs' if asked.gpus else ''}"
+    else:
+        what = f"least GPUs for {asked.load:g} {'× the trace' if trace else 'requests/s'}"
+    lines = textwrap.wrap(f"{scenario.name}: {what} within {limits}", WIDTH)
+    shown = [item for item in ranked if not item.dropped]
+    if shown and shown[0].holds:
+        lines += ["", *_table(whole, shown, prices), "", *_remarks(whole, shown)]
+    elif ranked:
+        nearest = min(ranked, key=lambda item: item.finding.excess)
+        lines += ["", *textwrap.wrap(_nothing_holds(nearest, asked.gpus), WIDTH)]
+    dropped = [item for item in ranked if item.dropped and item.holds]
+    if dropped:
+        names = "; ".join(f"{item.candidate.name} ({item.finding.value:.3g})" for item in dropped)
+        lines += ["", *textwrap.wrap(f"Dropped after the first round: {names}.", WIDTH)]
+    hopeless = [item.candidate.name for item in ranked if not item.holds]
+    if hopeless and shown and shown[0].holds:
+        lines += ["", *textwrap.wrap(f"Within the limits at no load: {'; '.join(hopeless)}.", WIDTH)]
+    by_reason: dict[str, list[str]] = {}
+    for candidate, reason in whole.refused():
+        by_reason.setdefault(reason, []).append(candidate.name)
+    for reason, names in by_reason.items():
+        lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(names)}: {reason}", WIDTH)]
+    typer.echo("\n".join(lines))
+
+
+def _nothing_holds(nearest: Ranked, gpus: int | None) -> str:
+    found = nearest.finding
+    at = found.summary.get("request_throughput")
+    within = (
+        "an overloaded run" if found.excess == float("inf") else f"{found.excess:.2f} times the limit {found.tightest}"
+    )
+    devices = f" on {gpus} GPUs" if gpus else ""
+    return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s it comes to {within}."
+
+
+def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[str]:
+    greatest = whole.question.load is None
+    gpu_of = _gpu_names(whole)
+    width = max(len(item.candidate.name) for item in shown) + 2
+    priced = any(gpu_of[item.candidate.name] in prices for item in shown)
+    head = f"{'':4}{'':{width}}" + (f"{'load':>14}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
+    head += (f"{'per 1M':>8}" if priced else "") + "  tightest"
+    lines = [head]
+    for place, item in enumerate(shown, 1):
+        found = item.finding
+        mark = "=" if item.equal and place > 1 else str(place)
+        cells = f"{mark:>3} {item.candidate.name:{width}}"
+        if not item.holds:
+            lines.append(f"{cells}holds on no number of GPUs that was tried")
+            continue
+        if greatest:
+            interval = f" ± {found.interval.half_width:.2g}" if found.interval is not None else ""
+            cells += f"{f'{item.load:.3g}{interval}':>14}"
+        cells += f"{item.gpus:>6}{found.summary['output_throughput']:>10,.0f}"
+        if priced:
+            from ...planning.plan import cost_per_million_tokens
+
+            per_hour = prices.get(gpu_of[item.candidate.name])
+            cost = None if per_hour is None else cost_per_million_tokens(item, found.summary, per_hour)
+            cells += f"{'–' if cost is None else f'{cost:.3g}':>8}"
+        lines.append(f"{cells}  {found.tightest.name} {found.excess:.0%}")
+    return lines
+
+
+def _gpu_names(whole: Plan) -> dict[str, str]:
+    return {one.name: one.settings.get("hardware.gpu", whole.scenario.hardware.gpu) for one in whole.candidates}
+
+
+def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
+    """Return what limits the best candidate, what the marks mean, and whose timing it is."""
+    from ...planning.bottleneck import REMEDIES, bottleneck
+    from ...planning.candidates import base_tables
+    from ...sim.assembly import assemble
+    from ...sim.scenario_file import scenario_with
+
+    best = shown[0]
+    run = assemble(scenario_with(base_tables(whole.scenario), best.candidate.settings))
+    limit = bottleneck(run, best.finding.summary)
+    texts = [f"{best.candidate.name} is limited by {limit}; what would move it: {REMEDIES[limit]}."]
+    if any(item.equal for item in shown[1:]):
+        error = f" and a cost model whose comparisons err by {whole.question.model_error:.0%} (--model-error)"
+        texts.append(f"= cannot be told from the first by {len(whole.question.seeds)} seeds{error}.")
+    return [line for text in [*texts, run.timing] for line in textwrap.wrap(text, WIDTH)]

@@ -1,0 +1,110 @@
+"""The configurations that a plan compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..sim.scenario import Scenario
+from ..sim.scenario_file import scenario_with
+from .grid import ALGORITHM, NO_SPECULATION, combinations
+from .rounds import without_speculation
+
+USUAL_ALGORITHM = "EAGLE3"
+CHAIN_STEPS = (1, 2, 3, 5, 7)
+TREE = {"speculation.topk": 4, "speculation.steps": 3, "speculation.num_draft_tokens": 8}
+HEADS = "speculation.heads"
+TENSOR_PARALLEL = "hardware.tensor_parallel"
+REPLICAS = "hardware.replicas"
+MOST_TENSOR_PARALLEL = 8
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration to judge.
+
+    Attributes:
+        name: What distinguishes it from the others, in words.
+        settings: The keys of the scenario that it replaces; not the number of engines.
+        unit: Engines of its smallest deployment; more are multiples of it (P + D where prefill and decode are apart).
+        gpus_per_engine: Devices of one engine.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    unit: int
+    gpus_per_engine: int
+
+    @property
+    def gpus_per_unit(self) -> int:
+        return self.unit * self.gpus_per_engine
+
+
+def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus: int | None) -> list[Candidate]:
+    """Return the configurations to compare: those of `tried`, keys with their values, and usual ones for what it leaves open.
+
+    Usual are: plain decoding; chains of 1, 2, 3, 5, 7 drafts, a small tree and `goodput` of the scenario's algorithm (EAGLE3 if it has
+    none); and with `gpus` every tensor parallelism that divides them. Raises ConfigError for values that no scenario can have.
+    """
+    speculation = {key: values for key, values in tried.items() if key.startswith("speculation.")}
+    others = {key: values for key, values in tried.items() if key not in speculation}
+    if TENSOR_PARALLEL not in others and gpus is not None:
+        others[TENSOR_PARALLEL] = [tp for tp in (1, 2, 4, 8) if tp <= MOST_TENSOR_PARALLEL and gpus % tp == 0]
+    own = {f"speculation.{key}": value for key, value in scenario.speculation.model_dump(exclude_defaults=True).items()}
+    algorithm = scenario.speculation.algorithm
+    if speculation:
+        decoding = [_complete(point, own, algorithm) for point in combinations(speculation, algorithm)]
+    else:
+        decoding = _usual_speculation(USUAL_ALGORITHM if algorithm == NO_SPECULATION else algorithm, own.get(HEADS))
+    tables = base_tables(scenario)
+    found = []
+    for other in combinations(others, algorithm):
+        for point in decoding:
+            settings = {**point, **other}
+            found.append(_candidate(scenario_with(tables, settings), settings, list(other)))
+    return found
+
+
+def base_tables(scenario: Scenario) -> dict[str, Any]:
+    """Return the tables that candidates replace keys of: the scenario's, with plain decoding."""
+    return without_speculation(scenario.model_dump(mode="json"))
+
+
+def _complete(point: Mapping[str, Any], own: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Return a combination with the scenario's own keys of speculation where it leaves them open."""
+    if point.get(ALGORITHM, algorithm) == NO_SPECULATION:
+        return {ALGORITHM: NO_SPECULATION}
+    whole = {ALGORITHM: algorithm, **own, **point}
+    if "speculation.steps" in point and not {"speculation.policy", "speculation.adaptive"} & set(point):
+        whole.pop("speculation.adaptive", None)
+        whole["speculation.policy"] = "fixed"
+    return whole
+
+
+def _usual_speculation(algorithm: str, heads: int | None) -> list[dict[str, Any]]:
+    spoken = {ALGORITHM: algorithm} | ({HEADS: heads} if heads is not None else {})
+    fixed = {**spoken, "speculation.policy": "fixed"}
+    chains = [{**fixed, "speculation.steps": steps} for steps in CHAIN_STEPS]
+    adaptive = {**spoken, "speculation.policy": "goodput"}
+    return [{ALGORITHM: NO_SPECULATION}, *chains, {**fixed, **TREE}, adaptive]
+
+
+def _candidate(scenario: Scenario, settings: Mapping[str, Any], named: Sequence[str]) -> Candidate:
+    table = scenario.speculation
+    if table.algorithm == NO_SPECULATION:
+        words = ["plain decoding"]
+    else:
+        words = [table.algorithm]
+        if table.policy == "fixed":
+            words.append(f"{table.steps} step{'' if table.steps == 1 else 's'}")
+        else:
+            words.append(table.policy)
+        if table.topk > 1:
+            words.append(f"top-{table.topk}")
+            if table.num_draft_tokens is not None:
+                words.append(f"{table.num_draft_tokens} nodes")
+    words += [f"{key.rpartition('.')[2]} {settings[key]}" for key in named]
+    ratio = scenario.disaggregation.ratio
+    unit = sum(map(int, ratio.split(":"))) if ratio else 1
+    return Candidate(", ".join(words), settings, unit, scenario.hardware.tensor_parallel)

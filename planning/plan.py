@@ -1,0 +1,203 @@
+"""The plan: which configuration serves a load within its objectives on the least GPUs, or the greatest load on given ones.
+
+Two rounds. In the first every candidate is searched roughly, with one seed and a quarter of the requests; those far behind are dropped.
+In the second the others are searched finely, with several seeds, each beginning where the first round has ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..sim.scenario import Scenario
+from .candidates import REPLICAS, Candidate
+from .search import Finding, Search, greatest_load, least_count, run_searches
+from .slo import Objective
+from .workers import Workers
+
+DROPPED_BELOW = 0.75
+"""A candidate whose first result per GPU is below this share of the best one's is not searched again."""
+KEPT_AT_LEAST = 3
+ROUGH, FINE = 0.2, 0.03  # tolerances of the two rounds
+ROUGH_ROWS = 1000  # of a trace, in the first round
+LEAST_ARRIVALS_S = 60.0  # a run at a given rate covers at least so much of it
+MOST_ENGINES = 512
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        objectives: What must hold.
+        load: Requests per second, or the scale of a trace's arrivals; None asks for the greatest load.
+        gpus: Devices there are; None asks for the least number of them.
+        seeds: Those of the second round.
+        requests: Of a run, at least; None: all of a trace's.
+        model_error: The relative error of the cost model's comparisons, by which candidates may be confused.
+    """
+
+    objectives: tuple[Objective, ...]
+    load: float | None
+    gpus: int | None
+    seeds: Sequence[int]
+    requests: int | None
+    model_error: float
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate with what was found: the greatest load on `gpus` devices, or the least devices for the load asked for.
+
+    `dropped`: it was not searched again after the first round. `equal`: it cannot be told apart from the best one.
+    """
+
+    candidate: Candidate
+    finding: Finding
+    gpus: int
+    load: float
+    dropped: bool = False
+    equal: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.finding.value > 0
+
+
+@dataclass
+class Plan:
+    """Candidates being compared: `rough` and `fine` are the findings of the two rounds by index of the candidate."""
+
+    scenario: Scenario
+    candidates: Sequence[Candidate]
+    question: Question
+    rough: dict[int, Finding] = field(default_factory=dict)
+    fine: dict[int, Finding] = field(default_factory=dict)
+
+    @property
+    def load_key(self) -> str:
+        return "workload.rate" if self.scenario.workload.trace is None else "workload.rate_scale"
+
+    @property
+    def usual_load(self) -> float:
+        """The load that a search begins at."""
+        table = self.scenario.workload
+        return self.question.load or (table.rate if table.trace is None else table.rate_scale)
+
+    def run(self, workers: Workers) -> Iterator[tuple[str, int, Finding]]:
+        """Search all candidates, and yield the round, the index of the candidate and the finding as each ends."""
+        for index, finding in run_searches(dict(enumerate(map(self._rough_search, self.candidates))), workers):
+            self.rough[index] = finding
+            yield "first", index, finding
+        again = {index: self._fine_search(index) for index in self._kept()}
+        for index, finding in run_searches(again, workers):
+            self.fine[index] = finding
+            yield "second", index, finding
+
+    def ranked(self) -> list[Ranked]:
+        """Return the candidates that could be searched, the best first."""
+        found = [self._ranked(index, finding) for index, finding in {**self.rough, **self.fine}.items()]
+        found = [item for item in found if not item.finding.reason]
+        found.sort(key=self._order)
+        if found and found[0].holds:
+            found = [replace(item, equal=self._is_equal(found[0], item)) for item in found]
+        return found
+
+    def refused(self) -> list[tuple[Candidate, str]]:
+        """Return the candidates that cannot run, each with the reason."""
+        return [(self.candidates[i], found.reason) for i, found in sorted(self.rough.items()) if found.reason]
+
+    def _order(self, item: Ranked) -> tuple:
+        if self.question.load is None:
+            return (item.dropped, -item.load)
+        return (item.dropped, not item.holds, item.gpus, item.finding.excess)
+
+    def _is_equal(self, best: Ranked, item: Ranked) -> bool:
+        if item.dropped or not item.holds or item is best:
+            return item is best
+        if self.question.load is not None:
+            return item.gpus == best.gpus
+        spread = math.hypot(*(_relative(found.finding) for found in (best, item)), self.question.model_error)
+        return math.log(best.load / item.load) <= spread
+
+    def _ranked(self, index: int, finding: Finding) -> Ranked:
+        candidate, asked = self.candidates[index], self.question
+        dropped = index not in self.fine
+        if asked.load is None:
+            return Ranked(
+                candidate, finding, self._engines(candidate) * candidate.gpus_per_engine, finding.value, dropped
+            )
+        engines = finding.value
+        if dropped:  # by its load per smallest deployment
+            engines = candidate.unit * math.ceil(asked.load / finding.value) if finding.value else 0
+        return Ranked(candidate, finding, int(engines) * candidate.gpus_per_engine, asked.load, dropped)
+
+    def _engines(self, candidate: Candidate) -> int:
+        """Return the engines on the given devices: as many whole deployments as fit."""
+        gpus = self.question.gpus or candidate.gpus_per_unit
+        return gpus // candidate.gpus_per_unit * candidate.unit
+
+    def _rough_search(self, candidate: Candidate) -> Search:
+        asked = self.question
+        engines = candidate.unit if asked.load is not None else self._engines(candidate)
+        if not engines:
+            needs = f"needs {candidate.gpus_per_unit} GPUs, there are {asked.gpus}"
+            return _nothing(Finding(0.0, reason=needs))
+        requests = ROUGH_ROWS if asked.requests is None else max(100, asked.requests // 4)
+        settings = {**candidate.settings, **self._sized(requests), REPLICAS: engines}
+        return greatest_load(settings, self.load_key, self.usual_load, asked.objectives, asked.seeds[:1], ROUGH)
+
+    def _fine_search(self, index: int) -> Search:
+        asked, candidate, rough = self.question, self.candidates[index], self.rough[index]
+        if asked.load is None:
+            settings = {**candidate.settings, **self._sized(asked.requests), REPLICAS: self._engines(candidate)}
+            return greatest_load(settings, self.load_key, rough.value, asked.objectives, asked.seeds, FINE, 1 + ROUGH)
+        requests = asked.requests
+        if requests is not None:
+            requests = max(requests, math.ceil(asked.load * LEAST_ARRIVALS_S))
+        settings = {**candidate.settings, **self._sized(requests), self.load_key: asked.load}
+        most = MOST_ENGINES if asked.gpus is None else max(asked.gpus // candidate.gpus_per_engine, candidate.unit)
+        start = candidate.unit * math.ceil(asked.load / rough.value)
+        return least_count(settings, REPLICAS, start, candidate.unit, asked.objectives, asked.seeds, most)
+
+    def _sized(self, requests: int | None) -> dict[str, Any]:
+        return {} if requests is None else {"workload.num_requests": requests}
+
+    def _kept(self) -> list[int]:
+        """Return the candidates of the second round: those near the best by load per GPU, some at least, and plain decoding."""
+
+        def per_gpu(index: int) -> float:
+            candidate = self.candidates[index]
+            engines = candidate.unit if self.question.load is not None else self._engines(candidate)
+            return self.rough[index].value / (engines * candidate.gpus_per_engine)
+
+        able = sorted((i for i, found in self.rough.items() if found.value > 0), key=per_gpu, reverse=True)
+        if not able:
+            return []
+        best = per_gpu(able[0])
+        return [
+            index
+            for place, index in enumerate(able)
+            if place < KEPT_AT_LEAST
+            or per_gpu(index) >= DROPPED_BELOW * best
+            or self.candidates[index].name.startswith("plain decoding")
+        ]
+
+
+def _relative(finding: Finding) -> float:
+    """Return half the width of a finding's interval as a share of it."""
+    return finding.interval.half_width / finding.interval.mean if finding.interval is not None else 0.0
+
+
+def _nothing(finding: Finding) -> Search:
+    """Return a search that asks for no run."""
+    return finding
+    yield  # a generator
+
+
+def cost_per_million_tokens(item: Ranked, summary: Mapping[str, Any], price_per_gpu_hour: float) -> float | None:
+    """Return what a million output tokens cost at the load found, in the price's currency; None if none were produced."""
+    tokens_per_s = summary["output_throughput"]
+    return item.gpus * price_per_gpu_hour / 3600 / tokens_per_s * 1e6 if tokens_per_s else None

@@ -1,0 +1,195 @@
+"""Searches and plans over a service whose answers are known: what they find, what they ask for, what they drop."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from foretoken.core.errors import ConfigError
+from foretoken.planning.candidates import make_candidates
+from foretoken.planning.plan import Plan, Question
+from foretoken.planning.search import greatest_load, least_count, run_searches
+from foretoken.planning.slo import excess, parse_slo
+from foretoken.planning.trial import Trial
+from foretoken.planning.workers import Job
+from foretoken.sim.scenario import Scenario
+from foretoken.sim.scenario_file import scenario_with
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+LIMIT = parse_slo("ttft_p99<100ms")
+BALANCED = dict.fromkeys(("refused", "aborted", "failed", "unfinished"), 0) | {"overloaded": False}
+
+
+def trial(ttft_ms: float, **more: Any) -> Trial:
+    return Trial("done", "", {**BALANCED, "p99_ttft_ms": ttft_ms, **more})
+
+
+class Service:
+    """Workers that answer from a function of the settings, in an order of their own."""
+
+    count = 4
+
+    def __init__(self, answer: Callable[[Mapping[str, Any]], Trial]) -> None:
+        self.answer = answer
+        self.waiting: list[Job] = []
+        self.runs: list[Mapping[str, Any]] = []
+
+    def submit(self, job: Job) -> None:
+        self.waiting.append(job)
+
+    def next_ended(self) -> tuple[Job, Trial]:
+        job = self.waiting.pop(len(self.runs) % len(self.waiting))
+        self.runs.append(job.settings)
+        return job, self.answer(job.settings)
+
+    def close(self) -> None:
+        pass
+
+
+def noise(seed: int) -> float:
+    return random.Random(seed).gauss(0, 1)
+
+
+@settings(deadline=None)
+@given(capacity=st.floats(0.05, 500), start=st.floats(0.5, 50), power=st.floats(1, 6))
+def test_the_greatest_load_is_found_within_the_tolerance(capacity: float, start: float, power: float):
+    service = Service(lambda run: trial(100 * (run["load"] / capacity) ** power))
+    search = greatest_load({}, "load", start, LIMIT, range(2), tolerance=0.03)
+    ((_, found),) = run_searches({0: search}, service)
+    assert found.value == pytest.approx(capacity, rel=0.001)
+    assert len(service.runs) <= 60
+
+
+def test_the_interval_covers_the_mean_of_the_seeds():
+    """Each seed has a capacity of its own, 5 % apart: 95 % of intervals of 4 seeds have the true mean; fewer than 50 of 60 is no chance."""
+    covered = 0
+    for first in range(0, 240, 4):
+        service = Service(lambda run: trial(100 * (run["load"] / (8 * math.exp(0.05 * noise(run["seed"])))) ** 3))
+        search = greatest_load({}, "load", 8, LIMIT, range(first, first + 4), tolerance=0.03)
+        ((_, found),) = run_searches({0: search}, service)
+        covered += found.interval.low <= 8 * math.exp(0.05**2 / 2) <= found.interval.high
+    assert 50 <= covered <= 60
+
+
+@settings(deadline=None)
+@given(need=st.integers(1, 70), start=st.integers(1, 70), unit=st.integers(1, 4))
+def test_the_least_count_is_the_first_multiple_that_holds(need: int, start: int, unit: int):
+    service = Service(lambda run: trial(50.0 if run["engines"] >= need else 200.0))
+    ((_, found),) = run_searches({0: least_count({}, "engines", start, unit, LIMIT, [0, 1], most=64)}, service)
+    least = -(-need // unit) * unit
+    assert found.value == (least if least <= 64 else 0)
+    assert all(run["engines"] % unit == 0 for run in service.runs)
+
+
+def test_a_load_that_never_holds_says_how_near_it_comes():
+    service = Service(lambda run: trial(300.0 + run["load"]))
+    ((_, found),) = run_searches({0: greatest_load({}, "load", 8, LIMIT, [0, 1], 0.03)}, service)
+    assert found.value == 0 and found.interval is None
+    assert found.excess == pytest.approx(3.0, rel=0.001) and found.tightest.name == "ttft_p99"
+
+
+def test_a_run_out_of_balance_holds_nothing():
+    assert excess(LIMIT, trial(10.0).summary)[0] == pytest.approx(0.1)
+    for broken in ({"overloaded": True}, {"refused": 1}, {"failed": 2}, {"p99_ttft_ms": None}):
+        assert excess(LIMIT, {**trial(10.0).summary, **broken})[0] == math.inf
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ttft_p99<500", "500 has no unit; write 500ms or 500s"),
+        ("tfft_p99<5ms", "did you mean 'ttft_p99'"),
+        ("ttft_p98<5ms", "is not measured"),
+        ("ttft_p99<5min", "'min' is no unit of time"),
+        ("ttft_p99<0ms", "expected a time above 0"),
+        ("ttft_p99<1s,ttft_p99<2s", "limited twice"),
+        ("fast", "is no limit"),
+        ("", "has no limit"),
+    ],
+)
+def test_a_wrong_limit_is_refused_with_its_reason(text: str, message: str):
+    with pytest.raises(ConfigError, match=r"^--slo: ") as caught:
+        parse_slo(text)
+    assert message in str(caught.value)
+
+
+def test_limits_have_units():
+    found = parse_slo("ttft_p99<1.5s, tpot_mean<=20ms,itl_median<900us")
+    assert [(limit.key, limit.limit_ms) for limit in found] == [
+        ("p99_ttft_ms", 1500.0),
+        ("mean_tpot_ms", 20.0),
+        ("median_itl_ms", pytest.approx(0.9)),
+    ]
+
+
+# -- candidates and plans ----------------------------------------------------------------------------------------------
+
+
+def test_usual_candidates_and_those_that_are_tried():
+    usual = make_candidates(Scenario(), {}, gpus=4)
+    assert len(usual) == 8 * 3 and len({one.name for one in usual}) == 24
+    assert {one.gpus_per_unit for one in usual} == {1, 2, 4}
+    tried = make_candidates(Scenario(), {"speculation.steps": [0, 2], "disaggregation.ratio": ["2:1"]}, gpus=None)
+    assert [one.name for one in tried] == ["EAGLE3, 0 steps, ratio 2:1", "EAGLE3, 2 steps, ratio 2:1"]
+    assert [one.unit for one in tried] == [3, 3]
+    own = scenario_with({}, {"speculation.topk": 4, "speculation.policy": "goodput"})
+    (kept,) = make_candidates(own, {"speculation.steps": [3]}, gpus=None)
+    assert kept.settings["speculation.topk"] == 4 and kept.settings["speculation.policy"] == "fixed"
+
+
+def capacity_of(settings: Mapping[str, Any]) -> float:
+    """Requests/s of one engine of the toy: 2 for plain decoding, 2 more per draft step up to 3 and half of that beyond."""
+    steps = settings.get("speculation.steps", 0)
+    return 2.0 + 2.0 * min(steps, 3) - 2.5 * max(steps - 3, 0)
+
+
+def toy(settings: Mapping[str, Any]) -> Trial:
+    if settings.get("speculation.steps") == 4:
+        return Trial("refused", "no room")
+    load = settings["workload.rate"] / settings.get("hardware.replicas", 1)
+    return trial(100 * (load / capacity_of(settings)) ** 2, output_throughput=1000.0)
+
+
+def plan_of(load: float | None, gpus: int | None) -> tuple[Plan, Service]:
+    tried = {"speculation.algorithm": ["NONE", "EAGLE3"], "speculation.steps": [1, 2, 3, 4, 5]}
+    candidates = make_candidates(Scenario(), tried, gpus)
+    whole = Plan(Scenario(), candidates, Question(LIMIT, load, gpus, range(2), 400, model_error=0.05))
+    service = Service(toy)
+    for _ in whole.run(service):
+        pass
+    return whole, service
+
+
+def test_a_plan_ranks_by_the_greatest_load():
+    whole, service = plan_of(None, None)
+    ranked = whole.ranked()
+    assert [item.candidate.name for item in ranked][:2] == ["EAGLE3, 3 steps", "EAGLE3, 2 steps"]
+    assert ranked[0].load == pytest.approx(8.0, rel=0.01) and ranked[0].gpus == 1
+    assert [item.candidate.name for item in ranked if item.dropped] == ["EAGLE3, 5 steps"]
+    assert [(candidate.name, reason) for candidate, reason in whole.refused()] == [("EAGLE3, 4 steps", "no room")]
+    assert {run["workload.num_requests"] for run in service.runs} == {100, 400}
+    plain = next(item for item in ranked if item.candidate.name == "plain decoding")
+    assert plain.load == pytest.approx(2.0, rel=0.01) and not plain.dropped
+
+
+def test_a_plan_finds_the_least_gpus_for_a_load():
+    whole, _ = plan_of(25.0, None)
+    ranked = whole.ranked()
+    assert [(item.candidate.name, item.gpus) for item in ranked][:2] == [("EAGLE3, 3 steps", 4), ("EAGLE3, 2 steps", 5)]
+    assert next(item for item in ranked if item.candidate.name == "plain decoding").gpus == 13
+    assert [item.equal for item in ranked][:2] == [True, False]
+
+
+def test_a_load_beyond_the_given_gpus_holds_nowhere():
+    whole, _ = plan_of(25.0, 2)
+    assert not any(item.holds for item in whole.ranked() if not item.dropped)
+
+
+def test_a_plan_asks_the_same_again():
+    """Its runs follow from the question alone, so that a stopped plan finds what it has asked for in its store."""
+    runs = [sorted(map(repr, plan_of(None, None)[1].runs)) for _ in range(2)]
+    assert runs[0] == runs[1]
