@@ -156,11 +156,12 @@ def least_count(
     """Search the least number of engines, a multiple of `unit` up to `most`, with which the objectives hold. `start`: a first guess."""
     judge = _Judge(settings, key, objectives, seeds)
     fails, step = 0, unit
+    most = most // unit * unit
     holds = min(max(unit, start // unit * unit), most)
     while not (yield from judge.holds(holds)):
         if holds + unit > most:
             return judge.finding(0, holds)
-        fails, holds, step = holds, min(holds + step, most // unit * unit), 2 * step
+        fails, holds, step = holds, min(holds + step, most), 2 * step
     step = unit
     while holds - fails > unit:
         value = (fails + holds) // (2 * unit) * unit if fails else max(unit, holds - step)
