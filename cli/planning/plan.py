@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -16,11 +17,13 @@ from ..simulation.simulate import ScenarioFile, Seed, Settings, TraceFile, given
 from .sweep import make_workers
 
 if TYPE_CHECKING:
-    from ...planning.plan import Plan, Ranked
+    from ...planning.plan import Plan, Question, Ranked
     from ...planning.store import TrialStore
     from ...planning.workers import Workers
+    from ...sim.scenario import Scenario
 
 WIDTH = 80
+REQUESTS = 600  # of a run, where no trace has its own
 
 
 def plan(
@@ -81,52 +84,57 @@ def plan(
     and --model-error cannot tell from the best are marked =. Every run is
     kept: the same command goes on where Ctrl-C has stopped it.
     """
-    from ...core.errors import ConfigError, Problem
-    from ...planning.candidates import base_tables, make_candidates
-    from ...planning.grid import parse_grid
-    from ...planning.plan import Plan, Question
+    from ...planning.plan import Question
     from ...planning.slo import parse_slo
-    from ...planning.store import StoredWorkers, TrialStore, default_place, question
     from ...sim.scenario_file import load_scenario
 
-    objectives = parse_slo(slo)
+    objectives, prices = parse_slo(slo), _prices(price or ())
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)])
-    if resolved.workload.concurrency is not None:
-        message = "a closed loop has no load of its own to plan for; give workload.rate or a trace"
-        raise ConfigError("workload", [Problem("concurrency", message)])
-    prices = _prices(price or ())
-    candidates = make_candidates(resolved, parse_grid(tried or (), "--try"), gpus)
-    has_trace = resolved.workload.trace is not None
-    asked = Question(
-        objectives,
-        rate,
-        gpus,
-        range(resolved.seed, resolved.seed + seeds),
-        requests if requests is not None or has_trace else 600,
-        model_error / 100,
-    )
-    whole = Plan(resolved, candidates, asked)
-    tables = base_tables(resolved)
-    described = {**asdict(asked), "seeds": list(asked.seeds), "candidates": [one.settings for one in candidates]}
-    identity = question("plan", tables, asked=described)
-    place = out or default_place(identity)
-    store = TrialStore(place, identity)
-    pool = StoredWorkers(make_workers(tables, workers, None), store)
-    with termination_is_interruption(), closing(pool):
-        try:
-            _search(whole, pool, store, quiet)
-        except KeyboardInterrupt:
-            print(f"foretoken: {len(store)} runs are kept; the same command goes on ({place})", file=sys.stderr)
-            raise
-        if len(store):
-            store.write_table()
+    if requests is None and resolved.workload.trace is None:
+        requests = REQUESTS
+    decisive = range(resolved.seed, resolved.seed + seeds)
+    asked = Question(objectives, rate, gpus, decisive, requests, model_error / 100)
+    whole = _plan(resolved, asked, tried or ())
+    _search(whole, out, workers, quiet)
     ranked = whole.ranked()
     _print(whole, ranked, prices)
     if not ranked or not ranked[0].holds:
         raise typer.Exit(1)
 
 
-def _prices(texts: list[str] | tuple[str, ...]) -> dict[str, float]:
+def _plan(scenario: Scenario, asked: Question, tried: Sequence[str]) -> Plan:
+    from ...core.errors import ConfigError, Problem
+    from ...planning.candidates import make_candidates
+    from ...planning.grid import parse_grid
+    from ...planning.plan import Plan
+
+    if scenario.workload.concurrency is not None:
+        message = "a closed loop has no load of its own to plan for; give workload.rate or a trace"
+        raise ConfigError("workload", [Problem("concurrency", message)])
+    return Plan(scenario, make_candidates(scenario, parse_grid(tried, "--try"), asked.gpus), asked)
+
+
+def _search(whole: Plan, out: Path | None, workers: int | None, quiet: bool) -> None:
+    """Search all candidates, and keep every run in the directory of the plan."""
+    from ...planning.candidates import base_tables
+    from ...planning.store import StoredWorkers, TrialStore, default_place, question
+
+    tables = base_tables(whole.scenario)
+    described = {**asdict(whole.question), "seeds": list(whole.question.seeds)}
+    identity = question("plan", tables, asked=described, candidates=[one.settings for one in whole.candidates])
+    place = out or default_place(identity)
+    store = TrialStore(place, identity)
+    with termination_is_interruption(), closing(StoredWorkers(make_workers(tables, workers, None), store)) as pool:
+        try:
+            _watch(whole, pool, store, quiet)
+        except KeyboardInterrupt:
+            print(f"foretoken: {len(store)} runs are kept; the same command goes on ({place})", file=sys.stderr)
+            raise
+        if len(store):
+            store.write_table()
+
+
+def _prices(texts: Sequence[str]) -> dict[str, float]:
     from ...core.errors import ConfigError, Problem
     from ...sim.cost.hardware import lookup_gpu
 
@@ -139,7 +147,7 @@ def _prices(texts: list[str] | tuple[str, ...]) -> dict[str, float]:
     return prices
 
 
-def _search(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
+def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
     """Search all candidates; each that ends is a line on standard error."""
     from ..progress import StatusLine
 
