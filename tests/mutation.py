@@ -78,10 +78,13 @@ MORE_TESTS: dict[str, tuple[str, ...]] = {
     "core/tree/": ("tests/properties/contracts/test_check_accept.py::TestOurs", CHECK_EXECUTOR),
     "gpu/batch/": ("tests/gpu/executor", CHECK_EXECUTOR),
     "gpu/draft/": ("tests/gpu/executor", CHECK_EXECUTOR),
+    "gpu/bench/": ("tests/cli/decode/test_bench_cli.py",),
     "gpu/executor/": (CHECK_EXECUTOR,),
     "gpu/ops/": ("tests/gpu/executor", CHECK_EXECUTOR),
+    "gpu/session/": ("tests/cli/decode/test_generate.py",),
     "sim/": ("tests/sim/test_simulation.py", CORPUS, CHECK_SIMULATOR),
     "sim/disaggregation/": ("tests/sim/test_disaggregated_service.py",),
+    "sim/workload/acceptance": ("tests/cli/test_acceptance_cli.py",),
 }  # fmt: skip
 """Module or folder -> tests outside of its folder's own that must notice its changes, too."""
 
@@ -320,8 +323,9 @@ def run_check(subjects: Sequence[str]) -> tuple[str, dict[str, float]]:
 class Copy:
     """A copy of the tree in `folder`, whose package is imported instead of what is installed."""
 
-    def __init__(self, folder: Path, judge: str = "tests", near_only: bool = False) -> None:
-        self.folder, self.judge, self.num_groups = folder, judge, 1 if near_only else 2
+    def __init__(self, folder: Path, judge: str = "tests", quick_s: int | None = None) -> None:
+        """With `quick_s` only tests of the module's own folder run, for that much processor time."""
+        self.folder, self.judge, self.quick_s = folder, judge, quick_s
         self.tree = folder / "tree"
         skip = shutil.ignore_patterns("__pycache__", "*.pyc")
         for path in ROOT.iterdir():
@@ -346,7 +350,9 @@ class Copy:
         if self.judge == "check":
             groups = [(name,) for name in contracts_of(change.module)]
         else:
-            groups = [self._ordered(folder, group) for group in tests_of(change.module, self.tree)[: self.num_groups]]
+            groups = [self._ordered(folder, group) for group in tests_of(change.module, self.tree)]
+        if self.quick_s is not None:
+            groups = groups[:1]
         source = path.read_bytes()
         for group in filter(None, groups):
             self._write(path, change.applied(source))
@@ -354,6 +360,8 @@ class Copy:
                 failed, took_s = self._run(group, self._limit_s(group))
             finally:
                 self._write(path, source)
+            if self.quick_s is not None and failed.startswith(LIMIT):
+                return "survived", failed
             if not failed:
                 self._took_s[self._known(group)] = took_s
             elif self._fails_without(failed, group):
@@ -376,6 +384,8 @@ class Copy:
         return tuple(sorted(group))
 
     def _limit_s(self, group: tuple[str, ...]) -> int:
+        if self.quick_s is not None:
+            return self.quick_s
         return int(max(LEAST_LIMIT_S, TIMES_SLOWER * self._took_s.get(self._known(group), 0.0)))
 
     def _fails_without(self, failed: str, group: tuple[str, ...]) -> bool:
@@ -411,9 +421,11 @@ class Copy:
                 result = f"{type(error).__name__}: {error}", {}
             said.write_text(json.dumps(result), encoding="utf-8")
             os._exit(0)
-        _wait_for(child)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)
+        try:
+            _wait_for(child)
+        finally:  # what it has started, and itself if this process is to end
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child, signal.SIGKILL)
         took_s = _children_s() - begin_s
         failed, files = json.loads(said.read_text(encoding="utf-8")) if said.exists() else (f"{LIMIT} or killed", {})
         if not failed:
@@ -422,6 +434,7 @@ class Copy:
 
     def _become_a_run(self, output: Path, limit_s: int | None) -> None:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, 1)
         os.dup2(file, 2)
@@ -531,7 +544,10 @@ def main() -> int:
     parser.add_argument("--packages", nargs="+", choices=CHANGED, default=list(CHANGED))
     parser.add_argument("--judge", choices=("tests", "check"), default="tests", help="what must notice a change")
     parser.add_argument(
-        "--near", action="store_true", help="only the tests of the module's folder; `--again` goes further"
+        "--quick",
+        type=int,
+        metavar="S",
+        help="only the tests of the module's folder, for S seconds; --again goes further",
     )
     parser.add_argument("--sample", type=int, help="changes of each package at most, those of earlier calls included")
     parser.add_argument("--budget", type=seconds_of, default=seconds_of("2h"), help="600s, 10m, 2h")
@@ -551,9 +567,10 @@ def main() -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     results = {key: outcomes for key, outcomes in read_results(path).items() if outcomes[0]["module"] in set(modules)}
     equivalent = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, path.open("a", encoding="utf-8") as file:
-        copy = Copy(Path(folder), options.judge, options.near)
+        copy = Copy(Path(folder), options.judge, options.quick)
         warm_up()
         for change in remaining(modules, options, results):
             if (spent_s := time.monotonic() - begin) >= options.budget:

@@ -50,6 +50,12 @@ BUSY = {
     "speculation": {"algorithm": "EAGLE3", "adaptive": "with-zero"},
     "workload": {"num_requests": 20, "rate": 12.0, "prompt": {"mean": 120.0, "high": 600}, "output": {"mean": 50.0}},
 }
+SERVICES = {
+    "device": {},
+    "either": {"model": {"target": "qwen3-0.6b"}, "hardware": {"host": "vllm-0.10"}},
+    "host": {"model": {"target": "qwen3-0.6b"}, "hardware": {"host": "vllm-0.10", "gpu": "B200"}},
+}
+"""What a round takes longer for: a small model on a fast device is done before the host is."""
 
 
 def not_of_steps() -> FaultPlan:
@@ -64,11 +70,13 @@ def not_of_steps() -> FaultPlan:
 
 @pytest.mark.parametrize("mode", ["overlap", "synchronous"])
 @pytest.mark.parametrize("faults", [None, not_of_steps()], ids=["calm", "faults"])
-def test_blocks_say_what_single_rounds_say(mode, faults):
+@pytest.mark.parametrize("waits_for", SERVICES)
+def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
     """To the last digit, except for what a block reserves ahead. A fault of a step hits a whole block: such plans are left out."""
     summaries = []
     for block_rounds in (1, 32):
-        scenario = scenario_from_dict(merged(BUSY, engine={"mode": mode, "block_rounds": block_rounds}), "test")
+        tables = merged(BUSY, engine={"mode": mode, "block_rounds": block_rounds}, **SERVICES[waits_for])
+        scenario = scenario_from_dict(tables, "test")
         metrics = RunMetrics()
         report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)], faults=faults).run()  # noqa: B023
         summaries.append(summarize_run(scenario, report, metrics))

@@ -18,13 +18,22 @@ def cache_of(*prompts, page_size=1, **options):
     return cache
 
 
-@pytest.mark.parametrize("tokens", [[1, -1], [2**32], [1.5], [[1, 2]], np.array([2**64 - 1], dtype=np.uint64)])
+@pytest.mark.parametrize(
+    ("tokens", "named"),
+    [
+        ([0, 1, -1], "token id -1 "),
+        ([0, 2**31 - 1, 2**32], "token id 4294967296 "),
+        ([1.5], "float64 "),
+        ([[1, 2]], r"\(1, 2\)"),
+        (np.array([2**64 - 1], dtype=np.uint64), "token id "),
+    ],
+)
 @pytest.mark.parametrize("key_kind", ["token", "bigram"])
-def test_what_is_no_token_id_is_refused(tokens, key_kind):
+def test_what_is_no_token_id_is_refused_and_named(tokens, named, key_kind):
     cache = RadixCache(key_kind=key_kind)
-    with pytest.raises(InvalidTokens):
+    with pytest.raises(InvalidTokens, match=named):
         cache.insert(tokens, np.array([], dtype=np.int32))
-    with pytest.raises(InvalidTokens):
+    with pytest.raises(InvalidTokens, match=named):
         cache.match(tokens)
     assert cache.queries == 0
 
