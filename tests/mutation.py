@@ -323,9 +323,11 @@ def run_check(subjects: Sequence[str]) -> tuple[str, dict[str, float]]:
 class Copy:
     """A copy of the tree in `folder`, whose package is imported instead of what is installed."""
 
-    def __init__(self, folder: Path, judge: str = "tests", quick_s: int | None = None) -> None:
-        """With `quick_s` only tests of the module's own folder run, for that much processor time."""
-        self.folder, self.judge, self.quick_s = folder, judge, quick_s
+    def __init__(
+        self, folder: Path, judge: str = "tests", quick_s: int | None = None, only: Sequence[str] | None = None
+    ) -> None:
+        """With `quick_s` only tests of the module's own folder run, for that much processor time; with `only` these tests alone."""
+        self.folder, self.judge, self.quick_s, self.only = folder, judge, quick_s, only
         self.tree = folder / "tree"
         skip = shutil.ignore_patterns("__pycache__", "*.pyc")
         for path in ROOT.iterdir():
@@ -349,6 +351,8 @@ class Copy:
         path, folder = self.tree / change.module, change.module.rpartition("/")[0]
         if self.judge == "check":
             groups = [(name,) for name in contracts_of(change.module)]
+        elif self.only is not None:
+            groups = [tuple(self.only)]
         else:
             groups = [self._ordered(folder, group) for group in tests_of(change.module, self.tree)]
         if self.quick_s is not None:
@@ -549,6 +553,9 @@ def main() -> int:
         metavar="S",
         help="only the tests of the module's folder, for S seconds; --again goes further",
     )
+    parser.add_argument(
+        "--tests", nargs="+", help="these tests alone; with --again, for the survivors that they concern"
+    )
     parser.add_argument("--sample", type=int, help="changes of each package at most, those of earlier calls included")
     parser.add_argument("--budget", type=seconds_of, default=seconds_of("2h"), help="600s, 10m, 2h")
     parser.add_argument("--seed", type=int, default=1, help="another seed draws other changes first")
@@ -570,7 +577,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, path.open("a", encoding="utf-8") as file:
-        copy = Copy(Path(folder), options.judge, options.quick)
+        copy = Copy(Path(folder), options.judge, options.quick, options.tests)
         warm_up()
         for change in remaining(modules, options, results):
             if (spent_s := time.monotonic() - begin) >= options.budget:

@@ -277,7 +277,6 @@ class KVStore:
         self.allocator.free(own)
         if not self._silent[row]:
             self._released.append((row, int(self.table.epochs[row])))
-        self._silent[row] = False
         self.allocated[row] = 0
         self._shared[row] = 0
         self.table.release(row)

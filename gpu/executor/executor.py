@@ -184,7 +184,6 @@ class TorchExecutor:
             self._rows.close(row)
         for join in step.joins:
             self._rows.open(join)
-            self._simulated_lengths[join.row] = 0
             self._check_outputs(join, running)
         self._rows.write_table(step.table_writes)
         if step.arrivals is not None:

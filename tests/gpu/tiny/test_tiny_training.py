@@ -140,6 +140,14 @@ def models():
     return target, heads, texts
 
 
+def test_a_configuration_says_whether_the_output_layer_is_the_embedding(models):
+    """Other loaders go by it: a head that is taken for tied would draft with its embedding instead of its own output layer."""
+    target, heads, _ = models
+    written = [model.config.to_dict() for model in (target, *heads)]
+    assert [config["tie_word_embeddings"] for config in written] == [True, False, False]
+    assert [config["num_hidden_layers"] for config in written] == [NANO.target.num_layers, 1, 1]
+
+
 @torch.no_grad()
 def test_unrolled_proposals_are_those_of_drafting_one_token_after_another(models):
     """The slow way for every place: true states up to slot j, then the head's own outputs."""

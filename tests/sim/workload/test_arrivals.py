@@ -37,6 +37,14 @@ class TestEveryProcess:
         np.testing.assert_array_equal(times_of(process, stop_s=stop_s, chunk=100), whole[whole < stop_s * 1e9])
 
 
+@pytest.mark.parametrize("stop_s", [None, 1e300])
+@pytest.mark.parametrize("rate", [1e-100, 1e-12, 3e-8])
+@pytest.mark.parametrize("burstiness", [0.0, 1.0, 20.0])
+def test_times_that_no_clock_can_count_are_no_arrivals(rate, burstiness, stop_s):
+    times = times_of(ArrivalProcess.gamma(rate, burstiness), num_arrivals=1000, stop_s=stop_s)
+    assert len(times) < 1000 and (times >= 0).all() and (times < 2**62).all() and (np.diff(times) >= 0).all()
+
+
 def test_another_seed_is_another_sample():
     process = PROCESSES["poisson"]
     assert not np.array_equal(times_of(process, 1, num_arrivals=50), times_of(process, 2, num_arrivals=50))
