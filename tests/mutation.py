@@ -97,6 +97,14 @@ REFERENCE, SIMULATED, TORCH = (
 TREES = "foretoken.checks.adapters.tree_accept:make"
 SIMULATOR = "foretoken.checks.adapters.simulator:make"
 CONTROLLERS = tuple(f"foretoken.checks.adapters.step_controller:make_{name}" for name in ("fixed", "ema", "goodput"))
+READERS = (
+    *(f"core/adaptive/{name}.py" for name in ("config", "interchange", "params", "routing")),
+    *(f"core/scheduler/{name}.py" for name in ("config", "overlap_mode", "spec")),
+    "core/handoff/wire.py",
+    *(f"gpu/ops/{name}.py" for name in ("host_keys", "host_ops", "triton_ops")),
+    *(f"sim/faults/{name}.py" for name in ("kinds", "plan")),
+)
+"""They read what a user has written, or are for other machines: no contract is about them."""
 CONTRACTS: dict[str, tuple[str, ...]] = {
     "core/acceptance/process.py": ("foretoken.checks.acceptance.core_subject:make",),
     "core/adaptive/": CONTROLLERS,
@@ -115,7 +123,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "sim/disaggregation/": (SIMULATOR,),
     "sim/faults/": (SIMULATOR,),
     "sim/run.py": (SIMULATOR,),
-}
+} | dict.fromkeys(READERS, ())
 """Module or folder -> our components that `foretoken check` checks and that consist of it; the longest name counts."""
 
 OPPOSITE: dict[type, type] = {
