@@ -31,6 +31,7 @@ from foretoken.properties.prefix_cache.contract import PrefixCache
 from foretoken.properties.relay.contract import Relay
 from foretoken.properties.simulator.contract import Simulator
 from foretoken.properties.step_controller.contract import StepController
+from foretoken.sim.calibration.points import COLUMNS
 from foretoken.sim.cost import round as round_cost
 from foretoken.sim.cost.hardware import known_gpus
 from foretoken.sim.faults.plan import KINDS, FaultPlan
@@ -187,6 +188,12 @@ def signatures(protocol: type) -> str:
     return "\n".join(rows)
 
 
+def calibration_columns() -> str:
+    """The columns of a CSV file of measured runs."""
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in COLUMNS.items()]
+    return "\n".join(["| column | meaning |", "| --- | --- |", *rows])
+
+
 BLOCKS = {
     **{f"methods-of-{name}": partial(signatures, protocol) for name, protocol in PROTOCOLS.items()},
     "life-of-a-request": life_of_a_request,
@@ -199,6 +206,7 @@ BLOCKS = {
     "gpus": gpus,
     "models": models,
     "adaptive-keys": adaptive_keys,
+    "calibration-columns": calibration_columns,
 }
 
 
