@@ -21,7 +21,7 @@ EXTRAS = {  # extra -> the packages that it brings
     "properties": ("hypothesis",),
     "planning": ("scipy",),
 }
-NEED_MODELS = ("generate", "bench", "tiny")
+NEED_MODELS = ("generate", "bench", "tiny", "twin")
 
 
 def main() -> None:

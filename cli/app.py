@@ -11,6 +11,7 @@ from .check import check
 from .decode.bench import bench
 from .decode.generate import generate
 from .decode.tiny import tiny
+from .decode.twin import twin
 from .planning.adaptive import adaptive
 from .planning.cost import cost
 from .planning.doctor import doctor
@@ -36,6 +37,7 @@ app.command()(cost)
 app.command()(sweep)
 app.command()(generate)
 app.command()(bench)
+app.command()(twin)
 app.command()(replay)
 app.add_typer(adaptive, name="adaptive")
 app.command()(acceptance)

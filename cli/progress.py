@@ -20,7 +20,7 @@ class StatusLine:
     """One line that is redrawn on a terminal; elsewhere each text is a line of its own."""
 
     def __init__(self, quiet: bool = False, *, redraw_every_s: float = 0.0, line_every_s: float = 0.0) -> None:
-        self._quiet = quiet
+        self.is_quiet = quiet
         self._is_terminal = sys.stderr.isatty()
         self._is_drawn = False
         self._every_s = redraw_every_s if self._is_terminal else line_every_s
@@ -35,7 +35,7 @@ class StatusLine:
         return max(now_s - self._started_s, 1e-9)
 
     def show(self, text: str) -> None:
-        if self._quiet:
+        if self.is_quiet:
             return
         before, after = (CLEAR, "") if self._is_terminal else ("", "\n")
         print(f"{before}{text}", end=after, file=sys.stderr, flush=True)

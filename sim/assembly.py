@@ -34,6 +34,7 @@ from ..core.scheduler.spec import GRAPH_SIZES, UNSIZED_POOL, EngineSpec, default
 from ..observe.input_files import read_text
 from .cost.calibration import Calibration, load_calibration
 from .cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
+from .cost.executor_steps import ExecutorSteps, StepCost
 from .cost.hardware import GPU, lookup_gpu
 from .cost.host import HostCost, host_preset
 from .cost.launch import GraphUnit, launch_preset
@@ -57,7 +58,7 @@ class Assembly:
     draft: DraftShape | None
     algorithm: SpecAlgorithm
     spec: EngineSpec
-    cost: RoundCost
+    cost: RoundCost | StepCost
     host: HostCost
     memory: MemoryPlan | None  # None: the scenario gives the KV pool's size
     acceptance: AcceptanceProcess
@@ -124,7 +125,8 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
     host = server.host if hardware.host is None else host_preset(hardware.host)
     if calibration is not None and calibration.parameters is not None:
         launch, host = calibration.parameters.launch(launch), calibration.parameters.host(host)
-    cost = RoundCost(
+    steps = None if calibration is None else calibration.steps
+    cost: RoundCost | StepCost = RoundCost(
         target,
         gpu,
         hardware.tensor_parallel,
@@ -132,7 +134,7 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
         graph_sizes=_captured_sizes(scenario, spec),
         graph_unit=_graph_unit(scenario),
         launch=launch,
-        calibration=calibration,
+        calibration=calibration if steps is None else None,
         tables=_kernel_tables(scenario, target, gpu),
         draft_tables=_kernel_tables(scenario, draft.body, gpu)
         if draft is not None and draft.body is not None
@@ -140,7 +142,9 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
         expert_independence=scenario.model.expert_independence,
         keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
     )
-    if calibration is not None:
+    if steps is not None:
+        cost, host = _executor_steps(scenario, steps, spec, target, calibration.name)
+    elif calibration is not None:
         calibration.check_base(server.name, cost.kernels)
     memory = _memory(scenario, target, gpu, draft, spec) if scenario.engine.kv_slots is None else None
     slots = scenario.engine.kv_slots if memory is None else memory.slots
@@ -155,6 +159,19 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
     return Assembly(
         scenario, target, gpu, draft, algorithm, spec, cost, host, memory, acceptance, preset, pools, calibration
     )
+
+
+def _executor_steps(
+    scenario: Scenario, steps: ExecutorSteps, spec: EngineSpec, target: ModelShape, profile: str
+) -> tuple[StepCost, HostCost]:
+    """Return device and host costs as measured on our own executor. Raises ConfigError for another model or unmeasured shapes."""
+    profile = scenario.hardware.profile or profile
+    if scenario.engine.kv_slots is None:
+        message = "is not given; a profile of measured steps does not say how much memory the device has"
+        raise ConfigError(SCENARIO, [Problem("engine.kv_slots", message)])
+    shape = {"hidden": target.hidden, "layers": target.layers, "kv_heads": target.kv_heads, "vocab": target.vocab}
+    steps.check_target(profile, **shape)
+    return steps.cost(spec, profile), steps.host
 
 
 def _kernel_tables(scenario: Scenario, shape: ModelShape, gpu: GPU) -> KernelTables | None:

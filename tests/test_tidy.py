@@ -17,16 +17,17 @@ import pytest
 pytestmark = pytest.mark.xdist_group("tidy")  # one worker parses every file once
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "cli", "foretoken")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "twin", "cli", "foretoken")
 ABOVE = {  # package -> the packages that it may import
     "core": {"core"},
     "observe": {"observe", "core"},
     "sim": {"sim", "core", "observe"},
     "gpu": {"gpu", "core", "observe"},
     "properties": {"properties", "core", "observe"},
-    "checks": set(PACKAGES) - {"planning", "cli", "foretoken"},
-    "foretoken": set(PACKAGES) - {"planning", "cli"},
+    "checks": set(PACKAGES) - {"planning", "twin", "cli", "foretoken"},
+    "foretoken": set(PACKAGES) - {"planning", "twin", "cli"},
     "planning": {"planning", "foretoken", "sim", "core", "observe"},
+    "twin": {"twin", "sim", "gpu", "core", "observe"},
     "cli": set(PACKAGES),
 }
 CORE_ORDER = (
@@ -53,6 +54,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "properties": {"numpy", "hypothesis", "pytest"},
     "checks": {"numpy", "torch", "simpy", "pyarrow", "hypothesis", "transformers"},
     "planning": {"numpy", "pyarrow", "scipy", "ray"},
+    "twin": {"numpy", "simpy", "torch"},
     "cli": {"numpy", "pydantic", "typer", "rich"},
     "foretoken": {"pyarrow", "rich"},
 }

@@ -3,35 +3,45 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
+OnLap = Callable[[str, float], None]
+"""Told each phase and its seconds as it has passed; the sums go on beside it."""
+
 
 class PhaseClock:
-    """Seconds per phase; right where device work is done when a call returns."""
+    """Seconds per phase by `now_s`; right where device work is done when a call returns."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_lap: OnLap | None = None, now_s: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: dict[str, float] = {}
+        self._on_lap = on_lap
+        self._now_s = now_s
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
+        begin = self._now_s()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+            self._passed(name, self._now_s() - begin)
+
+    def _passed(self, name: str, seconds: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        if self._on_lap is not None:
+            self._on_lap(name, seconds)
 
     def settle(self) -> None:
         """Do nothing: a CPU has no outstanding work."""
 
 
-class EventPhaseClock:
+class EventPhaseClock(PhaseClock):
     """Seconds per phase on the device's stream. Recording an event does not wait; `settle` reads those that have passed."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    def __init__(self, on_lap: OnLap | None = None) -> None:
+        super().__init__(on_lap)
         self._open: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
@@ -48,7 +58,7 @@ class EventPhaseClock:
         waiting = []
         for name, begin, end in self._open:
             if end.query():
-                self.seconds[name] = self.seconds.get(name, 0.0) + begin.elapsed_time(end) / 1e3
+                self._passed(name, begin.elapsed_time(end) / 1e3)
             else:
                 waiting.append((name, begin, end))
         self._open = waiting

@@ -262,7 +262,7 @@ def load_engine(
     ops = ops_for(plan.device)
     set_threads(plan.device, options.threads, plan.target, plan.weight_bytes)
     with named_memory_errors(plan):
-        target, draft = _load_models(plan, ops)
+        target, draft = load_models(plan, ops)
         if spec.policy == "goodput" and spec.cost_table is None:
             from .round_cost import measure_cost_table
 
@@ -289,7 +289,7 @@ def load_engine(
     return engine, executor, plan
 
 
-def _load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:
+def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:
     """The target and its draft. What is wrong with the draft's files is found before the target's weights, which take longer, are read."""
     from ..models.checkpoint import load_draft, load_target
     from ..models.decoder import Decoder

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.contract.step import BlockEnd, DecodeResult, DecodeStep, Join, PrefillResult, Step
+from ..cost.executor_steps import StepCost
 from ..cost.round import RoundCost
 from .jitter import Jitter
 from .run_cache import RunCache
@@ -56,7 +57,7 @@ class Device:
 
     def __init__(
         self,
-        cost: RoundCost,
+        cost: RoundCost | StepCost,
         num_rows: int,
         acceptance: AcceptanceProcess,
         for_tree: Callable[[int, int, int], AcceptanceProcess],
@@ -132,18 +133,21 @@ class Device:
                 stopped[i] = bool(left <= 0 and self._ends_by_stop[row])
         return PrefillResult(None, np.array(stopped) if any(stopped) else None)
 
-    def step_ns(self, step: Step) -> int:
-        """Return the device time of a step with a prefill part, before it is run."""
-        device_ns = self._cost_ns(step)
+    def step_ns(self, step: Step, drawn: DrawnRounds | None = None) -> int:
+        """Return the device time of a step with a prefill part, before it is run; `drawn` is its round, if that is drawn already."""
+        device_ns = self._cost_ns(step, drawn)
         if self.jitter is not None:
             device_ns = self.jitter.time_ns(self.num_run, device_ns)
         return device_ns if self.slowdown == 1.0 else int(device_ns * self.slowdown)
 
-    def _cost_ns(self, step: Step) -> int:
+    def _cost_ns(self, step: Step, drawn: DrawnRounds | None) -> int:
         chunks = list(zip(step.prefill.lens.tolist(), step.prefill.starts.tolist(), strict=True))
         decode = step.decode
         if decode is None:
             return self.cost.step_ns(chunks)
+        if self.cost.sees_rows:
+            drawn = drawn or self.draw(decode, 1, timed=False)
+            return self.cost.both_ns(chunks, int(self._seen_ns(decode, drawn.accept_lens[:1], drawn.left)[0]))
         batch, batch_size = self._batch_of(decode), len(decode.rows)
         kv_tokens = batch.kv_end - int(self._left[batch.index].dot(self._units[:batch_size]))
         topk = decode.topk if decode.steps else 1
@@ -168,17 +172,28 @@ class Device:
             emitted = np.add.reduce(lens, axis=1, dtype=np.int64)
             grown = np.add.accumulate(emitted[:rounds]) - emitted[:rounds]
         device_ns = emitted
-        if timed:
+        if timed and self.cost.sees_rows:
+            device_ns = self._seen_ns(decode, lens[:rounds], left)
+        elif timed:
             shape = (batch_size, decode.steps, decode.topk if decode.steps else 1, decode.num_draft_tokens)
             if rounds == 1:
                 device_ns = np.array([self.cost.decode_ns(*shape, kv_tokens)])
             else:
                 device_ns = self.cost.decode_ns(*shape, kv_tokens + grown)
-            if self.jitter is not None:
-                device_ns = self.jitter.times_ns(self.num_run, device_ns)
-            if self.slowdown != 1.0:
-                device_ns = (device_ns * self.slowdown).astype(np.int64)
+        if timed and self.jitter is not None:
+            device_ns = self.jitter.times_ns(self.num_run, device_ns)
+        if timed and self.slowdown != 1.0:
+            device_ns = (device_ns * self.slowdown).astype(np.int64)
         return DrawnRounds(rounds, lens, emitted, device_ns, left)
+
+    def _seen_ns(self, decode: DecodeStep, lens: np.ndarray, left: np.ndarray) -> np.ndarray:
+        """Return nanoseconds of rounds with these accept lengths [rounds, bs], from a cost that knows what each row does."""
+        index = self._batch_of(decode).index
+        contexts = self._kv_end[index] - left + np.cumsum(lens, axis=0, dtype=np.int64) - lens
+        context = contexts.max(axis=1) if self.cost.padded else contexts.mean(axis=1)
+        topk = decode.topk if decode.steps else 1
+        shape = (len(index), decode.steps, topk, decode.num_draft_tokens)
+        return self.cost.rounds_ns(*shape, context, lens.max(axis=1))
 
     def _draw_lens(self, decode: DecodeStep, batch: Batch, left: np.ndarray, limit: int) -> tuple[np.ndarray, int]:
         """Accept lengths int32 [≥ rounds, bs] and the number of rounds, up to the first in which a request ends."""

@@ -285,9 +285,9 @@ class EngineActor:
         decode = prefill = drawn = None
         tokens = 0
         if step.prefill is not None:
-            device_ns = device.step_ns(step)
             if step.decode is not None:
                 drawn = device.draw(step.decode, 1, timed=False)
+            device_ns = device.step_ns(step, drawn)
             prefill = device.prefill(step)
             tokens = int(np.count_nonzero(step.prefill.is_last))
         else:

@@ -1,9 +1,10 @@
 """Profiles: what was measured of one deployment, as `profile.json` holds it (`hardware.profile`).
 
-A profile has one part or both:
+A profile has one part or several:
 
     parameters   the few numbers of the timing that were fitted to benchmark results: `foretoken calibrate --from`
     tables       times of single operations over grids, as they were measured: they replace the roofline's
+    steps        the steps of our own executor: `foretoken calibrate --model`; alone, as they replace all other times
 
 Parameters hold for the server profile and the kernels around which they were fitted, and apply to whatever prices the passes; tables hold
 for one model, GPU and tensor parallelism. docs/calibration.md describes the file.
@@ -22,6 +23,7 @@ import numpy as np
 from ...core.config_reader import read_json_object
 from ...core.errors import ConfigError, Problem, nearest
 from ...observe.input_files import read_text
+from .executor_steps import ExecutorSteps, read_executor_steps
 from .forward import Line
 from .host import HostCost
 from .launch import LaunchCost
@@ -163,6 +165,7 @@ class Calibration:
     parameters: FittedParameters | None = None
     draft_algorithm: str = ""
     tables: Mapping[str, StepTable] = field(default_factory=dict)
+    steps: ExecutorSteps | None = None
 
     def check(self, gpu: str, model: str, tp: int) -> None:
         """Raise `ConfigError` if this profile was measured on another GPU, or has tables of another model or tensor parallelism."""
@@ -255,7 +258,19 @@ def load_calibration(path: str | Path) -> Calibration:
 class _Reader:
     """Reads the object of a profile and notes every problem."""
 
-    KEYS = ("format", "version", "name", "source", "gpu", "model", "tp", "parameters", "draft_algorithm", "tables")
+    KEYS = (
+        "format",
+        "version",
+        "name",
+        "source",
+        "gpu",
+        "model",
+        "tp",
+        "parameters",
+        "draft_algorithm",
+        "tables",
+        "steps",
+    )
     BASE_KEYS = ("server", "kernels", "points", "error", "left_out_error")
 
     def __init__(self, file: str, data: Mapping[str, Any]) -> None:
@@ -277,11 +292,21 @@ class _Reader:
         parameters = self._parameters(given) if given is not None else None
         tables = dict(self._tables(data.get("tables")))
         algorithm = self._text("draft_algorithm", data) if "draft_pass" in tables else data.get("draft_algorithm", "")
-        if given is None and not data.get("tables"):
-            self._problem("parameters", "missing, and there are no tables either")
+        steps = None
+        if data.get("steps") is not None:
+            if given is not None or tables:
+                self._problem("steps", "stand alone: they replace what parameters and tables are about")
+            try:
+                steps = read_executor_steps(data["steps"], self.file)
+            except ConfigError as error:
+                self.problems += error.problems
+        elif given is None and not data.get("tables"):
+            self._problem("parameters", "missing, and there are no tables and no steps either")
         if self.problems:
             raise ConfigError(self.file, self.problems)
-        return Calibration(**texts, tp=tuple(tp), parameters=parameters, draft_algorithm=algorithm, tables=tables)
+        return Calibration(
+            **texts, tp=tuple(tp), parameters=parameters, draft_algorithm=algorithm, tables=tables, steps=steps
+        )
 
     def _parameters(self, data: Any) -> FittedParameters | None:
         if not isinstance(data, dict):
@@ -383,6 +408,8 @@ def profile_document(calibration: Calibration) -> dict[str, Any]:
             name: {"axes": {axis: points.tolist() for axis, points in table.axes}, "ns": table.ns.tolist()}
             for name, table in calibration.tables.items()
         }
+    if calibration.steps is not None:
+        document["steps"] = calibration.steps.to_json()
     return document
 
 

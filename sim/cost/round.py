@@ -75,6 +75,8 @@ class RoundCost:
     0 steps run the catch-up. `expert_independence`: see `work.Routing`.
     """
 
+    sees_rows = False  # a round's time follows from its shape and the KV tokens of all rows together
+
     def __init__(
         self,
         target: ModelShape,

@@ -1,0 +1,264 @@
+"""`foretoken twin`: the real executor beside its simulation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import ENGINE, MODEL, OUTPUT, Device, Dtype, Quiet, Threads, option, problems_name_options
+from .tiny import default_directory
+
+if TYPE_CHECKING:
+    from ...sim.cost.executor_steps import ExecutorSteps
+    from ...sim.scenario import Scenario
+    from ...twin.arms import Arm
+    from ...twin.comparison import Comparison
+    from ..progress import StatusLine
+
+EXIT_INTERRUPTED = 130
+WORKLOAD = "Workload"
+LONGEST = 160  # tokens of the longest request of the workload without a scenario
+REPORT_WIDTH = 150
+MAX_RUNNING = 8
+
+ScenarioFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[SCENARIO]",
+        show_default=False,
+        help="TOML file: its speculation, engine and workload are run; default: five ways to decode at three loads.",
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    option("--set", WORKLOAD, "Replace a value of the scenario: KEY=VALUE; repeatable.", metavar="K=V"),
+]
+Pair = Annotated[
+    Path | None,
+    option("--pair", MODEL, "Directory made by `foretoken tiny`; default: the user's cache, trained if missing."),
+]
+Model = Annotated[Path | None, option("--model", MODEL, "Hugging Face checkpoint instead of a pair.", metavar="DIR")]
+Draft = Annotated[Path | None, option("--draft", MODEL, "Draft checkpoint for the model.", metavar="DIR")]
+Profile = Annotated[
+    Path | None,
+    option(
+        "--profile", MODEL, "Steps measured by `foretoken calibrate --model`; default: measured now.", metavar="FILE"
+    ),
+]
+Loads = Annotated[
+    str,
+    option(
+        "--loads",
+        WORKLOAD,
+        "light, knee (30 and 75 % of the capacity), saturated.",
+        metavar="LOAD,…",
+        show_default=True,
+    ),
+]
+Seconds = Annotated[
+    float, option("--seconds", WORKLOAD, "About how long a measured run lasts.", min=0.5, show_default=True)
+]
+Repeat = Annotated[int, option("--repeat", WORKLOAD, "Measured runs of each.", min=1, show_default=True)]
+Clock = Annotated[
+    str,
+    option(
+        "--clock",
+        ENGINE,
+        "wall: real time. cpu: processor time of this thread, for a machine with other work.",
+        metavar="wall|cpu",
+        show_default=True,
+    ),
+]
+MaxRunning = Annotated[int, option("--max-running", ENGINE, "Requests decoded together.", min=1, show_default=True)]
+Seed = Annotated[int, option("--seed", WORKLOAD, "Seed of the workload.", min=0, show_default=True)]
+Json = Annotated[Path | None, option("--json", OUTPUT, "Write every number to this file.", metavar="FILE")]
+
+
+@problems_name_options
+def twin(
+    scenario: ScenarioFile = None, settings: Settings = None, pair: Pair = None, model: Model = None,
+    draft: Draft = None, profile: Profile = None, dtype: Dtype = "auto", loads: Loads = "light,knee,saturated",
+    seconds: Seconds = 8.0, repeat: Repeat = 3, seed: Seed = 0, max_running: MaxRunning = MAX_RUNNING,
+    device: Device = "auto", threads: Threads = None, clock: Clock = "wall", json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Run a workload on the real executor, simulate the same one, and print both.
+
+    The simulation has the same engine, arrivals and lengths. Its times come from
+    a profile of single steps, its acceptance from other prompts; nothing of the
+    measured runs enters it.
+
+        foretoken twin
+        foretoken twin --model models/target --draft models/eagle3 --loads knee
+        foretoken calibrate --model models/target --draft models/eagle3
+        foretoken twin chat.toml --model models/target --draft models/eagle3 \\
+            --profile profile.json
+
+    A cell is what was measured, the error of the simulation, and ± half the range
+    of the measured runs. Exit code 2: a profile of another model or device, a
+    missing draft, a request that does not fit. docs/calibration.md says how to
+    read the table and what the times leave out.
+    """
+    from ...gpu.session.plan import SessionOptions
+    from ...sim.scenario_file import load_scenario
+    from ...twin.arms import open_arms
+    from ...twin.run import TwinPlan, default_scenario, run_twin
+    from ...twin.ways import way_of_scenario, ways_of_draft, ways_of_pair
+    from ..files import JsonRecord
+    from ..progress import StatusLine
+
+    names = tuple(dict.fromkeys(name for name in loads.split(",") if name))
+    _check(names, model, draft, pair)
+    record, progress = JsonRecord(json_file), StatusLine(quiet)
+    if model is None and pair is None:
+        pair = _usual_pair(quiet)
+    base = SessionOptions(
+        model=pair / "target" if model is None else model, draft=draft, dtype=dtype, device=device, threads=threads,
+        max_running=max_running, prefix_cache=False, seed=seed,
+    )  # fmt: skip
+    workload: Scenario = default_scenario()
+    engine: dict[str, Any] = {}
+    if scenario is None and not settings:
+        ways = ways_of_draft(base) if model is not None else ways_of_pair(pair, base)
+        longest = LONGEST
+    else:
+        workload, given = load_scenario(scenario, settings or ())
+        options, engine = way_of_scenario(workload, given, base, pair if model is None else None)
+        ways, longest, names = {workload.name: options}, None, ()
+    plan = TwinPlan(workload, names or None, seconds, repeat, clock=clock, seed=seed)
+    found: list[Comparison] = []
+    finished = False
+    try:
+        arms = open_arms(ways, longest, engine, progress.show)
+        steps = measured_steps(arms, clock, profile, progress)
+        for comparison in run_twin(arms, steps, plan, progress.show):
+            found.append(comparison)
+            record.write({"device": steps.device, "clock": clock, "comparisons": [one.to_json() for one in found]})
+        finished = True
+    except KeyboardInterrupt:
+        pass
+    finally:
+        progress.clear()
+    if found:
+        _show(found, clock)
+    if not finished:
+        print(f"foretoken: interrupted; {len(found)} comparisons are finished", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def measured_steps(arms: Sequence[Arm], clock: str, profile: Path | None, progress: StatusLine) -> ExecutorSteps:
+    """Return the steps of a profile, or measure those of `arms` now. Raises ConfigError for a profile of something else."""
+    from ...core.errors import ConfigError, Problem
+    from ...gpu.bench.run import device_name
+    from ...sim.cost.calibration import load_calibration
+    from ...twin.measuring import MeasuringPlan, measure_steps, shape_of
+
+    if profile is None:
+        show = _cells(progress)
+        return measure_steps(arms, MeasuringPlan(clock=clock), None, show).steps
+    steps = load_calibration(profile).steps
+    if steps is None:
+        message = "has no steps of our own executor; `foretoken calibrate --model` measures them"
+        raise ConfigError(str(profile), [Problem("steps", message)])
+    steps.check_target(str(profile), **shape_of(arms[0]))
+    here = device_name(arms[0].plan.device)
+    if steps.device != here:
+        message = f"measured on {steps.device}, but this device is {here}"
+        raise ConfigError(str(profile), [Problem("steps.device", message)])
+    return steps
+
+
+def _cells(progress: StatusLine) -> Any:
+    """Return what shows how many of the timings are done, now and then."""
+    from ..progress import LINE_EVERY_S, StatusLine
+
+    line = StatusLine(progress.is_quiet, redraw_every_s=0.2, line_every_s=LINE_EVERY_S)
+
+    def show(done: int, of: int, what: str) -> None:
+        if line.due_s() is not None:
+            line.show(f"measuring steps: {done} of {of} timings, {what}")
+
+    return show
+
+
+def _check(loads: Sequence[str], model: Path | None, draft: Path | None, pair: Path | None) -> None:
+    from ...core.errors import ConfigError, Problem, nearest
+    from ...twin.run import KNEE, LIGHT, SATURATED
+
+    known = (LIGHT, KNEE, SATURATED)
+    problems = [
+        Problem("loads", f"{name!r} is none of {', '.join(known)}{nearest(name, known)}")
+        for name in loads
+        if name not in known
+    ]
+    if not loads:
+        problems.append(Problem("loads", f"expected some of {', '.join(known)}"))
+    if model is not None and pair is not None:
+        problems.append(Problem("pair", "contradicts --model: give one of them"))
+    if draft is not None and model is None:
+        problems.append(Problem("draft", "belongs to a --model; a pair has its own drafts"))
+    if problems:
+        raise ConfigError("<arguments>", problems)
+
+
+def _usual_pair(quiet: bool) -> Path:
+    """Return the tiny pair of the user's cache; train it if it is missing, which takes some minutes."""
+    from ...gpu.tiny.directory import PairOptions
+    from ...gpu.tiny.pair import make_pair
+    from ...gpu.tiny.sizes import size_of
+    from ..progress import training_progress
+
+    with training_progress(quiet) as show:
+        return make_pair(default_directory("tiny", 0, None), PairOptions(size_of("tiny")), show).directory
+
+
+def _show(found: Sequence[Comparison], clock: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from ...twin.comparison import METRICS
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, REPORT_WIDTH) if sys.stdout.isatty() else REPORT_WIDTH
+    for load in dict.fromkeys(one.load for one in found):
+        rows = [one for one in found if one.load == load]
+        table = Table(
+            title=f"{load}: measured, error of the simulation, ± noise (%)", box=box.SIMPLE_HEAD, padding=(0, 1)
+        )
+        table.add_column("", no_wrap=True)
+        for name, unit in METRICS.values():
+            table.add_column(f"{name} {unit}".strip(), justify="right", no_wrap=True)
+        for one in rows:
+            table.add_row(one.arm, *(_cell(one, key) for key in METRICS))
+        console.print(table)
+        for one in rows:
+            console.print(_over_time(one), markup=False)
+    least = min(one.processor_share for one in found)
+    if least < 0.97 and clock == "wall":
+        console.print(
+            f"\nThis process had a processor for only {least:.0%} of the time that it worked: other work runs on this machine. "
+            "Measure again when it is quiet, or with --clock cpu.",
+            markup=False,
+        )
+
+
+def _cell(one: Comparison, key: str) -> str:
+    compared = one.metrics.get(key)
+    if compared is None or compared.error is None:
+        return "–"
+    return f"{compared.measured:.{0 if compared.measured >= 100 else 2}f} {100 * compared.error:+.1f} ±{100 * compared.noise:.1f}"
+
+
+def _over_time(one: Comparison) -> str:
+    """Return the mean batch in tenths of the run, and the steps in use, predicted above measured."""
+    lines = []
+    for side, batch, index in (("predicted", one.batch[0], 0), ("measured", one.batch[1], 1)):
+        steps = ", ".join(f"{steps}: {shares[index]:.0%}" for steps, shares in one.steps.items())
+        title = one.arm if index == 0 else ""
+        lines.append(f" {title:20.20} {side:9}  batch {' '.join(f'{rows:5.1f}' for rows in batch)}   steps {steps}")
+    return "\n".join(lines)

@@ -1,0 +1,414 @@
+"""Measured times of an executor's own steps: grids over rows, context and shape, and the cost that a simulated device takes from them.
+
+`foretoken calibrate --model` measures them (docs/calibration.md). A round is the sum of its parts, each interpolated linearly:
+
+    draft      steps × rows × context         kv_move    steps × rows (trees)
+    verify     nodes × rows × context         extend     accepted nodes × rows × context
+    rest       rows: relay, launch, reading the results
+
+or, where rounds were captured, one time per shape, rows × context. A step with prompt chunks adds `prefill`, chunks × tokens × context,
+as our executor runs both one after the other, less what one step does once (`shared_ns`). Below a grid its first value counts. Beyond it,
+chunks, tokens and context go on along the last slope; rows, steps and nodes beyond those that were measured are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ConfigError, Problem, nearest
+from ...core.scheduler.spec import EngineSpec
+from .host import HostCost
+from .work import DecodeWork
+
+AXES = {
+    "prefill": ("chunks", "tokens", "context"),
+    "rest": ("rows",),
+    "draft": ("steps", "rows", "context"),
+    "verify": ("nodes", "rows", "context"),
+    "kv_move": ("steps", "rows"),
+    "extend": ("accepted", "rows", "context"),
+    "graph": ("rows", "context"),
+}
+GROWING = ("chunks", "tokens", "context")  # axes along which a grid goes on behind its end
+MAX_POINTS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Nanoseconds over the product of named axes, float64 of their lengths; each axis ascends."""
+
+    axes: Mapping[str, tuple[int, ...]]
+    ns: np.ndarray
+
+    def at(self, **coordinates: float) -> Grid:
+        """Return what is left of the grid at these coordinates; without any axis left `ns` is one number.
+
+        Raises ConfigError outside an axis that does not go on.
+        """
+        axes, ns = dict(self.axes), self.ns
+        for name, value in coordinates.items():
+            points = axes[name]
+            low, share = _place(points, value, name)
+            axis = list(axes).index(name)
+            first = ns.take(low, axis)
+            step = ns.take(min(low + 1, len(points) - 1), axis) - first
+            ns = first + min(share, 1.0) * step + max(share - 1.0, 0.0) * np.maximum(step, 0.0)
+            del axes[name]
+        return Grid(axes, ns)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"axes": {name: list(points) for name, points in self.axes.items()}, "ns": self.ns.round().tolist()}
+
+
+def _place(points: Sequence[int], value: float, name: str) -> tuple[int, float]:
+    """Return the point before `value`, and how far it is on the way to the next, above 1 behind the last."""
+    if value > points[-1] and name not in GROWING:
+        raise ConfigError("steps", [Problem(name, f"{value:g} was not measured; the profile ends at {points[-1]}")])
+    if len(points) == 1 or value <= points[0]:
+        return 0, 0.0
+    low = min(bisect_left(points, value), len(points) - 1) - 1
+    return low, (value - points[low]) / (points[low + 1] - points[low])
+
+
+@dataclass(frozen=True, slots=True)
+class RoundGrids:
+    """The parts of rounds with one branching: 1 for chains and plain decoding."""
+
+    draft: Grid
+    verify: Grid
+    kv_move: Grid
+    extend: Grid
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmSteps:
+    """The steps of one algorithm with its draft. `graphs`: (steps, topk, nodes) -> a captured round.
+
+    `shared_ns`: by how much a step with a prompt and a round is shorter than two steps.
+    """
+
+    prefill: Grid
+    rest: Grid
+    rounds: Mapping[int, RoundGrids]  # by topk
+    graphs: Mapping[tuple[int, int, int], Grid] = field(default_factory=dict)
+    shared_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSteps:
+    """What was measured of one model on one device. `padded`: a pass is as long as its longest row's KV, else as the mean.
+
+    `target`: the shape that was measured, by the names of its config.json; `spread`: standard deviation of the logarithm of a step's time,
+    by kind of step (prefill, decode, host).
+    """
+
+    device: str
+    threads: int
+    padded: bool
+    target: Mapping[str, int]
+    host: HostCost
+    algorithms: Mapping[str, AlgorithmSteps]
+    spread: Mapping[str, float] = field(default_factory=dict)
+
+    def cost(self, spec: EngineSpec, source: str) -> StepCost:
+        """Return the cost of steps of `spec`. Raises ConfigError with everything that the profile has not measured."""
+        found = self.algorithms.get(spec.algorithm)
+        if found is None:
+            known = ", ".join(self.algorithms)
+            message = (
+                f"{spec.algorithm} was not measured{nearest(spec.algorithm, self.algorithms)}; the profile has {known}"
+            )
+            raise ConfigError(source, [Problem("steps.algorithms", message)])
+        cost = StepCost(found, self.padded, f"steps measured on {self.device}")
+        problems = []
+        shape = spec.draft_shape
+        for steps in spec.adaptive.candidate_steps:
+            topk = spec.topk if steps else 1
+            for rows in (1, spec.config.max_running):
+                try:
+                    cost.decode_ns(rows, steps, topk, shape.num_draft_tokens(steps, rows), 1)
+                except ConfigError as error:
+                    problems += [
+                        Problem(f"steps.algorithms.{spec.algorithm}.{p.key}", p.message) for p in error.problems
+                    ]
+        if problems:
+            raise ConfigError(source, list(dict.fromkeys(problems)))
+        return cost
+
+    def check_target(self, source: str, **shape: int) -> None:
+        """Raise ConfigError if another model than one of this shape was measured."""
+        problems = [
+            Problem(f"steps.target.{name}", f"measured with {self.target[name]}, but the run's model has {value}")
+            for name, value in shape.items()
+            if name in self.target and self.target[name] != value
+        ]
+        if problems:
+            raise ConfigError(source, problems)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object that `read_executor_steps` reads back."""
+        return {
+            "device": self.device,
+            "threads": self.threads,
+            "padded": self.padded,
+            "target": dict(self.target),
+            "host": asdict(self.host),
+            "spread": dict(self.spread),
+            "algorithms": {
+                name: {
+                    "prefill": tables.prefill.to_json(),
+                    "rest": tables.rest.to_json(),
+                    "rounds": {
+                        str(topk): {part.name: getattr(grids, part.name).to_json() for part in fields(grids)}
+                        for topk, grids in tables.rounds.items()
+                    },
+                    "shared_ns": tables.shared_ns,
+                    "graphs": {"-".join(map(str, key)): grid.to_json() for key, grid in tables.graphs.items()},
+                }
+                for name, tables in self.algorithms.items()
+            },
+        }
+
+    def merged(self, other: ExecutorSteps) -> ExecutorSteps:
+        """Return these tables with the algorithms of `other`, measured on the same device with the same model."""
+        return replace(self, algorithms={**self.algorithms, **other.algorithms})
+
+
+class _Curve:
+    """A round over context for every number of accepted nodes: ns float64 [accepted, contexts]."""
+
+    __slots__ = ("_ns", "_points", "_slopes")
+
+    def __init__(self, points: tuple[int, ...], ns: np.ndarray) -> None:
+        self._points = np.array(points, float)
+        steps = np.diff(ns, axis=1) / np.diff(self._points) if len(points) > 1 else np.zeros((len(ns), 1))
+        self._ns = ns
+        self._slopes = np.append(steps, np.maximum(steps[:, -1:], 0.0), axis=1) if len(points) > 1 else steps
+
+    def __call__(self, contexts: np.ndarray, accepted: np.ndarray) -> np.ndarray:
+        """Return nanoseconds, int64 [m], for contexts and accepted nodes [m]."""
+        points = self._points
+        low = np.clip(np.searchsorted(points, contexts, side="right") - 1, 0, len(points) - 1)
+        column = np.clip(np.asarray(accepted) - 1, 0, len(self._ns) - 1)
+        beyond = np.maximum(contexts - points[low], 0.0)
+        return (self._ns[column, low] + beyond * self._slopes[column, low]).astype(np.int64)
+
+
+class StepCost:
+    """Device time of steps as they were measured: what `RoundCost` answers, and, since a simulated device knows its rows, more exactly.
+
+    `sees_rows`: `rounds_ns` takes each round's context and the most nodes that a row accepts.
+    """
+
+    sees_rows = True
+
+    def __init__(self, tables: AlgorithmSteps, padded: bool, priced_by: str) -> None:
+        self.tables = tables
+        self.padded = padded
+        self.priced_by = priced_by
+        self._curves: dict[tuple[int, int, int, int], _Curve] = {}
+        self._prefills: dict[tuple[int, int, int], int] = {}
+
+    def rounds_ns(
+        self, batch_size: int, steps: int, topk: int, nodes: int, contexts: np.ndarray, accepted: np.ndarray
+    ) -> np.ndarray:
+        """Return nanoseconds of rounds, int64 [m], by context [m] (`padded` says which) and the most accepted nodes of a row [m]."""
+        key = (batch_size, steps, topk, nodes)
+        curve = self._curves.get(key)
+        if curve is None:
+            curve = self._curves[key] = self._curve(*key)
+        return curve(contexts, accepted)
+
+    def decode_ns(
+        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int | np.ndarray
+    ) -> int | np.ndarray:
+        """As `RoundCost.decode_ns`, for rows of equal length of which one accepts everything."""
+        contexts = np.atleast_1d(np.asarray(kv_tokens) / batch_size)
+        found = self.rounds_ns(batch_size, steps, topk, num_draft_tokens, contexts, np.full(len(contexts), steps + 1))
+        return found if isinstance(kv_tokens, np.ndarray) else int(found[0])
+
+    def step_ns(
+        self,
+        prefill_tokens: Sequence[tuple[int, int]],
+        decode: DecodeWork | tuple[int, int, int, int, int] | None = None,
+    ) -> int:
+        """As `RoundCost.step_ns`: the chunks, then the round."""
+        if decode is None:
+            return self.prefill_ns(prefill_tokens) if prefill_tokens else 0
+        round_ns = int(self.decode_ns(*decode))
+        return self.both_ns(prefill_tokens, round_ns) if prefill_tokens else round_ns
+
+    def both_ns(self, chunks: Sequence[tuple[int, int]], round_ns: int) -> int:
+        """Return nanoseconds of a step with prompt chunks and a round that takes `round_ns` alone."""
+        prefill_ns = self.prefill_ns(chunks)
+        return max(prefill_ns + round_ns - self.tables.shared_ns, prefill_ns, round_ns)
+
+    def prefill_ns(self, chunks: Sequence[tuple[int, int]]) -> int:
+        """Return nanoseconds of prompt chunks (new tokens, tokens before them)."""
+        key = (len(chunks), sum(new for new, _ in chunks), max(past for _, past in chunks))
+        if key not in self._prefills:
+            number, tokens, context = key
+            self._prefills[key] = int(self.tables.prefill.at(chunks=number, tokens=tokens, context=context).ns)
+        return self._prefills[key]
+
+    def explain(self) -> list[tuple[str, float | str, str, str]]:
+        """Return rows (name, value, unit, source) for `--explain`."""
+        rows: list[tuple[str, float | str, str, str]] = []
+        for topk, grids in self.tables.rounds.items():
+            for part in fields(grids):
+                grid = getattr(grids, part.name)
+                reach = ", ".join(f"{name} {points[0]} … {points[-1]}" for name, points in grid.axes.items())
+                what = f"{part.name.replace('_', ' ')} of {'chains' if topk == 1 else f'trees of top-{topk}'}"
+                rows.append(
+                    (f"measured {what}: longest", float(grid.ns.max()) / 1e6, "ms", f"{self.priced_by}; {reach}")
+                )
+        return rows
+
+    def _curve(self, rows: int, steps: int, topk: int, nodes: int) -> _Curve:
+        graph = self.tables.graphs.get((steps, topk, nodes))
+        rest = self.tables.rest.at(rows=rows).ns
+        if graph is not None and rows <= graph.axes["rows"][-1]:
+            size = graph.axes["rows"][bisect_left(graph.axes["rows"], rows)]  # a captured round computes its padding
+            return _Curve(graph.axes["context"], graph.at(rows=size).ns[None, :] + rest)
+        grids = self.tables.rounds.get(topk)
+        if grids is None:
+            known = ", ".join(map(str, self.tables.rounds))
+            raise ConfigError(
+                "tables", [Problem("rounds", f"top-{topk} was not measured; the profile has top-{known}")]
+            )
+        draft, verify = grids.draft.at(steps=steps, rows=rows), grids.verify.at(nodes=nodes, rows=rows)
+        fixed = draft.ns + verify.ns + rest + grids.kv_move.at(steps=steps, rows=rows).ns
+        most = min(steps + 1, nodes)
+        extends = np.stack([grids.extend.at(accepted=n, rows=rows).ns for n in range(1, most + 1)])
+        return _Curve(draft.axes["context"], fixed + extends)
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def read_executor_steps(value: Any, source: str, key: str = "steps") -> ExecutorSteps:
+    """Read what `ExecutorSteps.to_json` wrote. Raises ConfigError with every problem, under `key`."""
+    reader = _Reader(key)
+    found = reader.tables(value)
+    if reader.problems or found is None:
+        raise ConfigError(source, reader.problems)
+    return found
+
+
+class _Reader:
+    """Collects the problems of one profile's tables."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.problems: list[Problem] = []
+
+    def tables(self, value: Any) -> ExecutorSteps | None:
+        known = [item.name for item in fields(ExecutorSteps)]
+        data = self._object(value, "", known)
+        host = self._object(data.get("host"), "host", [item.name for item in fields(HostCost)])
+        for name, number in host.items():
+            if name.endswith("_ns") and (type(number) is not int or number < 0):
+                self._problem(f"host.{name}", f"expected an integer ≥ 0, found {number!r}")
+        algorithms = {
+            name: self._algorithm(part, f"algorithms.{name}")
+            for name, part in self._object(data.get("algorithms"), "algorithms").items()
+        }
+        spread = self._object(data.get("spread"), "spread")
+        for name, number in spread.items():
+            if not _is_time(number):
+                self._problem(f"spread.{name}", f"expected a number ≥ 0, found {number!r}")
+        target = self._object(data.get("target"), "target")
+        for name, number in target.items():
+            if type(number) is not int:
+                self._problem(f"target.{name}", f"expected an integer, found {number!r}")
+        for name, kind in (("device", str), ("threads", int), ("padded", bool)):
+            if type(data.get(name)) is not kind:
+                self._problem(name, f"expected {kind.__name__}, found {data.get(name)!r}")
+        if not algorithms:
+            self._problem("algorithms", "expected at least one")
+        if self.problems:
+            return None
+        return ExecutorSteps(
+            data["device"], data["threads"], data["padded"], target, HostCost(**host), algorithms, spread
+        )
+
+    def _algorithm(self, value: Any, key: str) -> AlgorithmSteps | None:
+        data = self._object(value, key, [item.name for item in fields(AlgorithmSteps)])
+        rounds: dict[int, RoundGrids] = {}
+        for topk, parts in self._object(data.get("rounds"), f"{key}.rounds").items():
+            place = f"{key}.rounds.{topk}"
+            names = [item.name for item in fields(RoundGrids)]
+            grids = {name: self._grid(part, name, place) for name, part in self._object(parts, place, names).items()}
+            if not topk.isdecimal() or int(topk) < 1:
+                self._problem(place, "expected a branching ≥ 1 as its name")
+            elif None not in grids.values() and len(grids) == len(names):
+                contexts = {grid.axes["context"] for name, grid in grids.items() if "context" in AXES[name]}
+                if len(contexts) > 1:
+                    self._problem(place, "expected the same context axis in draft, verify and extend")
+                rounds[int(topk)] = RoundGrids(**grids)
+        graphs: dict[tuple[int, int, int], Grid] = {}
+        for shape, grid in self._object(data.get("graphs"), f"{key}.graphs").items():
+            numbers = shape.split("-")
+            if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
+                self._problem(f"{key}.graphs.{shape}", "expected steps-topk-nodes as its name")
+            elif (found := self._grid(grid, "graph", f"{key}.graphs", shape)) is not None:
+                graphs[tuple(map(int, numbers))] = found
+        prefill, rest = (self._grid(data.get(name), name, key) for name in ("prefill", "rest"))
+        shared = data.get("shared_ns")
+        if type(shared) is not int or shared < 0:
+            self._problem(f"{key}.shared_ns", f"expected an integer ≥ 0, found {shared!r}")
+        if self.problems:
+            return None
+        return AlgorithmSteps(prefill, rest, rounds, graphs, shared)
+
+    def _grid(self, value: Any, kind: str, key: str, name: str | None = None) -> Grid | None:
+        place = f"{key}.{name or kind}"
+        before = len(self.problems)
+        data = self._object(value, place, ["axes", "ns"])
+        axes = self._object(data.get("axes"), f"{place}.axes", AXES[kind])
+        for axis, points in axes.items():
+            whole = isinstance(points, list) and points and all(type(point) is int and point >= 0 for point in points)
+            if not whole or sorted(set(points)) != points:
+                self._problem(f"{place}.axes.{axis}", f"expected ascending whole numbers, found {str(points)[:60]}")
+        if len(self.problems) > before:
+            return None
+        ordered = {axis: tuple(axes[axis]) for axis in AXES[kind]}
+        shape = tuple(len(points) for points in ordered.values())
+        if math.prod(shape) > MAX_POINTS:
+            self._problem(place, f"has {math.prod(shape)} points; expected at most {MAX_POINTS}")
+            return None
+        try:
+            ns = np.array(data["ns"], dtype=float)
+        except (TypeError, ValueError):
+            ns = np.empty(0)
+        if ns.shape != shape or not np.isfinite(ns).all() or (ns < 0).any():
+            expected = " × ".join(f"{len(points)} {axis}" for axis, points in ordered.items())
+            self._problem(f"{place}.ns", f"expected {expected} numbers ≥ 0")
+            return None
+        return Grid(ordered, ns)
+
+    def _object(self, value: Any, key: str, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return `value` if it is an object, with exactly these names if they are given; else note why not."""
+        if not isinstance(value, dict):
+            self._problem(key, f"expected an object, found {str(value)[:60]}")
+            return {}
+        for name in value if names is not None else ():
+            if name not in names:
+                self._problem(f"{key}.{name}".lstrip("."), f"unknown key{nearest(name, names)}")
+        for name in names or ():
+            if name not in value:
+                self._problem(f"{key}.{name}".lstrip("."), "missing")
+        return value
+
+    def _problem(self, key: str, message: str) -> None:
+        self.problems.append(Problem(f"{self.key}.{key}".rstrip("."), message))
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

@@ -1,0 +1,162 @@
+"""The twin's claim: with the simulated clock, the real executor is asked for the same steps at the same times as the simulated one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import made_steps
+from foretoken.core.acceptance.process import AcceptanceProcess, GaussianAcceptance
+from foretoken.core.contract.events import Committed, Planned, Submitted
+from foretoken.core.contract.request import Request
+from foretoken.core.prompt import Prompt
+from foretoken.gpu.executor.build import build_executor
+from foretoken.twin.measuring import priced_ns
+from foretoken.twin.served import Asked, StepLap, serve
+from foretoken.twin.simulated import simulate
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+WAYS = {
+    "plain": {},
+    "chain": {"draft": "STANDALONE", "steps": 3},
+    "head": {"draft": "EAGLE3", "steps": 1},
+    "tree": {"draft": "EAGLE3", "steps": 3, "topk": 2, "num_draft_tokens": 8},
+    "adaptive": {"draft": "EAGLE3", "adaptive": "default"},
+}
+
+
+class FromFirstToken(AcceptanceProcess):
+    """The real executor counts output positions from the prompt's end, the simulated device from the first token."""
+
+    def __init__(self, process: AcceptanceProcess) -> None:
+        self.process, self.max_depth = process, process.max_depth
+
+    def longest_run(self, request_keys, positions, shifts=0.0):
+        return self.process.longest_run(request_keys, positions + 1, shifts)
+
+
+class PricedClock:
+    """Simulated time: it passes as the profile says, not while anything computes."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def start(self) -> None:
+        self.ns = 0
+
+    def now_ns(self) -> int:
+        return self.ns
+
+    def sleep_until(self, at_ns: int) -> None:
+        self.ns = max(self.ns, at_ns)
+
+
+class PricedExecutor:
+    """The real executor; its moves take what the profile says."""
+
+    def __init__(self, executor, cost, host, topk, clock) -> None:
+        self.executor, self.cost, self.host, self.topk, self.clock = executor, cost, host, topk, clock
+        self.step = None
+
+    def __getattr__(self, name):
+        return getattr(self.executor, name)
+
+    def launch(self, step):
+        self.step = step
+        rows = sum(len(part.rows) for part in (step.prefill, step.decode) if part is not None)
+        self.clock.ns += self.host.plan_ns(rows) + self.host.launch_ns(rows)
+        self.executor.launch(step)
+
+    def collect(self):
+        result, step = self.executor.collect(), self.step
+        tokens = 0 if step.prefill is None else int(step.prefill.is_last.sum())
+        rows = 0 if step.decode is None else len(step.decode.rows)
+        tokens += 0 if step.decode is None else int(result.decode.accept_lens.sum())
+        lap = StepLap(step, result, 0, 0, 0, 0, 0)
+        self.clock.ns += priced_ns(lap, self.cost, self.topk) + self.host.commit_ns(rows, tokens)
+        return result
+
+
+def decisions(events):
+    """What was submitted, planned and accepted, with its time."""
+    found = []
+    for event in events:
+        if isinstance(event, Submitted):
+            found.append((event.now_ns, "submitted", event.request.request_id))
+        elif isinstance(event, Planned):
+            step = event.step
+            parts = (None, None) if step is None else (step.prefill, step.decode)
+            arrays = [
+                tuple(getattr(part, name).tolist() for name in names)
+                for part, names in zip(
+                    parts, (("rows", "starts", "lens", "is_last"), ("rows", "seq_lens")), strict=True
+                )
+                if part is not None
+            ]
+            shape = None if parts[1] is None else (parts[1].steps, parts[1].num_draft_tokens, parts[1].max_rounds)
+            joins = (
+                [] if step is None else [(join.row, join.request.request_id, join.num_emitted) for join in step.joins]
+            )
+            found.append((event.now_ns, "planned", arrays, shape, joins, event.retracted, event.num_waiting))
+        elif isinstance(event, Committed) and event.result.decode is not None:
+            found.append((event.now_ns, "committed", event.kept.tolist(), [end.request_id for end in event.finished]))
+    return sorted(found, key=lambda item: (item[0], item[1] != "submitted"))
+
+
+@st.composite
+def workloads(draw):
+    """Requests with their arrivals, in bursts and with gaps, or for a closed loop."""
+    gaps = draw(st.lists(st.sampled_from([0, 1, 700_000, 3_000_000, 40_000_000]), min_size=1, max_size=12))
+    sizes = [(draw(st.integers(1, 40)), draw(st.integers(1, 24)), draw(st.integers(0, 1))) for _ in gaps]
+    return [
+        Asked(Request(f"r{i}", Prompt.of_tokens(np.arange(prompt) + 7 * i), output, priority), at)
+        for i, ((prompt, output, priority), at) in enumerate(zip(sizes, np.cumsum(gaps).tolist(), strict=True))
+    ]
+
+
+CONFIGS = st.fixed_dictionaries(
+    {
+        "max_running": st.integers(1, 5),
+        "chunk_size": st.sampled_from([4, 16, 256]),
+        "kv_tokens": st.sampled_from([110, 200, 1000]),
+        # The real engine's cache keeps outputs, which a simulation does not know.
+        "prefix_cache": st.just(False),
+    }
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(deadline=None, max_examples=4, phases=(Phase.explicit, Phase.generate))
+@given(asked=workloads(), config=CONFIGS, clients=st.none() | st.integers(1, 6), seed=st.integers(0, 5))
+def test_a_real_and_a_simulated_run_decide_alike(make_arms, way, asked, config, clients, seed):
+    (arm,) = make_arms(**{way: {**WAYS[way], **config, "context_len": 80}})
+    steps = made_steps(arm.algorithm, topk=arm.spec.topk)
+    cost, clock = steps.cost(arm.spec, "profile"), PricedClock()
+    acceptance = GaussianAcceptance((0.8, 0.7, 0.6), seed, 0.1, 0.2)
+
+    class Priced(type(arm)):
+        def real_engine(self, events, seed=0):
+            engine = self.spec.make_engine(events)
+            executor = build_executor(engine, self.target, self.draft, self.ops, acceptance=FromFirstToken(acceptance))
+            return engine, PricedExecutor(executor, cost, steps.host, self.spec.topk, clock)
+
+    priced = Priced(*(getattr(arm, name) for name in arm.__slots__))
+    real = decisions(serve(priced, asked, clock, clients).events)
+    simulated = decisions(simulate(arm.simulated_spec, cost, steps.host, acceptance, asked, clients))
+    assert [item[0] for item in real] and len(real) > len(asked)
+    for ours, theirs in zip(simulated, real, strict=True):
+        assert ours == theirs
+
+
+def test_another_time_is_another_decision(make_arms):
+    """The comparison above would notice: with a slower profile the same requests are batched otherwise."""
+    (arm,) = make_arms(plain={"max_running": 4, "context_len": 80})
+    steps = made_steps("NONE")
+    slower = replace(steps, host=replace(steps.host, plan_base_ns=steps.host.plan_base_ns + 1))
+    asked = [Asked(Request(f"r{i}", Prompt.of_tokens(np.arange(9)), 8), i * 1_000_000) for i in range(6)]
+    process = GaussianAcceptance((0.5,))
+    runs = [
+        decisions(simulate(arm.simulated_spec, found.cost(arm.spec, "p"), found.host, process, asked))
+        for found in (steps, slower)
+    ]
+    assert runs[0] != runs[1]

@@ -1,0 +1,1 @@
+"""The real executor beside its simulation: its own steps measured, and one workload run on both."""

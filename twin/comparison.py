@@ -1,0 +1,129 @@
+"""Predicted against measured: the same summary of both sides, the error, and how much the measurement itself varies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..observe.metrics import RunMetrics
+
+METRICS: dict[str, tuple[str, str]] = {  # key of the summary -> its name, and its unit
+    "output_throughput": ("tokens/s", ""),
+    "mean_ttft_ms": ("TTFT mean", "ms"),
+    "p99_ttft_ms": ("TTFT p99", "ms"),
+    "mean_tpot_ms": ("TPOT mean", "ms"),
+    "p99_tpot_ms": ("TPOT p99", "ms"),
+    "median_itl_ms": ("ITL p50", "ms"),
+    "p99_itl_ms": ("ITL p99", "ms"),
+    "accept_length": ("accept length", ""),
+    "mean_running": ("batch", ""),
+}
+BUCKETS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One number: the mean over simulations, the mean over measured repeats, and half the range of either, relative to its mean.
+
+    `predicted_spread` is what the draws of acceptance make of it, `noise` what the machine does.
+    """
+
+    predicted: float
+    measured: float
+    predicted_spread: float
+    noise: float
+
+    @property
+    def error(self) -> float | None:
+        """How far the prediction is above the measurement, relative to it; None of nothing."""
+        return self.predicted / self.measured - 1 if self.measured else None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One way to serve at one load. `steps`: shares of decode rounds by their draft steps; `batch`: mean batch in tenths of the run."""
+
+    arm: str
+    load: str
+    requests: int
+    repeats: int
+    metrics: Mapping[str, Compared]
+    steps: Mapping[int, tuple[float, float]]  # steps -> predicted, measured
+    batch: tuple[tuple[float, ...], tuple[float, ...]]  # predicted, measured
+    processor_share: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "arm": self.arm,
+            "load": self.load,
+            "requests": self.requests,
+            "repeats": self.repeats,
+            "processor_share": self.processor_share,
+            "metrics": {
+                name: {
+                    "predicted": one.predicted,
+                    "measured": one.measured,
+                    "error": one.error,
+                    "predicted_spread": one.predicted_spread,
+                    "noise": one.noise,
+                }
+                for name, one in self.metrics.items()
+            },
+            "steps": {str(steps): {"predicted": pair[0], "measured": pair[1]} for steps, pair in self.steps.items()},
+            "batch": {"predicted": list(self.batch[0]), "measured": list(self.batch[1])},
+        }
+
+
+def compare(
+    arm: str,
+    load: str,
+    requests: int,
+    predicted: Sequence[RunMetrics],
+    measured: Sequence[RunMetrics],
+    processor_share: float = 1.0,
+) -> Comparison:
+    """Compare simulated runs with measured ones of the same requests. What one of them does not have (an accept length) is left out."""
+    ours, theirs = ([metrics.summary() for metrics in runs] for runs in (predicted, measured))
+    found = {}
+    for key in METRICS:
+        pair = [[summary[key] for summary in summaries] for summaries in (ours, theirs)]
+        if not any(value is None for values in pair for value in values):
+            (mean, spread), (true_mean, noise) = (_mean_and_spread(values) for values in pair)
+            found[key] = Compared(mean, true_mean, spread, noise)
+    shares = [_mean_shares(summaries) for summaries in (ours, theirs)]
+    steps = {n: (shares[0].get(n, 0.0), shares[1].get(n, 0.0)) for n in sorted({*shares[0], *shares[1]})}
+    batch = tuple(_batch_over_time(runs) for runs in (predicted, measured))
+    return Comparison(arm, load, requests, len(measured), found, steps, batch, processor_share)
+
+
+def _mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean, and half the range relative to it."""
+    mean = float(np.mean(values))
+    return mean, float(max(values) - min(values)) / 2 / mean if mean else 0.0
+
+
+def _mean_shares(summaries: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Return the mean share of rounds by steps."""
+    prefix = "rounds_at_steps_"
+    found: dict[int, float] = {}
+    for summary in summaries:
+        for key, share in summary.items():
+            if key.startswith(prefix):
+                steps = int(key.removeprefix(prefix))
+                found[steps] = found.get(steps, 0.0) + share / len(summaries)
+    return found
+
+
+def _batch_over_time(runs: Sequence[RunMetrics]) -> tuple[float, ...]:
+    """Return the mean batch in each tenth of the runs, each over its own length."""
+    found = []
+    for metrics in runs:
+        timeline, duration_s = metrics.timeline(), metrics.summary()["duration"]
+        # The last bucket ends with the run.
+        edges = np.minimum(np.arange(len(timeline["running"]) + 1) * timeline["bucket_s"], duration_s)
+        areas = np.cumsum([0.0, *(np.diff(edges) * np.array(timeline["running"], float))])
+        found.append(np.diff(np.interp(np.linspace(0, duration_s, BUCKETS + 1), edges, areas)) * BUCKETS / duration_s)
+    return tuple(float(value) for value in np.mean(found, axis=0))

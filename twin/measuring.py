@@ -1,0 +1,420 @@
+"""Measures an executor's own steps: every cell of a grid several times, in a random order, so that none profits from the one before.
+
+Device times come from `gpu.bench.step_timer`, host times from requests that are served in earnest. Medians count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..core.contract.request import Request
+from ..core.draws import Purpose, hash64
+from ..core.errors import ConfigError, Problem
+from ..core.prompt import Prompt
+from ..gpu.bench.prompts import bench_prompts
+from ..gpu.bench.run import device_name
+from ..gpu.bench.step_timer import RoundTime, StepTimer
+from ..gpu.session.text import Tokenizer
+from ..sim.cost.executor_steps import AXES, AlgorithmSteps, ExecutorSteps, Grid, RoundGrids, StepCost
+from ..sim.cost.host import HostCost
+from .arms import Arm
+from .record import Record
+from .served import Asked, StepLap, make_clock, serve
+
+PARTS = RoundTime.__slots__
+PROMPT_CONTEXTS = 3  # points of each context axis
+HOST_OUTPUT = 16  # tokens of each request that is served for the host's times
+TO_NORMAL = 1.4826  # from a median absolute deviation to a standard deviation
+
+OnProgress = Callable[[int, int, str], None]
+"""Told how many timings are done, of how many, and what is being measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuringPlan:
+    """How finely is measured. `contexts` None: three, up to the arms' context."""
+
+    repeats: int = 7
+    rows: tuple[int, ...] | None = None
+    contexts: tuple[int, ...] | None = None
+    clock: str = "wall"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Closure:
+    """Served steps of one arm: what they took, and what the grids say, in seconds altogether."""
+
+    arm: str
+    steps: int
+    measured_s: float
+    priced_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The result: the profile's part, and how well it adds up to steps that were served."""
+
+    steps: ExecutorSteps
+    closures: tuple[Closure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One timing, `repeat` of several. Its sizes are chunks, tokens, context of a prompt; steps, nodes, rows, context, accepted of a round;
+    and of both in a step: the prompt's tokens, then those of a round."""
+
+    arm: int
+    kind: str  # "prefill", "round" or "mixed"
+    sizes: tuple[int, ...]
+    repeat: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.arm} {self.kind} {' '.join(map(str, self.sizes))} #{self.repeat}"
+
+
+def measure_steps(
+    arms: Sequence[Arm],
+    plan: MeasuringPlan = MeasuringPlan(),
+    record: Record | None = None,
+    on_progress: OnProgress = lambda done, of, what: None,
+) -> Measured:
+    """Measure the steps of `arms`, which have one model and device. What `record` has is not timed again.
+
+    Raises ConfigError for arms that differ in model or device, or a clock that the device does not have.
+    """
+    _check_alike(arms)
+    record = record or Record(None, {})
+    clock = make_clock(plan.clock, arms[0].plan.device)
+    clock.start()
+    cells = list(_cells(arms, plan))
+    order = np.argsort([int(hash64(plan.seed, Purpose.TOKEN, np.uint64(i), np.uint64(0))) for i in range(len(cells))])
+    if any(cell.key not in record.values for cell in cells):
+        timers = [StepTimer(arm.spec, arm.target, arm.draft, arm.ops, clock.now_ns) for arm in arms]
+        for cell in {(cell.arm, cell.kind, cell.sizes): cell for cell in cells}.values():
+            _time(timers[cell.arm], cell)  # once without counting: masks are made, allocators grow
+        for done, index in enumerate(order.tolist()):
+            cell = cells[index]
+            on_progress(done, len(cells), arms[cell.arm].name)
+            if cell.key not in record.values:
+                record.add(cell.key, _time(timers[cell.arm], cell))
+    samples: dict[tuple[int, str, tuple[int, ...]], list[list[float]]] = {}
+    for cell in cells:
+        samples.setdefault((cell.arm, cell.kind, cell.sizes), []).append(record.values[cell.key])
+    algorithms = {
+        algorithm: _algorithm_steps(
+            {number: arm for number, arm in enumerate(arms) if arm.algorithm == algorithm}, samples
+        )
+        for algorithm in dict.fromkeys(arm.algorithm for arm in arms)
+    }
+    on_progress(len(cells), len(cells), "host")
+    host = _HostTimes(arms, plan)
+    steps = ExecutorSteps(
+        device=device_name(arms[0].plan.device),
+        threads=_threads(arms[0]),
+        padded=arms[0].plan.device == "cpu",
+        target=shape_of(arms[0]),
+        host=host.cost(),
+        algorithms=algorithms,
+        spread={**_spreads(samples), "host": host.spread()},
+    )
+    return Measured(steps, host.closures(steps))
+
+
+def shape_of(arm: Arm) -> dict[str, int]:
+    """Return the target's shape, by which a profile is recognised."""
+    config = arm.plan.target
+    return {
+        "hidden": config.hidden_size,
+        "layers": config.num_layers,
+        "kv_heads": config.num_kv_heads,
+        "vocab": config.vocab_size,
+    }
+
+
+def _threads(arm: Arm) -> int:
+    import torch
+
+    return torch.get_num_threads() if arm.plan.device == "cpu" else 0
+
+
+def _check_alike(arms: Sequence[Arm]) -> None:
+    first = arms[0].plan
+    for arm in arms[1:]:
+        if (arm.plan.options.model, arm.plan.device, arm.plan.dtype) != (
+            first.options.model,
+            first.device,
+            first.dtype,
+        ):
+            message = f"{arm.name} has another model, device or number format than {arms[0].name}; a profile is of one"
+            raise ConfigError("<arguments>", [Problem("model", message)])
+
+
+# -- what is timed ----------------------------------------------------------------------------------------------------
+
+
+def _cells(arms: Sequence[Arm], plan: MeasuringPlan) -> Iterable[_Cell]:
+    seen: set[tuple] = set()
+    for number, arm in enumerate(arms):
+        if arm.algorithm not in seen:
+            seen.add(arm.algorithm)
+            for sizes in _prompt_sizes(arm, plan):
+                yield from (_Cell(number, "prefill", sizes, repeat) for repeat in range(plan.repeats))
+            if arm.spec.config.max_running > 1:  # a step with both needs a row for each
+                yield from (_Cell(number, "mixed", _mixed_sizes(arm, plan), i) for i in range(3 * plan.repeats))
+    for number, arm in enumerate(arms):
+        config = arm.spec.config
+        for steps, nodes in arm.spec.draft_shape.tree_sizes():
+            topk = arm.spec.topk if steps else 1
+            if (arm.algorithm, topk, steps, nodes) in seen:
+                continue
+            seen.add((arm.algorithm, topk, steps, nodes))
+            most = min(steps + 1, nodes)
+            accepts = list(dict.fromkeys((most, 1, (most + 1) // 2)))  # with one repeat the most that there is
+            for rows in plan.rows or _doubling(config.max_running):
+                for context in _contexts(arm, plan):
+                    for repeat in range(plan.repeats):
+                        sizes = (steps, nodes, rows, context, accepts[repeat % len(accepts)])
+                        yield _Cell(number, "round", sizes, repeat)
+
+
+def _doubling(most: int) -> tuple[int, ...]:
+    return tuple(sorted({min(1 << i, most) for i in range(most.bit_length() + 1)}))
+
+
+def _contexts(arm: Arm, plan: MeasuringPlan) -> tuple[int, ...]:
+    if plan.contexts is not None:
+        return plan.contexts
+    longest = arm.spec.config.context_len - arm.spec.max_num_draft_tokens - 1
+    return tuple(sorted({max(1, longest // 8), max(1, longest // 2), longest}))
+
+
+def _prompt_sizes(arm: Arm, plan: MeasuringPlan) -> Iterable[tuple[int, int, int]]:
+    """Yield chunks, their tokens together, and the context before each, as far as a step and a row can hold them."""
+    config = arm.spec.config
+    longest = max(_contexts(arm, plan))
+    most = min(config.chunk_size, longest * config.max_running)
+    for chunks in sorted({1, min(2, config.max_running), config.max_running}):
+        for tokens in sorted({min(n, most) for n in (16, 64, 256, 1024)}):
+            for context in sorted({0, longest // 2}):
+                each = -(-tokens // chunks)
+                if tokens >= chunks:
+                    yield chunks, tokens, min(context, max(0, longest - each))
+
+
+def _mixed_sizes(arm: Arm, plan: MeasuringPlan) -> tuple[int, ...]:
+    """Return the sizes of the one step with both: its prompt is one of the prompt cells, its round one of the round cells."""
+    steps, nodes = arm.spec.draft_shape.tree_sizes()[0]
+    _, tokens, _ = next(iter(_prompt_sizes(arm, plan)))
+    return tokens, steps, nodes, 1, _contexts(arm, plan)[0], 1
+
+
+def _time(timer: StepTimer, cell: _Cell) -> list[float]:
+    if cell.kind == "prefill":
+        return [timer.prefill(*cell.sizes)]
+    *tokens, steps, nodes, rows, context, accepted = cell.sizes
+    if cell.kind == "mixed":
+        return [timer.mixed(*tokens, rows, steps, nodes, context, accepted)]
+    time = timer.round(rows, steps, nodes, context, accepted)
+    return [getattr(time, part) for part in PARTS]
+
+
+# -- grids ------------------------------------------------------------------------------------------------------------
+
+Samples = Mapping[tuple[int, str, tuple[int, ...]], list[list[float]]]
+
+
+def _algorithm_steps(arms: Mapping[int, Arm], samples: Samples) -> AlgorithmSteps:
+    """Make the grids of the arms of one algorithm, by their numbers."""
+    prefill: dict[tuple[int, ...], list[float]] = {}
+    rest: dict[tuple[int, ...], list[float]] = {}
+    parts: dict[int, dict[str, dict[tuple[int, ...], list[float]]]] = {}
+    graphs: dict[tuple[int, int, int], dict[tuple[int, ...], list[float]]] = {}
+    for (number, kind, sizes), values in samples.items():
+        if number not in arms:
+            continue
+        if kind == "prefill":
+            prefill.setdefault(sizes, []).extend(value[0] for value in values)
+        if kind != "round":
+            continue
+        steps, nodes, rows, context, accepted = sizes
+        topk = arms[number].spec.topk if steps else 1
+        of = parts.setdefault(topk, {name: {} for name in ("draft", "verify", "kv_move", "extend")})
+        for value in values:
+            time = RoundTime(*value)
+            rest.setdefault((rows,), []).append(time.rest)
+            if time.graph:
+                graphs.setdefault((steps, topk, nodes), {}).setdefault((rows, context), []).append(time.graph)
+            of["draft"].setdefault((steps, rows, context), []).append(time.draft)
+            of["verify"].setdefault((nodes, rows, context), []).append(time.verify)
+            of["kv_move"].setdefault((steps, rows), []).append(time.kv_move)
+            of["extend"].setdefault((accepted, rows, context), []).append(time.extend)
+    rounds = {
+        topk: RoundGrids(**{name: _grid(name, cells) for name, cells in of.items()}) for topk, of in parts.items()
+    }
+    captured = {shape: _grid("graph", cells) for shape, cells in graphs.items()}
+    found = AlgorithmSteps(_grid("prefill", prefill), _grid("rest", rest), rounds, captured)
+    return replace(found, shared_ns=_shared_ns(arms, samples, found))
+
+
+def _shared_ns(arms: Mapping[int, Arm], samples: Samples, found: AlgorithmSteps) -> int:
+    """Return by how much the step with both is shorter than its parts: at most what a round has beside its passes."""
+    shared = 0.0
+    for (number, kind, (tokens, *shape)), values in samples.items():
+        if number in arms and kind == "mixed":
+            steps, nodes, rows, context, accepted = shape
+            topk = arms[number].spec.topk if steps else 1
+            cost = StepCost(found, True, "")
+            alone = cost.prefill_ns([(tokens, 0)])
+            alone += int(cost.rounds_ns(rows, steps, topk, nodes, np.array([context]), np.array([accepted]))[0])
+            shared = min(alone - np.median([value[0] for value in values]), found.rest.at(rows=rows).ns)
+    return max(0, round(float(shared)))
+
+
+def _grid(name: str, cells: Mapping[tuple[int, ...], list[float]]) -> Grid:
+    """Return the medians of cells as a grid. A cell that could not be measured takes the value of the nearest one that could."""
+    axes = {axis: tuple(sorted({key[i] for key in cells})) for i, axis in enumerate(AXES[name])}
+    ns = np.zeros(tuple(len(points) for points in axes.values()))
+    medians = {key: float(np.median(values)) for key, values in cells.items()}
+    known = np.array(list(medians))
+    for place in np.ndindex(ns.shape):
+        key = tuple(points[i] for points, i in zip(axes.values(), place, strict=True))
+        if key not in medians:
+            apart = np.abs(np.log1p(known) - np.log1p(key)).sum(axis=1)
+            key = tuple(known[apart.argmin()].tolist())
+        ns[place] = medians[key]
+    return Grid(axes, ns)
+
+
+def _spreads(samples: Samples) -> dict[str, float]:
+    """Return the standard deviation of the logarithm of a step's time, by kind of step: the median over cells, outliers weigh little."""
+    names = {"round": "decode", "prefill": "prefill"}
+    found: dict[str, list[float]] = {}
+    totals: dict[tuple, list[float]] = {}
+    for (number, kind, sizes), values in samples.items():
+        # Rounds that accept more are longer, and no noise.
+        totals.setdefault((number, kind, sizes), []).extend(sum(value) for value in values)
+    for (_, kind, _), values in totals.items():
+        if len(values) >= 2 and kind in names:
+            logs = np.log(values)
+            found.setdefault(kind, []).append(TO_NORMAL * float(np.median(np.abs(logs - np.median(logs)))))
+    return {names[kind]: float(np.median(values)) for kind, values in found.items()}
+
+
+# -- the host ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _HostTimes:
+    """Serves a few requests with every arm, and fits the host's time per step, row and token."""
+
+    arms: Sequence[Arm]
+    plan: MeasuringPlan
+    laps: list[list[StepLap]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for arm in self.arms:
+            laps: list[StepLap] = []
+            for clients in sorted({1, max(1, arm.spec.config.max_running // 2), arm.spec.config.max_running}):
+                requests = short_requests(arm, 2 * clients, HOST_OUTPUT, self.plan.seed + clients)
+                laps += serve(arm, requests, make_clock(self.plan.clock, arm.plan.device), clients).laps
+            self.laps.append(laps)
+
+    def cost(self) -> HostCost:
+        laps = [lap for laps in self.laps for lap in laps]
+        rows = np.array([lap.rows for lap in laps], float)
+        decoding = np.array([_decode_rows(lap) for lap in laps], float)
+        tokens = np.array([_tokens(lap) for lap in laps], float)
+        plan = _fit([lap.plan_ns for lap in laps], rows)
+        launch = _fit([lap.launch_ns for lap in laps], rows)
+        commit = _fit([lap.commit_ns for lap in laps], decoding, tokens)
+        return HostCost(
+            name="executor", plan_base_ns=plan[0], plan_row_ns=plan[1], launch_base_ns=launch[0], launch_row_ns=launch[1],
+            commit_base_ns=commit[0], commit_row_ns=commit[1], commit_token_ns=commit[2], sampling_base_ns=0,
+            sampling_row_ns=0, detokenise_token_ns=0, source=f"least squares over {len(laps)} served steps",
+        )  # fmt: skip
+
+    def spread(self) -> float:
+        host, laps = self.cost(), [lap for laps in self.laps for lap in laps]
+        ratios = [
+            (lap.plan_ns + lap.launch_ns + lap.commit_ns)
+            / (host.plan_ns(lap.rows) + host.launch_ns(lap.rows) + host.commit_ns(_decode_rows(lap), _tokens(lap)))
+            for lap in laps
+        ]
+        logs = np.log(ratios)
+        return TO_NORMAL * float(np.median(np.abs(logs - np.median(logs))))
+
+    def closures(self, steps: ExecutorSteps) -> tuple[Closure, ...]:
+        found = []
+        for arm, laps in zip(self.arms, self.laps, strict=True):
+            cost, host = steps.cost(arm.spec, "profile"), steps.host
+            ran = sum(lap.plan_ns + lap.launch_ns + lap.run_ns + lap.commit_ns for lap in laps)
+            priced = sum(priced_ns(lap, cost, arm.spec.topk) for lap in laps) + sum(
+                host.plan_ns(lap.rows) + host.launch_ns(lap.rows) + host.commit_ns(_decode_rows(lap), _tokens(lap))
+                for lap in laps
+            )
+            found.append(Closure(arm.name, len(laps), ran / 1e9, priced / 1e9))
+        return tuple(found)
+
+
+def priced_ns(lap: StepLap, cost: StepCost, topk: int) -> int:
+    """Return what the grids say of a served step on the device."""
+    total, prefill, decode = 0, lap.step.prefill, lap.step.decode
+    if decode is not None:
+        contexts = decode.seq_lens
+        context = contexts.max() if cost.padded else contexts.mean()
+        shape = (len(decode.rows), decode.steps, topk if decode.steps else 1, decode.num_draft_tokens)
+        longest = lap.result.decode.accept_lens.max(axis=1)
+        total += int(cost.rounds_ns(*shape, np.full(len(longest), context), longest).sum())
+    if prefill is None:
+        return total
+    chunks = list(zip(prefill.lens.tolist(), prefill.starts.tolist(), strict=True))
+    return cost.prefill_ns(chunks) if decode is None else cost.both_ns(chunks, total)
+
+
+def _decode_rows(lap: StepLap) -> int:
+    return 0 if lap.step.decode is None else len(lap.step.decode.rows)
+
+
+def _tokens(lap: StepLap) -> int:
+    first = 0 if lap.step.prefill is None else int(np.count_nonzero(lap.step.prefill.is_last))
+    return first + (0 if lap.step.decode is None else int(lap.result.decode.accept_lens.sum()))
+
+
+def _fit(times: Sequence[int], *columns: np.ndarray) -> list[int]:
+    """Return base and slopes ≥ 0 of times by least squares, the largest two in a hundred left out."""
+    ns = np.array(times, float)
+    kept = ns <= np.quantile(ns, 0.98)
+    names = list(range(1 + len(columns)))
+    matrix = np.stack([np.ones(len(ns)), *columns], axis=1)[kept]
+    found = np.zeros(len(names))
+    while names:
+        found[:] = 0.0
+        found[names] = np.linalg.lstsq(matrix[:, names], ns[kept], rcond=None)[0]
+        if (found >= 0).all():
+            break
+        names.remove(int(found.argmin()))
+    return [round(value) for value in found]
+
+
+def short_requests(arm: Arm, count: int, output_len: int, seed: int) -> list[Asked]:
+    """Return requests of real text for a closed loop, prompts of different lengths up to a quarter of the context."""
+    longest = max(2, min(64, arm.spec.config.context_len // 4))
+    texts = bench_prompts(tokenizer_of(arm), arm.plan.target.vocab_size, count, longest, seed)
+    room = max(1, min(output_len, arm.plan.sizes.total_limit - longest))
+    return [
+        Asked(Request(f"host{i}", Prompt.of_tokens(text[: longest - (i * 7) % (longest // 2)]), room), None)
+        for i, text in enumerate(texts)
+    ]
+
+
+def tokenizer_of(arm: Arm) -> Tokenizer | None:
+    """Return the model's tokenizer, None if it has none."""
+    from pathlib import Path
+
+    directory = Path(arm.plan.options.model)
+    return Tokenizer.load(directory) if (directory / "tokenizer.json").is_file() else None

@@ -1,0 +1,234 @@
+"""The twin: every way to serve, at every load, simulated from a profile and served in earnest, side by side.
+
+profile, acceptance of calibration prompts ─► loads ─► simulate (several draws of acceptance) ─┐
+                                                └────► serve (several times, ways taking turns) ─┴─► compare
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..core.acceptance.fit import AcceptanceFit, fit
+from ..core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
+from ..core.adaptive.config import fixed_config
+from ..core.contract.events import Committed, Event, Planned
+from ..core.contract.request import Request
+from ..core.errors import ConfigError, ForetokenError, Problem
+from ..core.prompt import Prompt
+from ..gpu.bench.prompts import bench_prompts
+from ..sim.cost.executor_steps import ExecutorSteps, StepCost
+from ..sim.load import make_workload
+from ..sim.scenario import Scenario
+from ..sim.scenario_file import scenario_with
+from .arms import Arm
+from .comparison import Comparison, compare
+from .measuring import tokenizer_of
+from .served import Asked, Served, make_clock, metrics_of, serve
+from .simulated import simulate
+
+CALIBRATION_SEED = 104_729  # other windows of the text than those of the workload
+LIGHT, KNEE, SATURATED = "light", "knee", "saturated"
+LOADS = {LIGHT: 0.3, KNEE: 0.75}  # shares of the capacity that is simulated
+QUEUED = 1.5  # clients of the saturated load, per row
+OnProgress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TwinPlan:
+    """What is run. `loads` None: the scenario's own arrivals; `seconds`: about how long one measured run lasts, where a load is made."""
+
+    scenario: Scenario
+    loads: tuple[str, ...] | None = (LIGHT, KNEE, SATURATED)
+    seconds: float = 8.0
+    repeats: int = 3
+    draws: int = 8  # simulated draws of acceptance
+    calibration_requests: int = 32
+    calibration_output: int = 48
+    clock: str = "wall"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests, and how they come."""
+
+    name: str
+    asked: tuple[Asked, ...]
+    concurrency: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What the simulated side of an arm is made of."""
+
+    cost: StepCost
+    steps: ExecutorSteps
+    acceptance: AcceptanceProcess
+    fitted: AcceptanceFit | None
+
+    def simulate(self, arm: Arm, load: Load, seed: int = 0) -> list[Event]:
+        acceptance = self.acceptance
+        if isinstance(acceptance, GaussianAcceptance):
+            acceptance = replace(acceptance, seed=seed)
+        return simulate(arm.simulated_spec, self.cost, self.steps.host, acceptance, load.asked, load.concurrency)
+
+
+def default_scenario() -> Scenario:
+    """Return the workload without arguments: prompts and outputs that a tiny pair serves in a fraction of a second."""
+    return scenario_with(
+        {},
+        {
+            "workload.prompt": {"kind": "uniform", "low": 16, "high": 96},
+            "workload.output": {"kind": "uniform", "low": 24, "high": 64},
+        },
+    )
+
+
+def run_twin(
+    arms: Sequence[Arm], steps: ExecutorSteps, plan: TwinPlan, on_progress: OnProgress = lambda text: None
+) -> Iterator[Comparison]:
+    """Yield the comparisons, load by load. Raises ConfigError for a profile of something else, and other ForetokenErrors."""
+    make_clock(plan.clock, arms[0].plan.device)
+    _check_scenario(plan.scenario)
+    costs = [steps.cost(arm.spec, "profile") for arm in arms]  # refuses before anything is served
+    sides = []
+    for arm, cost in zip(arms, costs, strict=True):
+        on_progress(f"{arm.name}: acceptance of calibration prompts")
+        fitted = fit_acceptance(arm, plan) if arm.is_speculative else None
+        process = FixedMeanAcceptance(1.0) if fitted is None else fitted.process
+        sides.append(Side(cost, steps, process, fitted))
+    for name in plan.loads or ("as given",):
+        loads = [_load(name, arm, side, arms, plan) for arm, side in zip(arms, sides, strict=True)]
+        measured: list[list[Served]] = [[] for _ in arms]
+        for repeat in range(plan.repeats):
+            for number, (arm, load) in enumerate(zip(arms, loads, strict=True)):
+                on_progress(f"{name}: {arm.name}, {len(load.asked)} requests, run {repeat + 1} of {plan.repeats}")
+                clock = make_clock(plan.clock, arm.plan.device)
+                measured[number].append(serve(arm, load.asked, clock, load.concurrency, plan.seed))
+        for arm, side, load, runs in zip(arms, sides, loads, measured, strict=True):
+            on_progress(f"{name}: {arm.name}, simulating")
+            simulated = [metrics_of(side.simulate(arm, load, draw)) for draw in range(plan.draws)]
+            share = float(np.mean([run.processor_share for run in runs]))
+            measured_metrics = [run.metrics() for run in runs]
+            yield compare(arm.name, name, len(load.asked), simulated, measured_metrics, share)
+
+
+# -- the workload -----------------------------------------------------------------------------------------------------
+
+
+def _load(name: str, arm: Arm, side: Side, arms: Sequence[Arm], plan: TwinPlan) -> Load:
+    """Make one load of an arm: a share of its simulated capacity, or more clients than it has rows."""
+    if plan.loads is None:
+        asked = requests_of(plan.scenario, arm, arms, plan.seed)
+        return Load(name, asked, plan.scenario.workload.concurrency)
+    rows = arm.spec.config.max_running
+    closed = scenario_with(
+        plan.scenario.model_dump(), {"workload.concurrency": rows, "workload.num_requests": 16 * rows}
+    )
+    events = side.simulate(arm, Load(name, requests_of(closed, arm, arms, plan.seed, text=False), rows))
+    capacity = metrics_of(events).summary()["request_throughput"]
+    share = LOADS.get(name, 1.0)
+    count = {"workload.num_requests": int(np.clip(plan.seconds * share * capacity, 3 * rows, 2000))}
+    if name == SATURATED:
+        clients = int(QUEUED * rows)
+        made = scenario_with(plan.scenario.model_dump(), {**count, "workload.concurrency": clients})
+        return Load(name, requests_of(made, arm, arms, plan.seed), clients)
+    made = scenario_with(
+        plan.scenario.model_dump(), {**count, "workload.concurrency": None, "workload.rate": share * capacity}
+    )
+    return Load(name, requests_of(made, arm, arms, plan.seed), None)
+
+
+def requests_of(scenario: Scenario, arm: Arm, arms: Sequence[Arm], seed: int, text: bool = True) -> tuple[Asked, ...]:
+    """Return the scenario's requests with prompts of real text; each asks for as many tokens as it is to emit.
+
+    Without `text` the prompts have a length alone, for simulations. Raises ConfigError for a request that some arm cannot hold.
+    """
+    total = min(each.plan.sizes.total_limit for each in arms)
+    arrivals = list(make_workload(scenario, total))
+    most = max((arrival.prompt.length + arrival.output_len for arrival in arrivals), default=0)
+    if most > total:
+        message = f"a request of {most} tokens; with their drafts these ways to serve take {total} (model.context_len)"
+        raise ConfigError("<scenario>", [Problem("workload", message)])
+    if not arrivals:
+        raise ForetokenError("the workload has no requests")
+    longest = max(arrival.prompt.length for arrival in arrivals)
+    texts = []
+    if text:
+        texts = bench_prompts(tokenizer_of(arm), arm.plan.target.vocab_size, len(arrivals), longest, seed)
+    asked = []
+    for number, arrival in enumerate(arrivals):
+        prompt = Prompt.of_tokens(texts[number][: arrival.prompt.length]) if text else arrival.prompt
+        asked.append(Asked(Request(f"r{arrival.row}", prompt, arrival.output_len, arrival.priority), arrival.time_ns))
+    return tuple(asked)
+
+
+def _check_scenario(scenario: Scenario) -> None:
+    """Raise ConfigError for what one real executor in this process does not do."""
+    table, clients = scenario.workload, scenario.clients
+    refused: Mapping[str, bool] = {
+        "hardware.replicas": scenario.hardware.replicas > 1,
+        "hardware.tensor_parallel": scenario.hardware.tensor_parallel > 1,
+        "disaggregation": scenario.disaggregation.prefill > 0 or scenario.disaggregation.ratio is not None,
+        "clients": clients.deadline_s is not None or clients.cancel_share > 0,
+        "workload.trace": table.trace is not None and table.num_requests is None and table.stop_s is None,
+    }
+    why = {
+        "workload.trace": "a whole trace would be served in real time; limit it by workload.num_requests or stop_s",
+        "clients": "clients that leave are not a part of the twin",
+    }
+    problems = [
+        Problem(key, why.get(key, "the twin serves with one engine")) for key, wrong in refused.items() if wrong
+    ]
+    if problems:
+        raise ConfigError("<scenario>", problems)
+
+
+# -- acceptance -------------------------------------------------------------------------------------------------------
+
+
+def fit_acceptance(arm: Arm, plan: TwinPlan) -> AcceptanceFit:
+    """Fit the acceptance of the arm's longest drafts to prompts that are not the workload's. Errors: AcceptanceFitError."""
+    spec = arm.spec
+    if spec.policy != "fixed":
+        spec = replace(spec, policy="fixed", adaptive=fixed_config(spec.max_steps), initial_steps=None, cost_table=None)
+        if spec.graph_sizes is not None:
+            spec = replace(spec, graph_sizes=None)
+    longest = max(2, min(64, arm.spec.config.context_len // 3))
+    output = max(2, min(plan.calibration_output, arm.plan.sizes.total_limit - longest))
+    texts = bench_prompts(
+        tokenizer_of(arm), arm.plan.target.vocab_size, plan.calibration_requests, longest, plan.seed + CALIBRATION_SEED
+    )
+    asked = [Asked(Request(f"c{i}", Prompt.of_tokens(text), output), None) for i, text in enumerate(texts)]
+    served = serve(replace(arm, spec=spec), asked, None, spec.config.max_running, plan.seed)
+    return fit(*rounds_of(served.events))
+
+
+def rounds_of(events: Sequence[Event]) -> np.ndarray:
+    """Return the rounds with drafts, int64 [4, n]: request, output position, steps and correct drafts."""
+    number_of: dict[str, int] = {}
+    in_row: dict[int, int] = {}
+    emitted: dict[int, int] = {}
+    found: list[tuple[int, int, int, int]] = []
+    for event in events:
+        if isinstance(event, Planned) and event.step is not None:
+            for join in event.step.joins:
+                in_row[join.row] = number_of.setdefault(join.request.request_id, len(number_of))
+                emitted[in_row[join.row]] = join.num_emitted
+        elif isinstance(event, Committed):
+            for request_id in event.first_tokens:
+                emitted[number_of[request_id]] += 1
+            if event.kept is None:
+                continue
+            decode, lens = event.step.decode, event.result.decode.accept_lens
+            for round_number, kept in enumerate(event.kept):
+                for i in np.flatnonzero(kept).tolist():
+                    request = in_row[int(decode.rows[i])]
+                    if decode.steps:
+                        correct = min(int(lens[round_number, i]) - 1, decode.steps)
+                        found.append((request, emitted[request], decode.steps, correct))
+                    emitted[request] += int(kept[i])
+    return np.array(found, np.int64).reshape(-1, 4).T

@@ -1,0 +1,246 @@
+"""Serves requests on the real executor as they arrive, and notes how long each move of its loop takes."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ..core.contract.events import Committed, Event, Submitted
+from ..core.contract.request import Request
+from ..core.contract.step import Step, StepResult
+from ..core.errors import ConfigError, ForetokenError, InvariantViolation, Problem
+from ..core.scheduler.driver import Driver
+from ..observe.metrics import RunMetrics
+from .arms import Arm
+
+WALL, CPU = "wall", "cpu"
+
+
+class Clock(Protocol):
+    """The time of a run, in nanoseconds from `start`."""
+
+    def start(self) -> None: ...
+
+    def now_ns(self) -> int: ...
+
+    def sleep_until(self, at_ns: int) -> None: ...
+
+
+class WallClock:
+    """Real time."""
+
+    _start_ns = 0
+
+    def start(self) -> None:
+        self._start_ns = time.perf_counter_ns()
+
+    def now_ns(self) -> int:
+        return time.perf_counter_ns() - self._start_ns
+
+    def sleep_until(self, at_ns: int) -> None:
+        left_ns = at_ns - self.now_ns()
+        if left_ns > 0:
+            time.sleep(left_ns / 1e9)
+
+
+class CpuClock:
+    """The processor time of this thread; waiting takes none, it moves the clock on. For a busy machine: other processes do not count."""
+
+    _start_ns = 0
+
+    def start(self) -> None:
+        self._start_ns = time.thread_time_ns()
+
+    def now_ns(self) -> int:
+        return time.thread_time_ns() - self._start_ns
+
+    def sleep_until(self, at_ns: int) -> None:
+        self._start_ns -= max(at_ns - self.now_ns(), 0)
+
+
+def make_clock(name: str, device: str) -> Clock:
+    """Return the clock called "wall" or "cpu". Raises ConfigError where processor time is not the time of the work."""
+    if name not in (WALL, CPU):
+        raise ConfigError("<arguments>", [Problem("clock", f"{name!r} is neither {WALL} nor {CPU}")])
+    if name == WALL:
+        return WallClock()
+    if device != "cpu" or torch.get_num_threads() > 1:
+        threads = (
+            "another device does the work" if device != "cpu" else f"{torch.get_num_threads()} threads share the work"
+        )
+        raise ConfigError("<arguments>", [Problem("clock", f"cpu measures one thread of this process; {threads}")])
+    return CpuClock()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request and when it arrives; None: when one of the clients of a closed loop is free."""
+
+    request: Request
+    arrival_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepLap:
+    """One committed step: what it was, and nanoseconds of each move. `run`: from asking for its result to having it."""
+
+    step: Step
+    result: StepResult
+    plan_ns: int
+    launch_ns: int
+    run_ns: int
+    commit_ns: int
+    ended_ns: int  # on the run's clock
+
+    @property
+    def rows(self) -> int:
+        """Rows that were planned: prompts in prefill, and decoding."""
+        prefill, decode = self.step.prefill, self.step.decode
+        return (0 if prefill is None else len(prefill.rows)) + (0 if decode is None else len(decode.rows))
+
+
+@dataclass(slots=True)
+class Served:
+    """A finished run: its events, and its steps."""
+
+    events: list[Event]
+    laps: list[StepLap] = field(default_factory=list)
+    busy_s: float = 0.0  # not waiting for an arrival
+    processor_s: float = 0.0  # of this thread, meanwhile
+
+    @property
+    def processor_share(self) -> float:
+        """The share of the busy time in which this thread had a processor; on a quiet machine, with one thread, nearly 1."""
+        return min(self.processor_s / self.busy_s, 1.0) if self.busy_s else 1.0
+
+    def metrics(self) -> RunMetrics:
+        """Return the run's metrics. A token counts as delivered when its step is committed, as in a simulation."""
+        ended = {lap.step.step_id: lap.ended_ns for lap in self.laps}
+        events = []
+        for event in self.events:
+            if isinstance(event, Committed):
+                at = ended[event.step.step_id]
+                ends = np.full(len(event.result.round_end_ns), at)
+                event = replace(event, now_ns=at, result=replace(event.result, round_end_ns=ends))
+            events.append(event)
+        # Requests arrive while a step runs, but are noted after it.
+        return metrics_of(sorted(events, key=lambda event: getattr(event, "now_ns", -1)))
+
+
+def metrics_of(events: Sequence[Event]) -> RunMetrics:
+    """Return the metrics of the events of one engine, in order of time."""
+    metrics = RunMetrics(num_buckets=10)
+    take = metrics.sink(0)
+    for event in events:
+        take(event)
+    metrics.flush()
+    return metrics
+
+
+class _TimedDriver(Driver):
+    """Notes when each move of a turn begins and ends."""
+
+    def launch(self, step: Step) -> None:
+        self.launch_begin_ns = self.clock_ns()
+        super().launch(step)
+        self.launch_end_ns = self.clock_ns()
+        self.moves[step.step_id] = (
+            step,
+            self.launch_begin_ns - self.turn_begin_ns,
+            self.launch_end_ns - self.launch_begin_ns,
+        )
+        self.turn_begin_ns = self.launch_end_ns
+
+    def collect(self) -> StepResult:
+        self.collect_begin_ns = self.clock_ns()
+        self.result = super().collect()
+        self.collect_end_ns = self.clock_ns()
+        return self.result
+
+    def begin_turn(self) -> None:
+        self.turn_begin_ns = self.clock_ns()
+
+    moves: dict[int, tuple[Step, int, int]]
+    turn_begin_ns = 0
+
+
+def serve(
+    arm: Arm, asked: Sequence[Asked], clock: Clock | None = None, concurrency: int | None = None, seed: int = 0
+) -> Served:
+    """Serve `asked` to their end. With `concurrency` that many clients send one after another; else requests come at their times.
+
+    Raises ForetokenError if a request is refused, KeyboardInterrupt as it comes.
+    """
+    events: list[Event] = []
+    engine, executor = arm.real_engine(events.append, seed)
+    gc.collect()
+    gc.freeze()  # what was made up to here is not looked at again while steps are timed
+    try:
+        return _Serving(_TimedDriver(engine, executor), clock or WallClock(), events, concurrency).run(asked)
+    finally:
+        gc.unfreeze()
+
+
+class _Serving:
+    def __init__(self, driver: _TimedDriver, clock: Clock, events: list[Event], concurrency: int | None) -> None:
+        self.driver, self.clock, self.concurrency = driver, clock, concurrency
+        driver.clock_ns, driver.moves = clock.now_ns, {}
+        self.served = Served(events)
+
+    def run(self, asked: Sequence[Asked]) -> Served:
+        driver, clock, engine = self.driver, self.clock, self.driver.engine
+        waiting = deque(asked)
+        clients = self.concurrency
+        clock.start()
+        begin_s, begin_cpu, idle_s = time.perf_counter(), time.thread_time(), 0.0
+        driver.begin_turn()
+        while True:
+            now_ns = clock.now_ns()
+            while waiting and (clients if clients is not None else waiting[0].arrival_ns <= now_ns):
+                one = waiting.popleft()
+                self._submit(one.request, now_ns if clients is not None else one.arrival_ns)
+                clients = None if clients is None else clients - 1
+            driver.plan()
+            if engine.num_uncommitted:
+                outcome = driver.commit()
+                self._note()
+                clients = None if clients is None else clients + len(outcome.finished)
+            elif not engine.is_idle:
+                raise InvariantViolation("ENGINE-11", "requests wait, nothing runs, and no step is planned")
+            elif not waiting:
+                break
+            else:
+                since = time.perf_counter()
+                clock.sleep_until(waiting[0].arrival_ns)
+                idle_s += time.perf_counter() - since
+                driver.begin_turn()
+        self.served.busy_s = time.perf_counter() - begin_s - idle_s
+        self.served.processor_s = time.thread_time() - begin_cpu
+        return self.served
+
+    def _submit(self, request: Request, at_ns: int) -> None:
+        outcome = self.driver.engine.submit(request, at_ns)
+        if outcome.refusal:
+            raise ForetokenError(f"request {request.request_id!r} of the workload was refused: {outcome.refusal}")
+        self.driver.interrupt(outcome.replan)
+
+    def _note(self) -> None:
+        driver, ended_ns = self.driver, self.clock.now_ns()
+        step, plan_ns, launch_ns = driver.moves.pop(driver.result.step_id)
+        # What the loop does between its moves belongs to the plan; the last plan of a turn, which finds nothing, as well.
+        plan_ns += driver.collect_begin_ns - driver.turn_begin_ns
+        run_ns, commit_ns = driver.collect_end_ns - driver.collect_begin_ns, ended_ns - driver.collect_end_ns
+        self.served.laps.append(StepLap(step, driver.result, plan_ns, launch_ns, run_ns, commit_ns, ended_ns))
+        driver.turn_begin_ns = ended_ns
+
+
+def arrivals_of(events: Sequence[Event]) -> dict[str, int]:
+    """Return when each request arrived, by id."""
+    return {event.request.request_id: event.now_ns for event in events if isinstance(event, Submitted)}
