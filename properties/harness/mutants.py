@@ -9,7 +9,7 @@ from typing import Any
 from ..conformance import explain
 from ..suites import suite_of
 from .report import Failure
-from .swarm import Budget, Swarm
+from .swarm import Budget, Found, Swarm
 
 MAX_SHRUNK = 20
 """Operations that a shrunk history may have."""
@@ -60,14 +60,22 @@ class Kill:
         }
 
 
+def find(mutant: Mutant, budget: str | int | Budget | None = None, seed: int = 1) -> tuple[Found | None, int]:
+    """Search for the mutant's defect, within the quick budget of its contract. Returns the first failing run, and the operations so far."""
+    suite = suite_of(mutant.contract)
+    capabilities = suite.capabilities.of(mutant.make.capabilities)
+    swarm = Swarm(suite, mutant.make, capabilities, seed)
+    found = swarm.search(suite.invariants(capabilities), Budget.of(suite.quick if budget is None else budget))
+    return found, swarm.num_operations
+
+
 def kill(mutant: Mutant, budget: str | int | Budget | None = None, seed: int = 1) -> Kill:
-    """Search for the mutant's defect, within the quick budget of its contract, and shrink what is found."""
+    """Search for the mutant's defect as `find` does, and shrink what is found."""
+    found, num_operations = find(mutant, budget, seed)
+    if found is None:
+        return Kill(mutant, (), num_operations, None)
     suite = suite_of(mutant.contract)
     capabilities = suite.capabilities.of(mutant.make.capabilities)
     invariants = suite.invariants(capabilities)
-    swarm = Swarm(suite, mutant.make, capabilities, seed)
-    found = swarm.search(invariants, Budget.of(suite.quick if budget is None else budget))
-    if found is None:
-        return Kill(mutant, (), swarm.num_operations, None)
     failure = explain(suite, mutant.make, capabilities, invariants, found, f"mutant {mutant.name}")
-    return Kill(mutant, tuple(item.id for item in found.violation.broken), swarm.num_operations, failure)
+    return Kill(mutant, tuple(item.id for item in found.violation.broken), num_operations, failure)

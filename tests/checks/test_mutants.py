@@ -7,7 +7,7 @@ from foretoken.checks.adapters import kv_allocator
 from foretoken.checks.mutants.planting import defects
 from foretoken.checks.registry import contracts, invariants_without_mutant, mutants_of
 from foretoken.core.kv.allocator import KVAllocator
-from foretoken.properties.harness.mutants import MAX_SHRUNK, Kill, Mutant, kill
+from foretoken.properties.harness.mutants import MAX_SHRUNK, Kill, Mutant, find, kill
 from foretoken.properties.invariants import of_contract
 
 
@@ -18,7 +18,8 @@ def impatient(monkeypatch):
 
 
 DEAR = {"simulator", "executor", "engine", "transport", "step-controller", "accept"}
-"""Contracts with many mutants that take a second or more each: the fast tests kill one for every invariant, the nightly ones all."""
+"""Contracts with many mutants that take a second or more each: the fast tests find one for every invariant, the nightly ones find all and
+shrink what they find, which takes most of the time."""
 
 
 def of_one_worker(contract, value, *marks):
@@ -26,16 +27,27 @@ def of_one_worker(contract, value, *marks):
     return pytest.param(value, marks=[pytest.mark.xdist_group(f"mutants of {contract}"), *marks])
 
 
-def all_mutants():
-    for contract in contracts():
-        caught = set()
-        for mutant in mutants_of(contract):
-            is_fast = contract not in DEAR or not caught.issuperset(mutant.caught_by)
+def one_per_invariant(contract):
+    caught = set()
+    for mutant in mutants_of(contract):
+        if not caught.issuperset(mutant.caught_by):
             caught.update(mutant.caught_by)
-            yield of_one_worker(contract, mutant, *([] if is_fast else [pytest.mark.slow]))
+            yield mutant
 
 
-ALL = list(all_mutants())
+ALL = [
+    of_one_worker(contract, mutant, *([pytest.mark.slow] if contract in DEAR else []))
+    for contract in contracts()
+    for mutant in mutants_of(contract)
+]
+FEW = [mutant for contract in sorted(DEAR) for mutant in one_per_invariant(contract)]
+
+
+@pytest.mark.parametrize("mutant", FEW, ids=lambda mutant: f"{mutant.contract}-{mutant.name}")
+def test_a_defect_is_found(mutant):
+    found, num_operations = find(mutant)
+    assert found is not None, f"{mutant.name} survived {num_operations} operations"
+    assert {broken.id for broken in found.violation.broken}.intersection(mutant.caught_by)
 
 
 @cache
