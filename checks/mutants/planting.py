@@ -8,8 +8,8 @@
     PromisesTooLittle (ALLOC-14): The last page is never promised.
         KVAllocator.can_allocate = good(self, num_slots) and num_slots != self.num_free_slots
 
-A defect has a name, the invariants of which one must catch it, a sentence, and below that one or more places. A place is a method,
-`Class.method`, and is followed by one of these:
+A defect has a name, the invariants of which one must catch it, a sentence, and below that one or more places. A place is a method or
+function, `Class.method` or `module.function`, and is followed by one of these:
 
     ` = expression`    the method returns this instead
     `:`, then lines    its whole body instead; also of a method that the class does not have, `Class.method(self, x):`
@@ -23,6 +23,8 @@ own module are known. A place that has changed so that a text no longer fits is 
 from __future__ import annotations
 
 import ast
+import builtins
+import dis
 import inspect
 import linecache
 import re
@@ -30,6 +32,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from ...properties.harness.mutants import Mutant
@@ -49,11 +52,11 @@ def defects(
 ) -> tuple[Mutant, ...]:
     """Return the mutants that a text describes: what `make` makes, with a defect.
 
-    The text names the classes `places`, and what else is among them or in `names`. `capabilities` is what is declared, if not all that
-    the good one has; `prefix` stands before the defects' names.
+    The text names `places`, classes and modules, and what else is among them or in `names`. `capabilities` is what is declared, if not
+    all that the good one has; `prefix` stands before the defects' names.
     """
     found = []
-    names |= {item.__name__: item for item in places}
+    names |= {item.__name__.rpartition(".")[2]: item for item in places}
     for block in re.split(r"\n\n(?=\S)", text.strip("\n")):
         sentence, indented = re.split(r"\n(?=    )", block, maxsplit=1)
         name, ids, defect = _HEAD.fullmatch(" ".join(sentence.split())).groups()
@@ -83,7 +86,7 @@ class Planted:
 
     def __init__(self, make: Any, changes: Sequence[Change], capabilities: Any = None) -> None:
         self.make = make
-        self.capabilities = capabilities or make.capabilities
+        self.capabilities = capabilities or getattr(make, "capabilities", None)
         self.changes = changes
         self._functions: list[Any] = []
 
@@ -146,7 +149,10 @@ class Change:
         source = self._source(good)
         file = f"<{self.defect}: {self.owner.__name__}.{self.name}>"
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-        exec(compile(source, file, "exec"), known)
+        code = compile(source, file, "exec")
+        unknown = sorted(_globals_of(code) - known.keys() - vars(builtins).keys())
+        assert not unknown, f"{file}: what are {unknown}?"
+        exec(code, known)
         function: Callable[..., Any] = known["_of"](self.owner)
         function.__name__ = self.name
         return type(found)(function) if isinstance(found, property | staticmethod | classmethod) else function
@@ -173,3 +179,9 @@ class Change:
             indent = before[: len(before) - len(before.lstrip())]
             source = source.replace(old, new.replace("\n", "\n" + indent))
         return source
+
+
+def _globals_of(code: CodeType) -> set[str]:
+    """Return the global names that a piece of code reads."""
+    names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    return names.union(*(_globals_of(inner) for inner in code.co_consts if isinstance(inner, CodeType)))

@@ -1,24 +1,26 @@
 """Planted defects, in the engine and in the executor: the pairwise cover must notice each of them."""
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from foretoken.checks.driver import Dice
 from foretoken.checks.matrix import Cell, pairwise_cells, random_cell, run_cell, run_cell_in_blocks
+from foretoken.checks.mutants.planting import defects
+from foretoken.core.adaptive import AdaptiveController
 from foretoken.core.algorithm.builtin import Eagle
-from foretoken.core.contract.request import CutRuns
-from foretoken.core.kv import store as store_module
+from foretoken.core.contract.future_map import FutureMap
 from foretoken.core.kv.store import KVStore
-from foretoken.core.scheduler import config as engine_config
-from foretoken.core.scheduler import output, rounds
+from foretoken.core.scheduler import config, rounds
 from foretoken.core.scheduler.admission import Admission
 from foretoken.core.scheduler.engine import Engine
+from foretoken.core.scheduler.output import OutputLog
 from foretoken.core.scheduler.requests import Requests
 from foretoken.core.scheduler.rounds import DecodeRounds
 from foretoken.core.scheduler.waiting import least_entitled
+from foretoken.core.tree import finalize
 from foretoken.core.tree.outputs import NodeOutputs
-from foretoken.properties.reference import drafting, executor, shadow
+from foretoken.properties.reference import drafting, language_model, shadow
 from foretoken.properties.reference.executor import ReferenceExecutor
 
 CELLS = pairwise_cells(seed=2, attempts=6)
@@ -40,254 +42,148 @@ def noticed_in(cell: Cell, run=run_cell) -> bool:
     return False
 
 
-def allocation_for_one_step_less_than_the_maximum(patch):
-    real = engine_config.get_alloc_len_per_decode
-    patch.setattr(
-        engine_config,
-        "get_alloc_len_per_decode",
-        lambda steps, topk, nodes, page, draft=True: max(1, real(steps, topk, nodes, page, draft) - 1),
-    )
+IN_ONE_ENGINE = """
+SlotsFreedUnderAStepInFlight (MATRIX): No step in flight is found that touches a row.
+    Requests._fence_of = 0
 
+ReserveOfOneRoundInOverlapMode (MATRIX): A round in flight behind another has no slots of its own.
+    config.reserve_per_decode = alloc_len
 
-def rejected_positions_cached(patch):
-    real = KVStore.close_row
+AllocationForOneStepLessThanTheMaximum (MATRIX): The deepest round has a slot too few.
+    config.get_alloc_len_per_decode = max(1, good(steps, topk, num_draft_tokens, page_size, has_draft_kv) - 1)
 
-    def close_row(self, departure, last_committed):
-        departure = store_module.Departure(
-            departure.fence,
-            departure.row,
-            None if departure.tokens is None else np.append(departure.tokens, [7, 7, 7, 7]),
-            departure.num_valid + 4,
-            departure.namespace,
-        )
-        real(self, departure, last_committed)
+TokenKeysWhereBigramsAreNeeded (MATRIX): A draft head's prefix is found by its own tokens.
+    Eagle.prefix_key_kind = "token"
 
-    patch.setattr(KVStore, "close_row", close_row)
+CapturesLeftUncompacted (MATRIX): Outputs stay where their nodes were.
+    NodeOutputs.compact = self
 
+AcceptedPathNotMoved (MATRIX): KV stays where its nodes were.
+    ShadowPool.move = None
 
-def row_not_pointed_at_the_canonical_slots(patch):
-    real = KVStore.share_prefix
+BranchesDoNotFollowTheirParents (MATRIX): A branch reads what its neighbour has written.
+    _Branches._follow = None
 
-    def share_prefix(self, *arguments):
-        self._write = lambda row, start, slots: None
-        try:
-            real(self, *arguments)
-        finally:
-            del self._write
+HiddenStatesInStandalone (MATRIX): Hidden states are captured for a draft that reads none.
+    ReferenceExecutor._draft_hidden = hidden_of(hashes)
 
-    patch.setattr(KVStore, "share_prefix", share_prefix)
+RejectedPositionsCached (MATRIX): Positions behind the end of a request are handed to the cache.
+    KVStore.close_row:
+        tokens = None if departure.tokens is None else np.append(departure.tokens, [7, 7, 7, 7])
+        good(self, departure._replace(tokens=tokens, num_valid=departure.num_valid + 4), last_committed)
 
+RowNotPointedAtTheCanonicalSlots (MATRIX): A row goes on reading its own copies of a cached prefix.
+    KVStore.share_prefix
+        - self._write(row, old_shared, insertion.canonical[old_shared:])
+        + pass
 
-def namespaces_ignored(patch):
-    real = KVStore.match
-    patch.setattr(KVStore, "match", lambda self, tokens, namespace: real(self, tokens, ""))
-    release = KVStore._release
+NamespacesIgnored (MATRIX): The namespace is no part of the key.
+    KVStore.match = good(self, tokens, "")
+    KVStore._release = good(self, departure._replace(namespace=""))
 
-    def into_one(self, departure):
-        release(self, store_module.Departure(departure.fence, departure.row, departure.tokens, departure.num_valid, ""))
-
-    patch.setattr(KVStore, "_release", into_one)
-
-
-def retracted_requests_forget_their_output(patch):
-    real = output.OutputLog.close
-
-    def close(self, record):
-        real(self, record)
+RetractedRequestsForgetTheirOutput (MATRIX): What was delivered before a retraction is not counted.
+    OutputLog.close:
+        good(self, record)
         record.emitted_before = 0
 
-    patch.setattr(output.OutputLog, "close", close)
+DepartedRowsSettled (MATRIX): Rows that have left are counted as if they were there.
+    DecodeRounds.count = good(self, planned, result, self.num_left, ())
 
+StopMaskedByTheLengthCap (MATRIX): A stop in the last place ends by length.
+    rounds.cut_runs:
+        runs = good(accept_lens, stop_index, remaining)
+        return runs._replace(stopped=runs.stopped & (runs.kept < remaining))
 
-def departed_rows_settled(patch):
-    real = DecodeRounds.count
-
-    def count(self, launched, result, num_left_at_plan, leaving):
-        return real(self, launched, result, self.num_left, ())
-
-    patch.setattr(DecodeRounds, "count", count)
-
-
-def stop_masked_by_the_length_cap(patch):
-    real = rounds.cut_runs
-
-    def cut_runs(accept_lens, stop_index, remaining):
-        runs = real(accept_lens, stop_index, remaining)
-        return CutRuns(runs.kept, runs.ended, runs.stopped & (runs.kept < remaining))
-
-    patch.setattr(rounds, "cut_runs", cut_runs)
-
-
-def one_token_past_the_cap(patch):
-    real = Requests.begin_decoding
-
-    def begin(self, record):
-        real(self, record)
+OneTokenPastTheCap (MATRIX): A request ends one token late.
+    Requests.begin_decoding:
+        good(self, record)
         self.rounds.end_len[record.row] += 1
 
-    patch.setattr(Requests, "begin_decoding", begin)
-
-
-def preempted_after_its_slots_were_reserved(patch):
-    real = Admission.plan_prefill
-
-    def plan_prefill(self, num_verify_tokens):
+PreemptedAfterItsSlotsWereReserved (MATRIX): A request is retracted that the step has planned.
+    Admission.plan_prefill:
         requests = self.requests
         if self.config.mixed and len(requests.running) > 1 and len(requests.waiting) and requests.last_step_id % 5 == 0:
             requests.retract(least_entitled(requests.running.values()))
-        return real(self, num_verify_tokens)
+        return good(self, num_verify_tokens)
 
-    patch.setattr(Admission, "plan_prefill", plan_prefill)
-
-
-def moves_scattered_before_gathered(patch):
-    def backwards(pool, plan):
+MovesScatteredBeforeGathered (MATRIX): A source has been overwritten when it is read.
+    shadow.apply_moves:
         for src, dst in zip(plan.src[::-1], plan.dst[::-1], strict=True):
             pool[dst] = pool[src]
 
-    patch.setattr(shadow, "apply_moves", backwards)
+NoCatchUpWhenAllIsAccepted (MATRIX): The draft's KV of a last draft that is accepted is not written.
+    ReferenceExecutor._write_draft:
+        end = -1 if len(tokens) > 2 else None
+        good(self, row, start, tokens[:end], hashes[:end], next_token)
 
-
-def no_catch_up_when_all_is_accepted(patch):
-    real = ReferenceExecutor._write_draft
-
-    def write(self, row, start, tokens, hashes, next_token):
-        if len(tokens) > 2:
-            tokens, hashes = tokens[:-1], hashes[:-1]
-        real(self, row, start, tokens, hashes, next_token)
-
-    patch.setattr(ReferenceExecutor, "_write_draft", write)
-
-
-def chunk_tail_taken_from_the_sample(patch):
-    real = ReferenceExecutor._draft_prefill
-
-    def draft_prefill(self, row, start, prefix, next_token):
+ChunkTailTakenFromTheSample (MATRIX): The token behind a chunk is the sampled one, not the prompt's.
+    ReferenceExecutor._draft_prefill:
         token = int(self.model.argmax(prefix.hashes[-1:], prefix.tokens[-1:])[0])
-        real(self, row, start, prefix, token)
+        good(self, row, start, prefix, token)
 
-    patch.setattr(ReferenceExecutor, "_draft_prefill", draft_prefill)
-
-
-def bonus_gathered_with_the_wrong_stride(patch):
-    from foretoken.core.tree import finalize
-
-    def gather_last(emitted, accept_lens):
+BonusGatheredWithTheWrongStride (MATRIX): The bonus token is read with a stride of one lane less.
+    finalize.gather_last:
         rows, width = emitted.shape
         places = np.arange(rows) * max(width - 1, 1) + accept_lens - 1
         return np.maximum(emitted.reshape(-1)[places], 0)
 
-    patch.setattr(finalize, "gather_last", gather_last)
+ReleasedCellsKept (MATRIX): The relay cell of a row that is released keeps its value.
+    FutureMap.drop = None
+
+FeedbackOfDepartedRowsCounted (MATRIX): The controller is told of rows that have left.
+    DecodeRounds.teach_controller = good(self, step, result, None, None)
+
+TooMuchReserved (MATRIX): A row holds more than its reserve.
+    KVStore.grow:
+        size = self.page_size
+        return good(self, rows, np.minimum(targets + 2 * size + 40 // size * size, self.row_width))
+
+FailedRequestsGoOn (MATRIX): What the executor reports as failed is not looked at.
+    Engine.commit = good(self, replace(result, failures=()), now_ns)
+"""
+
+BETWEEN_BLOCKS_AND_SINGLE_ROUNDS = """
+AStopThatNeverArrives (MATRIX): A block runs to its end.
+    ReferenceExecutor.request_stop = None
+
+BlocksKeepWhatTheyReserved (MATRIX): What a block has not used stays with its rows.
+    DecodeRounds.release_unused = None
+
+NewcomersNeverWakeTheDriver (MATRIX): A newcomer waits for the end of the block.
+    Admission.could_enter = False
+
+AbortedRoundsForgotten (MATRIX): A request that is aborted in a block ends at once.
+    Requests._is_in_running_block = False
+
+BlocksPlannedWhileARequestCouldEnter (MATRIX): The queue is not looked at before a block.
+    Engine._max_rounds
+        - or self.admission.head_may_enter()
+
+TheControllerIsNotAskedHowLong (MATRIX): A block goes on where the step count may change.
+    AdaptiveController.rounds_to_next_decision = 1 << 30
+"""
+
+PLACES = [
+    *(config, rounds, shadow, finalize, AdaptiveController, Admission, DecodeRounds, Eagle, Engine, FutureMap, KVStore),
+    *(NodeOutputs, OutputLog, ReferenceExecutor, Requests, shadow.ShadowPool, drafting._Branches),
+    *(language_model.hidden_of, least_entitled, replace),
+]
 
 
-def feedback_of_departed_rows_counted(patch):
-    real = DecodeRounds.teach_controller
-    patch.setattr(
-        DecodeRounds, "teach_controller", lambda self, step, result, live, before: real(self, step, result, None, None)
-    )
+def planted(text):
+    return [pytest.param(mutant.make, id=mutant.name) for mutant in defects("engine", None, PLACES, text, np=np)]
 
 
-def too_much_reserved(patch):
-    grow = KVStore.grow
-
-    def generous(self, rows, targets):
-        return grow(
-            self, rows, np.minimum(targets + 2 * self.page_size + 40 // self.page_size * self.page_size, self.row_width)
-        )
-
-    patch.setattr(KVStore, "grow", generous)
+@pytest.mark.parametrize("make", planted(IN_ONE_ENGINE))
+def test_a_planted_defect_is_noticed(make):
+    with make.planted():
+        assert noticed()
 
 
-def failed_requests_go_on(patch):
-    real = Engine.commit
-
-    def commit(self, result, now_ns):
-        return real(self, dataclasses.replace(result, failures=()), now_ns)
-
-    patch.setattr(Engine, "commit", commit)
-
-
-def released_cells_kept(patch):
-    from foretoken.core.contract.future_map import FutureMap
-
-    patch.setattr(FutureMap, "drop", lambda self, rows: None)
-
-
-def blocks_planned_while_a_request_could_enter(patch):
-    def max_rounds(self):
-        if self.rounds.single_round_rows or any(flight.step.max_rounds > 1 for flight in self.requests.in_flight):
-            return 1
-        return 1 if self.requests.in_progress is not None else self.config.block_rounds
-
-    patch.setattr(Engine, "_max_rounds", max_rounds)
-
-
-def the_controller_is_not_asked_how_long(patch):
-    from foretoken.core.adaptive import AdaptiveController
-
-    patch.setattr(AdaptiveController, "rounds_to_next_decision", lambda self, bs: 1 << 30)
-
-
-def replace(where, attribute, replacement):
-    return lambda patch: patch.setattr(where, attribute, replacement)
-
-
-def by_name(*plants):
-    return {plant.__name__: plant for plant in plants}
-
-
-IN_ONE_ENGINE = {
-    "slots_freed_under_a_step_in_flight": replace(Requests, "_fence_of", lambda self, row: 0),
-    "reserve_of_one_round_in_overlap_mode": replace(
-        engine_config, "reserve_per_decode", lambda alloc_len, overlap: alloc_len
-    ),
-    "token_keys_where_bigrams_are_needed": replace(Eagle, "prefix_key_kind", lambda self: "token"),
-    "captures_left_uncompacted": replace(NodeOutputs, "compact", lambda self, accept_index, num_draft_tokens: self),
-    "accepted_path_not_moved": replace(shadow.ShadowPool, "move", lambda self, plan: None),
-    "branches_do_not_follow_their_parents": replace(drafting._Branches, "_follow", lambda self, sources, written: None),
-    "hidden_states_in_standalone": replace(
-        ReferenceExecutor, "_draft_hidden", lambda self, hashes: executor.hidden_of(hashes)
-    ),
-} | by_name(
-    allocation_for_one_step_less_than_the_maximum,
-    rejected_positions_cached,
-    row_not_pointed_at_the_canonical_slots,
-    namespaces_ignored,
-    retracted_requests_forget_their_output,
-    departed_rows_settled,
-    stop_masked_by_the_length_cap,
-    one_token_past_the_cap,
-    preempted_after_its_slots_were_reserved,
-    moves_scattered_before_gathered,
-    no_catch_up_when_all_is_accepted,
-    chunk_tail_taken_from_the_sample,
-    bonus_gathered_with_the_wrong_stride,
-    released_cells_kept,
-    feedback_of_departed_rows_counted,
-    too_much_reserved,
-    failed_requests_go_on,
-)
-BETWEEN_BLOCKS_AND_SINGLE_ROUNDS = {
-    "a_stop_that_never_arrives": replace(ReferenceExecutor, "request_stop", lambda self, last_step_id: None),
-    "blocks_keep_what_they_reserved": replace(DecodeRounds, "release_unused", lambda self, *arguments: None),
-    "newcomers_never_wake_the_driver": replace(Admission, "could_enter", lambda self, record: False),
-    "aborted_rounds_forgotten": replace(Requests, "_is_in_running_block", lambda self, record: False),
-} | by_name(
-    blocks_planned_while_a_request_could_enter,
-    the_controller_is_not_asked_how_long,
-)
-
-
-@pytest.mark.parametrize("plant", IN_ONE_ENGINE.values(), ids=IN_ONE_ENGINE)
-def test_a_planted_defect_is_noticed(plant, monkeypatch):
-    plant(monkeypatch)
-    assert noticed()
-
-
-@pytest.mark.parametrize("plant", BETWEEN_BLOCKS_AND_SINGLE_ROUNDS.values(), ids=BETWEEN_BLOCKS_AND_SINGLE_ROUNDS)
-def test_a_planted_difference_between_blocks_and_rounds_is_noticed(plant, monkeypatch):
-    plant(monkeypatch)
-    assert noticed(run_cell_in_blocks)
+@pytest.mark.parametrize("make", planted(BETWEEN_BLOCKS_AND_SINGLE_ROUNDS))
+def test_a_planted_difference_between_blocks_and_rounds_is_noticed(make):
+    with make.planted():
+        assert noticed(run_cell_in_blocks)
 
 
 def test_without_a_defect_nothing_is_noticed():
