@@ -113,6 +113,7 @@ def test_greedy_text_is_that_of_plain_decoding(installed, nano_pair, tmp_path):
         assert accept_length > 1.3, way
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("plugin package")
 def test_the_package_passes_its_own_tests(installed, tmp_path):
     shutil.copytree(PACKAGE / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
