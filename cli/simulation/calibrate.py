@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from ...sim.calibration.fit import PointFit
 
 DEVICE = "device_scale"
-DECODING = ("mean_tpot_ms", "output_tokens_per_s")
 LABELS = {
-    DEVICE: "kernels, factor",
-    "host_base_ns": "host, per step, us",
-    "host_row_ns": "host, per step and row, us",
-    "graph_gap_ns": "captured pass, us",
-    "draft_step_ns": "draft step, us",
-    "tree_ns": "draft tree, us",
+    DEVICE: "kernels (factor)",
+    "host_base_ns": "host per step (us)",
+    "host_row_ns": "host per step and row (us)",
+    "graph_gap_ns": "captured pass (us)",
+    "draft_step_ns": "draft step (us)",
+    "tree_ns": "draft tree (us)",
 }
 UNITS = {"mean_tpot_ms": "TPOT ms", "mean_ttft_ms": "TTFT ms", "output_tokens_per_s": "tokens/s"}
 REDRAW_EVERY_S = 0.2
@@ -98,7 +97,11 @@ def calibrate(
 
 
 def _label(name: str) -> str:
-    return LABELS.get(name, f"{name.removesuffix('_ns').replace('_', ' ')}, us")
+    return LABELS.get(name, f"{name.removesuffix('_ns').replace('_', ' ')} (us)")
+
+
+def _labels(names: Iterable[str]) -> str:
+    return ", ".join(map(_label, names))
 
 
 def _parameters(fit: PointFit) -> Iterator[str]:
@@ -122,36 +125,36 @@ def _parameters(fit: PointFit) -> Iterator[str]:
 
 def _points(fit: PointFit) -> Iterator[str]:
     """Yield a line for every result: measured, fitted, its error in the fit, and left out of it."""
-    yield f"{'':58}{'measured':>10}{'fitted':>10}{'error':>8}{'left out':>10}"
+    width = max(len(item.point.title) for item in fit.results)
+    yield f"{'':{width + 10}}{'measured':>10}{'fitted':>10}{'error':>8}{'left out':>12}"
     for point, results in groupby(fit.results, key=lambda item: item.point):
         title = point.title
         for item in results:
-            numbers = f"{item.measured:10,.2f}{item.predicted:10,.2f}{item.error:+8.1%}{item.left_out_error:+10.1%}"
-            yield f"{title:46.46}{UNITS[item.column]:>12}{numbers}"
+            left_out = "not fitted" if item.left_out_error is None else f"{item.left_out_error:+.1%}"
+            numbers = f"{item.measured:10,.2f}{item.predicted:10,.2f}{item.error:+8.1%}{left_out:>12}"
+            yield f"{title:{width}}{UNITS[item.column]:>10}{numbers}"
             title = ""
-    for label, columns in (("decoding", DECODING), ("TTFT", ("mean_ttft_ms",))):
-        chosen = [item for item in fit.results if item.column in columns]
-        if chosen:
-            means = (
-                sum(abs(getattr(item, key)) for item in chosen) / len(chosen) for key in ("error", "left_out_error")
-            )
-            yield f"{f'mean absolute error, {label}':78}{next(means):8.1%}{next(means):10.1%}"
+    fitted = fit.calibration.parameters
+    yield f"{'mean absolute error, decoding':{width + 30}}{fitted.error:8.1%}{fitted.left_out_error:12.1%}"
 
 
 def _remarks(fit: PointFit) -> Iterator[str]:
     """Yield what the points cannot tell, what would, and which of them contradict the others."""
     lines = []
-    for name in fit.untold:
-        lines.append(f"not told     {_label(name)}: the server profile's value, nearly")
+    drifting = sum(item.column == "mean_ttft_ms" and item.point.output_std > 0 for item in fit.results)
+    if drifting:
+        lines.append(
+            f"assumed      lengths with a spread in {drifting} of the runs: by the time to the first token clients keep no step"
+        )
+    if fit.untold:
+        lines.append(f"not told     {_labels(fit.untold)}: nearly as in the server's profile")
     for one, other in fit.entangled:
         lines.append(f"entangled    {_label(one)} and {_label(other)}: the points tell a sum of them")
     for item in fit.suggestions:
-        lines.append(f"would tell   {', '.join(_label(name) for name in item.tells)}: {item.title}")
+        lines.append(f"would tell   {_labels(item.tells)}: {item.title}")
     hidden = [name for name in fit.untold if not any(name in item.tells for item in fit.suggestions)]
     if hidden:
-        lines.append(
-            f"no run here  would tell {', '.join(_label(name) for name in hidden)}: too small, or hidden behind the device"
-        )
+        lines.append(f"no run here  would tell {_labels(hidden)}: too small, or hidden behind the device")
     for item in fit.contradicting:
         lines.append(
             f"contradicts  {item.point.source}: {UNITS[item.column]} {item.measured:.4g}, by the other points "

@@ -34,9 +34,10 @@ DEVICE_SPREAD = 0.15
 """How far kernel times of a roofline or a database are from those of a device (docs/simulate.md, "Measured kernels": up to so much)."""
 CONTRADICTS = 4.0
 """A point contradicts the others if its error, by a fit without it, is so many standard deviations."""
-WEIGHTS = {"mean_tpot_ms": 1.0, "output_tokens_per_s": 1.0, "mean_ttft_ms": 3.0}
-"""Standard deviations of results relative to each other. Assumption: the mean time to the first token depends on when clients send."""
 DECODING = ("mean_tpot_ms", "output_tokens_per_s")
+"""The results that are fitted. The time to the first token is not: it depends on when clients send, and tells which of them keep step."""
+LENGTH_SPREAD = 0.2
+"""Lengths of clients that do not keep step are spread by this share of their mean, either way, where a file does not tell."""
 CANDIDATES = (1, 8, 64, 256)
 """Clients of the points that are considered as the next to measure."""
 SHORT = 32.0
@@ -55,7 +56,7 @@ class Result:
     measured: float
     predicted: float
     error: float
-    left_out_error: float
+    left_out_error: float | None  # None: the result is not fitted
     score: float  # the left-out error in standard deviations
 
 
@@ -111,28 +112,51 @@ def calibrate(
         if on_progress is not None:
             on_progress(count)
 
-    predictors = [Predictor(point, base, simulated) for point in points]
+    predictors = [as_its_clients_send(Predictor(point, base, simulated), base) for point in points]
     if len(points) < LEAST_POINTS:
         raise _too_few(points, base, predictors, simulated)
     parameters = _parameters(predictors)
-    rows = [(number, column) for number, predictor in enumerate(predictors) for column in predictor.measured]
-    measured = np.array([predictors[number].measured[column] for number, column in rows])
-    weights = _weights(predictors)
+    rows = [(predictor, column) for predictor in predictors for column in predictor.measured]
+    fitted = [(predictor, column) for predictor, column in rows if column in DECODING]
 
     def predict(x: np.ndarray) -> np.ndarray:
         values = {item.name: float(value) for item, value in zip(parameters, x, strict=True)}
-        return np.array([predictors[number].predict(values)[column] for number, column in rows])
+        return np.array([predictor.predict(values)[column] for predictor, column in fitted])
 
-    fit = fit_parameters(parameters, predict, measured, weights)
-    left_out, scores = left_out_errors(fit, [number for number, _ in rows], linearised=True)
-    results = tuple(
-        Result(points[number], column, value, value * (1 + error), float(error), float(other), float(score))
-        for (number, column), value, error, other, score in zip(
-            rows, measured, fit.errors, left_out, scores, strict=True
-        )
-    )
+    measured = np.array([predictor.measured[column] for predictor, column in fitted])
+    fit = fit_parameters(parameters, predict, measured, _weights(predictors))
+    left_out, scores = left_out_errors(fit, [predictor.point.source for predictor, _ in fitted], linearised=True)
+    without = {
+        (predictor.point.source, column): each
+        for (predictor, column), *each in zip(fitted, left_out, scores, strict=True)
+    }
+    values = {item.name: float(value) for item, value in zip(parameters, fit.values, strict=True)}
+    results = tuple(_result(predictor, column, values, without) for predictor, column in rows)
     found = PointFit(fit, results, _calibration(predictors, base, fit, results, source, name), (), _values(parameters))
     return replace(found, suggestions=tuple(_suggestions(fit, points, base, simulated))) if found.untold else found
+
+
+def _result(
+    predictor: Predictor, column: str, values: Mapping[str, float], without: Mapping[tuple[str, str], Sequence[float]]
+) -> Result:
+    point, measured, predicted = predictor.point, predictor.measured[column], predictor.predict(values)[column]
+    left_out, score = without.get((point.source, column), (None, 0.0))
+    return Result(point, column, measured, predicted, predicted / measured - 1, left_out, float(score))
+
+
+def as_its_clients_send(predictor: Predictor, base: Scenario) -> Predictor:
+    """Return the predictor for equally long requests, or for lengths with a spread, whichever meets the time to the first token better.
+
+    Clients of equally long requests keep step: all prompts come at once. A file that tells mean lengths alone does not tell which it was.
+    """
+    point = predictor.point
+    told = point.input_std or point.output_std or point.input_lens or point.output_lens
+    if told or point.mean_ttft_ms is None or (point.concurrency or 1) == 1:
+        return predictor
+    share = LENGTH_SPREAD / 3**0.5  # of uniform lengths
+    drifting = replace(point, input_std=share * point.input_tokens, output_std=share * point.output_tokens)
+    both = (predictor, Predictor(drifting, base, predictor.simulated))
+    return min(both, key=lambda each: abs(np.log(each.predict({})["mean_ttft_ms"] / point.mean_ttft_ms)))
 
 
 def spreads() -> dict[str, float]:
@@ -165,12 +189,9 @@ def _parameters(predictors: Sequence[Predictor]) -> tuple[Parameter, ...]:
 
 
 def _weights(predictors: Sequence[Predictor]) -> np.ndarray:
-    """Return the weights of all rows: two results that tell the speed of decoding count as one."""
-    weights = []
-    for predictor in predictors:
-        twice = sum(column in DECODING for column in predictor.measured) == 2
-        weights += [WEIGHTS[column] * (2**0.5 if twice and column in DECODING else 1) for column in predictor.measured]
-    return np.array(weights)
+    """Return the weights of all fitted results: two of one run count as one."""
+    counts = [sum(column in DECODING for column in predictor.measured) for predictor in predictors]
+    return np.array([count**0.5 for count in counts for _ in range(count)])
 
 
 def _values(parameters: Sequence[Parameter]) -> dict[str, float]:
@@ -205,7 +226,7 @@ def _too_few(
     def predict(x: np.ndarray) -> np.ndarray:
         values = {item.name: float(value) for item, value in zip(parameters, x, strict=True)}
         return np.array(
-            [predictor.predict(values)[column] for predictor in predictors for column in predictor.measured]
+            [each.predict(values)[column] for each in predictors for column in each.measured if column in DECODING]
         )
 
     at_prior = fit_parameters(parameters, predict, predict(np.array([item.value for item in parameters])), rows)
@@ -245,6 +266,8 @@ def _suggestions(
         tells = [
             item.name for item, before, after in zip(fit.parameters, told, now, strict=True) if after - before > 0.1
         ]
+        if not tells:
+            return
         chosen.append(left[best])
         covariance = with_each[best]
         yield Suggestion(candidates[left[best]].point.load, tuple(tells))

@@ -44,7 +44,7 @@ class Predictor:
 
     def __init__(self, point: Point, base: Scenario, simulated: Callable[[], None] = lambda: None) -> None:
         self.point = point
-        self._simulated = simulated
+        self.simulated = simulated
         self.scenario = point_scenario(point, base)
         with self._named_errors():
             self.assembly = assemble(self.scenario)
@@ -74,7 +74,7 @@ class Predictor:
         key = tuple((name, values[name]) for name in self.parameters() if name in values)
         if key not in self._found:
             self._found[key] = self._simulate(dict(key))
-            self._simulated()
+            self.simulated()
         return self._found[key]
 
     def _simulate(self, values: Mapping[str, float]) -> dict[str, float]:
