@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 RUN_DIR := runs/demo
 comma := ,
 
-.PHONY: setup demo test soak mutation bench lint format docs site clean
+.PHONY: setup demo test soak mutation bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
@@ -22,8 +22,8 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[dev]'
 	@touch .venv/.sim .venv/.gpu $(STAMP)
 
-.venv/.sim .venv/.gpu: .venv/.%: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) '.[sim$(if $(filter gpu,$*),$(comma)gpu)]'
+.venv/.sim .venv/.gpu .venv/.measured: .venv/.%: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[sim$(if $(filter-out sim,$*),$(comma)$*)]'
 	@touch $@
 
 # Capacity first, which needs the simulator alone; then a small model that is trained for a minute, and decoding with every kind of draft.
@@ -52,6 +52,10 @@ mutation: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks -p no:xdist -o python_files='bench_*.py test_*.py' --benchmark-only
+
+# Every published measurement against the simulator: the tables of docs/accuracy.md. Minutes; a run that was stopped goes on.
+accuracy: .venv/.measured
+	$(BIN)/python benchmarks/accuracy.py $(ACCURACY)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -114,7 +114,7 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
     hardware = scenario.hardware
     algorithm = get_algorithm(scenario.speculation.algorithm)
     target = _model(scenario.model.target, "model.target")
-    target = target.with_dtypes(scenario.model.weight_dtype, scenario.model.kv_dtype)
+    target = _with_formats(target, scenario)
     check_context(scenario, target)
     gpu, server = lookup_gpu(hardware.gpu), server_profile(hardware.server)
     spec = _spec(scenario, algorithm, target)
@@ -174,6 +174,14 @@ def _executor_steps(
     return steps.cost(spec, profile), steps.host
 
 
+def _with_formats(target: ModelShape, scenario: Scenario) -> ModelShape:
+    """Return the model with the formats that the scenario gives; FP8 checkpoints of some servers keep their KV in FP8 as well."""
+    weights, kv = scenario.model.weight_dtype, scenario.model.kv_dtype
+    if kv is None and weights == "fp8" and server_profile(scenario.hardware.server).fp8_kv:
+        kv = "fp8"
+    return target.with_dtypes(weights, kv)
+
+
 def _kernel_tables(scenario: Scenario, shape: ModelShape, gpu: GPU) -> KernelTables | None:
     """Return the measured kernels of a model or a head, None for the roofline. Raises NotMeasured where they are demanded and missing."""
     hardware = scenario.hardware
@@ -205,12 +213,14 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
     sizes = hardware.graph_sizes if _graph_unit(scenario) == "rows" else None
     if sizes is None:  # of rows, by which the number of draft steps is chosen
         sizes = default_graph_sizes(engine.max_running)
-    own = {"mode", "kv_slots"}  # fields of the table that the engine does not have
+    server = server_profile(hardware.server)
+    given = engine.model_dump(exclude={"mode", "kv_slots"})  # fields of the table that the engine does not have
+    given |= {key: getattr(server, key) for key in ("mixed", "chunk_size") if given[key] is None}
     spec = resolve_spec(
         EngineConfig(
             num_pages=UNSIZED_POOL,
             context_len=scenario.model.context_len or target.max_context,
-            **engine.model_dump(exclude=own),
+            **given,
         ),
         algorithm,
         **speculation.model_dump(exclude={"algorithm", "heads"}),

@@ -64,7 +64,9 @@ class Hardware(Table):
         description="what captured sizes count: rows of a batch, or tokens of a pass, as vLLM has it; a pass beyond the largest is "
         "launched kernel by kernel; default: the server's",
     )
-    server: str = Field("foretoken", description="whose timing is simulated: foretoken, sglang-0.5, vllm-0.9")
+    server: str = Field(
+        "foretoken", description="whose timing is simulated: foretoken, sglang-0.5, vllm-0.18, vllm-0.9, trtllm-1.x"
+    )
     host: str | None = Field(
         None, description="host time per step: foretoken, vllm-0.10, sglang-overlap; default: the server's"
     )
@@ -149,11 +151,14 @@ class EngineTable(Table):
     kv_slots: Count | None = Field(None, description="KV pool in tokens; default: what the device's memory leaves")
     max_running: Count = Field(256, description="requests in a batch")
     max_queue: Count | None = Field(None, description="waiting requests; default: no bound, nothing is shed")
-    chunk_size: Count = Field(8192, description="prefill tokens of one step")
+    chunk_size: Count | None = Field(None, description="prefill tokens of one step; default: the server's, mostly 8192")
     max_step_tokens: Count | None = Field(
         None, description="prefill and verify tokens of one step; default: no other bound"
     )
-    mixed: bool = Field(True, description="prefill chunks and decode rounds in one step; else prefill goes first")
+    mixed: bool | None = Field(
+        None,
+        description="prefill chunks and decode rounds in one step; else prefill goes first; default: as the server does",
+    )
     prefix_cache: bool = Field(True, description="radix cache over prompts whose content the workload knows")
     eviction_policy: str = Field("lru", description="lru, fifo, lfu")
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(

@@ -72,6 +72,7 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
     ),
     "qwen3-8b": _built_in("Qwen/Qwen3-8B", "qwen3", 36, 4096, 32, 8, 128, 12288, 151936, 40960, **_QWEN),
     "qwen3-0.6b": _built_in("Qwen/Qwen3-0.6B", "qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 40960, **_QWEN, **_TIED),
+    "qwen3-32b": _built_in("Qwen/Qwen3-32B", "qwen3", 64, 5120, 64, 8, 128, 25600, 151936, 40960, **_QWEN),
     "qwen3-30b-a3b": _built_in(
         "Qwen/Qwen3-30B-A3B", "qwen3_moe", 48, 2048, 32, 4, 128, 6144, 151936, 40960, **_QWEN, **_EXPERTS
     ),

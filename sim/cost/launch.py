@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...core.errors import ForetokenError, nearest
+from .draft import EAGLE3
 
 # Dense where batches are small and padding costs most, then every 8.
 DEFAULT_GRAPH_SIZES: tuple[int, ...] = (1, 2, 4, *range(8, 513, 8))
@@ -28,10 +29,12 @@ class UnknownPreset(ForetokenError):
 class LaunchCost:
     """Launch behaviour of an engine. Times in nanoseconds.
 
-    `graph_gap_ns`: device idle between two captured passes; `eager_kernel_ns`: host time to launch one kernel;
+    `graph_gap_ns`: device idle between two captured passes; `row_gap_ns`: the same per request of a step, for what the host does for each
+    while the device waits (sampling parameters, inputs, finished requests); `eager_kernel_ns`: host time to launch one kernel;
     `draft_pass_floor_ns`: least time of one drafting pass where the drafting loop is driven by the host (0: it is
     captured); `draft_step_ns`: fixed time per draft step (top-k, gathering, small kernels); `tree_ns`: fixed time per
-    round that drafts a tree.
+    round that drafts a tree; `eagle3_step_ns`: more per step of an EAGLE-3 head, where the server captures the other heads alone;
+    `ranks_gap_ns`: more per pass of a target on several devices, whose processes are told of every step and wait for each other.
     """
 
     name: str
@@ -41,14 +44,28 @@ class LaunchCost:
     source: str
     draft_step_ns: float = 0.0
     tree_ns: float = 0.0
+    row_gap_ns: float = 0.0
+    eagle3_step_ns: float = 0.0
+    ranks_gap_ns: float = 0.0
+
+    def step_ns(self, algorithm: str) -> float:
+        """Return the fixed time of a draft step of `algorithm`."""
+        return self.draft_step_ns + (self.eagle3_step_ns if algorithm == EAGLE3 else 0.0)
+
+    def target_gap_ns(self, rows: int, tp: int) -> float:
+        """Return the idle time of `tp` devices before a pass of the target over `rows` requests."""
+        return self.graph_gap_ns + self.row_gap_ns * rows + (self.ranks_gap_ns if tp > 1 else 0.0)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
         return [
             (f"launch {self.name}: gap between captured passes", self.graph_gap_ns / 1e3, "us", self.source),
+            (f"launch {self.name}: gap per request of a step", self.row_gap_ns / 1e3, "us", self.source),
+            (f"launch {self.name}: gap more on several devices", self.ranks_gap_ns / 1e3, "us", self.source),
             (f"launch {self.name}: one kernel from the host", self.eager_kernel_ns / 1e3, "us", self.source),
             (f"launch {self.name}: least time of a drafting pass", self.draft_pass_floor_ns / 1e3, "us", self.source),
             (f"launch {self.name}: a draft step besides its pass", self.draft_step_ns / 1e3, "us", self.source),
+            (f"launch {self.name}: a step of EAGLE-3 besides that", self.eagle3_step_ns / 1e3, "us", self.source),
             (f"launch {self.name}: a tree besides its passes", self.tree_ns / 1e3, "us", self.source),
         ]
 

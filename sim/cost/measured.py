@@ -32,7 +32,7 @@ PACKAGE = "aiconfigurator_core"
 SYSTEMS = {"A100": "a100_sxm", "H100": "h100_sxm", "H200": "h200_sxm", "B200": "b200_sxm", "L40S": "l40s", "L4": "l4"}
 SERVERS = ("sglang", "vllm", "trtllm")
 
-TABLE_VERSION = 1  # of what stands below: raise it when the grids or the groups of operations change
+TABLE_VERSION = 2  # of what stands below: raise it when the grids or the groups of operations change
 TOKENS = (*range(1, 65), *range(72, 513, 8), *range(576, 2049, 64), 3072, 4096, 6144, 8192, 12288, 16384)
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 QUERIES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
@@ -42,7 +42,14 @@ PASTS = (0, 256, 1024, 4096, 16384, 65536)
 KNEE = 1024
 """Context per row where the line of an attention pass may bend; must be one of CONTEXTS."""
 
-_GROUPS = {"attention": "attention", "logits": "lm_head", "_ar": "comm", "dispatch": "comm", "p2p": "comm"}
+_GROUPS = {
+    "attention": "attention",
+    "logits": "lm_head",
+    "_ar": "comm",
+    "ar_": "comm",
+    "dispatch": "comm",
+    "p2p": "comm",
+}
 
 
 class NotMeasured(ForetokenError):
@@ -90,7 +97,7 @@ def measured_tables(shape: ModelShape, gpu: str, server: str, tp: int) -> Kernel
             f"{shape.name}: no measured kernels of layers that differ from one another, or of a window of attention"
         )
     version = _package_version()
-    config, formats = _config(shape), _formats(shape)
+    config, formats = _config(shape), _formats(shape, server)
     identity = json.dumps([TABLE_VERSION, version, config, formats, system, server, tp])
     path = _cache_folder() / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.npz"
     tables = _load(path, identity)
@@ -218,9 +225,13 @@ def _config(shape: ModelShape) -> dict[str, Any]:
     return config
 
 
-def _formats(shape: ModelShape) -> dict[str, str]:
-    """Return the database's names of the formats of weights and KV; nothing for 16 bits."""
-    weights = {"bf16": {}, "fp16": {}, "fp8": {"gemm_quant_mode": "fp8", "moe_quant_mode": "fp8"}}
+def _formats(shape: ModelShape, server: str) -> dict[str, str]:
+    """Return the database's names of the formats of weights and KV; nothing for 16 bits.
+
+    SGLang scales activations as they come. vLLM and TensorRT-LLM scale them by constants of the checkpoint, inside the kernels before.
+    """
+    gemm = "fp8" if server == "sglang" else "fp8_static"
+    weights = {"bf16": {}, "fp16": {}, "fp8": {"gemm_quant_mode": gemm, "moe_quant_mode": "fp8"}}
     kv = {"bf16": {}, "fp16": {}, "fp8": {"kvcache_quant_mode": "fp8"}}
     if shape.weight_dtype not in weights or shape.kv_dtype not in kv:
         raise NotMeasured(f"{shape.name}: no measured kernels of {shape.weight_dtype} weights with {shape.kv_dtype} KV")

@@ -130,7 +130,6 @@ class RoundCost:
         self._first_samplings: dict[int, Pass] = {}
         fitted = None if calibration is None else calibration.parameters
         self._device_scale = 1.0 if fitted is None else fitted.device_scale
-        self._gap = Line(self.launch.graph_gap_ns)
 
     # The hot path: one dictionary look-up and a few integer operations.
     def decode_ns(
@@ -239,7 +238,7 @@ class RoundCost:
             "verify": Line(self._target.layers_ns(tokens.count, tokens.routing)),
             "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
             "lm_head": Line(self._lm_head_ns(False, tokens.count)),
-            LAUNCH: self._gap,
+            LAUNCH: Line(self.launch.target_gap_ns(batch_size, self.tp)),
         }
         if self.tp > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.count))
@@ -324,8 +323,9 @@ class RoundCost:
             # Cumulative scores, selection, sorting, parents, sibling links, mask.
             tree_ns = (steps + 5) * self.efficiency.small_kernel_ns
             passes.append(Pass({"tree": Line(tree_ns), LAUNCH: Line(self.launch.tree_ns)}))
-        if self.launch.draft_step_ns:
-            passes.append(Pass({LAUNCH: Line(steps * self.launch.draft_step_ns)}))
+        step_ns = self.launch.step_ns(draft.algorithm)
+        if step_ns:
+            passes.append(Pass({LAUNCH: Line(steps * step_ns)}))
         return passes
 
     def _catch_up(self, batch_size: int, steps: int) -> list[Pass]:
@@ -442,7 +442,7 @@ class RoundCost:
             "verify": Line(self._target.layers_ns(tokens.count, tokens.routing)),
             "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
             "lm_head": Line(self._lm_head_ns(False, len(chunks) + batch_size * nodes)),
-            LAUNCH: self._gap,
+            LAUNCH: Line(self.launch.target_gap_ns(len(chunks) + batch_size, self.tp)),
         }
         if self.tp > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.count))

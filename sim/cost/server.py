@@ -1,13 +1,14 @@
 """Server profiles: what a planner cannot know of a serving engine, fitted to published measurements.
 
-A profile bundles the host's time per step, the launch of passes, and the server whose kernels are priced. `benchmarks/fit_servers.py` fits
-the launch of every profile that names a fit, from `benchmarks/published/rounds.csv`, and prints its cross-validated error; a test compares
-the numbers below with a fresh fit.
+A profile bundles how the engine schedules, the host's time per step, what the device waits for between passes, and the server whose kernels
+are priced. `benchmarks/fit_servers.py` fits the waits of every profile that names a fit, from `benchmarks/published/`, and prints
+their cross-validated errors; a test compares the numbers below with a fresh fit. What the device waits for was measured with the
+engine's own overlap of host and device, so it stands in the launch, and no host time is added to it that hides behind the device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...core.errors import ForetokenError, nearest_name
 from .host import FORETOKEN, SGLANG_OVERLAP, VLLM_0_10, HostCost
@@ -20,8 +21,11 @@ class UnknownServer(ForetokenError):
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """The timing of one serving engine. `kernels_of`: the server whose measured kernels are priced; `about`: the fit and its error;
-    `graph_unit`: what its captured sizes count."""
+    """The timing of one serving engine.
+
+    `kernels_of`: the server whose measured kernels are priced; `about`: the fit and its error; `graph_unit`: what its captured sizes
+    count; `mixed`, `chunk_size`: the settings of `engine` where a scenario leaves them open; `fp8_kv`: whether FP8 checkpoints made for it keep their KV in FP8.
+    """
 
     name: str
     host: HostCost
@@ -29,9 +33,18 @@ class ServerProfile:
     kernels_of: str
     about: str
     graph_unit: GraphUnit = "rows"
+    mixed: bool = True
+    chunk_size: int = 8192
+    fp8_kv: bool = False
 
 
-_FIT = "benchmarks/fit_servers.py: least squares on benchmarks/published/rounds.csv over measured kernels"
+_FIT = "benchmarks/fit_servers.py: least squares on benchmarks/published/ over measured kernels"
+
+
+def _fitted(name: str, **times_ns: float) -> LaunchCost:
+    """Return the launch of a server whose decode passes are captured. Times that were not fitted are those of FULL_GRAPH."""
+    return replace(FULL_GRAPH, name=name, source=_FIT, **times_ns)
+
 
 PROFILES: dict[str, ServerProfile] = {
     profile.name: profile
@@ -46,35 +59,59 @@ PROFILES: dict[str, ServerProfile] = {
         ServerProfile(
             "sglang-0.5",
             SGLANG_OVERLAP,
-            LaunchCost(
-                name="sglang-0.5",
-                graph_gap_ns=526_000.0,
-                eager_kernel_ns=5_000.0,
-                draft_pass_floor_ns=0.0,
-                draft_step_ns=144_000.0,
-                tree_ns=745_000.0,
-                source=_FIT,
+            _fitted(
+                "sglang-0.5",
+                graph_gap_ns=546e3,
+                row_gap_ns=16.7e3,
+                ranks_gap_ns=447e3,
+                draft_step_ns=134e3,
+                tree_ns=750e3,
             ),
             "sglang",
-            "SGLang with EAGLE-3 on one H200, Llama-3.1-8B, batch 1 (33 rows, SpecBundle): draft shapes left out of the fit are met within "
-            "2.9 % on average, 9.4 % at most",
+            "fitted to SGLang 0.5 without speculation (Qwen3-32B on H100, Llama-3.1-8B on H200) and with EAGLE-3 (Llama-3.1-8B on one "
+            "H200, batch 1): docs/accuracy.md",
+            mixed=False,
         ),
         ServerProfile(
             "vllm-0.9",
             VLLM_0_10,
-            LaunchCost(
-                name="vllm-0.9",
-                graph_gap_ns=768_000.0,
-                eager_kernel_ns=5_000.0,
-                draft_pass_floor_ns=0.0,
-                draft_step_ns=368_000.0,
-                tree_ns=0.0,
-                source=_FIT,
+            _fitted(
+                "vllm-0.9",
+                graph_gap_ns=727e3,
+                row_gap_ns=29.1e3,
+                ranks_gap_ns=403e3,
+                draft_step_ns=88e3,
+                eagle3_step_ns=698e3,
             ),
             "vllm",
-            "vLLM with EAGLE and EAGLE-3 on one H100, Llama-3.1-8B, batch 1 (13 rows, vLLM issue 20780): draft shapes left out of the fit "
-            "are met within 14.0 % on average, 20.1 % at most; its two heads are driven differently",
+            "fitted to vLLM 0.9 with EAGLE and EAGLE-3 on one H100, Llama-3.1-8B, batch 1 (13 rows, vLLM issue 20780); the waits per row "
+            "and for several devices are those of vllm-0.18: docs/accuracy.md",
             graph_unit="tokens",
+        ),
+        ServerProfile(
+            "vllm-0.18",
+            VLLM_0_10,
+            _fitted("vllm-0.18", graph_gap_ns=539e3, row_gap_ns=29.1e3, ranks_gap_ns=403e3, draft_step_ns=88e3),
+            "vllm",
+            "fitted to vLLM of April 2026 without speculation, Llama-3.1-70B in FP8 on 1 to 8 H200; a draft step is that of a captured "
+            "head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/accuracy.md",
+            graph_unit="tokens",
+        ),
+        ServerProfile(
+            "trtllm-1.x",
+            VLLM_0_10,
+            _fitted(
+                "trtllm-1.x",
+                graph_gap_ns=160e3,
+                row_gap_ns=31.3e3,
+                eager_kernel_ns=66.5e3,
+                draft_step_ns=134e3,
+                tree_ns=750e3,
+            ),
+            "trtllm",
+            "fitted to TensorRT-LLM 1.0.0rc3 (Llama-3.1-8B on 1 to 8 H100) and of April 2026 (Llama-3.1-70B in FP8 on 1 to 8 H200) "
+            "without speculation; drafting is that of sglang-0.5 (assumption): docs/accuracy.md",
+            fp8_kv=True,
         ),
     )
 }

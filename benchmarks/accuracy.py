@@ -1,0 +1,412 @@
+"""Simulates every published point and writes the tables of docs/accuracy.md: `make accuracy`.
+
+    python benchmarks/accuracy.py [--every N] [--workers N]
+
+Each point of `benchmarks/published/` is a scenario that the library simulates, once with every column: the roofline, measured kernels, and
+measured kernels with a profile fitted without the point's model or draft shape (`benchmarks/left_out.csv`). Results are kept in the
+cache folder until the sources change, so a run that was stopped goes on. `--every N` takes each N-th point of plain.csv and leaves the
+page alone, unless `--write` is given, and then the page says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import json
+import os
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from foretoken import simulate
+from foretoken.core.errors import ForetokenError
+from foretoken.sim.cost.server import PROFILES
+from points import Point, plain_points, profile_with, round_points
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "accuracy.md"
+LEFT_OUT = Path(__file__).parent / "left_out.csv"
+ROOFLINE, MEASURED, OTHERS = "roofline", "measured", "left out"
+TENSOR_PARALLEL = (1, 2, 4, 8)  # tried where it was not stated
+SMALL = 0.02  # speed-ups nearer to 1 have no sign that a benchmark could tell
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A simulation to make: a point, the times of passes, and its tensor parallelism where that was not stated."""
+
+    point: Point
+    column: str
+    tensor_parallel: int
+
+    @property
+    def key(self) -> str:
+        profile = repr(PROFILES[self.point.server])
+        text = json.dumps(
+            [asdict(self.point), self.column, self.tensor_parallel, self.times(), profile], sort_keys=True
+        )
+        return hashlib.sha256((_sources() + text).encode()).hexdigest()[:24]
+
+    def times(self) -> dict[str, float]:
+        """Return the times of the launch that were fitted without this point's model and shape."""
+        return left_out_times(self.point) if self.column == OTHERS else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A point's published and simulated time per output token of a client, and time to first token, in ms; or why there is none."""
+
+    point: Point
+    published_ms: float
+    ms: float | None = None
+    ttft_ms: float | None = None
+    failure: str = ""
+
+    @property
+    def error(self) -> float:
+        """Simulated / published − 1."""
+        return self.ms / self.published_ms - 1
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Simulate a job. Returns its times, or the message of what cannot be simulated."""
+    kernels = ROOFLINE if job.column == ROOFLINE else MEASURED
+    try:
+        with profile_with(job.point.server, **job.times()):
+            summary = simulate(job.point.scenario(kernels, job.tensor_parallel)).summary
+    except ForetokenError as error:
+        return {"failure": str(error).splitlines()[-1].strip()}
+    return {"ms": job.point.measured(summary)[1], "ttft_ms": summary["mean_ttft_ms"]}
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def _sources() -> str:
+    """Return a digest of the code that a simulation depends on, but for the profiles, of which it depends on one."""
+    if not _digest:
+        folders = (ROOT / name for name in ("core", "sim", "observe"))
+        files = sorted(path for folder in folders for path in folder.rglob("*.py") if path.name != "server.py")
+        _digest.append(hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest())
+    return _digest[0]
+
+
+_digest: list[str] = []
+
+
+def _cache() -> Path:
+    base = (
+        os.environ.get("FORETOKEN_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretoken"
+    )
+    return Path(base) / "accuracy"
+
+
+def outcomes(jobs: Sequence[Job], workers: int) -> dict[Job, dict[str, Any]]:
+    """Return the result of every job, from the cache or simulated by `workers` processes."""
+    folder = _cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[Job, dict[str, Any]] = {}
+    for job in jobs:
+        path = folder / f"{job.key}.json"
+        if path.is_file():
+            found[job] = json.loads(path.read_text(encoding="utf-8"))
+    missing = [job for job in jobs if job not in found]
+    with ProcessPoolExecutor(workers) as pool:
+        pending = {pool.submit(run, job): job for job in missing}
+        for count, future in enumerate(as_completed(pending), 1):
+            job = pending[future]
+            found[job] = future.result()
+            partial = folder / f".{job.key}.{os.getpid()}"
+            partial.write_text(json.dumps(found[job]), encoding="utf-8")
+            partial.replace(folder / f"{job.key}.json")
+            if count % 25 == 0 or count == len(missing):
+                print(f"{count:,} of {len(missing):,} simulations", file=sys.stderr, flush=True)
+    return found
+
+
+def simulate_all(points: Sequence[Point], columns: Sequence[str], workers: int) -> dict[str, list[Outcome]]:
+    """Return the outcomes of all points by column. Where the tensor parallelism was not stated, that which meets the rows without
+    speculation best is taken, by column."""
+    unstated = [point for point in points if point.tensor_parallel is None and not point.steps]
+    tried = outcomes(
+        [Job(point, column, tp) for column in columns for point in unstated for tp in TENSOR_PARALLEL], workers
+    )
+    chosen = {}
+    for column in columns:
+        for dataset in dict.fromkeys(point.dataset for point in unstated):
+            errors = {tp: _plain_error(tried, unstated, dataset, column, tp) for tp in TENSOR_PARALLEL}
+            chosen[column, dataset] = min(TENSOR_PARALLEL, key=errors.__getitem__)
+            print(f"{dataset}, {column}: tensor parallel {chosen[column, dataset]}", file=sys.stderr)
+    jobs = [
+        [Job(point, column, point.tensor_parallel or chosen[column, point.dataset]) for point in points]
+        for column in columns
+    ]
+    found = outcomes([job for row in jobs for job in row], workers)
+    return {
+        column: [Outcome(job.point, job.point.published_ms, **found[job]) for job in row]
+        for column, row in zip(columns, jobs, strict=True)
+    }
+
+
+def _plain_error(found: Mapping[Job, dict], plain: Sequence[Point], dataset: str, column: str, tp: int) -> float:
+    times = [
+        (point.published_ms, found[Job(point, column, tp)].get("ms")) for point in plain if point.dataset == dataset
+    ]
+    return sum(abs(ms / published - 1) if ms else float("inf") for published, ms in times)
+
+
+def left_out_times(point: Point) -> dict[str, float]:
+    """Return the times of the launch that fit_servers.py found without the point's draft shape, model or tensor parallelism."""
+    if point.steps:
+        groups = [f"{point.algorithm} {point.shape}"]
+    else:
+        groups = [point.model.split("/")[-1].lower(), f"tensor parallel {point.tensor_parallel}", "NONE plain"]
+    known = _left_out()
+    return next((known[point.server, group] for group in groups if (point.server, group) in known), {})
+
+
+def _left_out() -> dict[tuple[str, str], dict[str, float]]:
+    if not _times:
+        with LEFT_OUT.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                times = {name: float(row[name]) for name in row if name.endswith("_ns") and row[name]}
+                _times[row["server"], row["left_out"]] = times
+    return _times
+
+
+_times: dict[tuple[str, str], dict[str, float]] = {}
+
+
+# -- what the tables say ----------------------------------------------------------------------------------------------
+
+
+def percent(values: Iterable[float], of: Callable[[Iterable[float]], float]) -> str:
+    values = list(values)
+    return f"{100 * of(values):.1f}" if values else ""
+
+
+def mean_size(values: Sequence[float]) -> float:
+    return statistics.fmean(map(abs, values))
+
+
+def error_table(table: Mapping[str, list[Outcome]], group_of: Callable[[Point], str], head: str) -> Iterator[str]:
+    """Yield a Markdown table: of each group the points, by column the mean absolute error and the bias, and the last column's worst row."""
+    names = " | ".join(f"{column}: mean | bias" for column in table)
+    yield f"| {head} | points | {names} | worst row ({list(table)[-1]}) |"
+    yield f"| --- | --- |{' --- | --- |' * len(table)} --- |"
+    groups = list(dict.fromkeys(group_of(outcome.point) for outcome in next(iter(table.values()))))
+    for group in [*groups, None]:
+        cells, worst = [], ""
+        for rows in table.values():
+            chosen = [row for row in rows if group in (None, group_of(row.point))]
+            priced = [row for row in chosen if row.ms is not None]
+            found = [row.error for row in priced]
+            cells += [percent(found, mean_size), percent(found, statistics.fmean)]
+            if priced:
+                row = max(priced, key=lambda item: abs(item.error))
+                worst = f"{100 * row.error:+.0f} %: {place(row.point)}"
+            elif chosen:
+                worst = f"not simulated: {chosen[0].failure}"
+        yield f"| {group or '**all**'} | {len(chosen)} | {' | '.join(cells)} | {worst} |"
+
+
+def place(point: Point) -> str:
+    """Return what tells a point from the others of its data set."""
+    lengths = f"{point.prompt}/{point.output}"
+    parts = [f"TP {point.tensor_parallel}" if point.tensor_parallel else "", f"{point.concurrency} clients"]
+    parts += [point.shape, point.text] if point.text else [lengths]
+    return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """The settings of one text and one draft that were measured side by side: rates in tokens per second of a client."""
+
+    name: str
+    published: Mapping[str, float]  # shape -> rate
+    simulated: Mapping[str, float]
+
+    @property
+    def speedup_errors(self) -> list[float]:
+        """Of each speculative setting: simulated / published speed-up over plain − 1."""
+        return [
+            self._speedup(self.simulated, shape) / self._speedup(self.published, shape) - 1 for shape in self.shapes
+        ]
+
+    @property
+    def signs_right(self) -> list[bool]:
+        """Whether each setting that is clearly faster or slower than plain is so in the simulation."""
+        found = [(self._speedup(self.published, shape), self._speedup(self.simulated, shape)) for shape in self.shapes]
+        return [(real > 1) == (ours > 1) for real, ours in found if abs(real - 1) > SMALL]
+
+    @property
+    def regret(self) -> float:
+        """How much slower the setting that is simulated as the fastest really is than the fastest."""
+        chosen = max(self.simulated, key=self.simulated.__getitem__)
+        return 1 - self.published[chosen] / max(self.published.values())
+
+    @property
+    def shapes(self) -> list[str]:
+        return [shape for shape in self.published if shape != "plain"]
+
+    @staticmethod
+    def _speedup(rates: Mapping[str, float], shape: str) -> float:
+        return rates[shape] / rates["plain"]
+
+
+def arms(rows: Sequence[Outcome]) -> list[Arms]:
+    """Group speculative rows by data set, text, algorithm and draft, each with the plain row of its text."""
+    found = []
+    keys = dict.fromkeys(
+        (r.point.dataset, r.point.text, r.point.algorithm, r.point.draft) for r in rows if r.point.steps
+    )
+    for dataset, text, algorithm, draft in keys:
+        ours = [
+            row
+            for row in rows
+            if (row.point.dataset, row.point.text) == (dataset, text)
+            and (not row.point.steps or (row.point.algorithm, row.point.draft) == (algorithm, draft))
+        ]
+        if all(row.ms for row in ours):
+            name = f"{dataset}, {text}, {algorithm}, {draft}"
+            found.append(
+                Arms(name, *({r.point.shape: 1 / value(r) for r in ours} for value in (_published, _simulated)))
+            )
+    return found
+
+
+def _published(row: Outcome) -> float:
+    return row.published_ms
+
+
+def _simulated(row: Outcome) -> float:
+    return row.ms
+
+
+def arms_table(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
+    """Yield a Markdown table of speed-ups and choices by data set and column."""
+    yield "| data set | times of passes | arms | speed-up: mean error | bias | sign right | regret: mean | worst |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    by_column = {column: arms(rows) for column, rows in table.items()}
+    datasets = dict.fromkeys(row.point.dataset for row in next(iter(table.values())))
+    for dataset in [*datasets, ""]:
+        for column, every in by_column.items():
+            chosen = [item for item in every if item.name.startswith(dataset)]
+            errors = [error for item in chosen for error in item.speedup_errors]
+            signs = [sign for item in chosen for sign in item.signs_right]
+            regrets = [item.regret for item in chosen]
+            cells = (
+                percent(errors, mean_size),
+                percent(errors, statistics.fmean),
+                f"{sum(signs)} of {len(signs)}",
+                percent(regrets, statistics.fmean),
+                percent(regrets, max),
+            )
+            yield f"| {dataset or '**all**'} | {column} | {len(errors)} | {' | '.join(cells)} |"
+
+
+def summary_table(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[Outcome]]) -> Iterator[str]:
+    """Yield a Markdown table of the mean absolute errors over all points that could be simulated."""
+    yield f"| mean absolute error, % | {' | '.join(plain)} |"
+    yield f"| --- |{' --- |' * len(plain)}"
+    spec = {column: [row for row in rows if row.point.steps] for column, rows in rounds.items()}
+    alone = {column: [row for row in rows if not row.point.steps] for column, rows in rounds.items()}
+    lines: dict[str, Callable[[str], str]] = {
+        "plain: time per output token": lambda c: percent(_errors([*plain[c], *alone[c]]), mean_size),
+        "plain: time to first token": lambda c: percent(_ttft_errors(plain[c]), mean_size),
+        "speculation: tokens per second": lambda c: percent([1 / (1 + e) - 1 for e in _errors(spec[c])], mean_size),
+        "speculation: speed-up over plain": lambda c: percent(
+            [e for item in arms(rounds[c]) for e in item.speedup_errors], mean_size
+        ),
+        "regret of the chosen setting": lambda c: percent([item.regret for item in arms(rounds[c])], statistics.fmean),
+    }
+    for name, cell in lines.items():
+        yield f"| {name} | {' | '.join(cell(column) for column in plain)} |"
+
+
+def _errors(rows: Iterable[Outcome]) -> list[float]:
+    return [row.error for row in rows if row.ms is not None]
+
+
+def _ttft_errors(rows: Iterable[Outcome]) -> list[float]:
+    return [row.ttft_ms / row.point.ttft_ms - 1 for row in rows if row.ttft_ms is not None]
+
+
+def not_simulated(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
+    """Yield a line for each reason for which points could not be simulated."""
+    for column, rows in table.items():
+        reasons: dict[str, int] = {}
+        for row in rows:
+            if row.failure:
+                reasons[f"{row.point.dataset}: {row.failure}"] = (
+                    reasons.get(f"{row.point.dataset}: {row.failure}", 0) + 1
+                )
+        for reason, count in reasons.items():
+            yield f"* {column}, {count} points. {reason}"
+
+
+def write_blocks(page: Path, blocks: Mapping[str, Iterable[str]]) -> None:
+    """Replace what stands between `<!-- from accuracy: NAME -->` and `<!-- end -->` in a page."""
+    text = page.read_text(encoding="utf-8")
+    for name, lines in blocks.items():
+        body = "\n".join(lines)
+        pattern = rf"(<!-- from accuracy: {re.escape(name)} -->\n).*?(<!-- end -->)"
+        text, count = re.subn(pattern, lambda match: f"{match[1]}{body}\n{match[2]}", text, flags=re.DOTALL)  # noqa: B023
+        assert count == 1, f"{page} has {count} blocks called {name!r}"
+    page.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--every", type=int, default=1, help="take each N-th point of plain.csv, and only print")
+    parser.add_argument("--write", action="store_true", help="write the page from these points")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes; default: one per CPU")
+    arguments = parser.parse_args()
+    columns = [ROOFLINE, MEASURED, OTHERS]
+    if find_spec("aiconfigurator_core") is None:
+        print(
+            "The columns 'measured' and 'left out' need measured kernels: pip install 'foretoken[measured]'",
+            file=sys.stderr,
+        )
+        columns = [ROOFLINE]
+    plain = simulate_all(plain_points()[:: arguments.every], columns, arguments.workers)
+    rounds = simulate_all(round_points(), columns, arguments.workers)
+    part = "" if arguments.every == 1 else f"; of plain.csv every {arguments.every}th point alone"
+    points = len(next(iter(plain.values()))) + len(next(iter(rounds.values())))
+    blocks = {
+        "summary": [f"{points} points{part}.", "", *summary_table(plain, rounds)],
+        "plain": list(error_table(plain, _plain_group, "model, GPU, server, tensor parallelism")),
+        "clients": list(error_table(plain, _clients_group, "clients")),
+        "rounds": list(error_table(rounds, _round_group, "data set, draft")),
+        "arms": list(arms_table(rounds)),
+        "not simulated": list(not_simulated(plain)) + list(not_simulated(rounds)),
+    }
+    for name, lines in blocks.items():
+        print(f"\n{name}\n", *lines, sep="\n")
+    if (arguments.every == 1 or arguments.write) and len(columns) > 1:
+        write_blocks(PAGE, blocks)
+
+
+def _plain_group(point: Point) -> str:
+    return f"{point.dataset}, TP {point.tensor_parallel}"
+
+
+def _clients_group(point: Point) -> str:
+    low = 1 << (point.concurrency.bit_length() - 1)
+    return f"{low} … {2 * low - 1}"
+
+
+def _round_group(point: Point) -> str:
+    return f"{point.dataset}, {point.algorithm} {point.shape}" if point.steps else f"{point.dataset}, plain"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""The published measurements of `benchmarks/published/` as points: what was served, what was measured, and a scenario that repeats it.
+
+    plain.csv     serving without speculation: time to first token and time per output token at a number of clients
+    rounds.csv    SGLang and vLLM with EAGLE drafts, and the same without: output tokens per second at a number of clients
+
+In both each client sends its next request when the last has ended. `prompt` and `output` are mean lengths. `spread` is our reading of the
+data: 0 where the published times to first token show that the clients stay in step, as with equal lengths; 0.2 (lengths are uniform
+within ±20 %) where they show the opposite. Speculative points give the mean accept length, which the simulation takes as it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from foretoken.sim.cost.server import PROFILES
+
+PUBLISHED = Path(__file__).parent / "published"
+TURNS = 3  # requests per client: the first wave of prompts, and as many more as it takes to be steady
+LENGTHS = {"gsm8k": (300, 100), "humaneval": (200, 400), "math500": (200, 700), "MT-Bench": (300, 400)}
+"""Mean prompt and output of benchmarks whose lengths were not published. Assumption: usual lengths of these texts; 300 tokens more or fewer
+change a round of one request by less than 1 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One published measurement.
+
+    `server` is our profile. Of the measured values those that were not published are None: `tokens_per_s` is that of all clients.
+    `tensor_parallel` is None where it was not stated.
+    """
+
+    dataset: str
+    server: str
+    gpu: str
+    model: str
+    weight_dtype: str
+    tensor_parallel: int | None
+    concurrency: int
+    prompt: int
+    output: int
+    spread: float
+    text: str = ""
+    draft: str = ""
+    algorithm: str = "NONE"
+    steps: int = 0
+    topk: int = 1
+    num_draft_tokens: int = 1
+    accept_length: float = 1.0
+    tokens_per_s: float | None = None
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
+
+    @property
+    def shape(self) -> str:
+        """The draft's steps, branches and nodes."""
+        return f"{self.steps}-{self.topk}-{self.num_draft_tokens}" if self.steps else "plain"
+
+    def scenario(self, kernels: str, tensor_parallel: int | None = None) -> dict[str, Any]:
+        """Return the scenario that repeats this point with times of passes from `kernels` (see `hardware.kernels`)."""
+        hardware = {
+            "gpu": self.gpu,
+            "server": self.server,
+            "kernels": kernels,
+            "tensor_parallel": self.tensor_parallel or tensor_parallel or 1,
+        }
+        speculation: dict[str, Any] = {"algorithm": self.algorithm}
+        tables: dict[str, Any] = {}
+        if self.steps:
+            speculation |= {"policy": "fixed", "steps": self.steps, "topk": self.topk}
+            speculation["num_draft_tokens"] = self.num_draft_tokens
+            tables["acceptance"] = {"mean_length": self.accept_length}
+        # The engine's tables are as wide as the context: no wider than these requests need, so that they are quick.
+        longest = math.ceil((self.prompt + self.output) * (1 + self.spread))
+        model: dict[str, Any] = {"target": self.model, "context_len": longest + 64}
+        if self.weight_dtype != "bf16":
+            model["weight_dtype"] = self.weight_dtype
+        return tables | {
+            "name": self.dataset,
+            "model": model,
+            "hardware": hardware,
+            "speculation": speculation,
+            "engine": {"max_running": self.concurrency},
+            "workload": {
+                "concurrency": self.concurrency,
+                "num_requests": TURNS * max(self.concurrency, 4),
+                "prompt": _lengths(self.prompt, self.spread),
+                "output": _lengths(self.output, self.spread),
+            },
+        }
+
+    def measured(self, summary: Mapping[str, Any]) -> tuple[float, float]:
+        """Return the time per output token of one client in ms, as published and as a run's summary has it at the published accept length.
+
+        A published rate has prompts and waiting in it, a published time has not.
+        """
+        accepted = summary["accept_length"] / self.accept_length if self.steps else 1.0
+        if self.tpot_ms is not None:
+            return self.tpot_ms, summary["mean_tpot_ms"] * accepted
+        assert self.tokens_per_s is not None, "a point has a time or a rate"
+        return self.published_ms, 1e3 * self.concurrency / summary["output_throughput"] * accepted
+
+    @property
+    def published_ms(self) -> float:
+        """The published time per output token of one client."""
+        return self.tpot_ms or 1e3 * self.concurrency / self.tokens_per_s
+
+
+def _lengths(mean: int, spread: float) -> dict[str, Any]:
+    if not spread:
+        return {"kind": "fixed", "value": mean}
+    return {"kind": "uniform", "low": math.ceil(mean * (1 - spread)), "high": math.floor(mean * (1 + spread))}
+
+
+@contextmanager
+def profile_with(server: str, **times_ns: float) -> Iterator[None]:
+    """Give a server's profile other times of its launch meanwhile."""
+    profile = PROFILES[server]
+    PROFILES[server] = replace(profile, launch=replace(profile.launch, **times_ns))
+    try:
+        yield
+    finally:
+        PROFILES[server] = profile
+
+
+def plain_points() -> list[Point]:
+    """Return the points of plain.csv, in its order."""
+    return [
+        Point(
+            dataset=f"{row['model'].split('/')[-1]} {row['weight_dtype']}, {row['gpu']}, {row['server']}",
+            server=row["server"],
+            gpu=row["gpu"],
+            model=row["model"],
+            weight_dtype=row["weight_dtype"],
+            tensor_parallel=int(row["tensor_parallel"]),
+            concurrency=int(row["concurrency"]),
+            prompt=int(row["prompt"]),
+            output=int(row["output"]),
+            spread=float(row["spread"]),
+            tpot_ms=float(row["tpot_ms"]),
+            ttft_ms=float(row["ttft_ms"]),
+        )
+        for row in _rows("plain.csv")
+    ]
+
+
+def round_points() -> list[Point]:
+    """Return the points of rounds.csv, in its order."""
+    points = []
+    for row in _rows("rounds.csv"):
+        prompt, output = LENGTHS[row["benchmark"]]
+        points.append(
+            Point(
+                dataset=f"{row['model']}, {row['gpu']}, {row['server']}, {row['batch_size']} clients",
+                server=row["server"],
+                gpu=row["gpu"],
+                model=row["model"],
+                weight_dtype="bf16",
+                tensor_parallel=int(row["tensor_parallel"]) if row["tensor_parallel"] else None,
+                concurrency=int(row["batch_size"]),
+                prompt=prompt,
+                output=output,
+                spread=0.2,
+                text=row["benchmark"],
+                draft=row["draft"],
+                algorithm=row["algorithm"],
+                steps=int(row["steps"]),
+                topk=int(row["topk"]),
+                num_draft_tokens=int(row["num_draft_tokens"]),
+                accept_length=float(row["accept_length"]),
+                tokens_per_s=float(row["tokens_per_s"]) if row["tokens_per_s"] else None,
+                tpot_ms=float(row["tpot_ms"]) if row["tpot_ms"] else None,
+            )
+        )
+    return points
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (PUBLISHED / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
