@@ -25,9 +25,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from foretoken import simulate
 from foretoken.core.errors import ForetokenError
 from foretoken.sim.cost.server import PROFILES
+from foretoken.simulation import run_scenario  # at once: worker processes are forked with all that they need
 from points import Point, plain_points, profile_with, round_points
 
 ROOT = Path(__file__).parents[1]
@@ -80,9 +80,9 @@ def run(job: Job) -> dict[str, Any]:
     kernels = ROOFLINE if job.column == ROOFLINE else MEASURED
     try:
         with profile_with(job.point.server, **job.times()):
-            summary = simulate(job.point.scenario(kernels, job.tensor_parallel)).summary
+            summary = run_scenario(job.point.scenario(kernels, job.tensor_parallel), {}).summary
     except ForetokenError as error:
-        return {"failure": str(error).splitlines()[-1].strip()}
+        return {"failure": str(error).splitlines()[-1].strip().split(";")[0]}
     return {"ms": job.point.measured(summary)[1], "ttft_ms": summary["mean_ttft_ms"]}
 
 

@@ -24,7 +24,8 @@ class ServerProfile:
     """The timing of one serving engine.
 
     `kernels_of`: the server whose measured kernels are priced; `about`: the fit and its error; `graph_unit`: what its captured sizes
-    count; `mixed`, `chunk_size`: the settings of `engine` where a scenario leaves them open; `fp8_kv`: whether FP8 checkpoints made for it keep their KV in FP8.
+    count; `mixed`, `chunk_size`: the settings of `engine` where a scenario leaves them open; `fp8_kv`: whether FP8 checkpoints made
+    for it keep their KV in FP8.
     """
 
     name: str
