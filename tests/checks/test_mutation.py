@@ -75,7 +75,7 @@ def test_each_module_has_tests_and_no_kernel_is_changed():
     assert mutation.tests_of("core/kv/radix.py")[0][0] == "tests/core/kv/test_radix_cache.py", (
         "its own tests come first"
     )
-    assert all((ROOT / name).exists() for name in (*mutation.MORE_TESTS, *mutation.CONTRACTS))
+    assert all(any(ROOT.glob(name.rstrip("/") + "*")) for name in (*mutation.MORE_TESTS, *mutation.CONTRACTS))
 
 
 def test_what_the_checks_judge_by_is_checked_by_them():

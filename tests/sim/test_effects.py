@@ -124,7 +124,7 @@ def test_every_rule_has_a_case():
         [*POOLS, "disaggregation.layerwise=false", "disaggregation.rebalance_s=9.0", "disaggregation.decode_policy=random"],
         ["acceptance.mean_length=8.0"],
         ["speculation.topk=4", "acceptance.rank_ratio=0.5"],
-        ["workload.prefixes.groups=2", "engine.eviction_policy=fifo"],
+        ["workload.prefixes.groups=2", "workload.prefixes.zipf=2.0", "engine.eviction_policy=fifo"],
     ],
     ids=str,
 )  # fmt: skip

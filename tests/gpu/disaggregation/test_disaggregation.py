@@ -149,6 +149,8 @@ def test_the_pair_gives_what_one_process_gives(workers, nano_pair, plain, cell, 
         assert decode["prefilled"] == 0 and prefill["verified_rows"] == 0
         assert decode["transfers"] == prefill["transfers"]
         assert decode["transfers"]["completed"] == len(six) and decode["malformed"] == 0
+        averages = session.stats().ema_accept_len
+        assert set(averages) <= {"decode0"} and all(averages.values()), "of workers that decode, and have one"
     if "adaptive" in options:
         return
     # Draft KV and draft input arrived as they were: every draft has the fate that it has in one process.
