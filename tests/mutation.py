@@ -84,7 +84,7 @@ MORE_TESTS: dict[str, tuple[str, ...]] = {
     "gpu/session/": ("tests/cli/decode/test_generate.py",),
     "sim/": ("tests/sim/test_simulation.py", CORPUS, CHECK_SIMULATOR),
     "sim/disaggregation/": ("tests/sim/test_disaggregated_service.py",),
-    "sim/workload/acceptance": ("tests/cli/test_acceptance_cli.py",),
+    "sim/workload/acceptance": ("tests/cli/simulation/test_acceptance_cli.py",),
 }  # fmt: skip
 """Module or folder -> tests outside of its folder's own that must notice its changes, too."""
 
