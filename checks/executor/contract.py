@@ -85,7 +85,8 @@ class ExecutorConfig:
         if has.plain:
             config = replace(config, mixture=choose((False, True)))
             if choose((False, False, True)):
-                return replace(config, max_running=MANY)._with_pool(3)
+                drafting = config if config.steps or algorithm == "NONE" else replace(config, steps=choose((0, 1, 2)))
+                return replace(drafting, max_running=MANY)._with_pool(3)
         return config._with_pool(choose((0, 1, 2, 3)))
 
     def _with_pool(self, pool: int) -> ExecutorConfig:

@@ -9,7 +9,20 @@ import numpy as np
 
 from ...core.contract.request import SamplingParams
 from .contract import Executor, ExecutorCapabilities, ExecutorConfig
-from .oracle import SLACK, After, Draw, accepted, edge_of, is_close, kept_tokens, place_of, probabilities, unfairness
+from .oracle import (
+    SLACK,
+    After,
+    Draw,
+    accepted,
+    beside_drafts,
+    drafts_at_end,
+    edge_of,
+    is_close,
+    kept_tokens,
+    place_of,
+    probabilities,
+    unfairness,
+)
 
 MOST_PROPOSALS = 16
 """Rounds of a run whose accept lengths are compared: a proposal from the whole text costs some passes."""
@@ -39,16 +52,21 @@ class Judge:
         self._proposals_left = MOST_PROPOSALS
         self._emitted: dict[str, int] = {}
         self._draws: list[tuple[Any, ...]] = []  # request, and the other fields of a `Draw`
+        self._beside: list[tuple[float, float]] = []  # for `unfairness`
+        self._is_collecting = False
 
     def forget(self) -> None:
         """Begin to collect draws."""
+        self._is_collecting = True
+        self._beside.clear()
         self._draws.clear()
         self._emitted.clear()
 
     def unfairness(self) -> str | None:
         """Say how the collected draws differ from independent ones of the exact distribution; None if they do not."""
         requests = {name: number for number, name in enumerate(dict.fromkeys(draw[0] for draw in self._draws))}
-        return unfairness([Draw(requests[draw[0]], *draw[1:]) for draw in self._draws])
+        draws = [Draw(requests[draw[0]], *draw[1:]) for draw in self._draws]
+        return unfairness(draws, np.array(self._beside).reshape(-1, 2))
 
     def first_token(self, row: Served, token: int, shown: Mapping[str, Any], what: str) -> None:
         self._emitted[row.request_id] = 0
@@ -60,9 +78,15 @@ class Judge:
         """`run` is what a round emitted behind the row's text; `tree` are its steps, top-k and nodes."""
         self._tokens(row, run, shown, what)
         steps, topk, nodes = tree
-        if not self._has_drafts or not row.sampling.is_greedy:
+        if not self._has_drafts or steps == 0 or len(row.text) + steps + 1 >= self._config.context_len:
             return
-        if steps == 0 or len(row.text) + steps + 1 >= self._config.context_len or self._proposals_left == 0:
+        if not row.sampling.is_greedy:
+            if self._is_collecting:
+                drafted = self._subject.drafted(row.text, steps, topk, nodes, 0)
+                if drafted is not None:
+                    self._note_token_beside(row, run, drafts_at_end(drafted, run))
+            return
+        if self._proposals_left == 0:
             return
         self._proposals_left -= 1
         wanted = []
@@ -78,6 +102,13 @@ class Judge:
         raise Wrong(
             f"{what} emits {len(run)} tokens, {list(run)}, with {steps} steps of {topk} and {nodes} nodes", should
         )
+
+    def _note_token_beside(self, row: Served, run: Sequence[int], drafts: Sequence[int]) -> None:
+        """Note where a run's last token stands among those that `drafts`, which it could have been accepted as, leave."""
+        text = [*row.text, *run[:-1]]
+        probs = probabilities(self._subject.after(text, len(text) - 1).logits[0], row.sampling)
+        if drafts and run[-1] not in drafts:
+            self._beside.append(beside_drafts(probs, drafts, run[-1]))
 
     def _tokens(self, row: Served, run: Sequence[int], shown: Mapping[str, Any], what: str) -> None:
         text, sampling = [*row.text, *run[:-1]], row.sampling

@@ -79,6 +79,18 @@ def accepted(tree: tuple[Sequence[int], Sequence[int]], continuation: Sequence[i
     return count
 
 
+def drafts_at_end(tree: tuple[Sequence[int], Sequence[int]], run: Sequence[int]) -> list[int]:
+    """Return the drafts that the last token of a run could have been accepted as: the children of the node behind all others."""
+    tokens, parents = tree
+    node = 0
+    for wanted in run[:-1]:
+        found = [i + 1 for i, parent in enumerate(parents) if parent == node and tokens[i] == wanted]
+        if not found:
+            return []
+        node = found[0]
+    return [tokens[i] for i, parent in enumerate(parents) if parent == node]
+
+
 # -- distributions ----------------------------------------------------------------------------------------------------
 
 
@@ -98,6 +110,19 @@ def place_of(probs: np.ndarray, token: int, number: int) -> float:
     return below + float(probs[token]) * float(uniform(7, Purpose.SWARM, 0, number))
 
 
+def beside_drafts(probs: np.ndarray, drafts: Sequence[int], token: int) -> tuple[float, float]:
+    """Return how far from the middle the coin fell that drew `token` from what these drafts leave of a distribution, and the variance.
+
+    Both count by the probability of the drafts: a coin that has rejected them would be at that distance from 0 if it were used once more.
+    """
+    left = probs.copy()
+    left[list(drafts)] = 0.0
+    weight = 1.0 - float(left.sum())
+    left /= left.sum()
+    middles = left.cumsum() - left / 2 - 0.5
+    return weight * float(middles[token]), weight**2 * float(left @ middles**2)
+
+
 class Draw(NamedTuple):
     """One sampled token: the request that it belongs to, how that samples, its number in the output, in its round, and its place.
 
@@ -113,8 +138,10 @@ class Draw(NamedTuple):
     edge_variance: float
 
 
-def unfairness(draws: Sequence[Draw]) -> str | None:
+def unfairness(draws: Sequence[Draw], beside: np.ndarray) -> str | None:
     """Say how sampled tokens differ from independent draws of the exact distribution; None if they do not.
+
+    `beside` [n, 2] are `beside_drafts` of tokens.
 
     Sums of n terms, each of known mean and variance, are compared with their standard deviation, so that a bound holds for any n.
     """
@@ -128,6 +155,9 @@ def unfairness(draws: Sequence[Draw]) -> str | None:
         products = np.array([(a - 0.5) * (b - 0.5) for a, b in pairs])
         if len(pairs) >= MIN_DRAWS and abs(products.sum()) > DEVIATION / 12 * np.sqrt(len(pairs)):
             return f"{len(pairs)} pairs of {name}: their coins go together ({12 * products.mean():+.2f})"
+    far, spread = beside.sum(axis=0)
+    if len(beside) >= MIN_DRAWS and abs(far) > DEVIATION * np.sqrt(spread):
+        return f"{len(beside)} tokens that were no draft: their coins are {far / len(beside):+.2f} from the middle on average"
     groups = {"all tokens": draws, "first tokens": [d for d in draws if d.number == 0]}
     for sampling in dict.fromkeys(draw.sampling for draw in draws):
         groups[f"tokens of {sampling}"] = [d for d in draws if d.sampling == sampling]

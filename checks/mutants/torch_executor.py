@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 from ...core.contract.future_map import FutureMap, RelayField
+from ...gpu.executor import sampling
+from ...gpu.executor.round import DecodeRound
 from ..executor.torch_subject import CheckedExecutor
 from .planting import defects, lookup
 
@@ -80,6 +82,16 @@ SamplesLikeItsNeighbour (ANSWER): Each row is sampled with the cut-offs of the r
 
         rows.sampling = shifted
 
+DrawsWithTheAcceptCoin (ANSWER): The coin that has rejected the drafts draws the bonus token, too.
+    DecodeRound._accept
+        - return self._ops.verify_sampling(tree, probs, accept, bonus)
+        + return self._ops.verify_sampling(tree, probs, accept, accept)
+
+LeavesOutWhatReachesTheMass (ANSWER): Top-p leaves out the token that reaches the mass, if another is left.
+    sampling._filter
+        - mass_before = ranked.cumsum(1) - ranked
+        + mass_before = ranked.cumsum(1)
+
 LeavesExpertsBehind (ANSWER): Compaction takes along what is floating point; routed experts stay where their nodes were.
     CheckedExecutor.__init__:
         good(self, config)
@@ -100,6 +112,6 @@ HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root o
         decode_round._verify_forward = without_root
 """
 
-_PLACES = [CheckedExecutor, FutureMap, RelayField, replace]
+_PLACES = [CheckedExecutor, DecodeRound, FutureMap, RelayField, replace, sampling]
 MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:")
 __getattr__ = lookup(MUTANTS)
