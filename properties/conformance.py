@@ -134,6 +134,7 @@ def _report(
         held=tuple(id for id in announced if id not in failures) if not unexpected else (),
         vacuous=swarm.vacuous() if not failures and not swarm.is_restricted else (),
         unreached=swarm.unreached() if not failures else {},
+        unexercised=swarm.unexercised() if not failures else (),
     )
 
 

@@ -157,11 +157,12 @@ class ExecutorCapabilities(Capabilities):
     toy: bool = False
     """`toy_draft()`: draft and target are the suite's, so that every run is known; needs `tokens`"""
 
-    FOUNDATIONS: ClassVar = {"toy": ("tokens",)}
     plain: bool = False
-    """`shown()` and `after(text, first)`: what its model gives, to compare tokens and outputs with; requests sample, too"""
+    """`shown()` and `after(text, first)`: what its model gives, to compare tokens and outputs with; requests sample, too; needs `tokens`"""
     drafts: bool = False
-    """`drafted(…)`: what its draft proposes, to compare accept lengths with"""
+    """`drafted(…)`: what its draft proposes, to compare accept lengths with; needs `plain`"""
+
+    FOUNDATIONS: ClassVar = {"toy": ("tokens",), "plain": ("tokens",), "drafts": ("plain",)}
 
 
 class Executor(Protocol):

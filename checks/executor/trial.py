@@ -37,11 +37,12 @@ SAMPLING = {
 """Of requests by name, where they may sample; the others are greedy."""
 RULES = (
     SamplingParams(temperature=4.0),
-    SamplingParams(temperature=1.0, top_p=0.5),  # which leaves few tokens, each of them often
+    SamplingParams(temperature=1.0, top_p=0.5),
     SamplingParams(temperature=8.0, top_k=4),
     SamplingParams(temperature=2.0),  # at which drafts have about half of the mass
+    SamplingParams(temperature=1.0, top_p=0.5),  # which leaves few tokens, each of them often
 )
-NUM_SAMPLED, SAMPLED_LEN = 48, 6
+NUM_SAMPLED, SAMPLED_LEN = 55, 6
 
 PROMPT_LENS = (1, 2, 3, 7, 8, 9, 16, 17, 25)
 

@@ -279,6 +279,16 @@ TakesAVictimMore (ENGINE-07): A preemption takes one request more than it needs.
         - for victim in victims:
         + for victim in [*victims, *self._lower_than_head()[len(victims) : len(victims) + 1]]:
 
+PushesOutUnderAFence (ENGINE-07): A preemption does not wait for the slots of an earlier victim, which are fenced, and takes a second one.
+    Admission.preempt
+        - if self.store.has_fenced or requests.leaving:
+        + if requests.leaving:
+
+ForgetsThatPagesAreWhole (ENGINE-07): A block reserves by the slots that are free, though its rows take them in whole pages.
+    DecodeRounds.reserve
+        - unaligned = batch_size * (self.config.page_size - 1)
+        + unaligned = 0
+
 NeverGivesWay (ENGINE-07): No request of smaller priority gives way.
     Admission.preempt = None
 

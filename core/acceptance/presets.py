@@ -173,8 +173,3 @@ def usual_preset(algorithm: str, family: str, usual: str, text: str | None = Non
     like = PRESETS[usual].algorithm if usual in PRESETS else "EAGLE"
     default = PRESETS[usual].text if usual in PRESETS else usual
     return choose_preset(default if text is None else text, algorithm, family, like)
-
-
-def acceptance_preset(name: str, seed: int = 0) -> GaussianAcceptance:
-    """Return the process of a preset; of a kind of text that of EAGLE on Llama. Raises ConfigError with the nearest known name."""
-    return choose_preset(name).preset.process(seed)

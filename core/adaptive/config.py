@@ -206,8 +206,8 @@ def _read_table(table: Any, source: str) -> AdaptiveConfig:
         problems += _of_no_candidate(defaults.get("num_draft_tokens"), union, "")
     if problems:
         raise ConfigError(source, problems)
-    bounds = tuple(sorted(entries))
-    return _finished(bounds, tuple(entries[bound] for bound in bounds), source, notices)  # type: ignore[arg-type]
+    slots = {bound: slot for bound, slot in sorted(entries.items()) if slot is not None}  # all: there are no problems
+    return _finished(tuple(slots), tuple(slots.values()), source, notices)
 
 
 def _finished(

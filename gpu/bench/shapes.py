@@ -115,9 +115,9 @@ def meta_models(
     target: ModelConfig, draft: ModelConfig | HeadConfig | None, dtype: torch.dtype
 ) -> tuple[Decoder, nn.Module | None]:
     """Return the models without memory behind them, to know their sizes."""
-    model = Decoder(target, None, "meta", dtype)  # type: ignore[arg-type]
+    model = Decoder(target, None, "meta", dtype)
     if draft is None:
         return model, None
     if isinstance(draft, HeadConfig):
         return model, HEADS[draft.algorithm](draft, model)
-    return model, Decoder(draft, None, "meta", dtype)  # type: ignore[arg-type]
+    return model, Decoder(draft, None, "meta", dtype)

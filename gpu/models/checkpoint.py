@@ -225,7 +225,7 @@ def _save(directory: str | Path, config: dict, weights: list[NamedWeight], other
 
 def _meta_decoder(config: ModelConfig, ops: Ops | None = None) -> Decoder:
     """Return the model without memory behind it: names and shapes."""
-    return Decoder(config, ops, "meta", config.dtype)  # type: ignore[arg-type]
+    return Decoder(config, ops, "meta", config.dtype)
 
 
 def _part_of(name: str) -> str:

@@ -27,9 +27,12 @@ class DecoderOutput:
 
 
 class Decoder(nn.Module):
-    """Weights are uninitialised; `checkpoint` or `weights.initialize` fill them. Frozen unless `requires_grad_` is called."""
+    """Weights are uninitialised; `checkpoint` or `weights.initialize` fill them. Frozen unless `requires_grad_` is called.
 
-    def __init__(self, config: ModelConfig, ops: Ops, device: torch.device | str, dtype: torch.dtype) -> None:
+    `ops` may be None on the device "meta", for a model that is only asked for its names and shapes.
+    """
+
+    def __init__(self, config: ModelConfig, ops: Ops | None, device: torch.device | str, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.ops = config, ops
         self.device, self.dtype = torch.device(device), dtype

@@ -232,7 +232,7 @@ class AcceptModel:
         self.num_slots = (total + 1) * size
         self.pools = np.stack([-LAYERS * np.arange(1, self.num_slots + 1) - layer for layer in range(LAYERS)])
         self.num_owners = 0
-        self.requests: list[Request] = [None] * config.num_rows  # type: ignore[list-item]
+        self.requests: list[Request] = []
         for row in range(config.num_rows):
             self.replace(row, 1 + row)
 
@@ -243,7 +243,7 @@ class AcceptModel:
         request = Request(owner * _PLACE & _MASK, owner % self.config.vocab_size)
         for position in range(num_tokens):
             request.commit((owner + position) % self.config.vocab_size)
-        self.requests[row] = request
+        self.requests[row : row + 1] = [request]  # the first one of the last row is appended
         self._write(self.table[row, :num_tokens], request.codes)
 
     def _write(self, slots: np.ndarray, codes: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -182,10 +183,10 @@ class AcceptTrial(Values):
         shape = (nodes - 1, 1, nodes) if is_proposed else self.shape
         return Round(shape, is_proposed, rows, garbage, batch, handle, nodes, tokens, parents, positions, depths)
 
-    def _flat(self, answer: object, what: str, count: int, length: int | None = None) -> list[tuple[int, ...]]:
+    def _flat(self, answer: Any, what: str, count: int, length: int | None = None) -> list[tuple[int, ...]]:
         """Return an answer of `count` flat sequences of integers, each of the given length, or of any."""
         try:
-            parts = list(answer)  # type: ignore[call-overload]
+            parts = list(answer)
         except TypeError:
             parts = []
         if len(parts) != count:

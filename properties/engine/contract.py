@@ -103,6 +103,9 @@ class ServingConfig:
         if topk > 4 or (topk > 1 and len(candidates) == 1):
             page_size = min(page_size, 4)  # every branch fills pages of its own: larger ones only cost time
         candidates = candidates if has.adaptive else candidates[-1:]
+        block_rounds = choose((1, 1, 3, 8)) if has.blocks else 1
+        # Blocks meet the end of the pool where no second step and no cache has its share of it.
+        often = (False, True) if block_rounds > 1 else (False, True, True)
         config = cls(
             num_pages=1,
             page_size=page_size,
@@ -115,10 +118,10 @@ class ServingConfig:
             candidates=candidates,
             topk=topk,
             tree_nodes=tree_nodes,
-            overlap=has.overlap and choose((False, True, True)),
-            block_rounds=choose((1, 1, 3, 8)) if has.blocks else 1,
+            overlap=has.overlap and choose(often),
+            block_rounds=block_rounds,
             mixed=has.mixed and choose((False, True, True)),
-            prefix_cache=has.prefix_cache and choose((False, True, True)),
+            prefix_cache=has.prefix_cache and choose(often),
             preempt=has.priorities and choose((False, True)),
             ageing=choose((1, 2, 16)),
             accept=choose((0, 4, 6, 8)),

@@ -84,6 +84,11 @@ class Moment:
         self.ended_lives: dict[str, Life] = {}
         self.owners: dict[int, str] = {}  # page -> the request that has it, "" free, "*" cached
 
+    @property
+    def leak_from(self) -> str | None:
+        """Why the request left whose page should be free and is not; None if there is no such page."""
+        return None if self.leaked is None else self.leaked[2]
+
     def retract(self, life: Life) -> None:
         """Note that a request that ran waits again."""
         self.retracted.append(life)

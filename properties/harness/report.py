@@ -107,6 +107,7 @@ class Report:
     held: tuple[str, ...]  # announced as failing, but holding
     vacuous: tuple[str, ...]  # enabled, but never evaluated or never happened
     unreached: dict[str, tuple[str, ...]]  # invariant that was evaluated -> its clauses that no run came to
+    unexercised: tuple[str, ...]  # invariants of which no run came to any clause
 
     @property
     def ok(self) -> bool:
@@ -134,8 +135,10 @@ class Report:
         ]
         lines += [f"vacuous: {what}" for what in self.vacuous]
         broken = [id for failure in self.shown for id in (failure.id, *failure.also)]
-        held = [id for id, count in self.evaluations.items() if count and id not in broken]
+        held = [id for id, count in self.evaluations.items() if count and id not in (*broken, *self.unexercised)]
         lines.append(f"held: {', '.join(held) or 'none'}")
+        if self.unexercised:
+            lines.append(f"not exercised: {', '.join(self.unexercised)} (nothing that they are about has happened)")
         lines += [f"skipped: {id} ({why})" for id, why in self.skipped.items()]
         if self.unreached:
             counts = ", ".join(f"{id} {len(clauses)}" for id, clauses in self.unreached.items())
@@ -177,6 +180,7 @@ class Report:
             "disputed_failures": [failure.to_json() for failure in self.disputed],
             "held_but_expected_to_fail": list(self.held),
             "vacuous": list(self.vacuous),
+            "unexercised": list(self.unexercised),
             "unreached": {id: list(clauses) for id, clauses in self.unreached.items()},
         }
 

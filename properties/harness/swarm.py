@@ -168,6 +168,10 @@ class Swarm:
         }
         return {id: clauses for id, clauses in found.items() if clauses}
 
+    def unexercised(self) -> tuple[str, ...]:
+        """Return the invariants that were evaluated, and of which no run has come to any clause."""
+        return tuple(id for id, clauses in self.unreached().items() if len(clauses) == len(self._clauses[id]))
+
     def _count(self, trial: Trial) -> None:
         self.num_operations += trial.num_operations
         for item, count in zip(trial.invariants, trial.evaluations, strict=True):

@@ -190,7 +190,7 @@ def the_target_sees_real_drafts(m: Moment) -> Outcome:
                 "drafts that are good are lost, and the target's work with them",
             )
         missing = depths.count(-1)
-        if missing and not round.garbage and not round.is_proposed:
+        if not round.garbage and not round.is_proposed and missing:
             return Finding(
                 f"row {row} has {missing} nodes fewer than its tree", f"{round.nodes} nodes", "good drafts are lost"
             )
@@ -294,7 +294,7 @@ def buffers_keep_their_own_width(m: Moment) -> Outcome:
             )
     for walk in m.walks():
         number, path, emitted = walk
-        if answer.bonus[number] != emitted[-1] and not m.fails(walk):
+        if not m.fails(walk) and answer.bonus[number] != emitted[-1]:
             return Finding(
                 f"the bonus token of row {round.rows[number]} is {answer.bonus[number]}",
                 f"{emitted[-1]}, emitted after the last node of the path {path}",

@@ -158,7 +158,7 @@ def writable_pages_have_one_owner(m: Moment) -> Outcome:
             f"{expected}",
             "another holder has written there, or the slot is another one than before",
         )
-    if m.after.rows is not None and sum(m.held.values()) != len(m.held) and not m.capabilities.sharing:
+    if m.after.rows is not None and not m.capabilities.sharing and sum(m.held.values()) != len(m.held):
         page = next(page for page, count in m.held.items() if count > 1)
         return Finding(f"page {page} is in {m.held[page]} tables", "one", "two owners write to the same slots")
     return True

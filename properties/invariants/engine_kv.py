@@ -12,7 +12,7 @@ COMES_BACK = "it comes back when the steps that were in flight are committed"
 
 @checks("RELAY-01", CONTRACT, "slots")
 def no_other_owns_what_a_step_writes(m: Moment) -> Outcome:
-    if m.leaked is not None and m.leaked[2] not in ("abort", "retracted"):
+    if m.model.lingering and m.leak_from not in (None, "abort", "retracted"):
         page, whose, why = m.leaked
         was = (
             f"page {page} (last of {whose}{f', which ended: {why}' if why else ''}) is neither free nor cached nor held"
@@ -93,7 +93,7 @@ def _torn_page(m: Moment) -> Finding | None:
 @checks("ENGINE-06", CONTRACT, "slots")
 def a_retracted_request_holds_nothing(m: Moment) -> Outcome:
     why = "memory that was taken from one must serve another"
-    if m.leaked is not None and m.leaked[2] == "retracted":
+    if m.model.lingering and m.leak_from == "retracted":
         was = f"page {m.leaked[0]} of {m.leaked[1]}, which was retracted, is neither free nor cached nor held"
         return Finding(was, COMES_BACK, why)
     if not m.retracted:

@@ -26,7 +26,7 @@ def a_step_keeps_its_budgets(m: Moment) -> Outcome:
     names = [life.name for life in flight.lives()]
     if len(set(names)) != len(names):
         return Finding(f"the step has {names}", "each request once", "two results of one row contradict each other")
-    if flight.chunks and flight.rows and not config.mixed:
+    if not config.mixed and flight.chunks and flight.rows:
         return Finding("prefill and decode in one step", "one of them", "the configuration says so")
     most = 1 if flight.chunks else config.block_rounds
     if flight.rounds > most:
@@ -65,10 +65,10 @@ def only_the_lower_gives_way(m: Moment) -> Outcome:
                 should, why = f"{name} gives way, which came later", "the oldest would never come to its end"
                 return Finding(f"{was} {name} stays", should, why)
             if name in entered:
-                if its <= priority and not m.is_disturbed:
+                if not m.is_disturbed and its <= priority:
                     should, why = "a strictly greater priority", "equals would push each other out for ever"
                     return Finding(f"{was} {name} ({its}) enters", should, why)
-            elif its < priority and life.overtaken < m.config.ageing:
+            elif life.overtaken < m.config.ageing and its < priority:
                 should, why = "the lowest priority gives way", "a request is never pushed out for a smaller one"
                 return Finding(f"{was} {name} ({its}) stays", should, why)
     return found
@@ -83,18 +83,18 @@ def every_cycle_makes_progress(m: Moment) -> Outcome:
         if m.flight is not None and model.lost:
             was = f"step {m.flight.number} is launched after a loss"
             return Finding(was, "nothing before the device is quiet", "a lost step may still write")
-        if m.flight is None and not model.flights and model.lives and not m.is_disturbed:
+        if model.lives and not m.is_disturbed and not model.flights:
             was = f"nothing is launched or in flight, {sorted(model.lives)} live"
             return Finding(was, "a step", "nothing would ever end that")
         bound, number = 2 * len(model.lives) + 2, model.retractions_since_progress
-        if number > bound and not m.is_disturbed:
+        if not m.is_disturbed and number > bound:
             was = f"{number} retractions since the last token"
             return Finding(was, f"{bound} at most", "it may admit, compute and retract for ever")
         return True
     if m.committed is None or m.refusal is not None:
         return None
     for name, (got, reason) in m.expected.items():
-        if got and not m.delivered.get(name) and not reason:
+        if got and not reason and not m.delivered.get(name):
             was = f"{name} gets nothing from step {m.committed.number}"
             return Finding(was, f"{got}", "a round emits at least one token")
     return True
@@ -111,7 +111,7 @@ def chunks_follow_each_other(m: Moment) -> Outcome:
             was = f"{life.name} computes [{chunk.start}, {chunk.stop}) of {len(life.context)} positions"
             should = f"from {chunk.due} on, at least one"
             return Finding(was, should, "a position computed twice or never makes another text")
-        if (life, chunk.start) in m.admitted and chunk.start and not m.config.prefix_cache:
+        if not m.config.prefix_cache and (life, chunk.start) in m.admitted and chunk.start:
             return Finding(f"{life.name} begins at {chunk.start}", "0", "the positions before have not been computed")
         slots = m.flight.slots.get(life.name)
         if slots is not None:
@@ -137,7 +137,7 @@ def equals_enter_in_order(m: Moment) -> Outcome:
             if theirs == mine and life.number < entered.number:
                 was = f"{entered.name} enters before {life.name}, which came earlier, both of priority {mine}"
                 return Finding(was, "first come, first served", "equals are served in the order of their arrival")
-            if theirs > mine and entered.overtaken < m.config.ageing:
+            if entered.overtaken < m.config.ageing and theirs > mine:
                 was = f"{entered.name} (priority {mine}) enters before {life.name} ({theirs})"
                 return Finding(was, "the greater priority", "that is what priorities are for")
     return True
@@ -242,7 +242,7 @@ def steps_change_at_a_launch(m: Moment) -> Outcome:
         return True
     if m.flight is None or not m.flight.rows:
         return None
-    if m.flight.steps != m.model.steps and not (m.was_lost and m.flight.steps == m.config.candidates[0]):
+    if not (m.was_lost and m.flight.steps == m.config.candidates[0]) and m.flight.steps != m.model.steps:
         was = f"step {m.flight.number} drafts {m.flight.steps}"
         return Finding(was, f"{m.model.steps}", "so it was said before its launch")
     return True

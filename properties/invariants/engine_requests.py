@@ -103,7 +103,7 @@ def what_was_delivered_stays(m: Moment) -> Outcome:
         should, reason = m.expected.get(name, ([], ""))
         if len(got) > len(should) or got != should[: len(got)]:
             return Finding(f"{name} is given {got}", f"{should}", why)
-        if len(got) < len(should) and not reason:
+        if not reason and len(got) < len(should):
             return Finding(f"{name} is given {got}", f"{should}", "an accepted token is lost")
     return True if m.delivered or m.ends else None
 
@@ -167,7 +167,7 @@ def a_live_name_is_refused(m: Moment) -> Outcome:
 
 @checks("ENGINE-13", CONTRACT)
 def an_abort_releases_everything(m: Moment) -> Outcome:
-    if m.leaked is not None and m.leaked[2] == "abort":
+    if m.model.lingering and m.leak_from == "abort":
         was = f"page {m.leaked[0]} of {m.leaked[1]}, which was aborted, is neither free nor cached"
         should = "it comes back when the steps that were in flight are committed"
         return Finding(was, should, "a page that is never given back is lost")

@@ -27,7 +27,7 @@ def written_then_read_once(m: Moment) -> Outcome:
         )
     if m.padding:
         return Finding(f"a padding lane read {m.padding}", "zeros", "the padding row is of no request")
-    if m.wrong is not None and not _is_of_another(m):
+    if _is_wrong(m, of_another=False):
         return Finding(
             f"{m.wrong.where} is {m.wrong.found}",
             f"{m.wrong.expected}, as last written",
@@ -49,7 +49,7 @@ def never_a_value_of_another_generation(m: Moment) -> Outcome:
             why = "a row goes from request to request, and its cell may be of another one"
             return Finding(f"{m.call} was accepted: {m.foreign}", "a refusal", why)
         return True
-    if m.wrong is not None and _is_of_another(m):
+    if _is_wrong(m, of_another=True):
         return Finding(
             f"{m.wrong.where} is {m.wrong.found}, written by generation {m.wrong.writer}",
             f"{m.wrong.expected}, written by generation {m.wrong.generation}",
@@ -58,5 +58,9 @@ def never_a_value_of_another_generation(m: Moment) -> Outcome:
     return None if m.answer is None else True
 
 
-def _is_of_another(m: Moment) -> bool:
-    return m.capabilities.generations and m.wrong.writer is not None and m.wrong.writer != m.wrong.generation
+def _is_wrong(m: Moment, of_another: bool) -> bool:
+    """Whether a value was read that is not the last written one, and if so whether it is known to be of another request."""
+    if m.wrong is None:
+        return False
+    known = m.capabilities.generations and m.wrong.writer is not None
+    return (known and m.wrong.writer != m.wrong.generation) == of_another

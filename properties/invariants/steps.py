@@ -126,7 +126,7 @@ def stationary_input_settles(m: Moment) -> Outcome:
     is_constant = stretch.process.startswith(("always", "mixed"))
     late = [at for at in switches if at >= rounds // 2]
     # A ceiling may undo a rise that the thresholds ask for, again and again.
-    if is_constant and late and stretch.candidates[0] > 0 and not m.table.ceiling_coeff:
+    if is_constant and stretch.candidates[0] > 0 and not m.table.ceiling_coeff and late:
         return Finding(
             f"a switch at round {late[0]} of {rounds}, every one of which accepted the same ({where})",
             "none once it has settled",
@@ -195,7 +195,7 @@ def a_broken_table_changes_nothing(m: Moment) -> Outcome:
 
 @checks("STEPS-10", CONTRACT, on=("deliver", "idle", "observe", "garbage", "repeat", "phase"))
 def every_result_counts_once(m: Moment) -> Outcome:
-    if m.refusal is not None and m.garbage is None:
+    if m.garbage is None and m.refusal is not None:
         return Finding(
             f"a good result was refused: {m.refusal}", "it is counted", "the estimate does not follow the results"
         )

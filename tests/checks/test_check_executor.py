@@ -455,13 +455,19 @@ def without_the_token_that_reaches_the_mass(executor):
     executor._rows.sampling = cut
 
 
+def one_coin_for_two_things(executor):
+    verify = executor._ops.verify_sampling
+    executor._ops.verify_sampling = lambda tree, probs, accept, bonus: verify(tree, probs, accept, accept)
+
+
 @pytest.mark.parametrize(
     ("defect", "words"),
     [
         (None, ""),
+        (one_coin_for_two_things, "tokens that were no draft"),
         (same_coins_everywhere, "consecutive tokens"),
         (same_coins_for_all, "two requests"),
-        (without_the_token_that_reaches_the_mass, "top-p 0.5"),
+        (without_the_token_that_reaches_the_mass, "the least probable token"),
     ],
 )
 def test_sampled_tokens_are_independent_draws(defect, words):

@@ -338,7 +338,7 @@ def more_pages_are_no_worse(m: Moment) -> Verdict:
     if after and _holds_all(large, m.config):
         was = f"{after} retractions in {large.service.pages} pages"
         return Finding(was, "none: all fit at once", "they free memory that is not needed")
-    if after > before and not excuse(small, large):
+    if not excuse(small, large) and after > before:
         should = f"{before} or fewer: no more requests are served, and no more run on average"
         return Finding(f"with {pages}, {after} retractions", should, "the memory was not used to do more at a time")
     return True
@@ -357,6 +357,6 @@ def the_impossible_is_refused(m: Moment) -> Verdict:
         if m.refusal is not None:
             return True
         return Finding(f"{m.impossible} was simulated", "a refusal", "the numbers of such a run look like any others")
-    if m.refusal is not None and m.is_possible:
+    if m.is_possible and m.refusal is not None:
         return Finding(f"refused ({m.refusal})", "a run: every request has room", "what is possible is simulated")
     return True if m.runs else None

@@ -13,9 +13,14 @@ from foretoken.core.acceptance.fit import (
     fit_means,
     simulate_rounds,
 )
-from foretoken.core.acceptance.presets import acceptance_preset
+from foretoken.core.acceptance.presets import choose_preset
 from foretoken.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance, walk, walk_to_end
 from foretoken.core.errors import ConfigError
+
+
+def acceptance_preset(name, seed=0):
+    return choose_preset(name).preset.process(seed)
+
 
 CHAT = acceptance_preset("chat")
 KEYS = np.array([3, 2**63 + 5, 17, 2**64 - 1], np.uint64)

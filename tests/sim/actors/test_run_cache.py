@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from foretoken.core.acceptance.presets import acceptance_preset
+from foretoken.core.acceptance.presets import choose_preset
 from foretoken.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance
 from foretoken.core.acceptance.recorded import TraceAcceptance
 from foretoken.sim.actors.run_cache import RunCache
 
-CHAT = acceptance_preset("chat")
+CHAT = choose_preset("chat").preset.process(0)
 PROCESSES = [
     CHAT,
     FixedMeanAcceptance(2.6),
