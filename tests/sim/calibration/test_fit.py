@@ -19,7 +19,7 @@ from foretoken.sim.cost.calibration import load_calibration, profile_document
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import load_scenario
 
-SETTINGS = ("hardware.server=sglang-0.5", "hardware.gpu=H200", "engine.mode=synchronous")
+SETTINGS = ("hardware.server=sglang-0.5", "hardware.gpu=H200", "engine.mode=synchronous", "engine.max_running=64")
 BASE = load_scenario(None, SETTINGS)[0]
 LOADS = [
     {"concurrency": clients, "input_tokens": 64.0, "output_tokens": 32.0, **draft}
@@ -87,7 +87,7 @@ def test_the_truth_lies_in_the_intervals_and_the_fit_meets_the_points(fit):
     assert all(low.low < low.value < low.high for low in parameters.values.values())
 
 
-def test_files_of_several_tools_are_fitted_together(tmp_path):
+def test_files_of_several_tools_are_points_of_one_fit(tmp_path):
     plain, spec = noisy(3)[:3], noisy(3)[3:]
     (tmp_path / "guide.json").write_text(guidellm(plain[:2]))
     (tmp_path / "perf.json").write_text(aiperf(plain[2]))
@@ -95,7 +95,11 @@ def test_files_of_several_tools_are_fitted_together(tmp_path):
     (tmp_path / "spec.json").write_text("\n".join(map(vllm, spec[2:])))
     points = read_points([str(tmp_path / name) for name in ("guide.json", "perf.json", "spec.jsonl", "spec.json")])
     assert measured_scenario(points, BASE, ()).model.target == "meta-llama/Llama-3.1-8B-Instruct"
-    assert all(holds(calibrate(points, BASE, "test")))
+    read = {(point.algorithm, point.steps, point.concurrency): point.mean_tpot_ms for point in points}
+    wanted = {
+        (run.get("algorithm", "NONE"), run.get("steps", 0), run["concurrency"]): run["mean_tpot_ms"] for run in noisy(3)
+    }
+    assert read == wanted
 
 
 def test_the_profile_makes_the_simulator_meet_the_points(fit, tmp_path):
@@ -141,10 +145,13 @@ def test_what_no_point_tells_is_said_and_a_point_that_would_is_named(tmp_path):
 
 
 def test_too_few_points_say_how_many_more_and_which(tmp_path):
-    with pytest.raises(ConfigError, match=r"2 points for 5 parameters: at least 1 more needed.*clients"):
+    with pytest.raises(
+        ConfigError, match=r"2 points for 5 parameters: at least 1 more needed; most would be told by: .*client"
+    ):
         fitted(tmp_path, noisy(6)[2:4])
 
 
+@pytest.mark.slow
 def test_a_point_that_contradicts_the_others_is_named(tmp_path):
     runs = noisy(7)
     for name, factor in (("mean_tpot_ms", 1.5), ("output_tokens_per_s", 1 / 1.5)):
