@@ -22,13 +22,13 @@ class OtherParts(CheckedSimulator):
 
 
 class _OneMoreDraftPass(RoundCost):
-    def _draft_passes(self, batch_size, rows, steps, topk, *, eager):
-        return super()._draft_passes(batch_size, rows, steps and steps + 1, topk, eager=eager)
+    def _draft_passes(self, batch_size, steps, *rest, **options):
+        return super()._draft_passes(batch_size, steps and steps + 1, *rest, **options)
 
 
 class _ExpertsOfOneToken(ForwardCost):
-    def active_experts(self, tokens):
-        return super().active_experts(1)
+    def active_experts(self, tokens, *rest):
+        return super().active_experts(1, *rest)
 
 
 class DraftsOnceTooOften(OtherParts):
