@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from dataclasses import asdict, replace
 from functools import cache
 
 import numpy as np
@@ -189,6 +190,34 @@ def test_nothing_to_do_is_nothing_done():
     engine.abort("r0", 0)
     assert engine.plan(0) is None and engine.is_idle
     assert executor.counters.rounds == executor.counters.prefilled == 0
+
+
+@pytest.mark.parametrize("name", ["plain", "tree"])
+def test_counters_are_the_sums_of_the_steps(name):
+    engine, executor, _ = engine_and_executor(WAYS[name], block_rounds=8, overlap=False)
+    for request in requests_for()[:4]:
+        engine.submit(request, 0)
+    sums: Counter[str] = Counter()
+    while (step := engine.plan(0)) is not None:
+        executor.launch(step)
+        result = executor.collect()
+        if step.prefill is not None:
+            sums["prefilled"] += int(step.prefill.lens.sum())
+        if (part := step.decode) is not None:
+            rows, rounds = len(part.rows), result.decode.rounds
+            sums["rounds"] += rounds
+            sums["verified_rows"] += rows * rounds
+            sums["drafted"] += rows * rounds * (part.num_draft_tokens - 1)
+            sums["correct_drafts"] += int(result.decode.accept_lens.sum()) - rows * rounds
+        engine.commit(result, 0)
+    assert asdict(executor.counters) == {name: sums[name] for name in asdict(executor.counters)}
+    assert sums["prefilled"] > 20 and sums["rounds"] > 5
+
+
+def test_only_who_asks_for_checks_waits_for_them():
+    engine, checked, _ = engine_and_executor(WAYS["plain"])
+    plain = build_executor(engine, small_model(0), None, OPS)
+    assert plain.launched_table is None and checked.launched_table is not None
 
 
 @pytest.mark.parametrize("name", ["plain", "chain", "tree", "heads"])
