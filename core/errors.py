@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+MAX_SHOWN = 80  # characters of a wrong value in a message
+
 
 class ForetokenError(Exception):
     """Base of every error that a user can cause. The command line prints it and exits with code 2."""
@@ -63,6 +65,12 @@ class ConfigError(ForetokenError):
 
     def __str__(self) -> str:
         return "\n".join(f"{self.source}: {problem}" for problem in self.problems)
+
+
+def shown(value: object) -> str:
+    """Return a wrong value as a message shows it: its `repr`, cut off where that is long."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..core.errors import ConfigError, Problem, nearest
+from ..core.errors import ConfigError, Problem, nearest, shown
 from ..core.parsing import ParseError, parse_toml
 from ..observe.input_files import read_toml
 from .scenario import Scenario
@@ -153,7 +153,7 @@ def _explain(detail: Mapping[str, Any], key: str) -> str:
         return f"unknown key{hint}" + ("" if hint else f"; known here: {', '.join(known)}")
     message = detail["msg"]
     message = message[0].lower() + message[1:]
-    return f"{message}, got {detail['input']!r}"
+    return f"{message}, got {shown(detail['input'])}"
 
 
 def _keys_of(table: str) -> list[str]:

@@ -284,6 +284,11 @@ PushesOutUnderAFence (ENGINE-07): A preemption does not wait for the slots of an
         - if self.store.has_fenced or requests.leaving:
         + if requests.leaving:
 
+LosesWhatABlockHadDelivered (ACCEPT-12, ENGINE-18, ENGINE-04): A request that is aborted while a block runs gets nothing of its rounds.
+    DecodeRounds.count
+        - if leaving:
+        + if False:
+
 ForgetsThatPagesAreWhole (ENGINE-07): A block reserves by the slots that are free, though its rows take them in whole pages.
     DecodeRounds.reserve
         - unaligned = batch_size * (self.config.page_size - 1)

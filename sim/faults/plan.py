@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...core.draws import Purpose, uniform
-from ...core.errors import ConfigError, Problem, nearest
+from ...core.errors import ConfigError, Problem, nearest, shown
 from ...observe.input_files import read_toml
 from .kinds import KINDS, UNITS
 
@@ -245,7 +245,7 @@ def _problem(detail: Mapping[str, Any]) -> Problem:
         hint = nearest(name, known) or nearest(key, KINDS)
         return Problem(key, f"unknown key{hint}" + ("" if hint else f"; known here: {', '.join(known)}"))
     message = detail["msg"]
-    return Problem(key, f"{message[0].lower()}{message[1:]}, got {detail['input']!r}")
+    return Problem(key, f"{message[0].lower()}{message[1:]}, got {shown(detail['input'])}")
 
 
 def _keys_of(table: str) -> list[str]:

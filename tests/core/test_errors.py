@@ -2,7 +2,7 @@
 
 import pytest
 import simpy
-from foretoken.core.errors import ConfigError, InvariantViolation, Problem, nearest
+from foretoken.core.errors import MAX_SHOWN, ConfigError, InvariantViolation, Problem, nearest, shown
 
 ERRORS = [
     ConfigError("a.toml", [Problem("x.y", "is wrong"), Problem("", "is worse")]),
@@ -36,3 +36,9 @@ def test_all_problems_are_named():
 def test_the_nearest_word_is_suggested():
     assert nearest("page_sise", ["page_size", "mode"]) == " (did you mean 'page_size'?)"
     assert nearest("zzz", ["page_size", "mode"]) == ""
+
+
+def test_a_long_value_is_cut_off_in_a_message():
+    assert shown("ab") == "'ab'" and shown(12) == "12"
+    long = shown(10**4000)
+    assert len(long) == MAX_SHOWN and long.startswith("1000") and long.endswith("…")
