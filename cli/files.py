@@ -61,7 +61,7 @@ class JsonRecord:
         if path is None:
             return
         if path.is_dir():
-            raise ForetokenError(f"{path}: is a directory; --json wants a file")
+            raise ForetokenError(f"{path}: is a directory; expected a file")
         try:
             probe = path.with_name(f".{path.name}.partial")
             probe.touch()

@@ -69,7 +69,7 @@ def calibrate(
     from ...sim.calibration.result_files import read_points
     from ...sim.cost.calibration import profile_document
     from ...sim.scenario_file import load_scenario
-    from ..files import write_json
+    from ..files import JsonRecord
     from ..progress import LINE_EVERY_S, StatusLine
 
     files = [*(first or ()), *(more or ())]
@@ -77,6 +77,7 @@ def calibrate(
         raise ForetokenError(
             "nothing to calibrate from: give --from FILE, a benchmark's result (foretoken calibrate --help)"
         )
+    record = JsonRecord(out)
     points = read_points(files)
     base, origins = load_scenario(scenario, settings or ())
     base = measured_scenario(points, base, origins)
@@ -91,7 +92,7 @@ def calibrate(
         fit = fit_points(points, base, source, out.stem, show)
     finally:
         line.clear()
-    write_json(out, profile_document(fit.calibration))
+    record.write(profile_document(fit.calibration))
     lines = [*_parameters(fit), "", *_points(fit), "", *_remarks(fit)]
     typer.echo("\n".join([*lines, f"Written to {out}. In a scenario:", "", *_table(fit, out)]))
 

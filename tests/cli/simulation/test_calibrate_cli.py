@@ -57,6 +57,10 @@ def test_what_cannot_be_used_is_one_message_and_writes_nothing(command, tmp_path
     assert not (tmp_path / "profile.json").exists()
 
 
-def test_nothing_given_is_said(command):
+def test_nothing_given_is_said_and_a_profile_that_cannot_be_written_is_before_the_fit(command, tmp_path):
     code, _, errors = command("calibrate")
     assert code == 2 and "give --from FILE" in errors
+    (tmp_path / "runs.csv").write_text(table(RUNS))
+    for out, message in ((tmp_path, "is a directory"), (tmp_path / "absent" / "p.json", "cannot be written")):
+        code, _, errors = command("calibrate", "--from", tmp_path / "runs.csv", "--out", out)
+        assert code == 2 and message in errors and "simulations" not in errors
