@@ -103,10 +103,13 @@ class ConfigReader:
         return self.integers(key)
 
 
-def read_json_object(path: str, read_file: Callable[[str], str]) -> dict[str, Any]:
-    """Parse the JSON object in `path`, whose text `read_file` returns or refuses with ConfigError. Raises ConfigError."""
+def read_json_object(path: str, read_file: Callable[[str], str], *, with_infinity: bool = False) -> dict[str, Any]:
+    """Parse the JSON object in `path`, whose text `read_file` returns or refuses with ConfigError; `with_infinity`: see `parse_json`.
+
+    Raises ConfigError.
+    """
     try:
-        data = parse_json(read_file(path))
+        data = parse_json(read_file(path), with_infinity=with_infinity)
     except ParseError as error:
         raise ConfigError(path, [Problem("", f"is not JSON: {error}")]) from None
     if not isinstance(data, dict):

@@ -26,8 +26,9 @@ class ParseError(ValueError):
     """A text that is not of its format, or exceeds a limit; the message says what was found, and where if that is known."""
 
 
-def parse_json(text: str, pairs_hook: PairsHook | None = None) -> Any:
-    """Return the value of a JSON text. `pairs_hook` makes an object from its pairs, as in `json.loads`.
+def parse_json(text: str, pairs_hook: PairsHook | None = None, *, with_infinity: bool = False) -> Any:
+    """Return the value of a JSON text. `pairs_hook` makes an object from its pairs, as in `json.loads`. `with_infinity`: take Infinity and
+    -Infinity, which Python writes into the configurations of some models, for numbers.
 
     Raises ParseError for a text that is no JSON, for NaN and Infinity, for objects and lists nested more than MAX_DEPTH deep,
     for an integer beyond ±MAX_INTEGER, for a fraction too large for a float, and for half of a surrogate pair.
@@ -35,7 +36,7 @@ def parse_json(text: str, pairs_hook: PairsHook | None = None) -> Any:
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(text)
     try:
-        value = _decoder(pairs_hook).decode(text)
+        value = (_WITH_INFINITY if with_infinity else _decoder(pairs_hook)).decode(text)
     except json.JSONDecodeError as error:
         raise ParseError(f"{error.msg} ({_place(text, error.pos)})") from None
     except _Refused as error:
@@ -112,6 +113,13 @@ def _constant(name: str) -> float:
 
 _NUMBERS = {"parse_int": _integer, "parse_float": _fraction, "parse_constant": _constant}
 _PLAIN = json.JSONDecoder(**_NUMBERS)
+
+
+def _infinity(name: str) -> float:
+    return float(name) if name != "NaN" else _constant(name)
+
+
+_WITH_INFINITY = json.JSONDecoder(**{**_NUMBERS, "parse_constant": _infinity})
 
 
 def _check_depth(text: str) -> None:

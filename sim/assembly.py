@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from ..core.errors import ConfigError, ForetokenError, Problem
 from ..core.model_shape import (
     HF_QUANT_CONFIG,
     ModelShape,
+    built_in_config,
     known_models,
     lookup_model,
     modelopt_config,
@@ -35,10 +37,10 @@ from ..observe.input_files import read_text
 from .cost.calibration import Calibration, load_calibration
 from .cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from .cost.executor_steps import ExecutorSteps, StepCost
-from .cost.hardware import GPU, lookup_gpu
+from .cost.hardware import GPU, Parallelism, lookup_gpu
 from .cost.host import HostCost, host_preset
 from .cost.launch import GraphUnit, launch_preset
-from .cost.measured import KernelTables, NotMeasured, measured_tables
+from .cost.measured import KernelTables, NotMeasured, measured_tables, packaged_config
 from .cost.memory import GRAPH_BYTES, MemoryPlan, kv_pool_slots
 from .cost.round import RoundCost
 from .cost.server import server_profile
@@ -65,6 +67,7 @@ class Assembly:
     preset: PresetChoice  # what the acceptance is made of, as far as the scenario does not give it
     pools: Pools
     calibration: Calibration | None = None
+    not_measured: str | None = None  # why hardware.kernels=auto took the roofline
 
     def make_engine(self, events: EventSink | None, replica: int = 0) -> Engine:
         """Make the engine of `replica`, in the role that its number has."""
@@ -89,6 +92,8 @@ class Assembly:
     def timing(self) -> str:
         """A line for the report: whose timing is simulated, and what the times of passes come from."""
         timing = f"Timing of {self.scenario.hardware.server} (hardware.server); passes priced by {self.cost.priced_by}"
+        if self.not_measured is not None and self.cost.kernels != "tables":
+            timing += f" ({self.not_measured})"
         return f"{timing}." if self.calibration is None else f"{timing}; {self.calibration.origin}."
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
@@ -126,19 +131,21 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
     if calibration is not None and calibration.parameters is not None:
         launch, host = calibration.parameters.launch(launch), calibration.parameters.host(host)
     steps = None if calibration is None else calibration.steps
+    bodies = (target, None if draft is None else draft.body)
+    (tables, not_measured), (draft_tables, draft_not_measured) = (
+        _kernel_tables(scenario, body, gpu) for body in bodies
+    )
     cost: RoundCost | StepCost = RoundCost(
         target,
         gpu,
-        hardware.tensor_parallel,
+        _parallelism(scenario),
         draft,
         graph_sizes=_captured_sizes(scenario, spec),
         graph_unit=_graph_unit(scenario),
         launch=launch,
         calibration=calibration if steps is None else None,
-        tables=_kernel_tables(scenario, target, gpu),
-        draft_tables=_kernel_tables(scenario, draft.body, gpu)
-        if draft is not None and draft.body is not None
-        else None,
+        tables=tables,
+        draft_tables=draft_tables,
         expert_independence=scenario.model.expert_independence,
         keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
     )
@@ -157,8 +164,9 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
     _check(scenario, spec, acceptance)
     pools = pools_of(scenario)
     return Assembly(
-        scenario, target, gpu, draft, algorithm, spec, cost, host, memory, acceptance, preset, pools, calibration
-    )
+        scenario, target, gpu, draft, algorithm, spec, cost, host, memory, acceptance, preset, pools, calibration,
+        not_measured or draft_not_measured,
+    )  # fmt: skip
 
 
 def _executor_steps(
@@ -182,18 +190,32 @@ def _with_formats(target: ModelShape, scenario: Scenario) -> ModelShape:
     return target.with_dtypes(weights, kv)
 
 
-def _kernel_tables(scenario: Scenario, shape: ModelShape, gpu: GPU) -> KernelTables | None:
-    """Return the measured kernels of a model or a head, None for the roofline. Raises NotMeasured where they are demanded and missing."""
+def _parallelism(scenario: Scenario) -> Parallelism:
+    table = scenario.hardware
+    per_node = table.gpus_per_node or lookup_gpu(table.gpu).per_node
+    return Parallelism(table.tensor_parallel, table.attention_data_parallel, table.expert_parallel, per_node)
+
+
+def _kernel_tables(scenario: Scenario, shape: ModelShape | None, gpu: GPU) -> tuple[KernelTables | None, str | None]:
+    """Return the measured kernels of a model or a head, None for the roofline, and why `auto` took it.
+
+    The variable FORETOKEN_KERNELS=roofline makes `auto` the roofline, so that runs are alike on all machines. Raises NotMeasured where
+    measured kernels are demanded and missing.
+    """
     hardware = scenario.hardware
-    if hardware.kernels == "roofline":
-        return None
+    if shape is None or hardware.kernels == "roofline":
+        return None, None
+    is_demanded = hardware.kernels == "measured"
+    if not is_demanded and os.environ.get("FORETOKEN_KERNELS") == "roofline":
+        return None, "FORETOKEN_KERNELS=roofline"
     try:
         server = hardware.kernels_of or server_profile(hardware.server).kernels_of
-        return measured_tables(shape, gpu.name, server, hardware.tensor_parallel)
-    except NotMeasured:
-        if hardware.kernels == "measured":
+        tables = measured_tables(shape, gpu.name, server, _parallelism(scenario), wants_nearest=is_demanded)
+    except NotMeasured as error:
+        if is_demanded:
             raise
-        return None
+        return None, str(error)
+    return tables, None
 
 
 def _graph_unit(scenario: Scenario) -> GraphUnit:
@@ -256,16 +278,22 @@ def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) 
 
 
 def _model(name: str, key: str) -> ModelShape:
-    if is_config_file(name):
+    """Return a model by its name, built in or known to the database of measured kernels, or by the path of its configuration."""
+    packaged = None if is_config_file(name) or built_in_config(name) else packaged_config(name)
+    if packaged is None and not is_config_file(name):
+        try:
+            return lookup_model(name)
+        except ForetokenError as error:
+            raise ConfigError(SCENARIO, [Problem(key, str(error))]) from None
+    if packaged is None:
         file = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
-        config, beside = read_json_object(str(file), read_text), file.with_name(HF_QUANT_CONFIG)
-        if config.get("quantization_config") is None and beside.is_file():
-            config["quantization_config"] = modelopt_config(read_json_object(str(beside), read_text), str(beside))
-        return read_model_shape(config, str(file), file.resolve().parent.name)
-    try:
-        return lookup_model(name)
-    except ForetokenError as error:
-        raise ConfigError(SCENARIO, [Problem(key, str(error))]) from None
+        beside, own_name = file.with_name(HF_QUANT_CONFIG), file.resolve().parent.name
+    else:
+        (file, beside), own_name = packaged, name.rpartition("/")[2]
+    config = read_json_object(str(file), read_text, with_infinity=True)
+    if config.get("quantization_config") is None and beside.is_file():
+        config["quantization_config"] = modelopt_config(read_json_object(str(beside), read_text), str(beside))
+    return read_model_shape(config, str(file), own_name)
 
 
 def _draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_steps: int) -> DraftShape | None:
@@ -308,7 +336,7 @@ def _memory(scenario: Scenario, target: ModelShape, gpu: GPU, draft: DraftShape 
     return kv_pool_slots(
         target,
         gpu,
-        hardware.tensor_parallel,
+        _parallelism(scenario),
         draft,
         graph_count=graphs,
         max_prefill_tokens=config.chunk_size,

@@ -166,6 +166,12 @@ def _eviction_is_unused(run: Assembly) -> str | None:
     return _content_is_unknown(run) if run.scenario.engine.prefix_cache else "engine.prefix_cache is false"
 
 
+def _roofline_taken(run: Assembly) -> str:
+    if run.not_measured is None:
+        return f"hardware.kernels is {run.scenario.hardware.kernels}"
+    return f"the roofline prices the passes: {run.not_measured}"
+
+
 def _mode_fell_back(run: Assembly) -> str | None:
     config = run.spec.config
     return None if config.mode == run.scenario.engine.mode else config.mode_reason
@@ -239,7 +245,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("hardware.kernels_of",),
-        _when(lambda run: run.scenario.hardware.kernels == "roofline", "hardware.kernels is roofline"),
+        lambda run: None if run.cost.kernels == "measured" else _roofline_taken(run),
+    ),
+    Rule(
+        ("hardware.expert_parallel",),
+        _when(lambda run: not run.target.moe_layers, "{run.target.name} has no experts"),
+        {"hardware.expert_parallel": 1},
+    ),
+    Rule(
+        ("hardware.gpus_per_node",),
+        _when(
+            lambda run: (
+                run.scenario.hardware.devices <= min(run.gpu.per_node, run.scenario.hardware.gpus_per_node or 1024)
+            ),
+            "a replica's devices are on one node",
+        ),
     ),
     Rule(
         ("hardware.graph_sizes", "hardware.graph_unit"),

@@ -251,7 +251,7 @@ class Simulation:
         return actor
 
     def _make_network(self) -> Network:
-        table, devices = self.scenario.disaggregation, self.scenario.hardware.tensor_parallel
+        table, devices = self.scenario.disaggregation, self.scenario.hardware.devices
         latency_ns, bytes_per_s = round(table.latency_us * 1000), devices * table.bandwidth_gbps * 1e9 / 8
         return Network(self.env, self.assembly.pools.num_engines, latency_ns, bytes_per_s)
 

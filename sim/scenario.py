@@ -32,7 +32,9 @@ class Table(BaseModel):
 
 class Model(Table):
     target: str = Field(
-        "llama-3.1-8b", description="a built-in model, its Hugging Face name, or the path of a config.json"
+        "llama-3.1-8b",
+        description="a built-in model, its Hugging Face name, or the path of a config.json; with the extra `measured` every model that its "
+        "database knows, by its Hugging Face name",
     )
     weight_dtype: str | None = Field(
         None,
@@ -51,8 +53,23 @@ class Model(Table):
 
 
 class Hardware(Table):
-    gpu: str = Field("H100", description="A100, A100-40G, H100, H200, B200, L4, L40S, RTX 4090, MI300X")
-    tensor_parallel: Count = Field(1, description="devices that share one replica")
+    gpu: str = Field(
+        "H100", description="A100, A100-40G, H100, H200, B200, B300, GB200, GB300, L4, L40S, RTX 4090, MI300X"
+    )
+    tensor_parallel: Count = Field(1, description="devices that share each layer of one replica")
+    attention_data_parallel: Count = Field(
+        1,
+        description="groups of tensor_parallel devices in a replica, each with its own requests; all of them divide the routed experts",
+    )
+    expert_parallel: Count = Field(
+        1,
+        description="ranks that hold whole routed experts, over all devices of a replica; 1: every device has a part of each expert",
+    )
+    gpus_per_node: Count | None = Field(
+        None,
+        description="devices that the fast link joins, beyond which collectives cross the network between nodes; default: 8, in a rack "
+        "of GB200 or GB300 72",
+    )
     replicas: Annotated[Engines, Field(ge=1)] = Field(1, description="engines behind the router")
     reserved_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(0.10, description="device memory left alone")
     cuda_graphs: bool = Field(True, description="padded batch sizes, captured per number of draft steps")
@@ -71,8 +88,9 @@ class Hardware(Table):
         None, description="host time per step: foretoken, vllm-0.10, sglang-overlap; default: the server's"
     )
     kernels: Literal["roofline", "measured", "auto"] = Field(
-        "roofline",
-        description="times of passes: the roofline, measured kernels (the extra `measured`), or auto: measured where there are some",
+        "auto",
+        description="times of passes: the roofline, measured kernels (the extra `measured`), or auto: measured where there are some, "
+        "else the roofline",
     )
     kernels_of: Literal["sglang", "vllm", "trtllm"] | None = Field(
         None, description="the server whose kernels were measured; default: the server's"
@@ -85,6 +103,11 @@ class Hardware(Table):
     profile: str | None = Field(
         None, description="profile.json of `foretoken calibrate`: timing fitted to measurements, or measured times"
     )
+
+    @property
+    def devices(self) -> int:
+        """The devices of one replica."""
+        return self.tensor_parallel * self.attention_data_parallel
 
 
 class Speculation(Table):

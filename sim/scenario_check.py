@@ -7,11 +7,12 @@ from pathlib import Path
 
 from ..core.acceptance.presets import choose_preset
 from ..core.algorithm.registry import get_algorithm
-from ..core.errors import ConfigError, ForetokenError, Problem
+from ..core.errors import ConfigError, ForetokenError, Problem, nearest_name
 from ..core.kv.eviction import unknown_policy
-from ..core.model_shape import ModelShape, lookup_model
+from ..core.model_shape import ModelShape, UnknownModel, built_in_config, lookup_model
 from .cost.hardware import lookup_gpu
 from .cost.host import host_preset
+from .cost.measured import packaged_config, packaged_models
 from .cost.server import server_profile
 from .scenario import Scenario
 from .scenario_file import origin_of
@@ -33,12 +34,31 @@ def is_config_file(name: str) -> bool:
     return name.endswith(".json") or Path(name).is_dir()
 
 
+def _has_config(name: str) -> bool:
+    return is_config_file(name) or (built_in_config(name) is None and packaged_config(name) is not None)
+
+
+def _lookup_model(name: str) -> ModelShape:
+    """Return a built-in model. Raises UnknownModel, which says how else a model is named."""
+    try:
+        return lookup_model(name)
+    except UnknownModel as error:
+        others = packaged_models()
+        near = nearest_name(name.rpartition("/")[2], [other.rpartition("/")[2] for other in others])
+        more = (
+            f"; the extra `measured` knows {len(others)} more by name{near}"
+            if others
+            else "; the extra `measured` knows more by name"
+        )
+        raise UnknownModel(f"{error}{more}") from None
+
+
 def check_names(scenario: Scenario) -> None:
     """Look up every name in the scenario. Raises ConfigError with all unknown ones under their keys."""
     hardware, model, preset = scenario.hardware, scenario.model, scenario.acceptance.preset
     lookups: list[tuple[str, str | None, Callable[[str], object]]] = [
-        ("model.target", None if is_config_file(model.target) else model.target, lookup_model),
-        ("model.draft", None if model.draft is None or is_config_file(model.draft) else model.draft, lookup_model),
+        ("model.target", None if _has_config(model.target) else model.target, _lookup_model),
+        ("model.draft", None if model.draft is None or _has_config(model.draft) else model.draft, _lookup_model),
         ("hardware.gpu", hardware.gpu, lookup_gpu),
         ("hardware.server", hardware.server, server_profile),
         ("hardware.host", hardware.host, host_preset),

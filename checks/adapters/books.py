@@ -110,7 +110,7 @@ def port_of(simulation: Simulation) -> list[float]:
     assembly, table = simulation.assembly, simulation.scenario.disaggregation
     page_bytes = assembly.target.kv_bytes_per_token + (assembly.draft.kv_bytes_per_token if assembly.draft else 0)
     beside = 0 if simulation.cluster is None else draft_input_bytes(assembly)
-    bytes_per_s = simulation.scenario.hardware.tensor_parallel * table.bandwidth_gbps * 1e9 / 8
+    bytes_per_s = simulation.scenario.hardware.devices * table.bandwidth_gbps * 1e9 / 8
     return [round(table.latency_us * 1000), bytes_per_s, page_bytes * assembly.spec.config.page_size, beside]
 
 

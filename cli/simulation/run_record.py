@@ -151,7 +151,7 @@ class RunRecord:
         from ...sim.disaggregation.pools import pools_of
 
         model, hardware, speculation = self.scenario.model, self.scenario.hardware, self.scenario.speculation
-        devices = pools_of(self.scenario).num_engines * hardware.tensor_parallel
+        devices = pools_of(self.scenario).num_engines * hardware.devices
         parts = [
             f"{model.target} on {f'{devices} × ' if devices > 1 else ''}{hardware.gpu}",
             f"{speculation.algorithm} {speculation.policy}" if speculation.algorithm != "NONE" else "NONE",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..errors import ForetokenError
-from .layers import Cache, Experts, Mixer, Mlp, Part, Recurrence
+from .layers import Attention, Cache, Experts, Mixer, Mlp, Part, Recurrence
 from .quantization import WEIGHT_BITS, bits_per_weight
 
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
@@ -173,6 +173,11 @@ class ModelShape:
     def kv_bytes_per_token(self) -> int:
         """Bytes that one token's entries take over all layers (no tensor parallelism), while it is inside every window."""
         return self.token_bytes()
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads of its first attention layer, 1 for a latent."""
+        return next((mixer.kv_heads for mixer, _ in self.mixers if isinstance(mixer, Attention)), 1)
 
     @property
     def kv_layers(self) -> int:

@@ -174,7 +174,7 @@ def refuse_quantized(directory: str | Path) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file. Raises ConfigError."""
-    return read_json_object(str(path), read_text)
+    return read_json_object(str(path), read_text, with_infinity=True)
 
 
 def _architecture(reader: ConfigReader) -> str | None:

@@ -70,6 +70,9 @@ class ForwardCost:
             rows.append(("experts: ranks", self.parallel.expert, "", source))
         return rows
 
+    priced_by = "the roofline"
+    about_prices = ""
+
     @property
     def kernels(self) -> int:
         """Count the kernels that one pass launches, LM head included."""
@@ -256,12 +259,16 @@ class ForwardCost:
                 base += count * per_token * rows * cache.reach
         # The split over the sequence and its combination are two kernels.
         base += sum(count for _, count in self.caches) * 2 * efficiency.small_kernel_ns
+        return Line(base + self.recurrence_ns(rows, queries_per_row), slope, window_slope)
+
+    def recurrence_ns(self, rows: int, queries_per_row: int) -> float:
+        """Return the time of recurrent layers in a decode or verify pass: each reads the committed state and writes one per new token."""
+        total = 0.0
         for mixer, count in self.shape.mixers:
             if isinstance(mixer, Recurrence):
-                # The committed state is read, and one state for each new token is written.
                 moved = self._own_share(rows) * (1 + queries_per_row) * mixer.state_bytes / self.tp
-                base += count * (efficiency.stream_ns(self.gpu, moved) + efficiency.small_kernel_ns)
-        return Line(base, slope, window_slope)
+                total += count * (self.efficiency.stream_ns(self.gpu, moved) + self.efficiency.small_kernel_ns)
+        return total
 
     def _token_ns(self, cache: Cache, queries_per_row: int) -> float:
         return (
@@ -295,9 +302,9 @@ class ForwardCost:
         memory_ns = memory_bytes / gpu.memory_bandwidth_bytes_per_s * 1e9 / efficiency.attention_bandwidth
         kernels_ns = sum(count for _, count in self.caches) * efficiency.small_kernel_ns
         total = efficiency.soft_max(memory_ns, compute_ns) / groups + kernels_ns
-        return total + self._scan_ns(sum(new for new, _ in chunks))
+        return total + self.scan_ns(sum(new for new, _ in chunks))
 
-    def _scan_ns(self, new_tokens: int) -> float:
+    def scan_ns(self, new_tokens: int) -> float:
         """Return the time of linear attention and Mamba over a prompt, in the chunkwise form: products of each chunk with the state and
         within the chunk, and the state written once for each chunk."""
         total, tokens = 0.0, self._own_share(new_tokens)

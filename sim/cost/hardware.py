@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...core.errors import ForetokenError, nearest_name
 
@@ -70,6 +70,11 @@ class Parallelism:
     def devices(self) -> int:
         return self.tensor * self.data
 
+    @property
+    def without_experts(self) -> Parallelism:
+        """The same devices, for a draft: without ranks of experts."""
+        return replace(self, expert=1)
+
     def nodes(self, devices: int) -> int:
         """Return over how many nodes so many neighbouring devices spread."""
         return -(-devices // self.gpus_per_node)
@@ -81,8 +86,8 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True)
 class GPU:
-    """One device. `peak_flops` maps a data type ("bf16", "fp16", "fp8") to FLOP/s; `sources` maps a field to its
-    source."""
+    """One device. `peak_flops` maps a data type ("bf16", "fp16", "fp8") to FLOP/s; `per_node`: devices that the
+    interconnect joins; `sources` maps a field to its source."""
 
     name: str
     peak_flops: Mapping[str, float] = field(hash=False)
@@ -91,6 +96,7 @@ class GPU:
     sm_count: int
     interconnect: Interconnect
     network: Interconnect
+    per_node: int
     sources: Mapping[str, str] = field(hash=False, repr=False, compare=False)
 
     def flops(self, dtype: str) -> float:
@@ -154,12 +160,14 @@ _NVLINK_LATENCY = "assumption: one-shot all-reduce over NVLink with NVSwitch tak
 _XGMI_LATENCY = "assumption: all-reduce over point-to-point Infinity Fabric takes 12 us for a few KiB"
 _PCIE_LATENCY = "assumption: all-reduce over PCIe takes 25 us for a few KiB"
 _NETWORK_LATENCY = "assumption: a small all-reduce takes 20 us more over InfiniBand or RoCE between nodes"
+_DATABASE = "system description of the package aiconfigurator-core 0.12"
 _DGX = {
     "A100": (25.0, "DGX A100 data sheet: a 200 Gb/s ConnectX-6 port for each GPU"),
     "Hopper": (50.0, "DGX H100/H200 data sheet: a 400 Gb/s ConnectX-7 port for each GPU"),
     "B200": (50.0, "DGX B200 data sheet: a 400 Gb/s ConnectX-7 port for each GPU"),
     "PCIe": (25.0, "assumption: a 200 Gb/s port for each GPU"),
     "MI300X": (50.0, "assumption: a 400 Gb/s port for each GPU, as 8-GPU platforms have"),
+    "Ultra": (100.0, f"{_DATABASE}: an 800 Gb/s ConnectX-8 port for each GPU"),
 }  # gigabytes per second and direction between nodes
 _REPORTED = "memory.total as the driver reports it"
 
@@ -175,6 +183,7 @@ def _entry(
     link: tuple[str, float],
     ports: str = "PCIe",
     peak_note: str = "",
+    per_node: int = 8,
 ) -> GPU:
     link_name, link_gigabytes_per_s = link
     latency_ns, latency_source = {
@@ -186,10 +195,11 @@ def _entry(
         "peak_flops": f"{sheet}, dense{peak_note}",
         "memory_bytes": f"{_REPORTED} ({mebibytes} MiB)",
         "memory_bandwidth_bytes_per_s": sheet,
-        "sm_count": sheet,
+        "sm_count": "assumption: as many as B200" if sheet == _DATABASE else sheet,
         "interconnect": f"{sheet}: half of the bidirectional total",
         "interconnect_latency": latency_source,
         "network": _DGX[ports][1],
+        "per_node": "eight GPUs are the usual node" if per_node == 8 else sheet,
     }
     return GPU(
         name=name,
@@ -199,6 +209,7 @@ def _entry(
         sm_count=sm_count,
         interconnect=Interconnect(link_name, link_gigabytes_per_s * 1e9, latency_ns),
         network=Interconnect("network", _DGX[ports][0] * 1e9, 20_000),
+        per_node=per_node,
         sources=sources,
     )
 
@@ -257,6 +268,38 @@ _CATALOGUE: tuple[GPU, ...] = (
         ports="B200",
     ),
     _entry(
+        "B300",
+        _DATABASE,
+        tflops={"bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0, "nvfp4": 14000.0},
+        mebibytes=275_040,
+        gigabytes_per_s=7750,
+        sm_count=148,
+        link=("NVLink 5", 900),
+        ports="Ultra",
+    ),
+    _entry(
+        "GB200",
+        _DATABASE,
+        tflops={"bf16": 2500.0, "fp16": 2500.0, "fp8": 5000.0, "nvfp4": 10000.0},
+        mebibytes=189_471,
+        gigabytes_per_s=8000,
+        sm_count=148,
+        link=("NVLink 5", 900),
+        ports="Ultra",
+        per_node=72,
+    ),
+    _entry(
+        "GB300",
+        _DATABASE,
+        tflops={"bf16": 2500.0, "fp16": 2500.0, "fp8": 5000.0, "nvfp4": 15000.0},
+        mebibytes=284_208,
+        gigabytes_per_s=8000,
+        sm_count=148,
+        link=("NVLink 5", 900),
+        ports="Ultra",
+        per_node=72,
+    ),
+    _entry(
         "L4",
         "NVIDIA L4 data sheet",
         tflops={"bf16": 121.0, "fp16": 121.0, "fp8": 242.0},
@@ -299,8 +342,8 @@ _CATALOGUE: tuple[GPU, ...] = (
 
 
 _OTHERS = {
-    "h20", "h800", "a10", "a30", "a40", "a800", "v100", "t4", "l20", "l40", "b100", "b300",
-    "gb200", "gb300", "gh200", "rtx4080", "rtx5090", "a6000", "rtx6000ada", "mi250x", "mi325x", "mi355x",
+    "h20", "h800", "a10", "a30", "a40", "a800", "v100", "t4", "l20", "l40", "b100",
+    "gh200", "rtx4080", "rtx5090", "a6000", "rtx6000ada", "mi250x", "mi325x", "mi355x",
 }  # fmt: skip
 """GPUs that exist and are not in the catalogue: none of its entries stands for them."""
 

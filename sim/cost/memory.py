@@ -1,6 +1,6 @@
 """The use of a device's memory, and the number of KV slots that are left.
 
-    total = reserved + context + weights (target, draft) + activations + captured graphs + recurrent states + KV pool
+    total = reserved + context + weights (target, draft) + activations + captured graphs + recurrent states + windows + KV pool
 
 All terms are bytes on one device of the tensor-parallel group. Each slot of the pool holds one token's KV of the target
 and, beside it, of the draft: one layer for an EAGLE head, all layers for a STANDALONE model, nothing for look-up
@@ -17,7 +17,7 @@ from ...core.errors import ForetokenError
 from ...core.kv.sizing import recurrent_state_slots
 from ...core.model_shape import ModelShape
 from .draft import DraftShape
-from .hardware import GPU, MIB
+from .hardware import GPU, MIB, Parallelism
 
 GRAPH_BYTES = 25 * MIB
 CONTEXT_BYTES = 600 * MIB
@@ -31,6 +31,7 @@ _SOURCES = {
     "hidden_states": "computed: what the target hands to the draft, for the largest batch of tokens",
     "graphs": "assumption: 25 MiB per captured (steps, batch size) pair, the middle of 24-26 MiB seen on 8B models",
     "recurrent_states": "computed: a state for each running request, and one for each node that a round may verify",
+    "windows": "computed: what layers with a window keep of all running requests; the other layers make up the slots",
     "kv_pool": "the rest, in whole pages",
 }
 
@@ -56,6 +57,7 @@ class MemoryPlan:
     hidden_states_bytes: int
     graphs_bytes: int
     recurrent_states_bytes: int
+    windows_bytes: int
     kv_pool_bytes: int
     target_slot_bytes: int
     draft_slot_bytes: int
@@ -76,6 +78,7 @@ class MemoryPlan:
             "hidden_states": self.hidden_states_bytes,
             "graphs": self.graphs_bytes,
             "recurrent_states": self.recurrent_states_bytes,
+            "windows": self.windows_bytes,
             "kv_pool": self.kv_pool_bytes,
         }
 
@@ -84,7 +87,7 @@ class MemoryPlan:
         rows: list[tuple[str, float, str, str]] = [
             (f"memory: {name}", value / MIB, "MiB", _SOURCES[name])
             for name, value in self.terms().items()
-            if value or name != "recurrent_states"
+            if value or name not in ("recurrent_states", "windows")
         ]
         return [
             *rows,
@@ -113,7 +116,7 @@ def _activation_bytes(target: ModelShape, tp: int, max_tokens: int, logit_rows: 
 def kv_pool_slots(
     target: ModelShape,
     gpu: GPU,
-    tp: int = 1,
+    parallel: int | Parallelism = 1,
     draft: DraftShape | None = None,
     *,
     graph_sizes: Sequence[int] | None = None,
@@ -133,8 +136,11 @@ def kv_pool_slots(
     verify may have; `reserved_fraction`: the share of memory left alone (0.10 is an engine's "memory utilisation 0.9").
     Raises `InsufficientMemory` when not one page fits.
     """
+    parallel = Parallelism.of(parallel)
+    tp = parallel.tensor
+    # Each attention-data parallel group has its share of the requests.
+    max_batch_size, max_prefill_tokens = -(-max_batch_size // parallel.data), -(-max_prefill_tokens // parallel.data)
     sizes = {
-        "tp": tp,
         "page_size": page_size,
         "max_prefill_tokens": max_prefill_tokens,
         "max_batch_size": max_batch_size,
@@ -155,7 +161,7 @@ def kv_pool_slots(
     fixed = {
         "reserved_bytes": int(gpu.memory_bytes * reserved_fraction),
         "context_bytes": CONTEXT_BYTES,
-        "target_weights_bytes": math.ceil(target.weight_bytes / tp),
+        "target_weights_bytes": target.weight_bytes_per_device(tp, parallel.devices, parallel.expert),
         "draft_weights_bytes": math.ceil(draft.weight_bytes / tp) if draft is not None else 0,
         "activations_bytes": _activation_bytes(target, tp, max_tokens, max(verify_tokens, max_batch_size)),
         # A STANDALONE draft has no fusion layer and takes no hidden states.
@@ -163,30 +169,48 @@ def kv_pool_slots(
         "graphs_bytes": graphs * graph_bytes,
         "recurrent_states_bytes": state_slots * math.ceil(target.recurrent_state_bytes / tp),
     }
-    target_slot = target.token_bytes(tp)
     draft_slot = draft.heads * body.token_bytes(tp) if draft is not None and body is not None else 0
-    page_bytes = page_size * (target_slot + draft_slot)
+    kept = max_batch_size * ((target.attention_window or 0) + max_num_draft_tokens) + max_prefill_tokens
     free = gpu.memory_bytes - sum(fixed.values())
+    target_slot, fixed["windows_bytes"] = _slot_and_windows(target, tp, draft_slot, free, kept)
+    free -= fixed["windows_bytes"]
+    if not target_slot + draft_slot:
+        raise InsufficientMemory(
+            f"{target.name} caches nothing of its tokens; engine.kv_slots gives the size of the pool"
+        )
+    page_bytes = page_size * (target_slot + draft_slot)
     # One page is the padding sink, which takes memory and holds no request.
     pages = free // page_bytes
     if pages < 2:
-        raise InsufficientMemory(_refusal(target, gpu, tp, fixed, 2 * page_bytes))
+        raise InsufficientMemory(_refusal(target, gpu, parallel.devices, fixed, 2 * page_bytes))
     return MemoryPlan(
         total_bytes=gpu.memory_bytes,
         kv_pool_bytes=pages * page_bytes,
         target_slot_bytes=target_slot,
         draft_slot_bytes=draft_slot,
-        slots=(pages - 1) * page_size,
+        slots=(pages - 1) * page_size * parallel.data,
         **fixed,
     )
 
 
-def _refusal(target: ModelShape, gpu: GPU, tp: int, fixed: dict[str, int], page_bytes: int) -> str:
+def _slot_and_windows(target: ModelShape, tp: int, draft_slot: int, free: int, kept: int) -> tuple[int, int]:
+    """Return the target's bytes of a slot, and those of the layers with a window beside the slots.
+
+    Such layers keep of each request no more than the window and what a round writes, and the prompt chunk that passes through: `kept`
+    tokens. Where there would be fewer slots than that, every slot has its part of them.
+    """
+    slot, in_windows = target.token_bytes(tp, windowed=False), target.token_bytes(tp, windowed=True)
+    if in_windows and (free - kept * in_windows) // (slot + draft_slot or 1) > kept:
+        return slot, kept * in_windows
+    return slot + in_windows, 0
+
+
+def _refusal(target: ModelShape, gpu: GPU, devices: int, fixed: dict[str, int], page_bytes: int) -> str:
     terms = {name.removesuffix("_bytes"): value for name, value in fixed.items() if value}
     needed = ", ".join(f"{name} {value / 1e9:.2f} GB" for name, value in terms.items())
     total = (sum(fixed.values()) + page_bytes) / 1e9
     return (
-        f"{target.name} does not fit on {tp} × {gpu.name} ({gpu.memory_bytes / 1e9:.2f} GB each): "
+        f"{target.name} does not fit on {devices} × {gpu.name} ({gpu.memory_bytes / 1e9:.2f} GB each): "
         f"needed per device are at least {total:.2f} GB ({needed}, two KV pages {page_bytes / 1e9:.3f} GB); "
         "use more devices, a larger one, 8-bit weights, or smaller limits"
     )

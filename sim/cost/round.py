@@ -41,7 +41,7 @@ from .curve import Curve, Pass
 from .draft import MULTI_LAYER_EAGLE, DraftShape
 from .efficiency import Efficiency, default_efficiency
 from .forward import ForwardCost, Line
-from .hardware import GPU
+from .hardware import GPU, Parallelism
 from .launch import DEFAULT_GRAPH_SIZES, FULL_GRAPH, GraphUnit, LaunchCost, padded_tokens
 from .measured import KernelTables, MeasuredForward
 from .work import EXPERT_INDEPENDENCE, DecodeWork, InvalidRound, PassTokens, check_round
@@ -66,7 +66,7 @@ class _Rider:
 
 
 class RoundCost:
-    """Device time of steps of one engine: target, draft, GPU and tensor-parallel size.
+    """Device time of steps of one engine: target, draft, GPU, and how its devices share the models.
 
     `tables`, `draft_tables`: measured times of the target's and the draft's passes, which replace the roofline's.
     `graph_sizes`: captured sizes in increasing order, None for no graphs; `graph_unit`: what they count. `sampling`: "stochastic"
@@ -81,7 +81,7 @@ class RoundCost:
         self,
         target: ModelShape,
         gpu: GPU,
-        tp: int = 1,
+        parallel: int | Parallelism = 1,
         draft: DraftShape | None = None,
         efficiency: Efficiency | None = None,
         graph_sizes: tuple[int, ...] | None = DEFAULT_GRAPH_SIZES,
@@ -103,10 +103,11 @@ class RoundCost:
         ):
             raise InvalidRound(f"graph sizes must be positive and increasing, not {graph_sizes}")
         if calibration is not None:
-            calibration.check(gpu.name, target.name, tp)
+            calibration.check(gpu.name, target.name, Parallelism.of(parallel).devices)
         self.target = target
         self.gpu = gpu
-        self.tp = tp
+        self.parallel = Parallelism.of(parallel)
+        self.tp = self.parallel.tensor
         self.draft = draft
         self.efficiency = efficiency or default_efficiency(gpu)
         self.graph_sizes = graph_sizes
@@ -117,10 +118,14 @@ class RoundCost:
         self.draft_reads_per_branch = not shared_draft_prefix
         self.keep_draft_warm = keep_draft_warm
         self.expert_independence = expert_independence
-        roofline = ForwardCost(target, gpu, self.efficiency, tp)
+        roofline = ForwardCost(target, gpu, self.efficiency, self.parallel)
         self._target = roofline if tables is None else MeasuredForward(roofline, tables)
         body = draft.body if draft is not None else None
-        self._draft = ForwardCost(body, gpu, self.efficiency, tp, draft.qkv_inputs) if draft and body else None
+        self._draft = (
+            ForwardCost(body, gpu, self.efficiency, self.parallel.without_experts, draft.qkv_inputs)
+            if draft and body
+            else None
+        )
         if self._draft is not None and draft_tables is not None:
             self._draft = MeasuredForward(self._draft, draft_tables)
         self._curves: dict[tuple[int, int, int, int], Curve] = {}
@@ -177,12 +182,9 @@ class RoundCost:
         """What the times of passes come from: the roofline, measured kernels, or one of them for the target and one for the draft."""
         if self._measured("target") is not None:
             return "the profile"
-        names = [
-            "measured kernels" if isinstance(forward, MeasuredForward) else "the roofline"
-            for forward in (self._target, self._draft)
-            if forward is not None
-        ]
-        return names[0] if len(set(names)) == 1 else f"{names[0]} for the target, {names[1]} for the draft"
+        names = [forward.priced_by for forward in (self._target, self._draft) if forward is not None]
+        by = names[0] if len(set(names)) == 1 else f"{names[0]} for the target, {names[1]} for the draft"
+        return by + self._target.about_prices
 
     @property
     def kernels(self) -> str:
@@ -240,7 +242,7 @@ class RoundCost:
             "lm_head": Line(self._lm_head_ns(False, tokens.count)),
             LAUNCH: Line(self.launch.target_gap_ns(batch_size, self.tp)),
         }
-        if self.tp > 1:
+        if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.count))
         return Pass(parts, self._floor_ns(self._target, tokens), window_cap_tokens=cap)
 
@@ -368,7 +370,7 @@ class RoundCost:
             "draft_lm_head": Line(self._lm_head_ns(True, logit_rows)),
             LAUNCH: Line(0.0 if later else self.launch.graph_gap_ns),
         }
-        if self.tp > 1:
+        if self.parallel.devices > 1:
             parts["comm"] = Line(forward.comm_ns(tokens.count))
         floor_ns = max(self._floor_ns(forward, tokens), self.launch.draft_pass_floor_ns)
         return Pass(parts, floor_ns, repeat, batch_size * forward.knee)
@@ -444,7 +446,7 @@ class RoundCost:
             "lm_head": Line(self._lm_head_ns(False, len(chunks) + batch_size * nodes)),
             LAUNCH: Line(self.launch.target_gap_ns(len(chunks) + batch_size, self.tp)),
         }
-        if self.tp > 1:
+        if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.count))
         cap = batch_size * self._target.knee
         return Pass(parts, self._floor_ns(self._target, tokens), window_cap_tokens=cap)

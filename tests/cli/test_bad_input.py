@@ -29,7 +29,7 @@ SETTINGS = {
     "a link without width": (["router.bandwidth_gbps=1e-300"], ["router.bandwidth_gbps", "1e-300"]),
     "unknown GPU": (["hardware.gpu=H10"], ["--set: hardware.gpu", "'H10'", "did you mean 'H100'"]),
     "another GPU than those known": (["hardware.gpu=H20"], ["unknown GPU 'H20'; known"]),
-    "another family's GPU": (["hardware.gpu=GB200"], ["unknown GPU 'GB200'; known"]),
+    "another family's GPU": (["hardware.gpu=GH200"], ["unknown GPU 'GH200'; known"]),
     "another model": (["model.target=Qwen/Qwen3-14B"], ["unknown model 'Qwen/Qwen3-14B'; built in", "config.json"]),
     "weights of no format": (["model.weight_dtype=int3"], ["int3", "nvfp4"]),
     "several unknown names": (

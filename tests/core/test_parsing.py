@@ -103,3 +103,11 @@ def test_files(tmp_path):
         read_text(path)
     with pytest.raises(ConfigError, match="line 2: is not UTF-8: byte 0xff at byte 5"):
         list(read_lines(path))
+
+
+def test_configurations_that_python_wrote_may_have_infinity():
+    assert parse_json('{"limit": [0.0, Infinity, -Infinity]}', with_infinity=True) == {
+        "limit": [0.0, math.inf, -math.inf]
+    }
+    with pytest.raises(ParseError, match="NaN is no JSON number"):
+        parse_json("[NaN]", with_infinity=True)

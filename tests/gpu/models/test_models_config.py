@@ -66,6 +66,14 @@ def test_all_problems_at_once_with_file_and_key():
     assert "must be a whole number, got '64'" in message
 
 
+@pytest.mark.parametrize(
+    "architecture", ["DeepseekV3ForCausalLM", "GptOssForCausalLM", "Qwen3NextForCausalLM", "Gemma3ForCausalLM"]
+)
+def test_families_of_the_simulator_are_refused_for_what_they_are(architecture):
+    message = refused(MINIMAL | {"architectures": [architecture]}, "architectures")
+    assert "only `foretoken simulate` knows it" in message and "did you mean" not in message
+
+
 def test_unknown_architectures_name_the_known_ones():
     message = refused(MINIMAL | {"architectures": ["LlamaForCausalLm"]}, "architectures")
     assert "Qwen3MoeForCausalLM" in message and "did you mean 'LlamaForCausalLM'" in message

@@ -95,17 +95,31 @@ def test_graphs_by_tokens_are_captured_once_for_all_steps():
 
 def test_tensor_parallelism_shards_weights_and_kv():
     target = lookup_model("llama-3.1-70b")
-    four, eight = (kv_pool_slots(target, H100, tp=tp) for tp in (4, 8))
-    assert four.target_weights_bytes == pytest.approx(target.weight_bytes / 4, abs=1)
+    four, eight = (kv_pool_slots(target, H100, tp) for tp in (4, 8))
+    assert four.target_weights_bytes == pytest.approx(target.weight_bytes / 4, rel=1e-4)  # norms are whole
     assert four.target_slot_bytes == 2 * eight.target_slot_bytes == target.kv_bytes_per_token // 4
     # Sixteen devices for eight KV heads: each keeps one head.
-    assert kv_pool_slots(target, H100, tp=16).target_slot_bytes == eight.target_slot_bytes
+    assert kv_pool_slots(target, H100, 16).target_slot_bytes == eight.target_slot_bytes
 
 
 def test_wider_trees_need_more_room():
     narrow, wide = (kv_pool_slots(LLAMA, H100, max_num_draft_tokens=nodes) for nodes in (4, 64))
     assert wide.activations_bytes > narrow.activations_bytes
     assert wide.slots < narrow.slots
+
+
+def test_layers_with_a_window_keep_no_more_than_it():
+    ((attention, layers),) = LLAMA.mixers
+    windowed = replace(LLAMA, mixers=((attention, layers // 2), (replace(attention, window=128), layers // 2)))
+    whole, few, many = (
+        kv_pool_slots(shape, H100, max_batch_size=n) for shape, n in ((LLAMA, 8), (windowed, 8), (windowed, 4096))
+    )
+    assert few.target_slot_bytes == whole.target_slot_bytes // 2 and whole.windows_bytes == 0
+    assert few.windows_bytes == (8 * (128 + 1) + 8192) * whole.target_slot_bytes // 2
+    assert 1.9 * whole.slots < few.slots < 2 * whole.slots
+    assert many.windows_bytes == 0 and many.target_slot_bytes == whole.target_slot_bytes, (
+        "more could be kept than there are slots"
+    )
 
 
 def with_state(size):
@@ -117,7 +131,7 @@ def with_state(size):
 def test_a_hybrid_model_keeps_a_state_per_request_and_per_node():
     state = 6 * MIB
     hybrid = with_state(state)
-    options = {"max_batch_size": 8, "tp": 2}
+    options = {"max_batch_size": 8, "parallel": 2}
     for nodes, states in ((1, 8), (4, 8 * 5)):
         pure, plan = (kv_pool_slots(shape, H100, max_num_draft_tokens=nodes, **options) for shape in (LLAMA, hybrid))
         assert pure.recurrent_states_bytes == 0 and plan.recurrent_states_bytes == states * state // 2
@@ -145,7 +159,7 @@ def test_the_last_two_pages_decide():
         kv_pool_slots(LLAMA, replace(smallest, memory_bytes=smallest.memory_bytes - 1), reserved_fraction=0.0)
 
 
-@pytest.mark.parametrize("bad", [{"tp": 0}, {"page_size": 0}, {"reserved_fraction": 1.0}, {"max_prefill_tokens": 0}])
+@pytest.mark.parametrize("bad", [{"page_size": 0}, {"reserved_fraction": 1.0}, {"max_prefill_tokens": 0}])
 def test_impossible_limits_are_refused(bad):
     with pytest.raises(InsufficientMemory, match=next(iter(bad))):
         kv_pool_slots(LLAMA, H100, **bad)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import statistics
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,35 +13,55 @@ import numpy as np
 import pytest
 from foretoken import simulate
 from foretoken.core.errors import ConfigError
-from foretoken.core.model_shape import lookup_model
+from foretoken.core.model_shape import lookup_model, read_model_shape
 from foretoken.sim.assembly import assemble
-from foretoken.sim.cost import measured
 from foretoken.sim.cost.draft import eagle3_head
 from foretoken.sim.cost.efficiency import default_efficiency
 from foretoken.sim.cost.forward import ForwardCost
 from foretoken.sim.cost.hardware import lookup_gpu
 from foretoken.sim.cost.launch import FULL_GRAPH
 from foretoken.sim.cost.measured import (
-    CHUNKS,
-    CONTEXTS,
-    KNEE,
-    PASTS,
-    QUERIES,
-    ROWS,
-    TOKENS,
     KernelTables,
     MeasuredForward,
     NotMeasured,
+    database,
     measured_tables,
+    packaged_models,
+    tables,
 )
+from foretoken.sim.cost.measured.tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS
 from foretoken.sim.cost.round import RoundCost
 from foretoken.sim.cost.server import server_profile
 from foretoken.sim.cost.work import Routing
 from foretoken.sim.scenario_file import load_scenario
 
 SHAPE, GPU = lookup_model("llama-3.1-8b"), lookup_gpu("H200")
-LLAMA_70B = lookup_model("llama-3.1-70b")
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128,
+    "vocab_size": 129280, "max_position_embeddings": 163840, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 3, "n_routed_experts": 256,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+GRID = (
+    ("llama-3.1-8b", "H100", {}),
+    ("llama-3.1-8b", "B200", {}),
+    ("llama-3.1-8b", "L40S", {}),
+    ("llama-3.1-70b", "H200", {"tensor": 8}),
+    ("Qwen/Qwen3-32B-FP8", "H100", {"tensor": 2}),
+    ("qwen3-30b-a3b", "H200", {}),
+    ("Qwen/Qwen3-235B-A22B", "H200", {"tensor": 8}),
+    ("Qwen/Qwen3-235B-A22B-FP8", "H200", {"tensor": 8, "expert": 8}),
+    ("openai/gpt-oss-120b", "H100", {"tensor": 4}),
+    ("deepseek-ai/DeepSeek-V3", "H200", {"tensor": 8, "expert": 8}),
+    ("deepseek-ai/DeepSeek-V3", "H200", {"tensor": 1, "attention_data": 8, "expert": 8}),
+    ("deepseek-ai/DeepSeek-V3", "H200", {"tensor": 16, "expert": 16}),
+    ("zai-org/GLM-5-FP8", "H200", {"tensor": 8, "expert": 8}),
+    ("Qwen/Qwen3.5-35B-A3B", "H200", {"tensor": 2}),
+    ("nvidia/Nemotron-H-56B-Base-8K", "H200", {"tensor": 4}),
+    ("google/gemma-4-26B-A4B", "H100", {"tensor": 2}),
+)
 
 
 def made_up_tables() -> KernelTables:
@@ -114,14 +136,14 @@ def test_fewer_experts_save_of_measured_kernels_what_they_save_of_the_roofline()
 
 def test_tables_are_kept_and_a_damaged_file_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
-    monkeypatch.setattr(measured, "_package_version", lambda: "9.9")
+    monkeypatch.setattr(tables, "package_version", lambda: "9.9")
     asked = []
-    monkeypatch.setattr(measured, "_compile", lambda *given: asked.append(given))
-    monkeypatch.setattr(measured, "_query", lambda handle, source: made_up_tables())
+    monkeypatch.setattr(database, "compiled", lambda *given: asked.append(given))
+    monkeypatch.setattr(tables, "_query", lambda *given: made_up_tables())
     first = measured_tables(SHAPE, "H200", "sglang", 1)
     again = measured_tables(SHAPE, "H200", "sglang", 1)
     assert len(asked) == 1 and again.provenance == first.provenance
-    assert all(np.array_equal(getattr(first, name), getattr(again, name)) for name in measured._ARRAYS)
+    assert all(np.array_equal(getattr(first, name), getattr(again, name)) for name in tables._ARRAYS)
     measured_tables(SHAPE, "H200", "sglang", 2)
     assert len(asked) == 2  # another parallelism has tables of its own
     for file in (tmp_path / "kernels").iterdir():
@@ -133,52 +155,145 @@ def test_tables_are_kept_and_a_damaged_file_is_made_again(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("change", "gpu", "server", "words"),
     [
-        ({}, "MI300X", "sglang", "MI300X: no measured kernels; there are some of A100"),
+        (
+            {},
+            "MI300X",
+            "sglang",
+            "MI300X: no measured kernels; there are some of A100.*nearest is H200; hardware.kernels=auto",
+        ),
+        ({}, "RTX 4090", "sglang", "nearest is L40S"),
         ({}, "H100", "llama.cpp", "no measured kernels of this server"),
-        ({"attention_dtype": "fp8"}, "H100", "vllm", "layers that differ"),
+        (
+            {"weight_dtype": "int3-g64"},
+            "H100",
+            "vllm",
+            "no measured kernels of int3-g64 weights; there are some of bf16, fp16, fp8",
+        ),
     ],
 )
-def test_what_is_not_measured_is_refused_with_the_reason(change, gpu, server, words):
+def test_what_is_not_measured_is_refused_with_the_reason(monkeypatch, change, gpu, server, words):
     shape = replace(SHAPE, **change)
+    monkeypatch.setattr(tables, "package_version", lambda: "9.9")
     with pytest.raises(NotMeasured, match=words):
         measured_tables(shape, gpu, server, 1)
 
 
 def test_without_the_package_auto_takes_the_roofline(monkeypatch):
-    monkeypatch.setattr(measured, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(database, "PACKAGE", "no_such_package")
+    monkeypatch.delenv("FORETOKEN_KERNELS", raising=False)
     with pytest.raises(NotMeasured, match=r"pip install 'foretoken\[measured\]'"):
         assemble(load_scenario(None, ["hardware.kernels=measured"])[0])
     for kernels in ("auto", "roofline"):
         run = assemble(load_scenario(None, [f"hardware.kernels={kernels}"])[0])
         assert ("kernels of the target", "roofline") in [row[:2] for row in run.explain()]
+    assert packaged_models() == []
+    assert "pip install 'foretoken[measured]'" in assemble(load_scenario(None, [])[0]).timing, "one line says why"
+
+
+def test_a_refusal_is_kept_and_auto_says_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    monkeypatch.delenv("FORETOKEN_KERNELS", raising=False)
+    monkeypatch.setattr(tables, "package_version", lambda: "9.9")
+    asked = []
+
+    def refuse(*given):
+        asked.append(given)
+        raise NotMeasured("no such rows")
+
+    monkeypatch.setattr(database, "compiled", refuse)
+    for _ in range(2):
+        run = assemble(load_scenario(None, ["hardware.gpu=H200", "speculation.algorithm=NONE"])[0])
+        assert "passes priced by the roofline (llama-3.1-8b on H200 under sglang" in run.timing
+        assert "no such rows" in run.timing
+    assert len(asked) == 1
+
+
+def test_a_family_without_a_verify_pass_takes_the_rooflines_ratio():
+    shape = read_model_shape(DEEPSEEK_V3, "config.json", "deepseek-v3")
+    roofline = ForwardCost(shape, GPU, default_efficiency(GPU), 8)
+    priced = MeasuredForward(roofline, replace(made_up_tables(), verify=np.empty(0)))
+    one, four = (priced.decode_attention(8, queries, 0) for queries in (1, 4))
+    ratio = roofline.decode_attention(1, 4, 0).slope_ns / roofline.decode_attention(1, 1, 0).slope_ns
+    assert 1.0 <= ratio < 1.5, "a latent is read once for all queries"
+    assert four.slope_ns == pytest.approx(one.slope_ns * ratio)
+    assert four.base_ns > one.base_ns, "what each token takes is paid for each"
+    assert any("verify pass" in row[0] for row in priced.explain())
 
 
 class TestDatabase:
     """Against the installed database."""
 
     @pytest.fixture(autouse=True)
-    def _installed(self):
+    def _installed(self, tmp_path_factory, monkeypatch):
         pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
+        monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
+        monkeypatch.delenv("FORETOKEN_KERNELS", raising=False)
 
-    def test_a_scenario_is_priced_and_says_by_what(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
-        run = assemble(load_scenario(None, ["hardware.kernels=measured"])[0])
+    def test_a_scenario_is_priced_and_says_by_what(self):
+        run = assemble(load_scenario(None, [])[0])
         assert any(row[0] == "kernel qkv_gemm" and row[1] == "silicon" for row in run.explain())
+        assert "measured kernels of H100 under sglang" in run.timing and "% of a decode pass measured" in run.timing
 
-    def test_times_are_near_the_roofline_and_grow(self, tmp_path, monkeypatch):
-        """A unit or a group of operations that went astray would show; how near the two are is in docs/simulate.md."""
-        monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
-        for shape, gpu, tp in ((SHAPE, "H200", 1), (SHAPE, "H100", 2), (LLAMA_70B, "H200", 4)):
-            roofline = RoundCost(shape, lookup_gpu(gpu), tp)
-            cost = RoundCost(shape, lookup_gpu(gpu), tp, tables=measured_tables(shape, gpu, "sglang", tp))
-            for rows in (1, 8, 64, 256):
-                for context in (256, 2048):
-                    ratio = cost.decode_ns(rows, 0, 1, 1, rows * context) / roofline.decode_ns(
-                        rows, 0, 1, 1, rows * context
-                    )
-                    assert 0.6 < ratio < 2.0, (shape.name, gpu, tp, rows, context, ratio)
-            times = [cost.decode_ns(64, 0, 1, 1, 64 * context) for context in (64, 512, 1024, 2048, 8192)]
-            assert times == sorted(times)
+    def test_kept_tables_need_no_import_of_the_package(self):
+        """Start-up with kept tables is as fast as without them."""
+        load = "from foretoken.sim.assembly import assemble; from foretoken.sim.scenario_file import load_scenario; import sys"
+        check = "print('aiconfigurator_core' in sys.modules, assemble(load_scenario(None, [])[0]).cost.kernels)"
+        assemble(load_scenario(None, [])[0])
+        code = f"{load}; {check}; {check}"
+        words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+        assert words == ["False", "measured"] * 2
+
+    def test_every_model_that_the_database_has_loads_by_its_name(self):
+        """The counts are those of version 0.12; a later one has more."""
+        names = packaged_models()
+        assert len(names) >= 89
+        for name in names:
+            scenario = load_scenario(
+                None, [f"model.target={name}", "hardware.kernels=roofline", "engine.kv_slots=100000"]
+            )[0]
+            assert assemble(scenario).cost.decode_ns(8, 0, 1, 1, 8 * 1024) > 0, name
+        with pytest.raises(
+            ConfigError, match=r"unknown model 'Qwen/Qwen3-99B'.*the extra `measured` knows \d+ more by name"
+        ):
+            assemble(load_scenario(None, ["model.target=Qwen/Qwen3-99B"])[0])
+
+    def test_what_is_refused_names_the_nearest(self):
+        settings = [
+            "hardware.kernels=measured",
+            "hardware.gpu=H200",
+            "hardware.tensor_parallel=8",
+            "engine.kv_slots=100000",
+        ]
+        scenario = load_scenario(None, [*settings, "model.target=MiniMaxAI/MiniMax-M2.5"])[0]
+        with pytest.raises(
+            NotMeasured, match=r"nearest that it has: hardware.expert_parallel=8; hardware.kernels=auto"
+        ):
+            assemble(scenario)
+
+    @pytest.mark.parametrize(("model", "gpu", "parallel"), GRID)
+    def test_roofline_and_measured_agree_over_a_grid(self, model, gpu, parallel, record_property):
+        """A unit or a group of operations that went astray would show. docs/simulate.md says where they differ by more, and why."""
+        settings = [
+            "engine.kv_slots=100000",
+            "speculation.algorithm=NONE",
+            f"model.target={model}",
+            f"hardware.gpu={gpu}",
+        ]
+        settings += [f"hardware.{key}_parallel={devices}" for key, devices in parallel.items()]
+        measured, roofline = (
+            assemble(load_scenario(None, [*settings, f"hardware.kernels={kernels}"])[0]).cost
+            for kernels in ("measured", "roofline")
+        )
+        differences = []
+        for rows in (1, 8, 32, 128):
+            for context in (512, 4096):
+                work = (rows, 0, 1, 1, rows * context)
+                differences.append(measured.decode_ns(*work) / roofline.decode_ns(*work) - 1)
+        words = f"{min(differences):+.0%} … {max(differences):+.0%}"
+        record_property("note", f"measured against the roofline, {model} on {gpu}, {parallel}: {words}")
+        assert min(differences) > -0.3 and max(differences) < 1.4, words
+        times = [measured.decode_ns(64, 0, 1, 1, 64 * context) for context in (64, 512, 1024, 2048, 8192)]
+        assert times == sorted(times)
 
 
 class TestServers:

@@ -37,7 +37,7 @@ COSTS = {
     "ngram": RoundCost(LLAMA, H100, draft=host_draft("NGRAM", 0.006)),
     "windowed": RoundCost(WINDOWED, H100, draft=eagle_head(LLAMA)),
     "sparse": RoundCost(SPARSE, H100, draft=eagle_head(SPARSE)),
-    "tp4": RoundCost(LLAMA_70B, H100, tp=4, draft=eagle3_head(LLAMA_70B)),
+    "tp4": RoundCost(LLAMA_70B, H100, 4, draft=eagle3_head(LLAMA_70B)),
     "calibrated": RoundCost(LLAMA, H100, draft=eagle_head(LLAMA), calibration=VLLM_H100_LLAMA_8B),
 }
 
@@ -320,7 +320,7 @@ def test_tensor_parallelism_divides_the_work_and_pays_for_it():
 @pytest.mark.parametrize(("shape", "tp"), [(LLAMA, 5), (LLAMA, 0), (lookup_model("qwen2.5-7b"), 8)])
 def test_parallelism_that_does_not_divide_is_refused(shape, tp):
     with pytest.raises(UnsupportedParallelism, match="tensor parallel"):
-        RoundCost(shape, H100, tp=tp)
+        RoundCost(shape, H100, tp)
 
 
 def test_prefill_grows_faster_than_its_tokens():
@@ -437,7 +437,7 @@ def test_a_calibration_of_something_else_is_refused():
     with pytest.raises(ConfigError, match=r"profile.gpu: measured for H100, but the run uses H200"):
         RoundCost(LLAMA, lookup_gpu("H200"), calibration=VLLM_H100_LLAMA_8B)
     with pytest.raises(ConfigError, match=r"profile.tp"):
-        RoundCost(LLAMA, H100, tp=2, calibration=VLLM_H100_LLAMA_8B)
+        RoundCost(LLAMA, H100, 2, calibration=VLLM_H100_LLAMA_8B)
 
 
 def test_everything_is_explained_with_a_source():

@@ -1,0 +1,115 @@
+"""The cost of a pass from tables of measured kernels; it answers what `ForwardCost` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..forward import ForwardCost, Line
+from ..work import Routing
+from .tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, KernelTables
+
+
+class MeasuredForward(ForwardCost):
+    """Costs of passes of a shape from tables of measured kernels. What these lack is the roofline's: wider inputs of a draft's layer, and
+    what tokens that share experts save."""
+
+    def __init__(self, roofline: ForwardCost, tables: KernelTables) -> None:
+        super().__init__(roofline.shape, roofline.gpu, roofline.efficiency, roofline.parallel, roofline.qkv_inputs)
+        self.tables = tables
+        self._roofline = roofline
+
+    @property
+    def priced_by(self) -> str:
+        return f"measured kernels of {self.tables.place}"
+
+    @property
+    def about_prices(self) -> str:
+        """What stands behind them in a report: how much of them is measured."""
+        return f" ({self.tables.measured_share:.0%} of a decode pass measured, the rest estimated by the database)"
+
+    @property
+    def knee(self) -> int:
+        return KNEE
+
+    def explain(self) -> list[tuple[str, float | str, str, str]]:
+        source = self.tables.source
+        rows: list[tuple[str, float | str, str, str]] = [("kernels of the target", "measured", "", source)]
+        rows += [(f"kernel {name}", known, "", source) for name, known in self.tables.provenance.items()]
+        if not self.tables.verify.size:
+            words = "the roofline's ratio of several queries to one, over the measured decode pass"
+            rows.append(("kernel attention of a verify pass", "mixed", "", words))
+        return rows
+
+    def layers_ns(self, tokens: int, routing: Routing | None = None) -> float:
+        """See `ForwardCost.layers_ns`. The tables have independent tokens; what fewer experts save is the roofline's share."""
+        key = tokens if routing is None or not self.shape.moe_layers else (tokens, routing)
+        if key not in self._layers_cache:
+            own = self._own_share(tokens)
+            total = _at(self.tables.layers, TOKENS, own)
+            if self.qkv_inputs > 1:  # the database has no such layers
+                plain = ForwardCost(self.shape, self.gpu, self.efficiency, self.parallel)
+                for mixer, count in self.shape.mixers:
+                    total += count * (self._mixer_ns(own, mixer) - plain._mixer_ns(own, mixer))
+            if key != tokens:
+                total *= self._roofline.layers_ns(tokens, routing) / self._roofline.layers_ns(tokens)
+            self._layers_cache[key] = total
+        return self._layers_cache[key]
+
+    def lm_head_ns(self, rows: int, vocab: int | None = None) -> float:
+        return _at(self.tables.lm_head, TOKENS, self._own_share(rows))
+
+    def comm_ns(self, tokens: int) -> float:
+        return _at(self.tables.comm, TOKENS, self._own_share(tokens))
+
+    def decode_attention(self, rows: int, queries_per_row: int, own_tokens: int, reads: int = 1) -> Line:
+        """See `ForwardCost.decode_attention`; two segments per number of rows, which meet at KNEE tokens of context per row."""
+        groups, rows = self.parallel.data, self._own_share(rows)
+        if queries_per_row == 1:
+            times = _between(self.tables.decode, 0, ROWS, rows)
+        elif self.tables.verify.size:
+            times = _between(_between(self.tables.verify, 1, QUERIES, queries_per_row), 0, ROWS, rows)
+        else:
+            times = self._several_queries(rows, queries_per_row)
+        contexts = np.array(CONTEXTS, dtype=float)
+        near, far = contexts <= KNEE, contexts >= KNEE
+        at_knee = float(times[near][-1])
+        # Least squares through the knee: the two segments meet there.
+        slopes = []
+        for part in (near, far):
+            offset, rise = contexts[part] - KNEE, times[part] - at_knee
+            slopes.append(max(0.0, float(offset @ rise / (offset @ offset))))
+        base = max(0.0, at_knee - slopes[0] * KNEE)
+        if not self.tables.has_states:
+            base += self.recurrence_ns(rows * groups, queries_per_row)
+        return Line(base, slopes[1] / rows / groups, (slopes[0] - slopes[1]) / rows / groups)
+
+    def _several_queries(self, rows: int, queries_per_row: int) -> np.ndarray:
+        """Return times [CONTEXTS] of a pass that the database prices for one query per row only: what does not depend on the context as
+        for so many rows, and reading the context as the roofline says."""
+        one, several = (self._roofline.decode_attention(1, queries, 0) for queries in (1, queries_per_row))
+        read = one.slope_ns + one.window_slope_ns
+        ratio = (several.slope_ns + several.window_slope_ns) / read if read else 1.0
+        own = _between(self.tables.decode, 0, ROWS, rows)
+        return _between(self.tables.decode, 0, ROWS, rows * queries_per_row)[0] + (own - own[0]) * ratio
+
+    def prefill_attention_ns(self, chunks: Sequence[tuple[int, int]]) -> float:
+        total = 0.0
+        for new, past in chunks:
+            over_chunks = _between(self.tables.prefill, 1, PASTS, past)
+            total += _at(over_chunks, CHUNKS, new)
+        states = 0.0 if self.tables.has_states else self.scan_ns(sum(new for new, _ in chunks))
+        return total / self.parallel.data + states
+
+
+def _at(table: np.ndarray, grid: tuple[int, ...], value: float) -> float:
+    return float(_between(table, 0, grid, value))
+
+
+def _between(table: np.ndarray, axis: int, grid: tuple[int, ...], value: float) -> np.ndarray:
+    """Return the table at `value` along `axis`, linear between the grid's points; the last segment goes on, the first value stays."""
+    j = min(max(int(np.searchsorted(grid, value)), 1), len(grid) - 1)
+    low, high = grid[j - 1], grid[j]
+    weight = max(0.0, (value - low) / (high - low))
+    return (1 - weight) * np.take(table, j - 1, axis) + weight * np.take(table, j, axis)

@@ -1,0 +1,204 @@
+"""Tables of the passes of one model, on one GPU under one server and parallelism: asked of the database once and kept in the user's cache.
+
+A run looks times up in these plain arrays and needs the package no more. What the database refused is kept, too. An operation that it
+interpolates or estimates itself is named in `provenance`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from ....core.model_shape import Attention, ModelShape
+from ..hardware import Parallelism
+from . import database
+from .database import NotMeasured, check_known, package_version, question, refusal
+
+TABLE_VERSION = 4  # of what stands below: raise it when the grids or the groups of operations change
+TOKENS = (*range(1, 65), *range(72, 513, 8), *range(576, 2049, 64), 3072, 4096, 6144, 8192, 12288, 16384)
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+QUERIES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
+CONTEXTS = (64, 256, 1024, 4096, 16384)
+CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+PASTS = (0, 256, 1024, 4096, 16384, 65536)
+KNEE = 1024
+"""Context per row where the line of an attention pass may bend; must be one of CONTEXTS."""
+
+_GROUPS = {
+    "attention": "attention", "mla_block": "attention", "logits": "lm_head",
+    "_ar": "comm", "ar_": "comm", "dispatch": "comm", "p2p": "comm",
+}  # fmt: skip
+_IDEAL = "sol"  # the database's word for a kernel of which it has no measurement at all: the roofline's is taken
+_MEASURED = ("silicon", "mixed")  # the database's words for a table, and for points between those of a table
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTables:
+    """Times of the passes of one model, in float nanoseconds, on the grids above, for one attention-data parallel group.
+
+    layers:      [TOKENS]                       matrix products and small kernels of all layers, embedding included
+    comm:        [TOKENS]                       all-reduces and what else moves between devices
+    lm_head:     [TOKENS]                       logits of so many rows
+    decode:      [ROWS, CONTEXTS]               attention of one new token per row
+    verify:      [ROWS, QUERIES, CONTEXTS]      attention of several new tokens per row behind a prefix; empty where the database knows none
+    prefill:     [CHUNKS, PASTS]                attention of one prompt chunk behind so many tokens
+    provenance:  operation -> how the database knows it: silicon, mixed, empirical; roofline: it does not
+    measured_share:  share of a decode pass (16 rows, 1024 tokens of context) that comes from measurements
+    """
+
+    source: str
+    layers: np.ndarray
+    comm: np.ndarray
+    lm_head: np.ndarray
+    decode: np.ndarray
+    verify: np.ndarray
+    prefill: np.ndarray
+    provenance: dict[str, str]
+    measured_share: float = 1.0
+    place: str = ""  # GPU and server
+    has_states: bool = True  # whether recurrent layers are priced from measurements
+
+
+_ARRAYS = ("layers", "comm", "lm_head", "decode", "verify", "prefill")
+_ABOUT = ("source", "provenance", "measured_share", "place", "has_states")
+
+
+def measured_tables(
+    shape: ModelShape, gpu: str, server: str, parallel: int | Parallelism, *, wants_nearest: bool = False
+) -> KernelTables:
+    """Return the tables of a shape, from the cache folder or, the first time, from the database.
+
+    Raises NotMeasured if the package is not installed, or cannot price this shape, GPU, server or parallelism; `wants_nearest`: with the
+    nearest that it can, for which it is asked a few times more.
+    """
+    parallel = Parallelism.of(parallel)
+    system = check_known(gpu, server, parallel)
+    version = package_version()
+    config, options = question(shape, server, parallel)
+    text = json.dumps([TABLE_VERSION, version, config, options, system, server], sort_keys=True)
+    identity = hashlib.sha256(text.encode()).hexdigest()
+    path = _cache_folder() / f"{identity[:24]}.npz"
+    tables = _load(path, identity)
+    if tables is None:
+        try:
+            handle = database.compiled(config, options, system, server)
+            place = f"{database.PACKAGE} {version}: {shape.name} on {system}, {server}, {parallel}"
+            has_head_norms = any(getattr(mixer, "qk_norm", False) for mixer, _ in shape.mixers)
+            has_verify = all(isinstance(mixer, Attention) for mixer, _ in shape.mixers)
+            tables = replace(_query(handle, place, has_verify, has_head_norms), place=f"{gpu} under {server}")
+        except NotMeasured as error:
+            tables = str(error)
+        _store(path, identity, tables)
+    if isinstance(tables, str):
+        if wants_nearest:
+            raise refusal(shape, gpu, server, parallel, tables)
+        raise NotMeasured(f"{shape.name} on {gpu} under {server}, {parallel}: no measured kernels ({tables})")
+    return tables
+
+
+def _query(handle: Any, source: str, has_verify: bool, has_head_norms: bool) -> KernelTables:
+    """Ask the database for every point of the grids; `has_verify`: whether a prompt's pass behind a prefix is like a verify
+    pass, as it is for plain attention alone."""
+    engine = handle._engine
+    provenance: dict[str, str] = {}
+
+    def grouped(operations: Iterable[tuple[str, float, float, str]]) -> dict[str, float]:
+        """Sum the times of operations by group, in ns."""
+        sums = dict.fromkeys(("layers", "comm", "lm_head", "attention"), 0.0)
+        for name, milliseconds, _, known in operations:
+            short = name.removeprefix("generation_").removeprefix("context_")
+            if known == _IDEAL:
+                provenance[short] = "roofline"
+                continue
+            group = next((group for mark, group in _GROUPS.items() if mark in short), "layers")
+            sums[group] += milliseconds * 1e6
+            provenance[short] = known if provenance.get(short, known) == known else "mixed"
+        return sums
+
+    def prefill(rows: int, new: int, past: int) -> dict[str, float]:
+        return grouped(engine.run_static_per_op(rows, 1, new + past, 1, past, 1.0, 1.0, "static_ctx", 32)[0])
+
+    few = [grouped(handle.decode_step_per_op(tokens, 1024, 2)) for tokens in TOKENS if tokens <= ROWS[-1]]
+    many = [prefill(1, tokens, 0) for tokens in TOKENS if tokens > ROWS[-1]]
+    # A prompt needs the logits of its last token alone; those of many rows are in proportion to the largest decode batch.
+    lm_head = [sums["lm_head"] for sums in few]
+    lm_head += [lm_head[-1] * tokens / ROWS[-1] for tokens in TOKENS if tokens > ROWS[-1]]
+    by_tokens = few + many
+    decode = np.array(
+        [[grouped(handle.decode_step_per_op(rows, c, 2))["attention"] for c in CONTEXTS] for rows in ROWS]
+    )
+    verify = np.empty(0)
+    if has_verify:
+        verify = np.array([[[prefill(rows, q, c)["attention"] for c in CONTEXTS] for q in QUERIES] for rows in ROWS])
+        if has_head_norms:
+            # The database adds norms of heads to each layer of a prompt's pass, which a captured decode pass fuses. A single token behind a
+            # short prefix takes the same in both.
+            verify -= max(0.0, verify[0, 0, 0] - decode[0, 0])
+        # A verify pass reads at least what a decode pass reads: the database extrapolates it for few queries.
+        verify = np.maximum(verify, decode[:, None, :])
+    shares: dict[bool, float] = {True: 0.0, False: 0.0}
+    for _, milliseconds, _, known in handle.decode_step_per_op(16, 1024, 2):
+        shares[known in _MEASURED] += milliseconds
+    return KernelTables(
+        source=source,
+        layers=np.array([sums["layers"] for sums in by_tokens]),
+        comm=np.array([sums["comm"] for sums in by_tokens]),
+        lm_head=np.array(lm_head),
+        decode=decode,
+        verify=verify,
+        prefill=np.array([[prefill(1, new, past)["attention"] for past in PASTS] for new in CHUNKS]),
+        provenance=provenance,
+        measured_share=shares[True] / sum(shares.values()),
+        has_states="roofline" not in provenance.values(),
+    )
+
+
+# -- the cache ------------------------------------------------------------------------------------------------------------
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("FORETOKEN_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "foretoken"
+    )
+    return Path(base) / "kernels"
+
+
+def _load(path: Path, identity: str) -> KernelTables | str | None:
+    """Return the tables of a cache file, or the reason why there are none; None if there is no file, or it is damaged or of another
+    identity."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            about = json.loads(str(file["about"]))
+            if about["identity"] != identity:
+                return None
+            if about.get("refused"):
+                return str(about["refused"])
+            return KernelTables(**{name: about[name] for name in _ABOUT}, **{name: file[name] for name in _ARRAYS})
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile):
+        return None
+
+
+def _store(path: Path, identity: str, tables: KernelTables | str) -> None:
+    """Write a cache file as a whole; a folder that cannot be written costs some seconds the next time, and no more."""
+    about: dict[str, Any] = {"identity": identity}
+    arrays: dict[str, np.ndarray] = {}
+    if isinstance(tables, str):
+        about["refused"] = tables
+    else:
+        about |= {name: getattr(tables, name) for name in _ABOUT}
+        arrays = {name: getattr(tables, name) for name in _ARRAYS}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.stem}.{os.getpid()}.npz")
+        np.savez(partial, about=np.array(json.dumps(about)), **arrays)
+        partial.replace(path)
+    except OSError:
+        return

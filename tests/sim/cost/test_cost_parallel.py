@@ -1,0 +1,114 @@
+"""Devices that share a model: who holds what, who waits for whom, and what crosses a network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from foretoken.core.model_shape import lookup_model
+from foretoken.sim.assembly import assemble
+from foretoken.sim.cost.efficiency import default_efficiency
+from foretoken.sim.cost.forward import ForwardCost
+from foretoken.sim.cost.hardware import Parallelism, UnsupportedParallelism, lookup_gpu
+from foretoken.sim.cost.memory import kv_pool_slots
+from foretoken.sim.cost.round import RoundCost
+from foretoken.sim.scenario_file import load_scenario
+from hypothesis import given
+from hypothesis import strategies as st
+
+H100, SPARSE, DENSE = lookup_gpu("H100"), lookup_model("qwen3-30b-a3b"), lookup_model("llama-3.1-70b")
+
+
+def forward(shape, *parallel, **nodes):
+    return ForwardCost(shape, H100, default_efficiency(H100), Parallelism(*parallel, **nodes))
+
+
+@given(st.sampled_from([2, 4, 8, 16]), st.integers(1, 256), st.integers(1, 1 << 24))
+def test_a_collective_over_nodes_takes_longer_than_inside_one(devices, rows, size):
+    inside, outside = (H100.all_reduce_ns(size, devices, nodes) for nodes in (1, 2))
+    assert 0 < inside < outside
+    near, far = (forward(DENSE, 8, gpus_per_node=n).comm_ns(rows) for n in (8, 4))
+    assert near < far
+    assert H100.all_reduce_ns(size, 1) == 0
+
+
+def test_a_share_of_the_bytes_crosses_the_network():
+    """Two nodes of eight: each port moves an eighth of the bytes, there and back halved by two nodes; the rest stays on NVLink."""
+    size = 64 << 20
+    link, network = H100.interconnect, H100.network
+    inside = link.latency_ns + 2 * 7 / 8 * size / link.bandwidth_bytes_per_s * 1e9
+    between = network.latency_ns + size / 8 / network.bandwidth_bytes_per_s * 1e9
+    assert H100.all_reduce_ns(size, 16, 2) == pytest.approx(inside + between)
+
+
+@given(st.integers(1, 512), st.sampled_from([2, 4, 8]))
+def test_the_busiest_rank_has_more_than_its_share_and_at_most_all(tokens, ranks):
+    cost = forward(SPARSE, 8, 1, ranks)
+    active = cost.active_experts(tokens)
+    busiest = cost._busiest(active, SPARSE.experts.count)
+    assert active / ranks * (1 - 1e-9) <= busiest <= min(SPARSE.experts.count / ranks, active) * (1 + 1e-9)
+
+
+def test_the_busiest_rank_is_what_draws_give():
+    """Uniform routing drawn at random, against the normal approximation of the greatest rank."""
+    import numpy as np
+
+    rng, ranks, experts = np.random.default_rng(0), 8, SPARSE.experts
+    cost = forward(SPARSE, 8, 1, ranks)
+    for tokens in (8, 64):
+        greatest = []
+        for _ in range(300):
+            chosen = np.array([rng.permutation(experts.count)[: experts.top_k] for _ in range(tokens)])
+            distinct = np.unique(chosen)
+            greatest.append(np.bincount(distinct * ranks // experts.count, minlength=ranks).max())
+        estimate = cost._busiest(cost.active_experts(tokens), experts.count)
+        assert estimate == pytest.approx(np.mean(greatest), rel=0.08), tokens
+
+
+def test_ranks_of_experts_wait_for_the_busiest():
+    apart, together = forward(SPARSE, 4, 1, 4), forward(SPARSE, 4, 1, 1)
+    assert apart.layers_ns(256) > 0 and together.layers_ns(256) > 0
+    even = replace(SPARSE)
+    assert apart.active_experts(256) == forward(even, 4).active_experts(256), (
+        "over all ranks the same experts are reached"
+    )
+
+
+def test_groups_have_their_own_requests():
+    """Eight groups of one device: each has an eighth of the rows in its attention and KV, and all the experts see all tokens."""
+    groups, one = forward(SPARSE, 1, 8, 8), forward(SPARSE, 1)
+    assert groups.decode_attention(64, 1, 64).slope_ns == pytest.approx(one.decode_attention(8, 1, 8).slope_ns / 8)
+    pool = kv_pool_slots(SPARSE, H100, Parallelism(1, 8, 8))
+    assert pool.slots > 8 * kv_pool_slots(SPARSE, H100, 1).slots, (
+        "a device that holds an eighth of the experts has more room"
+    )
+    assert pool.target_slot_bytes == SPARSE.kv_bytes_per_token, "and keeps whole KV heads"
+    costs = [
+        RoundCost(SPARSE, H100, parallel).decode_ns(64, 0, 1, 1, 64 * 4096) for parallel in (1, Parallelism(1, 8, 8))
+    ]
+    assert costs[1] < costs[0]
+
+
+def test_a_scenario_gives_the_devices():
+    settings = ["model.target=qwen3-30b-a3b", "hardware.tensor_parallel=2", "hardware.attention_data_parallel=4"]
+    run = assemble(load_scenario(None, [*settings, "hardware.expert_parallel=8"])[0])
+    assert (run.cost.parallel, run.scenario.hardware.devices) == (Parallelism(2, 4, 8), 8)
+    assert ("experts: ranks", 8) in [row[:2] for row in run.explain()]
+    rack = assemble(
+        load_scenario(None, ["hardware.gpu=GB200", "model.target=llama-3.1-70b", "hardware.tensor_parallel=16"])[0]
+    )
+    assert rack.cost.parallel.nodes(16) == 1 and Parallelism(16).nodes(16) == 2
+
+
+@pytest.mark.parametrize(
+    ("parallel", "words"),
+    [
+        ((3, 1, 1), "tensor parallelism 3 does not divide the 32 attention heads of qwen3-30b-a3b"),
+        ((2, 1, 4), "expert parallelism 4 does not divide the 2 devices"),
+        ((1, 3, 3), "expert parallelism 3 does not divide the 128 experts"),
+        ((0, 1, 1), "at least 1"),
+    ],
+)
+def test_contradictions_are_refused(parallel, words):
+    with pytest.raises(UnsupportedParallelism, match=words):
+        forward(SPARSE, *parallel)
