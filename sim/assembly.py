@@ -92,7 +92,7 @@ class Assembly:
     def timing(self) -> str:
         """A line for the report: whose timing is simulated, and what the times of passes come from."""
         timing = f"Timing of {self.scenario.hardware.server} (hardware.server); passes priced by {self.cost.priced_by}"
-        if self.not_measured is not None and self.cost.kernels != "tables":
+        if self.not_measured is not None and "roofline" in self.cost.priced_by:
             timing += f" ({self.not_measured})"
         return f"{timing}." if self.calibration is None else f"{timing}; {self.calibration.origin}."
 
@@ -131,7 +131,7 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
     if calibration is not None and calibration.parameters is not None:
         launch, host = calibration.parameters.launch(launch), calibration.parameters.host(host)
     steps = None if calibration is None else calibration.steps
-    bodies = (target, None if draft is None else draft.body)
+    bodies = (target, None if draft is None else draft.body) if steps is None else (None, None)
     (tables, not_measured), (draft_tables, draft_not_measured) = (
         _kernel_tables(scenario, body, gpu) for body in bodies
     )

@@ -166,10 +166,10 @@ def _eviction_is_unused(run: Assembly) -> str | None:
     return _content_is_unknown(run) if run.scenario.engine.prefix_cache else "engine.prefix_cache is false"
 
 
-def _roofline_taken(run: Assembly) -> str:
-    if run.not_measured is None:
-        return f"hardware.kernels is {run.scenario.hardware.kernels}"
-    return f"the roofline prices the passes: {run.not_measured}"
+def _kernels_are_not_measured(run: Assembly) -> str | None:
+    if run.not_measured is not None:
+        return f"the roofline prices the passes: {run.not_measured}"
+    return "hardware.kernels is roofline" if run.scenario.hardware.kernels == "roofline" else None
 
 
 def _mode_fell_back(run: Assembly) -> str | None:
@@ -245,7 +245,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("hardware.kernels_of",),
-        lambda run: None if run.cost.kernels == "measured" else _roofline_taken(run),
+        _kernels_are_not_measured,
     ),
     Rule(
         ("hardware.expert_parallel",),

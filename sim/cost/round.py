@@ -120,14 +120,10 @@ class RoundCost:
         self.expert_independence = expert_independence
         roofline = ForwardCost(target, gpu, self.efficiency, self.parallel)
         self._target = roofline if tables is None else MeasuredForward(roofline, tables)
-        body = draft.body if draft is not None else None
-        self._draft = (
-            ForwardCost(body, gpu, self.efficiency, self.parallel.without_experts, draft.qkv_inputs)
-            if draft and body
-            else None
-        )
-        if self._draft is not None and draft_tables is not None:
-            self._draft = MeasuredForward(self._draft, draft_tables)
+        self._draft: ForwardCost | None = None
+        if draft is not None and draft.body is not None:
+            own = ForwardCost(draft.body, gpu, self.efficiency, self.parallel.without_experts, draft.qkv_inputs)
+            self._draft = own if draft_tables is None else MeasuredForward(own, draft_tables)
         self._curves: dict[tuple[int, int, int, int], Curve] = {}
         self._lm_heads: dict[tuple[bool, int], float] = {}
         self._fusions: dict[int, float] = {}
@@ -182,9 +178,9 @@ class RoundCost:
         """What the times of passes come from: the roofline, measured kernels, or one of them for the target and one for the draft."""
         if self._measured("target") is not None:
             return "the profile"
-        names = [forward.priced_by for forward in (self._target, self._draft) if forward is not None]
-        by = names[0] if len(set(names)) == 1 else f"{names[0]} for the target, {names[1]} for the draft"
-        return by + self._target.about_prices
+        by = [forward.priced_by for forward in (self._target, self._draft) if forward is not None]
+        words = by[0] if len(set(by)) == 1 else f"{by[0]} for the target, {by[1]} for the draft"
+        return words + self._target.about_prices
 
     @property
     def kernels(self) -> str:

@@ -72,7 +72,7 @@ class Cluster:
             interconnect,
             self.timing,
             self._times,
-            self.assembly.target.layers,
+            self.assembly.target.kv_layers,
             self.assembly.scenario.disaggregation.layerwise,
             self._peer_of,
             self.decoder_of,
