@@ -354,11 +354,11 @@ def not_simulated(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
 
 
 def write_blocks(page: Path, blocks: Mapping[str, Iterable[str]]) -> None:
-    """Replace what stands between `<!-- from accuracy: NAME -->` and `<!-- end -->` in a page."""
+    """Replace what stands between `<!-- accuracy: NAME -->` and `<!-- end -->` in a page."""
     text = page.read_text(encoding="utf-8")
     for name, lines in blocks.items():
         body = "\n".join(lines)
-        pattern = rf"(<!-- from accuracy: {re.escape(name)} -->\n).*?(<!-- end -->)"
+        pattern = rf"(<!-- accuracy: {re.escape(name)} -->\n).*?(<!-- end -->)"
         text, count = re.subn(pattern, lambda match: f"{match[1]}{body}\n{match[2]}", text, flags=re.DOTALL)  # noqa: B023
         assert count == 1, f"{page} has {count} blocks called {name!r}"
     page.write_text(text, encoding="utf-8")

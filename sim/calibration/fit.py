@@ -21,6 +21,7 @@ from ..cost.calibration import (
     FittedParameters,
     host_total_ns,
 )
+from ..cost.draft import EAGLE3
 from ..cost.server import PROFILES, server_profile
 from ..scenario import Scenario
 from .least_squares import Fit, Parameter, covariance_with, fit_parameters, left_out_errors
@@ -166,6 +167,9 @@ def spreads() -> dict[str, float]:
         "host_base_ns": np.std([host_total_ns(item.host, "base") for item in profiles]),
         "host_row_ns": np.std([host_total_ns(item.host, "row") for item in profiles]),
         **{time: np.std([getattr(item.launch, time) for item in profiles]) for time in LAUNCH_TIMES},
+        "draft_step_ns": np.std(
+            [item.launch.step_ns(EAGLE3) for item in profiles]
+        ),  # of the head that is not captured everywhere
     }
     return {DEVICE: DEVICE_SPREAD, **{name: float(value) for name, value in found.items()}}
 
