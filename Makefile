@@ -26,13 +26,15 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[sim$(if $(filter-out sim,$*),$(comma)$*)]'
 	@touch $@
 
-# Capacity first, which needs the simulator alone; then a small model that is trained for a minute, and decoding with every kind of draft.
+# Capacity first, which needs the simulator alone; then a small model that is trained for a minute, decoding with every kind of draft,
+# and the same workload on the real executor and in the simulator.
 demo: .venv/.sim
 	$(BIN)/python examples/capacity.py
 	$(BIN)/foretoken simulate examples/chat_on_h100.toml --out $(RUN_DIR)
 	@$(MAKE) --no-print-directory .venv/.gpu
 	$(BIN)/foretoken tiny $(RUN_DIR)/pair --time-budget-s 75
 	$(BIN)/python examples/real_decode.py $(RUN_DIR)/pair --max-tokens 48
+	$(BIN)/foretoken twin --pair $(RUN_DIR)/pair --loads knee --seconds 4 --repeat 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

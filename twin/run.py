@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.acceptance.fit import AcceptanceFit, fit
+from ..core.acceptance.fit import MIN_ROUNDS, AcceptanceFit, fit
 from ..core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
 from ..core.adaptive.config import fixed_config
 from ..core.contract.events import Committed, Event, Planned
@@ -73,7 +73,11 @@ class Side:
         acceptance = self.acceptance
         if isinstance(acceptance, GaussianAcceptance):
             acceptance = replace(acceptance, seed=seed)
-        return simulate(arm.simulated_spec, self.cost, self.steps.host, acceptance, load.asked, load.concurrency)
+        spread = self.steps.spread
+        return simulate(
+            arm.simulated_spec, self.cost, self.steps.host, acceptance, load.asked, load.concurrency,
+            device_spread=spread.get("decode", 0.0), host_spread=spread.get("host", 0.0), seed=seed,
+        )  # fmt: skip
 
 
 def default_scenario() -> Scenario:
@@ -191,20 +195,29 @@ def _check_scenario(scenario: Scenario) -> None:
 
 
 def fit_acceptance(arm: Arm, plan: TwinPlan) -> AcceptanceFit:
-    """Fit the acceptance of the arm's longest drafts to prompts that are not the workload's. Errors: AcceptanceFitError."""
-    spec = arm.spec
-    if spec.policy != "fixed":
-        spec = replace(spec, policy="fixed", adaptive=fixed_config(spec.max_steps), initial_steps=None, cost_table=None)
-        if spec.graph_sizes is not None:
-            spec = replace(spec, graph_sizes=None)
+    """Fit the acceptance of the arm's drafts to prompts that are not the workload's. Errors: AcceptanceFitError.
+
+    Where steps adapt, the rounds of the most frequent step count tell it; if they are too few, those of the longest drafts in a run of
+    its own.
+    """
+    rounds = rounds_of(_serve_calibration(arm, plan).events)
+    steps, counts = np.unique(rounds[2], return_counts=True)
+    if len(steps) == 1 or counts.max() >= 2 * MIN_ROUNDS:
+        return fit(*rounds[:, rounds[2] == steps[counts.argmax()]])
+    longest = fixed_config(arm.spec.max_steps)
+    spec = replace(arm.spec, policy="fixed", adaptive=longest, initial_steps=None, cost_table=None, graph_sizes=None)
+    return fit(*rounds_of(_serve_calibration(replace(arm, spec=spec), plan).events))
+
+
+def _serve_calibration(arm: Arm, plan: TwinPlan) -> Served:
+    """Serve the calibration's prompts, as many at once as the arm can."""
     longest = max(2, min(64, arm.spec.config.context_len // 3))
     output = max(2, min(plan.calibration_output, arm.plan.sizes.total_limit - longest))
     texts = bench_prompts(
         tokenizer_of(arm), arm.plan.target.vocab_size, plan.calibration_requests, longest, plan.seed + CALIBRATION_SEED
     )
     asked = [Asked(Request(f"c{i}", Prompt.of_tokens(text), output), None) for i, text in enumerate(texts)]
-    served = serve(replace(arm, spec=spec), asked, None, spec.config.max_running, plan.seed)
-    return fit(*rounds_of(served.events))
+    return serve(arm, asked, None, arm.spec.config.max_running, plan.seed)
 
 
 def rounds_of(events: Sequence[Event]) -> np.ndarray:

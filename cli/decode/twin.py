@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...sim.cost.executor_steps import ExecutorSteps
     from ...sim.scenario import Scenario
     from ...twin.arms import Arm
-    from ...twin.comparison import Comparison
+    from ...twin.comparison import Compared, Comparison
     from ..progress import StatusLine
 
 EXIT_INTERRUPTED = 130
@@ -24,6 +24,7 @@ WORKLOAD = "Workload"
 LONGEST = 160  # tokens of the longest request of the workload without a scenario
 REPORT_WIDTH = 150
 MAX_RUNNING = 8
+SIDES = ("measured", "error", "noise")
 
 ScenarioFile = Annotated[
     Path | None,
@@ -98,8 +99,8 @@ def twin(
         foretoken twin chat.toml --model models/target --draft models/eagle3 \\
             --profile profile.json
 
-    A cell is what was measured, the error of the simulation, and ± half the range
-    of the measured runs. Exit code 2: a profile of another model or device, a
+    Under each measured number stand the error of the simulation, and ± half the
+    range of the measured runs. Exit code 2: a profile of another model or device, a
     missing draft, a request that does not fit. docs/calibration.md says how to
     read the table and what the times leave out.
     """
@@ -158,7 +159,7 @@ def measured_steps(arms: Sequence[Arm], clock: str, profile: Path | None, progre
     from ...twin.measuring import MeasuringPlan, measure_steps, shape_of
 
     if profile is None:
-        show = _cells(progress)
+        show = show_cells(progress)
         return measure_steps(arms, MeasuringPlan(clock=clock), None, show).steps
     steps = load_calibration(profile).steps
     if steps is None:
@@ -172,7 +173,7 @@ def measured_steps(arms: Sequence[Arm], clock: str, profile: Path | None, progre
     return steps
 
 
-def _cells(progress: StatusLine) -> Any:
+def show_cells(progress: StatusLine) -> Any:
     """Return what shows how many of the timings are done, now and then."""
     from ..progress import LINE_EVERY_S, StatusLine
 
@@ -227,14 +228,15 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
     console.width = max(console.width, REPORT_WIDTH) if sys.stdout.isatty() else REPORT_WIDTH
     for load in dict.fromkeys(one.load for one in found):
         rows = [one for one in found if one.load == load]
-        table = Table(
-            title=f"{load}: measured, error of the simulation, ± noise (%)", box=box.SIMPLE_HEAD, padding=(0, 1)
-        )
+        table = Table(title=load, box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+        table.add_column("", no_wrap=True)
         table.add_column("", no_wrap=True)
         for name, unit in METRICS.values():
             table.add_column(f"{name} {unit}".strip(), justify="right", no_wrap=True)
         for one in rows:
-            table.add_row(one.arm, *(_cell(one, key) for key in METRICS))
+            for number, side in enumerate(SIDES):
+                cells = (_cells(one.metrics.get(key))[number] for key in METRICS)
+                table.add_row("" if number else one.arm, side, *cells, end_section=number == len(SIDES) - 1)
         console.print(table)
         for one in rows:
             console.print(_over_time(one), markup=False)
@@ -247,11 +249,12 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
         )
 
 
-def _cell(one: Comparison, key: str) -> str:
-    compared = one.metrics.get(key)
-    if compared is None or compared.error is None:
-        return "–"
-    return f"{compared.measured:.{0 if compared.measured >= 100 else 2}f} {100 * compared.error:+.1f} ±{100 * compared.noise:.1f}"
+def _cells(one: Compared | None) -> tuple[str, str, str]:
+    """Return what was measured, the error of the simulation, and the measurement's own noise."""
+    if one is None or one.error is None:
+        return "–", "", ""
+    digits = 0 if one.measured >= 100 else 1 if one.measured >= 10 else 2
+    return f"{one.measured:.{digits}f}", f"{one.error:+.1%}", f"±{one.noise:.1%}"
 
 
 def _over_time(one: Comparison) -> str:

@@ -43,6 +43,26 @@ def calibrate(
         ),
     ] = None,
     settings: Settings = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", show_default=False, help="Measure our own executor with this checkpoint."),
+    ] = None,
+    draft: Annotated[Path | None, typer.Option(metavar="DIR", show_default=False, help="Its draft.")] = None,
+    steps: Annotated[
+        str | None, typer.Option(metavar="S,S,…", show_default=False, help="Draft steps to measure; default: 1,3,5,7.")
+    ] = None,
+    topk: Annotated[int, typer.Option(min=1, help="More than 1: trees of this branching as well.")] = 1,
+    num_draft_tokens: Annotated[
+        int | None, typer.Option(min=2, show_default=False, help="Nodes of these trees; default: up to 16.")
+    ] = None,
+    max_running: Annotated[int, typer.Option(min=1, help="The most requests decoded together.")] = 8,
+    context_len: Annotated[int, typer.Option(min=64, help="The longest request, in tokens.")] = 512,
+    repeat: Annotated[int, typer.Option(min=1, help="Timings of every step.")] = 7,
+    clock: Annotated[
+        str, typer.Option(metavar="wall|cpu", help="cpu: processor time, for a machine with other work.")
+    ] = "wall",
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where our executor runs.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, show_default=False, help="Its threads on a CPU.")] = None,
     out: Annotated[Path, typer.Option(help="Write the profile to this file.")] = Path("profile.json"),
     quiet: Quiet = False,
 ) -> None:
@@ -59,6 +79,12 @@ def calibrate(
     fit and left out of it, and which parameters these points cannot tell. Exit
     code 2: a file cannot be used, or the points contradict each other.
 
+    With --model the steps of our own executor are measured instead: prompt
+    chunks, drafting, verifying, catching up, over rows, nodes and context, and
+    the host's part of them. Ctrl-C keeps what is measured; the same command goes
+    on from there.
+
+        foretoken calibrate --model models/target --draft models/eagle3
         foretoken calibrate --from plain.jsonl spec.jsonl --set hardware.gpu=H200 --set hardware.server=sglang-0.5
         foretoken calibrate --from vllm.json:algorithm=EAGLE3,steps=3 plain.json --scenario mine.toml --out mine.json
         foretoken simulate --set hardware.profile=profile.json --set hardware.gpu=H200 --set hardware.server=sglang-0.5
@@ -73,9 +99,21 @@ def calibrate(
     from ..progress import LINE_EVERY_S, StatusLine
 
     files = [*(first or ()), *(more or ())]
+    if model is not None:
+        if files or scenario is not None or settings:
+            raise ForetokenError("--model measures our own executor; it takes no --from, --scenario or --set")
+        from ..decode.measure import measure
+
+        measure(
+            out=out, model=model, draft=draft, steps=steps, topk=topk, num_draft_tokens=num_draft_tokens, max_running=max_running,
+            context_len=context_len, repeat=repeat, clock=clock, device=device, threads=threads, quiet=quiet,
+        )  # fmt: skip
+        return
+    if draft is not None:
+        raise ForetokenError("--draft belongs to a --model")
     if not files:
         raise ForetokenError(
-            "nothing to calibrate from: give --from FILE, a benchmark's result (foretoken calibrate --help)"
+            "nothing to calibrate from: give --from FILE, a benchmark's result, or --model DIR (foretoken calibrate --help)"
         )
     record = JsonRecord(out)
     points = read_points(files)

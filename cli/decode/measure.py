@@ -1,0 +1,146 @@
+"""`foretoken calibrate --model`: measure our own executor's steps, and write their profile."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from .options import problems_name_options
+
+if TYPE_CHECKING:
+    from ...gpu.session.plan import SessionOptions
+    from ...twin.measuring import Measured
+
+EXIT_INTERRUPTED = 130
+STEPS = "1,3,5,7"
+
+
+@problems_name_options
+def measure(
+    *,
+    out: Path,
+    model: Path,
+    draft: Path | None,
+    steps: str | None,
+    topk: int,
+    num_draft_tokens: int | None,
+    max_running: int,
+    context_len: int,
+    repeat: int,
+    clock: str,
+    device: str,
+    threads: int | None,
+    quiet: bool,
+) -> None:
+    """Measure plain decoding and, with a draft, chains of every step count and trees; write `out` and print a summary.
+
+    Timings are kept beside `out` until all are there. Raises ConfigError for models or options that do not fit.
+    """
+    from ...gpu.session.plan import SessionOptions
+    from ...sim.cost.calibration import Calibration, profile_document
+    from ...twin.arms import open_arms
+    from ...twin.measuring import MeasuringPlan, measure_steps
+    from ...twin.record import Record
+    from ..files import write_json
+    from ..progress import StatusLine
+    from .twin import show_cells
+
+    base = SessionOptions(
+        model=model,
+        device=device,
+        threads=threads,
+        max_running=max_running,
+        context_len=context_len,
+        prefix_cache=False,
+    )
+    progress = StatusLine(quiet)
+    ways = _ways(base, draft, steps, topk, num_draft_tokens)
+    arms = open_arms(ways, None, None, progress.show)
+    plan = MeasuringPlan(repeats=repeat, clock=clock)
+    about = {"ways": [arm.spec.to_json() for arm in arms], "model": str(model), "draft": str(draft), "plan": str(plan)}
+    record = Record(out.with_name(f"{out.name}.partial"), about)
+    try:
+        measured = measure_steps(arms, plan, record, show_cells(progress))
+    except KeyboardInterrupt:
+        record.close(finished=False)
+        progress.clear()
+        kept = f"{len(record.values)} timings are kept, the same command goes on from there"
+        print(f"foretoken: interrupted; {kept}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    progress.clear()
+    found = measured.steps
+    source = f"foretoken calibrate --model {model.name}" + ("" if draft is None else f" --draft {draft.name}")
+    calibration = Calibration(out.stem, source, found.device, model.resolve().name, steps=found)
+    write_json(out, profile_document(calibration))
+    record.close(finished=True)
+    _show(measured, out)
+
+
+def _ways(
+    base: SessionOptions, draft: Path | None, steps: str | None, topk: int, nodes: int | None
+) -> dict[str, SessionOptions]:
+    """Return the ways to decode whose steps are measured. Raises ConfigError."""
+    from dataclasses import replace
+
+    from ...core.errors import ConfigError, Problem
+
+    ways = {"NONE": replace(base, algorithm="NONE")}
+    if draft is None:
+        if steps is not None or topk > 1 or nodes is not None:
+            raise ConfigError("<arguments>", [Problem("draft", "is not given, and nothing is drafted without it")])
+        return ways
+    counts = (steps or STEPS).split(",")
+    if not all(count.isdecimal() and 1 <= int(count) <= 16 for count in counts):
+        raise ConfigError("<arguments>", [Problem("steps", f"{steps!r}; expected numbers 1 … 16, as in 1,3,7")])
+    table = json.dumps({"1": {"candidate_steps": sorted(set(map(int, counts)))}})
+    ways["chains"] = replace(base, draft=draft, adaptive=table)
+    if topk > 1:
+        ways["trees"] = replace(base, draft=draft, adaptive=table, topk=topk, num_draft_tokens=nodes)
+    return ways
+
+
+def _show(measured: Measured, out: Path) -> None:
+    """Print what a round takes by part, and how well the parts add up to served steps."""
+    steps = measured.steps
+    lines = [
+        f"{steps.device}, {steps.threads} thread{'s' if steps.threads != 1 else ''}; ms at the shortest context",
+        "",
+    ]
+    lines.append(f"{'':28}{'rows':>5}{'draft':>9}{'verify':>9}{'KV move':>9}{'extend':>9}{'rest':>9}")
+    for name, algorithm in steps.algorithms.items():
+        for topk, grids in algorithm.rounds.items():
+            axes = grids.draft.axes
+            for rows in (axes["rows"][0], axes["rows"][-1]):
+                count, nodes = axes["steps"][-1], grids.verify.axes["nodes"][-1]
+                shape = (
+                    "plain"
+                    if not count
+                    else f"chain {count}"
+                    if topk == 1
+                    else f"tree {count}, top-{topk}, {nodes} nodes"
+                )
+                times = (
+                    grids.draft.at(steps=count, rows=rows).ns[0],
+                    grids.verify.at(nodes=nodes, rows=rows).ns[0],
+                    grids.kv_move.at(steps=count, rows=rows).ns,
+                    grids.extend.at(accepted=grids.extend.axes["accepted"][-1], rows=rows).ns[0],
+                    algorithm.rest.at(rows=rows).ns,
+                )
+                lines.append(f"{f'{name} {shape}':28.28}{rows:5}" + "".join(f"{time / 1e6:9.3f}" for time in times))
+    host = steps.host
+    lines += [
+        "",
+        f"host: plan {host.plan_ns(1) / 1e3:.0f} us, launch {host.launch_ns(1) / 1e3:.0f}, commit {host.commit_ns(1, 1) / 1e3:.0f}",
+        "spread of one step's time: "
+        + ", ".join(f"{kind} {100 * share:.1f} %" for kind, share in steps.spread.items()),
+    ]
+    for closure in measured.closures:
+        error = closure.priced_s / closure.measured_s - 1
+        lines.append(
+            f"{closure.steps} served steps of {closure.arm}: the profile says {100 * error:+.1f} % of their time"
+        )
+    typer.echo("\n".join([*lines, "", f"Written to {out}."]))

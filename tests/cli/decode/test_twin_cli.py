@@ -1,0 +1,91 @@
+"""`foretoken calibrate --model` and `foretoken twin`: from checkpoints to a profile, to both sides of a run; what does not fit is named."""
+
+import json
+
+import pytest
+from small_checkpoint import write_head, write_target
+
+SCENARIO = """
+name = "small"
+[speculation]
+algorithm = "EAGLE3"
+policy = "fixed"
+steps = 1
+[engine]
+max_running = 2
+[workload]
+rate = 200.0
+num_requests = 6
+prompt = {value = 6}
+output = {value = 5}
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return write_target(root / "target"), write_head(root / "eagle3", "EAGLE3")
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scenario") / "small.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, models, scenario):
+    target, draft = models
+    profile, numbers = tmp_path / "profile.json", tmp_path / "twin.json"
+    size = ("--max-running", 2, "--context-len", 64, "--threads", 1, "--clock", "cpu", "-q")
+    code, text, errors = command(
+        "calibrate", "--model", target, "--draft", draft, "--steps", "1,2", "--repeat", 1, *size, "--out", profile
+    )
+    assert (code, errors) == (0, "")
+    assert "EAGLE3 chain 2" in text and "served steps of chains: the profile says" in text
+    steps = json.loads(profile.read_text())["steps"]
+    assert steps["algorithms"]["EAGLE3"]["rounds"]["1"]["draft"]["axes"]["steps"] == [1, 2]
+    assert not (tmp_path / "profile.json.partial").exists()
+
+    more = ("--model", target, "--draft", draft, "--threads", 1, "--clock", "cpu", "--repeat", 1, "-q")
+    code, text, errors = command("twin", scenario, *more, "--profile", profile, "--json", numbers)
+    assert (code, errors) == (0, "")
+    assert (
+        "measured" in text and "error" in text and "noise" in text and "predicted  batch" in " ".join(text.split(" "))
+    )
+    (one,) = json.loads(numbers.read_text())["comparisons"]
+    assert one["requests"] == 6 and one["metrics"]["output_throughput"]["measured"] > 0
+
+    steps["device"] = "another device"
+    document = json.loads(profile.read_text()) | {"steps": steps}
+    profile.write_text(json.dumps(document))
+    code, _, errors = command("twin", scenario, *more, "--profile", profile)
+    assert code == 2 and "steps.device: measured on another device, but this device is" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("twin", "{scenario}", "--model", "{target}", "-q"),
+            "--draft: EAGLE3 needs the directory of a draft checkpoint",
+        ),
+        (("twin", "--model", "{target}", "--loads", "knees"), "--loads: 'knees' is none of light, knee, saturated"),
+        (
+            ("twin", "--pair", "{scenario}"),
+            "has no target, draft, eagle3; expected a directory made by `foretoken tiny`",
+        ),
+        (("twin", "--draft", "{target}", "--pair", "x"), "--draft: belongs to a --model"),
+        (("calibrate", "--model", "{target}", "--from", "x.json"), "--model measures our own executor"),
+        (("calibrate", "--draft", "{target}"), "--draft belongs to a --model"),
+        (
+            ("calibrate", "--model", "{target}", "--steps", "3", "-q"),
+            "--draft: is not given, and nothing is drafted without it",
+        ),
+        (("calibrate", "--model", "{target}/none", "-q"), "no such directory"),
+    ],
+)
+def test_what_does_not_fit_is_one_message(command, models, scenario, arguments, message):
+    names = {"target": models[0], "scenario": scenario}
+    code, _, errors = command(*(str(argument).format(**names) for argument in arguments))
+    assert code == 2 and message in errors
