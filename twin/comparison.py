@@ -28,13 +28,13 @@ BUCKETS = 10
 class Compared:
     """One number: the mean over simulations, the mean over measured repeats, and half the range of either, relative to its mean.
 
-    `predicted_spread` is what the draws of acceptance make of it, `noise` what the machine does.
+    `predicted_spread` is what the draws of acceptance make of it, `noise` what the machine does; None of a single run, which tells none.
     """
 
     predicted: float
     measured: float
-    predicted_spread: float
-    noise: float
+    predicted_spread: float | None
+    noise: float | None
 
     @property
     def error(self) -> float | None:
@@ -99,9 +99,11 @@ def compare(
     return Comparison(arm, load, requests, len(measured), found, steps, batch, processor_share)
 
 
-def _mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean, and half the range relative to it."""
     mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, None
     return mean, float(max(values) - min(values)) / 2 / mean if mean else 0.0
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 WORKLOAD = "Workload"
 LONGEST = 160  # tokens of the longest request of the workload without a scenario
-REPORT_WIDTH = 150
+REPORT_WIDTH = 160
 MAX_RUNNING = 8
 SIDES = ("measured", "error", "noise")
 
@@ -254,7 +254,7 @@ def _cells(one: Compared | None) -> tuple[str, str, str]:
     if one is None or one.error is None:
         return "–", "", ""
     digits = 0 if one.measured >= 100 else 1 if one.measured >= 10 else 2
-    return f"{one.measured:.{digits}f}", f"{one.error:+.1%}", f"±{one.noise:.1%}"
+    return f"{one.measured:.{digits}f}", f"{one.error:+.1%}", "" if one.noise is None else f"±{one.noise:.1%}"
 
 
 def _over_time(one: Comparison) -> str:

@@ -81,8 +81,7 @@ def calibrate(
 
     With --model the steps of our own executor are measured instead: prompt
     chunks, drafting, verifying, catching up, over rows, nodes and context, and
-    the host's part of them. Ctrl-C keeps what is measured; the same command goes
-    on from there.
+    the host's part. Ctrl-C keeps what is measured for the same command.
 
         foretoken calibrate --model models/target --draft models/eagle3
         foretoken calibrate --from plain.jsonl spec.jsonl --set hardware.gpu=H200 --set hardware.server=sglang-0.5
@@ -90,13 +89,6 @@ def calibrate(
         foretoken simulate --set hardware.profile=profile.json --set hardware.gpu=H200 --set hardware.server=sglang-0.5
     """
     from ...core.errors import ForetokenError
-    from ...sim.calibration.fit import calibrate as fit_points
-    from ...sim.calibration.prediction import measured_scenario
-    from ...sim.calibration.result_files import read_points
-    from ...sim.cost.calibration import profile_document
-    from ...sim.scenario_file import load_scenario
-    from ..files import JsonRecord
-    from ..progress import LINE_EVERY_S, StatusLine
 
     files = [*(first or ()), *(more or ())]
     if model is not None:
@@ -109,12 +101,25 @@ def calibrate(
             context_len=context_len, repeat=repeat, clock=clock, device=device, threads=threads, quiet=quiet,
         )  # fmt: skip
         return
-    if draft is not None:
-        raise ForetokenError("--draft belongs to a --model")
-    if not files:
+    if draft is not None or not files:
         raise ForetokenError(
-            "nothing to calibrate from: give --from FILE, a benchmark's result, or --model DIR (foretoken calibrate --help)"
+            "--draft belongs to a --model"
+            if draft is not None
+            else "nothing to calibrate from: give --from FILE, a benchmark's result, or --model DIR (foretoken calibrate --help)"
         )
+    _fit(files, scenario, settings, out, quiet)
+
+
+def _fit(files: list[str], scenario: Path | None, settings: list[str] | None, out: Path, quiet: bool) -> None:
+    """Fit the timing to the points of `files`, write the profile, and print it."""
+    from ...sim.calibration.fit import calibrate as fit_points
+    from ...sim.calibration.prediction import measured_scenario
+    from ...sim.calibration.result_files import read_points
+    from ...sim.cost.calibration import profile_document
+    from ...sim.scenario_file import load_scenario
+    from ..files import JsonRecord
+    from ..progress import LINE_EVERY_S, StatusLine
+
     record = JsonRecord(out)
     points = read_points(files)
     base, origins = load_scenario(scenario, settings or ())
