@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
@@ -51,7 +52,9 @@ class CheckedExecutor:
     )
 
     def __init__(self, config: Any) -> None:
-        torch.set_num_threads(1)  # a pool of threads would only wait for its members: the models are tiny
+        # Pools of threads would only wait for their members: the models are tiny.
+        torch.set_num_threads(1)
+        threadpool_limits(1, user_api="blas")
         target = target_model(config.vocab_size, config.mixture)
         draft = draft_model(config.algorithm, config.vocab_size, config.mixture)
         self.models = (target, draft)

@@ -14,7 +14,9 @@ from foretoken.gpu.ops.port import Ops
 from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.ops.triton_ops import TritonOps
 from foretoken.gpu.session.devices import ONE_CORE_LAYER_BYTES, ops_for, set_threads
+from threadpoolctl import threadpool_info, threadpool_limits
 
+SMALL = ModelConfig(LLAMA, 32, 16, 16, 2, 2, 1, 8)
 METHODS = [name for name, _ in inspect.getmembers(Ops, inspect.isfunction) if not name.startswith("_")]
 
 
@@ -71,6 +73,13 @@ def test_a_numbered_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch)
 def test_small_models_get_one_thread_unless_told_otherwise(device, asked, layer_bytes, expected, monkeypatch):
     told = []
     monkeypatch.setattr(torch, "set_num_threads", told.append)
-    config = ModelConfig(LLAMA, 32, 16, 16, 2, 2, 1, 8)
-    set_threads(device, asked, config, 2 * layer_bytes)
+    set_threads(device, asked, SMALL, 2 * layer_bytes)
     assert told == expected
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", 1), ("cuda:0", 2)])
+def test_numpy_waits_for_no_other_thread_on_a_cpu(device: str, expected: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    with threadpool_limits(2, user_api="blas"):
+        set_threads(device, 2, SMALL, 1)
+        assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {expected}
