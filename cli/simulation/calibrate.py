@@ -21,6 +21,8 @@ LABELS = {
     "host_base_ns": "host per step (us)",
     "host_row_ns": "host per step and row (us)",
     "graph_gap_ns": "captured pass (us)",
+    "row_gap_ns": "device's wait per row (us)",
+    "ranks_gap_ns": "several devices (us)",
     "draft_step_ns": "draft step (us)",
     "tree_ns": "draft tree (us)",
 }
@@ -191,14 +193,14 @@ def _remarks(fit: PointFit) -> Iterator[str]:
             f"assumed      lengths with a spread in {drifting} of the runs: by the time to the first token clients keep no step"
         )
     if fit.untold:
-        lines.append(f"not told     {_labels(fit.untold)}: nearly as in the server's profile")
+        lines.append(f"not told     {_labels(fit.untold)}: the points take away less than half of their uncertainty")
     for one, other in fit.entangled:
         lines.append(f"entangled    {_label(one)} and {_label(other)}: the points tell a sum of them")
     for item in fit.suggestions:
         lines.append(f"would tell   {_labels(item.tells)}: {item.title}")
     hidden = [name for name in fit.untold if not any(name in item.tells for item in fit.suggestions)]
     if hidden:
-        lines.append(f"no run here  would tell {_labels(hidden)}: too small, or hidden behind the device")
+        lines.append(f"no run here  would tell {_labels(hidden)}: too small, hidden behind the device, or entangled")
     for item in fit.contradicting:
         lines.append(
             f"contradicts  {item.point.source}: {UNITS[item.column]} {item.measured:.4g}, by the other points "

@@ -175,7 +175,10 @@ def spreads() -> dict[str, float]:
 
 
 def _parameters(predictors: Sequence[Predictor]) -> tuple[Parameter, ...]:
-    """Return the parameters that any of the points depends on, around what the scenario's server has."""
+    """Return the parameters that any of the points depends on, around what the scenario's server has.
+
+    Points of one tensor parallelism cannot tell what several devices add to a pass: it stays as it is.
+    """
     run, wide = predictors[0].assembly, spreads()
     values = {
         DEVICE: 1.0,
@@ -184,6 +187,8 @@ def _parameters(predictors: Sequence[Predictor]) -> tuple[Parameter, ...]:
         **{time: getattr(run.cost.launch, time) for time in LAUNCH_TIMES},
     }
     used = {name for predictor in predictors for name in predictor.parameters()}
+    if len({predictor.assembly.cost.tp for predictor in predictors}) == 1:
+        used.discard("ranks_gap_ns")
     low = {DEVICE: 0.2}
     return tuple(
         Parameter(name, "" if name == DEVICE else "ns", float(values[name]), wide[name], low.get(name, 0.0))

@@ -65,9 +65,12 @@ class Predictor:
 
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the parameters that the point depends on."""
-        point = self.point
-        unused = () if point.topk > 1 else ("tree_ns",) if point.is_speculative else ("draft_step_ns", "tree_ns")
-        return tuple(name for name in PARAMETERS if name not in unused)
+        used = {
+            "ranks_gap_ns": self.assembly.cost.tp > 1,
+            "draft_step_ns": self.point.is_speculative,
+            "tree_ns": self.point.topk > 1,
+        }
+        return tuple(name for name in PARAMETERS if used.get(name, True))
 
     def predict(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the results that the simulation gives, by column. Raises CannotPredict."""

@@ -153,13 +153,15 @@ def test_the_device_factor_scales_kernels_and_not_the_launch(work):
 
 
 def test_launch_parameters_are_added_where_they_say():
-    before, after = cost(), cost(fitted(graph_gap_ns=150_000.0, draft_step_ns=80_000.0, tree_ns=100_000.0))
+    times = {"graph_gap_ns": 150_000.0, "row_gap_ns": 7_000.0, "draft_step_ns": 80_000.0, "tree_ns": 100_000.0}
+    before, after = cost(), cost(fitted(**times))
     differences = {
         work: after.decode_ns(*work, 100) - before.decode_ns(*work, 100)
-        for work in ((1, 0, 1, 1), (1, 3, 1, 4), (1, 3, 4, 16))
+        for work in ((1, 0, 1, 1), (2, 0, 1, 1), (1, 3, 1, 4), (1, 3, 4, 16))
     }
-    # A plain round is one captured pass, a speculative one two.
-    assert list(differences.values()) == [50_000, 2 * 50_000 + 3 * 30_000, 2 * 50_000 + 3 * 30_000 + 30_000]
+    # A plain round is one captured pass, a speculative one two, of which the target's alone waits for every row.
+    chain = 2 * 50_000 + 7_000 + 3 * 30_000
+    assert list(differences.values()) == [50_000 + 7_000, 50_000 + 2 * 7_000, chain, chain + 30_000]
 
 
 @pytest.mark.parametrize("host", HOST_PRESETS.values(), ids=HOST_PRESETS)
