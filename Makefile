@@ -34,7 +34,7 @@ demo: .venv/.sim
 	@$(MAKE) --no-print-directory .venv/.gpu
 	$(BIN)/foretoken tiny $(RUN_DIR)/pair --time-budget-s 75
 	$(BIN)/python examples/real_decode.py $(RUN_DIR)/pair --max-tokens 48
-	$(BIN)/foretoken twin --pair $(RUN_DIR)/pair --loads knee --seconds 4 --repeat 2
+	$(BIN)/foretoken twin --pair $(RUN_DIR)/pair --loads knee --seconds 3 --repeat 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

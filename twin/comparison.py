@@ -54,6 +54,9 @@ class Comparison:
     steps: Mapping[int, tuple[float, float]]  # steps -> predicted, measured
     batch: tuple[tuple[float, ...], tuple[float, ...]]  # predicted, measured
     processor_share: float
+    pace: float | None = (
+        None  # what single rounds took between the runs, over what the profile says of them; None on a GPU
+    )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -62,6 +65,7 @@ class Comparison:
             "requests": self.requests,
             "repeats": self.repeats,
             "processor_share": self.processor_share,
+            "pace": self.pace,
             "metrics": {
                 name: {
                     "predicted": one.predicted,
@@ -84,6 +88,7 @@ def compare(
     predicted: Sequence[RunMetrics],
     measured: Sequence[RunMetrics],
     processor_share: float = 1.0,
+    pace: float | None = None,
 ) -> Comparison:
     """Compare simulated runs with measured ones of the same requests. What one of them does not have (an accept length) is left out."""
     ours, theirs = ([metrics.summary() for metrics in runs] for runs in (predicted, measured))
@@ -96,7 +101,7 @@ def compare(
     shares = [_mean_shares(summaries) for summaries in (ours, theirs)]
     steps = {n: (shares[0].get(n, 0.0), shares[1].get(n, 0.0)) for n in sorted({*shares[0], *shares[1]})}
     batch = tuple(_batch_over_time(runs) for runs in (predicted, measured))
-    return Comparison(arm, load, requests, len(measured), found, steps, batch, processor_share)
+    return Comparison(arm, load, requests, len(measured), found, steps, batch, processor_share, pace)
 
 
 def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:

@@ -26,6 +26,10 @@ from .served import Asked, StepLap, make_clock, serve
 
 PARTS = RoundTime.__slots__
 PROMPT_CONTEXTS = 3  # points of each context axis
+LONG_PROMPT, LONG_REPEATS = (
+    256,
+    3,
+)  # so many tokens take long, and hardly vary: without this they take most of the time
 HOST_OUTPUT = 16  # tokens of each request that is served for the host's times
 TO_NORMAL = 1.4826  # from a median absolute deviation to a standard deviation
 
@@ -163,7 +167,8 @@ def _cells(arms: Sequence[Arm], plan: MeasuringPlan) -> Iterable[_Cell]:
         if arm.algorithm not in seen:
             seen.add(arm.algorithm)
             for sizes in _prompt_sizes(arm, plan):
-                yield from (_Cell(number, "prefill", sizes, repeat) for repeat in range(plan.repeats))
+                repeats = plan.repeats if sizes[1] < LONG_PROMPT else min(plan.repeats, LONG_REPEATS)
+                yield from (_Cell(number, "prefill", sizes, repeat) for repeat in range(repeats))
             if arm.spec.config.max_running > 1:  # a step with both needs a row for each
                 yield from (_Cell(number, "mixed", _mixed_sizes(arm, plan), i) for i in range(3 * plan.repeats))
     for number, arm in enumerate(arms):
@@ -399,6 +404,28 @@ def _fit(times: Sequence[int], *columns: np.ndarray) -> list[int]:
             break
         names.remove(int(found.argmin()))
     return [round(value) for value in found]
+
+
+class Pace:
+    """Times a few rounds of an arm on a CPU between the runs of a comparison: how fast the machine is, by the profile."""
+
+    def __init__(self, arm: Arm, cost: StepCost, clock: str) -> None:
+        timed_by = make_clock(clock, arm.plan.device)
+        timed_by.start()
+        self._timer = StepTimer(arm.spec, arm.target, arm.draft, arm.ops, timed_by.now_ns)
+        steps, nodes = arm.spec.draft_shape.tree_sizes()[0]
+        contexts = _contexts(arm, MeasuringPlan())
+        context = contexts[len(contexts) // 2]
+        self._sizes = [(rows, steps, nodes, context, 1) for rows in _doubling(arm.spec.config.max_running)]
+        topk = arm.spec.topk if steps else 1
+        at = np.array([context]), np.array([1])
+        self._priced = sum(int(cost.rounds_ns(rows, steps, topk, nodes, *at)[0]) for rows, *_ in self._sizes)
+        self.now()  # once without counting, as the profile's were
+
+    def now(self) -> float:
+        """Return what the rounds take now, relative to what the profile says; each is timed three times, medians count."""
+        took = [np.median([self._timer.round(*sizes).total for _ in range(3)]) for sizes in self._sizes]
+        return float(sum(took)) / self._priced
 
 
 def short_requests(arm: Arm, count: int, output_len: int, seed: int) -> list[Asked]:

@@ -25,7 +25,7 @@ from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .arms import Arm
 from .comparison import Comparison, compare
-from .measuring import tokenizer_of
+from .measuring import Pace, tokenizer_of
 from .served import Asked, Served, make_clock, metrics_of, serve
 from .simulated import simulate
 
@@ -104,20 +104,33 @@ def run_twin(
         fitted = fit_acceptance(arm, plan) if arm.is_speculative else None
         process = FixedMeanAcceptance(1.0) if fitted is None else fitted.process
         sides.append(Side(cost, steps, process, fitted))
+    # On a GPU a second pool would stand in the way of the first.
+    pace = Pace(arms[0], costs[0], plan.clock) if arms[0].plan.device == "cpu" else None
     for name in plan.loads or ("as given",):
         loads = [_load(name, arm, side, arms, plan) for arm, side in zip(arms, sides, strict=True)]
         measured: list[list[Served]] = [[] for _ in arms]
+        paces: list[list[float]] = [[] for _ in arms]
         for repeat in range(plan.repeats):
             for number, (arm, load) in enumerate(zip(arms, loads, strict=True)):
                 on_progress(f"{name}: {arm.name}, {len(load.asked)} requests, run {repeat + 1} of {plan.repeats}")
                 clock = make_clock(plan.clock, arm.plan.device)
+                before = [] if pace is None else [pace.now()]
                 measured[number].append(serve(arm, load.asked, clock, load.concurrency, plan.seed))
-        for arm, side, load, runs in zip(arms, sides, loads, measured, strict=True):
+                paces[number] += before if pace is None else [*before, pace.now()]
+        for arm, side, load, runs, found in zip(arms, sides, loads, measured, paces, strict=True):
             on_progress(f"{name}: {arm.name}, simulating")
             simulated = [metrics_of(side.simulate(arm, load, draw)) for draw in range(plan.draws)]
             share = float(np.mean([run.processor_share for run in runs]))
             measured_metrics = [run.metrics() for run in runs]
-            yield compare(arm.name, name, len(load.asked), simulated, measured_metrics, share)
+            yield compare(
+                arm.name,
+                name,
+                len(load.asked),
+                simulated,
+                measured_metrics,
+                share,
+                float(np.mean(found)) if found else None,
+            )
 
 
 # -- the workload -----------------------------------------------------------------------------------------------------

@@ -240,6 +240,14 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
         console.print(table)
         for one in rows:
             console.print(_over_time(one), markup=False)
+        paces = ", ".join(
+            f"{one.arm} {one.pace - 1:+.1%}" for one in found if one.load == load and one.pace is not None
+        )
+        if paces:
+            console.print(
+                f"\nTime of single rounds of {found[0].arm}, measured between the runs of each way, against the profile: {paces}",
+                markup=False,
+            )
     least = min(one.processor_share for one in found)
     if least < 0.97 and clock == "wall":
         console.print(

@@ -10,9 +10,10 @@ from foretoken.core.acceptance.process import FixedMeanAcceptance
 from foretoken.core.contract.request import Request
 from foretoken.core.errors import ConfigError
 from foretoken.core.prompt import Prompt
+from foretoken.sim.cost.executor_steps import read_executor_steps
 from foretoken.sim.scenario_file import scenario_with
 from foretoken.twin.comparison import Compared, compare
-from foretoken.twin.measuring import MeasuringPlan, measure_steps
+from foretoken.twin.measuring import MeasuringPlan, Pace, measure_steps
 from foretoken.twin.run import TwinPlan, default_scenario, rounds_of, run_twin
 from foretoken.twin.served import Asked, CpuClock, make_clock, metrics_of, serve
 from foretoken.twin.simulated import simulate
@@ -94,11 +95,22 @@ def test_from_arms_to_comparisons(make_arms):
     found = list(run_twin(arms, steps, plan))
     assert [(one.arm, one.load, one.repeats) for one in found] == [("plain", "light", 2), ("chain", "light", 2)]
     for one in found:
+        assert 1 / 4 < one.pace < 4  # the profile is of this machine, a minute ago
         for name in ("output_throughput", "mean_tpot_ms"):
             compared = one.metrics[name]
             # The machine may be busy with anything; a factor of four is no wrong unit and no missing part.
             assert 1 / 4 < compared.predicted / compared.measured < 4, name
     assert found[1].steps == {2: (1.0, 1.0)}
+
+
+def test_a_profile_of_a_faster_machine_is_seen_in_its_pace(make_arms):
+    (arm,) = make_arms(chain={"draft": "EAGLE3", "steps": 2, "max_running": 2, "context_len": 64})
+    steps = measure_steps([arm], MeasuringPlan(repeats=2, clock="cpu")).steps.to_json()
+    chain = steps["algorithms"]["EAGLE3"]["rounds"]["1"]
+    for part in (*chain.values(), steps["algorithms"]["EAGLE3"]["rest"]):
+        part["ns"] = (np.array(part["ns"]) / 10).tolist()
+    faster = read_executor_steps(steps, "faster").cost(arm.spec, "faster")
+    assert 10 / 4 < Pace(arm, faster, "cpu").now() < 40
 
 
 def test_a_workload_that_does_not_fit_is_refused(make_arms):
