@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.errors import ConfigError, Problem
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .grid import ALGORITHM, NO_SPECULATION, combinations
@@ -18,6 +19,8 @@ HEADS = "speculation.heads"
 TENSOR_PARALLEL = "hardware.tensor_parallel"
 REPLICAS = "hardware.replicas"
 MOST_TENSOR_PARALLEL = 8
+OWNED = (REPLICAS, "workload.rate", "workload.rate_scale", "workload.num_requests", "workload.trace", "seed")
+"""Keys that a plan sets itself."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,9 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
     Usual are: plain decoding; chains of 1, 2, 3, 5, 7 drafts, a small tree and `goodput` of the scenario's algorithm (EAGLE3 if it has
     none); and with `gpus` every tensor parallelism that divides them. Raises ConfigError for values that no scenario can have.
     """
+    owned = [Problem(key, "is what the plan searches; it cannot be tried") for key in tried if key in OWNED]
+    if owned:
+        raise ConfigError("--try", owned)
     speculation = {key: values for key, values in tried.items() if key.startswith("speculation.")}
     others = {key: values for key, values in tried.items() if key not in speculation}
     if TENSOR_PARALLEL not in others and gpus is not None:
@@ -107,4 +113,4 @@ def _candidate(scenario: Scenario, settings: Mapping[str, Any], named: Sequence[
     words += [f"{key.rpartition('.')[2]} {settings[key]}" for key in named]
     ratio = scenario.disaggregation.ratio
     unit = sum(map(int, ratio.split(":"))) if ratio else 1
-    return Candidate(", ".join(words), settings, unit, scenario.hardware.tensor_parallel)
+    return Candidate(", ".join(words), settings, unit, scenario.hardware.devices)

@@ -7,7 +7,7 @@ In the second the others are searched finely, with several seeds, each beginning
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ DROPPED_BELOW = 0.75
 """A candidate whose first result per GPU is below this share of the best one's is not searched again."""
 KEPT_AT_LEAST = 3
 ROUGH, FINE = 0.2, 0.03  # tolerances of the two rounds
+FIRST_SHARE = 0.25  # of the requests, in the first round
 ROUGH_ROWS = 1000  # of a trace, in the first round
 LEAST_ARRIVALS_S = 60.0  # a run at a given rate covers at least so much of it
 MOST_ENGINES = 512
@@ -145,25 +146,35 @@ class Plan:
         if not engines:
             needs = f"needs {candidate.gpus_per_unit} GPUs, there are {asked.gpus}"
             return _nothing(Finding(0.0, reason=needs))
-        requests = ROUGH_ROWS if asked.requests is None else max(100, asked.requests // 4)
-        settings = {**candidate.settings, **self._sized(requests), REPLICAS: engines}
-        return greatest_load(settings, self.load_key, self.usual_load, asked.objectives, asked.seeds[:1], ROUGH)
+        settings = {**candidate.settings, REPLICAS: engines}
+        return greatest_load(
+            settings, self.load_key, self.usual_load, asked.objectives, asked.seeds[:1], ROUGH, sized=self._few_requests
+        )
 
     def _fine_search(self, index: int) -> Search:
         asked, candidate, rough = self.question, self.candidates[index], self.rough[index]
         if asked.load is None:
-            settings = {**candidate.settings, **self._sized(asked.requests), REPLICAS: self._engines(candidate)}
-            return greatest_load(settings, self.load_key, rough.value, asked.objectives, asked.seeds, FINE, 1 + ROUGH)
-        requests = asked.requests
-        if requests is not None:
-            requests = max(requests, math.ceil(asked.load * LEAST_ARRIVALS_S))
-        settings = {**candidate.settings, **self._sized(requests), self.load_key: asked.load}
+            settings = {**candidate.settings, REPLICAS: self._engines(candidate)}
+            return greatest_load(
+                settings, self.load_key, rough.value, asked.objectives, asked.seeds, FINE, 1 + ROUGH, self._requests
+            )
+        settings = {**candidate.settings, **self._requests(asked.load), self.load_key: asked.load}
         most = MOST_ENGINES if asked.gpus is None else max(asked.gpus // candidate.gpus_per_engine, candidate.unit)
         start = candidate.unit * math.ceil(asked.load / rough.value)
         return least_count(settings, REPLICAS, start, candidate.unit, asked.objectives, asked.seeds, most)
 
-    def _sized(self, requests: int | None) -> dict[str, Any]:
-        return {} if requests is None else {"workload.num_requests": requests}
+    def _requests(self, load: float, share: float = 1.0) -> dict[str, Any]:
+        """Return how many requests a run at this load has: so many that a queue that grows is seen."""
+        if self.question.requests is None:
+            return {}
+        arrivals = math.ceil(load * LEAST_ARRIVALS_S) if self.scenario.workload.trace is None else 0
+        return {"workload.num_requests": math.ceil(share * max(self.question.requests, arrivals))}
+
+    def _few_requests(self, load: float) -> dict[str, Any]:
+        """Return how many requests a run of the first round has."""
+        if self.question.requests is None:
+            return {"workload.num_requests": ROUGH_ROWS}
+        return self._requests(load, FIRST_SHARE)
 
     def _kept(self) -> list[int]:
         """Return the candidates of the second round: those near the best by load per GPU, some at least, and plain decoding."""
@@ -197,7 +208,14 @@ def _nothing(finding: Finding) -> Search:
     yield  # a generator
 
 
-def cost_per_million_tokens(item: Ranked, summary: Mapping[str, Any], price_per_gpu_hour: float) -> float | None:
-    """Return what a million output tokens cost at the load found, in the price's currency; None if none were produced."""
-    tokens_per_s = summary["output_throughput"]
-    return item.gpus * price_per_gpu_hour / 3600 / tokens_per_s * 1e6 if tokens_per_s else None
+def tokens_per_s(plan: Plan, item: Ranked) -> float:
+    """Return the output tokens per second of a candidate at the load found. A run's own throughput counts its ramp and its drain, too."""
+    summary = item.finding.summary
+    if plan.scenario.workload.trace is None:
+        return item.load * summary["mean_output_tokens"]
+    return summary["output_throughput"]
+
+
+def cost_per_million_tokens(item: Ranked, tokens: float, price_per_gpu_hour: float) -> float:
+    """Return what a million output tokens cost, in the price's currency, at `tokens` per second."""
+    return item.gpus * price_per_gpu_hour / 3600 / tokens * 1e6

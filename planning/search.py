@@ -60,12 +60,15 @@ class _Judge:
     key: str
     objectives: tuple[Objective, ...]
     seeds: Sequence[int]
+    sized: Callable[[float], Mapping[str, Any]] = lambda value: {}  # settings that follow from the value
     summaries: dict[tuple[float, int], Mapping[str, Any]] = field(default_factory=dict)
 
     def holds(self, value: float) -> Generator[Wanted, list[Trial], bool]:
         """Decide whether the objectives hold at `value`: once the interval of the excess is on one side of 1, or by its mean in the end."""
         for count in range(min(2, len(self.seeds)), len(self.seeds) + 1):
             yield from self.run(value, self.seeds[:count])
+            if any(math.isinf(self.share(value, seed)) for seed in self.seeds[:count]):
+                return False
             logs = [self.log_excess(value, seed) for seed in self.seeds[:count]]
             found = estimate(logs)
             if found.low > 0 or found.high < 0:
@@ -75,21 +78,27 @@ class _Judge:
     def run(self, value: float, seeds: Sequence[int]) -> Generator[Wanted, list[Trial], None]:
         missing = [seed for seed in seeds if (value, seed) not in self.summaries]
         if missing:
-            trials = yield [{**self.settings, self.key: value, "seed": seed} for seed in missing]
+            settings = {**self.settings, **self.sized(value), self.key: value}
+            trials = yield [{**settings, "seed": seed} for seed in missing]
             for seed, trial in zip(missing, trials, strict=True):
                 if trial.status != "done":
                     raise CannotRun(trial.message)
                 self.summaries[value, seed] = trial.summary
 
+    def share(self, value: float, seed: int) -> float:
+        return excess(self.objectives, self.summaries[value, seed])[0]
+
     def log_excess(self, value: float, seed: int) -> float:
-        share, _ = excess(self.objectives, self.summaries[value, seed])
+        share = self.share(value, seed)
         return math.log(min(max(share, 1 / MOST_EXCESS), MOST_EXCESS))
 
     def finding(self, value: float, at: float, interval: Estimate | None = None) -> Finding:
         """Return the finding `value`, with what the runs at `at` have shown."""
         summary = self.summaries[at, self.seeds[0]]
-        share, tightest = excess(self.objectives, summary)
-        return Finding(value, interval, summary, tightest, share)
+        shares = [self.share(at, seed) for seed in self.seeds if (at, seed) in self.summaries]
+        tightest = excess(self.objectives, summary)[1]
+        mean = math.inf if any(map(math.isinf, shares)) else float(np.exp(np.mean(np.log(shares))))
+        return Finding(value, interval, summary, tightest, mean)
 
 
 def greatest_load(
@@ -100,14 +109,15 @@ def greatest_load(
     seeds: Sequence[int],
     tolerance: float,
     first_factor: float = 2.0,
+    sized: Callable[[float], Mapping[str, Any]] = lambda load: {},
 ) -> Search:
     """Search the greatest value of `key` (a rate, or the scale of a trace's) at which the objectives hold.
 
     Steps up or down from `start`, by `first_factor` and then by more, until one value holds and the next does not. Then takes geometric
     means until they are within `tolerance` of each other. Each seed has its own greatest load, between these two by its excess; the
-    finding is their mean.
+    finding is their mean. `sized`: settings that follow from the load, such as how many requests a run has.
     """
-    judge = _Judge(settings, key, objectives, seeds)
+    judge = _Judge(settings, key, objectives, seeds, sized)
     factor, low, high = first_factor, None, None
     value = _tidy(start)
     for _ in range(MOST_STEPS):

@@ -80,7 +80,8 @@ def _objective(term: str) -> Objective:
 def excess(objectives: tuple[Objective, ...], summary: Mapping[str, Any]) -> tuple[float, Objective]:
     """Return how much of its limit the tightest objective takes (1.0: just held), and that objective.
 
-    Infinite for a run that does not end in balance: requests were refused, aborted or failed, or the queue only grew.
+    Infinite for a run that is not in balance: requests were refused, aborted or failed, the queue only grew, or more was offered than full
+    batches would serve (`saturation` above 1), so that a longer run would only be worse.
     """
     shares = [
         (math.inf if (value := summary[objective.key]) is None else value / objective.limit_ms, objective)
@@ -88,4 +89,5 @@ def excess(objectives: tuple[Objective, ...], summary: Mapping[str, Any]) -> tup
     ]
     most, tightest = max(shares, key=lambda share: share[0])
     lost = any(summary[key] for key in ("refused", "aborted", "failed", "unfinished"))
-    return (math.inf if lost or summary["overloaded"] else most), tightest
+    beyond = summary["overloaded"] or (summary["saturation"] or 0.0) > 1.0
+    return (math.inf if lost or beyond else most), tightest

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,16 @@ FORM = "foretoken trials 1"
 def question(kind: str, tables: Mapping[str, Any], **asked: Any) -> dict[str, Any]:
     """Return what makes two sweeps or searches the same: kind, version, scenario, what is asked, and the contents of the files named."""
     whole = {"format": FORM, "kind": kind, "version": version("foretoken"), "scenario": tables, **asked}
+    whole["kernels"] = [os.environ.get("FORETOKEN_KERNELS"), _version_of("aiconfigurator-core")]
     whole["files"] = dict(sorted(_files_in(whole)))
     return json.loads(json.dumps(whole))  # as it is read back: tuples are lists
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def default_place(asked: Mapping[str, Any]) -> Path:
@@ -83,9 +91,10 @@ class TrialStore:
         return self._trials.get(_key(settings), (None, None))[1]
 
     def add(self, settings: Mapping[str, Any], trial: Trial) -> None:
-        """Keep a run that has ended; it is on disk when this returns."""
-        self._journal.write(json.dumps({"settings": dict(settings), **asdict(trial)}, allow_nan=False) + "\n")
-        self._journal.flush()
+        """Keep a run that has ended; it is on disk when this returns. One that was refused is tried again the next time."""
+        if trial.status == "done":
+            self._journal.write(json.dumps({"settings": dict(settings), **asdict(trial)}, allow_nan=False) + "\n")
+            self._journal.flush()
         self._trials[_key(settings)] = (settings, trial)
 
     def close(self) -> None:

@@ -124,7 +124,7 @@ def _search(whole: Plan, out: Path | None, workers: int | None, quiet: bool) -> 
     identity = question("plan", tables, asked=described, candidates=[one.settings for one in whole.candidates])
     place = out or default_place(identity)
     store = TrialStore(place, identity)
-    with termination_is_interruption(), closing(StoredWorkers(make_workers(tables, workers, None), store)) as pool:
+    with termination_is_interruption(), closing(StoredWorkers(make_workers(tables, workers), store)) as pool:
         try:
             _watch(whole, pool, store, quiet)
         except KeyboardInterrupt:
@@ -204,6 +204,8 @@ def _nothing_holds(nearest: Ranked, gpus: int | None) -> str:
 
 
 def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[str]:
+    from ...planning.plan import cost_per_million_tokens, tokens_per_s
+
     greatest = whole.question.load is None
     gpu_of = _gpu_names(whole)
     width = max(len(item.candidate.name) for item in shown) + 2
@@ -221,12 +223,11 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
         if greatest:
             interval = f" ± {found.interval.half_width:.2g}" if found.interval is not None else ""
             cells += f"{f'{item.load:.3g}{interval}':>14}"
-        cells += f"{item.gpus:>6}{found.summary['output_throughput']:>10,.0f}"
+        tokens = tokens_per_s(whole, item)
+        cells += f"{item.gpus:>6}{tokens:>10,.0f}"
         if priced:
-            from ...planning.plan import cost_per_million_tokens
-
             per_hour = prices.get(gpu_of[item.candidate.name])
-            cost = None if per_hour is None else cost_per_million_tokens(item, found.summary, per_hour)
+            cost = None if per_hour is None else cost_per_million_tokens(item, tokens, per_hour)
             cells += f"{'–' if cost is None else f'{cost:.3g}':>8}"
         lines.append(f"{cells}  {found.tightest.name} {found.excess:.0%}")
     return lines

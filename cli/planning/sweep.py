@@ -55,12 +55,6 @@ def sweep(
     workers: Annotated[
         int | None, typer.Option(min=1, max=1024, show_default=False, help="Processes; default: one per core.")
     ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ray|ray://HOST:PORT", show_default=False, help="Run on a Ray cluster (the extra cluster)."
-        ),
-    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> None:
     """Simulate every combination of some settings, each with several seeds.
@@ -102,7 +96,7 @@ def sweep(
     asked = question("sweep", tables, points=points, seeds=list(whole.seeds))
     place = out or default_place(asked)
     store = TrialStore(place, asked)
-    pool = StoredWorkers(make_workers(tables, workers, cluster), store)
+    pool = StoredWorkers(make_workers(tables, workers), store)
     with termination_is_interruption(), closing(pool):
         try:
             _run_all(whole, pool, len(store), quiet)
@@ -125,19 +119,10 @@ def check_keys(tables: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -
         scenario_with(tables, point)
 
 
-def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | None) -> Workers:
+def make_workers(tables: Mapping[str, Any], count: int | None) -> Workers:
     from ...planning.workers import LocalWorkers
 
-    if cluster is None:
-        return LocalWorkers(tables, count or os.cpu_count() or 1)
-    from ...core.errors import ConfigError, Problem
-    from ...planning.ray_workers import RayWorkers
-
-    if cluster != "ray" and not cluster.startswith("ray://"):
-        raise ConfigError(
-            "--cluster", [Problem("", f"{cluster!r} is neither 'ray' nor an address such as ray://head:10001")]
-        )
-    return RayWorkers(tables, None if cluster == "ray" else cluster, count)
+    return LocalWorkers(tables, count or os.cpu_count() or 1)
 
 
 def _run_all(sweep: Sweep, pool: Workers, before: int, quiet: bool) -> None:
