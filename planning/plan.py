@@ -11,8 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..core.errors import ForetokenError
+from ..sim.assembly import assemble
 from ..sim.scenario import Scenario
-from .candidates import REPLICAS, Candidate
+from ..sim.scenario_file import scenario_with
+from .candidates import REPLICAS, Candidate, base_tables
 from .search import Finding, Search, greatest_load, least_count, run_searches
 from .slo import Objective
 from .workers import Workers
@@ -146,6 +149,10 @@ class Plan:
         if not engines:
             needs = f"needs {candidate.gpus_per_unit} GPUs, there are {asked.gpus}"
             return _nothing(Finding(0.0, reason=needs))
+        try:
+            assemble(scenario_with(base_tables(self.scenario), {**candidate.settings, REPLICAS: engines}))
+        except ForetokenError as error:
+            return _nothing(Finding(0.0, reason=str(error)))
         settings = {**candidate.settings, REPLICAS: engines}
         return greatest_load(
             settings, self.load_key, self.usual_load, asked.objectives, asked.seeds[:1], ROUGH, sized=self._few_requests

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core.acceptance.process import GaussianAcceptance
+from ..core.tree.build import tree_capacity
 from ..sim.assembly import Assembly, assemble
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
@@ -91,6 +92,10 @@ class RoundModel:
                 "speculation.steps": steps,
                 "speculation.adaptive": None,
             }
+            given = self._tables["speculation"]
+            nodes = given["num_draft_tokens"]
+            if isinstance(nodes, int):  # no more than so few steps can fill
+                fixed["speculation.num_draft_tokens"] = min(nodes, tree_capacity(given["topk"], steps) + 1)
             if self.scenario.speculation.heads is not None:
                 fixed["speculation.heads"] = max(steps, self.scenario.speculation.heads)
             self._assemblies[steps] = assemble(scenario_with(self._tables, fixed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from ...planning.rounds import Round
 
 MOST_COLUMNS = 8
+WIDTH = 80
 
 
 def cost(
@@ -33,6 +35,7 @@ def cost(
     sum. Break-even is the accept length at which a round is as fast as plain
     decoding; the accept length is what the scenario's acceptance gives.
     """
+    from ...core.errors import ConfigError, Problem
     from ...planning.grid import parse_values
     from ...planning.rounds import RoundModel
     from ...sim.scenario_file import load_scenario
@@ -40,12 +43,23 @@ def cost(
     resolved, _ = load_scenario(scenario, settings or ())
     model = RoundModel(resolved)
     batches, counts = parse_values("--batch", batch, int, 1), parse_values("--steps", steps, int, 0)
-    typer.echo(model.with_steps(max(counts)).timing)
+    if resolved.speculation.algorithm == "NONE":
+        counts = [0]
+    longest = model.plain.spec.config.context_len
+    if context > longest:
+        raise ConfigError(
+            "--context", [Problem("", f"{context:,} tokens are more than the model's context of {longest:,}")]
+        )
+    lines = textwrap.wrap(model.with_steps(max(counts)).timing, WIDTH)
     for size in batches:
+        if size > model.most_rows(context, 0):
+            lines += ["", f"{size} requests with {context:,} tokens of context: no room (KV slots, engine.max_running)"]
+            continue
         plain = model.round(size, context, 0)
         rounds = [model.round(size, context, count) for count in counts]
         for first in range(0, len(rounds), MOST_COLUMNS):
-            typer.echo("\n" + "\n".join(_table(rounds[first : first + MOST_COLUMNS], plain)))
+            lines += ["", *_table(rounds[first : first + MOST_COLUMNS], plain)]
+    typer.echo("\n".join(lines))
 
 
 def _table(rounds: list[Round], plain: Round) -> list[str]:

@@ -56,7 +56,7 @@ def doctor(
     context = round(with_it.summary["mean_input_tokens"] + with_it.summary["mean_output_tokens"] / 2)
     lines = [*_verdict(model, context, with_it.summary["mean_output_tokens"]), "", *_gains(model), ""]
     lines += [*_break_even(model, context), "", *_latencies(with_it.summary, without.summary)]
-    typer.echo("\n".join([model.with_steps(1).timing, "", *lines]))
+    typer.echo("\n".join([*_wrapped(model.with_steps(1).timing), "", *lines]))
 
 
 def _verdict(model: RoundModel, context: int, output: float) -> list[str]:

@@ -98,12 +98,15 @@ def plan(
     _search(whole, out, workers, quiet)
     ranked = whole.ranked()
     _print(whole, ranked, prices)
-    if not ranked or not ranked[0].holds:
+    if not ranked:
+        raise typer.Exit(2)
+    if not ranked[0].holds:
         raise typer.Exit(1)
 
 
 def _plan(scenario: Scenario, asked: Question, tried: Sequence[str]) -> Plan:
     from ...core.errors import ConfigError, Problem
+    from ...observe.input_files import read_lines
     from ...planning.candidates import make_candidates
     from ...planning.grid import parse_grid
     from ...planning.plan import Plan
@@ -111,6 +114,8 @@ def _plan(scenario: Scenario, asked: Question, tried: Sequence[str]) -> Plan:
     if scenario.workload.concurrency is not None:
         message = "a closed loop has no load of its own to plan for; give workload.rate or a trace"
         raise ConfigError("workload", [Problem("concurrency", message)])
+    if scenario.workload.trace is not None:
+        next(read_lines(scenario.workload.trace), None)  # refused now, if it cannot be read
     return Plan(scenario, make_candidates(scenario, parse_grid(tried, "--try"), asked.gpus), asked)
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 MIN_PACKED_ROWS = 2
 MIN_PACKED_ELEMENTS = 1 << 17
-PACKABLE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Projection:
@@ -61,7 +60,7 @@ class Projection:
                 transposed = weight.t().contiguous()
                 self._on_host = transposed.numpy(), None if self._bias is None else self._bias.detach().numpy()
                 self._transposed = transposed if weight.dtype is torch.float32 else None
-        elif weight.dtype in PACKABLE_DTYPES and _has_packed_kernels():
+        elif has_packed_kernels(weight.dtype):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
 
 
@@ -72,8 +71,12 @@ def pack_projections(model: nn.Module) -> None:
             projection.pack()
 
 
-def _has_packed_kernels() -> bool:
-    """These operators are torch's own for compiled models, and a build may lack them."""
-    return torch.backends.mkldnn.is_available() and all(
-        hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
-    )
+def has_packed_kernels(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN multiplies packed weights of this dtype here: a build may lack the operators, a CPU those for bfloat16."""
+    operators = torch.ops.mkldnn
+    if not torch.backends.mkldnn.is_available() or not all(
+        hasattr(operators, name)
+        for name in ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+    ):
+        return False
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and operators._is_mkldnn_bf16_supported())

@@ -203,6 +203,10 @@ def _weights(predictors: Sequence[Predictor]) -> np.ndarray:
     return np.array([count**0.5 for count in counts for _ in range(count)])
 
 
+IMPLAUSIBLE = 1.0
+"""A mean error beyond which points are not of this deployment, or in other units: a factor of two."""
+
+
 def _values(parameters: Sequence[Parameter]) -> dict[str, float]:
     return {item.name: item.value for item in parameters}
 
@@ -219,6 +223,10 @@ def _calibration(
     error, left_out = (
         float(np.mean(np.abs([getattr(item, key) for item in decoding]))) for key in ("error", "left_out_error")
     )
+    if error > IMPLAUSIBLE:
+        worst = max(decoding, key=lambda item: abs(item.error))
+        message = f"simulated {worst.error:+.0%} of what was measured, whatever the parameters: is it in the unit of its name?"
+        raise ConfigError(worst.point.source, [Problem(worst.column, message)])
     fitted = FittedParameters(
         server_profile(base.hardware.server).name, run.cost.kernels, values, len(predictors), error, left_out
     )

@@ -255,7 +255,9 @@ def _guidellm(file: str, report: Mapping[str, Any]) -> Iterator[tuple[str, dict[
                 f"{kind!r}: expected synchronous, concurrent, constant or poisson",
             )
         totals = _inside(run, "metrics", "request_totals") or _inside(run, "scheduler_metrics", "requests_made") or {}
-        completed, failed = totals.get("successful", 0), totals.get("errored", 0)
+        of_totals = f"{place}.metrics.request_totals"
+        completed = _count(file, f"{of_totals}.successful", _inside(totals, "successful"))
+        failed = _count(file, f"{of_totals}.errored", _inside(totals, "errored"))
         if not completed:
             raise _wrong(file, f"{place}.metrics.request_totals.successful", "no request was completed")
         if failed > FAILED * (completed + failed):
@@ -304,23 +306,32 @@ def _aiperf(file: str, run: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
         unit = _inside(run, metric, "unit")
         if column.endswith("_ms") and unit not in ("ms", None):
             raise _wrong(file, f"{metric}.unit", f"{unit!r}: expected ms")
-    if not record["num_requests"]:
+    if not _count(file, "request_count.avg", record["num_requests"]):
         raise _wrong(file, "request_count.avg", "no request was completed")
-    failed = _inside(run, "error_request_count", "avg") or 0
+    failed = _count(file, "error_request_count.avg", _inside(run, "error_request_count", "avg"))
     if failed > FAILED * (record["num_requests"] + failed):
         raise _wrong(file, "error_request_count.avg", f"{failed:g} requests failed, {record['num_requests']:g} did not")
     load = _inside(run, "input_config", "loadgen") or {}
     phases = _inside(run, "input_config", "phases")
     if isinstance(phases, list):
         load = next((phase for phase in phases if isinstance(phase, dict) and phase.get("name") == "profiling"), load)
-    record["concurrency"] = load.get("concurrency")
-    if load.get("request_rate") is not None:
+    record["concurrency"] = _inside(load, "concurrency")
+    if _inside(load, "request_rate") is not None:
         record["rate_per_s"] = load["request_rate"]
     names |= {"concurrency": "input_config.loadgen.concurrency", "rate_per_s": "input_config.loadgen.request_rate"}
     models = _inside(run, "input_config", "endpoint", "model_names")
     if isinstance(models, list) and len(models) == 1:
         record["model"] = models[0]
     return {key: value for key, value in record.items() if value is not None}, names
+
+
+def _count(file: str, key: str, value: Any) -> float:
+    """Return a number of requests, 0 if it is not there. Raises ConfigError for what is no finite number from 0 on."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise _wrong(file, key, f"{value!r} is no number of requests")
+    return value
 
 
 def _inside(value: Any, *path: str) -> Any:
