@@ -72,7 +72,9 @@ def test_a_bad_one_and_its_case(command, theirs):
     assert failure["was"] in again.out and failure["sentence"] in again.out and "-1\n" in again.out
 
     module = Path("theirs.py")
-    module.write_text(module.read_text().replace("return NegativeSlice(config)", "return ListAllocator(config)"))
+    # Of another length: a compiled file is taken for the source's if time, in seconds, and length are the same.
+    mended_line = "return ListAllocator(config)  # mended"
+    module.write_text(module.read_text().replace("return NegativeSlice(config)", mended_line))
     sys.modules.pop("theirs")
     mended = command(*words[2:])
     assert mended.code == 0 and "holds" in mended.out
