@@ -64,6 +64,6 @@ def pytest_terminal_summary(terminalreporter: object) -> None:
 
 def _conformance_class(item: pytest.Item) -> type[Conformance] | None:
     cls, conformance = getattr(item, "cls", None), sys.modules.get("foretoken.properties.conformance")
-    if cls is None or conformance is None:  # whoever has such a class has imported it, and nothing else needs it
+    if cls is None or conformance is None:  # a test that has such a class has imported the suite
         return None
     return cls if issubclass(cls, conformance.Conformance) else None

@@ -53,7 +53,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "gpu": {"numpy", "torch", "triton", "safetensors", "threadpoolctl", "tokenizers", "jinja2", "fastapi", "uvicorn"},
     "properties": {"numpy", "hypothesis", "pytest"},
     "checks": {"numpy", "torch", "threadpoolctl", "simpy", "pyarrow", "hypothesis", "transformers"},
-    "planning": {"numpy", "pyarrow", "scipy", "ray"},
+    "planning": {"numpy", "pyarrow", "scipy"},
     "twin": {"numpy", "simpy", "torch"},
     "cli": {"numpy", "pydantic", "typer", "rich"},
     "foretoken": {"pyarrow", "rich"},
