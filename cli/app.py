@@ -18,6 +18,7 @@ from .planning.doctor import doctor
 from .planning.plan import plan
 from .planning.sweep import sweep
 from .replay import replay
+from .serve import serve
 from .simulation.acceptance import acceptance
 from .simulation.calibrate import calibrate
 from .simulation.schema import schema
@@ -38,6 +39,7 @@ app.command()(sweep)
 app.command()(generate)
 app.command()(bench)
 app.command()(twin)
+app.command()(serve)
 app.command()(replay)
 app.add_typer(adaptive, name="adaptive")
 app.command()(acceptance)

@@ -67,7 +67,7 @@ class EventLog:
         self._characters = 0
         self._sinks: dict[int, Callable[[Event], None]] = {}
         try:
-            first = dump_line({"t": "header", "schema": SCHEMA, "foretoken": _package_version(), **header})
+            first = dump_line({"t": "header", "schema": SCHEMA, "foretoken": package_version(), **header})
         except (TypeError, ValueError) as error:
             raise LogError(path, 1, f"a header that is no JSON: {error}") from error
         try:
@@ -200,7 +200,8 @@ def _type_name(expected: type | tuple[type, ...]) -> str:
     return " or ".join(names[kind] for kind in kinds)
 
 
-def _package_version() -> str:
+def package_version() -> str:
+    """Return the version of the installed package."""
     from importlib import metadata  # slow to import, and only a log needs it
 
     try:

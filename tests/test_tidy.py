@@ -17,17 +17,18 @@ import pytest
 pytestmark = pytest.mark.xdist_group("tidy")  # one worker parses every file once
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "twin", "cli", "foretoken")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "twin", "serve", "cli", "foretoken")
 ABOVE = {  # package -> the packages that it may import
     "core": {"core"},
     "observe": {"observe", "core"},
     "sim": {"sim", "core", "observe"},
     "gpu": {"gpu", "core", "observe"},
     "properties": {"properties", "core", "observe"},
-    "checks": set(PACKAGES) - {"planning", "twin", "cli", "foretoken"},
-    "foretoken": set(PACKAGES) - {"planning", "twin", "cli"},
+    "checks": set(PACKAGES) - {"planning", "twin", "serve", "cli", "foretoken"},
+    "foretoken": set(PACKAGES) - {"planning", "twin", "serve", "cli"},
     "planning": {"planning", "foretoken", "sim", "core", "observe"},
     "twin": {"twin", "sim", "gpu", "core", "observe"},
+    "serve": {"serve", "sim", "gpu", "core", "observe"},
     "cli": set(PACKAGES),
 }
 CORE_ORDER = (
@@ -50,11 +51,12 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "core": {"numpy"},
     "observe": {"numpy", "pyarrow", "rich", "plotly"},
     "sim": {"numpy", "scipy", "pydantic", "simpy", "ray", "aiconfigurator_core"},
-    "gpu": {"numpy", "torch", "triton", "safetensors", "threadpoolctl", "tokenizers", "jinja2", "fastapi", "uvicorn"},
+    "gpu": {"numpy", "torch", "triton", "safetensors", "threadpoolctl", "tokenizers", "jinja2"},
     "properties": {"numpy", "hypothesis", "pytest"},
     "checks": {"numpy", "torch", "threadpoolctl", "simpy", "pyarrow", "hypothesis", "transformers"},
     "planning": {"numpy", "pyarrow", "scipy"},
     "twin": {"numpy", "simpy", "torch"},
+    "serve": {"numpy", "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "prometheus_client"},
     "cli": {"numpy", "pydantic", "typer", "rich"},
     "foretoken": {"pyarrow", "rich"},
 }

@@ -118,10 +118,10 @@ def simulate(
         from ...sim.disaggregation.pools import pools_of
         from ...sim.faults.plan import load_fault_plan
 
-        with _errors_at(origins):
+        with errors_at(origins):
             transfers = pools_of(resolved).is_disaggregated
         plan = load_fault_plan(faults, resolved.seed, transfers=transfers)
-    with termination_is_interruption() as received, _errors_at(origins):
+    with termination_is_interruption() as received, errors_at(origins):
         report = _run(resolved, origins, out, not no_events, not no_perfetto, quiet, plan)
     if report.faults is not None and not report.faults.kept:
         from .faults_report import EXIT_BROKEN, print_broken
@@ -148,7 +148,7 @@ def _explained(scenario: Scenario, origins: dict[str, str]) -> str:
     from .derived import derived_rows
     from .scenario_text import scenario_text
 
-    with _errors_at(origins):
+    with errors_at(origins):
         assembly = assemble(scenario)
         refuse_without_effect(assembly, origins)
         notices = notices_of(assembly, origins)
@@ -195,7 +195,7 @@ def _run(
 
 
 @contextmanager
-def _errors_at(origins: dict[str, str]) -> Iterator[None]:
+def errors_at(origins: dict[str, str]) -> Iterator[None]:
     """Report problems of the scenario at the file or option that gave the key."""
     from ...core.errors import ConfigError
     from ...sim.scenario_check import at_origins

@@ -1,0 +1,320 @@
+"""`foretoken serve`: OpenAI's interface over a checkpoint, or over a simulated deployment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .decode.options import (
+    ENGINE,
+    MODEL,
+    Adaptive,
+    Algorithm,
+    ContextLen,
+    Debug,
+    Device,
+    Draft,
+    Dtype,
+    KvTokens,
+    MaxRunning,
+    Nodes,
+    Overlap,
+    PageSize,
+    Policy,
+    Steps,
+    Threads,
+    Topk,
+    option,
+    problems_name_options,
+    tree_nodes,
+)
+from .logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
+from .simulation.simulate import Settings
+
+if TYPE_CHECKING:
+    from ..core.contract.events import EventSink
+    from ..gpu.session.plan import SessionOptions
+    from ..serve.bodies.port import Body
+    from ..serve.limits import Limits
+    from ..serve.metrics import ServerMetrics
+
+SERVER, LIMITS = "Server", "Limits"
+EVENTS = "events.jsonl"
+
+ModelDirectory = Annotated[
+    Path | None,
+    option(
+        "--model", MODEL, "Hugging Face checkpoint to decode: config.json, safetensors, tokenizer.json.", metavar="DIR"
+    ),
+]
+Simulate = Annotated[
+    Path | None,
+    option(
+        "--simulate",
+        MODEL,
+        "Scenario to simulate instead, as of foretoken simulate; needs no model.",
+        metavar="SCENARIO.toml",
+    ),
+]
+Speed = Annotated[
+    float | None,
+    option("--speed", ENGINE, "--simulate: simulated seconds in a real one; 1 by default.", metavar="FACTOR"),
+]
+Seed = Annotated[int | None, option("--seed", ENGINE, "Seed of every draw; of a scenario its own by default.", min=0)]
+Host = Annotated[
+    str,
+    option(
+        "--host", SERVER, "Address to listen on; the default takes this machine's clients alone.", show_default=True
+    ),
+]
+Port = Annotated[
+    int, option("--port", SERVER, "Port to listen on; 0: a free one.", show_default=True, min=0, max=65535)
+]
+ApiKey = Annotated[
+    str | None,
+    option(
+        "--api-key",
+        SERVER,
+        "Key that clients must send; better given by the variable.",
+        metavar="KEY",
+        envvar="FORETOKEN_API_KEY",
+    ),
+]
+ServedName = Annotated[
+    str | None, option("--served-model-name", SERVER, "The model's name for clients.", metavar="NAME")
+]
+MetricsAs = Annotated[
+    str, option("--metrics-as", SERVER, "Whose names the metrics have: foretoken, vllm, sglang.", show_default=True)
+]
+Record = Annotated[
+    Path | None,
+    option(
+        "--record",
+        SERVER,
+        "Write events.jsonl to this directory, for foretoken replay; it grows with every round.",
+        metavar="DIR",
+    ),
+]
+DrainS = Annotated[
+    float, option("--drain-s", SERVER, "After SIGTERM: seconds that requests have to end.", show_default=True, min=1)
+]
+MaxStreams = Annotated[
+    int, option("--max-streams", LIMITS, "Outputs at once, running and waiting; 429 beyond.", show_default=True)
+]
+MaxBody = Annotated[int, option("--max-body-bytes", LIMITS, "Size of a request.", show_default=True)]
+MaxPrompt = Annotated[
+    int | None, option("--max-prompt-tokens", LIMITS, "Length of a prompt; by default as the context has it.")
+]
+MaxChoices = Annotated[
+    int, option("--max-choices", LIMITS, "Outputs of one request: n times prompts.", show_default=True)
+]
+DeadlineS = Annotated[float, option("--deadline-s", LIMITS, "Seconds that a request may take.", show_default=True)]
+StallS = Annotated[
+    float,
+    option("--stall-s", LIMITS, "Seconds after which a client that sends or takes nothing is gone.", show_default=True),
+]
+
+
+@problems_name_options
+def serve(
+    model: ModelDirectory = None, simulate: Simulate = None, draft: Draft = None, algorithm: Algorithm = "auto",
+    steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None, adaptive: Adaptive = None, policy: Policy = None,
+    settings: Settings = None, speed: Speed = None, seed: Seed = None, device: Device = "auto", threads: Threads = None,
+    dtype: Dtype = "auto", overlap: Overlap = None, page_size: PageSize = 1, max_running: MaxRunning = 32,
+    context_len: ContextLen = None, kv_tokens: KvTokens = None, debug: Debug = False,
+    host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
+    metrics_as: MetricsAs = "foretoken", record: Record = None, drain_s: DrainS = 30.0,
+    max_streams: MaxStreams = 512, max_body_bytes: MaxBody = 8 << 20, max_prompt_tokens: MaxPrompt = None,
+    max_choices: MaxChoices = 16, deadline_s: DeadlineS = 600.0, stall_s: StallS = 30.0,
+    log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
+) -> None:  # fmt: skip
+    """Serve OpenAI's interface: a checkpoint, or a simulated deployment in real time.
+
+    A simulated server answers with filler text at the times that the deployment
+    of the scenario would have, queues, speculation and prefix cache included.
+
+        foretoken serve --model models/target --draft models/eagle3
+        foretoken serve --simulate examples/chat_on_h100.toml
+        foretoken serve --simulate scenario.toml --speed 10 --record runs/served
+        curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+            -d '{"prompt": "Why is the sky blue?", "max_tokens": 32, "stream": true}'
+        foretoken replay runs/served
+
+    SIGTERM and Ctrl-C let requests end, a second one gives them up; SIGHUP reads
+    the adaptive table again. Bad input is one message, and exit code 2.
+    """
+    from ..serve.limits import Limits
+    from ..serve.metrics import STYLES
+
+    start_logging(log_level, log_format)
+    _check_choice(model, simulate)
+    limits = Limits(max_streams, max_body_bytes, max_prompt_tokens, max_choices, deadline_s, stall_s)
+    _refuse_unknown("--metrics-as", metrics_as, STYLES)
+    given: dict[str, Any] = {
+        "draft": draft, "algorithm": algorithm, "steps": steps, "topk": topk, "num_draft_tokens": tree_nodes(num_draft_tokens),
+        "adaptive": adaptive, "policy": policy, "overlap": overlap, "page_size": page_size, "context_len": context_len,
+        "max_running": max_running, "kv_tokens": kv_tokens, "dtype": dtype, "device": device, "threads": threads, "debug": debug,
+    }  # fmt: skip
+    with _Recording(record) as recording:
+        if model is not None:
+            from ..gpu.session.plan import SessionOptions
+
+            _refuse_for(
+                "--model", "a checkpoint is decoded", {"settings": settings, "speed": speed}, {"settings": "--set"}
+            )
+            options = SessionOptions(model, **given, seed=seed or 0, block_rounds=1)
+            body, table = _real_body(options, recording), adaptive
+        else:
+            unused = {name: value for name, value in given.items() if value != _DEFAULTS[name]}
+            _refuse_for("--simulate", "the scenario says it: give the key with --set", unused, {})
+            body, table = _simulated_body(simulate, settings, seed, speed, recording)
+        _run(body, limits, recording.metrics, Path(table) if table is not None and Path(table).is_file() else None,
+             host=host, port=port, drain_s=drain_s, api_key=api_key, model=served_model_name, metrics_as=metrics_as)  # fmt: skip
+
+
+_DEFAULTS = {
+    "draft": None, "algorithm": "auto", "steps": None, "topk": 1, "num_draft_tokens": None, "adaptive": None, "policy": None,
+    "overlap": None, "page_size": 1, "context_len": None, "max_running": 32, "kv_tokens": None, "dtype": "auto", "device": "auto",
+    "threads": None, "debug": False,
+}  # fmt: skip
+
+
+def _check_choice(model: Path | None, simulate: Path | None) -> None:
+    from ..core.errors import ConfigError, Problem
+
+    if (model is None) == (simulate is None):
+        message = "give one of them: a checkpoint to decode, or a scenario to simulate"
+        raise ConfigError("<arguments>", [Problem("--model or --simulate", message)])
+
+
+def _refuse_unknown(name: str, value: str, known: Sequence[str]) -> None:
+    from ..core.errors import ConfigError, Problem, nearest
+
+    if value not in known:
+        message = f"{value!r} is none of {', '.join(known)}{nearest(value, known)}"
+        raise ConfigError("<arguments>", [Problem(name, message)])
+
+
+def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str]) -> None:
+    """Refuse options that the chosen body makes no use of."""
+    from .effects import refuse_without_effect
+
+    rules = [
+        (names.get(name, f"--{name.replace('_', '-')}"), value is not None, f"with {kind}, {why}")
+        for name, value in given.items()
+    ]
+    refuse_without_effect(*rules)
+
+
+class _Recording:
+    """The event sinks of a server's engines: its metrics, and with a directory the log."""
+
+    def __init__(self, directory: Path | None) -> None:
+        from ..serve.metrics import ServerMetrics
+
+        self.metrics: ServerMetrics = ServerMetrics()
+        self._directory = directory
+        self._log: Any = None
+
+    def sinks(self, header: Callable[[], dict[str, Any]]) -> Callable[[int], Sequence[EventSink]]:
+        """Return the sinks of an engine by its number; the log begins with `header`."""
+
+        def of(engine: int) -> Sequence[EventSink]:
+            if self._directory is None:
+                return (self.metrics.sink(engine),)
+            if self._log is None:
+                from ..observe.log import EventLog
+                from .files import empty_run_directory
+                from .simulation.run_record import FILES
+
+                empty_run_directory(self._directory, FILES)
+                self._log = EventLog(self._directory / EVENTS, header())
+            return (self.metrics.sink(engine), self._log.sink(engine))
+
+        return of
+
+    def __enter__(self) -> _Recording:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._log is not None:
+            self._log.close(complete=kind is None)
+
+
+def _real_body(options: SessionOptions, recording: _Recording) -> Body:
+    from ..gpu.session.plan import plan_session, refuse_without_effect
+    from ..gpu.session.session import DecodeSession, check_vocabulary
+    from ..gpu.session.text import Tokenizer
+    from ..serve.bodies.real import RealBody
+    from .decode.record import run_facts
+
+    tokenizer = Tokenizer.load(options.model)
+    plan = plan_session(options)
+    refuse_without_effect(plan.options, plan.algorithm, plan.device)
+    for notice in plan.notices:
+        print(f"foretoken: note: {notice}", file=sys.stderr)
+    check_vocabulary(tokenizer, plan)
+
+    def sinks(spec: Any) -> Sequence[EventSink]:
+        return recording.sinks(lambda: {"engine": spec.to_json(), "run": run_facts(plan)})(0)
+
+    session = DecodeSession.open(options, plan=plan, tokenizer=tokenizer, make_sinks=sinks)
+    return RealBody(session, options.model.resolve().name)
+
+
+def _simulated_body(
+    file: Path, settings: Sequence[str] | None, seed: int | None, speed: float | None, recording: _Recording
+) -> tuple[Body, str | None]:
+    from ..core.errors import ConfigError, Problem
+    from ..serve.bodies.live import live_scenario
+    from ..serve.bodies.simulated import SimulatedBody
+    from ..sim.scenario_file import load_scenario
+    from .simulation.simulate import errors_at, given_by_options
+
+    if speed is not None and not 0 < speed < float("inf"):
+        raise ConfigError("<arguments>", [Problem("speed", f"must be positive, got {speed}")])
+    scenario, origins = load_scenario(file, [*(settings or ()), *given_by_options(None, seed)])
+    if seed is not None:
+        origins["seed"] = "--seed"
+    with errors_at(origins):
+        sinks = recording.sinks(lambda: {"scenario": live_scenario(scenario).model_dump(mode="json")})
+        body = SimulatedBody(scenario, speed=speed or 1.0, origins=origins, sinks=sinks)
+    for notice in body.simulation.notices:
+        print(f"foretoken: note: {notice}", file=sys.stderr)
+    table = scenario.speculation.adaptive
+    return body, table if isinstance(table, str) else None
+
+
+def _run(
+    body: Body,
+    limits: Limits,
+    metrics: ServerMetrics,
+    table: Path | None,
+    *,
+    host: str,
+    port: int,
+    drain_s: float,
+    api_key: str | None,
+    model: str | None,
+    metrics_as: str,
+) -> None:
+    from ..serve.app import make_app
+    from ..serve.frontend import Frontend
+    from ..serve.server import Server
+
+    frontend = Frontend(body, limits, metrics)
+    app = make_app(frontend, model=model, api_key=api_key, metrics_as=metrics_as)
+
+    def tell(address: str) -> None:
+        print(f"foretoken: {model or body.name} is served on {address}", file=sys.stderr, flush=True)
+
+    server = Server(app, frontend, host=host, port=port, drain_s=drain_s, table=table, on_start=tell)
+    server.run()
+    if not server.started:
+        raise typer.Exit(1)
+    if frontend.scheduler.error is not None:
+        raise frontend.scheduler.error

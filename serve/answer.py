@@ -1,0 +1,123 @@
+"""Answers over HTTP: a reply as one JSON object, or as server-sent events while it comes.
+
+Whatever ends an answer (its end, a client that leaves or takes nothing, an error, the deadline), its reply is closed, and what of it was
+left is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+
+from starlette.responses import Response
+
+from .errors import ApiError
+from .frontend import Choice, Delta, Frontend, Reply
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class Form(Protocol):
+    """Writes a reply in the words of one endpoint."""
+
+    def first(self) -> list[dict[str, Any]]:
+        """Return the events before the first text."""
+
+    def delta(self, choice: Choice, delta: Delta) -> dict[str, Any]: ...
+    def last(self) -> list[dict[str, Any]]:
+        """Return the events after the last text."""
+
+    def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
+        """Return the answer that is no stream."""
+
+
+class Answer(Response):
+    """Sends `reply` in `form` and closes it."""
+
+    def __init__(self, frontend: Frontend, reply: Reply, form: Form, *, stream: bool) -> None:
+        super().__init__()
+        self._frontend = frontend
+        self._reply = reply
+        self._form = form
+        self._stream = stream
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send_stream(send) if self._stream else self._send_whole(send))
+        leaving = asyncio.ensure_future(_client_leaves(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                with contextlib.suppress(OSError, TimeoutError):  # the client has gone, or takes nothing
+                    sending.result()
+        finally:
+            sending.cancel()
+            leaving.cancel()
+            self._frontend.close(self._reply)
+
+    async def _news(self) -> AsyncIterator[list[tuple[Choice, Delta]]]:
+        while deltas := await self._reply.take():
+            # A stop string has ended these; the body goes on until it is told.
+            self._frontend.abort(choice for choice, delta in deltas if delta.finish is not None)
+            yield deltas
+
+    async def _send_whole(self, send: Send) -> None:
+        parts: list[list[Delta]] = [[] for _ in self._reply.choices]
+        try:
+            async for deltas in self._news():
+                for choice, delta in deltas:
+                    parts[choice.index].append(delta)
+        except ApiError as error:
+            await self._send(send, _start(error.status, "application/json", error.headers), error.to_bytes(), True)
+            return
+        body = json.dumps(self._form.whole(parts)).encode()
+        await self._send(send, _start(200, "application/json"), body, True)
+
+    async def _send_stream(self, send: Send) -> None:
+        """Send events as they come. The status waits for the first news, so that a refusal is no stream."""
+        start: Message | None = _start(200, "text/event-stream", {"Cache-Control": "no-cache"})
+        try:
+            async for deltas in self._news():
+                events = self._form.first() if start is not None else []
+                events += [
+                    self._form.delta(choice, delta)
+                    for choice, delta in deltas
+                    if delta.text or delta.finish or delta.tokens
+                ]
+                await self._send(send, start, b"".join(map(_event, events)), False)
+                start = None
+            await self._send(send, None, b"".join(map(_event, self._form.last())) + b"data: [DONE]\n\n", True)
+        except ApiError as error:
+            if start is None:
+                await self._send(send, None, _event(error.to_json()), True)
+            else:
+                await self._send(send, _start(error.status, "application/json", error.headers), error.to_bytes(), True)
+
+    async def _send(self, send: Send, start: Message | None, body: bytes, is_last: bool) -> None:
+        """Send a part of the body. Raises TimeoutError if the client does not take it."""
+        async with asyncio.timeout(self._frontend.limits.stall_s):
+            if start is not None:
+                await send(start)
+            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+
+async def _client_leaves(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _start(status: int, content_type: str, headers: dict[str, str] | None = None) -> Message:
+    pairs = {"Content-Type": content_type, **(headers or {})}
+    return {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(name.lower().encode(), value.encode()) for name, value in pairs.items()],
+    }
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,77 @@
+"""The tokenizer and the text of a simulated body, which has no vocabulary.
+
+A token is up to four ASCII characters or up to three bytes of UTF-8, and its id is these bytes: every text has tokens, about one for four
+letters of English, and comes back from them unchanged.
+
+    id   bits 0 … 27: four characters of seven bits, the first lowest · bits 28 … 30: how many (1 … 4)
+         bits 0 … 23: three bytes, the first lowest                   · bits 28 … 30: 4 + how many (1 … 3)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.draws import Purpose, hash64
+from ...core.errors import InvalidRequest
+from ...core.prompt import MAX_TOKEN_ID
+
+_PIECES = re.compile(r" [A-Za-z]{1,3}|[A-Za-z]{1,4}|[0-9]{1,3}|[\x00-\x7f]{1,2}|[^\x00-\x7f]")
+# fmt: off
+WORDS = [
+    "the", "of", "and", "to", "in", "a", "is", "it", "on", "as", "for", "was", "be", "by", "at", "or", "an", "not", "but", "are", "has",
+    "had", "its", "we", "if", "so", "one", "two", "can", "may", "all", "new", "out", "our", "way", "use", "now", "how", "see", "up", "no",
+    "do", "my",
+]
+# fmt: on
+
+
+class FillerTokenizer:
+    """Text to tokens and back, without any file. It satisfies `TextCodec`."""
+
+    byte_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
+        """Return the tokens int64 [n] of `text`. Raises InvalidRequest for half of a surrogate pair."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"is not UTF-8 (at character {error.start + 1})") from None
+        pieces = _PIECES.findall(text)
+        return np.array([token for piece in pieces for token in _tokens_of(piece.encode())], dtype=np.int64)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Return the text of tokens int [n]; ids that no text has are left out."""
+        return b"".join(_bytes_of(token) for token in np.asarray(tokens).tolist()).decode("utf-8", errors="replace")
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Return the tokens int64 [n] of a conversation, ready for the answer."""
+        return self.encode("".join(f"<{m['role']}>\n{m['content']}\n" for m in messages) + "<assistant>\n")
+
+
+def filler(seed: int, key: int, first: int, count: int) -> list[int]:
+    """Return the output tokens first … first + count − 1 of a request: words that depend on seed, key and position alone."""
+    bits = hash64(seed, Purpose.TOKEN, key, np.arange(first, first + count))
+    return _WORD_TOKENS[(bits % np.uint64(len(WORDS))).astype(np.int64)].tolist()
+
+
+def _tokens_of(piece: bytes) -> list[int]:
+    if piece.isascii():
+        return [sum(byte << 7 * i for i, byte in enumerate(piece)) | len(piece) << 28]
+    parts = [piece[i : i + 3] for i in range(0, len(piece), 3)]
+    return [int.from_bytes(part, "little") | (4 + len(part)) << 28 for part in parts]
+
+
+def _bytes_of(token: int) -> bytes:
+    size = token >> 28
+    if not 1 <= size <= 7 or token > MAX_TOKEN_ID:
+        return b""
+    if size <= 4:
+        return bytes(token >> 7 * i & 0x7F for i in range(size))
+    return (token & (1 << 8 * (size - 4)) - 1).to_bytes(size - 4, "little")
+
+
+_WORD_TOKENS = np.array([_tokens_of(f" {word}".encode())[0] for word in WORDS], dtype=np.int64)

@@ -1,0 +1,90 @@
+"""What stands between HTTP and a body: the body that decodes a checkpoint, or the one that simulates a deployment.
+
+```
+HTTP (asyncio)  ── Order, abort ─►  SchedulerThread  ── submit, abort ─►  Body
+                ◄── pieces ───────                   ◄── turn ─────────
+```
+
+Only the scheduler's thread calls the methods of a body; its attributes, and `encode` and `decode` of its tokenizer, any thread may use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...core.contract.request import FinishedRequest, SamplingParams
+from ...core.scheduler.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One output that a client asks for. `number` counts the orders of a server from 0; ids in engines follow from it."""
+
+    number: int
+    prompt: np.ndarray  # int64 [n]
+    max_tokens: int
+    at_s: float  # when it came, by time.monotonic
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    outputs: tuple[str, ...] = ()  # of `Request.outputs`
+    priority: int = 0
+
+    @property
+    def request_id(self) -> str:
+        return f"r{self.number}"
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one round brought to one request; all pieces together are its output."""
+
+    request_id: str
+    at_ns: int  # by the clock of the body
+    tokens: list[int]
+    outputs: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # one entry per token
+    finished: FinishedRequest | None = None  # in the last piece
+
+
+class TextCodec(Protocol):
+    """The tokenizer of a body, as `gpu.session.text.Tokenizer` is one."""
+
+    byte_ids: frozenset[int]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray: ...
+    def decode(self, tokens: np.ndarray) -> str: ...
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray: ...
+
+
+class Body(Protocol):
+    """Serves orders. `unsupported`: parameter of a request → why this body cannot honour it."""
+
+    name: str  # of the model, for clients
+    tokenizer: TextCodec
+    vocab_size: int  # token ids below it are prompts
+    context_len: int  # tokens of a prompt with its output
+    max_prompt_len: int
+    unsupported: Mapping[str, str]
+    engines: Sequence[Engine]
+
+    def at_ns(self, at_s: float) -> int:
+        """Return the time of the body, real or simulated, at a time of `time.monotonic`."""
+
+    def submit(self, order: Order) -> str:
+        """Queue an order; return why it is refused, or an empty text. A refusal may also come as a piece."""
+
+    def abort(self, request_id: str) -> None:
+        """Give a request up: its last piece comes with one of the next turns. An id that is not live changes nothing."""
+
+    def wait_s(self) -> float | None:
+        """Return how long nothing happens by itself, in real seconds; 0: take a turn now, None: nothing until an order comes."""
+
+    def turn(self) -> list[Piece]:
+        """Go on by at most one round, or to the present; return what requests got."""
+
+    def reload(self, table: str, source: str) -> None:
+        """Use another adaptive table (JSON text). Raises ConfigError, and the last one goes on, if it is invalid here."""

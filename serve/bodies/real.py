@@ -1,0 +1,60 @@
+"""The real body: a session over a checkpoint, driven one turn at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from ...core.contract.request import Request
+from ...core.prompt import Prompt
+from ...core.scheduler.engine import Engine
+from ...gpu.session.session import DecodeSession
+from .port import Order, Piece
+
+
+class RealBody:
+    """Decodes with `session`; `name` is the model's."""
+
+    unsupported: Mapping[str, str] = {}
+
+    def __init__(self, session: DecodeSession, name: str) -> None:
+        self.name = name
+        self.tokenizer = session.tokenizer
+        self.vocab_size = session.tokenizer.vocab_size
+        self.context_len = session.engine.config.context_len
+        self.max_prompt_len = session.plan.max_prompt_len()
+        self.engines: Sequence[Engine] = (session.engine,)
+        self._loop = session.loop
+        self._stop_tokens = session.tokenizer.eos_ids
+
+    def at_ns(self, at_s: float) -> int:
+        return round(at_s * 1e9)
+
+    def submit(self, order: Order) -> str:
+        return self._loop.submit(
+            Request(
+                order.request_id,
+                Prompt.of_tokens(order.prompt),
+                order.max_tokens,
+                order.priority,
+                sampling=order.sampling,
+                stop_tokens=() if order.ignore_eos else self._stop_tokens,
+                stop_strings=order.stop,
+                outputs=order.outputs,
+            )
+        )
+
+    def abort(self, request_id: str) -> None:
+        self._loop.abort(request_id)
+
+    def wait_s(self) -> float | None:
+        return None if self._loop.is_idle else 0.0
+
+    def turn(self) -> list[Piece]:
+        if self._loop.is_idle:
+            return []
+        deltas, at_ns = self._loop.turn(), time.monotonic_ns()
+        return [Piece(d.request_id, at_ns, d.tokens.tolist(), d.outputs, d.finished) for d in deltas]
+
+    def reload(self, table: str, source: str) -> None:
+        self.engines[0].controller.reload(table, source)

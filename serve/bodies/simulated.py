@@ -1,0 +1,114 @@
+"""The simulated body: a scenario's deployment in real time, with filler text. It needs neither a model nor torch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ...core.contract.events import EventSink
+from ...core.contract.request import FinishReason, Request
+from ...core.draws import request_key
+from ...core.errors import InvariantViolation
+from ...core.prompt import MAX_TOKEN_ID, Prompt
+from ...core.scheduler.engine import Engine
+from ...sim.scenario import Scenario
+from .filler import FillerTokenizer, filler
+from .live import Emission, LiveSimulation
+from .port import Order, Piece
+
+BLOCK_SIZE = 16
+"""Tokens of the blocks by which the policy prefix_aware compares prompts."""
+
+
+class SimulatedBody:
+    """Plays `scenario`; `speed` simulated seconds pass in a real one. `clock` is real time in seconds.
+
+    An output is as long as the scenario's workload has them, at most `max_tokens`; with ignore_eos it is `max_tokens` long. Sampling
+    parameters are checked and change nothing but, with a seed, the words: no time depends on them.
+    """
+
+    unsupported: Mapping[str, str] = dict.fromkeys(
+        ("logprobs", "top_logprobs", "logit_bias"), "a simulated server has no model that could give probabilities"
+    )
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        speed: float = 1.0,
+        origins: Mapping[str, str] | None = None,
+        sinks: Callable[[int], Sequence[EventSink]] = lambda replica: (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raise a ForetokenError for a scenario that cannot run."""
+        self.simulation = LiveSimulation(scenario, sinks=sinks, origins=origins)
+        self.name = self.simulation.assembly.target.name
+        self.tokenizer = FillerTokenizer()
+        self.vocab_size = MAX_TOKEN_ID + 1
+        spec = self.simulation.assembly.spec
+        self.context_len = spec.resolve_sizes().total_limit
+        self.max_prompt_len = self.context_len - 1
+        self.engines: Sequence[Engine] = self.simulation.engines
+        self._needs_blocks = "prefix_aware" in (b.policy for b in self.simulation.router.balancers.values())
+        self._speed = speed
+        self._clock = clock
+        self._start_s = clock()
+        self._live: dict[str, _Writing] = {}
+
+    def at_ns(self, at_s: float) -> int:
+        return round((at_s - self._start_s) * self._speed * 1e9)
+
+    def submit(self, order: Order) -> str:
+        prompt = Prompt.of_tokens(order.prompt)
+        if self._needs_blocks:
+            blocks = [order.prompt[i : i + BLOCK_SIZE].tobytes().hex() for i in range(0, prompt.length, BLOCK_SIZE)]
+            prompt = Prompt.of_blocks([request_key(block) >> 1 for block in blocks], BLOCK_SIZE, prompt.length)
+        request = Request(order.request_id, prompt, order.max_tokens, order.priority)
+        output_len = order.max_tokens + 1 if order.ignore_eos else self.simulation.draw_output_len()
+        seed = order.sampling.seed
+        self._live[order.request_id] = _Writing(seed, 0 if seed else order.number)
+        self.simulation.submit(request, output_len, self.at_ns(order.at_s))
+        return ""
+
+    def abort(self, request_id: str) -> None:
+        if request_id in self._live:
+            self.simulation.cancel(request_id, self._now_ns())
+
+    def wait_s(self) -> float | None:
+        next_ns = self.simulation.next_ns
+        if math.isinf(next_ns):
+            return None
+        return max(0.0, (next_ns - self._now_ns()) / 1e9 / self._speed)
+
+    def turn(self) -> list[Piece]:
+        return [self._piece(emission) for emission in self.simulation.advance(self._now_ns())]
+
+    def reload(self, table: str, source: str) -> None:
+        for engine in self.engines:
+            engine.controller.reload(table, source)
+
+    def _now_ns(self) -> int:
+        return self.at_ns(self._clock())
+
+    def _piece(self, emission: Emission) -> Piece:
+        writing, end = self._live[emission.request_id], emission.finished
+        tokens = (
+            filler(writing.seed, writing.key, writing.num_tokens, emission.num_tokens) if emission.num_tokens else []
+        )
+        writing.num_tokens += emission.num_tokens
+        if end is not None:
+            del self._live[emission.request_id]
+            if end.num_output != writing.num_tokens and end.reason is not FinishReason.ERROR:
+                told = f"{writing.num_tokens} tokens were told, {end.num_output} delivered"
+                raise InvariantViolation("ACCEPT-12", f"request {emission.request_id!r}: {told}")
+        return Piece(emission.request_id, emission.at_ns, tokens, finished=end)
+
+
+class _Writing:
+    """A request that is being served: the key of its words, and how many it has."""
+
+    __slots__ = ("key", "num_tokens", "seed")
+
+    def __init__(self, seed: int, key: int) -> None:
+        self.seed, self.key, self.num_tokens = seed, key, 0

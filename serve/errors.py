@@ -1,0 +1,50 @@
+"""Errors as OpenAI's clients read them: a status, and `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """An answer other than success. `param` names the parameter of the request that is wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+
+    def to_json(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self.to_json()).encode()
+
+
+def refused(message: str, retry_after_s: int) -> ApiError:
+    """Return the error of a request that the engine refused or gave up, by its message."""
+    if message.startswith("queue full"):
+        return ApiError(429, message, code="queue_full", retry_after_s=retry_after_s)
+    if message.startswith("too long"):
+        return ApiError(400, message, param="prompt", code="context_length_exceeded")
+    return ApiError(503, message or "the request failed", code="engine_error")

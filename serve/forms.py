@@ -1,0 +1,147 @@
+"""The words of the endpoints: what a completion and a chat look like, whole and as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .bodies.port import TextCodec
+from .frontend import Choice, Delta, Reply
+
+
+class CompletionForm:
+    """`/v1/completions`. `echoes`: what each choice repeats in front; `num_logprobs` None: none are shown."""
+
+    object = chunk_object = "text_completion"
+
+    def __init__(
+        self,
+        reply: Reply,
+        model: str,
+        codec: TextCodec,
+        *,
+        with_usage: bool,
+        num_logprobs: int | None = None,
+        echoes: Sequence[str] = (),
+    ) -> None:
+        self.reply = reply
+        self.model = model
+        self.codec = codec
+        self.num_logprobs = num_logprobs
+        self._with_usage = with_usage
+        self._echoes = echoes
+        self._offsets = [0] * len(reply.choices)  # characters of the output before the next token
+
+    def first(self) -> list[dict[str, Any]]:
+        return [self._event([self._choice(i, text, None, None)]) for i, text in enumerate(self._echoes)]
+
+    def delta(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        return self._event([self._choice(choice.index, delta.text, self._logprobs(choice, delta), delta.finish)])
+
+    def last(self) -> list[dict[str, Any]]:
+        return [self._event([]) | {"usage": self.usage()}] if self._with_usage else []
+
+    def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
+        shown = []
+        for choice, deltas in zip(self.reply.choices, choices, strict=True):
+            echo = self._echoes[choice.index] if self._echoes else ""
+            text = echo + "".join(delta.text for delta in deltas)
+            shown.append(self._whole_choice(choice.index, text, self._logprobs(choice, joined(deltas)), choice.finish))
+        return self._head(self.object) | {"choices": shown, "usage": self.usage()}
+
+    def usage(self) -> dict[str, int]:
+        prompt, output = self.reply.num_prompt_tokens, self.reply.num_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.reply.id, "object": kind, "created": self.reply.created, "model": self.model}
+
+    def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        event = self._head(self.chunk_object) | {"choices": choices}
+        return event | {"usage": None} if self._with_usage else event
+
+    def _choice(self, index: int, text: str, logprobs: Any, finish: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    _whole_choice = _choice
+
+    def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+        """Return the log-probabilities of the tokens of a delta; text offsets are those of the tokens' own texts, one after another."""
+        if self.num_logprobs is None:
+            return None
+        tokens = [self._text(token) for token in delta.tokens]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets[choice.index])
+            self._offsets[choice.index] += len(token)
+        tops = [  # of tokens with the same text the most likely one
+            {self._text(token): value for token, value in reversed(pairs[: self.num_logprobs])}
+            for pairs in top_pairs(delta.outputs)
+        ]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [float(value) for value in delta.outputs.get("logprobs", ())],
+            "top_logprobs": tops if self.num_logprobs else None,
+            "text_offset": offsets,
+        }
+
+    def _text(self, token: int) -> str:
+        return self.codec.decode(np.array([token], dtype=np.int64))
+
+
+class ChatForm(CompletionForm):
+    """`/v1/chat/completions`."""
+
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def first(self) -> list[dict[str, Any]]:
+        start = {"role": "assistant", "content": ""}
+        return [
+            self._event([{"index": choice.index, "delta": start, "logprobs": None, "finish_reason": None}])
+            for choice in self.reply.choices
+        ]
+
+    def _choice(self, index: int, text: str, logprobs: Any, finish: str | None) -> dict[str, Any]:
+        delta = {"content": text} if text else {}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+    def _whole_choice(self, index: int, text: str, logprobs: Any, finish: str | None) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+        if self.num_logprobs is None:
+            return None
+        values = delta.outputs.get("logprobs", ())
+        tops = top_pairs(delta.outputs) or [[]] * len(values)
+        return {
+            "content": [
+                self._entry(token, value)
+                | {"top_logprobs": [self._entry(*pair) for pair in pairs[: self.num_logprobs]]}
+                for token, value, pairs in zip(delta.tokens, values, tops, strict=True)
+            ],
+            "refusal": None,
+        }
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._text(token)
+        return {"token": text, "logprob": float(logprob), "bytes": list(text.encode())}
+
+
+def joined(deltas: list[Delta]) -> Delta:
+    """Return several deltas of one choice as one."""
+    outputs: dict[str, list[np.ndarray]] = {}
+    for delta in deltas:
+        for name, values in delta.outputs.items():
+            outputs.setdefault(name, []).extend(values)
+    tokens = [token for delta in deltas for token in delta.tokens]
+    return Delta("".join(delta.text for delta in deltas), tokens, outputs, deltas[-1].finish if deltas else None)
+
+
+def top_pairs(outputs: dict[str, list[np.ndarray]]) -> list[list[tuple[int, float]]]:
+    """Return, for each token, the most likely tokens with their log-probabilities."""
+    ids, values = outputs.get("top_logprob_ids", ()), outputs.get("top_logprobs", ())
+    return [list(zip(i.tolist(), v.tolist(), strict=True)) for i, v in zip(ids, values, strict=True)]

@@ -1,0 +1,225 @@
+"""The asyncio side of the body: replies that clients wait for, and the pieces that the scheduler's thread brings them.
+
+`open` admits a request or raises; whoever holds its `Reply` takes pieces until it is over, and gives it up by `abort`. Nothing here waits
+for the scheduler or for a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..core.contract.request import FinishReason
+from ..gpu.session.text import StreamDecoder
+from .bodies.port import Body, Order, Piece
+from .errors import ApiError, refused
+from .limits import Limits
+from .metrics import ServerMetrics
+from .scheduler import SchedulerThread
+
+FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
+SPARE_COMMANDS = 8
+"""Calls that may wait for the scheduler beside an order and an abort for each output."""
+_log = logging.getLogger("foretoken.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a choice has gained since the last look."""
+
+    text: str
+    tokens: list[int]
+    outputs: dict[str, list[np.ndarray]]
+    finish: str | None
+
+
+class Choice:
+    """One output of a reply: its text as far as it is certain, and what has come since."""
+
+    def __init__(self, index: int, order: Order, decoder: StreamDecoder) -> None:
+        self.index = index
+        self.order = order
+        self.num_tokens = 0
+        self.finish: str | None = None
+        self.error = ""
+        self.is_live = True  # the body has it
+        self._decoder = decoder
+        self._pieces: list[Piece] = []
+
+    def add(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+
+    def take(self) -> Delta | None:
+        """Return what has come since the last call, in one; None if nothing has, or the choice is over."""
+        pieces, self._pieces = self._pieces, []
+        if not pieces or self.finish is not None or self.error:
+            return None
+        tokens = [token for piece in pieces for token in piece.tokens]
+        outputs: dict[str, list[np.ndarray]] = {}
+        for piece in pieces:
+            for name, values in piece.outputs.items():
+                outputs.setdefault(name, []).extend(values)
+        text, end = self._decoder.push(tokens), pieces[-1].finished
+        self.num_tokens += len(tokens)
+        if self._decoder.stop is not None:
+            self.finish = "stop"
+        elif end is not None:
+            text += self._decoder.finish()
+            self.finish = "stop" if self._decoder.stop is not None else FINISH.get(end.reason)
+            if self.finish is None:
+                self.error = end.message or "the request failed"
+        return Delta(text, tokens, outputs, self.finish)
+
+
+class Reply:
+    """The choices of one request. `take` waits for news of any of them."""
+
+    def __init__(self, reply_id: str, choices: Sequence[Choice], num_prompt_tokens: int, deadline_s: float) -> None:
+        self.id = reply_id
+        self.choices = choices
+        self.num_prompt_tokens = num_prompt_tokens
+        self.created = int(time.time())
+        self.news = asyncio.Event()
+        self.lost: ApiError | None = None  # the body is gone
+        self._deadline = asyncio.get_running_loop().time() + deadline_s
+        self._deadline_s = deadline_s
+
+    @property
+    def is_over(self) -> bool:
+        return all(choice.finish is not None for choice in self.choices)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self.choices)
+
+    async def take(self) -> list[tuple[Choice, Delta]]:
+        """Wait for news and return them; an empty list once all choices are over. Raises ApiError if one failed, or at the deadline."""
+        while not self.is_over:
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await self.news.wait()
+            except TimeoutError:
+                raise ApiError(504, f"not finished after {self._deadline_s:g} s", code="deadline_exceeded") from None
+            self.news.clear()
+            if self.lost is not None:
+                raise self.lost
+            deltas = [(choice, delta) for choice in self.choices if (delta := choice.take()) is not None]
+            for choice in self.choices:
+                if choice.error:
+                    raise refused(choice.error, 1)
+            if deltas:
+                return deltas
+        return []
+
+
+class Frontend:
+    """Admits requests to `body` within `limits`."""
+
+    def __init__(self, body: Body, limits: Limits, metrics: ServerMetrics) -> None:
+        self.body = body
+        self.limits = limits
+        self.metrics = metrics
+        self.is_draining = False
+        metrics.engines = body.engines
+        self._numbers = itertools.count()
+        self._choices: dict[str, tuple[Reply, Choice]] = {}  # of outputs that the body has, by the ids of their orders
+        self._replies: dict[str, Reply] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.scheduler = SchedulerThread(
+            body, self._deliver, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS
+        )
+
+    @property
+    def num_live(self) -> int:
+        """Outputs that the body has."""
+        return len(self._choices)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.scheduler.is_running and not self.is_draining
+
+    def start(self) -> None:
+        """Begin to serve; called in the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self.scheduler.start()
+
+    async def stop(self) -> None:
+        """Give up what is left, let the body end it, and stop the scheduler."""
+        self.is_draining = True
+        for reply in list(self._replies.values()):
+            self.abort(reply.choices)
+        begin = time.monotonic()
+        while self._choices and self.scheduler.is_running and time.monotonic() - begin < self.limits.stall_s:
+            await asyncio.sleep(0.005)
+        await asyncio.to_thread(self.scheduler.stop)
+
+    def open(self, reply_id: str, orders: Sequence[Order], num_prompt_tokens: int) -> Reply:
+        """Send orders to the body. Raises ApiError 429 beyond the limit of outputs, 503 if the server stops or its body has failed."""
+        if not self.is_ready:
+            raise ApiError(
+                503, "the server is stopping" if self.is_draining else "the engine has failed", code="not_ready"
+            )
+        limit = self.limits.max_streams
+        if self.num_live + len(orders) > limit:
+            self.metrics.num_refused += 1
+            message = f"{self.num_live} outputs are being served, at most {limit} may be"
+            raise ApiError(429, message, code="too_many_streams", retry_after_s=self.limits.retry_after_s)
+        orders = [replace(order, number=next(self._numbers)) for order in orders]
+        tokenizer = self.body.tokenizer
+        choices = [Choice(i, order, StreamDecoder(tokenizer, order.stop)) for i, order in enumerate(orders)]
+        reply = Reply(reply_id, choices, num_prompt_tokens, self.limits.deadline_s)
+        self._replies[reply_id] = reply
+        for choice in choices:
+            self._choices[choice.order.request_id] = (reply, choice)
+            self.metrics.ordered(choice.order, self.body.at_ns(choice.order.at_s))
+            self.scheduler.submit(choice.order)
+        return reply
+
+    def abort(self, choices: Iterable[Choice]) -> None:
+        """Give choices up, unless the body has ended them; their last pieces follow."""
+        for choice in choices:
+            if choice.is_live:
+                choice.is_live = False
+                self.scheduler.abort(choice.order.request_id)
+
+    def close(self, reply: Reply) -> None:
+        """Forget a reply that no client waits for any more, and give up what of it is left."""
+        self.abort(reply.choices)
+        self._replies.pop(reply.id, None)
+
+    def find(self, reply_id: str) -> Reply | None:
+        """Return the reply of this id that is being served."""
+        return self._replies.get(reply_id)
+
+    # -- from the scheduler's thread ----------------------------------------------------------------------------------
+
+    def _deliver(self, pieces: list[Piece]) -> None:
+        self.metrics.deliver(pieces)
+        self._loop.call_soon_threadsafe(self._dispatch, pieces)
+
+    def _dispatch(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            reply, choice = self._choices[piece.request_id]
+            choice.add(piece)
+            if piece.finished is not None:
+                choice.is_live = False
+                del self._choices[piece.request_id]
+            reply.news.set()
+
+    def _body_failed(self, error: BaseException) -> None:
+        _log.critical("the scheduler has stopped: %s", error, exc_info=error)
+        self._loop.call_soon_threadsafe(self._lose_all)
+
+    def _lose_all(self) -> None:
+        self._choices.clear()
+        for reply in self._replies.values():
+            for choice in reply.choices:
+                choice.is_live = False
+            reply.lost = ApiError(503, "the engine has failed", code="engine_error")
+            reply.news.set()

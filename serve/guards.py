@@ -1,0 +1,77 @@
+"""What every request passes before the application sees it: the key, and the size and pace of its body."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Container
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import ApiError
+from .limits import Limits
+
+
+class Guards:
+    """Refuses requests without `api_key` (401), bodies beyond the limit (413) and bodies that stop on the way (408)."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, api_key: str | None, plain: Container[str]) -> None:
+        self._app = app
+        self._limits = limits
+        self._api_key = None if api_key is None else api_key.encode()
+        self._plain = plain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        error = self._problem(scope["path"], headers)
+        if error is None:
+            try:
+                messages = await self._body(receive)
+            except ApiError as refused:
+                error = refused
+        if error is not None:
+            await _send_error(send, error)
+            return
+
+        async def replay() -> Message:
+            return messages.pop(0) if messages else await receive()
+
+        await self._app(scope, replay, send)
+
+    def _problem(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
+        if self._api_key is not None and path not in self._plain:
+            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._api_key):
+                return ApiError(401, "no valid key: send Authorization: Bearer …", code="invalid_api_key")
+        length = headers.get(b"content-length", b"")
+        return self._too_large() if length.isdigit() and int(length) > self._limits.max_body_bytes else None
+
+    async def _body(self, receive: Receive) -> list[Message]:
+        """Read the body whole, so that a slow one holds nothing but itself. Raises ApiError 408 and 413."""
+        chunks, size = [], 0
+        while True:
+            try:
+                async with asyncio.timeout(self._limits.stall_s):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, f"the rest of the body did not come within {self._limits.stall_s:g} s") from None
+            if message["type"] == "http.disconnect":
+                return [message]
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > self._limits.max_body_bytes:
+                raise self._too_large()
+            if not message.get("more_body"):
+                return [{"type": "http.request", "body": b"".join(chunks), "more_body": False}]
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self._limits.max_body_bytes} bytes", code="body_too_large")
+
+
+async def _send_error(send: Send, error: ApiError) -> None:
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": error.to_bytes()})

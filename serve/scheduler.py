@@ -1,0 +1,129 @@
+"""The scheduler's thread: it alone drives the body, and never waits for a client.
+
+```
+asyncio ── commands: at most `max_commands` ─►  take ─► submit, abort ─► turn ─► pieces ─► deliver ── call_soon_threadsafe ─► asyncio
+```
+
+Pieces are handed over once per turn, for all requests together. What a slow client has not read waits as its token ids on the asyncio
+side, at most the tokens that its request may have.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ..core.contract.request import FinishedRequest, FinishReason
+from .bodies.port import Body, Order, Piece
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: Callable[[], object]
+    done: Future
+
+
+class SchedulerThread:
+    """Runs `body` between `start` and `stop`.
+
+    On this thread it calls `deliver` with the pieces of each turn, and `on_failure` with an error of the body, which ends it.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        deliver: Callable[[list[Piece]], None],
+        on_failure: Callable[[BaseException], None],
+        max_commands: int,
+    ) -> None:
+        self.body = body
+        self.error: BaseException | None = None  # why the loop has ended before `stop`
+        self._deliver = deliver
+        self._on_failure = on_failure
+        self._max_commands = max_commands
+        self._commands: deque[Order | _Abort | _Call] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive() and self.error is None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop after its turn, and wait for it. Requests that live are left as they are."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def submit(self, order: Order) -> None:
+        """Hand an order over."""
+        self._put(order)
+
+    def abort(self, request_id: str) -> None:
+        """Give a request up before the next round; its last piece follows."""
+        self._put(_Abort(request_id))
+
+    def call(self, function: Callable[[], object]) -> Future:
+        """Have `function` called between two turns; its result or exception is in the future."""
+        done: Future = Future()
+        self._put(_Call(function, done))
+        return done
+
+    def _put(self, command: Order | _Abort | _Call) -> None:
+        with self._changed:
+            assert len(self._commands) < self._max_commands, (
+                "the limit of outputs bounds the commands: an order and an abort each"
+            )
+            self._commands.append(command)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._take_commands()
+                if pieces := self.body.turn():
+                    self._deliver(pieces)
+        except BaseException as error:
+            self.error = error
+            self._on_failure(error)
+
+    def _take_commands(self) -> None:
+        """Wait until the body has something to do or a command comes; carry out the commands."""
+        with self._changed:
+            if not self._commands and not self._stopping:
+                wait_s = self.body.wait_s()
+                if wait_s != 0.0:
+                    self._changed.wait(wait_s)
+            commands, self._commands = self._commands, deque()
+        refused: list[Piece] = []
+        for command in commands:
+            if isinstance(command, Order):
+                if refusal := self.body.submit(command):
+                    end = FinishedRequest(command.request_id, FinishReason.ERROR, 0, message=refusal)
+                    refused.append(Piece(command.request_id, self.body.at_ns(command.at_s), [], finished=end))
+            elif isinstance(command, _Abort):
+                self.body.abort(command.request_id)
+            else:
+                _carry_out(command)
+        if refused:
+            self._deliver(refused)
+
+
+def _carry_out(call: _Call) -> None:
+    try:
+        call.done.set_result(call.function())
+    except Exception as error:
+        call.done.set_exception(error)

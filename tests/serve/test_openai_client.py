@@ -1,0 +1,145 @@
+"""OpenAI's own client, unmodified, against both bodies."""
+
+from __future__ import annotations
+
+import asyncio
+
+import openai
+import pytest
+from http_server import Served
+
+MODEL = "served"
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "def add"}]}]
+
+
+def test_a_completion_is_the_text_of_its_stream(served: Served):
+    asked = {"model": MODEL, "prompt": "def add(a, b):", "max_tokens": 12, "temperature": 0, "seed": 3}
+    whole = served.client.completions.create(**asked)
+    assert (whole.usage.completion_tokens, whole.choices[0].finish_reason) == (12, "length")
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + 12
+    events = list(served.client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(event.choices[0].text for event in events if event.choices) == whole.choices[0].text
+    assert events[-1].usage == whole.usage and not events[-1].choices
+    assert [event.choices[0].finish_reason for event in events[:-1]] == [None] * (len(events) - 2) + ["length"]
+    assert len({event.id for event in events}) == 1 and whole.id != events[0].id
+
+
+def test_a_chat_is_the_text_of_its_stream(served: Served):
+    asked = {"model": MODEL, "messages": CHAT, "max_completion_tokens": 9, "temperature": 0, "seed": 1}
+    whole = served.client.chat.completions.create(**asked)
+    assert whole.choices[0].message.role == "assistant" and whole.usage.completion_tokens <= 9
+    with served.client.chat.completions.create(**asked, stream=True) as stream:
+        deltas = [event.choices[0].delta for event in stream]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == whole.choices[0].message.content
+
+
+def test_choices_of_several_prompts_come_in_order(served: Served):
+    asked = {"model": MODEL, "prompt": ["for i", "def"], "n": 2, "max_tokens": 5, "seed": 0, "echo": True}
+    whole = served.client.completions.create(**asked)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert [choice.text[:3] for choice in whole.choices] == ["for", "for", "def", "def"]
+    texts = ["", "", "", ""]
+    for event in served.client.completions.create(**asked, stream=True):
+        texts[event.choices[0].index] += event.choices[0].text
+    assert texts == [choice.text for choice in whole.choices], "a seed gives the same texts again"
+    assert texts[0] != texts[1], "choices of one seed differ"
+
+
+def test_many_clients_at_once(served: Served):
+    async def ask(client: openai.AsyncOpenAI, number: int) -> int:
+        stream = await client.completions.create(
+            model=MODEL, prompt=f"number {number}", max_tokens=8, stream=True, extra_body={"ignore_eos": True, "top_k": 5},
+            stream_options={"include_usage": True},
+        )  # fmt: skip
+        return [event async for event in stream][-1].usage.completion_tokens
+
+    async def all_of_them() -> list[int]:
+        async with served.async_client as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(40)))
+
+    assert asyncio.run(all_of_them()) == [8] * 40
+    served.wait_until_idle()
+
+
+def test_a_stop_string_ends_the_text_before_it(served: Served):
+    asked = {
+        "model": MODEL,
+        "prompt": "x",
+        "max_tokens": 30,
+        "temperature": 0,
+        "seed": 4,
+        "extra_body": {"ignore_eos": True},
+    }
+    text = served.client.completions.create(**asked).choices[0].text
+    stop = text[8:11]
+    for stream in (False, True):
+        answer = served.client.completions.create(**asked, stop=[stop, "§"], stream=stream)
+        choices = [event.choices[0] for event in answer] if stream else answer.choices
+        assert "".join(choice.text for choice in choices) == text[: text.index(stop)]
+        assert choices[-1].finish_reason == "stop"
+    served.wait_until_idle()
+
+
+def test_tokens_go_and_come_back(served: Served):
+    text = "def add(a, b):\n    return a + b\n"
+    tokens = served.post("/tokenize", prompt=text, add_special_tokens=False).json()
+    assert tokens["count"] == len(tokens["tokens"])
+    assert served.post("/detokenize", tokens=tokens["tokens"]).json() == {"prompt": text}
+    answer = served.client.completions.create(model=MODEL, prompt=tokens["tokens"], max_tokens=1)
+    assert answer.usage.prompt_tokens == tokens["count"]
+    chat = served.post("/tokenize", messages=[{"role": "user", "content": "hi"}]).json()
+    asked = served.client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hi"}], max_tokens=1
+    )
+    assert asked.usage.prompt_tokens == chat["count"]
+
+
+def test_the_model_is_listed(served: Served):
+    (card,) = served.client.models.list().data
+    assert card.id == MODEL and card.max_model_len == served.frontend.body.context_len
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"temperature": -1}, "temperature"),
+        ({"n": 17}, "n"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [2**31 - 1, -1]}, "prompt"),
+        ({"max_tokens": 10**8}, "max_tokens"),
+        ({"extra_body": {"beam_width": 3}}, "beam_width"),
+        ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ],
+)
+def test_what_cannot_be_honoured_is_an_error_with_its_name(simulated: Served, asked: dict, param: str):
+    with pytest.raises(openai.BadRequestError) as caught:
+        simulated.client.completions.create(**{"model": MODEL, "prompt": "x", **asked})
+    assert caught.value.body["param"] == param
+
+
+def test_another_model_is_not_found(simulated: Served):
+    with pytest.raises(openai.NotFoundError, match="'served'"):
+        simulated.client.completions.create(model="gpt-4", prompt="x")
+
+
+def test_a_simulated_server_has_no_probabilities(simulated: Served):
+    with pytest.raises(openai.BadRequestError, match="no model"):
+        simulated.client.completions.create(model=MODEL, prompt="x", logprobs=1)
+
+
+def test_log_probabilities_of_a_model(real: Served):
+    asked = {"model": MODEL, "max_tokens": 6, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    logprobs = real.client.completions.create(**asked, prompt="def", logprobs=2).choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 6
+    assert all(
+        max(top.values()) == value <= 0
+        for top, value in zip(logprobs.top_logprobs, logprobs.token_logprobs, strict=True)
+    )
+    chat = real.client.chat.completions.create(**asked, messages=CHAT, logprobs=True, top_logprobs=2)
+    entries = chat.choices[0].logprobs.content
+    assert len(entries) == 6 and all(entry.top_logprobs[0].logprob == entry.logprob for entry in entries)
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
