@@ -23,6 +23,7 @@ from .simulation.acceptance import acceptance
 from .simulation.calibrate import calibrate
 from .simulation.schema import schema
 from .simulation.simulate import simulate
+from .simulation.trace import trace
 
 app = typer.Typer(
     name="foretoken",
@@ -42,6 +43,7 @@ app.command()(twin)
 app.command()(serve)
 app.command()(replay)
 app.add_typer(adaptive, name="adaptive")
+app.command()(trace)
 app.command()(acceptance)
 app.command()(calibrate)
 app.command()(schema)

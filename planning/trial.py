@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..core.errors import ForetokenError, InvariantViolation
 from ..observe.metrics import RunMetrics
 from ..sim.effects import given_keys
-from ..sim.run import Simulation
+from ..sim.run import Progress, Simulation
 from ..sim.scenario_file import OVERRIDES, SETTINGS, scenario_with
 from ..simulation import summarize_run
 
@@ -36,14 +36,18 @@ class Trial:
     wall_s: float = 0.0
 
 
-def run_trial(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Trial:
+def run_trial(
+    tables: Mapping[str, Any], settings: Mapping[str, Any], on_progress: Callable[[Progress], None] | None = None
+) -> Trial:
     """Simulate a scenario, given as its tables, with the values of some keys replaced. Raises KeyboardInterrupt if it was interrupted."""
     started_s = time.monotonic()
     try:
         scenario = scenario_with(tables, settings)
         origins = {**given_keys(scenario, "scenario"), **dict.fromkeys(settings, SETTINGS), "seed": OVERRIDES}
         with closing(RunMetrics()) as metrics:
-            report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)], origins=origins).run()
+            report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)], origins=origins).run(
+                on_progress
+            )
             if not report.complete:
                 raise KeyboardInterrupt
             summary = summarize_run(scenario, report, metrics)

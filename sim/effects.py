@@ -28,7 +28,7 @@ from .scenario_file import OVERRIDES, SETTINGS, origin_of
 COMMAND_LINE = (SETTINGS, "--trace", "--seed")
 EXPLICIT = (*COMMAND_LINE, OVERRIDES)
 GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
-ARRIVALS = ("arrivals", "rate", "end_rate", "ramp_s", "amplitude", "period_s", "burstiness")
+ARRIVALS = ("arrivals", "rate", "end_rate", "ramp_s", "amplitude", "curve", "period_s", "burstiness")
 
 Reason = Callable[[Assembly], str | None]
 
@@ -298,13 +298,15 @@ RULES: tuple[Rule, ...] = (
             _keys("workload", *names),
             _when(
                 lambda run, kinds=kinds: not (_has_trace(run) or _is_closed(run) or _arrivals_are(*kinds)(run)),
-                f"arrivals are {{scenario.workload.arrivals}}; it belongs to {' and '.join(kinds)} (workload.arrivals)",
+                f"arrivals are {{scenario.workload.arrivals}}; it belongs to {', '.join(kinds)} (workload.arrivals)",
             ),
         )
         for names, kinds in (
             (("end_rate", "ramp_s"), ("ramp",)),
-            (("amplitude", "period_s"), ("day",)),
-            (("burstiness",), ("gamma", "day")),
+            (("amplitude",), ("day",)),
+            (("curve",), ("curve",)),
+            (("period_s",), ("day", "curve")),
+            (("burstiness",), ("gamma", "day", "curve")),
         )
     ),
     *(

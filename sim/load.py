@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..core.errors import ConfigError, Problem
-from .scenario import Length, Scenario
+from .scenario import Length, Scenario, Workload
 from .scenario_check import SCENARIO
 from .workload.arrivals import ArrivalProcess, RateCurve
 from .workload.lengths import EmpiricalLength, FixedLength, LengthDistribution, LognormalLength, UniformLength
@@ -42,6 +42,8 @@ def make_workload(scenario: Scenario, total_limit: int) -> TraceSource | Synthet
             case "day":
                 curve = RateCurve.day(rate, table.amplitude, period_s=table.period_s)
                 arrivals = ArrivalProcess.gamma(curve, table.burstiness)
+            case "curve":
+                arrivals = ArrivalProcess.gamma(_curve(table, rate), table.burstiness)
     prefixes = None
     if table.prefixes is not None:
         prefixes = SharedPrefixes(table.prefixes.groups, FixedLength(table.prefixes.length), table.prefixes.zipf)
@@ -61,6 +63,17 @@ def make_workload(scenario: Scenario, total_limit: int) -> TraceSource | Synthet
         table.urgent_share,
         scenario.seed,
     )
+
+
+def _curve(table: Workload, rate: float) -> RateCurve:
+    """Return the curve of `workload.curve`, raised or lowered to the mean `rate`."""
+    if table.curve is None or len(table.curve) < 2 or not any(table.curve):
+        message = "is missing; arrivals of the kind curve need two rates at least, one of them above 0"
+        raise ConfigError(SCENARIO, [Problem("workload.curve", message)])
+    pieces = len(table.curve) - 1
+    mean = (sum(table.curve) - (table.curve[0] + table.curve[-1]) / 2) / pieces
+    times = [table.period_s * i / pieces for i in range(pieces)]
+    return RateCurve.table([*times, table.period_s], [rate * value / mean for value in table.curve], table.period_s)
 
 
 def contents_are_known(scenario: Scenario) -> bool:

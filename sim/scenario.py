@@ -250,16 +250,19 @@ class Workload(Table):
     num_requests: Count | None = Field(
         None, description="at most so many; default: 1000 synthetic ones, or the whole trace"
     )
-    arrivals: Literal["poisson", "gamma", "constant", "ramp", "day"] = Field(
+    arrivals: Literal["poisson", "gamma", "constant", "ramp", "day", "curve"] = Field(
         "poisson", description="synthetic arrivals"
     )
-    rate: Rate = Field(8.0, description="requests per second (ramp: at the start; day: the mean)")
+    rate: Rate = Field(8.0, description="requests per second (ramp: at the start; day, curve: the mean)")
     end_rate: Rate | None = Field(None, description="ramp: requests per second at its end; default: twice the rate")
     ramp_s: Seconds = Field(600.0, description="ramp: its length")
     amplitude: Share = Field(0.5, description="day: the peak is this share above the mean")
-    period_s: Seconds = Field(86_400.0, description="day: its length")
+    curve: list[Annotated[float, Field(ge=0, le=1e6)]] | None = Field(
+        None, description="curve: rates at equal distances over period_s, in any unit, with straight lines between them"
+    )
+    period_s: Seconds = Field(86_400.0, description="day, curve: its length, after which it begins again")
     burstiness: Positive = Field(
-        1.0, description="gamma, day: coefficient of variation of the gaps; 1 is Poisson, more is burstier"
+        1.0, description="gamma, day, curve: coefficient of variation of the gaps; 1 is Poisson, more is burstier"
     )
     concurrency: Count | None = Field(
         None, description="closed loop: so many clients, each sends its next request when one ends"

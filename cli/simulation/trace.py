@@ -1,0 +1,290 @@
+"""`foretoken trace`: what a trace is like, and a synthetic workload that resembles it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .simulate import Quiet, ScenarioFile, Settings, given_by_options
+
+if TYPE_CHECKING:
+    from ...sim.scenario import Scenario
+    from ...sim.workload.description import Arrivals, Description, Lengths
+    from ...sim.workload.synthesis import Synthesis
+
+WIDTH = 80
+SHOWN_PERCENTILES = (50, 90, 99, 99.9)
+COMPARED_PERCENTILES = (5, 50, 90, 99)
+CHECKED = {  # key of the summary -> its name
+    "mean_ttft_ms": "TTFT, mean ms",
+    "p99_ttft_ms": "TTFT, p99 ms",
+    "mean_tpot_ms": "TPOT, mean ms",
+    "p99_tpot_ms": "TPOT, p99 ms",
+    "p99_e2el_ms": "E2EL, p99 ms",
+    "output_throughput": "output tokens/s",
+    "mean_running": "running, mean",
+    "max_queue_length": "waiting, most",
+    "prefix_cache_hit_rate": "prefix hit rate",
+}
+
+
+def trace(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, as for --trace of simulate.")],
+    scenario: ScenarioFile = None,
+    settings: Settings = None,
+    cache_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VALUES", show_default=False, help="Caches whose hit rate to tell: 500000, 65536..4194304:log."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="Fit a synthetic workload, and write it to this file."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Simulate the trace and the synthetic workload, and compare.")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", show_default=False, help="Write every number to this file.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Describe a trace: rates, lengths, burstiness, prefix reuse; fit a synthetic workload to it.
+
+        foretoken trace requests.csv
+        foretoken trace requests.jsonl --cache-tokens 500000,5000000
+        foretoken trace requests.jsonl chat.toml
+        foretoken trace requests.csv --out workload.toml --check
+        foretoken simulate workload.toml --set workload.rate=20
+
+    The hit rate is that of prompts alone, in a cache that forgets nothing, in
+    those of --cache-tokens, and with a SCENARIO (or --set of anything but the
+    workload) in the KV slots of its engines, as one cache.
+    --set workload.start_s=600 and the like take a piece of the trace.
+
+    --out writes a scenario's table `workload`: rates over time, burstiness,
+    lengths, shared prefixes. The report says how near each comes to the trace,
+    and --check what a simulation makes of the difference.
+    """
+    from ...observe.input_files import read_lines
+    from ...planning.grid import parse_values
+    from ...sim.load import make_workload
+    from ...sim.scenario_file import load_scenario
+    from ...sim.workload.description import describe
+    from ...sim.workload.synthesis import synthesize
+    from ...sim.workload.traces import TraceSource
+    from ..files import JsonRecord, write_text
+
+    record = JsonRecord(json_file)
+    sizes = parse_values("--cache-tokens", cache_tokens, int, 1) if cache_tokens is not None else []
+    next(read_lines(file), None)  # refused now, if it cannot be read
+    resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(file, None)])
+    slots = None
+    if scenario is not None or any(not key.startswith("workload.") for key in origins):
+        slots = _kv_slots(resolved)
+        sizes.append(slots)
+    source = make_workload(resolved, 0)
+    assert isinstance(source, TraceSource)
+    whole = source.scan()
+    described, columns = describe(source, tuple(dict.fromkeys(sizes)))
+    skipped = whole.num_rows - whole.num_requests
+    lines = [*_heading(file, whole.format, described, skipped), *_arrivals(described.arrivals), *_lengths(described)]
+    typer.echo("\n".join([*lines, *_reuse(described, slots), *_unknown(described)]))
+    document: dict[str, Any] = {"trace": str(file), "format": whole.format, "rows_without_work": skipped}
+    document |= {"unknown": list(_untold(described)), "description": described.to_json()}
+    if out is not None or check:
+        made = synthesize(source, described, columns)
+        typer.echo("\n".join(["", *_compared(described, made)]))
+        document["synthetic"] = made.to_json()
+        if out is not None:
+            write_text(out, _workload_text(file, made), replace=True)
+            typer.echo(f"\nWritten to {out}.")
+        if check:
+            document["check"] = _check(resolved, made, quiet)
+    record.write(document)
+
+
+def _kv_slots(scenario: Scenario) -> int:
+    from ...sim.assembly import assemble
+
+    run = assemble(scenario)
+    return run.spec.config.num_pages * run.spec.config.page_size * run.pools.num_engines
+
+
+# -- what the trace is like -------------------------------------------------------------------------------------------
+
+
+def _heading(file: Path, form: str, described: Description, skipped: int) -> list[str]:
+    found = described.arrivals
+    rate = "" if found.rate is None else f", {found.rate:.3g} per second"
+    text = f"{file.name} ({form}): {described.num_requests:,} requests over {_clock(found.span_s)}{rate}"
+    if described.sessions is not None:
+        text += f", {described.sessions:,} sessions"
+    if skipped:
+        text += f"; {skipped:,} rows have no prompt or no output and are left out"
+    return [*textwrap.wrap(text, WIDTH), ""]
+
+
+def _clock(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02} hours"
+
+
+def _arrivals(found: Arrivals) -> list[str]:
+    from ...observe.tables import sparkline
+
+    if found.rate is None:
+        return ["All requests come at the same time.", ""]
+    lines = [f"Requests/s over time, means of {found.bucket_s:.3g} s"]
+    lines += [f"  {sparkline(found.rates, 60)}  {min(found.rates):.3g} to {max(found.rates):.3g}", ""]
+    windows = list(found.peaks)
+    lines.append(f"{'Arrivals in windows of':34}" + "".join(f"{f'{w:g} s':>9}" for w in windows))
+    lines.append(f"{'  variance / mean':34}" + "".join(f"{_number(found.dispersion.get(w)):>9}" for w in windows))
+    lines.append(f"{'  requests/s, the greatest':34}" + "".join(f"{_number(found.peaks[w]):>9}" for w in windows))
+    if found.tick_s is None:
+        lines.append(f"{'  gaps: standard deviation / mean':34}{found.gap_cv:>9.3g}")
+    return [*lines, "  (1 is Poisson; more is burstier, also where the rate changes over time)", ""]
+
+
+def _lengths(described: Description) -> list[str]:
+    names = ["mean", "least", *(f"p{p:g}" for p in SHOWN_PERCENTILES), "greatest"]
+    lines = [f"{'Tokens':10}" + "".join(f"{name:>10}" for name in names)]
+    for name, lengths in (("  prompt", described.prompt), ("  output", described.output)):
+        cells = [lengths.mean, lengths.least, *(lengths.percentiles[p] for p in SHOWN_PERCENTILES), lengths.greatest]
+        lines.append(f"{name:10}" + "".join(f"{cell:>10,.0f}" for cell in cells))
+    if described.length_correlation is not None:
+        lines.append(f"  correlation of a request's prompt and output (ranks): {described.length_correlation:+.2f}")
+    return [*lines, ""]
+
+
+def _reuse(described: Description, slots: int | None) -> list[str]:
+    found = described.reuse
+    if found is None:
+        return []
+    lines = [f"{'Prefix reuse, by the cache':34}{'tokens':>16}{'hit rate':>10}"]
+    lines.append(f"{'  infinite':34}{found.distinct_tokens:>16,}{found.infinite:>10.1%}")
+    for size, rate in found.caches.items():
+        name = "  KV slots of the scenario" if size == slots else "  least recently used goes first"
+        lines.append(f"{name:34}{size:>16,}{rate:>10.1%}")
+    return [*lines, f"  {found.requests:.1%} of the requests find something in the infinite cache", ""]
+
+
+def _unknown(described: Description) -> list[str]:
+    return [
+        line
+        for text in _untold(described)
+        for line in textwrap.wrap(f"The trace does not tell {text}.", WIDTH, subsequent_indent="  ")
+    ]
+
+
+def _untold(described: Description) -> Iterator[str]:
+    """Yield what the trace says nothing about, as the objects of a sentence."""
+    if described.reuse is None:
+        yield "what the prompts contain (it has no block hashes), so nothing about prefix reuse"
+    else:
+        yield "what the outputs contain: the hit rates count prompts alone, as if outputs were not kept"
+    if described.arrivals.tick_s is not None:
+        yield f"gaps: most requests share their time with others, and these times are {described.arrivals.tick_s:g} s apart"
+    if described.sessions is None:
+        yield "which requests belong to one conversation"
+
+
+# -- the synthetic workload -------------------------------------------------------------------------------------------
+
+
+def _compared(described: Description, made: Synthesis) -> list[str]:
+    lines = [f"{'Synthetic workload':34}{'trace':>14}{'synthetic':>14}{'ratio':>8}"]
+    other = made.description
+    if described.arrivals.rate is not None and other.arrivals.rate is not None:
+        lines.append(_row("requests/s", described.arrivals.rate, other.arrivals.rate))
+        for window, value in described.arrivals.dispersion.items():
+            if window in other.arrivals.dispersion:
+                lines.append(_row(f"variance / mean in {window:g} s", value, other.arrivals.dispersion[window]))
+    for name, one, two in (("prompt", described.prompt, other.prompt), ("output", described.output, other.output)):
+        lines += [_row(f"{name} tokens, {what}", *pair) for what, pair in _length_pairs(one, two)]
+    if described.reuse is not None and other.reuse is not None:
+        lines.append(_row("hit rate, infinite cache", described.reuse.infinite, other.reuse.infinite))
+        for size, rate in described.reuse.caches.items():
+            lines.append(_row(f"hit rate, {size:,} tokens", rate, other.reuse.caches[size]))
+    distance = " and ".join(f"{value:.1%} ({name})" for name, value in made.distance.items())
+    text = f"The distribution functions of lengths differ by at most {distance} (Kolmogorov-Smirnov)."
+    lines += ["", *textwrap.wrap(text, WIDTH)]
+    for loss in made.losses:
+        lines += textwrap.wrap(f"It leaves out {loss}.", WIDTH, subsequent_indent="  ")
+    return lines
+
+
+def _length_pairs(one: Lengths, two: Lengths) -> Iterator[tuple[str, tuple[float, float]]]:
+    yield "mean", (one.mean, two.mean)
+    for percentile in COMPARED_PERCENTILES:
+        yield f"p{percentile}", (one.percentiles[percentile], two.percentiles[percentile])
+
+
+def _row(name: str, one: float | None, two: float | None) -> str:
+    ratio = f"{two / one:.2f}" if one and two is not None else "–"
+    return f"  {name:32}{_number(one):>14}{_number(two):>14}{ratio:>8}"
+
+
+def _number(value: float | None) -> str:
+    from ...observe.tables import format_number
+
+    return format_number(float(value) if value is not None else None)
+
+
+def _workload_text(file: Path, made: Synthesis) -> str:
+    """Return the table as TOML, for `foretoken simulate`."""
+    from .scenario_text import toml_value
+
+    lines = [
+        f"# A synthetic workload, fitted by `foretoken trace` to {file.name}.",
+        *(f"# Without {x}." for x in made.losses),
+    ]
+    below = {name: value for name, value in made.table.items() if isinstance(value, Mapping)}
+    tables = [("workload", {name: value for name, value in made.table.items() if name not in below})]
+    for name, table in [*tables, *((f"workload.{name}", table) for name, table in below.items())]:
+        lines += ["", f"[{name}]"]
+        for key, value in table.items():
+            lines += textwrap.wrap(f"{key} = {toml_value(value)}", 100, subsequent_indent="  ")
+    return "\n".join(lines) + "\n"
+
+
+def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, dict[str, Any]]:
+    """Simulate both workloads, print their latencies side by side, and return them."""
+    from ...core.errors import ForetokenError
+    from ...planning.trial import run_trial
+    from ..progress import simulation_progress
+
+    tables = scenario.model_dump(mode="json")
+    synthetic = {**tables, "workload": {**made.table, "max_tokens": scenario.workload.max_tokens}}
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, one in (("trace", tables), ("synthetic", synthetic)):
+        with simulation_progress(quiet) as progress:
+            trial = run_trial(one, {}, progress)
+        if trial.status != "done":
+            raise ForetokenError(trial.message)
+        found[name] = trial.summary
+    lines = ["", f"{f'Simulated: {_deployment(scenario)}':34}{'trace':>14}{'synthetic':>14}{'ratio':>8}"]
+    lines += [
+        _row(name, *(summary[key] for summary in found.values())) for key, name in CHECKED.items() if _told(found, key)
+    ]
+    overloaded = [name for name, summary in found.items() if summary["overloaded"]]
+    if overloaded:
+        text = f"Overloaded: {' and '.join(overloaded)}; latencies depend on how long the run is."
+        lines += textwrap.wrap(text, WIDTH)
+    typer.echo("\n".join(lines))
+    return {name: {key: summary[key] for key in CHECKED} for name, summary in found.items()}
+
+
+def _deployment(scenario: Scenario) -> str:
+    return f"{scenario.model.target}, {scenario.hardware.gpu}"
+
+
+def _told(found: Mapping[str, Mapping[str, Any]], key: str) -> Sequence[Any]:
+    return [summary[key] for summary in found.values() if summary[key] is not None]

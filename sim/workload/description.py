@@ -1,0 +1,177 @@
+"""What a workload is like: rates over time, lengths, burstiness, and how much of its prompts a prefix cache finds again.
+
+A trace and a synthetic workload are described by the same code, so that a fit is compared with what it was fitted to.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ForetokenError
+from .arrival import Arrival
+from .reuse import PrefixReuse, ReuseMeter
+
+PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
+WINDOWS_S = (0.1, 1.0, 10.0, 60.0, 600.0)
+"""Windows in which arrivals are counted, for the index of dispersion and the peak."""
+LEAST_WINDOWS = 10  # of one width: fewer say nothing about a variance
+BUCKETS = 60  # of the rate over time
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A distribution of token counts. `percentiles`: of `PERCENTILES`, interpolated."""
+
+    mean: float
+    std: float
+    least: int
+    greatest: int
+    percentiles: Mapping[float, float]
+
+    @classmethod
+    def of(cls, lengths: np.ndarray) -> Lengths:
+        found = np.percentile(lengths, PERCENTILES).tolist()
+        named = dict(zip(PERCENTILES, found, strict=True))
+        return cls(float(lengths.mean()), float(lengths.std()), int(lengths.min()), int(lengths.max()), named)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When requests come.
+
+    Attributes:
+        span_s: From the first request to the last.
+        rate: Requests per second over that span; None if all come at once.
+        rates, bucket_s: Requests per second in successive buckets of this width.
+        peaks: By window in seconds, the greatest number of requests per second in any of them.
+        dispersion: By window in seconds, variance over mean of the requests in each; 1 is Poisson, 0 a clock, more is burstier.
+        gap_cv: Standard deviation over mean of the gaps between requests; 1 is Poisson.
+        tick_s: Requests come together at times about so far apart, as they were recorded; None unless most share their time with another.
+    """
+
+    span_s: float
+    rate: float | None
+    rates: Sequence[float]
+    bucket_s: float
+    peaks: Mapping[float, float]
+    dispersion: Mapping[float, float]
+    gap_cv: float | None
+    tick_s: float | None
+
+    @classmethod
+    def of(cls, times_ns: np.ndarray) -> Arrivals:
+        span_ns = int(times_ns[-1] - times_ns[0])
+        span_s = span_ns / 1e9
+        if not span_ns:
+            return cls(0.0, None, (), 0.0, {}, {}, None, None)
+        gaps = np.diff(times_ns)
+        shared = 2 * int((gaps == 0).sum()) > len(gaps)
+        tick_ns = int(np.median(gaps[gaps > 0]) if shared else np.gcd.reduce(gaps))
+        counts = {w: counts_in(times_ns, w) for w in WINDOWS_S if w * 1e9 >= tick_ns and w <= span_s}
+        num_buckets = int(min(BUCKETS, max(span_ns // tick_ns, 1)))
+        rates = np.histogram(times_ns, np.linspace(times_ns[0], times_ns[-1], num_buckets + 1))[0]
+        bucket_s = span_s / num_buckets
+        return cls(
+            span_s,
+            (len(times_ns) - 1) / span_s,
+            (rates / bucket_s).tolist(),
+            bucket_s,
+            {w: float(found.max() / w) for w, found in counts.items() if len(found)},
+            dispersion_of(counts),
+            float(gaps.std() / gaps.mean()),
+            tick_ns / 1e9 if shared else None,
+        )
+
+
+def counts_in(times_ns: np.ndarray, window_s: float) -> np.ndarray:
+    """Return how many requests come in each whole window: int64 [windows]. times_ns: int64 [n], ascending."""
+    window_ns = round(window_s * 1e9)
+    places = (times_ns - times_ns[0]) // window_ns
+    whole = int(times_ns[-1] - times_ns[0]) // window_ns
+    return np.bincount(places[places < whole], minlength=whole)
+
+
+def dispersion_of(counts: Mapping[float, np.ndarray]) -> dict[float, float]:
+    """Return variance over mean of the counts in windows of each width that has enough of them."""
+    found = {w: values for w, values in counts.items() if len(values) >= LEAST_WINDOWS and values.any()}
+    return {w: float(values.var(ddof=1) / values.mean()) for w, values in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A workload in numbers. `length_correlation`: of the ranks of prompts' and outputs' lengths (Spearman); None of equal ones.
+
+    `reuse` is None if the workload does not say what its prompts contain, `sessions` (how many conversations or users) if it names none.
+    """
+
+    num_requests: int
+    arrivals: Arrivals
+    prompt: Lengths
+    output: Lengths
+    length_correlation: float | None
+    reuse: PrefixReuse | None
+    sessions: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all numbers as plain data; windows and percentiles are texts, as JSON has it."""
+        return _plain(asdict(self))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(below) for key, below in value.items()}
+    return [_plain(below) for below in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The requests of a workload as columns: int64 [n] each."""
+
+    times_ns: np.ndarray
+    prompt_lens: np.ndarray
+    output_lens: np.ndarray
+
+
+def describe(workload: Iterable[Arrival], cache_tokens: Sequence[int] = ()) -> tuple[Description, Columns]:
+    """Describe an open-loop workload, with the hit rate of prefix caches of these sizes beside that of an infinite one.
+
+    Raises ForetokenError if the workload has no requests, and what reading it raises.
+    """
+    columns = tuple(array("q") for _ in range(3))
+    meter = ReuseMeter(cache_tokens)
+    sessions: Counter[str] = Counter()
+    for arrival in _noted(workload, columns):
+        meter.add(arrival.prompt)
+        if arrival.session is not None:
+            sessions[arrival.session] += 1
+    if not columns[0]:
+        raise ForetokenError("the workload has no requests")
+    times, prompts, outputs = (np.frombuffer(column, np.int64) for column in columns)
+    correlation = None
+    if prompts.min() < prompts.max() and outputs.min() < outputs.max():
+        correlation = float(np.corrcoef(_ranks(prompts), _ranks(outputs))[0, 1])
+    described = Description(
+        len(times), Arrivals.of(times), Lengths.of(prompts), Lengths.of(outputs), correlation, meter.read(), len(sessions) or None
+    )  # fmt: skip
+    return described, Columns(times, prompts, outputs)
+
+
+def _noted(workload: Iterable[Arrival], columns: tuple[array, ...]) -> Iterator[Arrival]:
+    times, prompts, outputs = columns
+    for arrival in workload:
+        times.append(arrival.time_ns or 0)
+        prompts.append(arrival.prompt.length)
+        outputs.append(arrival.output_len)
+        yield arrival
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Return the mean rank of each value among all: equal ones share theirs."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[places]
