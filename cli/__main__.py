@@ -19,7 +19,7 @@ EXTRAS = {  # extra -> the packages that it brings
     "sim": ("typer", "rich", "pydantic", "simpy", "pyarrow"),
     "gpu": ("torch", "tokenizers", "safetensors", "jinja2"),
     "properties": ("hypothesis",),
-    "planning": ("scipy",),
+    "planning": ("scipy", "optuna"),
     "server": ("fastapi", "starlette", "uvicorn", "prometheus_client"),
 }
 NEED_MODELS = ("generate", "bench", "tiny", "twin")

@@ -17,6 +17,7 @@ from .planning.cost import cost
 from .planning.doctor import doctor
 from .planning.plan import plan
 from .planning.sweep import sweep
+from .planning.tune import tune
 from .replay import replay
 from .serve import serve
 from .simulation.acceptance import acceptance
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.command()(simulate)
 app.command()(plan)
+app.command()(tune)
 app.command()(doctor)
 app.command()(cost)
 app.command()(sweep)

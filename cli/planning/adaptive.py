@@ -1,4 +1,4 @@
-"""`foretoken adaptive`: tables of steps in our format, in SGLang's and in vLLM's."""
+"""`foretoken adaptive`: tables of steps in our format, and in those of SGLang, vLLM and TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -59,15 +59,21 @@ def show(
 def export_(
     table: Annotated[str, typer.Argument(help="A preset or a JSON file.")],
     target: Annotated[
-        str, typer.Option("--for", metavar="SERVER", help="sglang-VERSION, such as sglang-0.5.23, or vllm.")
+        str,
+        typer.Option(
+            "--for", metavar="SERVER", help="sglang-VERSION, such as sglang-0.5.23, vllm, or trtllm (from 1.3 on)."
+        ),
     ],
-    max_batch_size: Annotated[int, typer.Option(min=1, help="vllm: where the last range ends (--max-num-seqs).")] = 512,
+    max_batch_size: Annotated[
+        int, typer.Option(min=1, help="vllm, trtllm: where the last range ends (--max-num-seqs).")
+    ] = 512,
     out: Out = None,
 ) -> None:
     """Write a table for another server; what that server does not have is refused.
 
     SGLang takes the file by --speculative-adaptive-config. vLLM takes the two
-    keys in --speculative-config; its ranges have one number of steps each.
+    keys in --speculative-config, TensorRT-LLM under speculative_config; their
+    ranges have one number of steps each.
 
         foretoken adaptive export with-zero --for sglang-0.5.23 --out steps.json
     """
@@ -82,7 +88,10 @@ def export_(
 
 @adaptive.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="SGLang's adaptive file, or the JSON of vLLM's --speculative-config.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="SGLang's adaptive file, the JSON of vLLM's --speculative-config, TensorRT-LLM's YAML."),
+    ],
     out: Out = None,
 ) -> None:
     """Read a table of another server and write it in our format.

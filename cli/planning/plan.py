@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..simulation.simulate import ScenarioFile, Seed, Settings, TraceFile, given_by_options, termination_is_interruption
-from .sweep import make_workers
+from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile, given_by_options
+from .options import NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
     from ...planning.plan import Plan, Question, Ranked
@@ -59,14 +57,9 @@ def plan(
         float, typer.Option(min=0, max=100, help="Error of the cost model's comparisons, percent.")
     ] = 5.0,
     seed: Seed = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", show_default=False, help="Directory of the plan; default: runs/plan-…"),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, show_default=False, help="Processes; default: one per core.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
+    out: OutDirectory = None,
+    workers: NumWorkers = None,
+    quiet: Quiet = False,
 ) -> None:
     """Find the configuration that serves most within latency limits, or the load on the least GPUs.
 
@@ -122,21 +115,12 @@ def _plan(scenario: Scenario, asked: Question, tried: Sequence[str]) -> Plan:
 def _search(whole: Plan, out: Path | None, workers: int | None, quiet: bool) -> None:
     """Search all candidates, and keep every run in the directory of the plan."""
     from ...planning.candidates import base_tables
-    from ...planning.store import StoredWorkers, TrialStore, default_place, question
 
-    tables = base_tables(whole.scenario)
     described = {**asdict(whole.question), "seeds": list(whole.question.seeds)}
-    identity = question("plan", tables, asked=described, candidates=[one.settings for one in whole.candidates])
-    place = out or default_place(identity)
-    store = TrialStore(place, identity)
-    with termination_is_interruption(), closing(StoredWorkers(make_workers(tables, workers), store)) as pool:
-        try:
-            _watch(whole, pool, store, quiet)
-        except KeyboardInterrupt:
-            print(f"foretoken: {len(store)} runs are kept; the same command goes on ({place})", file=sys.stderr)
-            raise
-        if len(store):
-            store.write_table()
+    candidates = [one.settings for one in whole.candidates]
+    tables = base_tables(whole.scenario)
+    with kept_runs("plan", tables, out, workers, asked=described, candidates=candidates) as (pool, store):
+        _watch(whole, pool, store, quiet)
 
 
 def _prices(texts: Sequence[str]) -> dict[str, float]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..simulation.simulate import ScenarioFile, Seed, Settings, TraceFile, given_by_options, termination_is_interruption
+from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile, given_by_options
+from .options import NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
     from ...planning.sweep import Sweep
@@ -48,14 +46,9 @@ def sweep(
         int, typer.Option(min=1, max=10_000, help="Runs of each combination, with seeds of their own.")
     ] = 3,
     seed: Seed = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", show_default=False, help="Directory of the sweep; default: runs/sweep-…"),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, show_default=False, help="Processes; default: one per core.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
+    out: OutDirectory = None,
+    workers: NumWorkers = None,
+    quiet: Quiet = False,
 ) -> None:
     """Simulate every combination of some settings, each with several seeds.
 
@@ -76,7 +69,7 @@ def sweep(
     """
     from ...core.errors import ConfigError, Problem
     from ...planning.grid import combinations, parse_grid
-    from ...planning.store import StoredWorkers, TrialStore, default_place, question
+    from ...planning.store import TABLE
     from ...planning.sweep import Sweep
     from ...sim.scenario_file import load_scenario
 
@@ -93,20 +86,10 @@ def sweep(
     tables = resolved.model_dump(mode="json")
     check_keys(tables, points)
     whole = Sweep(points, range(resolved.seed, resolved.seed + seeds))
-    asked = question("sweep", tables, points=points, seeds=list(whole.seeds))
-    place = out or default_place(asked)
-    store = TrialStore(place, asked)
-    pool = StoredWorkers(make_workers(tables, workers), store)
-    with termination_is_interruption(), closing(pool):
-        try:
-            _run_all(whole, pool, len(store), quiet)
-        except KeyboardInterrupt:
-            left = len(whole) - len(store)
-            print(f"foretoken: {left} runs are left; the same command goes on ({place})", file=sys.stderr)
-            raise
-        table = store.write_table()
+    with kept_runs("sweep", tables, out, workers, points=points, seeds=list(whole.seeds)) as (pool, store):
+        _run_all(whole, pool, len(store), quiet)
     _print_report(whole, resolved.name, list(values), notices)
-    typer.echo(f"\nWritten to {table}.")
+    typer.echo(f"\nWritten to {store.path / TABLE}.")
     if all(trial.status != "done" for trial in whole.trials.values()):
         raise typer.Exit(2)
 
@@ -117,12 +100,6 @@ def check_keys(tables: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -
 
     for point in points:
         scenario_with(tables, point)
-
-
-def make_workers(tables: Mapping[str, Any], count: int | None) -> Workers:
-    from ...planning.workers import LocalWorkers
-
-    return LocalWorkers(tables, count or os.cpu_count() or 1)
 
 
 def _run_all(sweep: Sweep, pool: Workers, before: int, quiet: bool) -> None:

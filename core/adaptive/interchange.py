@@ -1,9 +1,10 @@
-"""Tables of steps as others read and write them: SGLang's files, vLLM's schedules, a JSON schema for editors.
+"""Tables of steps as others read and write them: SGLang's files, vLLM's and TensorRT-LLM's schedules, a JSON schema for editors.
 
 SGLang reads `--speculative-adaptive-config`: the format is ours, less `min_dwell_batches` and `num_draft_tokens`. Its release 0.5.13 is the
 first with ranges of batch sizes (before: the flat form), 0.5.14 the first with 0 steps. vLLM reads the key
 `num_speculative_tokens_per_batch_size` of `--speculative-config`: one number of steps for each range, inclusive at both ends; a batch size
-between two ranges takes the steps of the range before it.
+between two ranges takes the steps of the range before it. TensorRT-LLM reads `draft_len_schedule` beside `max_draft_len`: since its release
+1.3 a key is the last batch size of a range, and batches beyond the last one do not speculate.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ SGLANG_RANGES_SINCE = (0, 5, 13)
 SGLANG_ZERO_STEPS_SINCE = (0, 5, 14)
 VLLM_SCHEDULE = "num_speculative_tokens_per_batch_size"
 VLLM_MAX_STEPS = "num_speculative_tokens"
-TARGETS = "sglang-VERSION (such as sglang-0.5.23) or vllm"
+TRTLLM_SCHEDULE, TRTLLM_MAX_STEPS = "draft_len_schedule", "max_draft_len"
+TARGETS = "sglang-VERSION (such as sglang-0.5.23), vllm or trtllm"
 
 
 def export_table(config: AdaptiveConfig, target: str, max_batch_size: int = 512) -> str:
-    """Return the table as JSON text for `target`: "sglang-0.5.23" (any version), or "vllm".
+    """Return the table as text for `target`: "sglang-0.5.23" (any version; JSON), "vllm" (JSON), or "trtllm" (YAML).
 
-    `max_batch_size` ends vLLM's last range. Raises ConfigError with everything in the table that the target does not have.
+    `max_batch_size` ends the last range of the latter two. Raises ConfigError with everything in the table that the target does not have.
     """
     if target == "vllm":
         return _vllm_json(config, max_batch_size)
+    if target == "trtllm":
+        return _trtllm_yaml(config, max_batch_size)
     version = re.fullmatch(r"sglang-v?(\d+(?:\.\d+)*)(?:\.?(?:post|rc|dev)\d+)?", target)
     if version is None:
         raise ConfigError("--for", [Problem("", f"is {target!r}; expected {TARGETS}")])
@@ -62,38 +66,58 @@ def _sglang_json(config: AdaptiveConfig, target: str, version: tuple[int, ...]) 
     return json.dumps(table if version >= SGLANG_RANGES_SINCE else table["1"], indent=2)
 
 
-def _vllm_json(config: AdaptiveConfig, max_batch_size: int) -> str:
+def _schedule(config: AdaptiveConfig, server: str, max_batch_size: int) -> list[tuple[int, int, int]]:
+    """Return (first batch size, last batch size, steps) of every range. Raises ConfigError if a range has several candidates."""
     problems = [
         Problem(
             f"{bound}.candidate_steps",
-            f"has {len(slot.candidate_steps)} candidates; vLLM takes one number of steps for each range",
+            f"has {len(slot.candidate_steps)} candidates; {server} takes one number of steps for each range",
         )
         for bound, slot in zip(config.bounds, config.slots, strict=True)
         if len(slot.candidate_steps) > 1
     ]
     if config.bounds[-1] > max_batch_size:
-        problems.append(
-            Problem(
-                str(config.bounds[-1]),
-                f"is beyond the largest batch size {max_batch_size}, where vLLM's last range ends",
-            )
-        )
+        message = f"is beyond the largest batch size {max_batch_size}, where {server}'s last range ends"
+        problems.append(Problem(str(config.bounds[-1]), message))
     if problems:
         raise ConfigError(config.source, problems)
     starts = (1, *config.bounds[1:])  # a batch below the first bound belongs to the first range
     ends = (*(start - 1 for start in starts[1:]), max_batch_size)
-    steps = [slot.candidate_steps[0] for slot in config.slots]
-    ranges = [f"    {json.dumps(entry)}" for entry in zip(starts, ends, steps, strict=True)]
-    return "\n".join(
-        ["{", f'  "{VLLM_MAX_STEPS}": {max(steps)},', f'  "{VLLM_SCHEDULE}": [', ",\n".join(ranges), "  ]", "}"]
-    )
+    return list(zip(starts, ends, (slot.candidate_steps[0] for slot in config.slots), strict=True))
+
+
+def _vllm_json(config: AdaptiveConfig, max_batch_size: int) -> str:
+    schedule = _schedule(config, "vLLM", max_batch_size)
+    ranges = [f"    {json.dumps(entry)}" for entry in schedule]
+    most = max(steps for _, _, steps in schedule)
+    return "\n".join(["{", f'  "{VLLM_MAX_STEPS}": {most},', f'  "{VLLM_SCHEDULE}": [', ",\n".join(ranges), "  ]", "}"])
+
+
+def _trtllm_yaml(config: AdaptiveConfig, max_batch_size: int) -> str:
+    schedule = _schedule(config, "TensorRT-LLM", max_batch_size)
+    most = schedule[0][2]
+    problems = [
+        Problem(f"{first}.candidate_steps", f"is {steps}; TensorRT-LLM takes no more than the first range has, {most}")
+        for first, _, steps in schedule
+        if steps > most
+    ]
+    if not most:
+        problems.append(Problem("1.candidate_steps", "is 0; TensorRT-LLM takes 1 or more in the first range"))
+    if problems:
+        raise ConfigError(config.source, problems)
+    while not schedule[-1][2]:  # what is beyond the last key does not speculate
+        schedule.pop()
+    keys = [f"  {last}: {steps}" for _, last, steps in schedule]
+    return "\n".join([f"{TRTLLM_MAX_STEPS}: {most}", f"{TRTLLM_SCHEDULE}:", *keys])
 
 
 def import_table(text: str, source: str = "<arguments>") -> AdaptiveConfig:
-    """Return the table in the JSON text of an SGLang file, or of a vLLM `--speculative-config`; `notices` name what was left out.
+    """Return the table in the JSON text of an SGLang file or of a vLLM `--speculative-config`, or in a YAML file of TensorRT-LLM.
 
-    Raises ConfigError with all problems at once.
+    `notices` name what was left out. Raises ConfigError with all problems at once.
     """
+    if text.lstrip()[:1] not in ("{", "[") and f"{TRTLLM_SCHEDULE}:" in text:
+        return _from_trtllm(text, source)
     table = parse_table(text, source)
     if isinstance(table, Mapping) and (VLLM_SCHEDULE in table or VLLM_MAX_STEPS in table):
         return _from_vllm(table, source)
@@ -143,6 +167,29 @@ def _from_vllm(table: Mapping[str, Any], source: str) -> AdaptiveConfig:
         notices.append(f"{source}: left out, as a table of steps has no such keys: {', '.join(map(str, ignored))}")
     read = load_adaptive_config({str(start): {"candidate_steps": [chosen]} for start, chosen in steps.items()}, source)
     return AdaptiveConfig(read.bounds, read.slots, source, (*read.notices, *notices))
+
+
+def _from_trtllm(text: str, source: str) -> AdaptiveConfig:
+    """Read the schedule in YAML, in block or flow form; other keys are passed over."""
+    pairs = r"\{[^}]*\}|(?:[ \t]*\n[ \t]+[0-9]+[ \t]*:[ \t]*[0-9]+[ \t]*(?:\#[^\n]*)?)+"
+    found = re.search(rf"^[ \t]*{TRTLLM_SCHEDULE}:[ \t]*({pairs})", text, re.MULTILINE)
+    numbers = (
+        re.findall(r"^\s*([0-9]{1,10})\s*:\s*([0-9]{1,10})", found[1].strip("{}").replace(",", "\n"), re.MULTILINE)
+        if found
+        else []
+    )
+    schedule = {int(last): int(steps) for last, steps in numbers}
+    wrong = [last for last, steps in schedule.items() if not last or steps > MAX_STEPS]
+    if not schedule or wrong:
+        message = f"is no schedule of last batch sizes with up to {MAX_STEPS} draft tokens; expected for example {{8: 3, 64: 1}}"
+        raise ConfigError(source, [Problem(TRTLLM_SCHEDULE, message)])
+    lasts = sorted(schedule)
+    table = {start: schedule[last] for start, last in zip([1, *(last + 1 for last in lasts)], lasts, strict=False)}
+    if schedule[lasts[-1]]:
+        table[lasts[-1] + 1] = 0
+    read = load_adaptive_config({str(start): {"candidate_steps": [steps]} for start, steps in table.items()}, source)
+    notice = f"{source}: read as since TensorRT-LLM 1.3: a key of {TRTLLM_SCHEDULE} is the last batch size of its range"
+    return AdaptiveConfig(read.bounds, read.slots, source, (*read.notices, notice))
 
 
 def _vllm_entries(given: Any) -> list[tuple[str, tuple[Any, ...]]]:

@@ -137,6 +137,46 @@ class TestVllm:
         assert "num_speculative_tokens" in problems_of(lambda: import_table('{"num_speculative_tokens": "4"}'))
 
 
+schedules = st.tuples(
+    st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any).map(lambda steps: sorted(steps, reverse=True)),
+    st.lists(st.integers(2, 500), min_size=4, max_size=4, unique=True).map(sorted),
+)
+
+
+class TestTensorRT:
+    @given(schedules, st.booleans())
+    def test_a_schedule_comes_back(self, schedule, flow):
+        steps, bounds = schedule
+        table = {str(bound): {"candidate_steps": [count]} for bound, count in zip([1, *bounds], steps, strict=False)}
+        config = load_adaptive_config(table)
+        text = export_table(config, "trtllm", 512)
+        if flow:
+            head, _, keys = text.partition("draft_len_schedule:")
+            text = f"{head}draft_len_schedule: {{{', '.join(keys.split(chr(10))[1:])}}}  # of a file\nother: 1\n"
+        read = import_table(text)
+
+        def steps_at(table, size):
+            return max(
+                (bound, slot)
+                for bound, slot in zip(table.bounds, [s.candidate_steps for s in table.slots], strict=True)
+                if bound <= size
+            )[1]
+
+        assert all(steps_at(read, size) == steps_at(config, size) for size in range(1, 513))
+        assert steps_at(read, 513) == (0,)
+
+    def test_what_it_does_not_have_is_refused(self):
+        rising = load_adaptive_config({"1": {"candidate_steps": [1]}, "8": {"candidate_steps": [3]}})
+        assert (
+            "no more than the first range" in problems_of(lambda: export_table(rising, "trtllm"))["8.candidate_steps"]
+        )
+        assert "1.candidate_steps" in problems_of(lambda: export_table(load_adaptive_config("default"), "trtllm"))
+        assert (
+            "is no schedule"
+            in problems_of(lambda: import_table("draft_len_schedule:\n  four: 2\n"))["draft_len_schedule"]
+        )
+
+
 def test_an_unknown_server():
     assert "sglang-VERSION" in problems_of(lambda: export_table(SCHEDULE, "trt"))[""]
     assert "sglang-VERSION" in problems_of(lambda: export_table(SCHEDULE, "sglang-main"))[""]

@@ -1,0 +1,220 @@
+"""`foretoken tune`: the table of draft steps for a workload, compared with what it replaces, as the files that servers take."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile, given_by_options
+from .options import NumWorkers, OutDirectory, kept_runs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ...planning.intervals import Estimate
+    from ...planning.tuning.tune import Judged, Tune
+
+WIDTH = 80
+EXIT_BEHIND = 1
+SEARCH_SEEDS_FROM = 1_000_000
+"""The seeds of the search begin so far above those of the comparison: no run is made with both."""
+
+
+def tune(
+    scenario: ScenarioFile = None,
+    settings: Settings = None,
+    trace: TraceFile = None,
+    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Tables that the search tries.")] = 32,
+    search_seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each in the search.")] = 3,
+    seeds: Annotated[int, typer.Option(min=2, max=1000, help="Runs that compare, with other seeds.")] = 5,
+    requests: Annotated[int, typer.Option(min=10, help="Requests of a run, about.")] = 100,
+    seed: Seed = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    out: OutDirectory = None,
+    workers: NumWorkers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Search the table of draft steps, and the controller's parameters, that serve a workload fastest.
+
+        foretoken tune
+        foretoken tune chat.toml --out runs/chat-steps
+        foretoken tune --trace requests.csv --set hardware.gpu=L40S
+
+    A table is judged in phases: a light load, the knee and saturation, and the
+    scenario's own load; or the quietest, the middle and the busiest window of a
+    trace. What is measured is the speed that requests see, from arrival to end.
+
+    The best tables are compared on seeds that the search has not seen, with
+    every fixed number of steps, the default table, the policy goodput, and no
+    speculation. A table that is more than 1 % behind the best fixed number in
+    any phase is passed over. The exit code is 1 if none is left.
+
+    --out holds adaptive.json and scenario.toml for `foretoken simulate`, what
+    SGLang, vLLM and TensorRT-LLM take, result.json, and every run: the same
+    command goes on where Ctrl-C has stopped it.
+    """
+    from ...planning.tuning.tune import Question, Tune
+    from ...sim.scenario_file import load_scenario
+
+    resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)])
+    first = resolved.seed + SEARCH_SEEDS_FROM
+    question = Question(
+        range(first, first + search_seeds), range(resolved.seed, resolved.seed + seeds), trials, requests
+    )
+    whole = Tune(resolved, question)
+    described = {key: list(value) if isinstance(value, range) else value for key, value in asdict(question).items()}
+    with kept_runs("tune", whole.tables, out, workers, asked=described) as (pool, store):
+        _watch(whole, pool, quiet)
+    result = _result(whole)
+    written, left_out = _write_files(whole, store.path, result)
+    if as_json:
+        typer.echo(json.dumps({**result, "files": [str(path) for path in written], "not_written": left_out}, indent=1))
+    else:
+        typer.echo("\n".join([*_report(whole), *_written(written, left_out)]))
+    if whole.best is None:
+        raise typer.Exit(EXIT_BEHIND)
+
+
+def _watch(whole: Tune, pool: Any, quiet: bool) -> None:
+    from ..progress import LINE_EVERY_S, StatusLine
+
+    line = StatusLine(quiet, line_every_s=LINE_EVERY_S)
+    found = ""
+    try:
+        for text in itertools.chain(whole.search(pool), whole.compare(pool)):
+            is_step = "table" in text
+            found = text if is_step else found
+            if line.due_s(always=is_step) is not None:
+                line.show(found if is_step else "; ".join(filter(None, (found, text))))
+    finally:
+        line.clear()
+
+
+def _result(whole: Tune) -> dict[str, Any]:
+    """Return what was found as plain data: phases, the table, its shortfalls, and its gain over each other setting."""
+    best = whole.best or whole.nearest
+    schedule = whole.best_schedule
+    gains = {
+        name: {phase: [found.mean, found.half_width] if found else None for phase, found in row.items()}
+        for name, row in _gains(whole, best).items()
+    }
+    return {
+        "scenario": whole.scenario.name,
+        "phases": {phase.name: {"about": phase.about, **phase.settings} for phase in whole.phases},
+        "seeds": list(whole.question.seeds),
+        "holds": whole.best is not None,
+        "table": best.table,
+        "behind_best_fixed": best.shortfall,
+        "schedule": schedule.table if schedule else None,
+        "gain_over": gains,
+        "passed_over": [
+            {"table": one.table, "behind_best_fixed": one.shortfall} for one in whole.judged if not one.holds
+        ],
+    }
+
+
+def _gains(whole: Tune, best: Judged) -> dict[str, dict[str, Estimate | None]]:
+    """Return by setting and phase how much faster the table is; the last phase is all of them. The least gain comes last."""
+    from ...planning.tuning.tables import settings_of
+
+    others = whole.others()
+    schedule = whole.best_schedule
+    if schedule is not None and schedule is not best:
+        others["schedule"] = settings_of(schedule.table)
+    rows = {}
+    for name, settings in others.items():
+        row = {phase.name: whole.gain(best.table, settings, [phase]) for phase in whole.phases}
+        rows[name] = {**row, "all": whole.gain(best.table, settings, whole.phases)}
+    return dict(sorted(rows.items(), key=lambda item: -(item[1]["all"].mean if item[1]["all"] else -1.0)))
+
+
+def _report(whole: Tune) -> list[str]:
+    scenario, best = whole.scenario, whole.best or whole.nearest
+    title = f"{scenario.name}: draft steps of {scenario.speculation.algorithm} on {scenario.model.target}, {scenario.hardware.gpu}"
+    lines = [*textwrap.wrap(title, WIDTH), *(f"  {phase.name:<10} {phase.about}" for phase in whole.phases), ""]
+    lines += ["Table" if whole.best else "The table that is the least behind", *_table_lines(best.table)]
+    schedule = whole.best_schedule
+    if schedule is not None and schedule is not best:
+        lines += ["", "Schedule, one number for each batch size", *_table_lines(schedule.table)]
+    seeds = len(whole.question.seeds)
+    lines += ["", f"How much faster the table is, in %, with half of the 95 % interval ({seeds} seeds)"]
+    names = [*(phase.name for phase in whole.phases), "all"]
+    lines.append(f"{'faster than':15}" + "".join(f"{name:>13}" for name in names))
+    for name, row in _gains(whole, best).items():
+        lines.append(f"{name:15}" + "".join(f"{_percent(row[phase]):>13}" for phase in names))
+    return [*lines, "", *_verdict(whole, best)]
+
+
+def _percent(found: Estimate | None) -> str:
+    if found is None:
+        return "cannot run"
+    digits = 1 if abs(found.mean) < 1 and found.half_width < 1 else 0
+    return f"{100 * found.mean:+.{digits}f} ±{100 * found.half_width:.{digits}f}"
+
+
+def _table_lines(table: Mapping[str, Any]) -> list[str]:
+    bounds = [int(bound) for bound in table]
+    lines = []
+    for bound, end, slot in zip(bounds, [*bounds[1:], None], table.values(), strict=True):
+        sizes = f"{bound} on" if end is None else f"{bound}" if end == bound + 1 else f"{bound} to {end - 1}"
+        lines.append(f"  batch {sizes:<12} {', '.join(map(str, slot['candidate_steps']))} steps")
+    knobs = [f"{key} {value:g}" for key, value in next(iter(table.values())).items() if key != "candidate_steps"]
+    return [*lines, *([f"  {', '.join(knobs)}"] if knobs else [])]
+
+
+def _verdict(whole: Tune, best: Judged) -> list[str]:
+    """Return whether the promise is kept, what was passed over for it, and what cannot run."""
+    from ...planning.tuning.tune import MOST_BEHIND
+
+    phase, most = max(best.shortfall.items(), key=lambda entry: entry[1])
+    how = f"{most:.1%} behind" if most > 0 else f"{-most:.1%} ahead of"
+    texts = [f"Nearest to the best fixed number of steps is the phase {phase!r}: {how} it." if whole.best else ""]
+    passed = [one for one in whole.judged if not one.holds]
+    if whole.best is None:
+        texts = [
+            f"None of the {len(passed)} best tables is within {MOST_BEHIND:.0%} of the best fixed number of steps in every phase; this one "
+            f"is {how} it in the phase {phase!r}. More --trials or --search-seeds may find one."
+        ]
+    elif passed:
+        worst = max(max(one.shortfall.values()) for one in passed)
+        tables = "1 table was" if len(passed) == 1 else f"{len(passed)} tables were"
+        texts.append(f"{tables} passed over: up to {worst:.1%} behind a fixed number of steps in a phase.")
+    if whole.best_schedule is None:
+        texts.append("No schedule with one number of steps for each batch size holds in every phase.")
+    texts += [f"Cannot run: {reason}" for reason in dict.fromkeys(whole.refused.values())]
+    return [line for text in filter(None, texts) for line in textwrap.wrap(text, WIDTH)]
+
+
+def _write_files(whole: Tune, directory: Path, result: Mapping[str, Any]) -> tuple[list[Path], dict[str, str]]:
+    """Write the result, and if a table holds what servers take. Returns the paths, and why a server has no file."""
+    from ...planning.servers.files import server_files
+    from ...planning.tuning.tables import settings_of
+    from ...sim.scenario_file import scenario_with
+    from ..files import write_text
+    from ..simulation.scenario_text import scenario_text
+
+    files, left_out = {"result.json": json.dumps(result, indent=1) + "\n"}, {}
+    if whole.best is not None:
+        schedule = whole.best_schedule
+        tuned = scenario_with(whole.tables, settings_of(whole.best.table))
+        most = whole.model.plain.spec.config.max_running
+        server, left_out = server_files(tuned, whole.best.table, schedule.table if schedule else None, most)
+        files |= {**server, "scenario.toml": scenario_text(tuned, {})}
+    for name, text in files.items():
+        write_text(directory / name, text, replace=True)
+    return [directory / name for name in files], left_out
+
+
+def _written(written: Sequence[Path], left_out: Mapping[str, str]) -> list[str]:
+    names = ", ".join(path.name for path in written)
+    texts = [
+        f"Written to {written[0].parent}: {names}.",
+        *(f"Nothing for {name}: {reason}." for name, reason in left_out.items()),
+    ]
+    return ["", *(line for text in texts for line in textwrap.wrap(text, WIDTH, break_on_hyphens=False))]

@@ -1,0 +1,81 @@
+"""A tuned table as the files and arguments of other servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.adaptive.config import AdaptiveConfig, load_adaptive_config
+from ...core.adaptive.interchange import export_table, to_json
+from ...core.errors import ConfigError
+from ...sim.scenario import Scenario
+
+SGLANG_VERSION = "0.5.23"
+METHODS = {  # algorithm -> its name in SGLang, vLLM and TensorRT-LLM
+    "EAGLE": ("EAGLE", "eagle", "Eagle"),
+    "EAGLE3": ("EAGLE3", "eagle3", "Eagle3"),
+    "MULTI_LAYER_EAGLE": ("EAGLE", "mtp", "MTP"),
+    "STANDALONE": ("STANDALONE", "draft_model", "Draft_Target"),
+    "NGRAM": ("NGRAM", "ngram", "NGram"),
+}
+
+
+def server_files(
+    scenario: Scenario, table: Mapping[str, Any], schedule: Mapping[str, Any] | None, max_batch_size: int
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the texts of files by name, and by server's name why there is none.
+
+    `table` is in our own format; `schedule` one with a single number of steps for each range, for servers that take no other.
+    """
+    algorithm, topk = scenario.speculation.algorithm, scenario.speculation.topk
+    names = METHODS.get(algorithm)
+    files, left_out = {"adaptive.json": to_json(load_adaptive_config(table)) + "\n"}, {}
+    if names is None or topk > 1:
+        reason = f"there is no {algorithm}" if names is None else "a table is for chains, the scenario has trees"
+        return files, dict.fromkeys(("SGLang", "vLLM", "TensorRT-LLM"), reason)
+    sglang, vllm, trtllm = names
+    adapts = algorithm in ("EAGLE", "EAGLE3") and scenario.hardware.attention_data_parallel == 1
+    chosen = table if adapts or len(load_adaptive_config(table).candidate_steps) == 1 else None
+    if chosen is None:
+        left_out["SGLang"] = "its adaptive steps are for EAGLE and EAGLE3 without data-parallel attention"
+    else:
+        try:
+            files |= _sglang_files(load_adaptive_config(chosen), sglang, algorithm == "MULTI_LAYER_EAGLE")
+        except ConfigError as error:
+            left_out["SGLang"] = str(error)
+    if schedule is None:
+        none = "it takes one number of steps for each range, and no such schedule holds"
+        return files, {**left_out, "vLLM": none, "TensorRT-LLM": none}
+    config = load_adaptive_config(schedule)
+    try:
+        speculative = {"method": vllm, **json.loads(export_table(config, "vllm", max_batch_size))}
+        if not speculative["num_speculative_tokens"]:
+            left_out["vLLM"] = "no batch size is to speculate: leave --speculative-config out"
+        else:
+            files["vllm-speculative-config.json"] = json.dumps(speculative) + "\n"
+        keys = export_table(config, "trtllm", max_batch_size).replace("\n", "\n  ")
+        files["trtllm.yaml"] = f"speculative_config:\n  decoding_type: {trtllm}\n  {keys}\n"
+    except ConfigError as error:
+        left_out["TensorRT-LLM"] = str(error)
+    return files, left_out
+
+
+def _sglang_files(config: AdaptiveConfig, algorithm: str, multi_layer: bool) -> dict[str, str]:
+    """Return the adaptive file and the arguments that name it, or the arguments of fixed steps alone."""
+    steps = config.candidate_steps
+    arguments = ["--speculative-algorithm", algorithm, *(["--enable-multi-layer-eagle"] if multi_layer else [])]
+    if len(steps) == 1:
+        if not steps[0]:
+            return {"sglang.args": "\n"}  # no arguments: it does not speculate
+        return {"sglang.args": " ".join([*arguments, *_shape(steps[0])]) + "\n"}
+    name = "sglang-adaptive.json"
+    adaptive = ["--speculative-adaptive", "--speculative-adaptive-config", name]
+    text = export_table(config, f"sglang-{SGLANG_VERSION}")
+    begin = steps[len(steps) // 2]
+    return {name: text + "\n", "sglang.args": " ".join([*arguments, *adaptive, *_shape(begin)]) + "\n"}
+
+
+def _shape(steps: int) -> list[str]:
+    given = {"num-steps": steps, "eagle-topk": 1, "num-draft-tokens": steps + 1}
+    return [word for name, value in given.items() for word in (f"--speculative-{name}", str(value))]

@@ -1,0 +1,164 @@
+"""Tuning over a service whose speeds are known: what is found, what is passed over, and the files that other servers take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from foretoken.core.adaptive.config import load_adaptive_config
+from foretoken.core.adaptive.interchange import import_table
+from foretoken.core.errors import ForetokenError
+from foretoken.planning.servers.files import server_files
+from foretoken.planning.trial import Trial
+from foretoken.planning.tuning.tables import TableSpace, is_schedule, settings_of
+from foretoken.planning.tuning.tune import MOST_BEHIND, Question, Tune
+from foretoken.planning.workers import Job
+from foretoken.sim.scenario import Scenario
+from foretoken.sim.scenario_file import scenario_with
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SMALL = scenario_with({}, {"engine.max_running": 16, "workload.num_requests": 20})
+BEST = {"light": 6, "knee": 4, "saturated": 2, "own load": 5}  # steps that are the fastest in each phase of the toy
+SIZES = {"light": 1, "knee": 8, "saturated": 16, "own load": 4}
+
+
+def phase_of(run: Mapping[str, Any]) -> str:
+    clients = run.get("workload.concurrency")
+    return "own load" if clients is None else "light" if clients < 4 else "knee" if clients < 16 else "saturated"
+
+
+def steps_in(run: Mapping[str, Any], size: int) -> float:
+    """Return the mean of the candidates that a run has at a batch size."""
+    if "speculation" in run:
+        return 0
+    if run.get("speculation.policy") == "goodput":
+        return 3
+    table = run.get("speculation.adaptive") or {"1": {"candidate_steps": [run.get("speculation.steps")]}}
+    slot = table[str(max(int(bound) for bound in table if int(bound) <= size))]
+    return sum(slot["candidate_steps"]) / len(slot["candidate_steps"])
+
+
+class Toy:
+    """Workers whose speed falls by 4 % with each step away from the best; seeds add noise that is the same for all settings."""
+
+    count = 3
+
+    def __init__(self, worse_tables_from: int | None = None) -> None:
+        self.jobs: list[Job] = []
+        self.runs: list[Mapping[str, Any]] = []
+        self.worse_from = worse_tables_from
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def next_ended(self) -> tuple[Job, Trial]:
+        job = self.jobs.pop(len(self.runs) % len(self.jobs))
+        self.runs.append(job.settings)
+        phase, seed = phase_of(job.settings), job.settings["seed"]
+        speed = 100 * 0.96 ** abs(steps_in(job.settings, SIZES[phase]) - BEST[phase]) * (1 + 0.1 * (seed % 7))
+        if (
+            self.worse_from is not None
+            and seed < 100
+            and "speculation.policy" in job.settings
+            and "speculation.adaptive" in job.settings
+        ):
+            speed *= 0.9  # tables with a choice are worse than the search has seen
+        rows = {"mean_running": SIZES[phase], "replicas": 1}
+        return job, Trial("done", "", {"mean_e2el_ms": 1e3 / speed, "mean_output_tokens": 1.0, **rows})
+
+    def close(self) -> None:
+        pass
+
+
+def tuned(service: Toy, trials: int = 24) -> Tune:
+    tune = Tune(SMALL, Question(range(100, 102), range(3), trials, 20))
+    for _ in tune.search(service):
+        pass
+    for _ in tune.compare(service):
+        pass
+    return tune
+
+
+@pytest.fixture(scope="module")
+def found() -> Tune:
+    return tuned(Toy())
+
+
+def test_the_table_is_nowhere_behind_and_gains_where_steps_differ(found: Tune):
+    best = found.best
+    assert best is not None and max(best.shortfall.values()) <= MOST_BEHIND
+    assert {phase.name for phase in found.phases} == set(BEST)
+    over = {name: found.gain(best.table, other, found.phases) for name, other in found.others().items()}
+    assert over["no speculation"].mean > 0.15 and over["4 steps"].mean > 0.02 and over["default table"].mean > 0
+    assert all(gain.half_width < 1e-9 for gain in over.values())  # the noise of a seed is common to all, and cancels
+    assert is_schedule(found.best_schedule.table)
+
+
+def test_the_comparison_uses_seeds_of_its_own():
+    service = Toy()
+    tune = Tune(SMALL, Question(range(100, 102), range(3), 4, 20))
+    for _ in tune.search(service):
+        pass
+    assert {run["seed"] for run in service.runs} == {100, 101}
+    before = len(service.runs)
+    for _ in tune.compare(service):
+        pass
+    assert {run["seed"] for run in service.runs[before:]} == {0, 1, 2}
+
+
+def test_what_breaks_on_unseen_seeds_is_passed_over():
+    tune = tuned(Toy(worse_tables_from=0))
+    behind = [one for one in tune.judged if not one.holds]
+    assert all(not is_schedule(one.table) for one in behind)
+    assert tune.best is not None and is_schedule(tune.best.table)
+
+
+def test_the_same_question_asks_for_the_same_runs():
+    runs = []
+    for count in (1, 3):
+        service = Toy()
+        service.count = count
+        tuned(service, trials=16)
+        runs.append(sorted(map(repr, service.runs)))
+    assert runs[0] == runs[1]
+
+
+def test_a_scenario_without_speculation_and_trees_of_given_size_are_refused():
+    for keys, message in [
+        ({"speculation.algorithm": "NONE"}, "name the algorithm"),
+        ({"speculation.topk": 4, "speculation.num_draft_tokens": 8}, "leave it out"),
+    ]:
+        with pytest.raises(ForetokenError, match=message):
+            Tune(scenario_with({}, keys), Question([100], [0, 1], 4, 20))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 7), min_size=5, max_size=5), st.integers(0, 2))
+def test_files_say_what_the_table_says(steps: list[int], width: int):
+    space = TableSpace.of(16, 7)
+    knobs = {"ema_alpha": 0.1, "update_interval": 9, "up_hysteresis": 0.1, "gap": 0.3}
+    numbers = {f"steps_{bound}": count for bound, count in zip(space.bounds, steps, strict=True)} | {
+        "width": width,
+        **knobs,
+    }
+    table, schedule = space.table(numbers), space.table({**numbers, "width": 0})
+    scenario = scenario_with(Scenario().model_dump(mode="json"), settings_of(table))
+    files, left_out = server_files(scenario, table, schedule, 16)
+    config = load_adaptive_config(table)
+    assert import_table(files["adaptive.json"]).slots == config.slots
+    if "sglang-adaptive.json" in files:
+        assert import_table(files["sglang-adaptive.json"]).slots == config.slots
+        begin = int(files["sglang.args"].split("--speculative-num-steps ")[1].split()[0])
+        assert begin in config.candidate_steps
+    lengths = [slot["candidate_steps"][0] for slot in schedule.values()]
+    if lengths[0]:
+        speculative = json.loads(files["vllm-speculative-config.json"])
+        assert speculative["method"] == "eagle3" and speculative["num_speculative_tokens"] == max(lengths)
+        assert speculative["num_speculative_tokens_per_batch_size"][0][0] == 1
+        assert import_table(json.dumps(speculative)).candidate_steps == tuple(sorted(set(lengths)))
+        assert set(import_table(files["trtllm.yaml"]).candidate_steps) == {*lengths, 0}
+    else:
+        assert set(left_out) >= {"vLLM", "TensorRT-LLM"}
