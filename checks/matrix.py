@@ -226,11 +226,9 @@ def _tree_size(cell: Cell, steps: int) -> int:
 
 def config_of(cell: Cell, algorithm: SpecAlgorithm, controller: AdaptiveController) -> EngineConfig:
     """Sizes near their limits: a tight pool holds about two requests, a tiny one hardly more than the longest alone."""
-    overshoot = max(controller.max_steps * controller.topk, controller.max_num_draft_tokens)
-    context_len = 72 + overshoot
     config = EngineConfig(
         num_pages=1 << 16,
-        context_len=context_len,
+        context_len=72,
         page_size=cell.page_size,
         overlap=cell.mode == "overlap",
         max_running=5,

@@ -17,10 +17,10 @@ DEFAULT_SYNTHETIC_REQUESTS = 1000
 LARGE_DEVIATION = 0.05  # of an achieved mean length from the one asked for, in shares of it
 
 
-def make_workload(scenario: Scenario, total_limit: int) -> TraceSource | SyntheticWorkload:
+def make_workload(scenario: Scenario, context_len: int) -> TraceSource | SyntheticWorkload:
     """Return the requests of a scenario, as `Arrival`s. Raises a ForetokenError for a contradiction or an unreadable trace.
 
-    `total_limit`: prompt and output tokens that the engines take of one request. Lognormal lengths without a `high` end there,
+    `context_len`: prompt and output tokens that the engines take of one request. Lognormal lengths without a `high` end there,
     those of prompts so far before it that an average output fits.
     """
     table = scenario.workload
@@ -50,10 +50,10 @@ def make_workload(scenario: Scenario, total_limit: int) -> TraceSource | Synthet
     num_requests = table.num_requests
     if num_requests is None and (table.stop_s is None or arrivals is None):
         num_requests = DEFAULT_SYNTHETIC_REQUESTS
-    output_len = _lengths(table.output, "workload.output", total_limit)
+    output_len = _lengths(table.output, "workload.output", context_len)
     room = max(1, round(output_len.moments[0]))
     return SyntheticWorkload(
-        _lengths(table.prompt, "workload.prompt", total_limit - room),
+        _lengths(table.prompt, "workload.prompt", context_len - room),
         output_len,
         arrivals,
         table.concurrency,

@@ -105,7 +105,7 @@ class Simulation:
         self.assembly: Assembly = assemble(scenario, calibration)
         refuse_without_effect(self.assembly, origins or {})
         self.notices = notices_of(self.assembly, origins or {})
-        self.workload = make_workload(scenario, self.assembly.spec.resolve_sizes().total_limit)
+        self.workload = make_workload(scenario, self.assembly.spec.config.context_len)
         self.num_expected, self.num_skipped_rows = scan_workload(self.workload)
         self.env = simpy.Environment()
         self.refusals: dict[str, int] = {}

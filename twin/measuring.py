@@ -432,7 +432,7 @@ def short_requests(arm: Arm, count: int, output_len: int, seed: int) -> list[Ask
     """Return requests of real text for a closed loop, prompts of different lengths up to a quarter of the context."""
     longest = max(2, min(64, arm.spec.config.context_len // 4))
     texts = bench_prompts(tokenizer_of(arm), arm.plan.target.vocab_size, count, longest, seed)
-    room = max(1, min(output_len, arm.plan.sizes.total_limit - longest))
+    room = max(1, min(output_len, arm.plan.spec.config.context_len - longest))
     return [
         Asked(Request(f"host{i}", Prompt.of_tokens(text[: longest - (i * 7) % (longest // 2)]), room), None)
         for i, text in enumerate(texts)

@@ -164,7 +164,7 @@ def requests_of(scenario: Scenario, arm: Arm, arms: Sequence[Arm], seed: int, te
 
     Without `text` the prompts have a length alone, for simulations. Raises ConfigError for a request that some arm cannot hold.
     """
-    total = min(each.plan.sizes.total_limit for each in arms)
+    total = min(each.plan.spec.config.context_len for each in arms)
     arrivals = list(make_workload(scenario, total))
     most = max((arrival.prompt.length + arrival.output_len for arrival in arrivals), default=0)
     if most > total:
@@ -225,7 +225,7 @@ def fit_acceptance(arm: Arm, plan: TwinPlan) -> AcceptanceFit:
 def _serve_calibration(arm: Arm, plan: TwinPlan) -> Served:
     """Serve the calibration's prompts, as many at once as the arm can."""
     longest = max(2, min(64, arm.spec.config.context_len // 3))
-    output = max(2, min(plan.calibration_output, arm.plan.sizes.total_limit - longest))
+    output = max(2, min(plan.calibration_output, arm.plan.spec.config.context_len - longest))
     texts = bench_prompts(
         tokenizer_of(arm), arm.plan.target.vocab_size, plan.calibration_requests, longest, plan.seed + CALIBRATION_SEED
     )

@@ -92,9 +92,7 @@ class ExecutorConfig:
     def _with_pool(self, pool: int) -> ExecutorConfig:
         """The context, and a KV pool of this kind for it: for several of the longest requests, for two of them, for hardly more than
         one, or so large that blocks of rounds fit."""
-        spec = self.make_spec()
-        overshoot = max(spec.max_steps * spec.topk, spec.max_num_draft_tokens)
-        spec = replace(self, num_pages=1 << 16, context_len=TEXT_LEN + overshoot).make_spec()
+        spec = replace(self, num_pages=1 << 16, context_len=TEXT_LEN).make_spec()
         longest = TEXT_LEN + spec.resolve_sizes().reserve + 2 * self.page_size
         slots = (4 * longest, 2 * longest, longest + 8, 30 * longest)[pool]
         return replace(self, num_pages=-(-slots // self.page_size), context_len=spec.config.context_len)

@@ -266,6 +266,9 @@ WAITING = """
 PromisesHalf (ACCEPT-11): Every request gets half of the tokens that it asks for.
     Admission.max_tokens = -(-good(self, request) // 2)
 
+TakesARoundOffTheContext (ACCEPT-11): The nodes of a round are taken off the context that prompt and output may fill.
+    Admission.max_tokens = min(good(self, request), max(self.config.context_len - self.sizes.alloc_len - request.prompt.length, 1))
+
 RefusesWithAWord (ENGINE-08): The reason of a refusal is left out.
     Admission.refusal = good(self, request) and "refused"
 

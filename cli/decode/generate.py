@@ -165,6 +165,9 @@ def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> i
     failed = [output for output in display.outputs if output.finish in ("error", "refused")]
     for output in failed:
         print(f"foretoken: request {output.request_id!r} {output.finish}: {output.message}", file=sys.stderr)
+    for output in display.outputs:
+        if output.finish == "length" and output.message and not asked.quiet:
+            print(f"foretoken: note: request {output.request_id!r} ends early: {output.message}", file=sys.stderr)
     if asked.stats:
         print(stats_text(session.stats(), session.plan), file=sys.stderr)
     if received:

@@ -77,4 +77,4 @@ def _reservations(assembly: Assembly) -> Iterator[DerivedRow]:
     rounds = "two rounds, one of them unseen" if assembly.spec.config.overlap else "one round"
     yield "reserve of a request", sizes.reserve, "tokens", f"computed: {rounds}"
     yield "width of a request-table row", sizes.row_width, "tokens", "computed: context and reserve, page aligned"
-    yield "prompt and output of a request", sizes.total_limit, "tokens", "computed: context less the greatest round"
+    yield "prompt and output of a request", assembly.spec.config.context_len, "tokens", "computed: the context"

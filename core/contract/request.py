@@ -97,7 +97,7 @@ class FinishedRequest:
     num_output: int  # tokens delivered
     tokens: np.ndarray | None = None  # int64 [num_output]; None where the executor has no tokens
     outputs: dict[str, list] | None = None  # what `Request.outputs` asked for, one entry per token
-    message: str = ""  # for ERROR: what happened
+    message: str = ""  # for ERROR: what happened; for LENGTH: what limits the output if it is not `max_tokens`
 
 
 # -- when a request ends ----------------------------------------------------------------------------------------------

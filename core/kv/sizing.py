@@ -68,17 +68,6 @@ def request_table_width(context_len: int, reserve: int, page_size: int) -> int:
     return ceil_to_page(context_len + reserve, page_size)
 
 
-def max_total_tokens(context_len: int, steps: int, topk: int, max_draft_tokens: int | None) -> int:
-    """The most tokens, prompt and output, that a user may ask for.
-
-    One round's overshoot is kept free in the model's context; the reserve R is a matter of the row, not of the user.
-    Without speculation (`max_draft_tokens` None) it is the context itself.
-    """
-    if max_draft_tokens is None:
-        return context_len
-    return context_len - max(steps * topk, max_draft_tokens)
-
-
 def recurrent_state_slots(max_running_requests: int, max_draft_tokens: int | None) -> int:
     """State slots of a hybrid model: per request its committed state, and one for each node that a round may verify."""
     return max_running_requests * (1 + (max_draft_tokens or 0))

@@ -12,7 +12,6 @@ from ..errors import ConfigError, Problem
 from ..kv.sizing import (
     ceil_to_page,
     get_alloc_len_per_decode,
-    max_total_tokens,
     request_table_width,
     reserve_per_decode,
 )
@@ -93,6 +92,9 @@ class EngineSizes:
     ```
     row   [0, committed) · [committed, committed + reserve) may be written by launched rounds · … · row_width
     ```
+
+    Prompt and output may fill the context, with speculation as without it: nodes of a round that lie past the last position are in the
+    row's reserve, and the finish rule drops what they predict.
     """
 
     max_steps: int
@@ -100,7 +102,6 @@ class EngineSizes:
     alloc_len: int  # L: slots past the committed length that one decode round may write
     reserve: int  # R: 2L in overlap mode, L in synchronous mode
     row_width: int  # slots of a request-table row
-    total_limit: int  # prompt + output that a user may ask for
 
     @classmethod
     def resolve(cls, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> EngineSizes:
@@ -117,9 +118,6 @@ class EngineSizes:
             max_steps, topk, max_nd if speculates else None, config.page_size, has_draft_kv
         )
         reserve = reserve_per_decode(alloc_len, config.overlap)
-        total_limit = max_total_tokens(config.context_len, max_steps, topk, max_nd if speculates else None)
-        if total_limit < 2:
-            problems.append(Problem("context_len", f"{config.context_len} leaves no room beside {max_nd} draft tokens"))
         smallest = ceil_to_page(2 + reserve, config.page_size)
         if config.num_pages * config.page_size < smallest:
             problems.append(
@@ -140,13 +138,29 @@ class EngineSizes:
         if problems:
             raise ConfigError("engine", problems)
         row_width = request_table_width(config.context_len, reserve, config.page_size)
-        return cls(max_steps, max_nd, alloc_len, reserve, row_width, total_limit)
+        return cls(max_steps, max_nd, alloc_len, reserve, row_width)
 
     def max_tokens(self, config: EngineConfig, prompt_len: int, asked: int, role: EngineRole = EngineRole.BOTH) -> int:
         """Return the output length that context and pool allow a request alone, at most `asked`; below 1 it can never run."""
         pool = config.num_pages * config.page_size
         if role is EngineRole.PREFILL:
             # The decode worker checks whether the output fits; here it takes no slots.
-            return min(asked, self.total_limit - prompt_len) if prompt_len <= pool else pool - prompt_len
-        fits_pool = pool - ceil_to_page(self.reserve, config.page_size) - (config.page_size - 1) - prompt_len
-        return min(asked, self.total_limit - prompt_len, fits_pool)
+            return min(asked, config.context_len - prompt_len) if prompt_len <= pool else pool - prompt_len
+        return min(asked, config.context_len - prompt_len, self.pool_limit(config) - prompt_len)
+
+    def pool_limit(self, config: EngineConfig) -> int:
+        """Return the tokens of a request alone, prompt and output, that the pool holds beside the reserve of a round."""
+        pool = config.num_pages * config.page_size
+        return pool - ceil_to_page(self.reserve, config.page_size) - (config.page_size - 1)
+
+    def cause_of_limit(self, config: EngineConfig, prompt_len: int, asked: int, allowed: int) -> str:
+        """Say why a request is `allowed` fewer tokens than it has asked for; empty if it gets them all."""
+        if allowed >= asked:
+            return ""
+        if prompt_len + allowed == config.context_len:
+            return f"the context of {config.context_len} tokens is full"
+        pool = config.num_pages * config.page_size
+        return (
+            f"the KV pool ended it at {allowed} of {asked} tokens: it has {pool} slots, {self.reserve} of them for the drafts of a "
+            "round; a larger pool or fewer draft tokens let it go on"
+        )

@@ -187,8 +187,13 @@ class Requests:
 
     def finish(self, record: RequestRecord, reason: FinishReason) -> FinishedRequest:
         """End a request that has its last token, or whose transfer is complete."""
-        record.ending = (reason, "")
+        cause = self._cause_of_limit(record) if reason is FinishReason.LENGTH else ""
+        record.ending = (reason, cause)
         return self._apply_rules(record, Demand.FINISH)
+
+    def _cause_of_limit(self, record: RequestRecord) -> str:
+        asked = record.request.max_tokens
+        return self.rounds.sizes.cause_of_limit(self.rounds.config, record.prompt_len, asked, record.max_tokens)
 
     def give_up(self, record: RequestRecord, reason: FinishReason, message: str = "") -> FinishedRequest | None:
         """End a request that was aborted or has failed. Returns None if its block runs: then it leaves, and ends with the block."""

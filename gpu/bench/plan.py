@@ -353,11 +353,10 @@ def _arm(plan: BenchPlan, spec: EngineSpec, length: int) -> ArmPlan:
     page_size, positions = spec.config.page_size, spec.config.context_len
     # A block's rounds wait for each other; in overlap mode the next step's are enqueued before one is over.
     spec = spec.with_config(block_rounds=1 if spec.config.overlap else CPU_BLOCK_ROUNDS)
-    context_len = length + plan.output_tokens + positions - spec.resolve_sizes().total_limit
+    context_len = length + plan.output_tokens
     if context_len > positions:
         message = (
-            f"{length} with {plan.output_tokens} output tokens and {spec.max_steps} steps needs {context_len} positions; "
-            f"the model has {positions}"
+            f"{length} with {plan.output_tokens} output tokens needs {context_len} positions; the model has {positions}"
         )
         raise ConfigError(ARGUMENTS, [Problem("--context-lengths", message)])
     spec = spec.with_config(context_len=context_len)

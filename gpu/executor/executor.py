@@ -323,8 +323,9 @@ class TorchExecutor:
             if self._debug:
                 self._check_lengths(part, rounds_done, lengths.numpy())
         else:
-            # As in a captured round, whose kernels split the KV length for every length that there may be.
-            max_len = self._max_position + 1
+            # As in a captured round, whose kernels split the KV length for every length that there may be. A row whose request has
+            # ended at the end of the context may run one round more.
+            max_len = self._rows.table.shape[1]
         return RoundBatch(
             row_numbers=part.rows,
             rows=torch.from_numpy(part.rows.astype(np.int64)).to(self.device, non_blocking=True),
@@ -334,7 +335,7 @@ class TorchExecutor:
             steps=part.steps,
             topk=part.topk if part.steps else 1,
             num_draft_tokens=part.num_draft_tokens,
-            max_len=min(max_len, self._rows.table.shape[1]),
+            max_len=max_len,
             padded_rows=next((size for size in self._padded_sizes if size >= len(part.rows)), len(part.rows)),
             max_nodes=self._max_nodes,
             max_position=self._max_position,

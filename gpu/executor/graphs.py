@@ -183,7 +183,7 @@ class RoundGraphs:
 
 
 def padded_shape(table: Tensor, key: GraphKey, topk: int, max_position: int, max_nodes: int) -> RoundBatch:
-    """Return a batch of padding rows; a graph must hold for every length, so the bound is the context's."""
+    """Return a batch of padding rows; a graph must hold for every length, so the bound is the table's."""
     padding = torch.zeros(key.batch_size, dtype=torch.int64, device=table.device)
     return RoundBatch(
         row_numbers=np.zeros(key.batch_size, np.int64),
@@ -194,7 +194,7 @@ def padded_shape(table: Tensor, key: GraphKey, topk: int, max_position: int, max
         steps=key.steps,
         topk=topk if key.steps else 1,
         num_draft_tokens=key.num_draft_tokens,
-        max_len=min(max_position + 1, table.shape[1]),
+        max_len=table.shape[1],
         padded_rows=key.batch_size,
         max_nodes=max_nodes,
         max_position=max_position,

@@ -95,7 +95,7 @@ class SessionPlan:
     def max_prompt_len(self) -> int:
         """Return the length of the longest prompt that leaves room for a token of output."""
         config, sizes = self.spec.config, self.sizes
-        return min(sizes.total_limit - 1, config.num_pages * config.page_size - sizes.reserve - 1)
+        return min(config.context_len, sizes.pool_limit(config)) - 1
 
 
 def plan_session(options: SessionOptions, longest_request: int | None = None) -> SessionPlan:
@@ -135,9 +135,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     )
     check_steps(spec)
     check_algorithm(options, algorithm, spec.max_steps, target, draft)
-    spec = replace(
-        spec.with_config(context_len=_context_len(options, target, spec, longest_request)), decodes_text=True
-    )
+    spec = replace(spec.with_config(context_len=_context_len(options, target, longest_request)), decodes_text=True)
     weight_bytes = checkpoint_bytes(options, target, dtype)
     num_pages, kv_bytes = _pool(options, bytes_per_token(target, draft, algorithm, dtype), device, spec, weight_bytes)
     spec = spec.with_config(num_pages=num_pages)
@@ -334,7 +332,7 @@ def _graph_sizes(options: SessionOptions, algorithm: SpecAlgorithm, device: str)
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def _context_len(options: SessionOptions, target: ModelConfig, spec: EngineSpec, longest_request: int | None) -> int:
+def _context_len(options: SessionOptions, target: ModelConfig, longest_request: int | None) -> int:
     most = target.max_position_embeddings
     if options.context_len is not None:
         if options.context_len > most:
@@ -343,8 +341,7 @@ def _context_len(options: SessionOptions, target: ModelConfig, spec: EngineSpec,
         return options.context_len
     if longest_request is None:
         return most
-    room = most - spec.resolve_sizes().total_limit  # what a round may overshoot
-    return min(most, max(2, longest_request) + room)
+    return min(most, max(2, longest_request))
 
 
 def checkpoint_bytes(options: SessionOptions, target: ModelConfig, dtype: torch.dtype) -> int:

@@ -47,7 +47,7 @@ class TextDelta:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] = ()  # one per token if the request asked for them
     finish: str | None = None  # in the last delta: "stop", "length", "aborted", "error", "refused"
-    message: str = ""  # why, for the last two
+    message: str = ""  # why, for the last two; of "length" what limits the output if it is not max_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class ServingConfig:
 
     num_pages: int  # without the padding page
     page_size: int
-    context_len: int  # positions that the model can see: prompt, output, and what a round writes past them
+    context_len: int  # positions that the model can see: prompt and output; what a round writes past them is in the row's reserve
     max_running: int
     max_queue: int  # waiting requests; 0: no bound
     chunk_size: int  # prefill tokens of a step
@@ -129,7 +129,6 @@ class ServingConfig:
             losses=has.losses and choose((False, False, False, True)),
         )
         limit = choose((6, 10, 16, 30))
-        longest = limit + config.round_slots
         smallest = config.whole_pages(limit + config.reserve) + page_size
         # Several requests, so many that blocks of rounds fit, two and a half, one and a half, one, or barely one.
         few = (
@@ -141,13 +140,13 @@ class ServingConfig:
             smallest - limit // 2,
         )
         slots = choose((smallest * 5, smallest * 16, *few))
-        chunk_size = choose((64, 64, 8, 3, 2)) if has.chunked_prefill else longest
+        chunk_size = choose((64, 64, 8, 3, 2)) if has.chunked_prefill else limit
         spare = choose((0, 0, 0, 1, 2, 5)) if config.mixed else 0
         verify = config.max_running * max(map(config.nodes, candidates))
         return replace(
             config,
             num_pages=max(-(-slots // page_size), 1),
-            context_len=longest,
+            context_len=limit,
             chunk_size=chunk_size,
             step_tokens=verify + spare if spare else 0,
         )

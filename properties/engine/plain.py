@@ -54,7 +54,7 @@ class PlainEngine:
             raise ValueError(f"{wish.request} is there already")
         if config.max_queue and len(self.queue) >= config.max_queue:
             raise ValueError(f"{config.max_queue} requests wait")
-        room = min(config.context_len, config.num_slots - config.page_size) - config.round_slots
+        room = min(config.context_len, config.num_slots - config.page_size - config.round_slots)
         most = min(wish.max_tokens, room - len(wish.prompt))
         if not wish.prompt or most < 1:
             raise ValueError(f"{len(wish.prompt)} tokens and {wish.max_tokens} more, of {room} at most")

@@ -17,9 +17,7 @@ def verdict(config: ServingConfig, wish: Wish, num_waiting: int) -> tuple[str, s
         return f"a prompt of {prompt_len} tokens and {wish.max_tokens} of output", ""
     if prompt_len + 1 > config.context_len or prompt_len + 1 > config.num_slots:
         return f"a prompt of {prompt_len} tokens and 1 of output", ""
-    fits_context = prompt_len + 1 + config.round_slots <= config.context_len
-    fits_pool = config.whole_pages(prompt_len + 1) + _reserve(config) <= config.num_slots
-    if fits_context and fits_pool:
+    if config.whole_pages(prompt_len + 1) + _reserve(config) <= config.num_slots:
         return "", f"{prompt_len} tokens, 1 of output and {_reserve(config)} in reserve fit"
     return "", ""
 
@@ -27,7 +25,7 @@ def verdict(config: ServingConfig, wish: Wish, num_waiting: int) -> tuple[str, s
 def promises(config: ServingConfig, wish: Wish) -> tuple[int, int]:
     """Return how many tokens an accepted request must get at least, and may get at most.
 
-    It must get all that it asks for if that fits the context beside a round's overshoot, and the pool beside a reserve."""
+    It must get all that it asks for if that fits the context, and the pool beside a reserve: the same with speculation and without."""
     prompt_len = len(wish.prompt)
     least = min(wish.max_tokens, _fitting(config) - prompt_len)
     return max(least, 1), min(wish.max_tokens, min(config.context_len, config.num_slots) - prompt_len)
@@ -41,9 +39,9 @@ def limits_of(config: ServingConfig, wish: Wish, num_waiting: int) -> set[int]:
 
 
 def _fitting(config: ServingConfig) -> int:
-    """Return the tokens of a request, prompt and output, that fit the context and the pool with room to spare."""
+    """Return the tokens of a request, prompt and output, that fit the context, and the pool with room to spare."""
     in_pool = (config.num_slots - _reserve(config)) // config.page_size * config.page_size
-    return min(config.context_len - config.round_slots, in_pool)
+    return min(config.context_len, in_pool)
 
 
 def _reserve(config: ServingConfig) -> int:

@@ -19,7 +19,7 @@ REQUESTS = Handles("abcdef")
 
 def _lengths(config: ServingConfig, has: EngineCapabilities) -> list[int]:
     """Prompt lengths at the edges of pages and chunks, and all that the context takes."""
-    size, chunk, room = config.page_size, config.chunk_size, config.context_len - config.round_slots
+    size, chunk, room = config.page_size, config.chunk_size, config.context_len
     lengths = {1, 2, 3, 5, size - 1, size, size + 1, 2 * size, chunk, chunk + 1, room - 1, room - 3}
     return sorted(length for length in lengths if 1 <= length < config.context_len)
 

@@ -6,7 +6,6 @@ from foretoken.core.kv.moves import draft_branch_layout
 from foretoken.core.kv.sizing import (
     ceil_to_page,
     get_alloc_len_per_decode,
-    max_total_tokens,
     recurrent_state_slots,
     request_table_width,
     reserve_per_block,
@@ -51,13 +50,9 @@ def test_the_reserve_counts_the_rounds_in_flight():
     assert reserve_per_block(8, max_rounds=1, rounds_unseen=1) == reserve_per_decode(8, overlap=True)
 
 
-def test_widths_and_limits():
+def test_widths_and_states():
     assert request_table_width(1000, 24, 16) == 1024
     assert request_table_width(1000, 25, 16) == 1040
-    # What users see does not lose the reserve of the row.
-    assert max_total_tokens(1000, steps=3, topk=4, max_draft_tokens=8) == 988
-    assert max_total_tokens(1000, steps=3, topk=1, max_draft_tokens=8) == 992
-    assert max_total_tokens(1000, steps=0, topk=1, max_draft_tokens=None) == 1000
     assert recurrent_state_slots(10, 8) == 90
     assert recurrent_state_slots(10, None) == 10
 

@@ -20,8 +20,7 @@ def oracle(request, cap=None):
 
 def test_a_request_that_can_never_fit_is_refused_with_what_would():
     engine, _ = make(context_len=40)
-    limit = engine.sizes.total_limit
-    assert limit == 40 - 4, "the context less the largest verify window"
+    limit = 40  # with speculation as without it
     assert not engine.submit(ask("fits", prompt_len=limit - 1), 0).refusal
     outcome = engine.submit(ask("too long", prompt_len=limit), 0)
     assert f"a prompt of {limit} tokens and 1 of output, at most {limit} fit" in outcome.refusal
@@ -35,13 +34,24 @@ def test_the_pool_limits_what_fits_as_well():
     assert not engine.submit(ask("b", prompt_len=10), 0).refusal
 
 
+def test_a_small_pool_says_that_it_has_cut_an_output():
+    engine, executor = make(num_pages=40, context_len=90)
+    request = ask("a", prompt_len=10, max_tokens=70)
+    engine.submit(request, 0)
+    end = finish(engine, executor)["a"]
+    assert end.reason is FinishReason.LENGTH and end.num_output < 30
+    assert f"the KV pool ended it at {end.num_output} of 70 tokens: it has 40 slots" in end.message
+    engine.submit(ask("b", prompt_len=10, max_tokens=5), 0)
+    assert not finish(engine, executor)["b"].message
+
+
 def test_max_tokens_is_capped_by_the_context_and_the_reason_is_length():
     engine, executor = make(context_len=40)
     request = ask("a", prompt_len=20, max_tokens=500)
     engine.submit(request, 0)
     end = finish(engine, executor)["a"]
     assert end.reason is FinishReason.LENGTH
-    assert end.num_output == engine.sizes.total_limit - 20
+    assert end.num_output == 20 and end.message == "the context of 40 tokens is full"
     assert end.tokens.tolist() == oracle(request, end.num_output)
 
 
@@ -69,7 +79,7 @@ def test_stop_strings_need_a_tokenizer():
     [
         ({"num_pages": 0}, "num_pages"),
         ({"num_pages": 5}, "num_pages"),
-        ({"context_len": 5}, "context_len"),
+        ({"context_len": 1}, "context_len"),
         ({"watermark": float("nan")}, "watermark"),
         ({"max_queue": 0}, "max_queue"),
         ({"max_step_tokens": 16, "mixed": True}, "max_step_tokens"),

@@ -148,7 +148,7 @@ def test_configurations_are_small_and_at_the_edges_and_ours_accepts_them():
     assert {config.max_steps for config in configs} >= {0, 1, 2, 5, 8}
     assert {config.topk for config in configs} == {1, 2, 4, 16}
     assert any(config.nodes(config.max_steps) != config.max_steps + 1 for config in configs)
-    assert any(config.num_slots < 2 * (config.context_len - config.round_slots) for config in configs)
+    assert any(config.num_slots < 2 * config.context_len for config in configs)
     for flag in ("overlap", "mixed", "prefix_cache", "preempt"):
         assert {getattr(config, flag) for config in configs} == {False, True}
     for config in configs[:150]:
@@ -219,9 +219,9 @@ def test_a_stop_string_may_begin_in_what_was_delivered():
 
 
 def test_what_must_be_promised():
-    room = SMALL.context_len - SMALL.round_slots
+    room = SMALL.context_len
     assert promises(SMALL, Wish("a", prompt_of(0, 5, 0), 4)) == (4, 4)
-    assert promises(SMALL, Wish("a", prompt_of(0, 5, 0), 90)) == (room - 5, SMALL.context_len - 5)
+    assert promises(SMALL, Wish("a", prompt_of(0, 5, 0), 90)) == (room - 5, room - 5)
     small = replace(SMALL, num_pages=8)
     assert promises(small, Wish("a", prompt_of(0, 5, 0), 90))[0] == 16 - small.whole_pages(small.reserve + 2) - 5
     assert limits_of(SMALL, Wish("a", prompt_of(0, 5, 0), 1), 3) == set()
@@ -230,9 +230,11 @@ def test_what_must_be_promised():
 
 
 def test_the_door():
-    fits = SMALL.context_len - SMALL.round_slots - 1
-    assert verdict(SMALL, Wish("a", prompt_of(0, fits, 0), 5), 0)[1]
-    assert verdict(SMALL, Wish("a", prompt_of(0, fits + 1, 0), 5), 0) == ("", ""), "in doubt the engine decides"
+    assert verdict(SMALL, Wish("a", prompt_of(0, SMALL.context_len - 1, 0), 5), 0)[1]
+    tight = replace(SMALL, num_pages=SMALL.whole_pages(SMALL.context_len) // SMALL.page_size)
+    assert verdict(tight, Wish("a", prompt_of(0, SMALL.context_len - 1, 0), 5), 0) == ("", ""), (
+        "in doubt the engine decides"
+    )
     assert verdict(SMALL, Wish("a", prompt_of(0, SMALL.context_len, 0), 5), 0)[0]
 
 
