@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +21,8 @@ from foretoken.sim.faults.plan import swarm_plan
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict
 from service_under_faults import disaggregated_service, service
+
+os.environ["FORETOKEN_KERNELS"] = "roofline"  # as in `tests/conftest.py`: installed measurements decide nothing here
 
 STORED = Path(__file__).with_name("corpus.json")
 NUM_SERVICES = 48
