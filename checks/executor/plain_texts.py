@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...gpu.executor.outputs import NUM_TOP_LOGPROBS
+from ...gpu.models.attention import PLAIN, Softmax
 from ...gpu.models.decoder import Decoder
 from ...gpu.ops.port import Capture
 from ...gpu.tiny.dense import rotate
@@ -91,7 +92,7 @@ class CachedAttention:
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
         seen = len(self._keys[layer]) if layer in self._keys else 0
         rows = cos_sin[seen : seen + len(q)].to(q.dtype)
         q, k = rotate(q, rows), rotate(k, rows)
@@ -99,7 +100,13 @@ class CachedAttention:
             k, v = torch.cat([self._keys[layer], k]), torch.cat([self._values[layer], v])
         self._keys[layer], self._values[layer] = k, v
         group = q.shape[1] // k.shape[1]
-        scores = torch.einsum("nhd,mhd->hnm", q, k.repeat_interleave(group, 1)) * q.shape[2] ** -0.5
-        visible = torch.arange(len(k)) <= torch.arange(seen, len(k))[:, None]
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        scores = torch.einsum("nhd,mhd->hnm", q, k.repeat_interleave(group, 1)) * softmax.scale_of(q)
+        if softmax.softcap:
+            scores = softmax.softcap * torch.tanh(scores / softmax.softcap)
+        distance = torch.arange(seen, len(k))[:, None] - torch.arange(len(k))
+        visible = (distance >= 0) & (distance < (softmax.window or len(k)))
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if softmax.sinks is not None:  # one more key, without a value
+            scores = torch.cat([softmax.sinks.view(-1, 1, 1).expand(-1, len(q), 1), scores], 2)
+        weights = scores.softmax(-1)[:, :, -len(k) :]
         return torch.einsum("hnm,mhd->nhd", weights, v.repeat_interleave(group, 1))

@@ -1,9 +1,9 @@
 """The shape of a model: what decides its weights, its KV cache and the cost of a forward pass."""
 
 from .catalogue import BUILT_IN, built_in_config, known_models, lookup_model
-from .families import ARCHITECTURES, MoeConfig, read_experts, read_model_shape
+from .families import ARCHITECTURES, FAMILIES, MoeConfig, language_model, read_experts, read_model_shape
 from .layers import Attention, Cache, Experts, LatentAttention, Mlp, Product, Recurrence
-from .mixers import read_sizes
+from .mixers import read_sizes, read_windows, replace_missing
 from .quantization import HF_QUANT_CONFIG, modelopt_config
 from .shape import DTYPE_BYTES, ModelShape, UnknownModel
 
@@ -11,6 +11,7 @@ __all__ = [
     "ARCHITECTURES",
     "BUILT_IN",
     "DTYPE_BYTES",
+    "FAMILIES",
     "HF_QUANT_CONFIG",
     "Attention",
     "Cache",
@@ -24,9 +25,12 @@ __all__ = [
     "UnknownModel",
     "built_in_config",
     "known_models",
+    "language_model",
     "lookup_model",
     "modelopt_config",
     "read_experts",
     "read_model_shape",
     "read_sizes",
+    "read_windows",
+    "replace_missing",
 ]

@@ -57,16 +57,16 @@ class MoeConfig:
 
 
 def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
-    """Read a mixture of experts as Qwen and Mixtral configure it; None for a family that has none."""
-    if family not in ("qwen3_moe", "qwen2_moe", "qwen3_next", "mixtral"):
+    """Read a mixture of experts as Qwen, Mixtral and gpt-oss configure it; None for a family that has none."""
+    if family not in ("qwen3_moe", "qwen2_moe", "qwen3_next", "mixtral", "gpt_oss"):
         return None
-    is_mixtral = family == "mixtral"
-    key = "num_local_experts" if is_mixtral or reader.get("num_local_experts") is not None else "num_experts"
+    has_one_width = family in ("mixtral", "gpt_oss")  # whose layers all have experts, with weights that sum to 1
+    key = "num_local_experts" if has_one_width or reader.get("num_local_experts") is not None else "num_experts"
     moe = MoeConfig(
         num_experts=reader.integer(key),
         top_k=reader.integer("num_experts_per_tok"),
-        intermediate_size=reader.integer("intermediate_size" if is_mixtral else "moe_intermediate_size"),
-        norm_topk_prob=reader.flag("norm_topk_prob"),
+        intermediate_size=reader.integer("intermediate_size" if has_one_width else "moe_intermediate_size"),
+        norm_topk_prob=has_one_width or reader.flag("norm_topk_prob"),
         decoder_sparse_step=reader.integer("decoder_sparse_step", 1),
         mlp_only_layers=reader.integers("mlp_only_layers"),
     )
@@ -203,9 +203,9 @@ class Family:
 
 
 _TIED: Mapping[str, Any] = {"tie_word_embeddings": True}
-_GEMMA = {**_TIED, "head_dim": 256}
+_GEMMA = {**_TIED, "head_dim": 256, "query_pre_attn_scalar": 256}
 _GEMMA3 = {
-    **_GEMMA, "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4,
+    **_GEMMA, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4,
     "max_position_embeddings": 131_072, "use_qk_norm": True,
 }  # fmt: skip
 _QWEN_NEXT: Mapping[str, Any] = {"linear_num_value_heads": 32, "linear_num_key_heads": 16}
@@ -216,14 +216,14 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family("Qwen2ForCausalLM"),
     "qwen3": Family("Qwen3ForCausalLM"),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", mlps=_qwen_experts),
-    "mixtral": Family("MixtralForCausalLM", mlps=_qwen_experts),
-    "phi3": Family("Phi3ForCausalLM"),
+    "mixtral": Family("MixtralForCausalLM", mlps=_qwen_experts, defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
+    "phi3": Family("Phi3ForCausalLM", defaults={"rms_norm_eps": 1e-5}),
     "mimo": Family("MiMoForCausalLM"),
     "gemma2": Family("Gemma2ForCausalLM", defaults=_GEMMA),
     "gemma3": Family("Gemma3ForCausalLM", defaults=_GEMMA3),
     "gemma4": Family("Gemma4ForConditionalGeneration", gemma4, _gemma4_experts, _TIED),
     "qwen2_moe": Family("Qwen2MoeForCausalLM", mlps=_qwen_experts),
-    "gpt_oss": Family("GptOssForCausalLM", gpt_oss, _small_experts),
+    "gpt_oss": Family("GptOssForCausalLM", gpt_oss, _small_experts, {"rms_norm_eps": 1e-5, "attention_bias": True}),
     "llama4": Family("Llama4ForConditionalGeneration", mlps=_llama4_experts, defaults={"attention_chunk_size": 8192}),
     "glm4_moe": Family("Glm4MoeForCausalLM", mlps=_deepseek_experts),
     "minimax": Family("MiniMaxForCausalLM", lightning, _small_experts),
@@ -263,7 +263,7 @@ def family_of(model_type: Any) -> str | None:
 
 def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> ModelShape:
     """Read the shape of a parsed `config.json`; `name` is what reports call the model. Raises ConfigError."""
-    reader = _language_model(config, source)
+    reader = language_model(config, source)
     model_type = reader.get("model_type")
     key = family_of(model_type)
     if key is None:
@@ -288,7 +288,7 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
     )
 
 
-def _language_model(config: Mapping[str, Any], source: str) -> ConfigReader:
+def language_model(config: Mapping[str, Any], source: str) -> ConfigReader:
     """Return a reader of the language model's part: a multimodal file keeps it under `text_config`."""
     if config.get("text_config") is None:
         return ConfigReader(config, source)

@@ -58,11 +58,11 @@ def grouped(reader: ConfigReader, family: str, layers: int, **others: Any) -> Mi
         sizes["heads"], sizes["kv_heads"], sizes["head_dim"], sizes["head_dim"],
         qkv_bias=sizes["qkv_bias"], qk_norm=sizes["qk_norm"] or reader.flag("use_qk_norm"), **others,
     )  # fmt: skip
-    window, windowed = _windows(reader, family, layers)
+    window, windowed = read_windows(reader, family, layers)
     return [replace(attention, window=window) if layer in windowed else attention for layer in range(layers)]
 
 
-def _windows(reader: ConfigReader, family: str, layers: int) -> tuple[int | None, frozenset[int]]:
+def read_windows(reader: ConfigReader, family: str, layers: int) -> tuple[int | None, frozenset[int]]:
     """Return the attention window in tokens, and the layers that have it."""
     key = "attention_chunk_size" if family == "llama4" else "sliding_window"
     always = ("mistral", "mixtral", "phi3", "gemma2", "gemma3", "gpt_oss", "step3p7", "llama4")
@@ -73,7 +73,7 @@ def _windows(reader: ConfigReader, family: str, layers: int) -> tuple[int | None
         chosen = {i for i, kind in enumerate(kinds[:layers]) if kind in ("sliding_attention", "chunked_attention")}
     elif family.startswith("qwen"):  # the layers below `max_window_layers` see everything
         chosen = set(range(reader.integer("max_window_layers", layers, minimum=0), layers))
-    elif family == "gemma2":
+    elif family in ("gemma2", "gpt_oss"):
         chosen = set(range(0, layers, 2))
     elif family in ("gemma3", "llama4"):  # every sixth, every fourth layer sees everything
         pattern = reader.integer("sliding_window_pattern", 6 if family == "gemma3" else 4)

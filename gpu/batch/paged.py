@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..models.attention import PLAIN, Softmax
 from ..ops.port import AttentionBatch, DecodeBatch, Ops, VerifyBatch
 from .pools import KVPool
 
@@ -20,12 +21,12 @@ class PagedAttention:
     positions: Tensor  # int64 [n]
     slots: Tensor  # int64 [n]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
         """See `Attention`."""
         ops, batch, kv = self.ops, self.batch, self.pool.layers[layer]
         q, k = ops.rope_write(q, k, v, cos_sin, self.positions, self.slots, kv)
         if isinstance(batch, DecodeBatch):
-            return ops.decode_attention(q, kv, batch)
+            return ops.decode_attention(q, kv, batch, softmax)
         if isinstance(batch, VerifyBatch):
-            return ops.verify_attention(q, k, v, kv, batch)
-        return ops.extend_attention(q, k, v, kv, batch)
+            return ops.verify_attention(q, k, v, kv, batch, softmax)
+        return ops.extend_attention(q, k, v, kv, batch, softmax)

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..models.attention import Softmax
+
 VERSION = attrgetter("_version")
 
 
@@ -65,6 +67,12 @@ def prefix_slots(table: Tensor, rows: Tensor, visible: Tensor) -> Tensor:
     return table[rows, : visible.shape[1]].mul_(visible).view(-1)
 
 
+def window_slots(table: Tensor, rows: Tensor, columns: Tensor, visible: Tensor) -> Tensor:
+    """Slots [bs · width] at `columns` int64 [bs, width] of the rows, 0 where `visible` is false."""
+    places = (columns * visible).add_((rows * table.shape[1]).unsqueeze(1))
+    return table.view(-1).index_select(0, places.view(-1)).mul_(visible.view(-1))
+
+
 def gather(pool: Tensor, slots: Tensor, bs: int) -> Tensor:
     """pool [slots, Hk, d] at slots [bs · max_len] → [bs, max_len, Hk, d]."""
     return pool.index_select(0, slots).view(bs, -1, *pool.shape[1:])
@@ -101,17 +109,23 @@ def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(visible, *_seen_and_unseen(dtype, visible.device))
 
 
-def attend_packed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+def attend_packed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, softmax: Softmax) -> Tensor:
     """q [bs · m, Hq, d] over k, v [bs, keys, Hk, d] → [bs · m, Hq, d]; bias [bs, 1, m · Hq / Hk, keys], 0 where nothing is seen.
 
     The query heads that share a key head, and the row's m queries, are the rows of one matrix, so each key is read once.
     """
     bs, _, heads, d = k.shape
     k, v = k.transpose(1, 2), v.transpose(1, 2)
-    if q.shape[0] == bs:
+    scale, group = softmax.scale_of(q), q.shape[1] // heads
+    if q.shape[0] == bs and softmax.is_plain:
         queries = q.view(bs, heads, -1, d)
         return F.scaled_dot_product_attention(queries, k, v, attn_mask=bias, scale=scale).reshape(q.shape)
-    group = q.shape[1] // heads
     queries = q.view(bs, -1, heads, group, d).transpose(1, 2).reshape(bs, heads, -1, d)
-    out = F.scaled_dot_product_attention(queries, k, v, attn_mask=bias, scale=scale)
+    if softmax.is_plain:
+        out = F.scaled_dot_product_attention(queries, k, v, attn_mask=bias, scale=scale)
+    else:
+        sinks = softmax.sinks
+        if sinks is not None:
+            sinks = sinks.view(heads, 1, group).expand(-1, queries.shape[2] // group, -1).reshape(1, heads, -1, 1)
+        out = softmax.weights(queries @ k.transpose(2, 3) * scale, bias, sinks) @ v
     return out.view(bs, heads, -1, group, d).transpose(1, 2).reshape(q.shape)

@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Softmax:
+    """How a layer makes weights of the products of queries and keys, where it differs from the softmax of q · k / √d over all keys."""
+
+    scale: float | None = None  # of the products; None: d^-½
+    window: int = 0  # positions that a query sees, its own included; 0: all before it
+    softcap: float = 0.0  # c: scores become c · tanh(score / c); 0: they stay (Gemma 2)
+    sinks: Tensor | None = None  # [Hq]: a score of each head that takes its share and has no value (gpt-oss)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether torch's own attention computes it, given scale and mask."""
+        return not self.softcap and self.sinks is None
+
+    def scale_of(self, q: Tensor) -> float:
+        """Return the factor of the products for q […, d]."""
+        return q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    def window_within(self, positions: int) -> int:
+        """Return the window, 0 where it hides nothing of a text of so many positions."""
+        return self.window if self.window < positions else 0
+
+    def weights(self, products: Tensor, bias: Tensor, sinks: Tensor | None) -> Tensor:
+        """Return the weights of scaled products […, queries, keys]; `bias` 0 or −inf, `sinks` broadcasts to […, queries, 1].
+
+        A query that sees nothing has weights of 0.
+        """
+        if self.softcap:
+            products = (products / self.softcap).tanh() * self.softcap
+        scores = products + bias
+        peak = scores.amax(-1, keepdim=True)
+        peak = torch.maximum(peak, sinks) if sinks is not None else peak.clamp(min=torch.finfo(peak.dtype).min)
+        weights = (scores - peak).exp()
+        total = weights.sum(-1, keepdim=True)
+        if sinks is not None:
+            return weights / (total + (sinks - peak).exp())
+        return weights / total.where(total > 0, 1.0)
+
+
+PLAIN = Softmax()
 
 
 class Attention(Protocol):
     """One forward pass's attention over its batch of n tokens; paged in the executor, dense in training."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
         """q [n, Hq, d], k and v [n, Hk, d], not rotated yet → [n, Hq, d]. `layer` counts the model's own layers from 0.
 
         cos_sin float32 [positions, d]: the model's rotary table, d/2 cosines, then d/2 sines.

@@ -208,16 +208,16 @@ def _listed(names: set[str], one: str, many: str) -> list[Problem]:
 
 
 def _fill(model: Decoder | DraftHead, stored: dict[str, StoredTensor], canonical=lambda name: name) -> None:
-    views = {weight.name: weight.view for weight in model.checkpoint_weights()}
+    weights = {weight.name: weight for weight in model.checkpoint_weights()}
     for name, tensor in read_tensors(stored):
-        views[canonical(name)].copy_(tensor)
+        weights[canonical(name)].fill(tensor)
 
 
 def _save(directory: str | Path, config: dict, weights: list[NamedWeight], others: dict[str, Tensor]) -> None:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     # A fused parameter's parts share memory, which safetensors refuses, so each is copied.
-    tensors = [(w.name, lambda view=w.view: view.detach().cpu().clone(), w.view.nbytes) for w in weights]
+    tensors = [(w.name, w.published, w.view.nbytes) for w in weights]
     tensors += [(name, lambda value=value: value, value.nbytes) for name, value in others.items()]
     write_tensors(directory, tensors)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

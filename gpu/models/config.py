@@ -1,7 +1,7 @@
 """The configuration of the decoder: a model's shape and what its computation needs beside it, read from a checkpoint's `config.json`.
 
-What the decoder cannot run (sliding windows, quantized weights, another activation) is refused before a weight is read; all problems of
-a file are reported at once, with the file and the key.
+What the decoder cannot run (another family, another activation, unknown quantized weights) is refused before a weight is read; all
+problems of a file are reported at once, with the file and the key.
 """
 
 from __future__ import annotations
@@ -14,16 +14,32 @@ from typing import Any
 import torch
 
 from ...core.config_reader import ConfigReader, read_json_object
-from ...core.errors import ConfigError, Problem, nearest_name
+from ...core.errors import ConfigError, Problem
 from ...core.model_shape import ARCHITECTURES as ARCHITECTURE_OF_FAMILY
-from ...core.model_shape import HF_QUANT_CONFIG, MoeConfig, modelopt_config, read_experts, read_sizes
+from ...core.model_shape import (
+    FAMILIES,
+    HF_QUANT_CONFIG,
+    MoeConfig,
+    language_model,
+    modelopt_config,
+    read_experts,
+    read_sizes,
+    read_windows,
+    replace_missing,
+)
 from ...core.model_shape.quantization import CONFIG_KEYS
 from ...observe.input_files import read_text
-from .rope import Rope, read_rope
+from .rope import Rope, read_ropes
 
-MODEL_TYPES = {ARCHITECTURE_OF_FAMILY[family]: family for family in ("llama", "qwen2", "qwen3", "qwen3_moe")}
+DECODED = (
+    "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "phi3", "gemma2", "gemma3", "gpt_oss",
+)  # fmt: skip
+MODEL_TYPES = {ARCHITECTURE_OF_FAMILY[family]: family for family in DECODED}
 ARCHITECTURES = tuple(MODEL_TYPES)
-LLAMA, QWEN2, QWEN3, QWEN3_MOE = ARCHITECTURES
+LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, MIXTRAL, PHI3, GEMMA2, GEMMA3, GPT_OSS = ARCHITECTURES
+# Models that see, too, of which the decoder runs the language model.
+MULTIMODAL = {"Gemma3ForConditionalGeneration": GEMMA3, "Mistral3ForConditionalGeneration": MISTRAL}
+SILU, GELU_TANH, CLAMPED_SWIGLU = "silu", "gelu_pytorch_tanh", "clamped swiglu"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _UNQUANTIZED = "quantized weights are not supported; give the checkpoint with 16- or 32-bit weights"
 
@@ -49,6 +65,14 @@ class ModelConfig:
     qk_norm: bool = False  # RMSNorm over each head of q and k, before rotation
     tied_embeddings: bool = False
     moe: MoeConfig | None = None
+    activation: str = SILU
+    window: int = 0  # positions that a query of `windowed_layers` sees, its own included
+    windowed_layers: tuple[int, ...] = ()
+    local_rope: Rope | None = None  # of the windowed layers, where it is another one
+    attention_scale: float | None = None  # None: head_dim^-½
+    attention_softcap: float = 0.0  # see `Softmax`
+    logit_softcap: float = 0.0  # of the LM head's logits, in the same way
+    sinks: bool = False  # see `Softmax`
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
@@ -72,10 +96,32 @@ class ModelConfig:
     def from_dict(cls, data: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
         """Read a parsed config.json. Raises ConfigError with all problems of `source`."""
         reader = ConfigReader(data, source)
-        config = read_model_config(reader, _architecture(reader))
+        architecture = _architecture(reader)
+        if architecture in MULTIMODAL.values() and data.get("text_config") is not None:
+            reader = language_model(data, source)
+        if architecture == LLAMA and reader.get("sliding_window") is not None:
+            reader.problem(
+                "sliding_window", "a Llama has none; is this another model, such as Mistral, under its name?"
+            )
+        config = read_model_config(reader, architecture)
         reader.raise_problems()
         assert config is not None
         return config
+
+    @property
+    def is_gemma(self) -> bool:
+        """Norms of weight 1 + w, further ones behind attention and MLP, and scaled embeddings."""
+        return self.architecture in (GEMMA2, GEMMA3)
+
+    @property
+    def norm_offset(self) -> float:
+        """What the weights of norms have beyond the published ones."""
+        return 1.0 if self.is_gemma else 0.0
+
+    @property
+    def is_gpt_oss(self) -> bool:
+        """A router and experts with biases, and gate and up in turns."""
+        return self.architecture == GPT_OSS
 
     @property
     def num_moe_layers(self) -> int:
@@ -98,20 +144,37 @@ class ModelConfig:
             "num_attention_heads": self.num_heads,
             "num_key_value_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
-            "hidden_act": "silu",
+            "hidden_act": self.activation if self.activation == GELU_TANH else SILU,
             "rms_norm_eps": self.rms_norm_eps,
             "max_position_embeddings": self.max_position_embeddings,
             "tie_word_embeddings": self.tied_embeddings,
             "bos_token_id": self.bos_token_id,
             "eos_token_id": _ids_to_json(self.eos_token_ids),
+            "pad_token_id": None,  # some families' default is past a small vocabulary
             "torch_dtype": next(name for name, dtype in DTYPES.items() if dtype is self.dtype),
             **self.rope.to_dict(),
         }
+        if self.window:
+            kinds = ("full_attention", "sliding_attention")
+            data["sliding_window"] = self.window
+            data["layer_types"] = [kinds[i in self.windowed_layers] for i in range(self.num_layers)]
+            data["use_sliding_window"] = True
+        if self.is_gemma:
+            data |= {
+                "hidden_activation": self.activation,
+                "query_pre_attn_scalar": round((self.attention_scale or self.head_dim**-0.5) ** -2),
+                "attn_logit_softcapping": self.attention_softcap or None,
+                "final_logit_softcapping": self.logit_softcap or None,
+            }
+        if self.local_rope is not None:
+            data["rope_local_base_freq"] = self.local_rope.theta
         if self.architecture != QWEN2:
             data["attention_bias"] = self.qkv_bias
         if self.architecture == LLAMA:
             data["mlp_bias"] = self.mlp_bias
-        if self.moe is not None:
+        if self.architecture in (MIXTRAL, GPT_OSS):
+            data |= {"num_local_experts": self.moe.num_experts, "num_experts_per_tok": self.moe.top_k}
+        elif self.moe is not None:
             data |= {
                 "num_experts": self.moe.num_experts,
                 "num_experts_per_tok": self.moe.top_k,
@@ -126,18 +189,22 @@ class ModelConfig:
 def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelConfig | None:
     """Read the configuration of `architecture`; None if the reader has noted problems."""
     family = None if architecture is None else MODEL_TYPES[architecture]
+    if family is not None:
+        reader = replace_missing(reader, **FAMILIES[family].defaults)
     sizes = read_sizes(reader, family)
     if sizes["head_dim"] % 2:
         reader.problem("head_dim", f"must be even, its halves are rotated against each other; got {sizes['head_dim']}")
-    activation = reader.get("hidden_act", "silu")
-    if activation != "silu":
-        reader.problem("hidden_act", f"only silu is implemented, got {activation!r}")
     for key in CONFIG_KEYS:
         config = reader.get(key)
         if config is not None:
             method = config.get("quant_method") if isinstance(config, Mapping) else config
             reader.problem(key, f"quant_method {method!r}: {_UNQUANTIZED}")
-    _refuse_sliding_window(reader, sizes["layers"])
+    window, windowed = read_windows(reader, family or "", sizes["layers"])
+    if reader.get("use_bidirectional_attention"):
+        reader.problem("use_bidirectional_attention", "only attention to earlier tokens is implemented")
+    rope, local_rope = read_ropes(reader, sizes["max_context"])
+    is_gemma = architecture in (GEMMA2, GEMMA3)
+    is_capped = architecture == GEMMA2
     config = {
         "vocab_size": sizes["vocab"],
         "hidden_size": sizes["hidden"],
@@ -147,17 +214,25 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
         "num_kv_heads": sizes["kv_heads"],
         "head_dim": sizes["head_dim"],
         "rms_norm_eps": reader.number("rms_norm_eps", 1e-6),
-        "rope": read_rope(reader, sizes["max_context"]),
+        "rope": rope,
         "max_position_embeddings": sizes["max_context"],
         "qkv_bias": sizes["qkv_bias"],
         "output_bias": architecture != QWEN2 and reader.flag("attention_bias"),
         "mlp_bias": architecture == LLAMA and reader.flag("mlp_bias"),
-        "qk_norm": sizes["qk_norm"],
+        "qk_norm": sizes["qk_norm"] or architecture == GEMMA3,
         "tied_embeddings": sizes["tied_embeddings"],
         "moe": read_experts(reader, family),
         "bos_token_id": next(iter(reader.token_ids("bos_token_id")), None),
         "eos_token_ids": reader.token_ids("eos_token_id"),
         "dtype": _read_dtype(reader),
+        "activation": _read_activation(reader, architecture),
+        "window": window if window and windowed and window < sizes["max_context"] else 0,
+        "windowed_layers": tuple(sorted(windowed)) if window and window < sizes["max_context"] else (),
+        "local_rope": local_rope if windowed else None,
+        "attention_scale": reader.number("query_pre_attn_scalar") ** -0.5 if is_gemma else None,
+        "attention_softcap": _read_softcap(reader, "attn_logit_softcapping", 50.0 if is_capped else 0.0) * is_gemma,
+        "logit_softcap": _read_softcap(reader, "final_logit_softcapping", 30.0 if is_capped else 0.0) * is_gemma,
+        "sinks": architecture == GPT_OSS,
     }
     return None if reader.problems or architecture is None else ModelConfig(architecture, **config)
 
@@ -179,29 +254,58 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _architecture(reader: ConfigReader) -> str | None:
     names = reader.get("architectures")
+    if medusa := medusa_message(reader.data):
+        reader.problem("architectures", medusa)
+        return None
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         reader.problem("architectures", f"must name one architecture out of {', '.join(ARCHITECTURES)}; got {names!r}")
         return None
-    if names[0] not in ARCHITECTURES:
-        if names[0] in ARCHITECTURE_OF_FAMILY.values():
-            hint = "; the decoder has no layers of this family, only `foretoken simulate` knows it"
-        else:
-            hint = nearest_name(names[0], ARCHITECTURES)
-        reader.problem("architectures", f"{names[0]} is none of {', '.join(ARCHITECTURES)}{hint}")
+    name = MULTIMODAL.get(names[0], names[0])
+    if name in ARCHITECTURES:
+        kind = reader.get("model_type")
+        if kind in ARCHITECTURE_OF_FAMILY and ARCHITECTURE_OF_FAMILY[kind] != name and name == names[0]:
+            reader.problem(
+                "architectures", f"{name} contradicts the model_type {kind!r}: their layers compute other things"
+            )
+        return name
+    if name in ARCHITECTURE_OF_FAMILY.values():
+        known = ", ".join(ARCHITECTURES)
+        reader.problem(
+            "architectures", f"{name}: only `foretoken simulate` knows this family; the decoder has layers of {known}"
+        )
+    else:
+        # No name that is near is suggested: under another family's name a checkpoint may load and compute something else.
+        reader.problem(
+            "architectures", f"{name} is none of {', '.join(ARCHITECTURES)}, and no other one computes the same"
+        )
+    return None
+
+
+def medusa_message(data: Mapping[str, Any]) -> str | None:
+    """Return what to tell of a configuration of Medusa heads; None for any other."""
+    names = data.get("architectures")
+    name = names[0] if isinstance(names, list) and names else data.get("model_type")
+    if not (isinstance(name, str) and "medusa" in name.lower()) and "medusa_num_heads" not in data:
         return None
-    return names[0]
+    return (
+        "these are Medusa heads, each of which guesses a token from the target's last state without looking at the guesses before; "
+        "they are not implemented; EAGLE and EAGLE-3 heads are"
+    )
 
 
-def _refuse_sliding_window(reader: ConfigReader, num_layers: int) -> None:
-    """Windows are inactive where the switch is off or where they would begin past the last layer."""
-    layer_types = reader.get("layer_types") or []
-    if any(kind != "full_attention" for kind in layer_types):
-        kind = next(kind for kind in layer_types if kind != "full_attention")
-        reader.problem("layer_types", f"only full_attention is implemented, got {kind!r}")
-        return
-    has_window = reader.get("sliding_window") is not None and reader.flag("use_sliding_window")
-    if has_window and not layer_types and reader.integer("max_window_layers", 0, minimum=0) < num_layers:
-        reader.problem("use_sliding_window", "sliding-window attention is not implemented")
+def _read_activation(reader: ConfigReader, architecture: str | None) -> str:
+    """Return the activation of the MLPs; Gemma names its own, gpt-oss none for what it computes."""
+    key = "hidden_activation" if reader.get("hidden_activation") is not None else "hidden_act"
+    wanted = GELU_TANH if architecture in (GEMMA2, GEMMA3) else SILU
+    found = reader.get(key, wanted)
+    if found != wanted and not (wanted == GELU_TANH and key == "hidden_act"):
+        reader.problem(key, f"only {wanted} is implemented for this family, got {found!r}")
+    return CLAMPED_SWIGLU if architecture == GPT_OSS else wanted
+
+
+def _read_softcap(reader: ConfigReader, key: str, default: float) -> float:
+    """Return 0 for null, which says that there is none."""
+    return 0.0 if reader.get(key, default) in (None, 0.0) else reader.number(key, default)
 
 
 def _read_dtype(reader: ConfigReader) -> torch.dtype:

@@ -1,9 +1,9 @@
-"""Llama, Qwen2, Qwen3 and Qwen3-MoE as one decoder: what differs between them is in the configuration."""
+"""All families as one decoder: what differs between them is in the configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -40,10 +40,15 @@ class Decoder(nn.Module):
         self.vocab_size, self.hidden_size = vocab, hidden = config.vocab_size, config.hidden_size
         self.embed_weight = empty_weight(vocab, hidden, device=device, dtype=dtype)
         sparse = config.moe_layers
+        local_table = None
+        if config.local_rope is not None:
+            local_table = cos_sin_table(config.local_rope, config.head_dim, config.max_position_embeddings, device)
         self.layers = nn.ModuleList(
-            Layer(config, i, ops, device, dtype, sparse=i in sparse) for i in range(config.num_layers)
+            Layer(config, i, ops, device, dtype, sparse=i in sparse, local_table=local_table)
+            for i in range(config.num_layers)
         )
-        self.norm_weight = empty_weight(hidden, device=device, dtype=dtype)
+        wide_dtype = torch.promote_types(dtype, torch.float32) if config.is_gemma else dtype
+        self.norm_weight = empty_weight(hidden, device=device, dtype=wide_dtype)
         self.lm_head_weight = (
             None if config.tied_embeddings else empty_weight(vocab, hidden, device=device, dtype=dtype)
         )
@@ -52,6 +57,8 @@ class Decoder(nn.Module):
         self._tables = (self.embed_weight, self.norm_weight)
         self.projections = (Projection(self.output_embedding),)
         self._layers = tuple(self.layers)
+        # In the weights' dtype, in which Gemma was trained with it.
+        self._embedding_scale = float(torch.tensor(hidden**0.5, dtype=dtype)) if config.is_gemma else None
 
     def forward(self, tokens: Tensor, attention: Attention, capture: Capture = NO_CAPTURE) -> DecoderOutput:
         """tokens int64 [n]; `attention` knows which sequences they belong to, and where."""
@@ -62,11 +69,13 @@ class Decoder(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [n] → [n, H]."""
-        return torch.embedding(self._tables[0], tokens)
+        embedded = torch.embedding(self._tables[0], tokens)
+        return embedded if self._embedding_scale is None else embedded * self._embedding_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, H] → [m, V], in float32 at least."""
-        return wide(self.projections[0](hidden))
+        logits, cap = wide(self.projections[0](hidden)), self.config.logit_softcap
+        return (logits / cap).tanh_().mul_(cap) if cap else logits
 
     @property
     def output_embedding(self) -> Tensor:
@@ -82,8 +91,8 @@ class Decoder(nn.Module):
         yield NamedWeight("model.embed_tokens.weight", self.embed_weight.detach())
         for layer in self._layers:
             for weight in layer.checkpoint_weights():
-                yield NamedWeight(f"model.layers.{layer.index}.{weight.name}", weight.view)
-        yield NamedWeight("model.norm.weight", self.norm_weight.detach())
+                yield replace(weight, name=f"model.layers.{layer.index}.{weight.name}")
+        yield NamedWeight("model.norm.weight", self.norm_weight.detach(), self.config.norm_offset)
         if self.lm_head_weight is not None:
             yield NamedWeight("lm_head.weight", self.lm_head_weight.detach())
 

@@ -1,4 +1,4 @@
-"""A mixture of experts in place of a layer's MLP (Qwen3-MoE): each token goes to the top k of E experts.
+"""A mixture of experts in place of a layer's MLP (Qwen3-MoE, Mixtral, gpt-oss): each token goes to the top k of E experts.
 
 Three ways to the same sum, chosen by the number of tokens, which the host knows; none of them waits for the device.
 
@@ -20,14 +20,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.port import Ops
-from .config import ModelConfig
+from .config import MIXTRAL, ModelConfig
 from .weights import NamedWeight, empty_weight
 
 MAX_TOKENS_ALL_EXPERTS = 256
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
 class ExpertMlp(nn.Module):
-    """Experts' gate and up projections in one tensor [E, 2 · I, H], down projections in another [E, H, I]."""
+    """Experts' gate and up projections in one tensor [E, 2 · I, H], down projections in another [E, H, I].
+
+    gpt-oss has their rows in turns, gate, up, gate, …, biases of all, and a router with a bias.
+    """
 
     def __init__(self, config: ModelConfig, ops: Ops, device: torch.device | str, dtype: torch.dtype) -> None:
         super().__init__()
@@ -37,7 +41,15 @@ class ExpertMlp(nn.Module):
         self.router_weight = empty_weight(num_experts, hidden, device=device, dtype=dtype)
         self.gate_up_weight = empty_weight(num_experts, 2 * width, hidden, device=device, dtype=dtype)
         self.down_weight = empty_weight(num_experts, hidden, width, device=device, dtype=dtype)
+        self.router_bias = self.gate_up_bias = self.down_bias = None
+        if config.is_gpt_oss:
+            self.router_bias = empty_weight(num_experts, device=device, dtype=dtype)
+            self.gate_up_bias = empty_weight(num_experts, 2 * width, device=device, dtype=dtype)
+            self.down_bias = empty_weight(num_experts, hidden, device=device, dtype=dtype)
         self._weights = (self.router_weight, self.gate_up_weight, self.down_weight)
+        self._biases = (self.router_bias, self.gate_up_bias, self.down_bias)
+        self._activate = clamped_swiglu if config.is_gpt_oss else None if ops is None else ops.silu_mul
+        self._architecture = config.architecture
 
     def run(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [n, H] → [n, H], and the chosen experts int64 [n, k], best first."""
@@ -54,7 +66,7 @@ class ExpertMlp(nn.Module):
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (in x's dtype) and numbers of each token's experts, both [n, k]. Probabilities are taken over all experts."""
-        logits = F.linear(x, self._weights[0])
+        logits = F.linear(x, self._weights[0], self._biases[0])
         weights, experts = logits.softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)).topk(self.moe.top_k)
         if self.moe.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -62,42 +74,72 @@ class ExpertMlp(nn.Module):
 
     def _gathered(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         _, gate_up, down = self._weights
+        _, gate_up_bias, down_bias = self._biases
         n, top_k = experts.shape
         chosen = experts.flatten()
         tokens = x.repeat_interleave(top_k, 0).unsqueeze(-1)
-        inner = self.ops.silu_mul(gate_up[chosen].bmm(tokens).squeeze(-1))
+        inner = gate_up[chosen].bmm(tokens).squeeze(-1)
+        inner = self._activate(inner if gate_up_bias is None else inner + gate_up_bias[chosen])
         out = down[chosen].bmm(inner.unsqueeze(-1)).view(n, top_k, -1)
+        if down_bias is not None:
+            out = out + down_bias[experts]
         return (weights.unsqueeze(1) @ out).squeeze(1)
 
     def _all_experts(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         _, gate_up, down = self._weights
+        _, gate_up_bias, down_bias = self._biases
         num_experts, double_width, _ = gate_up.shape
         n = x.shape[0]
         inner = torch.matmul(x, gate_up.transpose(1, 2))  # [E, n, 2 · I]
-        inner = self.ops.silu_mul(inner.view(-1, double_width)).view(num_experts, n, -1)
+        if gate_up_bias is not None:
+            inner += gate_up_bias.unsqueeze(1)
+        inner = self._activate(inner.view(-1, double_width)).view(num_experts, n, -1)
         out = torch.bmm(inner, down.transpose(1, 2))  # [E, n, H]
+        if down_bias is not None:
+            out += down_bias.unsqueeze(1)
         share = torch.zeros(n, num_experts, dtype=x.dtype, device=x.device).scatter(1, experts, weights)
         return torch.einsum("enh,ne->nh", out, share)
 
     def _sorted(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         _, gate_up, down = self._weights
+        _, gate_up_bias, down_bias = self._biases
         order = experts.flatten().argsort(stable=True)
         tokens = order // experts.shape[1]
         counts = torch.zeros(self.moe.num_experts, dtype=torch.int64, device=x.device)
         counts = counts.scatter_add(0, experts.flatten(), torch.ones_like(order))
-        inner = self.ops.silu_mul(_grouped_linear(x[tokens], gate_up, counts))
-        out = _grouped_linear(inner, down, counts) * weights.flatten()[order].unsqueeze(-1)
+        chosen = experts.flatten()[order]
+        inner = _grouped_linear(x[tokens], gate_up, counts)
+        inner = self._activate(inner if gate_up_bias is None else inner + gate_up_bias[chosen])
+        out = _grouped_linear(inner, down, counts)
+        if down_bias is not None:
+            out = out + down_bias[chosen]
+        out = out * weights.flatten()[order].unsqueeze(-1)
         return torch.zeros_like(x).index_add(0, tokens, out)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        """Names below `mlp.`, one tensor per expert and projection, as published."""
+        """Names below the layer's MLP: one tensor per expert and projection, or (gpt-oss) one for all experts."""
+        if self.gate_up_bias is not None and self.down_bias is not None and self.router_bias is not None:
+            yield NamedWeight("router.weight", self.router_weight.detach())
+            yield NamedWeight("router.bias", self.router_bias.detach())
+            yield NamedWeight("experts.gate_up_proj", self.gate_up_weight.detach().transpose(1, 2))
+            yield NamedWeight("experts.gate_up_proj_bias", self.gate_up_bias.detach())
+            yield NamedWeight("experts.down_proj", self.down_weight.detach().transpose(1, 2))
+            yield NamedWeight("experts.down_proj_bias", self.down_bias.detach())
+            return
+        gate, up, down = ("w1", "w3", "w2") if self._architecture == MIXTRAL else ("gate_proj", "up_proj", "down_proj")
         yield NamedWeight("gate.weight", self.router_weight.detach())
         width = self.down_weight.shape[2]
         for i in range(self.moe.num_experts):
             gate_up = self.gate_up_weight.detach()[i]
-            yield NamedWeight(f"experts.{i}.gate_proj.weight", gate_up[:width])
-            yield NamedWeight(f"experts.{i}.up_proj.weight", gate_up[width:])
-            yield NamedWeight(f"experts.{i}.down_proj.weight", self.down_weight.detach()[i])
+            yield NamedWeight(f"experts.{i}.{gate}.weight", gate_up[:width])
+            yield NamedWeight(f"experts.{i}.{up}.weight", gate_up[width:])
+            yield NamedWeight(f"experts.{i}.{down}.weight", self.down_weight.detach()[i])
+
+
+def clamped_swiglu(gate_up: Tensor) -> Tensor:
+    """[n, 2 · I] with gate and up in turns → [n, I]: (up + 1) · gate · sigmoid(1.702 gate), clamped to 7 (gpt-oss's own code)."""
+    gate, up = gate_up[..., ::2].clamp(max=SWIGLU_LIMIT), gate_up[..., 1::2].clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return (up + 1) * gate * torch.sigmoid(SWIGLU_ALPHA * gate)
 
 
 def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:

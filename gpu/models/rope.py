@@ -46,10 +46,24 @@ class Rope:
         return {"rope_theta": self.theta, "rope_scaling": scaling}
 
 
-def read_rope(reader: ConfigReader, max_position_embeddings: int) -> Rope:
-    """From `rope_parameters` (one object), or from `rope_theta` beside `rope_scaling`. Problems go to the reader."""
-    key = "rope_parameters" if reader.get("rope_parameters") is not None else "rope_scaling"
-    inner = reader.under(key)
+def read_ropes(reader: ConfigReader, max_position_embeddings: int) -> tuple[Rope, Rope | None]:
+    """Return the rotation of the model's layers, and that of those with a window where the file has one for them (Gemma 3).
+
+    From `rope_parameters` (one object, or one for each kind of layer), or from `rope_theta` beside `rope_scaling`. Problems go to the
+    reader.
+    """
+    inner = reader.under("rope_parameters")
+    if inner.get("full_attention") is not None:
+        whole, local = (inner.under(kind) for kind in ("full_attention", "sliding_attention"))
+        return _read_rope(reader, whole, max_position_embeddings), _read_rope(reader, local, max_position_embeddings)
+    if reader.get("rope_parameters") is None:
+        inner = reader.under("rope_scaling")
+    local_theta = reader.get("rope_local_base_freq")
+    local = None if local_theta is None else Rope(reader.number("rope_local_base_freq"))
+    return _read_rope(reader, inner, max_position_embeddings), local
+
+
+def _read_rope(reader: ConfigReader, inner: ConfigReader, max_position_embeddings: int) -> Rope:
     theta = inner.number("rope_theta", reader.number("rope_theta", 10000.0))
     type_key = "rope_type" if inner.get("rope_type") is not None else "type"
     scaling = inner.get(type_key) or "default"

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...core.errors import InvariantViolation
 from ...core.kv.moves import KVMovePlan, draft_branch_layout
 from ...core.tree.outputs import compaction_index
+from ..models.attention import PLAIN, Softmax
 from .port import DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
 
 
@@ -41,24 +42,28 @@ class CheckedOps:
         _no_slot_twice("ALLOC-06", written)
         return self._ops.rope_write(q, k, v, cos_sin, positions, slots, kv)
 
-    def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch) -> Tensor:
+    def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
         self._pools(kv, slot_axis=0)
         bases, tails, lens = _host(batch.bases), _host(batch.tails), _host(batch.lens)
         order = np.arange(int(lens.max(initial=0)))
         columns = np.where(order < bases[:, None], order, order + (tails - bases)[:, None])
         self._reads(batch.table, _host(batch.rows), columns, lens, batch.max_len)
-        return self._ops.decode_attention(q, kv, batch)
+        return self._ops.decode_attention(q, kv, batch, softmax)
 
-    def verify_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch) -> Tensor:
+    def verify_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch, softmax: Softmax = PLAIN
+    ) -> Tensor:
         self._pools(kv, slot_axis=0)
         self._prefixes(batch)
         nodes = batch.ancestor_bits.shape[1]
         # All 64 bits name a node of a tree of 64; a shift by 64 is none.
         if nodes < 64 and (_host(batch.ancestor_bits).view(np.uint64) >> np.uint64(nodes)).any():
             raise InvariantViolation("ACCEPT-01", f"a node attends to a node past the {nodes} of its tree")
-        return self._ops.verify_attention(q, k, v, kv, batch)
+        return self._ops.verify_attention(q, k, v, kv, batch, softmax)
 
-    def extend_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch) -> Tensor:
+    def extend_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch, softmax: Softmax = PLAIN
+    ) -> Tensor:
         self._pools(kv, slot_axis=0)
         self._prefixes(batch)
         edges, most = _host(batch.starts), batch.max_new_len
@@ -67,7 +72,7 @@ class CheckedOps:
             raise InvariantViolation(
                 "ENGINE-14", f"chunks that start at {edges.tolist()} in {len(q)} tokens, at most {most} each"
             )
-        return self._ops.extend_attention(q, k, v, kv, batch)
+        return self._ops.extend_attention(q, k, v, kv, batch, softmax)
 
     # -- after verification ---------------------------------------------------------------------------------------
 

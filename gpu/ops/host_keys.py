@@ -21,7 +21,8 @@ class HostKeys:
     """n new tokens of one row, behind their prefix.
 
     `read` are the pool slots of all keys, or with `own` those of the prefix, behind which the new tokens' own keys follow.
-    `sees` bool [n, n]: which new tokens a new token sees; None: all (n is 1). Every token sees the prefix.
+    `sees` bool [n, n]: which new tokens a new token sees; None: all (n is 1). Every token sees the prefix, `length` tokens, unless a
+    window hides its begin.
     """
 
     read: Slots
@@ -29,6 +30,14 @@ class HostKeys:
     write: Slots
     positions: np.ndarray
     sees: np.ndarray | None
+    length: int
+
+    def hidden_by(self, window: int, group: int, dtype: str) -> np.ndarray | None:
+        """Return what a window adds to the scores [n · group, keys], 0 or −inf; None where it hides nothing."""
+        n = 1 if self.sees is None else len(self.sees)
+        if not window or self.length + n <= window:
+            return None
+        return _outside(window, self.length, b"\1" if self.sees is None else self.sees.tobytes(), group, dtype)
 
 
 class HostPass(NamedTuple):
@@ -63,8 +72,8 @@ def window_keys(batch: VerifyBatch, positions: Tensor, slots: Tensor) -> HostKey
     begin = int(new[0]) - length
     if _ascends(new, begin + length) and _ascends(prefix, begin):
         everything = slice(begin, begin + length + new.size)
-        return HostKeys(everything, False, slice(begin + length, everything.stop), positions.numpy(), sees)
-    return HostKeys(_compact(prefix), True, _compact(new), positions.numpy(), sees)
+        return HostKeys(everything, False, slice(begin + length, everything.stop), positions.numpy(), sees, length)
+    return HostKeys(_compact(prefix), True, _compact(new), positions.numpy(), sees, length)
 
 
 def view_keys(batch: DecodeBatch, positions: Tensor, slots: Tensor) -> HostKeys | None:
@@ -80,7 +89,7 @@ def view_keys(batch: DecodeBatch, positions: Tensor, slots: Tensor) -> HostKeys 
         return None
     read = _compact(table.numpy()[owners[0], : int(ends[-1])])
     sees = None if m == 1 else _visible(_causal(m))
-    return HostKeys(read, False, _compact(slots.numpy()), positions.numpy(), sees)
+    return HostKeys(read, False, _compact(slots.numpy()), positions.numpy(), sees, int(ends[0]) - 1)
 
 
 def _compact(slots: np.ndarray) -> Slots:
@@ -93,6 +102,16 @@ def _compact(slots: np.ndarray) -> Slots:
 def _ascends(slots: np.ndarray, begin: int) -> bool:
     """Return whether slots are begin, begin + 1, …"""
     return not slots.size or (slots[0] == begin and bool((slots[1:] - slots[:-1] == 1).all()))
+
+
+@lru_cache(maxsize=16)
+def _outside(window: int, length: int, sees: bytes, group: int, dtype: str) -> np.ndarray:
+    visible = np.frombuffer(sees, bool)
+    n = int(visible.size**0.5)
+    # A new token stands behind the prefix by the number of tokens between them that it sees.
+    places = length - 1 + visible.reshape(n, n).sum(1)
+    distance = places[:, None] - np.concatenate((np.arange(length), places))
+    return np.where(distance < window, 0.0, -np.inf).repeat(group, 0).astype(dtype)
 
 
 @lru_cache(maxsize=64)

@@ -37,6 +37,7 @@ class HostLayer:
         self._hq, self._hk = layer.heads[0], layer.heads[1]
         self._d = layer.head_dim
         self._scale = layer.head_dim**-0.5
+        self._window = layer.softmax.window
         self._index = layer.index
         self._eps = layer.eps
         self._input_norm = None if layer.norms[0] is None else array(layer.norms[0])
@@ -74,6 +75,8 @@ class HostLayer:
         scores = np.matmul(q, k.transpose(1, 2, 0))
         if keys.sees is not None:
             scores[:, :, scores.shape[2] - n :] += hidden_from(keys.sees.tobytes(), group, scores.dtype.str)
+        if (outside := keys.hidden_by(self._window, group, scores.dtype.str)) is not None:
+            scores += outside
         scores -= scores.max(axis=2, keepdims=True)
         np.exp(scores, out=scores)
         out = np.matmul(scores, v_all.transpose(1, 0, 2))
@@ -164,9 +167,9 @@ def _run_on_host(
 
 
 def can_run_on_host(layer: Layer) -> bool:
-    """Return whether a layer is dense, of a dtype that NumPy has, and laid out for inference."""
+    """Return whether a layer is a dense Llama's but for a window, of a dtype that NumPy has, and laid out for inference."""
     dense = isinstance(layer.mlp, Mlp) and layer.output_weight.dtype in HOST_DTYPES
-    return dense and layer.projections[0].is_packed
+    return dense and layer.is_plain and layer.projections[0].is_packed
 
 
 def array(tensor: Tensor) -> np.ndarray:

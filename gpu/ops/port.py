@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, nn
 
 from ..batch.tree import DeviceTree, DeviceVerified
-from ..models.attention import Attention
+from ..models.attention import PLAIN, Attention, Softmax
 
 
 class KVTensors(NamedTuple):
@@ -121,6 +121,9 @@ class Ops(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) · up, [n, 2 · I] → [n, I]; the gate is the first half."""
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """gelu(gate) · up in the same way, GELU in its form with tanh."""
+
     def rope_write(
         self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
     ) -> tuple[Tensor, Tensor]:
@@ -129,13 +132,20 @@ class Ops(Protocol):
         cos_sin float32 [positions, d]: d/2 cosines, then d/2 sines; halves are rotated against each other (the Hugging Face order).
         """
 
-    def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch) -> Tensor:
-        """Every query [m, Hq, d] over its keys, its own included. Split over the KV length. Scores are scaled by d^-½ in all three."""
+    def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
+        """Every query [m, Hq, d] over its keys, its own included. Split over the KV length.
 
-    def verify_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch) -> Tensor:
+        A window counts positions: of a verify tree's nodes by their depth, not by where they lie. The same in all three.
+        """
+
+    def verify_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch, softmax: Softmax = PLAIN
+    ) -> Tensor:
         """q [bs · nd, Hq, d] and the new tokens' k and v [bs · nd, Hk, d]."""
 
-    def extend_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch) -> Tensor:
+    def extend_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch, softmax: Softmax = PLAIN
+    ) -> Tensor:
         """q [n, Hq, d] and the new tokens' k and v [n, Hk, d]."""
 
     # -- trees ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from ..kernels.layers.decode_attention import decode_attention_triton
 from ..kernels.layers.extend_attention import extend_attention_triton
 from ..kernels.layers.rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
 from ..kernels.layers.rope_write import rope_write_triton
-from ..kernels.layers.silu_mul import silu_mul_torch, silu_mul_triton
+from ..kernels.layers.silu_mul import gelu_mul_torch, silu_mul_torch, silu_mul_triton
 from ..kernels.layers.verify_attention import verify_attention_triton
 from ..kernels.rounds.bonus import gather_emitted_triton
 from ..kernels.rounds.build_tree import build_chain_triton, build_tree_triton
@@ -20,9 +20,9 @@ from ..kernels.rounds.move_kv import move_accepted_triton_, move_slots_triton_
 from ..kernels.rounds.relay import relay_gather_triton, relay_scatter_triton_
 from ..kernels.rounds.verify_greedy import verify_greedy_triton
 from ..kernels.rounds.verify_sampling import verify_sampling_triton
+from ..models.attention import PLAIN, Softmax
 from ..models.layer import run_layers
 from .port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
-from .torch_ops import scale_of
 
 
 class TritonOps:
@@ -56,19 +56,26 @@ class TritonOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return silu_mul_torch(gate_up) if _needs_gradient(gate_up) else silu_mul_triton(gate_up)
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return gelu_mul_torch(gate_up) if _needs_gradient(gate_up) else silu_mul_triton(gate_up, gelu=True)
+
     def rope_write(
         self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
     ) -> tuple[Tensor, Tensor]:
         return rope_write_triton(q, k, v, cos_sin, positions, slots, *kv)
 
-    def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch) -> Tensor:
-        return decode_attention_triton(q, *kv, batch, scale_of(q))
+    def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
+        return decode_attention_triton(q, *kv, batch, softmax)
 
-    def verify_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch) -> Tensor:
-        return verify_attention_triton(q, k, v, *kv, batch, scale_of(q))
+    def verify_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch, softmax: Softmax = PLAIN
+    ) -> Tensor:
+        return verify_attention_triton(q, k, v, *kv, batch, softmax)
 
-    def extend_attention(self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch) -> Tensor:
-        return extend_attention_triton(q, k, v, *kv, batch, scale_of(q))
+    def extend_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch, softmax: Softmax = PLAIN
+    ) -> Tensor:
+        return extend_attention_triton(q, k, v, *kv, batch, softmax)
 
 
 def _needs_gradient(*tensors: Tensor) -> bool:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..models.attention import PLAIN, Softmax
+
 
 class DenseAttention:
     """Causal attention inside each of several sequences that lie one after another in the batch.
@@ -34,15 +36,31 @@ class DenseAttention:
             order = torch.arange(n, device=device)
             self._mask = (owner[:, None] == owner) & (order[:, None] >= order)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
         """See `Attention`."""
         if self._table is not cos_sin:
             self._table, self._rows = cos_sin, cos_sin[self._positions].to(q.dtype)
         b, t = self._shape
         q, k, v = (x.unflatten(0, (b, t)).transpose(1, 2) for x in (rotate(q, self._rows), rotate(k, self._rows), v))
+        if softmax is not PLAIN:
+            return self._written_out(q, k, v, softmax)
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=self._mask, is_causal=self._mask is None, enable_gqa=q.shape[1] != k.shape[1]
         )
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def _written_out(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
+        """Return the attention of q, k, v [b, heads, t, d] with any softmax, [b · t, Hq, d]."""
+        heads, t = q.shape[1:3]
+        order = torch.arange(t, device=q.device)
+        distance = order[:, None] - order
+        visible = (distance >= 0) & (distance < (softmax.window or t))
+        if self._mask is not None:
+            visible = visible & self._mask
+        k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+        bias = torch.where(visible, 0.0, -torch.inf).to(q.dtype)
+        sinks = None if softmax.sinks is None else softmax.sinks.view(-1, 1, 1)
+        out = softmax.weights(q @ k.transpose(2, 3) * softmax.scale_of(q), bias, sinks) @ v
         return out.transpose(1, 2).flatten(0, 1)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..models.attention import PLAIN, Softmax
 from .dense import rotate
 
 
@@ -25,8 +26,9 @@ class UnrolledAttention:
         self._keys: list[Tensor] = []  # per step [b, Hk, t, d], rotated
         self._values: list[Tensor] = []
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
         """Tokens are sequence after sequence, b · t in all; see `Attention`."""
+        assert softmax is PLAIN, "a head that is trained has plain attention"
         assert layer == 0, f"a head of one layer asks for layer {layer}"
         b, t = self._shape
         rows = cos_sin[:t].to(q.dtype).repeat(b, 1)

@@ -5,11 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...models.attention import PLAIN, Softmax
 from ...ops.port import DecodeBatch
 from ..aot import AotCase
 from ..jit import jit, tl
-from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots
-from .flash import LOG2_E, SplitOutput, attend_keys, choose_splits, device_of, reading_tiles, split_range, store_tile
+from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
+from .flash import (
+    LOG2_E,
+    SplitOutput,
+    attend_keys,
+    begin_softmax,
+    choose_splits,
+    device_of,
+    reading_tiles,
+    softmax_constants,
+    split_range,
+    store_tile,
+)
 
 
 def decode_keys(
@@ -19,27 +31,33 @@ def decode_keys(
     tails: Tensor,
     lens: Tensor,
     max_len: int,
+    window: int,
     dtype: torch.dtype,
 ) -> PaddedKeys:
-    """Slots and bias of what a `DecodeBatch` shows; bases and lens being the same tensor says that there are no tails."""
-    position = counting(max_len, lens.device)
+    """Slots and bias of what a `DecodeBatch` shows; bases and lens being the same tensor says that there are no tails.
+
+    With a `window` they are those of each query's last positions alone.
+    """
+    position = counting(window or max_len, lens.device)
+    if window:
+        position = position + (lens - window).clamp_(min=0).unsqueeze(1)
     visible = position < lens.unsqueeze(1)
-    if bases is lens:
+    if bases is lens and not window:
         slots = prefix_slots(table, rows, visible)
     else:
         past_base = position >= bases.unsqueeze(1)
-        columns = (position + past_base * (tails - bases).unsqueeze(1)).mul_(visible)
-        columns += (rows * table.shape[1]).unsqueeze(1)
-        slots = table.view(-1).index_select(0, columns.view(-1)).mul_(visible.view(-1))
+        slots = window_slots(table, rows, position + past_base * (tails - bases).unsqueeze(1), visible)
     return PaddedKeys(slots, bias_of(visible, dtype)[:, None, None], begin_of(slots, rows.shape[0]))
 
 
-def decode_attention_torch(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: PaddedKeys, scale: float) -> Tensor:
+def decode_attention_torch(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: PaddedKeys, softmax: Softmax = PLAIN
+) -> Tensor:
     """Each query [m, Hq, d] over its keys → [m, Hq, d]; a query without keys gives 0."""
     m = q.shape[0]
     if not m or not keys.slots.numel():
         return torch.zeros_like(q)
-    return attend_packed(q, keys_of(k_pool, keys, m), keys_of(v_pool, keys, m), keys.bias, scale)
+    return attend_packed(q, keys_of(k_pool, keys, m), keys_of(v_pool, keys, m), keys.bias, softmax)
 
 
 @jit
@@ -52,6 +70,7 @@ def decode_attention_kernel(
     bases,
     tails,
     lens,
+    sinks,
     out,
     partial,
     lse,
@@ -70,6 +89,9 @@ def decode_attention_kernel(
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """One program per (query, key head, part); the tile's rows are the group's query heads."""
     query, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -82,10 +104,10 @@ def decode_attention_kernel(
 
     columns = table + tl.load(rows + query) * table_stride
     base, jump = tl.load(bases + query), tl.load(tails + query)
-    first, end = split_range(tl.load(lens + query).to(tl.int32), split, SPLITS, BLOCK_N)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    length = tl.load(lens + query).to(tl.int32)
+    begin = tl.maximum(length - WINDOW, 0) if WINDOW else 0
+    first, end = split_range(begin, length, split, SPLITS, BLOCK_N)
+    acc, peak, total = begin_softmax(sinks, head, live, split, BLOCK_M, BLOCK_D, SINKS)
     for start in range(first, end, BLOCK_N):
         position = start + lane
         loaded = position < end
@@ -93,8 +115,9 @@ def decode_attention_kernel(
         slot = tl.load(columns + column, mask=loaded, other=0).to(tl.int64)
         keys = k_pool + kv_head * k_head_stride + slot * k_slot_stride
         values = v_pool + kv_head * v_head_stride + slot * v_slot_stride
+        visible = loaded[None, :]
         acc, peak, total = attend_keys(
-            tile, keys, values, loaded, loaded[None, :], acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
+            tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
         )
     index = query * (tl.num_programs(1) * GROUP) + head
     store_tile(out, partial, lse, acc, peak, total, index, live, split, HEAD_DIM, BLOCK_D, SPLITS)
@@ -105,7 +128,7 @@ def decode_attention_triton(
     k_pool: Tensor,
     v_pool: Tensor,
     batch: DecodeBatch,
-    scale: float,
+    softmax: Softmax = PLAIN,
     num_splits: int | None = None,
 ) -> Tensor:
     """`decode_attention_torch` as one launch, two where the KV length is split. The last axes must be contiguous."""
@@ -114,7 +137,8 @@ def decode_attention_triton(
     group = heads // kv_heads
     device = device_of(q.device)
     planned = batch.planned_queries or m
-    splits = num_splits or choose_splits(planned * kv_heads, batch.max_len, device.processors)
+    read = min(softmax.window or batch.max_len, batch.max_len)
+    splits = num_splits or choose_splits(planned * kv_heads, read, device.processors)
     result = SplitOutput.of(q, splits)
     if not m:
         return result.out
@@ -128,6 +152,7 @@ def decode_attention_triton(
         batch.bases,
         batch.tails,
         batch.lens,
+        q if softmax.sinks is None else softmax.sinks,
         result.out,
         result.partial,
         result.lse,
@@ -135,10 +160,11 @@ def decode_attention_triton(
         *k_pool.stride()[:2],
         *v_pool.stride()[:2],
         batch.table.stride(0),
-        scale * LOG2_E,
+        softmax.scale_of(q) * LOG2_E,
         GROUP=group,
         HEAD_DIM=d,
         **size.constants(),
+        **softmax_constants(softmax),
         SPLITS=splits,
         **size.options(),
     )
@@ -153,20 +179,30 @@ def decode_attention_bytes(lens: list[int], num_heads: int, num_kv_heads: int, d
 STRIDES = "q_token_stride q_head_stride k_slot_stride k_head_stride v_slot_stride v_head_stride"
 
 
-def _aot_case(heads: int, kv_heads: int, d: int, splits: int, capability: int) -> AotCase:
+def _aot_case(
+    heads: int, kv_heads: int, d: int, splits: int, capability: int, window: int = 0, softcap: float = 0.0
+) -> AotCase:
     size = reading_tiles(heads // kv_heads, d, torch.bfloat16, capability)
     return AotCase(
-        f"decode_attention {heads}/{kv_heads} heads of {d}, {splits} parts",
+        f"decode_attention {heads}/{kv_heads} heads of {d}, {splits} parts{', windowed, capped, sinks' * bool(window)}",
         decode_attention_kernel,
         {
-            "*bf16": f"q k_pool v_pool out {'' if splits > 1 else 'partial lse'}",
+            "*bf16": f"q k_pool v_pool sinks out {'' if splits > 1 else 'partial lse'}",
             "*fp32": "partial lse" if splits > 1 else "",
             "*i64": "rows bases tails lens",
             "*i32": "table",
             "i32": f"{STRIDES} table_stride",
             "fp32": "scale_log2",
         },
-        {"GROUP": heads // kv_heads, "HEAD_DIM": d, **size.constants(), "SPLITS": splits},
+        {
+            "GROUP": heads // kv_heads,
+            "HEAD_DIM": d,
+            **size.constants(),
+            "SPLITS": splits,
+            "WINDOW": window,
+            "SOFTCAP": softcap,
+            "SINKS": window > 0,
+        },
         divisible_by_16=STRIDES,
         **size.options(),
         tensor_cores=True,
@@ -177,3 +213,4 @@ def _aot_case(heads: int, kv_heads: int, d: int, splits: int, capability: int) -
 AOT_CASES = [
     _aot_case(*shape, capability) for shape in ((32, 8, 128, 1), (32, 8, 128, 32)) for capability in (8, 9, 10)
 ]
+AOT_CASES += [_aot_case(64, 8, 64, 1, capability, window=128, softcap=72.0) for capability in (8, 9, 10)]

@@ -8,11 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...models.attention import PLAIN, Softmax
 from ...ops.port import ExtendBatch
 from ..aot import AotCase
 from ..jit import cdiv, jit, tl
-from ..padded import bias_of, counting, gather, prefix_slots
-from .flash import LOG2_E, STRIDES, attend_keys, computing_tiles, device_of, store_tile
+from ..padded import bias_of, counting, gather, prefix_slots, window_slots
+from .flash import (
+    LOG2_E,
+    STRIDES,
+    attend_keys,
+    begin_softmax,
+    computing_tiles,
+    device_of,
+    softmax_constants,
+    store_tile,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +48,31 @@ def extend_keys(
     max_prefix_len: int,
     max_new_len: int,
     num_tokens: int,
+    window: int,
     dtype: torch.dtype,
 ) -> ExtendKeys:
-    """Return how the rows of `extend_attention_torch` are padded: to m = max_new_len; a single row, which starts at token 0, not at all."""
+    """Return how the rows of `extend_attention_torch` are padded: to m = max_new_len; a single row, which starts at token 0, not at all.
+
+    With a `window` the prefixes are their ends, of which the first new token sees all.
+    """
     bs, device = rows.shape[0], rows.device
-    in_prefix = counting(max_prefix_len, device) < prefix_lens.unsqueeze(1)
-    slots = prefix_slots(table, rows, in_prefix)
     m = num_tokens if bs == 1 else max_new_len
+    position = counting(min(max_prefix_len, window - 1) if window else max_prefix_len, device)
+    if window:
+        position = position + (prefix_lens - (window - 1)).clamp_(min=0).unsqueeze(1)
+    in_prefix = position < prefix_lens.unsqueeze(1)
+    slots = window_slots(table, rows, position, in_prefix) if window else prefix_slots(table, rows, in_prefix)
     bias = None
-    if max_prefix_len:
+    if max_prefix_len or window:
         causal = torch.ones(m, m, dtype=torch.bool, device=device).tril_()
-        visible = torch.cat((in_prefix.unsqueeze(1).expand(-1, m, -1), causal.expand(bs, -1, -1)), 2)
-        bias = bias_of(visible, dtype).unsqueeze(1)
+        sees_prefix = in_prefix.unsqueeze(1).expand(-1, m, -1)
+        if window:
+            causal = causal.triu_(1 - window)
+            oldest = (
+                prefix_lens.unsqueeze(1) + counting(m, device) - window
+            )  # the last position that a token does not see
+            sees_prefix = sees_prefix & (position.unsqueeze(1) > oldest.unsqueeze(2))
+        bias = bias_of(torch.cat((sees_prefix, causal.expand(bs, -1, -1)), 2), dtype).unsqueeze(1)
     if bs == 1:
         return ExtendKeys(slots, bias, None, None)
     # Places past a row's end hold its last token again; causality keeps them out of the row's own sums. Another row's token would not do:
@@ -61,7 +84,7 @@ def extend_keys(
 
 
 def extend_attention_torch(
-    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, bs: int, keys: ExtendKeys, scale: float
+    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, bs: int, keys: ExtendKeys, softmax: Softmax = PLAIN
 ) -> Tensor:
     """q [n, Hq, d] over the rows' prefixes in the pool and their new tokens k, v [n, Hk, d] → [n, Hq, d].
 
@@ -76,18 +99,36 @@ def extend_attention_torch(
     if keys.slots.numel():
         k = torch.cat((gather(k_pool, keys.slots, bs), k), 1)
         v = torch.cat((gather(v_pool, keys.slots, bs), v), 1)
-    out = F.scaled_dot_product_attention(
-        queries.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=keys.bias,
-        is_causal=keys.bias is None,
-        scale=scale,
-        enable_gqa=True,
-    ).transpose(1, 2)
+    if softmax.is_plain:
+        out = F.scaled_dot_product_attention(
+            queries.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=keys.bias,
+            is_causal=keys.bias is None,
+            scale=softmax.scale_of(q),
+            enable_gqa=True,
+        ).transpose(1, 2)
+    else:
+        out = _written_out(queries, k, v, keys.bias, softmax)
     if keys.places is None:
         return out.squeeze(0)
     return out.reshape(-1, *q.shape[1:]).index_select(0, keys.places)
+
+
+def _written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, softmax: Softmax) -> Tensor:
+    """Causal attention of q [bs, m, Hq, d] over k, v [bs, keys, Hk, d] with a softmax that torch's own does not compute."""
+    bs, m, heads, d = q.shape
+    group = heads // k.shape[2]
+    if bias is None:
+        bias = bias_of(torch.ones(m, m, dtype=torch.bool, device=q.device).tril_(), q.dtype)
+    else:
+        bias = bias.unsqueeze(2)
+    queries = q.view(bs, m, -1, group, d).permute(0, 2, 3, 1, 4)
+    products = queries @ k.permute(0, 2, 3, 1).unsqueeze(2) * softmax.scale_of(q)
+    sinks = None if softmax.sinks is None else softmax.sinks.view(-1, group, 1, 1)
+    out = softmax.weights(products, bias, sinks) @ v.transpose(1, 2).unsqueeze(2)
+    return out.permute(0, 3, 1, 2, 4).reshape(q.shape)
 
 
 @jit
@@ -101,6 +142,7 @@ def extend_attention_kernel(
     rows,
     prefix_lens,
     starts,
+    sinks,
     out,
     q_token_stride,
     q_head_stride,
@@ -118,6 +160,9 @@ def extend_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """One program per (block of a row's new tokens, key head, row); the tile's rows are tokens times the group's query heads.
 
@@ -138,28 +183,35 @@ def extend_attention_kernel(
         q_offsets = (origin + token)[:, None] * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
         tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
 
-        acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-        peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
-        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        acc, peak, total = begin_softmax(sinks, head, live, 0, BLOCK_M, BLOCK_D, SINKS)
         columns = table + tl.load(rows + row) * table_stride
         end = tl.load(prefix_lens + row).to(tl.int32)
-        for start in range(0, end, BLOCK_N):
+        # What the tile's first token sees, counted from the first new token; the prefix counts down from −1.
+        oldest = block * BLOCK_M // GROUP - (WINDOW - 1)
+        begin = tl.maximum(end + oldest, 0) if WINDOW else 0
+        for start in range(begin, end, BLOCK_N):
             loaded = start + lane < end
+            visible = loaded[None, :] & live[:, None]
+            if WINDOW:
+                visible = visible & ((start + lane - end)[None, :] > (token - WINDOW)[:, None])
             slot = tl.load(columns + start + lane, mask=loaded, other=0).to(tl.int64)
             keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, loaded[None, :], acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
             )
         last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, new_len - 1)
-        for start in range(0, last + 1, BLOCK_N):
+        begin = tl.maximum(oldest, 0) if WINDOW else 0
+        for start in range(begin, last + 1, BLOCK_N):
             new = start + lane
             loaded = new <= last
             visible = new[None, :] <= token[:, None]
+            if WINDOW:
+                visible = visible & (new[None, :] > (token - WINDOW)[:, None])
             keys = k + kv_head * k_head_stride + (origin + new) * k_token_stride
             values = v + kv_head * v_head_stride + (origin + new) * v_token_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
             )
         index = (origin + token) * (tl.num_programs(1) * GROUP) + head
         store_tile(out, out, out, acc, peak, total, index, live, 0, HEAD_DIM, BLOCK_D, 1)
@@ -172,7 +224,7 @@ def extend_attention_triton(
     k_pool: Tensor,
     v_pool: Tensor,
     batch: ExtendBatch,
-    scale: float,
+    softmax: Softmax = PLAIN,
 ) -> Tensor:
     """`extend_attention_torch` as one launch; tokens past the last row's end give 0. Last axes contiguous, pools laid out alike."""
     n, heads, d = q.shape
@@ -194,35 +246,44 @@ def extend_attention_triton(
         batch.rows,
         batch.prefix_lens,
         batch.starts,
+        q if softmax.sinks is None else softmax.sinks,
         out,
         *q.stride()[:2],
         *k.stride()[:2],
         *v.stride()[:2],
         *k_pool.stride()[:2],
         batch.table.stride(0),
-        scale * LOG2_E,
+        softmax.scale_of(q) * LOG2_E,
         GROUP=group,
         HEAD_DIM=d,
         **size.constants(),
+        **softmax_constants(softmax),
         **size.options(),
     )
     return out
 
 
-def _aot_case(new_len: int, capability: int, wide: bool = False) -> AotCase:
+def _aot_case(new_len: int, capability: int, wide: bool = False, window: int = 0, softcap: float = 0.0) -> AotCase:
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
     size = computing_tiles(new_len * 4, 128, dtype, capability)
     return AotCase(
-        f"extend_attention 32/8 heads of 128, {new_len} tokens{', float32' if wide else ''}",
+        f"extend_attention 32/8 heads of 128, {new_len} tokens{', float32' * wide}{', windowed, capped, sinks' * bool(window)}",
         extend_attention_kernel,
         {
-            pointer: "q k v k_pool v_pool out",
+            pointer: "q k v k_pool v_pool sinks out",
             "*i64": "rows prefix_lens starts",
             "*i32": "table",
             "i32": f"{STRIDES} table_stride",
             "fp32": "scale_log2",
         },
-        {"GROUP": 4, "HEAD_DIM": 128, **size.constants()},
+        {
+            "GROUP": 4,
+            "HEAD_DIM": 128,
+            **size.constants(),
+            "WINDOW": window,
+            "SOFTCAP": softcap,
+            "SINKS": window > 0,
+        },
         divisible_by_16=STRIDES,
         **size.options(),
         tensor_cores=not wide,
@@ -232,3 +293,4 @@ def _aot_case(new_len: int, capability: int, wide: bool = False) -> AotCase:
 
 AOT_CASES = [_aot_case(new_len, capability) for new_len in (4, 2048) for capability in (8, 9, 10)]
 AOT_CASES += [_aot_case(2048, capability, wide=True) for capability in (8, 9, 10)]
+AOT_CASES += [_aot_case(2048, capability, window=128, softcap=72.0) for capability in (8, 9, 10)]

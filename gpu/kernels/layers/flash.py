@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ...models.attention import Softmax
 from ..aot import AotCase
 from ..jit import cdiv, jit, next_power_of_2, tl
 
@@ -124,16 +125,21 @@ def attend_keys(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):
     """One block of N keys into the running softmax: acc [M, D], peak and total [M], all float32, logits in base 2.
 
-    keys and values [N] point at the first channels; `loaded` [N] may be read, `visible` [M, N] is what each query sees of it.
+    keys and values [N] point at the first channels; `loaded` [N] may be read, `visible` [M, N] is what each query sees of it. SOFTCAP is
+    that of logits in base 2; 0 for none.
     """
     channel = tl.arange(0, BLOCK_D)
     mask = loaded[:, None] & (channel < HEAD_DIM)[None, :]
     k = tl.load(keys[:, None] + channel[None, :], mask=mask, other=0.0)
     v = tl.load(values[:, None] + channel[None, :], mask=mask, other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+    if SOFTCAP > 0:
+        # tanh(x) = 1 − 2 / (e^2x + 1), which an overflow to infinity leaves right.
+        scores = SOFTCAP * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * 1.4426950408889634 / SOFTCAP)) + 1.0))
     scores = tl.where(visible, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     # A query that has seen nothing yet keeps a peak of −inf; −inf − (−inf) would be NaN.
@@ -145,11 +151,24 @@ def attend_keys(
 
 
 @jit
-def split_range(length, split, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """[first, end) of one part of `length` keys; whole blocks, so that short rows use few parts."""
-    part = tl.cdiv(tl.cdiv(length, BLOCK_N), SPLITS) * BLOCK_N
-    first = tl.minimum(split * part, length)
-    return first, tl.minimum(first + part, length)
+def split_range(begin, end, split, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """[first, last) of one part of the keys [begin, end); whole blocks, so that short rows use few parts."""
+    part = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), SPLITS) * BLOCK_N
+    first = tl.minimum(begin + split * part, end)
+    return first, tl.minimum(first + part, end)
+
+
+@jit
+def begin_softmax(sinks, head, live, split, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr):
+    """acc, peak and total of a tile before its first key. The first part begins with the heads' sinks, where there are any."""
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    if SINKS:  # noqa: SIM102 - known when the kernel is compiled, the other when it runs
+        if split == 0:
+            peak = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
+            total += 1.0
+    return acc, peak, total
 
 
 @jit
@@ -196,6 +215,11 @@ def join_splits_kernel(partial, lse, out, HEAD_DIM: tl.constexpr, BLOCK_D: tl.co
     values = tl.load(partial + (index * SPLITS + split)[:, None] * HEAD_DIM + channel[None, :], mask=mask, other=0.0)
     joined = tl.sum(values * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
     tl.store(out + index * HEAD_DIM + channel, joined.to(out.dtype.element_ty), mask=inside)
+
+
+def softmax_constants(softmax: Softmax) -> dict[str, int | float | bool]:
+    """Return the kernels' constants of a softmax."""
+    return {"WINDOW": softmax.window, "SOFTCAP": softmax.softcap * LOG2_E, "SINKS": softmax.sinks is not None}
 
 
 @dataclass(frozen=True, slots=True)

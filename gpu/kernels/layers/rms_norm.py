@@ -17,8 +17,12 @@ ELEMENTS_PER_PROGRAM = 1024
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x · weight / sqrt(mean(x²) + eps) over the last axis; differentiable.
 
+    The result has x's dtype, whatever the weight's.
+
     PyTorch makes its own norm of eight operations on a CPU. Four do: with n channels the root is hypot(|x|, √(n · eps)) / √n.
     """
+    if weight.dtype is not x.dtype:
+        return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
     if torch.is_grad_enabled() or x.dtype.itemsize < 4 or x.device.type != "cpu":
         return F.rms_norm(x, weight.shape, weight, eps)
     floor, zero, root = _norm_constants(x.shape[-1], eps, x.dtype)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...models.attention import PLAIN, Softmax
 from ...ops.port import VerifyBatch
 from ..aot import AotCase
 from ..jit import cdiv, jit, next_power_of_2, tl
-from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots
+from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
     LOG2_E,
     STRIDES,
     SplitOutput,
     attend_keys,
+    begin_softmax,
     choose_splits,
     device_of,
     reading_tiles,
+    softmax_constants,
     split_range,
     store_tile,
 )
@@ -29,23 +32,35 @@ def verify_keys(
     ancestor_bits: Tensor,
     max_prefix_len: int,
     group: int,
+    window: int,
     dtype: torch.dtype,
 ) -> PaddedKeys:
-    """Slots of the prefixes, and the bias [bs, 1, nd · group, max_prefix_len + nd] of prefix and new tokens."""
+    """Slots of the prefixes, and the bias [bs, 1, nd · group, prefix + nd] of prefix and new tokens.
+
+    With a `window` the prefix is its end, of which the root sees all; a node behind it sees by its depth less.
+    """
     num_nodes = ancestor_bits.shape[1]
-    in_prefix = counting(max_prefix_len, rows.device) < prefix_lens.unsqueeze(1)
     is_ancestor = (ancestor_bits.unsqueeze(2) >> counting(num_nodes, rows.device)).bitwise_and_(1).bool()
+    position = counting(min(max_prefix_len, window - 1) if window else max_prefix_len, rows.device)
+    if window:
+        position = position + (prefix_lens - (window - 1)).clamp_(min=0).unsqueeze(1)
+    in_prefix = position < prefix_lens.unsqueeze(1)
     # A node without ancestors, not even itself, is padding: it sees nothing of the prefix either.
     sees_prefix = in_prefix.unsqueeze(1) & (ancestor_bits != 0).unsqueeze(2)
+    if window:
+        depth = is_ancestor.sum(2) - 1
+        oldest = (prefix_lens - window).unsqueeze(1) + depth  # the last position that a node does not see
+        sees_prefix &= position.unsqueeze(1) > oldest.unsqueeze(2)
+        is_ancestor &= depth.unsqueeze(2) - depth.unsqueeze(1) < window
     visible = torch.cat((sees_prefix, is_ancestor), 2)
     if group > 1:
         visible = visible.repeat_interleave(group, 1)
-    slots = prefix_slots(table, rows, in_prefix)
+    slots = window_slots(table, rows, position, in_prefix) if window else prefix_slots(table, rows, in_prefix)
     return PaddedKeys(slots, bias_of(visible, dtype).unsqueeze(1), begin_of(slots, rows.shape[0]))
 
 
 def verify_attention_torch(
-    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, keys: PaddedKeys, scale: float
+    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, keys: PaddedKeys, softmax: Softmax = PLAIN
 ) -> Tensor:
     """q [bs · nd, Hq, d] over the row's prefix in the pool and its new tokens k, v [bs · nd, Hk, d] → [bs · nd, Hq, d]."""
     bs = keys.bias.shape[0]
@@ -55,7 +70,19 @@ def verify_attention_torch(
     if keys.slots.numel():
         k = torch.cat((keys_of(k_pool, keys, bs), k), 1)
         v = torch.cat((keys_of(v_pool, keys, bs), v), 1)
-    return attend_packed(q, k, v, keys.bias, scale)
+    return attend_packed(q, k, v, keys.bias, softmax)
+
+
+@jit
+def count_bits(words):
+    """The set bits of each of `words`, int64 → int32: pairs, fours and bytes are summed in place, the bytes by shifting."""
+    pairs = words - ((words >> 1) & 0x5555555555555555)
+    fours = (pairs & 0x3333333333333333) + ((pairs >> 2) & 0x3333333333333333)
+    found = (fours + (fours >> 4)) & 0x0F0F0F0F0F0F0F0F
+    found += found >> 8
+    found += found >> 16
+    found += found >> 32
+    return (found & 0x7F).to(tl.int32)
 
 
 @jit
@@ -69,6 +96,7 @@ def verify_attention_kernel(
     rows,
     prefix_lens,
     ancestor_bits,
+    sinks,
     out,
     partial,
     lse,
@@ -91,6 +119,9 @@ def verify_attention_kernel(
     NEW_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """One program per (row and block of its nodes, key head, part); the tile's rows are nodes times the group's query heads.
 
@@ -110,19 +141,25 @@ def verify_attention_kernel(
     q_offsets = (root + node)[:, None] * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
     tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
 
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc, peak, total = begin_softmax(sinks, head, live, split, BLOCK_M, BLOCK_D, SINKS)
     columns = table + tl.load(rows + row) * table_stride
-    first, end = split_range(tl.load(prefix_lens + row).to(tl.int32), split, SPLITS, BLOCK_N)
+    length = tl.load(prefix_lens + row).to(tl.int32)
+    begin = 0
+    if WINDOW:
+        # A node stands as many positions behind the prefix as it has ancestors.
+        depth = count_bits(bits) - 1
+        begin = tl.maximum(length - (WINDOW - 1), 0)
+    first, end = split_range(begin, length, split, SPLITS, BLOCK_N)
     for start in range(first, end, BLOCK_N):
         loaded = start + lane < end
         slot = tl.load(columns + start + lane, mask=loaded, other=0).to(tl.int64)
         visible = loaded[None, :] & (bits != 0)[:, None]
+        if WINDOW:
+            visible = visible & ((start + lane)[None, :] > (length + depth - WINDOW)[:, None])
         keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
         values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
         acc, peak, total = attend_keys(
-            tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
+            tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
         )
     if split == 0:
         new = tl.arange(0, NEW_BLOCK)
@@ -131,10 +168,13 @@ def verify_attention_kernel(
         word = tl.where(new[None, :] < 32, low[:, None], high[:, None])
         is_ancestor = ((word >> (new[None, :] & 31)) & 1) != 0
         loaded = new < num_nodes
+        if WINDOW:
+            new_depth = count_bits(tl.load(ancestor_bits + root + new, mask=loaded, other=0)) - 1
+            is_ancestor = is_ancestor & (depth[:, None] - new_depth[None, :] < WINDOW)
         keys = k + kv_head * k_head_stride + (root + new) * k_token_stride
         values = v + kv_head * v_head_stride + (root + new) * v_token_stride
         acc, peak, total = attend_keys(
-            tile, keys, values, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION
+            tile, keys, values, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
         )
     index = (root + node) * (tl.num_programs(1) * GROUP) + head
     store_tile(out, partial, lse, acc, peak, total, index, live, split, HEAD_DIM, BLOCK_D, SPLITS)
@@ -147,7 +187,7 @@ def verify_attention_triton(
     k_pool: Tensor,
     v_pool: Tensor,
     batch: VerifyBatch,
-    scale: float,
+    softmax: Softmax = PLAIN,
     num_splits: int | None = None,
 ) -> Tensor:
     """`verify_attention_torch` as one launch, two where the prefix is split. The last axes must be contiguous, the pools laid out alike."""
@@ -160,7 +200,8 @@ def verify_attention_triton(
     assert planned_nodes >= num_nodes, f"kernel blocks for {planned_nodes} nodes, but the batch has {num_nodes}"
     size = reading_tiles(planned_nodes * group, d, q.dtype, device.capability)
     planned_programs = planned_rows * cdiv(planned_nodes * group, size.block_m) * kv_heads
-    splits = num_splits or choose_splits(planned_programs, batch.max_prefix_len, device.processors)
+    read = min(softmax.window or batch.max_prefix_len, batch.max_prefix_len)
+    splits = num_splits or choose_splits(planned_programs, read, device.processors)
     num_blocks = cdiv(num_nodes * group, size.block_m)
     result = SplitOutput.of(q, splits)
     if not bs:
@@ -176,6 +217,7 @@ def verify_attention_triton(
         batch.rows,
         batch.prefix_lens,
         batch.ancestor_bits.contiguous(),
+        q if softmax.sinks is None else softmax.sinks,
         result.out,
         result.partial,
         result.lse,
@@ -184,11 +226,12 @@ def verify_attention_triton(
         *v.stride()[:2],
         *k_pool.stride()[:2],
         batch.table.stride(0),
-        scale * LOG2_E,
+        softmax.scale_of(q) * LOG2_E,
         num_nodes,
         GROUP=group,
         HEAD_DIM=d,
         **size.constants(),
+        **softmax_constants(softmax),
         NEW_BLOCK=max(16, next_power_of_2(planned_nodes)),
         SPLITS=splits,
         **size.options(),
@@ -204,13 +247,16 @@ def verify_attention_bytes(
     return sum(prefix_lens) * (2 * num_kv_heads * d * itemsize + 4) + new
 
 
-def _aot_case(num_nodes: int, splits: int, capability: int, wide: bool = False) -> AotCase:
+def _aot_case(
+    num_nodes: int, splits: int, capability: int, wide: bool = False, window: int = 0, softcap: float = 0.0
+) -> AotCase:
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
     size = reading_tiles(num_nodes * 4, 128, dtype, capability)
-    tensors, parts = "q k v k_pool v_pool out", "partial lse"  # parts are summed in float32
+    tensors, parts = "q k v k_pool v_pool sinks out", "partial lse"  # parts are summed in float32
     floats = {pointer: f"{tensors} {parts}"} if wide or splits == 1 else {pointer: tensors, "*fp32": parts}
     return AotCase(
-        f"verify_attention 32/8 heads of 128, {num_nodes} nodes, {splits} parts{', float32' if wide else ''}",
+        f"verify_attention 32/8 heads of 128, {num_nodes} nodes, {splits} parts{', float32' * wide}"
+        f"{', windowed, capped, sinks' * bool(window)}",
         verify_attention_kernel,
         {
             **floats,
@@ -219,7 +265,16 @@ def _aot_case(num_nodes: int, splits: int, capability: int, wide: bool = False) 
             "i32": f"{STRIDES} table_stride num_nodes",
             "fp32": "scale_log2",
         },
-        {"GROUP": 4, "HEAD_DIM": 128, **size.constants(), "NEW_BLOCK": max(16, num_nodes), "SPLITS": splits},
+        {
+            "GROUP": 4,
+            "HEAD_DIM": 128,
+            **size.constants(),
+            "NEW_BLOCK": max(16, num_nodes),
+            "SPLITS": splits,
+            "WINDOW": window,
+            "SOFTCAP": softcap,
+            "SINKS": window > 0,
+        },
         divisible_by_16=STRIDES,
         **size.options(),
         tensor_cores=not wide,
@@ -233,3 +288,4 @@ AOT_CASES = [
     for capability in (8, 9, 10)
 ]
 AOT_CASES += [_aot_case(16, 32, capability, wide=True) for capability in (8, 9, 10)]
+AOT_CASES += [_aot_case(16, 32, capability, window=128, softcap=72.0) for capability in (8, 9, 10)]

@@ -61,7 +61,7 @@ def test_decode(dtype: torch.dtype, layout: tuple[int, int, int], lens: list[int
     expected = TorchOps().decode_attention(exact.q, exact.kv, view)
     there = batch.to("cuda")
     for splits in (None, 1, 128):
-        actual = decode_attention_triton(there.q, *there.kv, to_gpu(view), batch.scale, splits)
+        actual = decode_attention_triton(there.q, *there.kv, to_gpu(view), num_splits=splits)
         close(actual, expected)
 
 

@@ -7,6 +7,7 @@ from foretoken.gpu.kernels.layers.rms_norm import add_rms_norm_torch, rms_norm_t
 from foretoken.gpu.kernels.layers.rope_write import _joined, rope_write_torch, rotation_of
 from foretoken.gpu.kernels.layers.verify_attention import verify_attention_torch, verify_keys
 from foretoken.gpu.kernels.padded import begin_of, keys_of
+from foretoken.gpu.models.attention import Softmax
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -57,11 +58,11 @@ def test_slots_in_a_row_are_read_where_they_are(rows, lens):
     q, k, v = torch.randn(3, len(rows) * 2, 4, 8, dtype=torch.float64)
     k, v = k[:, :2], v[:, :2]
     bits = torch.tensor([[1, 3]]).expand(len(rows), 2)
-    keys = verify_keys(table, index, prefix, bits, 6, 2, torch.float64)
+    keys = verify_keys(table, index, prefix, bits, 6, 2, 0, torch.float64)
     assert keys.begin == (4 if rows == [1] else None)
     if keys.begin is not None:
         assert keys_of(k_pool, keys, 1).data_ptr() == k_pool[4].data_ptr()
-    found = verify_attention_torch(q, k.contiguous(), v.contiguous(), k_pool, v_pool, keys, 0.3)
+    found = verify_attention_torch(q, k.contiguous(), v.contiguous(), k_pool, v_pool, keys, Softmax(0.3))
     for i in range(len(rows)):
         for node in range(2):
             slots = table[rows[i], : lens[i]].long()

@@ -15,8 +15,20 @@ from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.tiny.dense import DenseAttention
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -81,6 +93,42 @@ FAMILIES = {
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig(**SMALL, **MOE, mlp_only_layers=[1]),
     ),
+    "qwen2, windows from the second layer on": (
+        Qwen2ForCausalLM,
+        Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+    ),
+    "mistral, windows": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=7)),
+    "mistral": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=None, head_dim=16)),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2)),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**SMALL, sliding_window=11, pad_token_id=0)),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config(**SMALL, head_dim=16, sliding_window=8, query_pre_attn_scalar=24, final_logit_softcapping=5.0),
+    ),
+    "gemma3, two rotations": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(
+            **SMALL,
+            head_dim=16,
+            sliding_window=8,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        ),
+    ),
+    "gpt-oss": (
+        GptOssForCausalLM,
+        GptOssConfig(
+            **SMALL,
+            head_dim=16,
+            sliding_window=6,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            rope_parameters=YARN | {"truncate": False},
+        ),
+    ),
 }
 
 
@@ -96,6 +144,8 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 def pair(request, tmp_path_factory):
     """(transformers' model, ours loaded from what it saved)"""
     factory, config = FAMILIES[request.param]
+    # Attention written out: torch's own knows neither soft caps nor sinks.
+    config._attn_implementation = "eager"
     theirs = factory(config).eval()
     randomize(theirs, seed=list(FAMILIES).index(request.param))
     directory = tmp_path_factory.mktemp("model")

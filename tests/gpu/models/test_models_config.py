@@ -66,18 +66,28 @@ def test_all_problems_at_once_with_file_and_key():
     assert "must be a whole number, got '64'" in message
 
 
-@pytest.mark.parametrize(
-    "architecture", ["DeepseekV3ForCausalLM", "GptOssForCausalLM", "Qwen3NextForCausalLM", "Gemma3ForCausalLM"]
-)
+@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Qwen3NextForCausalLM", "Glm4MoeForCausalLM"])
 def test_families_of_the_simulator_are_refused_for_what_they_are(architecture):
     message = refused(MINIMAL | {"architectures": [architecture]}, "architectures")
-    assert "only `foretoken simulate` knows it" in message and "did you mean" not in message
+    assert "only `foretoken simulate` knows this family" in message and "did you mean" not in message
 
 
-def test_unknown_architectures_name_the_known_ones():
+def test_unknown_architectures_name_the_known_ones_and_suggest_none():
     message = refused(MINIMAL | {"architectures": ["LlamaForCausalLm"]}, "architectures")
-    assert "Qwen3MoeForCausalLM" in message and "did you mean 'LlamaForCausalLM'" in message
+    assert "Qwen3MoeForCausalLM" in message and "did you mean" not in message
     refused({key: value for key, value in MINIMAL.items() if key != "architectures"}, "architectures")
+
+
+def test_a_checkpoint_under_another_familys_name_is_refused():
+    """As a Llama, a Mistral would load, and see too much."""
+    assert "'mistral'" in refused(MINIMAL | {"model_type": "mistral"}, "architectures")
+    refused(MINIMAL | {"sliding_window": 4096}, "sliding_window")
+    assert not ModelConfig.from_dict(MINIMAL | {"model_type": "llama", "sliding_window": None}).window
+
+
+def test_medusa_heads_are_named():
+    for changes in ({"architectures": ["MedusaLlamaModel"]}, {"architectures": None, "medusa_num_heads": 3}):
+        assert "Medusa heads" in refused(MINIMAL | changes, "architectures")
 
 
 @pytest.mark.parametrize(
@@ -90,8 +100,6 @@ def test_unknown_architectures_name_the_known_ones():
         ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
-        ({"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 4}, "use_sliding_window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"torch_dtype": "int8"}, "torch_dtype"),
         ({"eos_token_id": [1, "2"]}, "eos_token_id"),
         ({"head_dim": 15}, "head_dim"),
@@ -129,10 +137,19 @@ def test_another_family_is_no_misspelt_one(architecture):
 
 
 def test_inactive_sliding_windows_are_no_obstacle():
-    ModelConfig.from_dict(MINIMAL | {"sliding_window": 64, "use_sliding_window": False})
-    ModelConfig.from_dict(MINIMAL | {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 8})
-    ModelConfig.from_dict(MINIMAL | {"sliding_window": None, "use_sliding_window": True})
-    ModelConfig.from_dict(MINIMAL | {"sliding_window": 64, "layer_types": ["full_attention"] * 8})
+    def window(**changes) -> tuple[int, tuple[int, ...]]:
+        config = ModelConfig.from_dict(MINIMAL | {"architectures": [QWEN2], "sliding_window": 64} | changes)
+        return config.window, config.windowed_layers
+
+    for changes in (
+        {"use_sliding_window": False},
+        {"use_sliding_window": True, "max_window_layers": 8},
+        {"sliding_window": None, "use_sliding_window": True},
+        {"use_sliding_window": True, "layer_types": ["full_attention"] * 8},
+        {"use_sliding_window": True, "sliding_window": 2048, "max_window_layers": 0},  # as long as the context
+    ):
+        assert window(**changes) == (0, ())
+    assert window(use_sliding_window=True, max_window_layers=6) == (64, (6, 7))
 
 
 def test_more_experts_per_token_than_experts():

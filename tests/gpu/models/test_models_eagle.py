@@ -105,7 +105,7 @@ def test_multi_layer_eagle_has_a_head_and_a_pool_layer_per_step(target: Decoder,
     asked: list[int] = []
 
     class Recorded(DenseAttention):
-        def attend(self, layer, q, k, v, cos_sin):
+        def attend(self, layer, q, k, v, cos_sin, softmax):
             asked.append(layer)
             return super().attend(layer, q, k, v, cos_sin)
 

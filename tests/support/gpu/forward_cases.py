@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from foretoken.gpu.models.attention import PLAIN, Softmax
 from foretoken.gpu.ops.port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
 from torch import Tensor
 
@@ -24,11 +25,10 @@ class Batch:
     rows: Tensor
     prefix_lens: Tensor
     starts: Tensor  # of the new tokens
-    scale: float
 
     def to(self, device: str) -> Batch:
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return Batch(**moved, scale=self.scale)
+        return Batch(**moved)
 
     @property
     def max_prefix_len(self) -> int:
@@ -91,26 +91,43 @@ def make_batch(
         rows=torch.tensor(row_order, dtype=torch.int64),
         prefix_lens=torch.tensor(prefix_lens, dtype=torch.int64),
         starts=torch.tensor([0, *torch.tensor(new_lens, dtype=torch.int64).cumsum(0).tolist()], dtype=torch.int64),
-        scale=d**-0.5,
     )
 
 
-def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One query [Hq, d] over k, v [keys, Hk, d], in float64; 0 without keys."""
-    if not len(k):
+def attend_one(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax, distances: list[int]) -> Tensor:
+    """One query [Hq, d] over k, v [keys, Hk, d] that stand `distances` positions before it, in float64; 0 without keys."""
+    near = [i for i, distance in enumerate(distances) if not softmax.window or distance < softmax.window]
+    if not near:
         return torch.zeros_like(q, dtype=torch.float64)
     group = q.shape[0] // k.shape[1]
-    k, v = k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
-    weights = torch.softmax(torch.einsum("hd,jhd->hj", q.double(), k) * scale, 1)
-    return torch.einsum("hj,jhd->hd", weights, v)
+    k, v = k[near].double().repeat_interleave(group, 1), v[near].double().repeat_interleave(group, 1)
+    scale = q.shape[1] ** -0.5 if softmax.scale is None else softmax.scale
+    scores = torch.einsum("hd,jhd->hj", q.double(), k) * scale
+    if softmax.softcap:
+        scores = softmax.softcap * torch.tanh(scores / softmax.softcap)
+    if softmax.sinks is not None:
+        scores = torch.cat((scores, softmax.sinks.double().unsqueeze(1)), 1)
+    return torch.einsum("hj,jhd->hd", torch.softmax(scores, 1)[:, : len(near)], v)
 
 
-def dense_decode(batch: Batch, view: DecodeBatch) -> Tensor:
+def softmaxes(heads: int, dtype: torch.dtype = torch.float64) -> list[Softmax]:
+    """Every way in which families differ from the plain softmax, alone and together."""
+    sinks = torch.linspace(-2, 2, heads, dtype=dtype)
+    return [
+        Softmax(window=5),
+        Softmax(0.6, softcap=0.7),
+        Softmax(sinks=sinks),
+        Softmax(0.3, 3, 1.5, sinks),
+        Softmax(window=1),
+    ]
+
+
+def dense_decode(batch: Batch, view: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
     out = []
     for i, q in enumerate(batch.q):
         columns = [j if j < view.bases[i] else int(view.tails[i] + j - view.bases[i]) for j in range(int(view.lens[i]))]
         slots = batch.table[view.rows[i], columns].long()
-        out.append(attend_one(q, batch.k_pool[slots], batch.v_pool[slots], batch.scale))
+        out.append(attend_one(q, batch.k_pool[slots], batch.v_pool[slots], softmax, [*range(len(slots))][::-1]))
     return torch.stack(out) if out else torch.zeros_like(batch.q)
 
 
@@ -119,7 +136,7 @@ def prefix_of(batch: Batch, i: int) -> tuple[Tensor, Tensor]:
     return batch.k_pool[slots], batch.v_pool[slots]
 
 
-def dense_verify(batch: Batch, bits: Tensor) -> Tensor:
+def dense_verify(batch: Batch, bits: Tensor, softmax: Softmax = PLAIN) -> Tensor:
     bs, nd = bits.shape
     out = torch.zeros_like(batch.q, dtype=torch.float64)
     for i in range(bs):
@@ -128,11 +145,13 @@ def dense_verify(batch: Batch, bits: Tensor) -> Tensor:
             seen = [i * nd + j for j in range(nd) if int(bits[i, node]) >> j & 1]
             if seen:
                 keys, values = torch.cat((k, batch.k[seen])), torch.cat((v, batch.v[seen]))
-                out[i * nd + node] = attend_one(batch.q[i * nd + node], keys, values, batch.scale)
+                # Siblings stand at one position: a node's ancestors count, not the nodes between them.
+                distances = [*range(len(keys))][::-1]
+                out[i * nd + node] = attend_one(batch.q[i * nd + node], keys, values, softmax, distances)
     return out
 
 
-def dense_extend(batch: Batch) -> Tensor:
+def dense_extend(batch: Batch, softmax: Softmax = PLAIN) -> Tensor:
     out = torch.zeros_like(batch.q, dtype=torch.float64)
     for i in range(len(batch.rows)):
         k, v = prefix_of(batch, i)
@@ -140,7 +159,7 @@ def dense_extend(batch: Batch) -> Tensor:
         for token in range(first, int(batch.starts[i + 1])):
             keys = torch.cat((k, batch.k[first : token + 1]))
             values = torch.cat((v, batch.v[first : token + 1]))
-            out[token] = attend_one(batch.q[token], keys, values, batch.scale)
+            out[token] = attend_one(batch.q[token], keys, values, softmax, [*range(len(keys))][::-1])
     return out
 
 

@@ -23,6 +23,7 @@ from forward_cases import (
     random_tree_bits,
     rotary_table,
     rotate_one,
+    softmaxes,
 )
 from memory_checker import Ownership, checked_memory
 from torch import Tensor
@@ -100,6 +101,12 @@ def test_silu_mul(dtype: torch.dtype, n: int, width: int):
     close(actual, TorchOps().silu_mul(x.double()))
 
 
+def test_gelu_mul():
+    x = torch.randn(4, 2 * 1030, dtype=torch.float32)
+    with checked_memory(read_only=[x]):
+        close(TritonOps().gelu_mul(x), TorchOps().gelu_mul(x.double()))
+
+
 def test_gradients_pass_through_the_norms_and_the_gate():
     x, weight = torch.randn(2, 8, requires_grad=True), torch.ones(8, requires_grad=True)
     normed, total = TritonOps().add_rms_norm(TritonOps().rms_norm(x, weight, 1e-5), x, weight, 1e-5)
@@ -152,7 +159,7 @@ def test_decode(lens: list[int], splits: int):
         own = owned(batch, lambda x, y, z, rows=batch.rows: int(rows[x]))
         with checked_memory(read_only=[q, batch.table, batch.rows, view.lens], ownership=own, shuffle=2) as checker:
             forget_what_is_past(checker, batch, lens)
-            actual = decode_attention_triton(q, batch.k_pool, batch.v_pool, view, batch.scale, num_splits=splits)
+            actual = decode_attention_triton(q, batch.k_pool, batch.v_pool, view, num_splits=splits)
         close(actual, expected)
         assert checker.launches == (2 if splits > 1 else 1)
 
@@ -163,7 +170,7 @@ def test_decode_follows_base_and_tail(splits: int):
     view = decode_view(batch, lens=[71, 8, 3, 0], bases=[60, 8, 0, 0], tails=[68, 12, 4, 0])
     expected = dense_decode(batch, view)
     with checked_memory(ownership=owned(batch, lambda x, y, z: int(batch.rows[x]))):
-        actual = decode_attention_triton(batch.q, batch.k_pool, batch.v_pool, view, batch.scale, num_splits=splits)
+        actual = decode_attention_triton(batch.q, batch.k_pool, batch.v_pool, view, num_splits=splits)
     close(actual, expected)
 
 
@@ -205,7 +212,6 @@ def test_verify(prefix_lens: list[int], nd: int, splits: int):
                 v,
                 *batch.kv,
                 batch.tree(bits, batch.max_prefix_len),
-                batch.scale,
                 num_splits=splits,
             )
         close(actual, expected)
@@ -236,7 +242,7 @@ def test_extend(prefix_lens: list[int], new_lens: list[int]):
             read_only=[q, k, v, batch.table, batch.prefix_lens, batch.starts], ownership=own, shuffle=5
         ) as checker:
             forget_what_is_past(checker, batch, prefix_lens)
-            actual = extend_attention_triton(q, k, v, *batch.kv, batch.chunks(None, batch.max_new_len + 3), batch.scale)
+            actual = extend_attention_triton(q, k, v, *batch.kv, batch.chunks(None, batch.max_new_len + 3))
         close(actual, expected)
 
 
@@ -257,10 +263,32 @@ def test_head_sizes(d: int):
     bits = random_tree_bits(1, 2, 2)
     tokens = (batch.q, batch.k, batch.v, batch.kv)
     with checked_memory():
-        verified = verify_attention_triton(*tokens[:3], *batch.kv, batch.tree(bits, 40), batch.scale, num_splits=2)
-        extended = extend_attention_triton(*tokens[:3], *batch.kv, batch.chunks(None, 2), batch.scale)
+        verified = verify_attention_triton(*tokens[:3], *batch.kv, batch.tree(bits, 40), num_splits=2)
+        extended = extend_attention_triton(*tokens[:3], *batch.kv, batch.chunks(None, 2))
     close(verified, dense_verify(batch, bits))
     close(extended, dense_extend(batch))
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("ops", [TorchOps(), TritonOps()], ids=lambda ops: type(ops).__name__)
+def test_windows_caps_and_sinks(ops: TorchOps | TritonOps, number: int):
+    """Rows shorter and longer than the window, and trees whose siblings stand at one position."""
+    batch = make_batch(9, [40, 2, 0], [7] * 3, dtype=torch.float32)
+    softmax = softmaxes(4, torch.float32)[number]
+    bits = random_tree_bits(1, 3, 7, padding=True)
+    own = owned(batch, lambda x, y, z: int(batch.rows[x]))
+    with checked_memory(read_only=[bits, batch.table], ownership=own if isinstance(ops, TritonOps) else ()):
+        verified = ops.verify_attention(batch.q, batch.k, batch.v, batch.kv, batch.tree(bits, 41), softmax)
+    close(verified[bits.flatten() != 0], dense_verify(batch, bits, softmax)[bits.flatten() != 0])
+    assert not verified[bits.flatten() == 0].any()
+    with checked_memory():
+        extended = ops.extend_attention(batch.q, batch.k, batch.v, batch.kv, batch.chunks(42, 8), softmax)
+    close(extended, dense_extend(batch, softmax))
+    queries = replace(batch, q=batch.q[:3])
+    for view in (decode_view(batch, [41, 3, 0]), decode_view(batch, [22, 3, 1], bases=[16, 0, 0], tails=[20, 4, 1])):
+        with checked_memory():
+            decoded = ops.decode_attention(queries.q, batch.kv, view, softmax)
+        close(decoded, dense_decode(queries, view, softmax))
 
 
 def test_an_empty_batch_launches_nothing():
@@ -287,7 +315,7 @@ def test_verify_sums_in_one_order_whatever_the_number_of_nodes(group: int, most:
     def outputs(nodes: int) -> torch.Tensor:
         q, k, v = (x.unflatten(0, (2, most))[:, :nodes].flatten(0, 1) for x in (batch.q, batch.k, batch.v))
         view = replace(batch.tree(chains[:, :nodes], 1024), planned_rows=4, planned_nodes=most)
-        return verify_attention_triton(q, k, v, *batch.kv, view, batch.scale).unflatten(0, (2, nodes))
+        return verify_attention_triton(q, k, v, *batch.kv, view).unflatten(0, (2, nodes))
 
     largest = outputs(most)
     for nodes in (1, 2):
