@@ -306,13 +306,13 @@ def _run(
     from ..serve.frontend import Frontend
     from ..serve.server import Server
 
-    frontend = Frontend(body, limits, metrics)
+    def tell(message: str) -> None:
+        print(f"foretoken: {message}", file=sys.stderr, flush=True)
+
+    frontend = Frontend(body, limits, metrics, tell)
     app = make_app(frontend, model=model, api_key=api_key, metrics_as=metrics_as)
 
-    def tell(address: str) -> None:
-        print(f"foretoken: {model or body.name} is served on {address}", file=sys.stderr, flush=True)
-
-    server = Server(app, frontend, host=host, port=port, drain_s=drain_s, table=table, on_start=tell)
+    server = Server(app, frontend, host=host, port=port, drain_s=drain_s, table=table)
     server.run()
     if not server.started:
         raise typer.Exit(1)

@@ -12,6 +12,7 @@
     {"t":"handoff","r":0,"ns":…,"move":"reserve","id":"a","row":3,"prompt":{…},"max_tokens":64}  moves: see `core/scheduler/transfers.py`
     {"t":"retract","r":0,"ns":…,"id":"a"}
     {"t":"deny","r":0,"ns":…,"count":2}
+    {"t":"reload","r":0,"ns":…,"table":"{\"1\": …}"}
 
 `decode` is "=" where the rows are those of the engine's previous decode step. `writes` is the CRC-32 of what the step writes into the
 request table. `lens` has one character per round and row, 0-9a-zA-Z for 0 … 61, or is one number if all are equal, or a flat list if one
@@ -40,6 +41,7 @@ from ..core.contract.events import (
     Event,
     HandoffMoved,
     Planned,
+    Reloaded,
     Resumed,
     RetractionAsked,
     StepsLost,
@@ -81,7 +83,7 @@ class LineEncoder:
         self.replica = replica
         self._decode_rows: np.ndarray | None = None
         self._text_rows: dict[str, int] = {}  # requests with stop strings -> row
-        kinds = ("submit", "abort", "plan", "commit", "lost", "resume", "retract", "deny", "handoff")
+        kinds = ("submit", "abort", "plan", "commit", "lost", "resume", "retract", "deny", "reload", "handoff")
         self._heads = {kind: f'{{"t":"{kind}","r":{replica},"ns":' for kind in kinds}
         self._encoders: dict[type, Callable[[Any], str]] = {
             EngineStarted: self._engine,
@@ -93,6 +95,7 @@ class LineEncoder:
             Resumed: self._resume,
             RetractionAsked: self._retract,
             AllocationsDenied: self._deny,
+            Reloaded: self._reload,
             HandoffMoved: self._handoff,
         }
 
@@ -207,6 +210,9 @@ class LineEncoder:
 
     def _deny(self, event: AllocationsDenied) -> str:
         return f'{self._heads["deny"]}{event.now_ns},"count":{event.count}}}'
+
+    def _reload(self, event: Reloaded) -> str:
+        return f'{self._heads["reload"]}{event.now_ns},"table":{_quote(event.table)}}}'
 
     def _with_text_stops(self, event: Committed) -> StepResult:
         """Return the result with the stops that the engine found in the text, as if the executor had found them in the tokens."""

@@ -31,6 +31,7 @@ _REQUIRED: dict[str, tuple[tuple[str, type | tuple[type, ...]], ...]] = {
     "resume": (("r", int), ("ns", int), ("restarted", bool)),
     "retract": (("r", int), ("ns", int), ("id", str)),
     "deny": (("r", int), ("ns", int), ("count", int)),
+    "reload": (("r", int), ("ns", int), ("table", str)),
     "handoff": (("r", int), ("ns", int), ("move", str)),
     "end": (("complete", bool),),
 }

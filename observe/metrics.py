@@ -28,6 +28,7 @@ from ..core.contract.events import (
     Event,
     HandoffMoved,
     Planned,
+    Reloaded,
     Resumed,
     RetractionAsked,
     StepsLost,
@@ -99,6 +100,7 @@ class RunMetrics:
             Resumed: lives.resumed,
             RetractionAsked: _decides_nothing,
             AllocationsDenied: _decides_nothing,
+            Reloaded: _decides_nothing,
             HandoffMoved: lives.moved,
         }
 

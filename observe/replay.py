@@ -18,6 +18,7 @@ from ..core.contract.events import Event, EventSink, HandoffMove
 from ..core.contract.step import Step
 from ..core.errors import ForetokenError, InvariantViolation
 from ..core.scheduler.config import EngineRole
+from ..core.scheduler.driver import reload_table
 from ..core.scheduler.engine import Engine
 from .encoding import LineEncoder, decision, decode_failure, decode_request, decode_result
 from .log import LogError, Record, read_log
@@ -100,6 +101,8 @@ class _Replica:
             self.engine.request_retraction(data["id"], data["ns"])
         elif record.kind == "deny":
             self.engine.deny_allocations(data["count"], data["ns"])
+        elif record.kind == "reload":
+            reload_table(self.engine, data["table"], "a reload of the log", data["ns"])
         elif record.kind == "handoff":
             try:
                 self._follow_handoff(data)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +25,6 @@ from .scheduler import SchedulerThread
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 SPARE_COMMANDS = 8
 """Calls that may wait for the scheduler beside an order and an abort for each output."""
-_log = logging.getLogger("foretoken.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +117,19 @@ class Reply:
 
 
 class Frontend:
-    """Admits requests to `body` within `limits`."""
+    """Admits requests to `body` within `limits`. `tell` gets messages for who runs the server."""
 
-    def __init__(self, body: Body, limits: Limits, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        body: Body,
+        limits: Limits,
+        metrics: ServerMetrics,
+        tell: Callable[[str], None] = lambda message: None,
+    ) -> None:
         self.body = body
         self.limits = limits
         self.metrics = metrics
+        self.tell = tell
         self.is_draining = False
         metrics.engines = body.engines
         self._numbers = itertools.count()
@@ -213,7 +218,7 @@ class Frontend:
             reply.news.set()
 
     def _body_failed(self, error: BaseException) -> None:
-        _log.critical("the scheduler has stopped: %s", error, exc_info=error)
+        self.tell(f"the scheduler has stopped, every request fails: {error!r}")
         self._loop.call_soon_threadsafe(self._lose_all)
 
     def _lose_all(self) -> None:

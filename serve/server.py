@@ -7,10 +7,9 @@ SIGHUP               the adaptive table is read again; one that is invalid chang
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import threading
-from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import uvicorn
@@ -20,11 +19,9 @@ from ..core.errors import ForetokenError
 from ..observe.input_files import read_text
 from .frontend import Frontend
 
-_log = logging.getLogger("foretoken.serve")
-
 
 class Server(uvicorn.Server):
-    """Serves `app` on `host` and `port` (0: any free one) until a signal ends it. `on_start` is told the address.
+    """Serves `app` on `host` and `port` (0: any free one) until a signal ends it; `address` is where, once it has begun.
 
     `drain_s`: after that long, what is left after a first signal is given up. `table`: the file of the adaptive configuration, if any.
     """
@@ -38,7 +35,6 @@ class Server(uvicorn.Server):
         port: int,
         drain_s: float,
         table: Path | None = None,
-        on_start: Callable[[str], None] = lambda address: None,
     ) -> None:
         limits = frontend.limits
         config = uvicorn.Config(
@@ -55,9 +51,9 @@ class Server(uvicorn.Server):
             timeout_keep_alive=max(1, round(limits.stall_s)),
         )
         super().__init__(config)
+        self.address = ""
         self._frontend = frontend
         self._table = table
-        self._on_start = on_start
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """Take a signal that ends the server."""
@@ -72,7 +68,8 @@ class Server(uvicorn.Server):
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        self._on_start(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._frontend.tell(f"{self._frontend.body.name} is served on {self.address}")
 
     async def shutdown(self, sockets: list | None = None) -> None:
         await super().shutdown(sockets)
@@ -80,20 +77,21 @@ class Server(uvicorn.Server):
 
     def reload(self) -> None:
         """Read the adaptive table again and hand it to the scheduler."""
-        if self._table is None:
-            _log.warning("there is no adaptive table to reload: give one as a file")
+        frontend, table = self._frontend, self._table
+        if table is None:
+            frontend.tell("there is no file of adaptive steps to read again")
             return
         try:
-            text = read_text(self._table)
+            text = read_text(table)
         except ForetokenError as error:
-            _log.error("the adaptive table stays as it was: %s", error)
+            frontend.tell(f"the adaptive table stays as it was: {error}")
             return
-        done = self._frontend.scheduler.call(lambda: self._frontend.body.reload(text, str(self._table)))
-        done.add_done_callback(lambda call: _tell_reload(call.exception(), self._table))
+        done = frontend.scheduler.call(lambda: frontend.body.reload(text, str(table)))
+        done.add_done_callback(self._tell_reload)
 
-
-def _tell_reload(error: BaseException | None, table: Path | None) -> None:
-    if error is None:
-        _log.warning("the adaptive table was reloaded from %s", table)
-    else:
-        _log.error("the adaptive table stays as it was: %s", error)
+    def _tell_reload(self, done: Future) -> None:
+        error = done.exception()
+        if error is None:
+            self._frontend.tell(f"the adaptive table was read again from {self._table}")
+        else:
+            self._frontend.tell(f"the adaptive table stays as it was: {error}")

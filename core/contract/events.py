@@ -2,7 +2,7 @@
 
 The engine hands every event to a sink as it happens. The sequence of `Submitted`, `Aborted`, `Planned` and `Committed` is the decision
 log: fed to a fresh engine of the same configuration, every `Planned` comes out again. Faults are part of it:
-`StepsLost`, `Resumed`, `RetractionAsked` and `AllocationsDenied` are inputs like the others.
+`StepsLost`, `Resumed`, `RetractionAsked`, `AllocationsDenied` and `Reloaded` are inputs like the others.
 """
 
 from __future__ import annotations
@@ -102,6 +102,14 @@ class AllocationsDenied:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """The adaptive controller has another table from the next round on."""
+
+    now_ns: int
+    table: str  # JSON text
+
+
 class HandoffMove(Enum):
     """What an engine did for a transfer between workers; see `core/scheduler/transfers.py`."""
 
@@ -137,6 +145,7 @@ Event = (
     | Resumed
     | RetractionAsked
     | AllocationsDenied
+    | Reloaded
     | HandoffMoved
 )
 EventSink = Callable[[Event], None]

@@ -12,10 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from ..contract.events import Reloaded
 from ..contract.outcomes import AbortOutcome, CommitOutcome, SubmitOutcome
 from ..contract.request import FinishedRequest, Request
 from ..contract.step import Step, StepResult
 from .engine import Engine
+
+
+def reload_table(engine: Engine, table: str, source: str, now_ns: int) -> None:
+    """Give the controller another adaptive table (JSON text). Raises ConfigError, and the last one goes on, if it is invalid here."""
+    engine.controller.reload(table, source)
+    engine.emit(Reloaded(now_ns, table))
 
 
 class Executor(Protocol):

@@ -75,11 +75,11 @@ class Engine:
         self.requests = Requests(self.store, self.rounds, self.output, config.ageing_bound)
         limits = StepLimits(config.chunk_size, config.max_running)
         self.admission = Admission(config, self.sizes, self.store, self.requests, limits)
-        self.recovery = Recovery(limits, self.requests, self.controller, self._emit)
-        self.transfers = Transfers(config, algorithm, self.requests, self.admission, self.output, self._emit)
+        self.recovery = Recovery(limits, self.requests, self.controller, self.emit)
+        self.transfers = Transfers(config, algorithm, self.requests, self.admission, self.output, self.emit)
         self.pipeline_depth = 2 if config.overlap else 1
         self._events = events
-        self._emit(EngineStarted({"algorithm": algorithm.name, **config.to_json()}))
+        self.emit(EngineStarted({"algorithm": algorithm.name, **config.to_json()}))
 
     # -- requests come and go -------------------------------------------------------------------------------------
 
@@ -88,12 +88,12 @@ class Engine:
         refusal = self.requests.refusal(request) or self.admission.refusal(request) or self.output.refusal(request)
         record = None if refusal else self.requests.queue(request, self.admission.max_tokens(request))
         replan = record is not None and self.admission.could_enter(record)
-        self._emit(Submitted(now_ns, request, refusal))
+        self.emit(Submitted(now_ns, request, refusal))
         return SubmitOutcome(refusal, replan)
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
         """Give a live request up, whatever its state. In a running block it ends with the block, else now. Idempotent."""
-        self._emit(Aborted(now_ns, request_id))
+        self.emit(Aborted(now_ns, request_id))
         record = self.requests.live.get(request_id)
         if record is None or record.state is RequestState.LEAVING:
             return AbortOutcome(None, False)
@@ -102,13 +102,13 @@ class Engine:
 
     def request_retraction(self, request_id: str, now_ns: int) -> bool:
         """Have a running request retracted by the first plan after its block. Returns whether it runs, so that the block should stop."""
-        self._emit(RetractionAsked(now_ns, request_id))
+        self.emit(RetractionAsked(now_ns, request_id))
         return self.requests.demand_retraction(request_id)
 
     def deny_allocations(self, count: int, now_ns: int) -> None:
         """Inject a fault: the next `count` attempts to allocate find no free slots."""
         self.store.deny(count)
-        self._emit(AllocationsDenied(now_ns, count))
+        self.emit(AllocationsDenied(now_ns, count))
 
     # -- plan -----------------------------------------------------------------------------------------------------
 
@@ -295,6 +295,6 @@ class Engine:
         """Recount everything from scratch; raises InvariantViolation with the id of what is broken."""
         self.requests.check()
 
-    def _emit(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         if self._events is not None:
             self._events(event)

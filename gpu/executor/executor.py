@@ -160,6 +160,14 @@ class TorchExecutor:
             if running.started and running.step.step_id <= last_step_id:
                 running.limit = min(running.limit, running.decoded.rounds + 1)
 
+    def restart(self) -> None:
+        """Forget all rows, relay cells and steps in flight, since a step has failed: the engine has given up all KV."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._queue.clear()
+        self._rows.forget()
+        self.future_map.drop(np.arange(1, len(self._simulated_lengths)))
+
     @property
     def num_in_flight(self) -> int:
         return len(self._queue)

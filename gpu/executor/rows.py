@@ -59,6 +59,10 @@ class Rows:
     def close(self, row: int) -> None:
         self._requests[row] = None
 
+    def forget(self) -> None:
+        """Close all rows."""
+        self._requests = [None] * len(self._requests)
+
     def check_owners(self, rows: np.ndarray, epochs: np.ndarray) -> None:
         """Raise RELAY-03 unless each row belongs to the request that the step means."""
         foreign = self._epochs[rows] != epochs

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...core.contract.events import Committed, Event, EventSink, Planned
+from ...core.contract.failure import FailureCause, StepFailure
 from ...core.contract.request import FinishedRequest, Request
 from ...core.errors import InvariantViolation
 from ...core.scheduler.driver import Driver, Executor
@@ -98,7 +99,7 @@ class DecodeLoop:
         self.driver = Driver(engine, executor, clock_ns)
         self._deliveries = deliveries
         self._live: dict[str, None] = {}  # in the order of submission
-        self._aborted: list[FinishedRequest] = []  # ended at once; the next turn returns their last deltas
+        self._aborted: list[FinishedRequest] = []  # ended between turns; the next turn returns their last deltas
 
     @property
     def is_idle(self) -> bool:
@@ -121,6 +122,17 @@ class DecodeLoop:
     def abort_all(self) -> None:
         for request_id in tuple(self._live):
             self.abort(request_id)
+
+    def lose_steps(self, cause: FailureCause, message: str, restart: Callable[[], None]) -> None:
+        """Give up the steps in flight, since the executor has failed, and resume when `restart` has made it as new.
+
+        Their requests wait again, with what they have; one that has failed alone ends with the next turn.
+        """
+        engine, clock_ns = self.driver.engine, self.driver.clock_ns
+        failed = engine.requests.in_flight[0].step.step_id
+        self._aborted += engine.lose_steps(StepFailure(failed, cause, message), clock_ns()).finished
+        restart()
+        engine.resume(clock_ns(), restarted=True)
 
     def turn(self) -> list[Delta]:
         """Take a driver's turn; returns what requests got. Raises InvariantViolation if requests live, but no step is planned."""

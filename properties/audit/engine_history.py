@@ -59,6 +59,7 @@ class EngineHistory:
             # Requests from outside; their effects stand in the plans.
             "retract": lambda data: None,
             "deny": lambda data: None,
+            "reload": lambda data: None,
         }
 
     def follow(self, kind: str, data: Mapping[str, Any]) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from ...core.contract.failure import FailureCause
 from ...core.contract.request import Request
 from ...core.prompt import Prompt
+from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.session import DecodeSession
 from .port import Order, Piece
 
 
 class RealBody:
-    """Decodes with `session`; `name` is the model's."""
+    """Decodes with `session`; `name` is the model's. Steps that fail are tried again as `core/scheduler/recovery.py` has it."""
 
     unsupported: Mapping[str, str] = {}
 
@@ -25,6 +27,7 @@ class RealBody:
         self.max_prompt_len = session.plan.max_prompt_len()
         self.engines: Sequence[Engine] = (session.engine,)
         self._loop = session.loop
+        self._restart = session.executor.restart
         self._stop_tokens = session.tokenizer.eos_ids
 
     def at_ns(self, at_s: float) -> int:
@@ -53,8 +56,17 @@ class RealBody:
     def turn(self) -> list[Piece]:
         if self._loop.is_idle:
             return []
-        deltas, at_ns = self._loop.turn(), time.monotonic_ns()
+        try:
+            deltas = self._loop.turn()
+        except (RuntimeError, MemoryError) as error:  # as devices raise; our own contradictions are none of these
+            if not self.engines[0].num_uncommitted:
+                raise
+            is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            cause = FailureCause.OUT_OF_MEMORY if is_memory else FailureCause.RAISED
+            self._loop.lose_steps(cause, str(error), self._restart)
+            return []
+        at_ns = time.monotonic_ns()
         return [Piece(d.request_id, at_ns, d.tokens.tolist(), d.outputs, d.finished) for d in deltas]
 
     def reload(self, table: str, source: str) -> None:
-        self.engines[0].controller.reload(table, source)
+        reload_table(self.engines[0], table, source, time.perf_counter_ns())

@@ -11,6 +11,7 @@ from ...core.contract.request import FinishReason, Request
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
 from ...core.prompt import MAX_TOKEN_ID, Prompt
+from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...sim.scenario import Scenario
 from .filler import FillerTokenizer, filler
@@ -86,7 +87,7 @@ class SimulatedBody:
 
     def reload(self, table: str, source: str) -> None:
         for engine in self.engines:
-            engine.controller.reload(table, source)
+            reload_table(engine, table, source, self.simulation.env.now)
 
     def _now_ns(self) -> int:
         return self.at_ns(self._clock())

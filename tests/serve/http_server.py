@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 
 import httpx
 import openai
+from foretoken.core.contract.events import EventSink
 from foretoken.serve.app import make_app
 from foretoken.serve.bodies.port import Body
 from foretoken.serve.bodies.simulated import SimulatedBody
@@ -37,7 +38,12 @@ class Served:
     frontend: Frontend
     server: Server
 
-    @property
+    @cached_property
+    def http(self) -> httpx.Client:
+        """One client, since to make one takes longer than to ask."""
+        return httpx.Client(base_url=self.url, verify=False, timeout=DEADLINE_S)
+
+    @cached_property
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
@@ -46,7 +52,7 @@ class Served:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def post(self, path: str, **body: object) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=DEADLINE_S)
+        return self.http.post(path, json=body)
 
     def wait_until_idle(self) -> None:
         """Wait until the engines have no request, and check that nothing of them is left."""
@@ -75,13 +81,12 @@ def serving(
     """Serve `body` until the end of the block; `settings` are those of `make_app`."""
     frontend = Frontend(body, limits or Limits(), metrics or ServerMetrics())
     app = make_app(frontend, **settings)
-    addresses: list[str] = []
-    server = Server(app, frontend, host="127.0.0.1", port=0, drain_s=5, on_start=addresses.append)
+    server = Server(app, frontend, host="127.0.0.1", port=0, drain_s=5)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        wait_until(lambda: addresses or not thread.is_alive())
-        yield Served(addresses[0], frontend, server)
+        wait_until(lambda: server.address or not thread.is_alive())
+        yield Served(server.address, frontend, server)
     finally:
         server.should_exit = True
         thread.join(DEADLINE_S)
@@ -89,11 +94,16 @@ def serving(
 
 
 def simulated_body(
-    *settings: str, speed: float = 10.0, scenario: Path | None = None, metrics: ServerMetrics | None = None, sinks=None
-):
-    """A small service on one H100, ten times as fast, unless told otherwise; its drafts are counted by `metrics`."""
-    resolved, _ = load_scenario(scenario, [*(() if scenario else SMALL_SERVICE), *settings])
-    own = sinks or (lambda engine: ())
-    return SimulatedBody(
-        resolved, speed=speed, sinks=lambda i: [*([] if metrics is None else [metrics.sink(i)]), *own(i)]
-    )
+    *settings: str,
+    speed: float = 10.0,
+    metrics: ServerMetrics | None = None,
+    sinks: Callable[[int], Sequence[EventSink]] = lambda engine: (),
+    clock: Callable[[], float] = time.monotonic,
+) -> SimulatedBody:
+    """Return a small service, ten times as fast unless told otherwise; its drafts are counted by `metrics`."""
+    scenario, _ = load_scenario(None, [*SMALL_SERVICE, *settings])
+
+    def all_sinks(engine: int) -> list[EventSink]:
+        return [*([] if metrics is None else [metrics.sink(engine)]), *sinks(engine)]
+
+    return SimulatedBody(scenario, speed=speed, sinks=all_sinks, clock=clock)

@@ -56,9 +56,9 @@ def test_many_clients_at_once(served: Served):
 
     async def all_of_them() -> list[int]:
         async with served.async_client as client:
-            return await asyncio.gather(*(ask(client, number) for number in range(40)))
+            return await asyncio.gather(*(ask(client, number) for number in range(24)))
 
-    assert asyncio.run(all_of_them()) == [8] * 40
+    assert asyncio.run(all_of_them()) == [8] * 24
     served.wait_until_idle()
 
 

@@ -1,0 +1,211 @@
+"""What a server refuses, and what it survives: keys, sizes, deadlines, clients that leave, stop reading or send rubbish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+
+import httpx
+import pytest
+from foretoken.core.contract.failure import FailureCause
+from foretoken.serve.app import make_app
+from foretoken.serve.frontend import Frontend
+from foretoken.serve.limits import Limits
+from foretoken.serve.metrics import ServerMetrics
+from foretoken.sim.actors.hooks import Hooks, StepFault
+from http_server import Served, serving, simulated_body, wait_until
+
+ASKED = {"prompt": "Why is the sky blue?", "max_tokens": 30, "ignore_eos": True}
+
+
+def _raw(served: Served, data: bytes, *, then_shut: bool = False) -> bytes:
+    """Send bytes on a connection of their own; return what comes back before it is closed."""
+    port = int(served.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(data)
+        if then_shut:
+            return b""
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        return answer
+
+
+def _head(length: int, path: str = "/v1/completions") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+def test_a_key_is_demanded():
+    with serving(simulated_body(), api_key="secret") as served:
+        for key in (None, "Bearer", "Bearer wrong", "Basic secret", "Bearer s\u00e9cret"):
+            headers = {} if key is None else {"Authorization": key.encode()}
+            answer = served.http.post("/v1/completions", json=ASKED, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert served.http.get("/metrics", headers=headers).status_code == 401
+        for path in ("/health", "/ready", "/version"):
+            assert served.http.get(path).status_code == 200
+        headers = {"Authorization": "Bearer secret"}
+        assert served.http.post("/v1/completions", json=ASKED, headers=headers).status_code == 200
+
+
+def test_bodies_are_bounded_in_size_and_time():
+    with serving(simulated_body(), Limits(max_body_bytes=1000, stall_s=0.3, max_prompt_tokens=50)) as served:
+        assert served.post("/v1/completions", prompt="x" * 2000).status_code == 413
+        chunked = served.http.post("/v1/completions", content=iter([b"x" * 600, b"x" * 600]))
+        assert chunked.status_code == 413
+        assert b" 408 " in _raw(served, _head(500) + b'{"prompt":')
+        long = served.post("/v1/completions", prompt="x y " * 120)
+        assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+        for text in ("", "{", "[]", "null", '"x"', '{"prompt": NaN}', "[" * 900, '{"prompt": "\\ud800"}', "\xff"):
+            answer = served.http.post("/v1/completions", content=text.encode("latin-1"))
+            assert answer.status_code == 400 and answer.json()["error"]["message"], text
+        assert served.http.get("/nothing").json()["error"]["type"] == "not_found_error"
+        served.wait_until_idle()
+
+
+def test_more_streams_than_allowed_are_429_and_the_deadline_is_504():
+    with serving(simulated_body(speed=0.001), Limits(max_streams=3, deadline_s=1.0)) as served:
+        refused = served.post("/v1/completions", **{**ASKED, "n": 4})
+        assert refused.status_code == 429 and int(refused.headers["Retry-After"]) >= 1
+        late = served.post("/v1/completions", **{**ASKED, "n": 3})
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        wait_until(lambda: served.frontend.num_live == 0)
+        assert served.frontend.metrics.num_refused == 1
+
+
+def test_an_answer_is_aborted_by_its_id(simulated: Served):
+    asked = {**ASKED, "max_tokens": 30000, "stream": True}
+    with simulated.http.stream("POST", "/v1/completions", json=asked) as stream:
+        lines = stream.iter_lines()
+        answer_id = next(lines).split('"id":"')[1].split('"')[0]
+        assert simulated.post("/abort", request_id="cmpl-other").status_code == 404
+        assert simulated.post("/abort", request_id=answer_id).json() == {"aborted": answer_id}
+        assert '"finish_reason":"abort"' in [line for line in lines if line][-2]
+    simulated.wait_until_idle()
+
+
+def test_a_client_that_takes_nothing_stalls_no_other_and_is_given_up():
+    """The same application without sockets, whose buffers would take megabytes first."""
+    frontend = Frontend(simulated_body(), Limits(stall_s=0.3), ServerMetrics())
+    app = make_app(frontend)
+
+    async def ask(body: dict, takes: int) -> list[dict]:
+        """Send one request; the client takes so many messages, then no more."""
+        requests, sent = [{"type": "http.request", "body": json.dumps(body).encode()}], []
+
+        async def receive() -> dict:
+            return requests.pop() if requests else await asyncio.Event().wait()
+
+        async def send(message: dict) -> None:
+            if len(sent) == takes:
+                await asyncio.Event().wait()
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+        await asyncio.wait_for(app(scope, receive, send), 60)
+        return sent
+
+    async def both() -> None:
+        frontend.start()
+        deaf = asyncio.create_task(ask({**ASKED, "max_tokens": 30000, "stream": True}, takes=3))
+        answers = await asyncio.gather(*(ask(ASKED, takes=100) for _ in range(5)))
+        assert all(answer[0]["status"] == 200 and answer[-1]["body"] for answer in answers)
+        assert len(await deaf) == 3
+        while frontend.num_live:
+            await asyncio.sleep(0.001)
+        await frontend.stop()
+
+    asyncio.run(both())
+    assert frontend.metrics.ended == {"length": 5, "abort": 1, "stop": 0, "error": 0}
+
+
+class _FailingDevice(Hooks):
+    """Lets every twelfth step fail, of different causes."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.num_failed = 0
+
+    def fault_of(self, step):
+        if step is None:
+            return None
+        self.num_steps += 1
+        if self.num_steps % 12:
+            return None
+        self.num_failed += 1
+        cause = list(FailureCause)[self.num_failed % len(FailureCause)]
+        return StepFault(cause, "an injected fault", away_ns=1_000_000, timeout_ns=1_000_000)
+
+
+async def _swarm(served: Served, seed: int, num_clients: int) -> list[int]:
+    """Let clients of all kinds loose; return the statuses of those that behave."""
+    dice = random.Random(seed)
+    port = int(served.url.rpartition(":")[2])
+    body = b'{"prompt": "x y z", "max_tokens": 40, "stream": true, "ignore_eos": true}'
+
+    async def rude(kind: str) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        if kind == "half":
+            writer.write(_head(len(body)) + body[: dice.randrange(len(body))])
+        elif kind == "rubbish":
+            writer.write(bytes(dice.randrange(256) for _ in range(200)) + b"\r\n\r\n")
+        elif kind == "invalid":
+            writer.write(_head(len(body)) + bytes(dice.choice(b'{}[]",:x0') for _ in range(len(body))))
+        elif kind == "leaves":
+            writer.write(_head(len(body)) + body)
+            await reader.read(dice.randrange(1, 600))
+        elif kind == "two":  # a second request before the first has ended
+            writer.write((_head(len(body)) + body) * 2)
+            await reader.read(10)
+        await asyncio.sleep(dice.random() * 0.02)
+        writer.close()
+
+    async def polite(client: httpx.AsyncClient) -> int:
+        await asyncio.sleep(dice.random() * 0.5)
+        answer = await client.post("/v1/completions", json={**ASKED, "n": dice.choice((1, 1, 2))})
+        if answer.status_code == 200:
+            assert answer.json()["usage"]["completion_tokens"] in (30, 60)
+        return answer.status_code
+
+    kinds = ("opens", "half", "rubbish", "invalid", "leaves", "two")
+    async with httpx.AsyncClient(base_url=served.url, timeout=60, verify=False) as client:
+        tasks = [
+            asyncio.create_task(polite(client) if dice.random() < 0.4 else rude(dice.choice(kinds)))
+            for _ in range(num_clients)
+        ]
+        return [status for task in tasks if (status := await task) is not None]
+
+
+@pytest.mark.parametrize(
+    ("seed", "num_clients"), [(1, 150), *(pytest.param(seed, 3000, marks=pytest.mark.slow) for seed in range(2, 12))]
+)
+def test_a_swarm_of_clients_and_faults(seed: int, num_clients: int):
+    body = simulated_body("engine.max_queue=20")
+    device = body.simulation.replicas[0].hooks = _FailingDevice()
+    with serving(body, Limits(max_streams=40, stall_s=2.0)) as served:
+        statuses = asyncio.run(_swarm(served, seed, num_clients))
+        assert set(statuses) <= {200, 429, 503} and statuses.count(200) > 5
+        assert device.num_failed
+        served.wait_until_idle()
+        assert served.http.get("/health").status_code == 200
+
+
+@pytest.mark.slow
+def test_ten_thousand_connections_opened_and_dropped(simulated: Served):
+    port = int(simulated.url.rpartition(":")[2])
+    for _ in range(10_000):
+        socket.create_connection(("127.0.0.1", port)).close()
+    assert simulated.post("/v1/completions", **ASKED).status_code == 200
+
+
+def test_a_body_that_contradicts_itself_ends_the_requests_and_is_not_healthy():
+    body = simulated_body()
+    with serving(body) as served:
+        body.turn = lambda: 1 / 0
+        answer = served.post("/v1/completions", **ASKED)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_error")
+        assert served.http.get("/health").status_code == served.http.get("/ready").status_code == 503
+        assert served.post("/v1/completions", **ASKED).status_code == 503

@@ -1,0 +1,118 @@
+"""`foretoken serve` as a process: signals, the record, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+FORETOKEN = [sys.executable, "-m", "foretoken.cli"]
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from foretoken.cli.__main__ import main; main()"
+"""A simulated server needs neither torch nor what comes with it."""
+SMALL = ["--set", "engine.max_running=8", "--set", "hardware.graph_sizes=[1,2,4,8]", "--set", "engine.kv_slots=20000"]
+
+
+@contextmanager
+def serve(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen, str, Path]]:
+    """Start a server; yields its process, its address and the file of its messages."""
+    log = tmp_path / "messages.txt"
+    scenario = tmp_path / "scenario.toml"
+    scenario.write_text("")
+    with log.open("w") as messages:
+        command = [
+            sys.executable,
+            "-c",
+            WITHOUT_TORCH,
+            "serve",
+            "--simulate",
+            str(scenario),
+            *SMALL,
+            "--port",
+            "0",
+            *arguments,
+        ]
+        process = subprocess.Popen(command, stderr=messages)
+        try:
+            address = _wait_for(log, "served on ", process).split()[0]
+            yield process, address, log
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(log: Path, words: str, process: subprocess.Popen) -> str:
+    """Return what follows `words` in a message, once it is there."""
+    begin = time.monotonic()
+    while words not in (text := log.read_text()):
+        assert process.poll() is None and time.monotonic() - begin < 90, text
+        time.sleep(0.02)
+    return text.rpartition(words)[2]
+
+
+def test_signals_and_the_record(tmp_path: Path):
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"1": {"candidate_steps": [1, 3]}}))
+    record = tmp_path / "record"
+    keys = ["--set", "speculation.policy='ema'", "--set", f"speculation.adaptive='{table}'"]
+    with serve(tmp_path, *keys, "--record", str(record), "--speed", "5") as (process, address, log):
+        asked = {"prompt": "Why?", "max_tokens": 200, "ignore_eos": True}
+        assert httpx.post(f"{address}/v1/completions", json=asked).status_code == 200
+        table.write_text('{"1": {"candidate_steps": [1,')
+        process.send_signal(signal.SIGHUP)
+        _wait_for(log, "stays as it was", process)
+        table.write_text(json.dumps({"1": {"candidate_steps": [3]}}))
+        process.send_signal(signal.SIGHUP)
+        _wait_for(log, "was read again", process)
+        with httpx.stream("POST", f"{address}/v1/completions", json={**asked, "stream": True}, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)  # what is served ends
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert process.wait(60) == 0
+    events = (record / "events.jsonl").read_text()
+    assert '"t":"reload"' in events and '"complete":true' in events
+    done = subprocess.run([*FORETOKEN, "replay", str(record)], capture_output=True, text=True)
+    assert done.returncode == 0 and "decisions identical" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_second_signal_gives_up_what_is_left(tmp_path: Path):
+    with serve(tmp_path, "--speed", "0.01") as (process, address, _):
+        asked = {"prompt": "Why?", "max_tokens": 5000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as stream:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert '"finish_reason":"abort"' in stream.read().decode()
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--model or --simulate"),
+        (["--simulate", "x.toml", "--model", "x"], "--model or --simulate"),
+        (["--simulate", "x.toml", "--draft", "d"], "--draft"),
+        (["--simulate", "x.toml", "--metrics-as", "vlm"], "did you mean 'vllm'"),
+        (["--simulate", "x.toml", "--speed", "-1"], "--speed"),
+        (["--simulate", "x.toml", "--max-streams", "0"], "--max-streams"),
+        (["--simulate", "missing.toml"], "missing.toml"),
+        (["--model", "missing", "--speed", "2"], "--speed"),
+    ],
+)
+def test_bad_arguments_are_one_message(arguments: list[str], words: str):
+    from foretoken.cli.app import app
+    from foretoken.core.errors import ForetokenError
+    from typer.testing import CliRunner
+
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert isinstance(result.exception, ForetokenError) and words in str(result.exception)

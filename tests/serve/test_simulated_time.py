@@ -1,0 +1,137 @@
+"""A simulated server answers at the times that `foretoken simulate` predicts: the same requests at the same times bring the same events."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import numpy as np
+import pytest
+from foretoken.core.contract.events import Committed, Planned, Submitted
+from foretoken.core.contract.request import GREEDY
+from foretoken.core.prompt import Prompt
+from foretoken.observe.encoding import LineEncoder
+from foretoken.serve.bodies.filler import FillerTokenizer
+from foretoken.serve.bodies.port import Order
+from foretoken.sim.run import Simulation
+from foretoken.sim.workload.arrival import Arrival
+from foretoken.sim.workload.workload import SyntheticWorkload
+from http_server import Served, serving, simulated_body
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+DISAGGREGATED = ("disaggregation.prefill=1", "disaggregation.decode=1")
+SERVICES = [
+    (),
+    ("hardware.replicas=2", "router.policy='prefix_aware'"),
+    DISAGGREGATED,
+    ("speculation.topk=2", "engine.preempt=true"),
+]
+
+
+class _Clock:
+    """A clock that stands still unless it is moved, in seconds."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class _Given:
+    """Given arrivals instead of those of a workload."""
+
+    def __init__(self, like: SyntheticWorkload, arrivals: list[Arrival]) -> None:
+        self.prompt_len, self.output_len, self.arrivals = like.prompt_len, like.output_len, arrivals
+
+    def __iter__(self):
+        return iter(self.arrivals)
+
+
+def _lines(events: dict[int, list]) -> dict[int, list[str]]:
+    """Return the events of each engine as a log has them, without its configuration."""
+    return {number: [LineEncoder(number).encode(event) for event in of[1:]] for number, of in events.items()}
+
+
+@pytest.mark.parametrize("keys", SERVICES, ids=["one", "replicas", "disaggregated", "trees"])
+def test_a_clients_arrivals_bring_the_events_of_a_simulation(keys: tuple[str, ...]):
+    served_events: dict[int, list] = {}
+    clock = _Clock()
+    body = simulated_body(*keys, speed=1.0, clock=clock, sinks=lambda i: [served_events.setdefault(i, []).append])
+    gaps_ns = np.random.default_rng(7).integers(1, 60_000_000, 40)
+    arrivals, pieces = [], []
+    for number, at_ns in enumerate(np.cumsum(gaps_ns).tolist()):
+        clock.now_s = at_ns / 1e9
+        pieces += body.turn()
+        prompt = np.arange(number % 5 * 100, number % 5 * 100 + 150 + number)
+        order = Order(number, prompt, 60, clock.now_s, GREEDY, priority=number % 7 == 0)
+        body.submit(order)
+        arrivals.append((body.at_ns(clock.now_s), order))
+    while (wait_s := body.wait_s()) is not None:
+        clock.now_s += wait_s
+        pieces += body.turn()
+        clock.now_s += 1e-6
+
+    predicted: dict[int, list] = {}
+    scenario = body.simulation.scenario
+    workload = scenario.workload.model_copy(update={"max_tokens": 60})
+    simulation = Simulation(
+        scenario.model_copy(update={"workload": workload}), sinks=lambda i: [predicted.setdefault(i, []).append]
+    )
+    simulation.workload = _Given(
+        simulation.workload,
+        [
+            Arrival(at_ns, _prompt_of(served_events, order), 40, None, order.priority, order.number)
+            for at_ns, order in arrivals
+        ],
+    )
+    simulation.run()
+    assert _lines(served_events) == _lines(predicted)
+    assert sum(piece.finished is not None for piece in pieces) == 40
+    assert sum(isinstance(event, Planned | Committed) for of in served_events.values() for event in of) > 100
+
+
+def _prompt_of(events: dict[int, list], order: Order) -> Prompt:
+    return next(
+        event.request.prompt
+        for of in events.values()
+        for event in of
+        if isinstance(event, Submitted) and event.request.request_id == order.request_id
+    )
+
+
+def test_latencies_of_a_client_are_the_simulated_ones(simulated: Served):
+    """In real time, ten times as fast: not before the simulated time, and what HTTP adds is small beside a minute."""
+    before = simulated.frontend.metrics.histograms["e2e"].total
+    answer = simulated.post("/v1/completions", prompt="x" * 400, max_tokens=200, ignore_eos=True)
+    predicted_s = (simulated.frontend.metrics.histograms["e2e"].total - before) / 10
+    assert predicted_s <= answer.elapsed.total_seconds() < predicted_s + 30
+
+
+def test_a_queue_that_is_full_is_429():
+    keys = ("engine.max_queue=1", "engine.max_running=1", "hardware.graph_sizes=[1]")
+
+    async def three(served: Served) -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=served.url, timeout=60, verify=False) as client:
+            asked = {"prompt": "x", "max_tokens": 30}
+            first = asyncio.create_task(client.post("/v1/completions", json=asked))
+            engine = served.frontend.body.engines[0]
+            while not engine.requests.running:
+                await asyncio.sleep(0.001)
+            others = [asyncio.create_task(client.post("/v1/completions", json=asked)) for _ in range(3)]
+            return [await task for task in (first, *others)]
+
+    with serving(simulated_body(*keys, speed=0.1)) as served:
+        answers = asyncio.run(three(served))
+        served.wait_until_idle()
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429]
+    assert {answer.headers.get("Retry-After") for answer in answers} == {None, "1"}
+
+
+@settings(max_examples=60)
+@given(st.text(max_size=200))
+def test_filler_tokens_give_their_text_back(text: str):
+    codec = FillerTokenizer()
+    tokens = codec.encode(text)
+    assert codec.decode(tokens) == text and len(tokens) <= len(text.encode())
+    assert not len(tokens) or 0 < tokens.min() <= tokens.max() < 2**31
