@@ -5,6 +5,8 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13 py
 BIN := .venv/bin
 STAMP := .venv/.installed
 RUN_DIR := runs/demo
+# Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
+export PYTHONDONTWRITEBYTECODE :=
 comma := ,
 
 .PHONY: setup demo test soak mutation bench accuracy lint format docs site clean

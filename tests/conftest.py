@@ -1,14 +1,32 @@
-"""One thread for each process of tests, and notes: lines that a test records with `record_property("note", …)` end the run's output.
-
-Printing would not do: with several workers what a test prints is lost.
+"""One thread for each process of tests, the mark `fast`, and notes: lines that a test records with `record_property("note", …)` end
+the run's output. (Printing would not do: with several workers what a test prints is lost.)
 """
 
 import os
+from fnmatch import fnmatchcase
+
+import pytest
 
 # The tests' tensors are tiny: a pool of threads in every worker and every process of a test would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Whether the extra `measured` is installed changes no test but those that ask for it.
 os.environ["FORETOKEN_KERNELS"] = "roofline"
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(config, items):
+    """Mark as slow the cases that a test's mark `fast` does not name."""
+    unknown = {}
+    for item in items:
+        if mark := item.get_closest_marker("fast"):
+            named = [name for name in mark.args if fnmatchcase(item.callspec.id, name)]
+            left = unknown.setdefault(item.nodeid.partition("[")[0], set(mark.args))
+            left.difference_update(named)
+            if not named:
+                item.add_marker(pytest.mark.slow)
+    wrong = {test: names for test, names in unknown.items() if names}
+    if wrong and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"the mark `fast` names cases that are not there: {wrong}")
 
 
 def pytest_terminal_summary(terminalreporter):

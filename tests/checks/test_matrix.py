@@ -36,7 +36,7 @@ def test_the_pairwise_cover_has_every_legal_pair():
 
 
 def test_cells_are_the_same_every_time():
-    assert pairwise_cells() == pairwise_cells()
+    assert pairwise_cells(attempts=2) == pairwise_cells(attempts=2)
     assert list(random_cells(5, 3)) == list(random_cells(5, 3))
     assert list(random_cells(5, 3)) != list(random_cells(5, 4))
 
@@ -54,11 +54,11 @@ def test_pairwise_cells_serve_the_oracles_tokens(record_property):
 
 
 def test_pairwise_cells_are_equal_in_blocks_and_singly(record_property):
-    cells = pairwise_cells(seed=1, attempts=4)[::3]
+    cells = pairwise_cells(seed=1, attempts=4)[::9]
     failures, blocks = run_cells(cells, run=run_cell_in_blocks)
     record_property("note", f"blocks: {len(cells)} cells, {sum(blocks)} blocks")
     assert not failures, "\n".join(f"{f.error}\n    {f.cell.reproducer()}" for f in failures)
-    assert sum(blocks) > 30
+    assert sum(blocks) > 10
 
 
 def test_a_failing_cell_prints_one_line_that_runs_it_again(monkeypatch, capsys):

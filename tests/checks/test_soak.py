@@ -44,8 +44,8 @@ EXAMPLES = {
     "simulator": 20,
 }
 """Contract -> examples of Hypothesis, up to 25 operations each."""
-IN_EVERY_TEST = {"foretoken.checks.executor.torch_subject:make": 10}
-"""Component -> examples that run with every test, where that is not the small share that others have."""
+SHARE = 120
+"""How many times fewer examples run with every test."""
 
 SUBJECTS = [
     pytest.param(contract, subject, operations, id=f"{contract}-{number}")
@@ -79,8 +79,7 @@ def test_hypothesis_finds_nothing(contract, subject, operations):
     """The same examples in every run."""
     if "torch" in subject:
         pytest.importorskip("torch")
-    examples = IN_EVERY_TEST.get(subject) or max(EXAMPLES[contract] // 40 // len(OURS[contract]), 2)
-    hypothesis_on(contract, subject, examples, derandomize=True)
+    hypothesis_on(contract, subject, max(EXAMPLES[contract] // SHARE // len(OURS[contract]), 2), derandomize=True)
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ SMALL = {
 
 
 @pytest.fixture
-def arguments(tmp_path) -> list:
+def arguments(tmp_path, monkeypatch) -> list:
+    monkeypatch.setattr("foretoken.gpu.bench.copy_bandwidth.CPU_BYTES", 1 << 20)  # far beyond the caches takes seconds
     path = tmp_path / "small.json"
     path.write_text(json.dumps(SMALL))
     cells = ["--batch-sizes", "1,2", "--context-lengths", "8", "--steps", "2", "--output-tokens", "16", "--repeat", "1"]

@@ -231,13 +231,13 @@ def test_a_head_whose_tensors_do_not_fit_is_found_before_the_target_is_read(gene
     assert outcome.code == 2 and "has shape" in outcome.err
 
 
-def test_output_fits_the_encoding_of_standard_output(models, process, tmp_path):
+def test_output_fits_the_encoding_of_standard_output(generate, monkeypatch, tmp_path):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "x", "max_tokens": 4, "id": "ö"}')
-    arguments = ("--model", models["target"], "--prompts", prompts)
-    environment = {"PYTHONIOENCODING": "ascii"}
-    out, err = process("generate", *arguments, env=environment).communicate(timeout=60)
-    assert err == "" and out.isascii() and json.loads(out)["id"] == "ö"
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    assert generate("--prompts", prompts)[::2] == (0, "")
+    assert written.getvalue().isascii() and json.loads(written.getvalue())["id"] == "ö"
 
 
 @pytest.mark.parametrize(
@@ -264,6 +264,7 @@ def test_standard_input_that_is_not_utf_8_is_named(generate, monkeypatch):
         assert outcome.code == 2 and "<standard input>: is not UTF-8" in outcome.err
 
 
+@pytest.mark.slow
 def test_goodput_with_one_short_request(generate, models):
     options = ("--max-tokens", 12, "--prompt", "hello")
     outcome = generate("--draft", models["eagle3"], "--policy", "goodput", *options)
@@ -329,6 +330,7 @@ def test_a_signal_is_noted_once_and_the_second_interrupts(generate, monkeypatch,
     assert signal.getsignal(number) == before
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_reading_is_no_error(process, models, tmp_path):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "def add", "max_tokens": 40}\n' * 60)

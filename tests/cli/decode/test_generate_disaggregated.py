@@ -125,6 +125,7 @@ def test_a_signal_leaves_no_process_and_no_port(process, models, number):
         wait_until_free(port)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks at processes in /proc")
 def test_an_interruption_while_workers_start_ends_them(process, models):
     running = process(

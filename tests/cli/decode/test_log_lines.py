@@ -41,6 +41,7 @@ def test_what_makes_no_sense_is_refused(command, options, words):
     assert outcome.code == 2 and words in outcome.err
 
 
+@pytest.mark.fast("alone")
 @pytest.mark.parametrize("more", [(), ("--disaggregate", "prefill=1,decode=1")], ids=["alone", "disaggregated"])
 def test_lines_and_statistics_of_decoding(command, models, tmp_path, more):
     """The same lines and the same statistics, whichever processes decode."""

@@ -45,6 +45,12 @@ MOE = SMALL | {
 }
 
 
+@pytest.fixture(autouse=True)
+def copies_of_a_mebibyte(monkeypatch):
+    """A copy far beyond the caches takes as long as the rest of a test."""
+    monkeypatch.setattr(bandwidth_module, "CPU_BYTES", 1 << 20)
+
+
 @pytest.fixture
 def small(tmp_path) -> BenchOptions:
     path = tmp_path / "small.json"
@@ -201,6 +207,7 @@ def test_host_time_after_the_last_round_is_part_of_the_time_that_it_is_a_share_o
         assert sum(result.shares.values()) == pytest.approx(1.0, abs=1e-9)
 
 
+@pytest.mark.fast("3.0-4-3.0", "1.0-3-1.0")
 @pytest.mark.parametrize(("mean", "steps", "expected"), [("3.0", "4", 3.0), ("2.0", "1", 2.0), ("1.0", "3", 1.0)])
 def test_a_mean_acceptance_is_met(small, mean, steps, expected):
     *_, results = run(replace(small, acceptance=mean, steps=steps, repeat=1, output_tokens=40))

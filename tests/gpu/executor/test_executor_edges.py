@@ -69,6 +69,7 @@ def short_sighted_model() -> Decoder:
     return model
 
 
+@pytest.mark.fast("plain", "chain", "EAGLE-3 tree", "look-up")
 @pytest.mark.parametrize("name", WAYS)
 def test_who_has_no_answer_fails_alone(name):
     """Requests fail at their first token, or later, in any batch; the others are served, also from slots used again."""
@@ -123,6 +124,7 @@ def accept_lens_of(run: Served) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.fast("chain-False", "EAGLE-3 tree-True")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", ["chain", "EAGLE-3 tree"])
 def test_simulated_acceptance_is_that_of_the_process(name, overlap):
@@ -143,7 +145,7 @@ def test_simulated_acceptance_is_that_of_the_process(name, overlap):
 
 
 def test_simulated_acceptance_has_the_mean_that_was_asked_for():
-    requests = [Request(f"r{i}", Prompt.of_tokens([i % 24, 1]), 80) for i in range(24)]
+    requests = [Request(f"r{i}", Prompt.of_tokens([i % 24, 1]), 50) for i in range(8)]
     run = serve(chain("EAGLE", 4), requests, acceptance=FixedMeanAcceptance(2.6, seed=1))
     lens = np.concatenate([lens[:-1] for lens in accept_lens_of(run).values()])
     assert set(lens.tolist()) == {2, 3}
@@ -220,6 +222,7 @@ def test_only_who_asks_for_checks_waits_for_them():
     assert plain.launched_table is None and checked.launched_table is not None
 
 
+@pytest.mark.fast("plain", "chain", "tree")
 @pytest.mark.parametrize("name", ["plain", "chain", "tree", "heads"])
 def test_a_stop_at_the_length_cap_is_a_stop(name):
     requests = []
@@ -235,6 +238,7 @@ def test_a_stop_at_the_length_cap_is_a_stop(name):
         assert end.tokens.tolist() == plain_tokens(request)
 
 
+@pytest.mark.fast("plain-4", "chain-1", "tree-4", "EAGLE-3 tree-1", "heads-4", "look-up-1")
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("name", ["plain", "chain", "tree", "EAGLE-3 tree", "heads", "look-up"])
 def test_texts_up_to_the_end_of_the_context(name, page_size):
@@ -256,9 +260,6 @@ def test_any_integer_is_a_seed():
         texts[seed] = serve(WAYS["chain"], [request]).tokens["r"]
     assert texts[-1] == texts[2**64 - 1]
     assert len({tuple(text) for text in texts.values()}) == 3
-
-
-# -- what a run leaves behind -----------------------------------------------------------------------------------------
 
 
 # -- requests that another worker has prefilled -----------------------------------------------------------------------

@@ -26,17 +26,10 @@ from foretoken.gpu.session.plan import SessionOptions
 from foretoken.gpu.session.session import DecodeSession
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
 
-ALGORITHMS = ("NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM")
 
-
-@pytest.mark.parametrize(
-    ("algorithm", "eager"),
-    [
-        *((name, False) for name in ALGORITHMS),
-        *((name, True) for name in ("STANDALONE", "MULTI_LAYER_EAGLE")),
-        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("NONE", "EAGLE", "EAGLE3", "NGRAM")),
-    ],
-)
+@pytest.mark.fast("False-[!M]*", "True-MULTI_LAYER_EAGLE")
+@pytest.mark.parametrize("algorithm", ["NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM"])
+@pytest.mark.parametrize("eager", [False, True])
 def test_padded_captured_rounds_and_eager_launching_change_no_token(algorithm, eager, monkeypatch):
     used = []
 

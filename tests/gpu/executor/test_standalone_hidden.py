@@ -135,7 +135,8 @@ def run(way: Way, watch: Walked, adaptive: bool = False, num_requests: int = 6):
     )
 
 
-@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.fast("chain-True", "adaptive-True")
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("shape", ["chain", "tree", "adaptive"])
 def test_nothing_of_a_hidden_size_is_kept(shape, overlap):
     shapes = {"chain": {"steps": 3}, "tree": {"steps": 3, "topk": 3, "num_draft_tokens": 9}, "adaptive": None}

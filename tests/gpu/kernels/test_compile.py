@@ -57,9 +57,8 @@ def compile_and_check(architecture: int, *which: str) -> list[dict]:
     return kernels
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_one_case_of_each_kernel_compiles(architecture: int):
-    compile_and_check(architecture)
+def test_one_case_of_each_kernel_compiles():
+    compile_and_check(90)
 
 
 @pytest.mark.slow

@@ -95,15 +95,9 @@ WAYS = {
 }
 
 
-# Every way once with every test; the other half of the pairs is nightly.
-PAIRS = [
-    pytest.param(name, sampling, id=f"{name}-{words}", marks=() if (number + half) % 2 else pytest.mark.slow)
-    for number, name in enumerate(WAYS)
-    for half, (words, sampling) in enumerate((("hot", HOT), ("top-k, top-p", CUT)))
-]
-
-
-@pytest.mark.parametrize(("name", "sampling"), PAIRS)
+@pytest.mark.fast("chain-hot", "tree-cut", "EAGLE tree-hot", "look-up-cut")
+@pytest.mark.parametrize("sampling", [pytest.param(HOT, id="hot"), pytest.param(CUT, id="cut")])
+@pytest.mark.parametrize("name", WAYS)
 def test_sampled_tokens_have_the_targets_distribution(name, sampling, record_property):
     found, correct = surprises(WAYS[name], sampling)
     shown = ", ".join(f"{value:.1f}" for value in found)
@@ -112,7 +106,8 @@ def test_sampled_tokens_have_the_targets_distribution(name, sampling, record_pro
     assert correct > 0.04 or name in ("plain", "look-up")
 
 
-@pytest.mark.parametrize("error", ["trusting", pytest.param("one coin for both", marks=pytest.mark.slow)])
+@pytest.mark.fast("trusting")
+@pytest.mark.parametrize("error", ["trusting", "one coin for both"])
 def test_a_wrong_verifier_is_noticed(error, monkeypatch):
     """The statistics above see what they are there to see."""
     real = TorchOps.verify_sampling
@@ -152,10 +147,8 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["plain", "chain", "EAGLE tree", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tree", "heads", "look-up"))],
-)
+@pytest.mark.fast("chain", "EAGLE tree")
+@pytest.mark.parametrize("name", ["plain", "chain", "tree", "EAGLE tree", "heads", "look-up"])
 def test_the_way_of_serving_changes_no_token(name):
     def tokens(config, seed=7):
         config = {"page_size": 1, "num_pages": 600, **config}

@@ -28,7 +28,7 @@ SLOW = (AcceptTrial.distribution,)
 
 def test_the_kernels_hold():
     swarm = Swarm(SUITE, make, CAPABILITIES, seed=5)
-    found = swarm.search(SUITE.invariants(CAPABILITIES), Budget.of(40), SLOW)
+    found = swarm.search(SUITE.invariants(CAPABILITIES), Budget.of(15), SLOW)
     assert found is None, str(found.violation)
     assert all(swarm.evaluations[item.id] for item in SUITE.invariants(CAPABILITIES))
 

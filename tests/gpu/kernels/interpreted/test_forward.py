@@ -150,7 +150,8 @@ def test_rope_write(dtype: torch.dtype, heads: int, kv_heads: int, d: int):
 LENS = [[1], [0], [3], [4], [5], [130], [7, 0, 64, 8], [65, 128, 1]]
 
 
-@pytest.mark.parametrize(("lens", "splits"), [*zip(LENS, [1, 4] * 4, strict=True), ([65, 128, 1], 1)])
+@pytest.mark.fast("[[]?]-*", "[[]7, 0, 64, 8]-1", "[[]65, 128, 1]-4")
+@pytest.mark.parametrize(("lens", "splits"), [*zip(LENS, [1, 4] * 4, strict=True), ([65, 128, 1], 1)], ids=str)
 def test_decode(lens: list[int], splits: int):
     for dtype, (heads, kv_heads) in zip(DTYPES * 2, HEADS, strict=True):
         batch = make_batch(sum(lens), lens, [1] * len(lens), heads=heads, kv_heads=kv_heads, dtype=dtype)
@@ -174,6 +175,7 @@ def test_decode_follows_base_and_tail(splits: int):
     close(actual, expected)
 
 
+@pytest.mark.fast("[[]5]-1-1", "[[]0]-3-4", "[[]70]-64-1", "[[]4, 0, 133]-7-1")
 @pytest.mark.parametrize(
     ("prefix_lens", "nd", "splits"),
     [
@@ -181,13 +183,10 @@ def test_decode_follows_base_and_tail(splits: int):
         ([0], 3, 4),
         ([70], 64, 1),
         ([0, 8, 3], 1, 4),
-        ([4, 0, 133], 7, 1),
-        ([3, 2], 33, 1),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (([70], 64, 4), ([4, 0, 133], 7, 4), ([3, 2], 33, 4), ([64], 16, 1), ([64], 16, 4))
-        ),
+        *(([4, 0, 133], 7, 4), ([3, 2], 33, 1), ([70], 64, 4), ([4, 0, 133], 7, 1), ([3, 2], 33, 4)),
+        *(([64], 16, 1), ([64], 16, 4)),
     ],
+    ids=str,
 )
 def test_verify(prefix_lens: list[int], nd: int, splits: int):
     bs = len(prefix_lens)
@@ -228,9 +227,11 @@ def test_verify_of_a_full_tile_of_64_nodes_with_8_heads_each():
     close(actual, dense_verify(batch, bits))
 
 
+@pytest.mark.fast("[[]?]-[[]?]", "[[]5, 0, 66, 3]-*")
 @pytest.mark.parametrize(
     ("prefix_lens", "new_lens"),
     [([0], [9]), ([6], [5]), ([0, 0], [3, 70]), ([5, 0, 66, 3], [4, 37, 0, 1]), ([4], [0]), ([130], [33])],
+    ids=str,
 )
 def test_extend(prefix_lens: list[int], new_lens: list[int]):
     for dtype, (heads, kv_heads) in zip(DTYPES * 2, HEADS, strict=True):
@@ -305,6 +306,7 @@ def test_an_empty_batch_launches_nothing():
     assert decoded.shape == verified.shape == extended.shape == q.shape == (0, 4, 16) and k.shape == (0, 2, 16)
 
 
+@pytest.mark.fast("5-16")
 @pytest.mark.parametrize(("group", "most"), [(5, 16), (2, 48)])
 def test_verify_sums_in_one_order_whatever_the_number_of_nodes(group: int, most: int):
     """A chain of one step, a root alone and the largest round of a session: what they share is equal to the last bit, padded or not."""
