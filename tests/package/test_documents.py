@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as parquet
+import pytest
 import typer
 from foretoken.cli.app import app
 from foretoken.cli.simulation.run_record import RunRecord
@@ -181,6 +182,7 @@ def test_the_example_of_the_readme_runs(capsys, monkeypatch):
     assert float(lines[0][1]) > float(lines[1][1]) > 1 and lines[1][3] == "True"
 
 
+@pytest.mark.slow
 def test_the_capacity_of_the_readme_is_what_the_example_prints():
     (block,) = readme_blocks("console")
     command, *shown = block.splitlines()
