@@ -17,7 +17,7 @@ from ...core.errors import ConfigError, ForetokenError, Problem
 from ..ops.port import Ops
 from .config import ModelConfig
 from .decoder import Decoder
-from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle
+from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle, unprefixed
 from .head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from .tensor_files import FLOAT_DTYPES, CheckpointError, StoredTensor, list_tensors, read_tensors, write_tensors
 from .weights import NamedWeight, initialize
@@ -131,7 +131,7 @@ def save_draft(draft: Decoder | DraftHead, directory: str | Path) -> None:
 def _load_head(directory: Path, algorithm: str, target: Decoder) -> DraftHead:
     config = HeadConfig.from_directory(directory, algorithm, target.config)
     files = {name: tensor for name, tensor in list_tensors(directory).items() if not _is_ignorable(name)}
-    names = {name.removeprefix("model.") for name in files}
+    names = {unprefixed(name) for name in files}
     own_embeddings = "embed_tokens.weight" in names
     own_lm_head = "lm_head.weight" in names
     problems = []
@@ -237,5 +237,5 @@ def _part_of(name: str) -> str:
 
 
 def _is_ignorable(name: str) -> bool:
-    """Older checkpoints store the rotary frequencies, which the configuration determines."""
-    return name.endswith("rotary_emb.inv_freq")
+    """Older checkpoints store the rotary frequencies, which the configuration determines; speculators' heads parts of their target."""
+    return name.endswith("rotary_emb.inv_freq") or name.startswith("verifier_")

@@ -101,10 +101,19 @@ class DraftHead(nn.Module):
 
     def canonical_name(self, name: str) -> str:
         """Return the name in `checkpoint_weights` of a tensor that a file calls `name`."""
-        return name.removeprefix("model.")
+        return unprefixed(name)
 
     def _empty(self, *shape: int) -> nn.Parameter:
         return empty_weight(*shape, device=self.device, dtype=self.dtype)
+
+
+def unprefixed(name: str) -> str:
+    """Return a tensor's name without the prefix of whole models, and as SafeAILab calls what the speculators format has other names for."""
+    name = name.removeprefix("model.")
+    for theirs, published in (("fusion_fc.", "fc."), ("transformer.", "layers.0.")):
+        if name.startswith(theirs):
+            return published + name.removeprefix(theirs)
+    return name
 
 
 class EagleLayers(nn.Module):
@@ -243,5 +252,5 @@ class Eagle3Head(DraftHead):
 
     def canonical_name(self, name: str) -> str:
         """Some files call the one layer `layers.0`."""
-        name = name.removeprefix("model.")
+        name = unprefixed(name)
         return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...core.config_reader import ConfigReader
-from .config import ARCHITECTURES, LLAMA, QWEN3_MOE, ModelConfig, read_json, read_model_config, refuse_quantized
+from .config import (
+    ARCHITECTURES,
+    LLAMA,
+    MODEL_TYPES,
+    QWEN2,
+    QWEN3,
+    ModelConfig,
+    medusa_message,
+    read_json,
+    read_model_config,
+    refuse_quantized,
+)
 
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
+SPECULATORS_KEY = "speculators_model_type"
+HEAD_LAYERS = (LLAMA, QWEN2, QWEN3)  # whose layers heads are made of
+SPECULATORS = {"eagle": EAGLE, "eagle3": EAGLE3}  # `speculators_model_type` of the format of vLLM's speculators
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,8 @@ class HeadConfig:
     ) -> HeadConfig:
         """Read a parsed config.json. Raises ConfigError with all problems, or with all that does not fit the target."""
         reader = ConfigReader(data, source)
+        if SPECULATORS_KEY in data:
+            reader = reader.with_data(_of_speculators(reader, algorithm))
         model = read_model_config(reader, _layer_architecture(reader))
         hidden_size = reader.integer("hidden_size")
         vocab_size = reader.integer("vocab_size")
@@ -52,6 +69,8 @@ class HeadConfig:
             norm_before_residual=reader.flag("norm_before_residual"),
             num_heads=reader.integer("num_nextn_predict_layers") if algorithm == MULTI_LAYER_EAGLE else 1,
         )
+        if reader.flag("layernorms"):
+            reader.problem("layernorms", "norms of the embedding and before the LM head are not implemented")
         if reader.flag("norm_before_fc"):
             reader.problem("norm_before_fc", "a norm before the fusion is not implemented")
         reader.raise_problems()  # only known sizes can be compared with the target's
@@ -99,6 +118,66 @@ def default_aux_layers(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({quarter, num_layers // 2, num_layers - quarter}))
 
 
+def head_form(data: Mapping[str, Any], tensor_names: Iterable[str], source: str) -> str | None:
+    """Return the algorithm that a head is made for, by its configuration or the tensors that only a head has; None for a language model.
+
+    Raises ConfigError for heads of other forms: Medusa's, and those of the speculators format that are not EAGLE's.
+    """
+    reader, tensors = ConfigReader(data, source), {name.removeprefix("model.") for name in tensor_names}
+    has_medusa_tensors = any(re.match(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?(weight|bias)$", name) for name in tensors)
+    medusa = medusa_message({**data, "medusa_num_heads": 1} if has_medusa_tensors else data)
+    if medusa:
+        reader.problem("architectures", medusa)
+        reader.raise_problems()
+    if SPECULATORS_KEY in data:
+        kind = data[SPECULATORS_KEY]
+        if kind not in SPECULATORS:
+            reader.problem(SPECULATORS_KEY, f"expected one of {', '.join(SPECULATORS)}, found {kind!r}")
+            reader.raise_problems()
+        return SPECULATORS[kind]
+    architectures = data.get("architectures")
+    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    if "Eagle3" in name or "d2t" in tensors or any(tensor.startswith("midlayer.") for tensor in tensors):
+        return EAGLE3
+    if (
+        data.get("num_nextn_predict_layers")
+        and "fc.weight" not in tensors
+        and any(n.startswith("heads.") for n in tensors)
+    ):
+        return MULTI_LAYER_EAGLE
+    return EAGLE if "Eagle" in name or "fc.weight" in tensors else None
+
+
+def _of_speculators(reader: ConfigReader, algorithm: str) -> dict[str, Any]:
+    """Return the keys of a configuration in the speculators format as other heads have them."""
+    kind = reader.get(SPECULATORS_KEY)
+    if SPECULATORS.get(kind) != algorithm:
+        reader.problem(SPECULATORS_KEY, f"{kind!r} is no {algorithm} head")
+    layer = reader.under("transformer_layer_config").data
+    architecture = next(
+        (name for name, family in MODEL_TYPES.items() if family == layer.get("model_type", "llama")), None
+    )
+    if architecture not in HEAD_LAYERS:
+        reader.problem(
+            "transformer_layer_config.model_type",
+            f"{layer.get('model_type')!r}: heads have layers of {_known_layers()}",
+        )
+    own = (
+        "draft_vocab_size",
+        "norm_before_residual",
+        "norm_before_fc",
+        "target_hidden_size",
+        "layernorms",
+        AUX_LAYERS_KEY,
+    )
+    kept = {key: reader.get(key) for key in own if reader.get(key) is not None}
+    return {**layer, "architectures": [architecture or LLAMA], **kept}
+
+
+def _known_layers() -> str:
+    return ", ".join(MODEL_TYPES[name] for name in HEAD_LAYERS)
+
+
 def _layer_architecture(reader: ConfigReader) -> str | None:
     """Heads name the architecture of their layers with a mark of their own before or behind it: LlamaForCausalLMEagle3."""
     names = reader.get("architectures")
@@ -107,8 +186,11 @@ def _layer_architecture(reader: ConfigReader) -> str | None:
         return None
     for mark in ("Eagle3", "Eagle"):
         name = names[0].removesuffix(mark).removeprefix(mark)
-        if name in ARCHITECTURES and name != QWEN3_MOE:
+        if name in HEAD_LAYERS:
             return name
+        if name in ARCHITECTURES:
+            reader.problem("architectures", f"{names[0]}: heads have layers of {_known_layers()}")
+            return None
     reader.problem("architectures", f"{names[0]} is no known form of a draft head, such as {LLAMA}Eagle3")
     return None
 

@@ -1,13 +1,19 @@
-"""Safetensors files of a checkpoint directory, single or sharded: names and shapes first, the tensors one by one. Never pickle."""
+"""Tensor files of a checkpoint directory, single or sharded: names and shapes first, the tensors one by one.
+
+Safetensors where there are any, else `pytorch_model.bin`, as many draft heads are published: a pickle, of which torch's loader for
+weights alone (`weights_only`) builds tensors and nothing else; a file that asks for more is refused.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -17,12 +23,22 @@ from ...core.errors import ConfigError, Problem
 from ...observe.input_files import read_text
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+_DTYPE_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+}  # fmt: skip
 
 
 class CheckpointError(ConfigError):
     """A checkpoint's files do not hold what its configuration promises; all problems at once."""
+
+
+class NotTensors(Exception):
+    """A pickle is damaged, or asks for more than tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +56,29 @@ def list_tensors(directory: str | Path) -> dict[str, StoredTensor]:
     Raises CheckpointError for missing, truncated or unreadable files, and for an index that promises what its shards do not have.
     """
     directory = Path(directory)
-    index = directory / INDEX
-    if index.is_file():
-        return _list_shards(directory, index)
-    if not (directory / SINGLE).is_file():
-        raise CheckpointError(str(directory), [Problem("", _why_nothing(directory))])
-    try:
-        return _list_file(directory / SINGLE)
-    except SafetensorError as error:
-        raise CheckpointError(str(directory / SINGLE), [_unreadable(error)]) from error
+    for single, index in ((SINGLE, INDEX), (PICKLED, PICKLED_INDEX)):
+        if (directory / index).is_file():
+            return _list_shards(directory, directory / index)
+        if (directory / single).is_file():
+            try:
+                return _list_file(directory / single)
+            except (SafetensorError, NotTensors) as error:
+                raise CheckpointError(str(directory / single), [_unreadable(error)]) from error
+    raise CheckpointError(str(directory), [Problem("", _why_nothing(directory))])
 
 
 def read_tensors(stored: dict[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor on the CPU), file by file, each read when it is asked for. Raises CheckpointError."""
     for path in sorted({tensor.path for tensor in stored.values()}):
+        names = [name for name, tensor in stored.items() if tensor.path == path]
         try:
+            if path.suffix == ".bin":
+                tensors = _load_pickled(path)
+                yield from ((name, tensors[name]) for name in names)
+                continue
             with safe_open(path, framework="pt", device="cpu") as file:
-                for name, tensor in stored.items():
-                    if tensor.path == path:
-                        yield name, file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
+                yield from ((name, file.get_tensor(name)) for name in names)
+        except (SafetensorError, OSError, NotTensors) as error:
             raise CheckpointError(str(path), [_unreadable(error)]) from error
 
 
@@ -93,7 +112,29 @@ def _write(path: Path, shard: list[tuple[str, Callable[[], Tensor]]]) -> None:
     save_file({name: get().contiguous() for name, get in shard}, path, metadata={"format": "pt"})
 
 
+def _load_pickled(path: Path) -> dict[str, Tensor]:
+    """Read a pickle of tensors by name, and nothing else: their memory is mapped. Raises NotTensors."""
+    try:
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # a file of before torch 1.6 cannot be mapped
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the loader's own, and whatever a damaged file makes it stumble over
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        raise NotTensors(f"it asks for {wanted[1]}" if wanted else "it is damaged") from error
+    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
+        loaded = loaded["state_dict"]
+    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
+        raise NotTensors("it holds something else than tensors by name")
+    return {str(name): tensor for name, tensor in loaded.items()}
+
+
 def _list_file(path: Path) -> dict[str, StoredTensor]:
+    if path.suffix == ".bin":
+        return {
+            name: StoredTensor(path, tuple(tensor.shape), _DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)))
+            for name, tensor in sorted(_load_pickled(path).items())
+        }
     found = {}
     with safe_open(path, framework="pt", device="cpu") as file:
         for name in sorted(file.keys()):
@@ -119,7 +160,7 @@ def _list_shards(directory: Path, index: Path) -> dict[str, StoredTensor]:
         else:
             try:
                 found |= {name: t for name, t in _list_file(path).items() if names.get(name) == file_name}
-            except SafetensorError as error:
+            except (SafetensorError, NotTensors) as error:
                 problems.append(Problem(file_name, _unreadable(error).message))
     if not problems:
         problems = [Problem(name, f"is not in {file_name}") for name, file_name in names.items() if name not in found]
@@ -129,6 +170,8 @@ def _list_shards(directory: Path, index: Path) -> dict[str, StoredTensor]:
 
 
 def _unreadable(error: Exception) -> Problem:
+    if isinstance(error, NotTensors):
+        return Problem("", f"is no file of tensors alone, and nothing else is unpickled: {error}")
     return Problem("", f"is truncated or no safetensors file ({error})")
 
 
@@ -138,7 +181,7 @@ def _why_nothing(directory: Path) -> str:
     pickles = sorted(path.name for path in directory.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
     if pickles:
         return (
-            f"has {pickles[0]} but no {SINGLE}: pickle files can run code when they are read, so they are never read; "
-            "convert them to safetensors"
+            f"has {pickles[0]} but neither {SINGLE} nor {PICKLED}: other pickle files can run code when they are read, so they are "
+            "never read; convert them to safetensors"
         )
-    return f"has neither {SINGLE} nor {INDEX}"
+    return f"has neither {SINGLE} nor {INDEX} nor {PICKLED}"

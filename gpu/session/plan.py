@@ -228,17 +228,11 @@ def algorithm_name(options: SessionOptions) -> str:
 def recognise_draft(directory: Path) -> str:
     """Return the algorithm that the draft in `directory` is made for, by its architecture or the tensors that only a head has."""
     from ..models.config import read_json
+    from ..models.head_config import head_form
     from ..models.tensor_files import list_tensors
 
-    config = read_json(Path(directory) / "config.json")
-    architectures = config.get("architectures")
-    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-    tensors = {tensor.removeprefix("model.") for tensor in list_tensors(directory)}
-    if "Eagle3" in name or "d2t" in tensors or any(tensor.startswith("midlayer.") for tensor in tensors):
-        return "EAGLE3"
-    if config.get("num_nextn_predict_layers"):
-        return "MULTI_LAYER_EAGLE"
-    return "EAGLE" if "Eagle" in name or "fc.weight" in tensors else "STANDALONE"
+    path = Path(directory) / "config.json"
+    return head_form(read_json(path), list_tensors(directory), str(path)) or "STANDALONE"
 
 
 def draft_config(

@@ -11,6 +11,7 @@ import torch
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.gpu.models import tensor_files
 from foretoken.gpu.models.checkpoint import (
+    HEADS,
     load_draft,
     load_target,
     random_head,
@@ -21,9 +22,11 @@ from foretoken.gpu.models.checkpoint import (
 )
 from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foretoken.gpu.models.decoder import Decoder
-from foretoken.gpu.models.head_config import EAGLE, EAGLE3, HeadConfig
+from foretoken.gpu.models.head_config import EAGLE, EAGLE3, HeadConfig, default_aux_layers
 from foretoken.gpu.models.tensor_files import INDEX, SINGLE, CheckpointError
+from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.session.plan import recognise_draft
 from foretoken.gpu.tiny.dense import DenseAttention
 from safetensors.torch import load_file, save_file
 
@@ -133,6 +136,103 @@ def test_spellings_of_eagle3_names(target: Decoder, tmp_path: Path, prefix: str,
         assert torch.equal(parameter, dict(loaded.named_parameters())[name]), name
 
 
+def speculators_config(config: HeadConfig, kind: str) -> dict:
+    """As vLLM's speculators writes it: the layer's own configuration inside."""
+    layer = config.model.to_dict()
+    own = {"draft_vocab_size": config.draft_vocab_size, "norm_before_residual": config.norm_before_residual}
+    own |= {"eagle_aux_hidden_state_layer_ids": list(config.aux_layers), "norm_before_fc": False} if kind == "eagle3" else {
+        "layernorms": False, "fusion_bias": True,
+    }  # fmt: skip
+    return {
+        "architectures": ["Eagle3DraftModel" if kind == "eagle3" else "EagleSpeculator"],
+        "speculators_model_type": kind,
+        "speculators_config": {"algorithm": kind, "verifier": {"name_or_path": "org/model"}},
+        "transformer_layer_config": {k: v for k, v in layer.items() if k not in ("architectures",)},
+        "target_hidden_size": None,
+        **own,
+    }
+
+
+def rewrite(directory: Path, form: str, config: HeadConfig, embeddings: torch.Tensor) -> None:
+    """Make of a head in our layout one in another published form."""
+    tensors, path = load_file(directory / SINGLE), directory / "config.json"
+    data = json.loads(path.read_text())
+    if form == "SafeAILab":  # the configuration names the layers' family alone, the weights are a pickle
+        for key in ("eagle_config", "eagle_aux_hidden_state_layer_ids", "target_hidden_size", "norm_before_residual"):
+            data.pop(key, None)
+        data |= {"architectures": [LLAMA], "bias": True}
+        torch.save(tensors, directory / "pytorch_model.bin")
+        (directory / SINGLE).unlink()
+    elif form == "SpecForge":
+        data |= {"architectures": ["LlamaForCausalLMEagle3"], "sliding_window": None, "max_window_layers": 1}
+        tensors["embed_tokens.weight"] = embeddings.clone()
+        save_file(tensors, directory / SINGLE)
+    else:
+        data = speculators_config(config, "eagle3" if config.algorithm == EAGLE3 else "eagle")
+        names = (
+            {"midlayer.": "layers.0."}
+            if config.algorithm == EAGLE3
+            else {"fc.": "fusion_fc.", "layers.0.": "transformer."}
+        )
+        for name in list(tensors):
+            for ours, theirs in names.items():
+                if name.startswith(ours):
+                    tensors[theirs + name.removeprefix(ours)] = tensors.pop(name)
+        tensors["verifier_norm.weight"] = torch.ones(32)
+        save_file(tensors, directory / SINGLE)
+    path.write_text(json.dumps(data))
+
+
+HEAD_FORMS = [
+    ("SafeAILab", EAGLE),
+    ("SafeAILab", EAGLE3),
+    ("speculators", EAGLE),
+    ("speculators", EAGLE3),
+    ("SpecForge", EAGLE3),
+]
+
+
+@pytest.mark.parametrize(("form", "algorithm"), HEAD_FORMS)
+def test_forms_of_published_heads_draft_alike(target: Decoder, tmp_path: Path, form: str, algorithm: str):
+    vocab, aux = (20, default_aux_layers(3)) if algorithm == EAGLE3 else (50, ())
+    config = HeadConfig(algorithm, LAYER, 32, vocab, aux)
+    head = HEADS[algorithm](config, target, fc_bias=algorithm == EAGLE)
+    initialize(head, seed=5, std=0.3)
+    if algorithm == EAGLE3:
+        head.set_vocabulary(torch.arange(20) * 2)
+    save_draft(head, tmp_path)
+    assert recognise_draft(tmp_path) == algorithm
+    rewrite(tmp_path, form, config, target.embed_weight)
+    assert recognise_draft(tmp_path) == algorithm
+    loaded = load_draft(tmp_path, algorithm, target)
+    captured = torch.randn(4, 32 * max(1, len(aux)), generator=torch.Generator().manual_seed(0))
+    drafts = []
+    for each in (head, loaded):
+        out = each(TOKENS, each.prepare_hidden(captured), DenseAttention([4]))
+        drafts.append(each.logits(out.logits_hidden))
+        assert torch.equal(each.to_target_ids(torch.arange(20)), head.to_target_ids(torch.arange(20)))
+    assert loaded.aux_layers == head.aux_layers
+    assert (loaded.embed_weight is not None) == (form == "SpecForge")
+    torch.testing.assert_close(*drafts)
+
+
+def test_heads_of_other_forms_are_named(target: Decoder, tmp_path: Path):
+    save_draft(random_head(HeadConfig(EAGLE3, LAYER, 32, 20, (0, 1, 3)), target), tmp_path)
+    path = tmp_path / "config.json"
+    ours = json.loads(path.read_text())
+    for data, part in (
+        (ours | {"speculators_model_type": "mlp"}, "found 'mlp'"),
+        ({"medusa_num_heads": 3, "medusa_num_layers": 1}, "Medusa"),
+    ):
+        path.write_text(json.dumps(data))
+        with pytest.raises(ConfigError, match=part):
+            recognise_draft(tmp_path)
+    path.write_text("{}")
+    save_file({"0.0.linear.weight": torch.zeros(2, 2)}, tmp_path / SINGLE)
+    with pytest.raises(ConfigError, match="Medusa"):
+        recognise_draft(tmp_path)
+
+
 def test_a_head_with_the_targets_own_vocabulary_needs_no_map(target: Decoder, tmp_path: Path):
     save_draft(random_head(HeadConfig(EAGLE3, LAYER, 32, 50, (0, 1, 3)), target), tmp_path)
     assert "d2t" not in load_file(tmp_path / SINGLE)
@@ -174,9 +274,23 @@ def test_missing_directories_and_files(tmp_path: Path, directory: Path):
     refused(directory, "has neither model.safetensors nor")
 
 
-def test_pickle_is_refused_with_the_reason(directory: Path):
-    (directory / SINGLE).rename(directory / "pytorch_model.bin")
-    refused(directory, "pytorch_model.bin", "can run code", "never read")
+class Payload:
+    """What a pickle may ask for that is no tensor."""
+
+
+def test_pickles_hold_tensors_alone(target: Decoder, directory: Path):
+    """As published heads are; what else a pickle asks for is not built, and a damaged one is said to be."""
+    tensors = load_file(directory / SINGLE)
+    (directory / SINGLE).unlink()
+    for legacy in (False, True):
+        torch.save(tensors, directory / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+        same(load_target(directory, OPS), target)
+    torch.save({**tensors, "other": Payload()}, directory / "pytorch_model.bin")
+    refused(directory, "pytorch_model.bin", "nothing else is unpickled", "Payload")
+    (directory / "pytorch_model.bin").write_bytes(b"\x80\x04damaged")
+    refused(directory, "pytorch_model.bin", "nothing else is unpickled")
+    (directory / "pytorch_model.bin").rename(directory / "weights.pt")
+    refused(directory, "weights.pt", "can run code")
 
 
 @pytest.mark.parametrize("keep", [4, 100, 20_000])

@@ -291,7 +291,7 @@ def test_heads_survive_writing_and_reading(algorithm: str):
         (EAGLE3, {"target_hidden_size": 32}, "states of size 32, the target's have 64"),
         (EAGLE3, {"num_hidden_layers": 2}, "one layer each, got 2"),
         (EAGLE3, {"norm_before_fc": True}, "norm_before_fc"),
-        (EAGLE3, {"architectures": ["Qwen3MoeForCausalLM"]}, "no known form of a draft head"),
+        (EAGLE3, {"architectures": ["Qwen3MoeForCausalLM"]}, "heads have layers of llama, qwen2, qwen3"),
         (EAGLE3, {"architectures": None}, "must name one architecture"),
         (EAGLE, {"intermediate_size": None}, "intermediate_size: is missing"),
         (EAGLE, {"hidden_size": None, "head_dim": 16}, "hidden_size: is missing"),
