@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from os import PathLike
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -22,22 +23,28 @@ WHOLE_TABLES = ("speculation.adaptive", "speculation.num_draft_tokens")  # value
 
 
 def load_scenario(
-    path: str | PathLike[str] | None = None, settings: Sequence[str] = ()
+    path: str | PathLike[str] | None = None,
+    settings: Sequence[str] = (),
+    given: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> tuple[Scenario, dict[str, str]]:
     """Return the scenario and, for every key that was given, the place it came from (the others are defaults).
 
-    path: a TOML file, or None. settings: "table.key=value" with a TOML value, or a bare word; they win over the file. Raises ConfigError
-    with every problem of the first source that has any.
+    path: a TOML file, or None. given: by their source, dotted keys with values; they win over the file. settings: "table.key=value" with a
+    TOML value, or a bare word; they win over both. Raises ConfigError with every problem of the first source that has any.
     """
     data: dict[str, Any] = {}
     origins: dict[str, str] = {}
     if path is not None:
         _merge(data, read_toml(path), str(path), origins)
         _validate(data, origins)
-    given, problems = _parse_settings(settings)
+    for source, values in given.items():
+        for key, value in values.items():
+            _assign(data, key, deepcopy(value))
+            origins = {one: place for one, place in origins.items() if not one.startswith(f"{key}.")} | {key: source}
+    set_here, problems = _parse_settings(settings)
     if problems:
         raise ConfigError(SETTINGS, problems)
-    for key, value in given.items():
+    for key, value in set_here.items():
         _assign(data, key, value)
         origins[key] = SETTINGS
     return _validate(data, origins), origins

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..simulation.launch import FromSglang, FromVllm, launched
 from ..simulation.simulate import ScenarioFile, Settings
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ WIDTH = 80
 
 def cost(
     scenario: ScenarioFile = None,
+    from_sglang: FromSglang = None,
+    from_vllm: FromVllm = None,
     settings: Settings = None,
     batch: Annotated[
         str, typer.Option(help="Requests that decode together, as values of --grid: 8, 1,8,64, 1..64:log.")
@@ -40,7 +43,7 @@ def cost(
     from ...planning.rounds import RoundModel
     from ...sim.scenario_file import load_scenario
 
-    resolved, _ = load_scenario(scenario, settings or ())
+    resolved, _ = load_scenario(scenario, settings or (), launched(scenario, settings or (), from_sglang, from_vllm))
     model = RoundModel(resolved)
     batches, counts = parse_values("--batch", batch, int, 1), parse_values("--steps", steps, int, 0)
     if resolved.speculation.algorithm == "NONE":

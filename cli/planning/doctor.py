@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..simulation.launch import FromSglang, FromVllm, launched
 from ..simulation.simulate import ScenarioFile, Settings, TraceFile, given_by_options
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 
 def doctor(
     scenario: ScenarioFile = None,
+    from_sglang: FromSglang = None,
+    from_vllm: FromVllm = None,
     settings: Settings = None,
     trace: TraceFile = None,
     requests: Annotated[
@@ -43,7 +46,8 @@ def doctor(
     from ...planning.trial import run_trial
     from ...sim.scenario_file import load_scenario
 
-    resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, None)])
+    launch = launched(scenario, settings or (), from_sglang, from_vllm)
+    resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, None)], launch)
     if resolved.speculation.algorithm == "NONE":
         raise ForetokenError("speculation.algorithm is NONE: name the algorithm that is to be judged")
     tables = resolved.model_dump(mode="json")

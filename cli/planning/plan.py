@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..simulation.launch import FromSglang, FromVllm, launched
 from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile, given_by_options
 from .options import NumWorkers, OutDirectory, kept_runs
 
@@ -26,6 +27,8 @@ REQUESTS = 600  # of a run, where no trace has its own
 
 def plan(
     scenario: ScenarioFile = None,
+    from_sglang: FromSglang = None,
+    from_vllm: FromVllm = None,
     slo: Annotated[
         str, typer.Option("--slo", metavar="LIMITS", help="Latencies to keep: ttft_p99<1s,tpot_p99<50ms")
     ] = "ttft_p99<1s,tpot_p99<50ms",
@@ -82,7 +85,8 @@ def plan(
     from ...sim.scenario_file import load_scenario
 
     objectives, prices = parse_slo(slo), _prices(price or ())
-    resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)])
+    launch = launched(scenario, settings or (), from_sglang, from_vllm)
+    resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
     if requests is None and resolved.workload.trace is None:
         requests = REQUESTS
     decisive = range(resolved.seed, resolved.seed + seeds)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..simulation.launch import FromSglang, FromVllm, launched
 from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile, given_by_options
 from .options import NumWorkers, OutDirectory, kept_runs
 
@@ -39,6 +40,8 @@ Grid = Annotated[
 
 def sweep(
     scenario: ScenarioFile = None,
+    from_sglang: FromSglang = None,
+    from_vllm: FromVllm = None,
     grid: Grid = [],  # noqa: B006  (typer makes a new list for each run)
     settings: Settings = None,
     trace: TraceFile = None,
@@ -77,10 +80,11 @@ def sweep(
     if not values:
         raise ConfigError("--grid", [Problem("", "give at least one key with its values: speculation.steps=0..7")])
     given = [*(settings or ()), *given_by_options(trace, seed)]
-    resolved, origins = load_scenario(scenario, given)
+    launch = launched(scenario, settings or (), from_sglang, from_vllm)
+    resolved, origins = load_scenario(scenario, given, launch)
     notices = []
     if "speculation.steps" in values and not {"speculation.policy", "speculation.adaptive"} & {*origins, *values}:
-        resolved, _ = load_scenario(scenario, [*given, "speculation.policy=fixed"])
+        resolved, _ = load_scenario(scenario, [*given, "speculation.policy=fixed"], launch)
         notices.append("speculation.policy is fixed, as speculation.steps varies")
     points = combinations(values, resolved.speculation.algorithm)
     tables = resolved.model_dump(mode="json")

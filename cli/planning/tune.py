@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..simulation.launch import FromSglang, FromVllm, launched
 from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile, given_by_options
 from .options import NumWorkers, OutDirectory, kept_runs
 
@@ -28,6 +29,8 @@ SEARCH_SEEDS_FROM = 1_000_000
 
 def tune(
     scenario: ScenarioFile = None,
+    from_sglang: FromSglang = None,
+    from_vllm: FromVllm = None,
     settings: Settings = None,
     trace: TraceFile = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="Tables that the search tries.")] = 32,
@@ -62,7 +65,8 @@ def tune(
     from ...planning.tuning.tune import Question, Tune
     from ...sim.scenario_file import load_scenario
 
-    resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)])
+    launch = launched(scenario, settings or (), from_sglang, from_vllm)
+    resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
     first = resolved.seed + SEARCH_SEEDS_FROM
     question = Question(
         range(first, first + search_seeds), range(resolved.seed, resolved.seed + seeds), trials, requests

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
+from .launch import FromSglang, FromVllm, launched
 
 if TYPE_CHECKING:
     from ...sim.faults.plan import FaultPlan
@@ -65,6 +66,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stand
 
 def simulate(
     scenario: ScenarioFile = None,
+    from_sglang: FromSglang = None,
+    from_vllm: FromVllm = None,
     settings: Settings = None,
     trace: TraceFile = None,
     seed: Seed = None,
@@ -105,7 +108,8 @@ def simulate(
         ("--no-perfetto", no_perfetto and out is None, "without --out no file is written"),
     )
     start_logging(log_level, log_format)
-    resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)])
+    launch = launched(scenario, settings or (), from_sglang, from_vllm)
+    resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
     if trace is not None:
         origins["workload.trace"] = "--trace"
     if seed is not None:

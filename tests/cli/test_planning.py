@@ -121,12 +121,30 @@ def test_tune_writes_what_it_prints(command, tmp_path, monkeypatch):
     assert explained.code == 0 and "steps = 4 " in explained.out
 
 
+def test_a_launch_command_takes_the_place_of_a_scenario(command, tmp_path):
+    launch = "vllm serve llama-3.1-8b --spec-method eagle3 --spec-tokens 2 --port 80 --enable-lora"
+    code, out, errors = command("simulate", "--from-vllm", launch, "--set", "hardware.gpu=L40S", "--explain")
+    assert code == 0 and "steps = 2 " in out and "max_running = 256 " in out and "# --from-vllm" in out
+    assert "without effect on timing: --port" in errors and "not modelled: --enable-lora: LoRA" in errors
+    written = tmp_path / "scenario.toml"
+    written.write_text(out)
+    again = command("simulate", written, "--explain").out
+    values = [[line.partition("#")[0] for line in text.splitlines()] for text in (out, again)]
+    assert values[0] == values[1]
+    over = command(
+        "cost", written, "--from-sglang", "--speculative-algorithm EAGLE --speculative-num-steps 4 --model qwen3-8b"
+    )
+    assert over.code == 0 and over.out.startswith("Timing of sglang-0.5")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["doctor", "--set", "speculation.algorithm=NONE"], "name the algorithm"),
         (["tune", "--set", "speculation.algorithm=NONE"], "name the algorithm"),
         (["doctor", "--set", "model.target=llama-3.1-70b"], "does not fit"),
+        (["plan", "--from-sglang", "--tp-sise 2"], "is no argument of SGLang (did you mean '--tp-size'?)"),
+        (["cost", "--from-sglang", "--tp 2", "--from-vllm", "vllm serve x"], "give one of them"),
         (["plan", "--slo", "ttft_p99<500"], "500 has no unit; write 500ms or 500s"),
         (["plan", "--price", "H100"], "--price: H100: expected GPU=price"),
         (["plan", "--price", "H10=2"], "did you mean 'H100'"),

@@ -1,0 +1,51 @@
+"""Launch commands of other servers in the place of a scenario: `--from-sglang`, `--from-vllm`."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+WIDTH = 80
+FromSglang = Annotated[
+    str | None,
+    typer.Option(
+        "--from-sglang", metavar="COMMAND|FILE", show_default=False, help="SGLang's launch command, or its arguments."
+    ),
+]
+FromVllm = Annotated[
+    str | None,
+    typer.Option(
+        "--from-vllm", metavar="COMMAND|FILE", show_default=False, help="vLLM's launch command, or its arguments."
+    ),
+]
+
+
+def launched(
+    scenario: Path | None, settings: Sequence[str], sglang: str | None, vllm: str | None
+) -> Mapping[str, Mapping[str, Any]]:
+    """Return the keys that a launch command gives, by its option; empty without one. Says on standard error what is not modelled.
+
+    `scenario`, `settings`: what else is given; the GPU, which a command does not name, is taken from there.
+    """
+    from ...core.errors import ConfigError, Problem
+    from ...planning.servers.launch import read_launch
+    from ...sim.scenario_file import load_scenario
+
+    if sglang is not None and vllm is not None:
+        raise ConfigError("<arguments>", [Problem("--from-vllm", "contradicts --from-sglang: give one of them")])
+    server, command = ("sglang", sglang) if sglang is not None else ("vllm", vllm)
+    if command is None:
+        return {}
+    option = f"--from-{server}"
+    gpu = load_scenario(scenario, [text for text in settings if text.startswith("hardware.gpu=")])[0].hardware.gpu
+    launch = read_launch(server, command, option, gpu)
+    for line in launch.notes():
+        print(
+            textwrap.fill(f"{option}: {line}", WIDTH, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr
+        )
+    return {option: launch.settings}

@@ -1,0 +1,273 @@
+"""A launch command: its words, and what its arguments say.
+
+A command is read as a shell would read it, up to the first operator: line continuations, quotes, assignments and wrappers in front. What
+is not the server's is passed over; a variable, whose value is not there, is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ConfigError, Problem, nearest
+from ...core.parsing import ParseError, parse_json
+from ...observe.input_files import read_text, read_toml
+
+FLAG, VALUE, LIST = "flags", "values", "lists"
+MAX_COMMAND = 100_000  # characters
+VARIABLE = "has a variable of the shell; give its value"
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_OPERATOR = re.compile(r"(&|&&|\|\|?|;|[0-9]?>.*|<.*)")
+_LINE_END = re.compile(r"""(?m:^[ \t]*\#[^\n]*)|'[^']*'|"(?:\\.|[^"\\])*"|\r?\n""")  # outside of quotes, that is
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An argument of a server. `reason`: why it is not modelled; None: it has no effect on timing; "": keys of a scenario follow."""
+
+    kind: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Server:
+    """What can be said to a server.
+
+    Attributes:
+        name: As messages call it.
+        entry: Finds where its own arguments begin in the words of a command, None if they are not a command of this server.
+        known: By name without dashes; `other_names` maps further names to these.
+        abbreviates: Whether the beginning of a name is enough.
+    """
+
+    name: str
+    entry: Callable[[list[str]], int | None]
+    known: Mapping[str, Known]
+    other_names: Mapping[str, str]
+    abbreviates: bool
+
+    def find(self, word: str) -> str | None:
+        """Return the name that a word without dashes means."""
+        name = word.replace("_", "-")
+        if name in self.other_names:
+            return self.other_names[name]
+        if name in self.known:
+            return name
+        names = [*self.known, *self.other_names]
+        found = {self.other_names.get(one, one) for one in names if self.abbreviates and one.startswith(name)}
+        return found.pop() if len(found) == 1 else None
+
+
+def known_arguments(table: str, mapped: Mapping[str, str]) -> dict[str, Known]:
+    """Return the arguments of the file `table` beside this one, and those that keys of a scenario follow from: `mapped`, kind by name."""
+    data = read_toml(Path(__file__).with_name(table))
+    known = {}
+    for reason, group in [
+        (None, data["without_effect"]),
+        *((group["reason"], group) for group in data["not_modelled"]),
+    ]:
+        for kind in (FLAG, VALUE, LIST):
+            known |= dict.fromkeys(group.get(kind, "").split(), Known(kind, reason))
+    return known | {name: Known(kind, "") for name, kind in mapped.items()}
+
+
+@dataclass
+class Given:
+    """The arguments that a command gives. Reading one that has another form than asked for is a problem, which `check` raises."""
+
+    source: str
+    values: dict[str, Any] = field(default_factory=dict)  # text, a list of texts, or whether a flag is set
+    positional: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def refuse(self, name: str, message: str) -> None:
+        self.problems.append(Problem(f"--{name}", message))
+
+    def check(self) -> None:
+        """Raise ConfigError if there is any problem."""
+        if self.problems:
+            raise ConfigError(self.source, self.problems)
+
+    def text(self, name: str) -> str | None:
+        return self.values.get(name)
+
+    def flag(self, name: str) -> bool | None:
+        return self.values.get(name)
+
+    def integer(self, name: str, least: int = 1) -> int | None:
+        """Return a number of at least `least`, which may have a suffix: 32k is 32,000 and 32K is 32,768."""
+        text = self.values.get(name)
+        if text is None:
+            return None
+        found = re.fullmatch(r"(-?\d{1,15})([kKmMgG]?)", text)
+        number = int(found[1]) * _SUFFIXES.get(found[2], 1) if found else None
+        if number is None or number < least:
+            self.refuse(name, f"is {text!r}; expected an integer from {least} on")
+            return None
+        return number
+
+    def share(self, name: str) -> float | None:
+        text = self.values.get(name)
+        if text is None:
+            return None
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        if not 0 < number <= 1:
+            self.refuse(name, f"is {text!r}; expected a number above 0, up to 1")
+            return None
+        return number
+
+    def integers(self, name: str) -> list[int] | None:
+        """Return the numbers of a list, which may have commas between them or be a JSON list."""
+        words = self.values.get(name)
+        if words is None:
+            return None
+        parts = [part for word in words for part in re.split(r"[,\s]+", word.strip("[]")) if part]
+        if not parts or not all(re.fullmatch(r"\d{1,9}", part) and int(part) for part in parts):
+            self.refuse(name, f"is {' '.join(words)!r}; expected numbers from 1 on")
+            return None
+        return sorted({int(part) for part in parts})
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Return a JSON object; one whose keys were given one by one (--name.key value) is one already."""
+        value = self.values.get(name, {})
+        if isinstance(value, dict):
+            return value
+        try:
+            found = parse_json(value)
+        except ParseError as error:
+            self.refuse(name, f"is no JSON: {error}")
+            return {}
+        if not isinstance(found, dict):
+            self.refuse(name, f"is {value!r}; expected a JSON object")
+            return {}
+        return found
+
+
+def command_words(given: str, source: str) -> list[str]:
+    """Return the words of a command, which is given as text or as the path of a file that has it. Raises ConfigError."""
+    text = given
+    if "\n" not in given and len(given) < 4096 and not given.lstrip().startswith("-") and Path(given).is_file():
+        text, source = read_text(given), given
+    if len(text) > MAX_COMMAND:
+        raise ConfigError(source, [Problem("", f"has more than {MAX_COMMAND:,} characters; expected a launch command")])
+    text = re.sub(r"\\\r?\n", " ", text)
+    text = _LINE_END.sub(lambda found: {"\n": " ; ", "#": ""}.get(found[0].lstrip()[:1] or "\n", found[0]), text)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(source, [Problem("", f"cannot be read as a command: {error}")]) from None
+    words = list(itertools.dropwhile(lambda word: word == ";", words))
+    if words and words[0].startswith("-"):  # arguments alone, a line each
+        words = [word for word in words if word != ";"]
+    if not words:
+        raise ConfigError(source, [Problem("", "is empty; expected a launch command or its arguments")])
+    return words
+
+
+def read_arguments(server: Server, given: str, source: str) -> Given:
+    """Return the arguments of a launch command. Raises ConfigError with all that are unknown, have no value, or one too many."""
+    words = command_words(given, source)
+    start = server.entry(words)
+    if start is None:
+        start = next(
+            (place for place, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word) or word[:1] == "-"), 0
+        )
+        if not words[start].startswith("-"):
+            message = f"{words[start]!r} is no command of {server.name}; expected one, or its arguments alone"
+            raise ConfigError(source, [Problem("", message)])
+    end = next((place for place in range(start, len(words)) if _ends_command(words[place])), len(words))
+    found = Given(source)
+    _Reader(server, words[start:end], found).read()
+    found.check()
+    return found
+
+
+def _ends_command(word: str) -> bool:
+    return _OPERATOR.fullmatch(word) is not None
+
+
+class _Reader:
+    """Takes word by word."""
+
+    def __init__(self, server: Server, words: list[str], found: Given) -> None:
+        self.server, self.words, self.found = server, words, found
+        self.place = 0
+
+    def read(self) -> None:
+        while self.place < len(self.words):
+            word = self.words[self.place]
+            self.place += 1
+            if "$" in word:
+                self.found.problems.append(Problem(word, VARIABLE))
+            elif re.match(r"--?[A-Za-z]", word):
+                self._argument(word)
+            else:
+                self.found.positional.append(word)
+
+    def _argument(self, word: str) -> None:
+        head, equals, inline = re.sub(r"^-O([0-9])$", r"-O=\1", word).lstrip("-").partition("=")
+        head, dot, key = head.partition(".")
+        name, value = self.server.find(head), True
+        if name is None and head.startswith("no-") and (positive := self.server.find(head[3:])) is not None:
+            name, value = positive, False
+        if name is None:
+            bare = head.replace("_", "-")
+            hint = nearest(f"--{bare}", [f"--{one}" for one in (*self.server.known, *self.server.other_names)])
+            self.found.problems.append(Problem(word.partition("=")[0], f"is no argument of {self.server.name}{hint}"))
+            self._skip_values()
+            return
+        kind = self.server.known[name].kind
+        if kind == FLAG:
+            if equals and inline.lower() not in ("true", "false"):
+                self.found.refuse(name, f"takes no value, got {inline!r}")
+            self.found.values[name] = value if not equals else inline.lower() == "true"
+            return
+        values = [inline] if equals else self._values(many=kind == LIST)
+        if not values:
+            self.found.refuse(name, "needs a value")
+        elif dot:
+            self._assign(name, key, values[0])
+        else:
+            self.found.values[name] = values if kind == LIST else values[0]
+
+    def _assign(self, name: str, key: str, text: str) -> None:
+        """Set a key of an argument that takes a JSON object: --name.key value."""
+        table = self.found.values.setdefault(name, {})
+        if not isinstance(table, dict):
+            self.found.refuse(name, "is given as a whole and by its keys")
+            return
+        try:
+            table[key.replace("-", "_")] = parse_json(text)
+        except ParseError:
+            table[key.replace("-", "_")] = text
+
+    def _values(self, many: bool) -> list[str]:
+        values = []
+        while self.place < len(self.words) and (many or not values):
+            word = self.words[self.place]
+            if re.match(r"--?[A-Za-z]", word):
+                break
+            if "$" in word and not word.startswith("{"):
+                self.found.problems.append(Problem(word, VARIABLE))
+            values.append(word)
+            self.place += 1
+        return values
+
+    def _skip_values(self) -> None:
+        while self.place < len(self.words) and not self.words[self.place].startswith("-"):
+            self.place += 1
+
+
+def shown_value(value: Any) -> str:
+    """Return a value as a command shows it."""
+    return " ".join(value) if isinstance(value, list) else value if isinstance(value, str) else json.dumps(value)

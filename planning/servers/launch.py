@@ -1,0 +1,66 @@
+"""A launch command of SGLang or vLLM as keys of a scenario, with what it says that is not simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import sglang, vllm
+from .command import Given, Server, read_arguments
+
+READERS = {"sglang": (sglang.SERVER, sglang.settings_of), "vllm": (vllm.SERVER, vllm.settings_of)}
+
+SPECULATION = "speculation."
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a command says.
+
+    Attributes:
+        settings: Dotted keys of a scenario with their values; the table `speculation` as a whole, for the command says all of it.
+        without_effect: Arguments on which neither the time of a pass nor the schedule depends.
+        not_modelled: Arguments that a run does not follow, each with the reason.
+        assumed: Sentences about what the server does where the command is silent.
+    """
+
+    settings: Mapping[str, Any]
+    without_effect: list[str]
+    not_modelled: dict[str, str]
+    assumed: list[str]
+
+    def notes(self) -> list[str]:
+        """Return lines that say what became of the command's arguments."""
+        lines = list(self.assumed)
+        if self.without_effect:
+            lines.append(f"without effect on timing: {', '.join(self.without_effect)}")
+        return [*lines, *(f"not modelled: {argument}: {reason}" for argument, reason in self.not_modelled.items())]
+
+
+def read_launch(server: str, command: str, source: str, gpu: str) -> Launch:
+    """Read a command of "sglang" or "vllm", as text or the path of a file; `gpu` is what it runs on, where defaults follow from that.
+
+    Raises ConfigError with every argument that is unknown or cannot be read.
+    """
+    known, settings_of = READERS[server]
+    given = read_arguments(known, command, source)
+    left: dict[str, str] = {}
+    settings, assumed = settings_of(given, gpu, left)
+    given.check()
+    without_effect, reasons = _others(known, given)
+    whole = {key: value for key, value in settings.items() if not key.startswith(SPECULATION)}
+    spoken = {key.removeprefix(SPECULATION): value for key, value in settings.items() if key.startswith(SPECULATION)}
+    return Launch({**whole, "speculation": spoken}, without_effect, {**reasons, **left}, assumed)
+
+
+def _others(server: Server, given: Given) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments without effect, and by argument why it is not modelled."""
+    without_effect, reasons = [], {}
+    for name, value in given.values.items():
+        reason = server.known[name].reason
+        if reason is None:
+            without_effect.append(f"--{name}")
+        elif reason and value is not False:
+            reasons[f"--{name}"] = reason
+    return without_effect, reasons

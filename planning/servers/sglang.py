@@ -1,0 +1,211 @@
+"""SGLang's launch command as keys of a scenario. Names and defaults are those of its release 0.5.23."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...sim.cost.hardware import lookup_gpu
+from .command import FLAG, LIST, VALUE, Given, Server, known_arguments
+
+PROFILE = "sglang-0.5"
+MAPPED = {
+    **dict.fromkeys(
+        (
+            "enable-mixed-chunk", "disable-overlap-schedule", "disable-radix-cache", "disable-cuda-graph", "disable-decode-cuda-graph",
+            "speculative-adaptive", "enable-multi-layer-eagle", "enable-dp-attention", "enable-priority-scheduling",
+            "disable-priority-preemption",
+        ),
+        FLAG,
+    ),
+    **dict.fromkeys(
+        (
+            "model-path", "tp-size", "pp-size", "dp-size", "attn-dp-size", "ep-size", "nnodes", "page-size", "mem-fraction-static",
+            "max-running-requests", "max-queued-requests", "max-total-tokens", "chunked-prefill-size", "radix-eviction-policy",
+            "cuda-graph-max-bs-decode", "speculative-algorithm", "speculative-num-steps", "speculative-eagle-topk",
+            "speculative-num-draft-tokens", "speculative-adaptive-config", "speculative-draft-model-path", "kv-cache-dtype", "quantization",
+            "dtype", "context-length", "disaggregation-mode", "schedule-policy",
+        ),
+        VALUE,
+    ),
+    "cuda-graph-bs-decode": LIST,
+}  # fmt: skip
+OTHER_NAMES = {
+    "model": "model-path",
+    "tensor-parallel-size": "tp-size",
+    "pipeline-parallel-size": "pp-size",
+    "data-parallel-size": "dp-size",
+    "attention-data-parallel-size": "attn-dp-size",
+    "expert-parallel-size": "ep-size",
+    "ep": "ep-size",
+    "speculative-draft-model": "speculative-draft-model-path",
+    "cuda-graph-max-bs": "cuda-graph-max-bs-decode",  # before there were sizes of prompts
+    "cuda-graph-bs": "cuda-graph-bs-decode",
+}
+ALGORITHMS = {"EAGLE": "EAGLE", "NEXTN": "EAGLE", "EAGLE3": "EAGLE3", "STANDALONE": "STANDALONE", "NGRAM": "NGRAM"}
+RUNNING_WITH_SPECULATION = 48
+RUNNING_AT_LEAST = 2048
+CHUNKS = ((20, 2048), (60, 4096), (160, 8192), (float("inf"), 16_384))  # GiB of the device below which it is so large
+WEIGHTS = {
+    "fp8": "fp8", "w8a8_fp8": "fp8", "modelopt_fp8": "fp8", "w8a8_int8": "int8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
+    "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4",
+}  # fmt: skip
+KV = {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
+
+
+def _entry(words: list[str]) -> int | None:
+    for place, word in enumerate(words):
+        if word.endswith("sglang.launch_server") or (word == "serve" and words[place - 1].endswith("sglang")):
+            return place + 1
+    return None
+
+
+SERVER = Server("SGLang", _entry, known_arguments("sglang.toml", MAPPED), OTHER_NAMES, abbreviates=True)
+
+
+def settings_of(given: Given, gpu: str, left: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Return keys of a scenario and sentences about defaults; arguments whose value is not modelled go to `left` with the reason."""
+    settings: dict[str, Any] = {"hardware.server": PROFILE}
+    assumed: list[str] = []
+    model = given.text("model-path") or next(iter(given.positional), None)
+    if model is not None:
+        settings["model.target"] = model
+    _parallel(given, settings, left)
+    _formats(given, settings, left)
+    _engine(given, settings, left, assumed, gpu)
+    _speculation(given, settings, model or "", assumed)
+    if given.text("disaggregation-mode") in ("prefill", "decode"):
+        settings |= {"disaggregation.prefill": 1, "disaggregation.decode": 1}
+        assumed.append(
+            "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode"
+        )
+    return settings, assumed
+
+
+def _parallel(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
+    """Devices: with attention data parallelism tp-size counts them all, otherwise data parallelism makes more engines."""
+    devices, groups = given.integer("tp-size") or 1, given.integer("attn-dp-size")
+    engines = given.integer("dp-size") or 1
+    if given.flag("enable-dp-attention") and groups is None:
+        groups, engines = engines, 1
+    groups = groups or 1
+    if devices % groups:
+        given.refuse("tp-size", f"is {devices}, which {groups} groups of data-parallel attention do not divide")
+        return
+    settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
+    settings["hardware.replicas"] = engines
+    if (experts := given.integer("ep-size")) is not None:
+        settings["hardware.expert_parallel"] = experts
+    if (given.integer("pp-size") or 1) > 1:
+        left["--pp-size"] = "pipeline stages are not simulated; the run has one"
+    given.integer("nnodes")
+
+
+def _formats(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
+    quantization, kv, dtype = (given.text(name) for name in ("quantization", "kv-cache-dtype", "dtype"))
+    if quantization in WEIGHTS:
+        settings["model.weight_dtype"] = WEIGHTS[quantization]
+    elif quantization is not None:
+        left["--quantization"] = (
+            f"{quantization} has no price here; the checkpoint's own format is taken, or give model.weight_dtype"
+        )
+    elif dtype in ("half", "float16"):
+        settings["model.weight_dtype"] = "fp16"
+    elif dtype in ("float", "float32"):
+        left["--dtype"] = "32-bit weights have no price here"
+    if kv in KV:
+        settings["model.kv_dtype"] = KV[kv]
+    elif kv not in (None, "auto"):
+        left["--kv-cache-dtype"] = f"KV in {kv} has no price here"
+    if (context := given.integer("context-length")) is not None:
+        settings["model.context_len"] = context
+
+
+def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str], gpu: str) -> None:
+    for name, key in (
+        ("page-size", "page_size"),
+        ("max-total-tokens", "kv_slots"),
+        ("max-queued-requests", "max_queue"),
+    ):
+        if (value := given.integer(name)) is not None:
+            settings[f"engine.{key}"] = value
+    if (fraction := given.share("mem-fraction-static")) is not None:
+        settings["hardware.reserved_fraction"] = round(1 - fraction, 6)
+    groups = settings.get("hardware.attention_data_parallel", 1)
+    running = given.integer("max-running-requests")
+    if running is None:
+        running = RUNNING_WITH_SPECULATION if given.text("speculative-algorithm") else RUNNING_AT_LEAST
+        assumed.append(f"max-running-requests is {running}, its default")
+    settings["engine.max_running"] = max(1, running // groups)
+    chunk = given.integer("chunked-prefill-size", -1)
+    if chunk is None:
+        memory = lookup_gpu(gpu).memory_bytes / 2**30
+        chunk = next(size for limit, size in CHUNKS if memory < limit)
+        assumed.append(f"chunked-prefill-size is {chunk}, its default on {gpu}")
+    if chunk > 0:
+        settings["engine.chunk_size"] = max(1, chunk // groups)
+    else:
+        settings["engine.chunk_size"] = 1 << 20  # prompts in one piece
+    settings["engine.mixed"] = bool(given.flag("enable-mixed-chunk"))
+    settings["engine.mode"] = "synchronous" if given.flag("disable-overlap-schedule") else "overlap"
+    settings["engine.prefix_cache"] = not given.flag("disable-radix-cache")
+    if (policy := given.text("radix-eviction-policy")) is not None:
+        settings["engine.eviction_policy"] = policy
+    if given.flag("enable-priority-scheduling"):
+        settings["engine.preempt"] = not given.flag("disable-priority-preemption")
+    if (policy := given.text("schedule-policy")) not in (None, "fcfs"):
+        left["--schedule-policy"] = f"{policy}: requests are taken in the order of their arrival"
+    if given.flag("disable-cuda-graph") or given.flag("disable-decode-cuda-graph"):
+        settings["hardware.cuda_graphs"] = False
+    elif (sizes := given.integers("cuda-graph-bs-decode")) is not None:
+        settings["hardware.graph_sizes"] = sizes
+    elif (largest := given.integer("cuda-graph-max-bs-decode")) is not None:
+        settings["hardware.graph_sizes"] = sizes_up_to(largest)
+
+
+def sizes_up_to(largest: int) -> list[int]:
+    """Return captured sizes as servers choose them: 1, 2, 4, then every eighth, and the largest."""
+    return sorted({size for size in (1, 2, 4, *range(8, largest + 1, 8), largest) if size <= largest})
+
+
+def _speculation(given: Given, settings: dict[str, Any], model: str, assumed: list[str]) -> None:
+    name = given.text("speculative-algorithm")
+    if name is None:
+        settings["speculation.algorithm"] = "NONE"
+        return
+    algorithm = ALGORITHMS.get(name.upper())
+    if algorithm is None:
+        known = ", ".join(ALGORITHMS)
+        given.refuse("speculative-algorithm", f"{name} is not simulated; of SGLang's algorithms there are {known}")
+        return
+    if given.flag("enable-multi-layer-eagle"):
+        algorithm = "MULTI_LAYER_EAGLE"
+    settings["speculation.algorithm"] = algorithm
+    steps, topk, nodes = (
+        given.integer(f"speculative-{key}") for key in ("num-steps", "eagle-topk", "num-draft-tokens")
+    )
+    if algorithm == "STANDALONE" and (draft := given.text("speculative-draft-model-path")) is not None:
+        settings["model.draft"] = draft
+    if given.flag("speculative-adaptive"):
+        settings["speculation.policy"] = "ema"
+        settings["speculation.adaptive"] = given.text("speculative-adaptive-config") or "with-zero"
+        if steps is not None:
+            settings["speculation.steps"] = steps
+        if settings["speculation.adaptive"] == "with-zero":
+            assumed.append("the table of steps is with-zero, SGLang's own")
+        return
+    if algorithm == "NGRAM":
+        steps, topk, nodes = steps or (nodes or 12) - 1, 1, None
+    elif steps is None:
+        steps, topk, nodes = _usual_shape(algorithm, model)
+        assumed.append(f"steps, top-k and draft tokens are {steps}, {topk} and {nodes}, its defaults for this model")
+    settings |= {"speculation.policy": "fixed", "speculation.steps": steps, "speculation.topk": topk or 1}
+    if (topk or 1) > 1 and nodes is not None:
+        settings["speculation.num_draft_tokens"] = nodes
+
+
+def _usual_shape(algorithm: str, model: str) -> Sequence[int]:
+    """Return the steps, top-k and draft tokens that SGLang takes for a model unless it is told otherwise."""
+    name = model.lower()
+    is_llama = "llama" in name and "llama-4" not in name
+    return (5, 4, 8) if is_llama and algorithm != "STANDALONE" else (3, 1, 4)

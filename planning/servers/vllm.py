@@ -1,0 +1,234 @@
+"""vLLM's launch command as keys of a scenario. Names and defaults are those of its release 0.33."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ...core.adaptive.interchange import VLLM_SCHEDULE, import_table, to_json
+from ...core.errors import ConfigError
+from ...core.parsing import parse_json
+from ...sim.cost.hardware import lookup_gpu
+from .command import FLAG, LIST, VALUE, Given, Server, known_arguments
+from .sglang import sizes_up_to
+
+PROFILE = "vllm-0.18"
+MAPPED = {
+    **dict.fromkeys(
+        ("enforce-eager", "enable-expert-parallel", "enable-prefix-caching", "enable-chunked-prefill", "async-scheduling"), FLAG
+    ),
+    **dict.fromkeys(
+        (
+            "model", "dtype", "max-model-len", "quantization", "pipeline-parallel-size", "tensor-parallel-size", "data-parallel-size",
+            "decode-context-parallel-size", "prefill-context-parallel-size", "nnodes", "block-size", "gpu-memory-utilization",
+            "kv-cache-dtype", "num-gpu-blocks-override", "max-num-batched-tokens", "max-num-seqs", "max-num-queued-reqs",
+            "scheduling-policy", "max-cudagraph-capture-size", "speculative-config", "spec-method", "spec-model", "spec-tokens",
+            "kv-transfer-config", "compilation-config", "optimization-level",
+        ),
+        VALUE,
+    ),
+    "cudagraph-capture-sizes": LIST,
+}  # fmt: skip
+OTHER_NAMES = {
+    "q": "quantization", "pp": "pipeline-parallel-size", "tp": "tensor-parallel-size", "dp": "data-parallel-size",
+    "ep": "enable-expert-parallel", "dcp": "decode-context-parallel-size", "pcp": "prefill-context-parallel-size", "n": "nnodes",
+    "sc": "speculative-config", "cc": "compilation-config", "O": "optimization-level",
+    "device-memory-utilization": "gpu-memory-utilization",
+}  # fmt: skip
+METHODS = {
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "mtp": "MULTI_LAYER_EAGLE",
+    "draft_model": "STANDALONE",
+    "ngram": "NGRAM",
+    "ngram_gpu": "NGRAM",
+}
+WEIGHTS = {
+    "fp8": "fp8", "fbgemm_fp8": "fp8", "ptpc_fp8": "fp8", "modelopt": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
+    "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4", "experts_int8": "int8",
+}  # fmt: skip
+KV = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "float16": "fp16"}
+BLOCK_SIZE = 16
+UTILIZATION = 0.92
+SMALL_DEVICE, LARGE_DEVICE = 70 * 2**30, 160 * 2**30
+PARALLEL_BESIDE = ("pipeline-parallel-size", "decode-context-parallel-size", "prefill-context-parallel-size")
+OF_SPECULATION = {
+    *("method", "model", "num_speculative_tokens", VLLM_SCHEDULE),
+    *("draft_tensor_parallel_size", "prompt_lookup_max", "prompt_lookup_min"),
+}
+
+
+def _entry(words: list[str]) -> int | None:
+    for place, word in enumerate(words):
+        if word.endswith("vllm.entrypoints.openai.api_server") or (
+            word == "serve" and words[place - 1].endswith("vllm")
+        ):
+            return place + 1
+    return None
+
+
+SERVER = Server("vLLM", _entry, known_arguments("vllm.toml", MAPPED), OTHER_NAMES, abbreviates=False)
+
+
+def settings_of(given: Given, gpu: str, left: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Return keys of a scenario and sentences about defaults; arguments whose value is not modelled go to `left` with the reason."""
+    settings: dict[str, Any] = {"hardware.server": PROFILE}
+    assumed: list[str] = []
+    model = given.text("model") or next(iter(given.positional), None)
+    if model is not None:
+        settings["model.target"] = model
+    _parallel(given, settings, left, assumed)
+    _formats(given, settings, left)
+    _engine(given, settings, left, assumed, gpu)
+    _graphs(given, settings, left)
+    _speculation(given, settings, left)
+    role = given.table("kv-transfer-config").get("kv_role")
+    if role in ("kv_producer", "kv_consumer"):
+        settings |= {"disaggregation.prefill": 1, "disaggregation.decode": 1}
+        assumed.append(
+            "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode"
+        )
+    elif given.text("kv-transfer-config") is not None:
+        left["--kv-transfer-config"] = "KV outside the device's memory is not simulated"
+    return settings, assumed
+
+
+def _parallel(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str]) -> None:
+    devices, groups = given.integer("tensor-parallel-size") or 1, given.integer("data-parallel-size") or 1
+    settings["hardware.tensor_parallel"] = devices
+    if given.flag("enable-expert-parallel"):
+        settings |= {"hardware.attention_data_parallel": groups, "hardware.expert_parallel": devices * groups}
+    else:
+        settings["hardware.replicas"] = groups
+        if groups > 1:
+            assumed.append(
+                "data-parallel ranks are engines of their own; of a mixture of experts vLLM divides the experts over them"
+            )
+    for name in PARALLEL_BESIDE:
+        if (given.integer(name) or 1) > 1:
+            left[f"--{name}"] = "parallel are tensors, experts and data alone"
+
+
+def _formats(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
+    quantization, kv, dtype = (given.text(name) for name in ("quantization", "kv-cache-dtype", "dtype"))
+    if quantization in WEIGHTS:
+        settings["model.weight_dtype"] = WEIGHTS[quantization]
+    elif quantization is not None:
+        left["--quantization"] = (
+            f"{quantization} has no price here; the checkpoint's own format is taken, or give model.weight_dtype"
+        )
+    elif dtype in ("half", "float16"):
+        settings["model.weight_dtype"] = "fp16"
+    elif dtype in ("float", "float32"):
+        left["--dtype"] = "32-bit weights have no price here"
+    if kv in KV:
+        settings["model.kv_dtype"] = KV[kv]
+    elif kv not in (None, "auto"):
+        left["--kv-cache-dtype"] = f"KV in {kv} has no price here"
+    if (
+        given.text("max-model-len") not in (None, "auto", "-1")
+        and (context := given.integer("max-model-len")) is not None
+    ):
+        settings["model.context_len"] = context
+
+
+def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str], gpu: str) -> None:
+    memory = lookup_gpu(gpu).memory_bytes
+    large = memory >= SMALL_DEVICE and not gpu.upper().startswith("A100")
+    running = given.integer("max-num-seqs")
+    if running is None:
+        running = 1024 if large else 256
+        assumed.append(f"max-num-seqs is {running}, its default on {gpu}")
+    tokens = given.integer("max-num-batched-tokens")
+    if tokens is None:
+        tokens = 16_384 if memory >= LARGE_DEVICE else 8192 if large else 2048
+        assumed.append(f"max-num-batched-tokens is {tokens}, its default on {gpu}")
+    tokens = max(tokens, running)
+    block = given.integer("block-size") or BLOCK_SIZE
+    utilization = given.share("gpu-memory-utilization") or UTILIZATION
+    settings |= {
+        "engine.max_running": running,
+        "engine.chunk_size": tokens,
+        "engine.max_step_tokens": tokens,
+        "engine.page_size": block,
+        "engine.mode": "synchronous" if given.flag("async-scheduling") is False else "overlap",
+        "engine.prefix_cache": given.flag("enable-prefix-caching") is not False,
+        "hardware.reserved_fraction": round(1 - utilization, 6),
+    }
+    if (blocks := given.integer("num-gpu-blocks-override")) is not None:
+        settings["engine.kv_slots"] = blocks * block
+    if (queue := given.integer("max-num-queued-reqs")) is not None:
+        settings["engine.max_queue"] = queue
+    if given.text("scheduling-policy") == "priority":
+        settings["engine.preempt"] = True
+    if given.flag("enable-chunked-prefill") is False:
+        left["--no-enable-chunked-prefill"] = "prompts are cut at max-num-batched-tokens"
+
+
+def _graphs(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
+    compilation = dict(given.table("compilation-config"))
+    sizes, largest = given.integers("cudagraph-capture-sizes"), given.integer("max-cudagraph-capture-size")
+    sizes = sizes or compilation.pop("cudagraph_capture_sizes", None)
+    largest = largest or compilation.pop("max_cudagraph_capture_size", None)
+    mode = str(compilation.pop("cudagraph_mode", "")).upper()
+    level = given.text("optimization-level")
+    if given.flag("enforce-eager") or mode == "NONE" or level == "0":
+        settings["hardware.cuda_graphs"] = False
+    else:
+        if mode == "PIECEWISE":
+            settings["hardware.launch"] = "piecewise"
+        if sizes or largest:
+            settings["hardware.graph_sizes"] = sizes or sizes_up_to(largest)
+    if compilation:
+        left["--compilation-config"] = (
+            f"{', '.join(sorted(compilation))}: times are those of measured kernels or of the roofline"
+        )
+
+
+def _speculation(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
+    table = dict(given.table("speculative-config"))
+    for name, key in (("spec-method", "method"), ("spec-model", "model"), ("spec-tokens", "num_speculative_tokens")):
+        if (text := given.text(name)) is not None:
+            table[key] = int(text) if key == "num_speculative_tokens" and re.fullmatch(r"\d{1,4}", text) else text
+    if not table:
+        settings["speculation.algorithm"] = "NONE"
+        return
+    model = str(table.get("model", ""))
+    method = str(table.get("method") or _method_of(model))
+    algorithm = METHODS.get(method) or ("MULTI_LAYER_EAGLE" if method.endswith("_mtp") else None)
+    steps = table.get("num_speculative_tokens")
+    if algorithm is None:
+        given.refuse(
+            "speculative-config", f"the method {method!r} is not simulated; of vLLM's there are {', '.join(METHODS)}"
+        )
+        return
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        given.refuse("speculative-config", f"num_speculative_tokens is {steps!r}; expected an integer from 1 on")
+        return
+    settings["speculation.algorithm"] = algorithm
+    if algorithm == "STANDALONE" and model:
+        settings["model.draft"] = model
+    if table.get(VLLM_SCHEDULE) is not None:
+        try:
+            schedule = import_table(_schedule_text(table), "--speculative-config")
+            settings["speculation.adaptive"] = parse_json(to_json(schedule))
+        except ConfigError as error:
+            given.problems += error.problems
+    else:
+        settings |= {"speculation.policy": "fixed", "speculation.steps": steps}
+    for key in sorted(set(table) - OF_SPECULATION):
+        left[f"--speculative-config {key}"] = "a run does not depend on it"
+
+
+def _schedule_text(table: dict[str, Any]) -> str:
+    """Return the keys of --speculative-config that are about steps, as JSON."""
+    return json.dumps({key: table[key] for key in ("num_speculative_tokens", VLLM_SCHEDULE)})
+
+
+def _method_of(model: str) -> str:
+    """Return the method that vLLM takes where only the draft is named: by the words in its name."""
+    name = model.lower()
+    if "eagle3" in name or "eagle-3" in name:
+        return "eagle3"
+    return "eagle" if "eagle" in name else "ngram" if name in ("ngram", "[ngram]") else "draft_model"

@@ -1,0 +1,192 @@
+"""Launch commands of other servers: what becomes of every argument, and that what is written for a server is read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foretoken.core.adaptive.config import load_adaptive_config
+from foretoken.core.errors import ConfigError
+from foretoken.planning.servers import sglang, vllm
+from foretoken.planning.servers.command import LIST, VALUE, Server
+from foretoken.planning.servers.files import server_files
+from foretoken.planning.servers.launch import read_launch
+from foretoken.planning.tuning.tables import settings_of
+from foretoken.sim.assembly import assemble
+from foretoken.sim.scenario import Scenario
+from foretoken.sim.scenario_file import load_scenario, scenario_with
+
+SCRIPT = """\
+#!/bin/sh
+# two GPUs
+export HF_HOME=/data
+CUDA_VISIBLE_DEVICES=0,1 exec python3 -m sglang.launch_server --model meta-llama/Llama-3.1-8B-Instruct \\
+  --tp 2 --mem-frac 0.8 --page-size=16 --disable-overlap-schedule --disable-radix-cache --kv_cache_dtype fp8_e4m3 \\
+  --speculative-algorithm EAGLE3 --speculative-draft-model-path some/head --speculative-num-steps 3 \\
+  --speculative-eagle-topk 4 --speculative-num-draft-tokens 8 --cuda-graph-bs 1 2 4 8 48 --max-running-requests 48 \\
+  --chunked-prefill-size 4096 --enable-mixed-chunk --port 30000 --lora-paths a b > log 2>&1 &
+"""
+SPECULATIVE = {
+    "method": "eagle3",
+    "model": "some/head",
+    "num_speculative_tokens": 4,
+    "num_speculative_tokens_per_batch_size": [[1, 8, 4], [9, 64, 1], [65, 512, 0]],
+}
+
+
+def scenario_of(server: str, command: str) -> Scenario:
+    launch = read_launch(server, command, "--from", "H100")
+    return load_scenario(None, (), {"--from": launch.settings})[0]
+
+
+def problems_of(server: str, command: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_launch(server, command, "--from", "H100")
+    return str(caught.value)
+
+
+def test_a_script_is_a_scenario(tmp_path: Path):
+    script = tmp_path / "serve.sh"
+    script.write_text(SCRIPT)
+    launch = read_launch("sglang", str(script), "--from", "H100")
+    expected: dict[str, Any] = {
+        "hardware.server": "sglang-0.5",
+        "model.target": "meta-llama/Llama-3.1-8B-Instruct",
+        "hardware.tensor_parallel": 2,
+        "hardware.attention_data_parallel": 1,
+        "hardware.replicas": 1,
+        "hardware.reserved_fraction": 0.2,
+        "hardware.graph_sizes": [1, 2, 4, 8, 48],
+        "model.kv_dtype": "fp8",
+        "engine.page_size": 16,
+        "engine.max_running": 48,
+        "engine.chunk_size": 4096,
+        "engine.mixed": True,
+        "engine.mode": "synchronous",
+        "engine.prefix_cache": False,
+        "speculation": {"algorithm": "EAGLE3", "policy": "fixed", "steps": 3, "topk": 4, "num_draft_tokens": 8},
+    }
+    assert launch.settings == expected
+    assert (launch.without_effect, list(launch.not_modelled), launch.assumed) == (["--port"], ["--lora-paths"], [])
+    assert assemble(scenario_of("sglang", str(script))).spec.draft_shape.num_draft_tokens(3, 1) == 8
+
+
+def test_arguments_alone_may_stand_on_lines(tmp_path: Path):
+    file = tmp_path / "arguments"
+    file.write_text("# of the small model\n--model qwen3-8b\n--tp 2\n")
+    assert scenario_of("sglang", str(file)).hardware.tensor_parallel == 2
+
+
+def test_vllm_with_a_schedule_short_names_and_keys_of_objects():
+    command = (
+        "OMP_NUM_THREADS=1 vllm serve Qwen/Qwen3-32B -tp 2 --max_num_seqs 128 --max-model-len 32k --no-enable-prefix-caching -O3 "
+        f"--speculative-config '{json.dumps(SPECULATIVE)}' -cc.cudagraph_mode PIECEWISE --max-num-batched-tokens=8K --api-key a b"
+    )
+    scenario = scenario_of("vllm", command)
+    assert (scenario.model.target, scenario.hardware.tensor_parallel, scenario.model.context_len) == (
+        "Qwen/Qwen3-32B",
+        2,
+        32_000,
+    )
+    assert (scenario.engine.max_running, scenario.engine.max_step_tokens, scenario.engine.page_size) == (128, 8192, 16)
+    assert scenario.hardware.launch == "piecewise" and not scenario.engine.prefix_cache
+    config = load_adaptive_config(scenario.speculation.adaptive)
+    assert (config.bounds, config.candidate_steps) == ((1, 9, 65), (0, 1, 4))
+    assemble(scenario)
+
+
+@pytest.mark.parametrize("server", [sglang.SERVER, vllm.SERVER], ids=lambda server: server.name)
+def test_every_known_argument_is_accounted_for(server: Server):
+    others = {name: known for name, known in server.known.items() if known.reason != ""}
+    words = []
+    for name, known in others.items():
+        dashes = "-" if len(name) < 4 and server.name == "vLLM" else "--"
+        words += [dashes + name, *(["1"] if known.kind in (VALUE, LIST) else [])]
+    launch = read_launch(server.name.lower(), " ".join(words), "--from", "H100")
+    assert {*launch.without_effect, *launch.not_modelled} == {f"--{name}" for name in others}
+    assert len(others) > 200 and all(launch.not_modelled.values())
+    mapped = {name for name, known in server.known.items() if known.reason == ""}
+    assert mapped.isdisjoint(others) and set(server.other_names.values()) <= mapped
+
+
+@pytest.mark.parametrize(
+    "table", [{"1": [4]}, {"1": [1, 3, 5], "16": [0, 1]}, {"1": [5], "8": [2], "32": [0]}], ids=str
+)
+def test_what_is_written_for_a_server_is_read_back(
+    table: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ours = {bound: {"candidate_steps": steps} for bound, steps in table.items()}
+    scenario = scenario_with(Scenario().model_dump(mode="json"), settings_of(ours))
+    schedule = {bound: {"candidate_steps": steps[-1:]} for bound, steps in table.items()}
+    files, left_out = server_files(scenario, ours, schedule, 256)
+    assert not left_out
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    read = assemble(scenario_of("sglang", files["sglang.args"])).spec.adaptive
+    assert (read.bounds, read.candidate_steps) == (
+        (tuple(map(int, table)), tuple(sorted({s for steps in table.values() for s in steps})))
+    )
+    spoken = files["vllm-speculative-config.json"]
+    again = assemble(scenario_of("vllm", f"--model llama-3.1-8b --speculative-config '{spoken}'")).spec.adaptive
+    expected = load_adaptive_config(schedule)
+    assert [slot.candidate_steps for slot in again.slots] == [slot.candidate_steps for slot in expected.slots]
+
+
+@pytest.mark.parametrize(
+    ("server", "command", "messages"),
+    [
+        (
+            "sglang",
+            "--tensor-paralel-size 2 --port",
+            ["did you mean '--tensor-parallel-size'", "--port: needs a value"],
+        ),
+        ("sglang", "vllm serve x", ["'vllm' is no command of SGLang"]),
+        ("sglang", "--speculative-algorithm DFLASH", ["DFLASH is not simulated"]),
+        ("sglang", "--mem-fraction-static 80", ["above 0, up to 1"]),
+        ("sglang", "--tp 3 --dp 2 --enable-dp-attention", ["2 groups of data-parallel attention do not divide"]),
+        ("sglang", "--model-path $MODEL", ["$MODEL: has a variable"]),
+        ("sglang", "--disable-radix-cache=7", ["takes no value"]),
+        ("sglang", "'unclosed", ["No closing quotation"]),
+        ("sglang", " ", ["is empty"]),
+        ("vllm", "vllm serve x --speculative-config '{\"method\": 3'", ["is no JSON"]),
+        ("vllm", "vllm serve x --spec-method medusa --spec-tokens 3", ["'medusa' is not simulated"]),
+        ("vllm", "vllm serve x --spec-method eagle", ["num_speculative_tokens is None"]),
+        (
+            "vllm",
+            "vllm serve x --max-num-seqs many --block-size 0",
+            ["--max-num-seqs: is 'many'", "--block-size: is '0'"],
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_said_all_at_once(server: str, command: str, messages: list[str]):
+    text = problems_of(server, command)
+    assert all(message in text for message in messages), text
+
+
+def test_defaults_follow_the_device_and_the_model():
+    def keys(server: str, command: str, gpu: str) -> dict[str, Any]:
+        return dict(read_launch(server, command, "--from", gpu).settings)
+
+    plain, large = (keys("sglang", "--model qwen3-8b", gpu) for gpu in ("L4", "B200"))
+    assert (plain["engine.chunk_size"], large["engine.chunk_size"]) == (4096, 16_384)
+    assert plain["speculation"] == {"algorithm": "NONE"} and plain["engine.max_running"] == 2048
+    llama = keys("sglang", "--model llama-3.1-8b --speculative-algorithm EAGLE3", "H100")
+    assert llama["speculation"] == {
+        "algorithm": "EAGLE3",
+        "policy": "fixed",
+        "steps": 5,
+        "topk": 4,
+        "num_draft_tokens": 8,
+    }
+    assert llama["engine.max_running"] == 48
+    assert keys("vllm", "vllm serve qwen3-8b", "L4")["engine.max_running"] == 256
+    assert keys("vllm", "vllm serve qwen3-8b", "H100")["engine.max_running"] == 1024
+    groups = keys("sglang", "--tp 8 --dp 4 --enable-dp-attention --ep 8", "H100")
+    assert (
+        groups["hardware.tensor_parallel"],
+        groups["hardware.attention_data_parallel"],
+        groups["hardware.replicas"],
+    ) == (2, 4, 1)
