@@ -19,6 +19,7 @@ from .config import ModelConfig
 from .decoder import Decoder
 from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle, unprefixed
 from .head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from .quantized import AnyTensor, read_unpacked, unpacked
 from .tensor_files import FLOAT_DTYPES, CheckpointError, StoredTensor, list_tensors, read_tensors, write_tensors
 from .weights import NamedWeight, initialize
 
@@ -43,15 +44,27 @@ def load_target(
     `min_positions` are those of the target that a draft is loaded for; see `over_positions`.
     """
     config = over_positions(ModelConfig.from_directory(directory), min_positions)
-    stored = {
+    left_out = (None, "lm_head.weight") if config.tied_embeddings else (None,)
+    stored: Mapping[str, AnyTensor] = {
         name: tensor
         for name, tensor in list_tensors(directory).items()
-        if not _is_ignorable(name) and not (config.tied_embeddings and name == "lm_head.weight")
+        if not _is_ignorable(name) and language_model_name(name) not in left_out
     }
-    _check(directory, _meta_decoder(config, ops), stored)
+    if config.quantization is not None:
+        stored = unpacked(stored, config.quantization)
+    _check(directory, _meta_decoder(config, ops), {language_model_name(name): t for name, t in stored.items()})
     decoder = Decoder(config, ops, device, dtype or config.dtype)
-    _fill(decoder, stored)
+    _fill(decoder, stored, language_model_name)
     return decoder
+
+
+def language_model_name(name: str) -> str | None:
+    """Return the name of a tensor in a checkpoint of the language model alone; None for what a model that sees has beside it."""
+    if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):
+        return None
+    if name.startswith("model.language_model."):
+        return "model." + name.removeprefix("model.language_model.")
+    return name.removeprefix("language_model.")
 
 
 def load_draft(
@@ -180,7 +193,7 @@ def _read_vocabulary(directory: Path, head: DraftHead, stored: dict[str, StoredT
     head.set_vocabulary(ids)
 
 
-def _check(directory: str | Path, model: Decoder | DraftHead, stored: Mapping[str, StoredTensor]) -> None:
+def _check(directory: str | Path, model: Decoder | DraftHead, stored: Mapping[str, AnyTensor]) -> None:
     """Raises CheckpointError if the names, shapes or dtypes differ from the model's."""
     expected = {weight.name: tuple(weight.view.shape) for weight in model.checkpoint_weights()}
     problems = [
@@ -207,9 +220,9 @@ def _listed(names: set[str], one: str, many: str) -> list[Problem]:
     return problems
 
 
-def _fill(model: Decoder | DraftHead, stored: dict[str, StoredTensor], canonical=lambda name: name) -> None:
+def _fill(model: Decoder | DraftHead, stored: Mapping[str, AnyTensor], canonical=lambda name: name) -> None:
     weights = {weight.name: weight for weight in model.checkpoint_weights()}
-    for name, tensor in read_tensors(stored):
+    for name, tensor in read_unpacked(stored):
         weights[canonical(name)].fill(tensor)
 
 

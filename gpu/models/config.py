@@ -1,7 +1,7 @@
 """The configuration of the decoder: a model's shape and what its computation needs beside it, read from a checkpoint's `config.json`.
 
-What the decoder cannot run (another family, another activation, unknown quantized weights) is refused before a weight is read; all
-problems of a file are reported at once, with the file and the key.
+What the decoder cannot run (another family, another activation, an unknown form of quantized weights) is refused before a weight is
+read; all problems of a file are reported at once, with the file and the key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ...core.config_reader import ConfigReader, read_json_object
-from ...core.errors import ConfigError, Problem
 from ...core.model_shape import ARCHITECTURES as ARCHITECTURE_OF_FAMILY
 from ...core.model_shape import (
     FAMILIES,
@@ -27,8 +26,8 @@ from ...core.model_shape import (
     read_windows,
     replace_missing,
 )
-from ...core.model_shape.quantization import CONFIG_KEYS
 from ...observe.input_files import read_text
+from .quantized import Quantization, read_quantization
 from .rope import Rope, read_ropes
 
 DECODED = (
@@ -41,7 +40,6 @@ LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, MIXTRAL, PHI3, GEMMA2, GEMMA3, GPT_OSS 
 MULTIMODAL = {"Gemma3ForConditionalGeneration": GEMMA3, "Mistral3ForConditionalGeneration": MISTRAL}
 SILU, GELU_TANH, CLAMPED_SWIGLU = "silu", "gelu_pytorch_tanh", "clamped swiglu"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_UNQUANTIZED = "quantized weights are not supported; give the checkpoint with 16- or 32-bit weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +74,18 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
+    quantization: Quantization | None = field(
+        default=None, compare=False
+    )  # of the files; the model's own weights are not
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> ModelConfig:
         """Read `config.json`; end tokens are those of `generation_config.json` if there is one. Raises ConfigError."""
         path = Path(directory) / "config.json"
-        refuse_quantized(directory)
-        config = cls.from_dict(read_json(path), str(path))
+        data, beside = read_json(path), Path(directory) / HF_QUANT_CONFIG
+        if beside.is_file() and (found := modelopt_config(read_json(beside), str(beside))) is not None:
+            data = {"quantization_config": found} | data
+        config = cls.from_dict(data, str(path))
         generation = Path(directory) / "generation_config.json"
         if generation.is_file():
             reader = ConfigReader(read_json(generation), str(generation))
@@ -103,10 +106,10 @@ class ModelConfig:
             reader.problem(
                 "sliding_window", "a Llama has none; is this another model, such as Mistral, under its name?"
             )
-        config = read_model_config(reader, architecture)
+        config, quantization = read_model_config(reader, architecture), read_quantization(reader)
         reader.raise_problems()
         assert config is not None
-        return config
+        return replace(config, quantization=quantization)
 
     @property
     def is_gemma(self) -> bool:
@@ -194,11 +197,6 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
     sizes = read_sizes(reader, family)
     if sizes["head_dim"] % 2:
         reader.problem("head_dim", f"must be even, its halves are rotated against each other; got {sizes['head_dim']}")
-    for key in CONFIG_KEYS:
-        config = reader.get(key)
-        if config is not None:
-            method = config.get("quant_method") if isinstance(config, Mapping) else config
-            reader.problem(key, f"quant_method {method!r}: {_UNQUANTIZED}")
     window, windowed = read_windows(reader, family or "", sizes["layers"])
     if reader.get("use_bidirectional_attention"):
         reader.problem("use_bidirectional_attention", "only attention to earlier tokens is implemented")
@@ -235,16 +233,6 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
         "sinks": architecture == GPT_OSS,
     }
     return None if reader.problems or architecture is None else ModelConfig(architecture, **config)
-
-
-def refuse_quantized(directory: str | Path) -> None:
-    """Raise ConfigError if `hf_quant_config.json` says that the weights of a checkpoint are quantized."""
-    path = Path(directory) / HF_QUANT_CONFIG
-    if not path.is_file():
-        return
-    config = modelopt_config(read_json(path), str(path))
-    if config is not None:
-        raise ConfigError(str(path), [Problem("quantization", f"quant_algo {config['quant_algo']!r}: {_UNQUANTIZED}")])
 
 
 def read_json(path: Path) -> dict[str, Any]:

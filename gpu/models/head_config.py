@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ...core.config_reader import ConfigReader
+from ...core.errors import ConfigError, Problem
+from ...core.model_shape import HF_QUANT_CONFIG, modelopt_config
+from ...core.model_shape.quantization import CONFIG_KEYS
 from .config import (
     ARCHITECTURES,
     LLAMA,
@@ -19,12 +22,12 @@ from .config import (
     medusa_message,
     read_json,
     read_model_config,
-    refuse_quantized,
 )
 
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS_KEY = "speculators_model_type"
+_UNQUANTIZED = "quantized weights of a head are not implemented; give the one with 16- or 32-bit weights"
 HEAD_LAYERS = (LLAMA, QWEN2, QWEN3)  # whose layers heads are made of
 SPECULATORS = {"eagle": EAGLE, "eagle3": EAGLE3}  # `speculators_model_type` of the format of vLLM's speculators
 
@@ -44,8 +47,11 @@ class HeadConfig:
     @classmethod
     def from_directory(cls, directory: str | Path, algorithm: str, target: ModelConfig) -> HeadConfig:
         """Read `config.json` of a head for `target`. Raises ConfigError."""
-        path = Path(directory) / "config.json"
-        refuse_quantized(directory)
+        path, beside = Path(directory) / "config.json", Path(directory) / HF_QUANT_CONFIG
+        if beside.is_file() and (found := modelopt_config(read_json(beside), str(beside))) is not None:
+            raise ConfigError(
+                str(beside), [Problem("quantization", f"quant_algo {found['quant_algo']!r}: {_UNQUANTIZED}")]
+            )
         return cls.from_dict(read_json(path), algorithm, target, str(path))
 
     @classmethod
@@ -57,6 +63,10 @@ class HeadConfig:
         if SPECULATORS_KEY in data:
             reader = reader.with_data(_of_speculators(reader, algorithm))
         model = read_model_config(reader, _layer_architecture(reader))
+        for key in CONFIG_KEYS:
+            if (config := reader.get(key)) is not None:
+                method = config.get("quant_method") if isinstance(config, Mapping) else config
+                reader.problem(key, f"quant_method {method!r}: {_UNQUANTIZED}")
         hidden_size = reader.integer("hidden_size")
         vocab_size = reader.integer("vocab_size")
         target_hidden_size = reader.integer("target_hidden_size", hidden_size)

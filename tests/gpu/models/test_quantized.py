@@ -1,0 +1,241 @@
+"""Quantized checkpoints against weights that are unpacked number by number, as their formats are defined."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from foretoken.core.errors import ConfigError
+from foretoken.gpu.models import config as families
+from foretoken.gpu.models.checkpoint import load_target, random_weights, save_target
+from foretoken.gpu.models.config import ModelConfig, MoeConfig
+from foretoken.gpu.models.decoder import Decoder
+from foretoken.gpu.models.tensor_files import SINGLE, CheckpointError
+from foretoken.gpu.ops.torch_ops import TorchOps
+from safetensors.torch import load_file, save_file
+
+OPS = TorchOps()
+GROUP = 16
+SHAPE = ModelConfig(families.QWEN3_MOE, 40, 64, 96, 2, 4, 2, 16, qk_norm=True, max_position_embeddings=32)
+SHAPE = replace(SHAPE, moe=MoeConfig(3, 2, 32, mlp_only_layers=(0,)))
+Tensors = dict[str, torch.Tensor]
+
+
+def words_of(numbers: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Pack uint [a, b] along its last axis into int32, the first of each word in its lowest bits (or those named by `order`)."""
+    per_word = 32 // bits
+    out = np.zeros((numbers.shape[0], numbers.shape[1] // per_word), np.uint32)
+    for i in range(numbers.shape[0]):
+        for j in range(out.shape[1]):
+            for place in range(per_word):
+                column = j * per_word + (order[place] if order else place)
+                out[i, j] |= np.uint32(int(numbers[i, column]) << (bits * place))
+    return torch.from_numpy(out.view(np.int32))
+
+
+class Numbers:
+    """Random numbers, zero points and scales of one matrix [out, in] in groups, and the weights that they mean."""
+
+    def __init__(
+        self, shape: tuple[int, int], bits: int, seed: int, *, symmetric: bool, shuffled: bool = False
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        rows, columns = shape
+        groups = columns // GROUP
+        self.q = rng.integers(0, 1 << bits, (rows, columns))
+        self.zeros = (
+            rng.integers(1, 1 << bits, (rows, groups)) if not symmetric else np.full((rows, groups), 1 << (bits - 1))
+        )
+        self.scales = torch.from_numpy(rng.uniform(0.001, 0.01, (rows, groups))).half()
+        self.group_of = rng.permutation(columns) // GROUP if shuffled else np.arange(columns) // GROUP
+        weight = np.zeros(shape, np.float32)
+        for i in range(rows):
+            for j in range(columns):
+                g = self.group_of[j]
+                weight[i, j] = (int(self.q[i, j]) - int(self.zeros[i, g])) * float(self.scales[i, g])
+        self.weight = torch.from_numpy(weight)
+
+
+def awq(name: str, weight: torch.Tensor, seed: int) -> tuple[Tensors, torch.Tensor]:
+    made, order = Numbers(tuple(weight.shape), 4, seed, symmetric=False), (0, 2, 4, 6, 1, 3, 5, 7)
+    parts = {
+        "qweight": words_of(made.q.T, 4, order),
+        "qzeros": words_of(made.zeros.T, 4, order),
+        "scales": made.scales.t(),
+    }
+    return {f"{name}.{part}": tensor.contiguous() for part, tensor in parts.items()}, made.weight
+
+
+def gptq(
+    name: str, weight: torch.Tensor, seed: int, bits: int = 4, stored_less: int = 1
+) -> tuple[Tensors, torch.Tensor]:
+    made = Numbers(tuple(weight.shape), bits, seed, symmetric=False, shuffled=True)
+    parts = {
+        "qweight": words_of(made.q, bits).t(),
+        "qzeros": words_of(made.zeros.T - stored_less, bits),
+        "scales": made.scales.t(),
+        "g_idx": torch.from_numpy(made.group_of).int(),
+    }
+    return {f"{name}.{part}": tensor.contiguous() for part, tensor in parts.items()}, made.weight
+
+
+def packed(name: str, weight: torch.Tensor, seed: int, symmetric: bool = True) -> tuple[Tensors, torch.Tensor]:
+    made = Numbers(tuple(weight.shape), 4, seed, symmetric=symmetric)
+    parts = {
+        "weight_packed": words_of(made.q, 4),
+        "weight_scale": made.scales,
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if not symmetric:
+        parts["weight_zero_point"] = words_of(made.zeros.T, 4).t()
+    return {f"{name}.{part}": tensor.contiguous() for part, tensor in parts.items()}, made.weight
+
+
+def fp8(
+    name: str, weight: torch.Tensor, seed: int, scale: str = "block", suffix: str = "weight_scale"
+) -> tuple[Tensors, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    stored = torch.randn(weight.shape, generator=generator).to(torch.float8_e4m3fn)
+    rows, columns = weight.shape
+    size = {"block": (-(-rows // 32), -(-columns // 24)), "row": (rows, 1), "tensor": ()}[scale]
+    scales = torch.rand(size, generator=generator) * 0.01 + 0.01
+    spread = {"block": np.ones((32, 24)), "row": np.ones((1, columns)), "tensor": np.ones((rows, columns))}[scale]
+    expected = stored.float() * torch.from_numpy(np.kron(scales.numpy(), spread)).float()[:rows, :columns]
+    return {f"{name}.weight": stored, f"{name}.{suffix}": scales, f"{name}.input_scale": torch.ones(1)}, expected
+
+
+def groups(**weights) -> dict:
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+FORMS = {
+    "fp8, blocks": (
+        {"quant_method": "fp8", "weight_block_size": [32, 24]},
+        lambda *a: fp8(*a, suffix="weight_scale_inv"),
+    ),
+    "fp8, per tensor": ({"quant_method": "fp8"}, lambda *a: fp8(*a, scale="tensor")),
+    "fp8, modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, lambda *a: fp8(*a, scale="tensor")),
+    "fp8, compressed-tensors": (groups(type="float", num_bits=8, strategy="channel"), lambda *a: fp8(*a, scale="row")),
+    "4 bits, compressed-tensors": (groups(type="int", num_bits=4, group_size=GROUP), packed),
+    "4 bits with zeros, compressed-tensors": (
+        groups(type="int", num_bits=4, group_size=GROUP, symmetric=False),
+        lambda *a: packed(*a, symmetric=False),
+    ),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True}, gptq),
+    "gptq, 8 bits, second form": (
+        {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"},
+        lambda *a: gptq(*a, bits=8, stored_less=0),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> tuple[Path, Tensors]:
+    directory = tmp_path_factory.mktemp("plain")
+    save_target(random_weights(SHAPE, OPS, "cpu", torch.float32, 1), directory)
+    return directory, load_file(directory / SINGLE)
+
+
+def write(directory: Path, source: Path, tensors: Tensors, quantization: dict | None) -> None:
+    config = json.loads((source / "config.json").read_text())
+    if quantization is not None:
+        config["quantization_config"] = quantization
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(tensors, directory / SINGLE)
+
+
+def is_quantized(name: str, tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 2 and "proj" in name
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_are_those_that_the_format_defines(plain, tmp_path: Path, form: str):
+    source, tensors = plain
+    quantization, quantize = FORMS[form]
+    stored, expected = {}, {}
+    for seed, (name, tensor) in enumerate(sorted(tensors.items())):
+        if not is_quantized(name, tensor):
+            stored[name] = expected[name] = tensor
+            continue
+        parts, expected[name] = quantize(name.removesuffix(".weight"), tensor, seed)
+        stored |= parts
+    write(tmp_path, source, stored, quantization)
+    loaded = load_target(tmp_path, OPS)
+    for weight in loaded.checkpoint_weights():
+        torch.testing.assert_close(weight.view, expected[weight.name], rtol=1e-6, atol=0)
+    assert load_target(tmp_path, OPS, dtype=torch.bfloat16).layers[1].qkv_weight.dtype is torch.bfloat16
+    # A part that is missing is named.
+    missing = next(name for name in stored if name.endswith(("scales", "scale", "scale_inv")) and "input" not in name)
+    save_file({name: tensor for name, tensor in stored.items() if name != missing}, tmp_path / SINGLE)
+    with pytest.raises(CheckpointError, match=r"is missing|belongs to nothing|has dtype"):
+        load_target(tmp_path, OPS)
+
+
+def test_experts_of_gpt_oss_in_mxfp4(tmp_path: Path):
+    shape = replace(
+        SHAPE, architecture=families.GPT_OSS, qk_norm=False, intermediate_size=32, moe=MoeConfig(3, 2, 32, True),
+        activation=families.CLAMPED_SWIGLU, sinks=True, qkv_bias=True, output_bias=True,
+    )  # fmt: skip
+    model = Decoder(shape, OPS, "cpu", torch.float32)
+    save_target(random_weights(shape, OPS, "cpu", torch.float32), tmp_path)
+    tensors, expected, rng = load_file(tmp_path / SINGLE), {}, np.random.default_rng(3)
+    for weight in model.checkpoint_weights():
+        if not weight.name.endswith(("gate_up_proj", "down_proj")) or weight.view.dim() != 3:
+            continue
+        count, inner, out = tensors.pop(weight.name).shape
+        blocks = rng.integers(0, 256, (count, out, inner // 32, 16), np.uint8)
+        exponents = rng.integers(120, 130, blocks.shape[:3], np.uint8)
+        value = np.zeros((count, inner, out), np.float32)
+        magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+        for e, o, b, i in np.ndindex(*blocks.shape):
+            byte = int(blocks[e, o, b, i])
+            for half, nibble in enumerate((byte & 15, byte >> 4)):
+                sign = -1 if nibble & 8 else 1
+                value[e, b * 32 + 2 * i + half, o] = (
+                    sign * magnitudes[nibble & 7] * 2.0 ** (int(exponents[e, o, b]) - 127)
+                )
+        expected[weight.name] = torch.from_numpy(value)
+        tensors |= {
+            f"{weight.name}_blocks": torch.from_numpy(blocks),
+            f"{weight.name}_scales": torch.from_numpy(exponents),
+        }
+    write(tmp_path, tmp_path, tensors, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    found = {weight.name: weight.view for weight in load_target(tmp_path, OPS).checkpoint_weights()}
+    assert len(expected) == 4
+    for name, value in expected.items():
+        assert torch.equal(found[name], value)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "key"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantization_config.quant_method"),
+        ({"quant_method": "gptq", "bits": 3}, "quantization_config.bits"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "quantization_config.version"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantization_config.quant_algo"),
+        (groups(type="float", num_bits=4), "quantization_config.config_groups.group_0.weights.num_bits"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "quantization_config.weight_block_size"),
+    ],
+)
+def test_other_forms_are_refused_with_their_key(plain, quantization: dict, key: str):
+    data = json.loads((plain[0] / "config.json").read_text()) | {"quantization_config": quantization}
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig.from_dict(data)
+    assert [problem.key for problem in caught.value.problems] == [key]
+
+
+def test_a_format_beside_the_configuration(plain, tmp_path: Path):
+    write(tmp_path, plain[0], plain[1], None)
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    assert ModelConfig.from_directory(tmp_path).quantization is not None
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    with pytest.raises(ConfigError, match="NVFP4"):
+        ModelConfig.from_directory(tmp_path)
