@@ -180,6 +180,7 @@ def test_a_planted_defect_is_noticed(make):
         assert noticed()
 
 
+@pytest.mark.fast("[!T]*")  # TheControllerIsNotAskedHowLong shows in few cells
 @pytest.mark.parametrize("make", planted(BETWEEN_BLOCKS_AND_SINGLE_ROUNDS))
 def test_a_planted_difference_between_blocks_and_rounds_is_noticed(make):
     with make.planted():

@@ -35,12 +35,12 @@ def test_every_round_starts_from_what_its_last_accepted_node_said(record_propert
     Witness.rounds_witnessed = 0
     # With simulated acceptance the drafts are not the proposer's own, so there is no truth to tell.
     fixed = {"algorithm": "PLUGGED", "drafts": "model"}
-    failures, reports = run_cells(list(random_cells(60, 7, fixed)))
+    failures, reports = run_cells(list(random_cells(20, 7, fixed)))
     assert not failures, "\n".join(f"{f.error}\n    {f.cell}" for f in failures)
     record_property("note", f"witness on the reference executor: {summary(failures, reports)}")
     for count in ("blocks", "correct_drafts", "retractions", "disturbances"):
-        assert sum(getattr(report, count) for report in reports) > 20, count
-    assert Witness.rounds_witnessed > 500
+        assert sum(getattr(report, count) for report in reports) > 5, count
+    assert Witness.rounds_witnessed > 150
 
 
 def test_blocks_and_simulated_acceptance():
@@ -52,9 +52,9 @@ def test_blocks_and_simulated_acceptance():
     assert blocks > 0
     plain = type("Silent", (Witness,), {"make_proposer": lambda self, shape: Silent()})
     register_algorithm("SILENT")(plain)
-    failures, reports = run_cells(list(random_cells(20, 5, {"algorithm": "SILENT", "drafts": "simulated"})))
+    failures, reports = run_cells(list(random_cells(8, 5, {"algorithm": "SILENT", "drafts": "simulated"})))
     assert not failures, failures[0].error
-    assert sum(report.correct_drafts for report in reports) > 100
+    assert sum(report.correct_drafts for report in reports) > 30
 
 
 class Silent(WitnessProposer):

@@ -26,13 +26,13 @@ def plugin(base, **changes):
 def test_every_round_starts_from_what_its_last_accepted_node_said(record_property):
     plugin(Witness)
     Witness.rounds_witnessed = 0
-    cells = [applicable(cell) for cell in random_cells(24, 11, {"algorithm": "PLUGGED"})]
+    cells = [applicable(cell) for cell in random_cells(12, 11, {"algorithm": "PLUGGED"})]
     reports = [run_real_cell(cell, eager=bool(number % 2)) for number, cell in enumerate(cells)]
     total = {name: sum(getattr(report, name) for report in reports) for name in reports[0].__slots__}
     record_property("note", f"witness on the real executor: {total}, {Witness.rounds_witnessed} witnessed")
     for name in ("blocks", "retractions", "disturbances", "correct_drafts"):
-        assert total[name] > 10, total
-    assert Witness.rounds_witnessed > 300
+        assert total[name] > 3, total
+    assert Witness.rounds_witnessed > 100
 
 
 @pytest.mark.parametrize("base", [Standalone, Eagle, Eagle3, MultiLayerEagle])

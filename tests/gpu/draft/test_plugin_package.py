@@ -90,6 +90,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("plugin package")
 def test_greedy_text_is_that_of_plain_decoding(installed, nano_pair, tmp_path):
     script = tmp_path / "serve.py"

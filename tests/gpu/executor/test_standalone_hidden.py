@@ -135,7 +135,7 @@ def run(way: Way, watch: Walked, adaptive: bool = False, num_requests: int = 6):
     )
 
 
-@pytest.mark.fast("chain-True", "adaptive-True")
+@pytest.mark.fast("adaptive-True")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("shape", ["chain", "tree", "adaptive"])
 def test_nothing_of_a_hidden_size_is_kept(shape, overlap):

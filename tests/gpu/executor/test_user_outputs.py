@@ -77,6 +77,7 @@ WAYS = {
 }
 
 
+@pytest.mark.fast("plain", "chain", "tree over pages", "heads", "look-up")
 @pytest.mark.parametrize("name", WAYS)
 def test_outputs_belong_to_their_tokens(name):
     requests = [ask(n, outputs=USER_OUTPUTS if n != 2 else ()) for n in range(6)]
@@ -106,6 +107,7 @@ def test_trees_were_compacted():
     assert moved > 20
 
 
+@pytest.mark.fast("way1")
 @pytest.mark.parametrize("way", [chain("STANDALONE", 3, chunk_size=5), tree("EAGLE", 3, 3, 12, chunk_size=5)])
 def test_outputs_survive_retraction(way):
     requests = [ask(n, outputs=("logprobs", "hidden_states", "top_logprob_ids")) for n in range(6)]
@@ -131,6 +133,7 @@ def test_a_stop_inside_a_run_ends_the_outputs_too():
         assert compare(small_model(0), request, run) == length <= 4
 
 
+@pytest.mark.fast("tree")
 @pytest.mark.parametrize("kind", ["plain", "chain", "tree"])
 def test_routed_experts_of_a_mixture(kind):
     target, draft = small_model(1, **MOE), small_model(9, hidden_size=8, head_dim=2, num_layers=1)

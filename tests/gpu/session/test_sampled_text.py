@@ -95,7 +95,7 @@ WAYS = {
 }
 
 
-@pytest.mark.fast("chain-hot", "tree-cut", "EAGLE tree-hot", "look-up-cut")
+@pytest.mark.fast("chain-hot", "tree-cut", "look-up-cut")
 @pytest.mark.parametrize("sampling", [pytest.param(HOT, id="hot"), pytest.param(CUT, id="cut")])
 @pytest.mark.parametrize("name", WAYS)
 def test_sampled_tokens_have_the_targets_distribution(name, sampling, record_property):
@@ -147,7 +147,7 @@ SAME = [
 ]
 
 
-@pytest.mark.fast("chain", "EAGLE tree")
+@pytest.mark.fast("EAGLE tree")
 @pytest.mark.parametrize("name", ["plain", "chain", "tree", "EAGLE tree", "heads", "look-up"])
 def test_the_way_of_serving_changes_no_token(name):
     def tokens(config, seed=7):

@@ -77,7 +77,7 @@ def test_no_half_character_is_shown(data, text):
     assert shown + stream.finish() == text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     data=st.data(),
     text=st.text("abé ", max_size=30),

@@ -270,6 +270,7 @@ class TestDatabase:
         ):
             assemble(scenario)
 
+    @pytest.mark.fast("llama-3.1-8b-H100-*", "Qwen/Qwen3-32B-FP8-*", "deepseek-ai/DeepSeek-V3-H200-parallel9")
     @pytest.mark.parametrize(("model", "gpu", "parallel"), GRID)
     def test_roofline_and_measured_agree_over_a_grid(self, model, gpu, parallel, record_property):
         """A unit or a group of operations that went astray would show. docs/simulate.md says where they differ by more, and why."""
@@ -343,6 +344,7 @@ class TestServers:
         ):
             assemble(load_scenario(None, ["hardware.server=sglang-0.6"])[0])
 
+    @pytest.mark.slow
     def test_the_times_of_rounds_are_those_of_a_fresh_fit(self, tmp_path, monkeypatch):
         """What is fitted to simulations takes minutes: `benchmarks/fit_servers.py` alone does it."""
         pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
