@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..models.attention import PLAIN, Softmax
 from ..models.decoder import Decoder
 from .dense import rotate
 
@@ -27,7 +28,8 @@ class GrowingAttention:
         """The next pass brings `num_new` tokens per row."""
         self._seen, self._end = self._end, self._end + num_new
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
+        assert softmax is PLAIN, "a target that is trained has plain attention"
         rows, new = self._num_rows, slice(self._seen, self._end)
         turns = cos_sin[new].to(q.dtype).repeat(rows, 1)
         q, k, v = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (rotate(q, turns), rotate(k, turns), v))
