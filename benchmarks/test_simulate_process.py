@@ -48,7 +48,7 @@ def test_start_up(benchmark):
 @pytest.mark.parametrize("case", list(CASES))
 def test_azure_hour(benchmark, case):
     settings = [part for setting in (*CASES[case], "hardware.gpu=A100") for part in ("--set", setting)]
-    arguments = ["simulate", "--quiet", "--no-events", "--trace", str(AZURE), *settings]
+    arguments = ["simulate", "--quiet", "--trace", str(AZURE), *settings]
     seen = benchmark.pedantic(run_process, args=(arguments,), rounds=1)
     benchmark.extra_info.update(zip(("wall_s", "cpu_s", "peak_mib"), seen, strict=True))
     print(f"\n{case}: {seen[0]:.1f} s wall, {seen[1]:.1f} s CPU, {seen[2]:.0f} MiB peak")

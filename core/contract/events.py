@@ -26,7 +26,7 @@ class EngineStarted:
     config: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submitted:
     """A request was submitted. `refusal` is empty if it was queued, else the reason why not."""
 
@@ -43,7 +43,7 @@ class Aborted:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Planned:
     """A decision. `step` is None if requests were retracted and nothing could be launched yet."""
 
@@ -54,7 +54,7 @@ class Planned:
     num_held_slots: int  # KV slots held by requests and the prefix cache afterwards
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Committed:
     """A result, and what the engine made of it."""
 

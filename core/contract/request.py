@@ -88,7 +88,7 @@ class Request:
             raise InvalidRequest(f"request {self.request_id!r}: a stop string is empty")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FinishedRequest:
     """One ended request, as `Engine.commit` and `Engine.abort` report it."""
 
@@ -118,12 +118,16 @@ def cut_runs(accept_lens: np.ndarray, stop_index: np.ndarray | None, remaining: 
     remaining: int [bs], tokens the request may still emit, ≥ 1 for a live row.
     """
     kept = np.minimum(accept_lens, remaining)
-    if stop_index is None:
-        ended = kept == remaining
-        return CutRuns(kept, ended, np.zeros(len(kept), dtype=bool))
-    stopped = (stop_index >= 0) & (stop_index < kept)
-    kept = np.where(stopped, stop_index + 1, kept)
-    return CutRuns(kept, stopped | (kept == remaining), stopped)
+    stopped = np.zeros(len(kept), dtype=bool)
+    if stop_index is not None:
+        for i in (stop_index >= 0).nonzero()[0].tolist():  # a row stops once
+            if stop_index[i] < kept[i]:
+                kept[i] = stop_index[i] + 1
+                stopped[i] = True
+    ended = kept == remaining
+    if stop_index is not None:
+        ended |= stopped
+    return CutRuns(kept, ended, stopped)
 
 
 def finish_reason(stopped: bool) -> FinishReason:

@@ -1,6 +1,7 @@
 """The contract between the engine and every executor: what a step asks for, and what its result says.
 
-Frozen dataclasses of NumPy arrays, one row per request. An array of a step is never written after it is planned.
+Dataclasses of NumPy arrays, one row per request. Nothing of a step is written after it is planned. (Freezing them would make them six times
+as slow to make, and each step takes seven, events included.)
 
 ```
             known to the CPU                     reserved for steps in flight
@@ -25,7 +26,7 @@ PADDING_ROW = 0  # no request's
 NO_TOKEN = -1  # a placeholder; never reaches an executor's input
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Join:
     """A request that takes a row with this step. Executors open their per-row state from it."""
 
@@ -49,7 +50,7 @@ class Arrivals:
     first_tokens: np.ndarray  # int64 [n]: what the prefill worker sampled; delivered already
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrefillStep:
     """Chunks of prompts: row i computes KV positions starts[i] … starts[i] + lens[i] − 1."""
 
@@ -62,7 +63,7 @@ class PrefillStep:
     tail_tokens: np.ndarray  # int64 [n]: the prompt token after a middle chunk; −1 after a last one (it is the sample)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DecodeStep:
     """Up to `max_rounds` draft-and-verify rounds of one batch. `steps = 0` is plain decoding through the same path."""
 
@@ -76,7 +77,7 @@ class DecodeStep:
     max_rounds: int  # that many rounds may run before the engine must decide again
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """One unit of device work. It has a prefill part, a decode part, or both (then max_rounds is 1)."""
 
@@ -101,7 +102,7 @@ class BlockEnd(Enum):
     ASKED = "asked"  # the driver wanted a new plan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrefillResult:
     """Per chunk of the prefill part; entries of middle chunks mean nothing."""
 
@@ -110,7 +111,7 @@ class PrefillResult:
     outputs: dict[str, np.ndarray] | None = None  # user outputs, leading axis n
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DecodeResult:
     """What `rounds` rounds did, as columns [rounds, bs]; the values of rows that had ended or left before are not read."""
 
@@ -174,7 +175,7 @@ class RoundRecord:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
     """The answer to one step. Results come back in the order of the steps."""
 

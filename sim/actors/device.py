@@ -221,18 +221,18 @@ class Device:
         still_left = np.maximum(left - total, 0)
         self._left[rows] = still_left
         stop_index, end = None, BlockEnd.ASKED if asked else BlockEnd.MAX_ROUNDS
-        # One look finds the usual case: no request has ended.
         ended = still_left == 0
-        if np.count_nonzero(ended):
-            ended &= left > 0
-        if np.count_nonzero(ended):
+        # A few at most, and as a rule none.
+        for i in ended.nonzero()[0].tolist():
+            left_before = left.item(i)
+            if not left_before:  # it had ended before
+                ended[i] = False
+                continue
             end = BlockEnd.REQUEST_ENDED
-            stops = ended & self._ends_by_stop[rows]
-            if np.count_nonzero(stops):
-                stop_index = np.empty(lens.shape, dtype=np.int32)
-                stop_index[:] = -1
-                before_last = total - lens[-1]
-                stop_index[-1] = stops * (left - before_last) - 1
+            if self._ends_by_stop[rows[i]]:
+                if stop_index is None:
+                    stop_index = np.full(lens.shape, -1, dtype=np.int32)
+                stop_index[-1, i] = left_before - int(lens[:-1, i].sum()) - 1
         return DecodeResult(rounds, lens, stop_index, ended, end)
 
     def _batch_of(self, decode: DecodeStep) -> Batch:

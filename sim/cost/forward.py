@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 
 from ...core.model_shape import DTYPE_BYTES, Attention, Cache, Experts, Mlp, ModelShape, Product, Recurrence
@@ -73,7 +74,7 @@ class ForwardCost:
     priced_by = "the roofline"
     about_prices = ""
 
-    @property
+    @cached_property
     def kernels(self) -> int:
         """Count the kernels that one pass launches, LM head included."""
         per_mixer = sum(

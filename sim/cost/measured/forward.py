@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -97,19 +98,31 @@ class MeasuredForward(ForwardCost):
     def prefill_attention_ns(self, chunks: Sequence[tuple[int, int]]) -> float:
         total = 0.0
         for new, past in chunks:
-            over_chunks = _between(self.tables.prefill, 1, PASTS, past)
-            total += _at(over_chunks, CHUNKS, new)
+            total += self._chunk_ns(new, past)
         states = 0.0 if self.tables.has_states else self.scan_ns(sum(new for new, _ in chunks))
         return total / self.parallel.data + states
 
+    def _chunk_ns(self, new: int, past: int) -> float:
+        table = self.tables.prefill
+        (i, further), (j, weight) = _segment(CHUNKS, new), _segment(PASTS, past)
+        shorter, longer = ((1 - weight) * table.item(k, j - 1) + weight * table.item(k, j) for k in (i - 1, i))
+        return (1 - further) * shorter + further * longer
+
 
 def _at(table: np.ndarray, grid: tuple[int, ...], value: float) -> float:
-    return float(_between(table, 0, grid, value))
+    """Return a table of one axis at `value`, see `_between`."""
+    j, weight = _segment(grid, value)
+    return (1 - weight) * table.item(j - 1) + weight * table.item(j)
 
 
 def _between(table: np.ndarray, axis: int, grid: tuple[int, ...], value: float) -> np.ndarray:
     """Return the table at `value` along `axis`, linear between the grid's points; the last segment goes on, the first value stays."""
-    j = min(max(int(np.searchsorted(grid, value)), 1), len(grid) - 1)
-    low, high = grid[j - 1], grid[j]
-    weight = max(0.0, (value - low) / (high - low))
+    j, weight = _segment(grid, value)
     return (1 - weight) * np.take(table, j - 1, axis) + weight * np.take(table, j, axis)
+
+
+def _segment(grid: tuple[int, ...], value: float) -> tuple[int, float]:
+    """Return the segment of `grid` for `value`, by its upper end, and how far along `value` is: 1 at that end, beyond it more."""
+    j = min(max(bisect_left(grid, value), 1), len(grid) - 1)
+    low, high = grid[j - 1], grid[j]
+    return j, max(0.0, (value - low) / (high - low))
