@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,7 +63,8 @@ Algorithm = Annotated[
     option(
         "--algorithm",
         SPECULATION,
-        "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: by the draft; EAGLE3 for random weights.",
+        "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: by the draft; without one NGRAM on a CPU; "
+        "EAGLE3 for random weights.",
         metavar="NAME",
         show_default=True,
     ),
@@ -89,7 +91,21 @@ ContextLengths = Annotated[
 OutputTokens = Annotated[
     int, option("--output-tokens", CELLS, "Tokens of each output; ends of text are ignored.", show_default=True)
 ]
+Prompts = Annotated[
+    int,
+    option("--prompts", CELLS, "Prompts of each cell, decoded batch by batch; at least a batch.", show_default=True),
+]
 Repeat = Annotated[int, option("--repeat", CELLS, "Runs of each cell; the median is reported.", show_default=True)]
+Processes = Annotated[
+    int,
+    option(
+        "--processes",
+        CELLS,
+        "Run everything in that many processes, one after another; medians and range over them.",
+        min=1,
+        show_default=True,
+    ),
+]
 Graphs = Annotated[
     bool | None,
     option("--graphs/--no-graphs", ENGINE, "Run whole rounds as CUDA graphs; the default on a GPU."),
@@ -107,9 +123,9 @@ def bench(
     model: Model = None, random_weights: RandomWeights = None, draft: Draft = None, dtype: Dtype = "auto",
     algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None,
     acceptance: Acceptance = None, batch_sizes: BatchSizes = "1,8,32", context_lengths: ContextLengths = "128,1024",
-    output_tokens: OutputTokens = 128, repeat: Repeat = 3, device: Device = "auto", threads: Threads = None,
-    overlap: Overlap = None,
-    graphs: Graphs = None, page_size: PageSize = 1, seed: Seed = 0, json_file: Json = None, quiet: Quiet = False,
+    output_tokens: OutputTokens = 128, prompts: Prompts = 4, repeat: Repeat = 3, processes: Processes = 1,
+    device: Device = "auto", threads: Threads = None, overlap: Overlap = None, graphs: Graphs = None,
+    page_size: PageSize = 1, seed: Seed = 0, json_file: Json = None, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
 
@@ -124,7 +140,8 @@ def bench(
         foretoken bench --random-weights llama-3.1-8b --algorithm STANDALONE \\
             --draft llama-3.2-1b --acceptance code
 
-    accept is the mean number of tokens per round and request. floor is the share
+    speed-up is the median over the runs of each cell, range their least and
+    greatest. accept is the mean number of tokens per round and request. floor is the share
     of the time that reading all weights and KV of the rounds takes at the copy
     bandwidth measured in the same run; above 100 % they are read from caches.
     draft, verify and host are shares of the decode time; on a GPU the host works
@@ -142,13 +159,14 @@ def bench(
         model=model, random_weights=random_weights, draft=draft, algorithm=algorithm, steps=steps, topk=topk,
         num_draft_tokens=tree_nodes(num_draft_tokens), batch_sizes=batch_sizes, context_lengths=context_lengths,
         output_tokens=output_tokens, acceptance=acceptance, overlap=overlap, graphs=graphs, device=device,
-        dtype=dtype, threads=threads, page_size=page_size, repeat=repeat, seed=seed,
+        dtype=dtype, threads=threads, page_size=page_size, prompts=prompts, repeat=repeat, seed=seed,
     )  # fmt: skip
     plan = plan_bench(options)
     record = JsonRecord(json_file)
     progress = StatusLine(quiet)
     progress.show(f"{plan.name} on {plan.device}: {plan.memory}")
-    machine, results, finished = _measure(options, plan, record, progress)
+    measure = _measure if processes == 1 else partial(_measure_in_processes, processes)
+    machine, results, finished = measure(options, plan, record, progress)
     show(plan, machine, results)
     if not finished:
         cells = len({(result.batch_size, result.context_len) for result in results})
@@ -177,3 +195,25 @@ def _measure(
     finally:
         progress.clear()
     return machine, results, True
+
+
+def _measure_in_processes(
+    count: int, options: BenchOptions, plan: BenchPlan, record: JsonRecord, progress: StatusLine
+) -> tuple[Machine | None, list[ArmResult], bool]:
+    """Return the medians over the processes that have finished, and whether all have."""
+    from ...gpu.bench.processes import run_process, summarised
+    from ...gpu.bench.report import report
+
+    runs: list[list[ArmResult]] = []
+    machine: Machine | None = None
+    try:
+        for number in range(1, count + 1):
+            progress.show(f"process {number} of {count}")
+            machine, results = run_process(options)
+            runs.append(results)
+            record.write(report(plan, machine, summarised(runs), sys.argv[1:]))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        progress.clear()
+    return machine, summarised(runs), len(runs) == count

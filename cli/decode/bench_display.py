@@ -47,7 +47,19 @@ def table_cells(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]
     has_graphs = any("graph" in result.shares for result in results)
     has_idle = any(result.idle_share is not None for result in results)
     phases = ["draft", "verify"] + ["graph"] * has_graphs + ["host", "other"]
-    titles = ["batch", "context", "steps", "nodes", "tokens/s", "per req.", "accept", "speed-up", "ms/round", *phases]
+    titles = [
+        "batch",
+        "context",
+        "steps",
+        "nodes",
+        "tokens/s",
+        "per req.",
+        "accept",
+        "speed-up",
+        "range",
+        "ms/round",
+        *phases,
+    ]
     titles += ["floor", *(["idle"] * has_idle), "prefill/s"]
     rows = []
     for result in results:
@@ -61,6 +73,7 @@ def table_cells(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]
             f"{result.tokens_per_s_request:,.1f}",
             f"{result.accept_length:.2f}",
             f"{result.speedup:.2f}×",
+            f"{min(result.speedups):.2f}–{max(result.speedups):.2f}" if result.steps else "",
             f"{result.round_ms:.3f}",
             *(_percent(shares.get(phase)) for phase in phases),
             _percent(result.floor_share),
@@ -94,10 +107,19 @@ def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
         lines.append(
             f"acceptance is simulated ({plan.acceptance_name}): the kernels do all the work, the texts mean nothing"
         )
+    plain_ms = {(r.batch_size, r.context_len): r.round_ms for r in results if not r.steps}
+    for result in results:
+        cell = (result.batch_size, result.context_len)
+        if result.steps and result.speedup > result.accept_length:
+            lines.append(
+                f"batch {cell[0]}, context {cell[1]}, {result.steps} steps: {result.speedup:.2f}× is more than the accept length "
+                f"{result.accept_length:.2f} gives: a round takes {result.round_ms:.3f} ms, less than the {plain_ms[cell]:.3f} ms of a "
+                "plain step, though it reads the same weights for more rows. The plain step is slow, or other work disturbed it"
+            )
     compared = [result for result in results if result.equal_outputs is not None and result.steps]
     if compared:
         equal = sum(result.equal_outputs for result in compared)
-        total = sum(result.batch_size for result in compared)
+        total = sum(plan.num_prompts(result.batch_size) for result in compared)
         lines.append(f"outputs equal to plain decoding's: {equal:,} of {total:,}")
     costs = graph_costs([capture for result in results for capture in result.captures], plan_sizes(plan))
     if costs is not None:

@@ -96,10 +96,11 @@ def generate(
     kv_tokens: KvTokens = None, disaggregate: Disaggregate = None, debug: Debug = False, quiet: Quiet = False,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
 ) -> None:  # fmt: skip
-    """Decode text from a checkpoint, speculatively if there is a draft.
+    """Decode text from a checkpoint, speculatively.
 
-    Greedy output is the same with every draft, up to ties in floating point.
-    One prompt is streamed as text; with --prompts the output has a line of JSON
+    Without a draft a CPU looks continuations up in the text so far (NGRAM);
+    --algorithm NONE decodes plainly. Greedy output is the same with every draft, up
+    to ties in floating point. One prompt is streamed as text; with --prompts the output has a line of JSON
     for each line of the file, in the same order.
 
         foretoken generate --model models/target --prompt "def fib(n):" --stats
@@ -115,7 +116,7 @@ def generate(
     Ctrl-C ends all requests with the tokens they have; the exit code is 130. Bad
     input is one message before any weight is read, and exit code 2.
     """
-    from ...gpu.session.plan import SessionOptions
+    from ...gpu.session.plan import SessionOptions, with_look_up
     from ...gpu.session.prompts import RequestDefaults
 
     start_logging(log_level, log_format)
@@ -128,7 +129,9 @@ def generate(
         max_tokens, temperature, top_p, top_k, stop=tuple(stop or ()), logprobs=logprobs, ignore_eos=ignore_eos
     )
     as_json = as_json or logprobs or prompts is not None
-    code = _run(options, defaults, _Asked(prompt, prompts, chat, as_json, stats, out, quiet, disaggregate))
+    code = _run(
+        with_look_up(options), defaults, _Asked(prompt, prompts, chat, as_json, stats, out, quiet, disaggregate)
+    )
     if code:
         raise typer.Exit(code)
 

@@ -74,7 +74,7 @@ Dtype = Annotated[
     option(
         "--dtype",
         MODEL,
-        "float64, float32, float16, bfloat16. auto: the checkpoint's, at least float32 on a CPU.",
+        "float64, float32, float16, bfloat16. auto: the checkpoint's; on a CPU float32 for 16 bits, unless it has native bfloat16.",
         show_default=True,
     ),
 ]
@@ -83,7 +83,7 @@ Algorithm = Annotated[
     option(
         "--algorithm",
         SPECULATION,
-        "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: by the draft.",
+        "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: by the draft; without one NGRAM on a CPU.",
         metavar="NAME",
         show_default=True,
     ),

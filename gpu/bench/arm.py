@@ -2,13 +2,15 @@
 
 submit │ prefill of all rows │ round │ round │ … │ round in which the first row ends │ give up, drain
                              └───────── timed: the batch is full throughout ─────────┘
+
+More prompts than a batch are served batch by batch, and what was timed is added up.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -87,7 +89,7 @@ class _Rounds:
 
 
 class Arm:
-    """Serves `prompts` (equally long) with `max_tokens` each; `run` again gives the same tokens."""
+    """Serves `prompts` (equally long, whole batches) with `max_tokens` each; `run` again gives the same tokens."""
 
     def __init__(
         self,
@@ -116,9 +118,12 @@ class Arm:
             seed=seed,
         )
         self.loop = DecodeLoop(engine, self.executor, deliveries)
-        self._prompts = [Prompt.of_tokens(prompt) for prompt in prompts]
+        size = plan.spec.config.max_running
+        assert len(prompts) % size == 0, f"{len(prompts)} prompts are no whole batches of {size}"
+        given = [Prompt.of_tokens(prompt) for prompt in prompts]
+        self._batches = [given[begin : begin + size] for begin in range(0, len(given), size)]
         self._max_tokens = max_tokens
-        verified = len(prompts) * plan.num_nodes
+        verified = size * plan.num_nodes
         self._bytes: RoundBytes = round_bytes(
             target, draft if plan.steps else None, engine.algorithm.drafter, plan.steps, verified
         )
@@ -129,21 +134,24 @@ class Arm:
         return tuple(self.executor.graphs.reports)
 
     def run(self, max_tokens: int | None = None) -> Timing:
-        """Serve all requests up to the end of the first; `max_tokens` may be fewer than the arm was made for (a warm-up)."""
+        """Serve each batch up to the end of its first request; `max_tokens` may be fewer than the arm was made for (a warm-up)."""
+        return added_up([self._run(batch, max_tokens or self._max_tokens) for batch in self._batches])
+
+    def _run(self, prompts: Sequence[Prompt], max_tokens: int) -> Timing:
         loop, rounds, executor = self.loop, self._rounds, self.executor
         rounds.clear()
         rounds_before = executor.counters.rounds
         begin_ns = time.perf_counter_ns()
-        for number, prompt in enumerate(self._prompts):
-            refusal = loop.submit(Request(str(number), prompt, max_tokens or self._max_tokens))
+        for number, prompt in enumerate(prompts):
+            refusal = loop.submit(Request(str(number), prompt, max_tokens))
             if refusal:
                 raise ForetokenError(f"a request of the benchmark was refused: {refusal}")
-        tokens: dict[str, list[int]] = {str(number): [] for number in range(len(self._prompts))}
+        tokens: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
         begin = end = None
         while not loop.is_idle:
             for delta in loop.turn():
                 tokens[delta.request_id].extend(delta.tokens.tolist())
-            if begin is None and rounds.num_prefilled == len(self._prompts):
+            if begin is None and rounds.num_prefilled == len(prompts):
                 begin = self._mark()
             if rounds.has_ended and end is None:
                 end = self._mark()
@@ -151,7 +159,7 @@ class Arm:
         if executor.device.type == "cuda":
             end = self._with_phases_of(end, begin, executor.counters.rounds - rounds_before)
         outputs = tuple(tuple(part) for part in tokens.values())
-        return self._timing(begin_ns, begin, end, outputs)
+        return self._timing(begin_ns, begin, end, outputs, prompts[0].length)
 
     def _mark(self) -> _Mark:
         return _Mark(time.perf_counter_ns(), self.loop.driver.host_ns, dict(self.executor.clock.seconds))
@@ -165,11 +173,12 @@ class Arm:
         phase_s = {n: before.get(n, 0.0) + (now[n] - before.get(n, 0.0)) * in_window for n in now}
         return replace(end, phase_s=phase_s)
 
-    def _timing(self, begin_ns: int, begin: _Mark, end: _Mark, outputs: tuple[tuple[int, ...], ...]) -> Timing:
+    def _timing(
+        self, begin_ns: int, begin: _Mark, end: _Mark, outputs: tuple[tuple[int, ...], ...], prompt_len: int
+    ) -> Timing:
         rounds = self._rounds
         kept, accept_lens = np.concatenate(rounds.kept), np.concatenate(rounds.accept_lens)
         num_rounds, batch_size = kept.shape
-        prompt_len = self._prompts[0].length
         # The KV of a round's rows: their prompts and what the rounds before delivered.
         before = np.cumsum(kept.sum(axis=1)) - kept.sum(axis=1)
         kv_tokens = num_rounds * batch_size * prompt_len + int(before.sum())
@@ -186,6 +195,28 @@ class Arm:
             host_s=(end.host_ns - begin.host_ns) / 1e9,
             outputs=outputs,
         )
+
+
+def added_up(timings: Sequence[Timing]) -> Timing:
+    """Return one timing of several batches: everything added up, the accept length per round."""
+    if len(timings) == 1:
+        return timings[0]
+
+    def total(name: str):
+        return sum(getattr(timing, name) for timing in timings)
+
+    names = dict.fromkeys(name for timing in timings for name in timing.phase_s)
+    sums = {
+        field.name: total(field.name)
+        for field in fields(Timing)
+        if field.name not in ("accept_length", "phase_s", "outputs")
+    }
+    return Timing(
+        **sums,
+        accept_length=sum(timing.accept_length * timing.rounds for timing in timings) / sums["rounds"],
+        phase_s={name: sum(timing.phase_s.get(name, 0.0) for timing in timings) for name in names},
+        outputs=tuple(output for timing in timings for output in timing.outputs),
+    )
 
 
 def common_outputs(timing: Timing, other: Timing) -> int:

@@ -34,6 +34,7 @@ from ..session.plan import (
     resolve_device,
     resolve_dtype,
     spec_settings,
+    with_look_up,
 )
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class BenchOptions:
     dtype: str = AUTO
     threads: int | None = None
     page_size: int = 1
+    prompts: int = 4  # of each cell: at least so many, in whole batches
     repeat: int = 3
     seed: int = 0
 
@@ -127,6 +129,10 @@ class BenchPlan:
         """The engine that drafts most, whose mode all engines have."""
         return self.cells[0].arms[-1].spec
 
+    def num_prompts(self, batch_size: int) -> int:
+        """Return the prompts of a cell: whole batches."""
+        return -(-self.options.prompts // batch_size) * batch_size
+
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV of the largest cell."""
@@ -164,6 +170,8 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
         threads=options.threads,
         seed=options.seed,
     )
+    if options.model is not None:
+        session = with_look_up(session)
     check_choices(session)
     target, algorithm, draft, steps = _models(options, session, steps)
     steps = _steps_of(algorithm, options, steps)
@@ -222,8 +230,9 @@ def _counts(options: BenchOptions) -> dict[str, tuple[int, ...]]:
     if options.output_tokens < 2:
         message = f"{options.output_tokens}; the first comes from the prefill, so at least 2 make a round"
         problems.append(Problem("--output-tokens", message))
-    if options.repeat < 1:
-        problems.append(Problem("--repeat", f"must be at least 1, got {options.repeat}"))
+    for name in ("prompts", "repeat"):
+        if getattr(options, name) < 1:
+            problems.append(Problem(f"--{name}", f"must be at least 1, got {getattr(options, name)}"))
     if problems:
         raise ConfigError(ARGUMENTS, problems)
     return counts
@@ -257,7 +266,9 @@ def _steps_of(algorithm: SpecAlgorithm, options: BenchOptions, steps: tuple[int,
     if algorithm.is_speculative:
         return tuple(sorted({0, *steps}))
     if options.steps is not None and max(steps) > 0:
-        message = f"{options.steps}; without a draft there is plain decoding alone: leave it out, or give --draft or --algorithm"
+        message = (
+            f"{options.steps}; plain decoding drafts nothing: leave it out, or give --draft or another --algorithm"
+        )
         raise ConfigError(ARGUMENTS, [Problem("--steps", message)])
     return (0,)
 
@@ -371,16 +382,12 @@ def _arm(plan: BenchPlan, spec: EngineSpec, length: int) -> ArmPlan:
 
 
 def _bytes_of_weights(plan: BenchPlan, session: SessionOptions) -> int:
-    from ..executor.build import MAX_PACKED_BYTES
     from .shapes import meta_models
 
     if plan.options.model is not None:
-        total = checkpoint_bytes(session, plan.target, plan.dtype)
-    else:
-        models = meta_models(plan.target, plan.draft, plan.dtype)
-        total = sum(model.weight_bytes for model in models if model is not None)
-    # On a CPU small models keep a second layout for the products of a few rows.
-    return 2 * total if plan.device == "cpu" and total <= MAX_PACKED_BYTES else total
+        return checkpoint_bytes(session, plan.target, plan.dtype)
+    models = meta_models(plan.target, plan.draft, plan.dtype)
+    return sum(model.weight_bytes for model in models if model is not None)
 
 
 def _check_memory(plan: BenchPlan) -> None:

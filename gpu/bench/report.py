@@ -107,6 +107,7 @@ def parameters(plan: BenchPlan) -> dict[str, Any]:
         "context_lengths": sorted({cell.context_len for cell in plan.cells}),
         "steps": sorted({arm.steps for cell in plan.cells for arm in cell.arms}),
         "output_tokens": plan.output_tokens,
+        "prompts": options.prompts,
         "repeat": plan.repeat,
         "mode": plan.spec.config.mode,
         "mode_reason": plan.spec.config.mode_reason,

@@ -113,7 +113,11 @@ class Bench:
     def _cell(self, cell: CellPlan, where: str) -> tuple[ArmResult, ...]:
         what = f"{where} (batch {cell.batch_size}, context {cell.context_len})"
         prompts = bench_prompts(
-            self._tokenizer, self.plan.target.vocab_size, cell.batch_size, cell.context_len, self.plan.options.seed
+            self._tokenizer,
+            self.plan.target.vocab_size,
+            self.plan.num_prompts(cell.batch_size),
+            cell.context_len,
+            self.plan.options.seed,
         )
         arms = []
         for arm_plan in cell.arms:

@@ -25,9 +25,6 @@ from .outputs import NodeProducer
 
 DraftModel = Decoder | DraftHead
 
-MAX_PACKED_BYTES = 2 << 30
-"""Packing doubles a model's memory on a CPU, which only small models are worth."""
-
 
 def build_executor(
     engine: Engine,
@@ -49,6 +46,7 @@ def build_executor(
     Rounds are captured for batches of `graph_sizes` rows (None: graphs are off), of sampling batches too if `graph_sampling`,
     of batches in which some request asks for per-token outputs too if `graph_outputs`.
     `producers` make further outputs, by the names under which requests ask for them.
+    On a CPU the models' weights are laid out for inference: they can then be neither changed nor saved.
     Raises ConfigError if the draft does not belong to the algorithm.
     """
     config = engine.config
@@ -57,7 +55,7 @@ def build_executor(
     if debug:
         ops = CheckedOps(ops, num_slots, config.max_running)
     for model in (target, draft_model):
-        if model is not None and model.weight_bytes <= MAX_PACKED_BYTES:
+        if model is not None:
             pack_projections(model)
     pool = pool_for(target, num_slots, target)
     draft_pool = None

@@ -95,6 +95,8 @@ class TorchExecutor:
         self._acceptance = acceptance
         self._max_position = config.context_len - 1
         self._alloc_len = sizes.alloc_len
+        # The greatest length at which a round begins: in overlap mode a row that has filled the context runs once more.
+        self._max_len = sizes.row_width - sizes.alloc_len
         most = sizes.max_draft_tokens
         self._max_nodes = max(most, self.algorithm.accept_width(sizes.max_steps, most))
         self._padded_sizes = default_graph_sizes(config.max_running) if graph_sizes is None else sorted(graph_sizes)
@@ -331,9 +333,8 @@ class TorchExecutor:
             if self._debug:
                 self._check_lengths(part, rounds_done, lengths.numpy())
         else:
-            # As in a captured round, whose kernels split the KV length for every length that there may be. A row whose request has
-            # ended at the end of the context may run one round more.
-            max_len = self._rows.table.shape[1]
+            # As in a captured round, whose kernels split the KV length for every length that there may be.
+            max_len = self._max_len
         return RoundBatch(
             row_numbers=part.rows,
             rows=torch.from_numpy(part.rows.astype(np.int64)).to(self.device, non_blocking=True),
@@ -376,7 +377,7 @@ class TorchExecutor:
         self.future_map.stash(rows, epochs, relay)
 
     def _capture(self, key: GraphKey, kind: RoundKind, with_outputs: bool) -> CapturedRound:
-        shape = padded_shape(self._rows.table, key, self._topk, self._max_position, self._max_nodes)
+        shape = padded_shape(self._rows.table, key, self._topk, self._max_position, self._max_len, self._max_nodes)
         width = self.algorithm.accept_width(key.steps, key.num_draft_tokens)
         fields = self.future_map.fields
         forced = self._acceptance is not None

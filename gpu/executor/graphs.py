@@ -182,8 +182,10 @@ class RoundGraphs:
         return None if graphs is None else graphs.get((kind, with_outputs))
 
 
-def padded_shape(table: Tensor, key: GraphKey, topk: int, max_position: int, max_nodes: int) -> RoundBatch:
-    """Return a batch of padding rows; a graph must hold for every length, so the bound is the table's."""
+def padded_shape(
+    table: Tensor, key: GraphKey, topk: int, max_position: int, max_len: int, max_nodes: int
+) -> RoundBatch:
+    """Return a batch of padding rows; a graph must hold for every length, so the bound `max_len` is that of all."""
     padding = torch.zeros(key.batch_size, dtype=torch.int64, device=table.device)
     return RoundBatch(
         row_numbers=np.zeros(key.batch_size, np.int64),
@@ -194,7 +196,7 @@ def padded_shape(table: Tensor, key: GraphKey, topk: int, max_position: int, max
         steps=key.steps,
         topk=topk if key.steps else 1,
         num_draft_tokens=key.num_draft_tokens,
-        max_len=table.shape[1],
+        max_len=max_len,
         padded_rows=key.batch_size,
         max_nodes=max_nodes,
         max_position=max_position,

@@ -53,7 +53,9 @@ class SessionOptions:
     prefix_cache: bool = True
     kv_tokens: int | None = None  # size of the KV pool; default: what running requests need, if memory suffices
     memory_fraction: float = 0.85  # of the device's free memory, weights included
-    dtype: str = AUTO  # the checkpoint's; on a CPU at least float32
+    dtype: str = (
+        AUTO  # the checkpoint's; on a CPU float32 for 16 bits, unless it has native bfloat16 and the model is large
+    )
     device: str = AUTO
     threads: int | None = None  # of torch on a CPU, in the process; default: 1 for small models, else torch's choice
     seed: int = 0
@@ -225,6 +227,15 @@ def algorithm_name(options: SessionOptions) -> str:
     return "NONE" if options.draft is None else recognise_draft(options.draft)
 
 
+def with_look_up(options: SessionOptions) -> SessionOptions:
+    """Return `options` with look-up drafts (NGRAM) where neither draft nor algorithm is named, on a CPU: what it proposes costs next to
+    nothing and changes no token. On a GPU a draft from the host would take the round from its graph. `steps` 0 stays plain decoding."""
+    plain = options.draft is not None or options.algorithm.lower() != AUTO or options.steps == 0 or options.overlap
+    if plain or resolve_device(options.device) != "cpu":
+        return options
+    return replace(options, algorithm="NGRAM")
+
+
 def recognise_draft(directory: Path) -> str:
     """Return the algorithm that the draft in `directory` is made for, by its architecture or the tensors that only a head has."""
     from ..models.config import read_json
@@ -307,12 +318,23 @@ def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
         message = "float64 is for a CPU: the GPU's kernels sum in float32; choose float32 or bfloat16"
         raise ConfigError(ARGUMENTS, [Problem("dtype", message)])
     if name == AUTO:
-        # CPUs emulate the 16-bit formats, several times slower than they compute in 32 bits.
-        return target.dtype if device != "cpu" or target.dtype.itemsize >= 4 else torch.float32
+        wide = device != "cpu" or target.dtype.itemsize >= 4
+        return target.dtype if wide or _stays_narrow(target) else torch.float32
     if name not in DTYPES:
         message = f"{name!r} is none of {AUTO}, {', '.join(DTYPES)}{nearest_name(name, DTYPES)}"
         raise ConfigError(ARGUMENTS, [Problem("dtype", message)])
     return DTYPES[name]
+
+
+def _stays_narrow(target: ModelConfig) -> bool:
+    """Return whether a 16-bit model is computed in its own dtype on this CPU: if that is native, and reading the weights takes longer than
+    the calls, which are quicker for 32 bits."""
+    from ..models.checkpoint import required_bytes
+    from ..models.layouts import is_native
+    from .devices import ONE_CORE_LAYER_BYTES
+
+    layer_bytes = sum(required_bytes(target, target.dtype).values()) // target.num_layers
+    return is_native(target.dtype) and layer_bytes >= ONE_CORE_LAYER_BYTES
 
 
 def _graph_sizes(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> tuple[int, ...] | None:

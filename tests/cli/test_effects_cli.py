@@ -47,14 +47,17 @@ def test_a_key_of_a_file_without_effect_is_a_note(command, tmp_path):
     assert "Note:" not in command(*SIMULATE, path).out
 
 
+NONE = ("--algorithm", "NONE")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--adaptive", "none/such.json"], "adaptive: has no effect: NONE drafts nothing"),
-        (["--policy", "ema"], "policy: has no effect: NONE"),
-        (["--num-draft-tokens", 4], "--num-draft-tokens: has no effect: NONE"),
-        (["--topk", 4], "topk: NONE drafts no trees"),
-        (["--steps", 3], "steps: has no effect: NONE"),
+        ([*NONE, "--adaptive", "none/such.json"], "adaptive: has no effect: NONE drafts nothing"),
+        ([*NONE, "--policy", "ema"], "policy: has no effect: NONE"),
+        ([*NONE, "--num-draft-tokens", 4], "--num-draft-tokens: has no effect: NONE"),
+        ([*NONE, "--topk", 4], "topk: NONE drafts no trees"),
+        ([*NONE, "--steps", 3], "steps: has no effect: NONE"),
         (["--top-p", 0.9], "--top-p: has no effect: every request is greedy"),
         (["--top-k", 5], "--top-k: has no effect: every request is greedy"),
     ],

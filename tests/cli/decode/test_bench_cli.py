@@ -26,7 +26,20 @@ def arguments(tmp_path, monkeypatch) -> list:
     monkeypatch.setattr("foretoken.gpu.bench.copy_bandwidth.CPU_BYTES", 1 << 20)  # far beyond the caches takes seconds
     path = tmp_path / "small.json"
     path.write_text(json.dumps(SMALL))
-    cells = ["--batch-sizes", "1,2", "--context-lengths", "8", "--steps", "2", "--output-tokens", "16", "--repeat", "1"]
+    cells = [
+        "--batch-sizes",
+        "1,2",
+        "--context-lengths",
+        "8",
+        "--steps",
+        "2",
+        "--output-tokens",
+        "16",
+        "--repeat",
+        "1",
+        "--prompts",
+        "1",
+    ]
     return ["bench", "--random-weights", path, *cells, "--device", "cpu"]
 
 
@@ -42,7 +55,7 @@ def test_table_and_json(command, arguments, tmp_path):
     assert outcome.code == 0, outcome.err
     titles = next(line for line in outcome.out.splitlines() if "tokens/s" in line)
     assert re.split(r"\s{2,}", titles.strip()) == [
-        "batch", "context", "steps", "nodes", "tokens/s", "per req.", "accept", "speed-up", "ms/round", "draft", "verify",
+        "batch", "context", "steps", "nodes", "tokens/s", "per req.", "accept", "speed-up", "range", "ms/round", "draft", "verify",
         "host", "other", "floor", "prefill/s",
     ]  # fmt: skip
     rows = rows_of(outcome.out)
@@ -119,7 +132,7 @@ def test_bad_input_is_told_before_any_work(more, expected, command, arguments, m
 
 
 def test_too_much_memory(command, arguments, monkeypatch):
-    monkeypatch.setattr("foretoken.gpu.bench.plan.free_bytes", lambda device: 100_000)
+    monkeypatch.setattr("foretoken.gpu.bench.plan.free_bytes", lambda device: 50_000)
     outcome = command(*arguments)
     assert outcome.code == 2 and outcome.err.count("foretoken: ") == 1
     for words in ("not enough memory", "for weights", "for KV", "--batch-sizes"):

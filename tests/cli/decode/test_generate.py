@@ -124,7 +124,10 @@ def test_stats_stand_on_standard_error(generate, models):
         assert words in outcome.err, outcome.err
     for phase in ("draft", "verify", "host", "other"):
         assert f"{phase} " in outcome.err.splitlines()[-1]
-    assert "plain decoding" in generate("--prompt", "def add", "--max-tokens", 3, "--stats").err
+    without_draft = ("--prompt", "def add", "--max-tokens", 3, "--stats")
+    assert "NGRAM, 3 steps" in generate(*without_draft).err
+    for plain in (("--algorithm", "NONE"), ("--steps", 0)):
+        assert "plain decoding" in generate(*without_draft, *plain).err
 
 
 def test_a_run_leaves_its_files_and_replays(generate, command, models, prompts, tmp_path):
@@ -166,7 +169,10 @@ BAD = {
     "a prompt beyond the context": (["--prompt", "a b c " * 200], ["--prompt", "601 tokens", "room for 255"]),
     "a context beyond the model": (["--prompt", "x", "--context-len", "999"], ["--context-len: 999", "256 positions"]),
     "a device that is not there": (["--prompt", "x", "--device", "cuda:77"], ["cuda:77", "not there"]),
-    "an option without effect": (["--prompt", "x", "--adaptive", "default"], ["foretoken: --adaptive: has no effect"]),
+    "an option without effect": (
+        ["--prompt", "x", "--algorithm", "NONE", "--adaptive", "default"],
+        ["foretoken: --adaptive: has no effect"],
+    ),
     "nodes of one step count": (
         ["--prompt", "x", "--algorithm", "NGRAM", "--steps", "3", "--num-draft-tokens", "5:6"],
         ["foretoken: --num-draft-tokens.5: is for no candidate"],

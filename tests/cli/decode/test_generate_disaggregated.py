@@ -163,7 +163,7 @@ def test_a_dead_worker_fails_its_requests_by_name(command, models, monkeypatch):
         ((*PAIR, "--device", "tpu"), "'tpu' is neither cpu nor cuda"),
         ((*PAIR, "--algorithm", "EAGEL3"), "unknown algorithm 'EAGEL3'"),
         ((*PAIR, "--kv-tokens", 1 << 60), "not enough memory on cpu"),
-        ((*PAIR, "--steps", 3), "NONE drafts nothing"),
+        ((*PAIR, "--algorithm", "NONE", "--steps", 3), "NONE drafts nothing"),
     ],
 )
 def test_bad_input_is_one_message_before_a_process_is_started(command, models, monkeypatch, arguments, expected):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from foretoken.cli.decode.bench_display import footing
 from foretoken.core.algorithm.algorithm import Drafter
 from foretoken.core.errors import ForetokenError
 from foretoken.core.model_shape import known_models, lookup_model
@@ -16,6 +17,7 @@ from foretoken.gpu.bench import copy_bandwidth as bandwidth_module
 from foretoken.gpu.bench.arm import Arm, common_outputs
 from foretoken.gpu.bench.floor import round_bytes
 from foretoken.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench
+from foretoken.gpu.bench.processes import summarised
 from foretoken.gpu.bench.prompts import bench_prompts
 from foretoken.gpu.bench.report import graph_costs, report
 from foretoken.gpu.bench.run import Bench
@@ -56,7 +58,13 @@ def small(tmp_path) -> BenchOptions:
     path = tmp_path / "small.json"
     path.write_text(json.dumps(SMALL))
     return BenchOptions(
-        random_weights=str(path), batch_sizes="2", context_lengths="12", output_tokens=24, repeat=2, device="cpu"
+        random_weights=str(path),
+        batch_sizes="2",
+        context_lengths="12",
+        output_tokens=24,
+        prompts=1,
+        repeat=2,
+        device="cpu",
     )
 
 
@@ -239,7 +247,7 @@ def test_a_checkpoint_decodes_its_own_tokens(tmp_path, write_draft):
     )
     plan, _, results = run(replace(options, draft=str(write_draft(tmp_path / "draft")), dtype="float64"))
     assert plan.acceptance is None and plan.acceptance_name == "measured"
-    assert [result.equal_outputs for result in results] == [1, 1, 3, 3]
+    assert [result.equal_outputs for result in results] == [4, 4, 6, 6], "four prompts at least, in whole batches"
 
 
 def test_turns_repeat_themselves_and_end_with_the_first_request(small):
@@ -275,6 +283,20 @@ def test_turns_repeat_themselves_and_end_with_the_first_request(small):
     assert (timing.rounds, timing.tokens) == (first.rounds, first.tokens), "a round in flight past the end is not timed"
     other = replace(timing, outputs=((9999, *timing.outputs[0][1:]), *timing.outputs[1:]))
     assert common_outputs(first, other) == 2
+
+
+def test_processes_are_summarised_and_what_cannot_be_is_explained(small):
+    plan, _, results = run(replace(small, steps="3"))
+    slow = [replace(r, speedup=4 * r.speedup, tokens_per_s=1.0, round_ms=8.0 if not r.steps else 2.0) for r in results]
+    summary = summarised([results, slow, slow])
+    assert summary[1].speedups == (results[1].speedup, slow[1].speedup, slow[1].speedup)
+    assert (summary[1].tokens_per_s, summary[0].round_ms) == (1.0, 8.0)
+    suspect = replace(summary[1], speedup=summary[1].accept_length + 0.5)
+    lines = footing(plan, [summary[0], suspect])
+    assert (
+        "is more than the accept length" in lines[1] and "2.000 ms, less than the 8.000 ms of a plain step" in lines[1]
+    )
+    assert len(footing(plan, [summary[0], replace(suspect, speedup=1.0)])) == 1
 
 
 # -- the floor --------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_nothing_in_a_round_looks_at_a_value(algorithm, steps, topk, nodes, samp
     width = steps + 1
     table = torch.zeros((BATCH + 1, 64), dtype=torch.int32, device=META)
     batch = replace(
-        padded_shape(table, GraphKey(steps, nodes, BATCH), topk, max_position=40, max_nodes=9),
+        padded_shape(table, GraphKey(steps, nodes, BATCH), topk, max_position=40, max_len=41, max_nodes=9),
         row_numbers=np.arange(1, BATCH + 1),
     )
     hidden_size = 16

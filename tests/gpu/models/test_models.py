@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from foretoken.checks.executor.plain_texts import CachedAttention
-from foretoken.gpu.models import projection
+from foretoken.gpu.models import layouts, projection
 from foretoken.gpu.models.checkpoint import load_target, random_weights, save_target
 from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foretoken.gpu.models.decoder import Capture, Decoder
@@ -13,6 +15,7 @@ from foretoken.gpu.models.moe import ExpertMlp
 from foretoken.gpu.models.projection import pack_projections
 from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.session.plan import resolve_dtype
 from foretoken.gpu.tiny.dense import DenseAttention
 from transformers import (
     Gemma2Config,
@@ -326,24 +329,31 @@ def test_dense_attention_keeps_sequences_apart_and_looks_back_only():
     assert (model(tokens[:3], moved).hidden - alone[0]).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+LAYOUTS = [
+    (dtype, layout) for dtype in (torch.float32, torch.bfloat16, torch.float64) for layout in layouts.candidates(dtype)
+]
+
+
+@pytest.mark.parametrize("dtype, layout", LAYOUTS)
 @torch.no_grad()
-def test_packed_weights_change_the_speed_only(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+def test_packed_weights_change_the_speed_only(dtype: torch.dtype, layout: str, monkeypatch: pytest.MonkeyPatch):
     config = ModelConfig(
         QWEN3_MOE, 70, 48, 80, 3, 4, 2, 16, qkv_bias=True, moe=MoeConfig(4, 2, 24, mlp_only_layers=(0,))
     )
     plain, small, packed = (random_weights(config, TorchOps(), "cpu", dtype, seed=4) for _ in range(3))
     pack_projections(small)
     monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
+    monkeypatch.setattr(projection, "choose_layout", lambda weight: layout)
     pack_projections(packed)
     for model in small, packed:
         owned = [p for module in model.modules() for p in getattr(module, "projections", ())]
         assert len(owned) == 3 * 2 + 2 + 1, "attention twice a layer, the one dense MLP, the LM head"
-        blocked, transposed = (
-            projection.has_packed_kernels(dtype) and model is packed,
-            dtype is torch.float32 and model is small,
+        expected = layout if model is packed else layouts.COLUMNS if dtype is torch.float32 else layouts.ROWS
+        assert {p.layout for p in owned} == {expected}
+        assert all(bool(p._weight.isnan().all()) == (expected != layouts.ROWS) for p in owned), (
+            "one layout is in memory"
         )
-        assert all((p._packed is not None, p._transposed is not None) == (blocked, transposed) for p in owned)
+        assert model.weight_bytes == plain.weight_bytes
     tolerance = {} if dtype is not torch.bfloat16 else {"rtol": 0.05, "atol": 0.05}
     for n in (1, 2, 3, 5, 40):
         tokens = tokens_of(n) % 70
@@ -352,9 +362,48 @@ def test_packed_weights_change_the_speed_only(dtype: torch.dtype, monkeypatch: p
             out = model(tokens, DenseAttention([n])).hidden
             torch.testing.assert_close(out, expected, **tolerance)
             torch.testing.assert_close(model.logits(out), plain.logits(expected), **tolerance)
-    # One row, as in plain decoding, goes past the blocked layout to the same bits.
-    one = tokens_of(1) % 70
-    assert torch.equal(*(model(one, DenseAttention([1])).hidden for model in (plain, packed)))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_large_models_keep_bfloat16_where_the_cpu_has_it(native: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(layouts, "is_native", lambda dtype: native and dtype is torch.bfloat16)
+    large = ModelConfig(LLAMA, 70, 2048, 8192, 2, 16, 4, 128, dtype=torch.bfloat16)
+    small = ModelConfig(LLAMA, 70, 64, 128, 2, 4, 2, 16, dtype=torch.bfloat16)
+    assert resolve_dtype("auto", large, "cpu") is (torch.bfloat16 if native else torch.float32)
+    assert resolve_dtype("auto", small, "cpu") is torch.float32, (
+        "calls take longer than reading: 32 bits have quicker ones"
+    )
+    assert resolve_dtype("auto", replace(large, dtype=torch.float16), "cpu") is torch.float32
+    assert resolve_dtype("bfloat16", small, "cpu") is torch.bfloat16
+
+
+@torch.no_grad()
+def test_tied_embeddings_are_kept_beside_the_packed_head():
+    config = ModelConfig(LLAMA, 70, 48, 80, 1, 4, 2, 16, tied_embeddings=True)
+    plain, packed = (random_weights(config, TorchOps(), "cpu", torch.float32, seed=4) for _ in range(2))
+    pack_projections(packed)
+    assert packed.projections[0].layout == layouts.COLUMNS
+    expected = plain(tokens_of(3) % 70, DenseAttention([3])).hidden
+    out = packed(tokens_of(3) % 70, DenseAttention([3])).hidden
+    torch.testing.assert_close(packed.logits(out), plain.logits(expected))
+
+
+def test_the_layout_is_measured_once_and_noted(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(layouts, "COLD_BYTES", 1024)
+    monkeypatch.setattr(layouts, "candidates", lambda dtype: (layouts.ROWS, layouts.COLUMNS))
+    times = iter([4.0] * 2 * layouts.REPEATS + [3.0] * 2 * layouts.REPEATS)
+    monkeypatch.setattr(layouts, "_timed", lambda *of: next(times))
+    layouts._known.cache_clear()
+    weight = torch.ones(8, 4)
+    assert layouts.choose_layout(weight) == layouts.COLUMNS
+    layouts._known.cache_clear()  # another process
+    assert layouts.choose_layout(weight) == layouts.COLUMNS, "read, for nothing is left to time"
+    layouts.notes_file().write_text("no JSON")
+    layouts._known.cache_clear()
+    times = iter([4.0] * 2 * layouts.REPEATS + [3.9] * 2 * layouts.REPEATS)
+    assert layouts.choose_layout(weight) == layouts.ROWS, "a gain that may be noise changes nothing"
+    layouts._known.cache_clear()
 
 
 @pytest.mark.gpu

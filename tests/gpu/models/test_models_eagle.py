@@ -15,6 +15,7 @@ from foretoken.gpu.models.config import LLAMA, ModelConfig
 from foretoken.gpu.models.decoder import Capture, Decoder
 from foretoken.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead
 from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foretoken.gpu.models.layouts import BLOCKS
 from foretoken.gpu.models.projection import pack_projections
 from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.ops.torch_ops import TorchOps
@@ -200,6 +201,7 @@ def test_a_tied_target_lends_its_embeddings_as_lm_head():
 @torch.no_grad()
 def test_packed_heads_draft_the_same(algorithm: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
+    monkeypatch.setattr(projection, "choose_layout", lambda weight: BLOCKS)
     narrow = random_weights(MODEL, TorchOps(), "cpu", torch.float32)
     aux_layers = (1, 2, 4) if algorithm == EAGLE3 else ()
     head = filled(random_head(HeadConfig(algorithm, LAYER, 32, 50, aux_layers), narrow))
@@ -211,6 +213,6 @@ def test_packed_heads_draft_the_same(algorithm: str, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(packed.hidden, plain.hidden)
     torch.testing.assert_close(head.logits(packed.logits_hidden), logits)
     owned = [p for module in head.modules() for p in getattr(module, "projections", ())]
-    assert all(p._packed is not None for p in owned)
+    assert all(p.layout == BLOCKS for p in owned)
     # The target's LM head is the target's to pack.
     assert len(owned) == {EAGLE: 5, EAGLE3: 6, MULTI_LAYER_EAGLE: 5}[algorithm]
