@@ -90,6 +90,7 @@ class Answer(Response):
                 ]
                 await self._send(send, start, b"".join(map(_event, events)), False)
                 start = None
+                self._frontend.sent(deltas)
             await self._send(send, None, b"".join(map(_event, self._form.last())) + b"data: [DONE]\n\n", True)
         except ApiError as error:
             if start is None:

@@ -223,7 +223,7 @@ class _Api:
         if asked.n * len(prompts) > limits.max_choices:
             message = f"{asked.n} outputs of {len(prompts)} prompts; at most {limits.max_choices} together"
             raise ApiError(400, message, param="n" if asked.n > 1 else param)
-        longest = min(self._body.max_prompt_len, limits.max_prompt_tokens or self._body.max_prompt_len)
+        longest = min(self._body.context_len - 1, limits.max_prompt_tokens or self._body.context_len)
         for prompt in prompts:
             if not 1 <= len(prompt) <= longest:
                 message = f"the prompt has {len(prompt)} tokens; expected 1 to {longest}"

@@ -138,7 +138,7 @@ def joined(deltas: list[Delta]) -> Delta:
         for name, values in delta.outputs.items():
             outputs.setdefault(name, []).extend(values)
     tokens = [token for delta in deltas for token in delta.tokens]
-    return Delta("".join(delta.text for delta in deltas), tokens, outputs, deltas[-1].finish if deltas else None)
+    return Delta("".join(delta.text for delta in deltas), tokens, outputs, deltas[-1].finish, deltas[0].at_ns)
 
 
 def top_pairs(outputs: dict[str, list[np.ndarray]]) -> list[list[tuple[int, float]]]:

@@ -35,6 +35,7 @@ class Delta:
     tokens: list[int]
     outputs: dict[str, list[np.ndarray]]
     finish: str | None
+    at_ns: int  # of its first piece, by the clock of the body
 
 
 class Choice:
@@ -72,7 +73,7 @@ class Choice:
             self.finish = "stop" if self._decoder.stop is not None else FINISH.get(end.reason)
             if self.finish is None:
                 self.error = end.message or "the request failed"
-        return Delta(text, tokens, outputs, self.finish)
+        return Delta(text, tokens, outputs, self.finish, pieces[0].at_ns)
 
 
 class Reply:
@@ -132,6 +133,7 @@ class Frontend:
         self.tell = tell
         self.is_draining = False
         metrics.engines = body.engines
+        self._ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
         self._numbers = itertools.count()
         self._choices: dict[str, tuple[Reply, Choice]] = {}  # of outputs that the body has, by the ids of their orders
         self._replies: dict[str, Reply] = {}
@@ -197,6 +199,12 @@ class Frontend:
         """Forget a reply that no client waits for any more, and give up what of it is left."""
         self.abort(reply.choices)
         self._replies.pop(reply.id, None)
+
+    def sent(self, deltas: Iterable[tuple[Choice, Delta]]) -> None:
+        """Note that the socket has taken these."""
+        now_ns = self.body.at_ns(time.monotonic())
+        for _, delta in deltas:
+            self.metrics.histograms["delay"].add((now_ns - delta.at_ns) / self._ns_per_s)
 
     def find(self, reply_id: str) -> Reply | None:
         """Return the reply of this id that is being served."""

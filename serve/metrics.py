@@ -6,6 +6,7 @@ what drafts brought. Times are those of the body, so that of a simulated deploym
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -50,6 +51,7 @@ NAMES: Mapping[str, tuple[str | None, str | None, str]] = {
     "itl": ("inter_token_latency_seconds", "inter_token_latency_seconds", "Between the rounds that brought a request tokens."),
     "tpot": ("request_time_per_output_token_seconds", "time_per_output_token_seconds", "Mean time per token after the first."),
     "e2e": ("e2e_request_latency_seconds", "e2e_request_latency_seconds", "From arrival to the end."),
+    "delay": ("response_delay_seconds", None, "From a round's end to its text at the client's socket, in real seconds."),
     "rounds": ("spec_decode_num_drafts", None, "Verified drafts: rounds, counted per request."),
     "drafted": ("spec_decode_num_draft_tokens", None, "Draft tokens that were verified."),
     "accepted": ("spec_decode_num_accepted_tokens", None, "Draft tokens that were accepted."),
@@ -61,7 +63,7 @@ NAMES: Mapping[str, tuple[str | None, str | None, str]] = {
     "failures": ("steps_lost", None, "Steps of the device that failed."),
 }  # fmt: skip
 STYLES = ("foretoken", "vllm", "sglang")
-OWN = ("spec_decode_accept_length", "spec_decode_num_steps", "requests_refused", "steps_lost")
+OWN = ("response_delay_seconds", "spec_decode_accept_length", "spec_decode_num_steps", "requests_refused", "steps_lost")
 """Names that vLLM does not have: shown with our prefix in its style, too."""
 
 
@@ -72,11 +74,9 @@ class _Histogram:
         self.counts = [0] * (len(_SECONDS) + 1)
         self.total = 0.0
 
-    def add(self, nanoseconds: Sequence[int]) -> None:
-        seconds = np.maximum(np.array(nanoseconds, dtype=np.float64), 0.0) * 1e-9
-        for bucket in np.searchsorted(_SECONDS, seconds).tolist():
-            self.counts[bucket] += 1
-        self.total += float(seconds.sum())
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(_SECONDS, seconds)] += 1
+        self.total += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
         edges = [*map(str, _SECONDS), "+Inf"]
@@ -104,7 +104,7 @@ class ServerMetrics:
         self.ended: Counter[str] = Counter(dict.fromkeys(_REASONS.values(), 0))
         self.accepted_at: list[int] = []
         self.steps: dict[int, int] = {}
-        self.histograms = {name: _Histogram() for name in ("ttft", "itl", "tpot", "e2e")}
+        self.histograms = {name: _Histogram() for name in ("ttft", "itl", "tpot", "e2e", "delay")}
         self._open: dict[str, _Times] = {}
 
     def sink(self, engine: int) -> EventSink:
@@ -139,30 +139,26 @@ class ServerMetrics:
 
     def deliver(self, pieces: Sequence[Piece]) -> None:
         """Note what a turn brought."""
-        gaps, firsts = [], []
         for piece in pieces:
             times = self._open[piece.request_id]
             if piece.tokens:
                 if times.num_tokens:
-                    gaps.append(piece.at_ns - times.last_ns)
+                    self.histograms["itl"].add((piece.at_ns - times.last_ns) / 1e9)
                 else:
                     times.first_ns = piece.at_ns
-                    firsts.append(piece.at_ns - times.arrival_ns)
+                    self.histograms["ttft"].add((piece.at_ns - times.arrival_ns) / 1e9)
                 times.last_ns = piece.at_ns
                 times.num_tokens += len(piece.tokens)
                 self.totals["output_tokens"] += len(piece.tokens)
             if piece.finished is not None:
                 self._end(piece, self._open.pop(piece.request_id))
-        for name, values in (("itl", gaps), ("ttft", firsts)):
-            if values:
-                self.histograms[name].add(values)
 
     def _end(self, piece: Piece, times: _Times) -> None:
         self.ended[_REASONS[piece.finished.reason]] += 1
         if piece.finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self.histograms["e2e"].add([piece.at_ns - times.arrival_ns])
+            self.histograms["e2e"].add((piece.at_ns - times.arrival_ns) / 1e9)
             if times.num_tokens > 1:
-                self.histograms["tpot"].add([(times.last_ns - times.first_ns) // (times.num_tokens - 1)])
+                self.histograms["tpot"].add((times.last_ns - times.first_ns) / 1e9 / (times.num_tokens - 1))
 
     def values(self) -> dict[str, float]:
         """Return the numbers that have no further label, over all engines."""

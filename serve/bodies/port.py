@@ -50,6 +50,11 @@ class Piece:
     finished: FinishedRequest | None = None  # in the last piece
 
 
+def longest_request(engines: Sequence[Engine]) -> int:
+    """Return the tokens of a prompt with its output that context and pool of every engine take."""
+    return min(min(one.config.context_len, one.sizes.pool_limit(one.config)) for one in engines)
+
+
 class TextCodec(Protocol):
     """The tokenizer of a body, as `gpu.session.text.Tokenizer` is one."""
 
@@ -66,8 +71,7 @@ class Body(Protocol):
     name: str  # of the model, for clients
     tokenizer: TextCodec
     vocab_size: int  # token ids below it are prompts
-    context_len: int  # tokens of a prompt with its output
-    max_prompt_len: int
+    context_len: int  # tokens of a prompt with its output, at least 1
     unsupported: Mapping[str, str]
     engines: Sequence[Engine]
 

@@ -11,7 +11,7 @@ from ...core.prompt import Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.session import DecodeSession
-from .port import Order, Piece
+from .port import Order, Piece, longest_request
 
 
 class RealBody:
@@ -23,9 +23,8 @@ class RealBody:
         self.name = name
         self.tokenizer = session.tokenizer
         self.vocab_size = session.tokenizer.vocab_size
-        self.context_len = session.engine.config.context_len
-        self.max_prompt_len = session.plan.max_prompt_len()
         self.engines: Sequence[Engine] = (session.engine,)
+        self.context_len = longest_request(self.engines)
         self._loop = session.loop
         self._restart = session.executor.restart
         self._stop_tokens = session.tokenizer.eos_ids

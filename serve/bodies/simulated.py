@@ -16,7 +16,7 @@ from ...core.scheduler.engine import Engine
 from ...sim.scenario import Scenario
 from .filler import FillerTokenizer, filler
 from .live import Emission, LiveSimulation
-from .port import Order, Piece
+from .port import Order, Piece, longest_request
 
 BLOCK_SIZE = 16
 """Tokens of the blocks by which the policy prefix_aware compares prompts."""
@@ -47,10 +47,8 @@ class SimulatedBody:
         self.name = self.simulation.assembly.target.name
         self.tokenizer = FillerTokenizer()
         self.vocab_size = MAX_TOKEN_ID + 1
-        spec = self.simulation.assembly.spec
-        self.context_len = spec.resolve_sizes().total_limit
-        self.max_prompt_len = self.context_len - 1
         self.engines: Sequence[Engine] = self.simulation.engines
+        self.context_len = longest_request(self.engines)
         self._needs_blocks = "prefix_aware" in (b.policy for b in self.simulation.router.balancers.values())
         self._speed = speed
         self._clock = clock

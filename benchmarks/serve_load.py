@@ -1,0 +1,142 @@
+"""Load on a simulated server: streams that are held for a minute, and what the server adds to the simulated times.
+
+    python benchmarks/serve_load.py --streams 256 --seconds 60
+    python benchmarks/serve_load.py --scenario examples/chat_on_h100.toml --set hardware.gpu=A100
+
+Starts `foretoken serve --simulate` and keeps so many streams open, each the next request of a client whose last one has ended. Prints the
+table of docs/serve.md: requests that were lost (a stream without its end, or with another number of tokens than it asked for), tokens per
+second, the delay from a simulated round's end to its text at the socket, and the memory of the server. Exit code 1 if a request was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LAST = b"data: [DONE]\n\n"
+BUCKET = 'foretoken:response_delay_seconds_bucket{le="'
+
+
+@dataclass
+class Counts:
+    """What clients have seen."""
+
+    completed: int = 0
+    lost: int = 0
+    tokens: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+
+
+async def client(port: int, number: int, until: float, counts: Counts) -> None:
+    """Send one request after another on one connection."""
+    dice = random.Random(number)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    while time.monotonic() < until:
+        asked = dice.randrange(50, 250)
+        body = {
+            "prompt": f"{number} " + "word " * dice.randrange(20, 200),
+            "max_tokens": asked,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        data = json.dumps({**body, "stream_options": {"include_usage": True}}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        begin = time.monotonic()
+        writer.write(head.encode() + data)
+        await reader.readuntil(b"\r\n\r\n")
+        counts.ttft_s.append(time.monotonic() - begin)
+        answer = await _rest(reader)
+        got = int(answer.rpartition(b'"completion_tokens":')[2].partition(b",")[0] or 0)
+        counts.tokens += got
+        counts.completed += got == asked
+        counts.lost += got != asked
+    writer.close()
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    """Return the end of a stream, up to its last chunk."""
+    tail = b""
+    while not tail.endswith(b"0\r\n\r\n"):
+        part = await reader.read(1 << 16)
+        if not part:
+            return b""
+        tail = (tail + part)[-2000:]
+    return tail if LAST in tail else b""
+
+
+async def watch_memory(pid: int, until: float) -> list[int]:
+    """Return the server's resident memory in bytes, every second."""
+    found = []
+    while time.monotonic() < until:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        found.append(pages * 4096)
+        await asyncio.sleep(1.0)
+    return found
+
+
+async def load(port: int, pid: int, streams: int, seconds: float) -> tuple[Counts, list[int]]:
+    counts, until = Counts(), time.monotonic() + seconds
+    memory = asyncio.create_task(watch_memory(pid, until))
+    await asyncio.gather(*(client(port, number, until, counts) for number in range(streams)))
+    return counts, await memory
+
+
+def delays(address: str) -> dict[str, float]:
+    """Return quantiles of the delay, each the upper edge of the bucket that holds it, in ms."""
+    text = urllib.request.urlopen(f"{address}/metrics").read().decode()
+    edges = [
+        (line.split('"')[1], float(line.rpartition(" ")[2])) for line in text.splitlines() if line.startswith(BUCKET)
+    ]
+    total = edges[-1][1]
+    return {
+        f"p{q}": 1000 * float(next(edge for edge, count in edges if count >= q / 100 * total)) for q in (50, 90, 99)
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", default=str(ROOT / "examples/chat_on_h100.toml"))
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    asked = parser.parse_args()
+    settings = [part for item in asked.set for part in ("--set", item)]
+    command = [sys.executable, "-m", "foretoken.cli", "serve", "--simulate", asked.scenario, *settings, "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        address = ""
+        while not address and (line := server.stderr.readline()):
+            print(line, end="", file=sys.stderr)
+            address = line.partition(" is served on ")[2].strip()
+        if not address:
+            sys.exit(2)
+        port = int(address.rpartition(":")[2])
+        begin = time.monotonic()
+        counts, memory = asyncio.run(load(port, server.pid, asked.streams, asked.seconds))
+        took, late = time.monotonic() - begin, delays(address)
+        server.terminate()
+    settled = memory[len(memory) // 3 :] or memory
+    rows = {
+        "streams held": f"{asked.streams} for {asked.seconds:g} s",
+        "requests completed": f"{counts.completed:,}",
+        "requests lost": f"{counts.lost:,}",
+        "output tokens per second": f"{counts.tokens / took:,.0f}",
+        "added latency p50, p90, p99": ", ".join(f"≤ {value:g}" for value in late.values()) + " ms",
+        "memory after a third, at the end": f"{settled[0] / 2**20:,.0f}, {settled[-1] / 2**20:,.0f} MiB",
+    }
+    print("| measured | value |\n| --- | --- |")
+    for name, value in rows.items():
+        print(f"| {name} | {value} |")
+    sys.exit(bool(counts.lost))
+
+
+if __name__ == "__main__":
+    main()
