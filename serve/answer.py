@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from .errors import ApiError
+from .errors import ApiError, event
 from .frontend import Choice, Delta, Frontend, Reply
 
 Message = MutableMapping[str, Any]
@@ -25,11 +25,11 @@ Send = Callable[[Message], Awaitable[None]]
 class Form(Protocol):
     """Writes a reply in the words of one endpoint."""
 
-    def first(self) -> list[dict[str, Any]]:
+    def first(self) -> list[bytes]:
         """Return the events before the first text."""
 
-    def delta(self, choice: Choice, delta: Delta) -> dict[str, Any]: ...
-    def last(self) -> list[dict[str, Any]]:
+    def delta(self, choice: Choice, delta: Delta) -> bytes: ...
+    def last(self) -> list[bytes]:
         """Return the events after the last text."""
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
@@ -45,19 +45,31 @@ class Answer(Response):
         self._reply = reply
         self._form = form
         self._stream = stream
+        self._send_began: float | None = None  # while the client is to take something
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send_stream(send) if self._stream else self._send_whole(send))
         leaving = asyncio.ensure_future(_client_leaves(receive))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            while not await self._has_ended(sending, leaving):
+                pass
             if sending.done():
-                with contextlib.suppress(OSError, TimeoutError):  # the client has gone, or takes nothing
+                with contextlib.suppress(OSError):  # the client has gone
                     sending.result()
         finally:
             sending.cancel()
             leaving.cancel()
             self._frontend.close(self._reply)
+
+    async def _has_ended(self, sending: asyncio.Future, leaving: asyncio.Future) -> bool:
+        """Wait for some time; return whether all is sent, or the client has left or takes nothing. At the deadline the reply fails."""
+        now, stall_s = asyncio.get_running_loop().time, self._frontend.limits.stall_s
+        wait_s = min(stall_s / 4, max(self._reply.deadline - now(), 0.01))
+        done, _ = await asyncio.wait((sending, leaving), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        if now() >= self._reply.deadline:
+            after = f"{self._frontend.limits.deadline_s:g} s"
+            self._reply.fail(ApiError(504, f"not finished after {after}", code="deadline_exceeded"))
+        return bool(done) or (self._send_began is not None and now() - self._send_began > stall_s)
 
     async def _news(self) -> AsyncIterator[list[tuple[Choice, Delta]]]:
         while deltas := await self._reply.take():
@@ -88,22 +100,23 @@ class Answer(Response):
                     for choice, delta in deltas
                     if delta.text or delta.finish or delta.tokens
                 ]
-                await self._send(send, start, b"".join(map(_event, events)), False)
+                await self._send(send, start, b"".join(events), False)
                 start = None
                 self._frontend.sent(deltas)
-            await self._send(send, None, b"".join(map(_event, self._form.last())) + b"data: [DONE]\n\n", True)
+            await self._send(send, None, b"".join([*self._form.last(), b"data: [DONE]\n\n"]), True)
         except ApiError as error:
             if start is None:
-                await self._send(send, None, _event(error.to_json()), True)
+                await self._send(send, None, event(error.to_json()), True)
             else:
                 await self._send(send, _start(error.status, "application/json", error.headers), error.to_bytes(), True)
 
     async def _send(self, send: Send, start: Message | None, body: bytes, is_last: bool) -> None:
-        """Send a part of the body. Raises TimeoutError if the client does not take it."""
-        async with asyncio.timeout(self._frontend.limits.stall_s):
-            if start is not None:
-                await send(start)
-            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        """Send a part of the body, with its head in front of the first."""
+        self._send_began = asyncio.get_running_loop().time()
+        if start is not None:
+            await send(start)
+        await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        self._send_began = None
 
 
 async def _client_leaves(receive: Receive) -> None:
@@ -118,7 +131,3 @@ def _start(status: int, content_type: str, headers: dict[str, str] | None = None
         "status": status,
         "headers": [(name.lower().encode(), value.encode()) for name, value in pairs.items()],
     }
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"

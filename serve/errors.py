@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -39,6 +40,11 @@ class ApiError(Exception):
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.to_json()).encode()
+
+
+def event(value: dict[str, Any]) -> bytes:
+    """Return one server-sent event."""
+    return b"data: %b\n\n" % _encode(value).encode()
 
 
 def refused(message: str, retry_after_s: int) -> ApiError:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from .bodies.port import TextCodec
+from .errors import event
 from .frontend import Choice, Delta, Reply
 
 
@@ -34,14 +37,24 @@ class CompletionForm:
         self._echoes = echoes
         self._offsets = [0] * len(reply.choices)  # characters of the output before the next token
 
-    def first(self) -> list[dict[str, Any]]:
-        return [self._event([self._choice(i, text, None, None)]) for i, text in enumerate(self._echoes)]
+    def first(self) -> list[bytes]:
+        return [event(self._event([self._choice(i, text, None, None)])) for i, text in enumerate(self._echoes)]
 
-    def delta(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        return self._event([self._choice(choice.index, delta.text, self._logprobs(choice, delta), delta.finish)])
+    def delta(self, choice: Choice, delta: Delta) -> bytes:
+        if delta.finish is None and delta.text and self.num_logprobs is None:
+            head, tail = self._around_text[choice.index]
+            return head + json.dumps(delta.text).encode() + tail
+        return event(self._event([self._choice(choice.index, delta.text, self._logprobs(choice, delta), delta.finish)]))
 
-    def last(self) -> list[dict[str, Any]]:
-        return [self._event([]) | {"usage": self.usage()}] if self._with_usage else []
+    @cached_property
+    def _around_text(self) -> list[tuple[bytes, bytes]]:
+        """By choice: an event that has nothing but text, before and after it; most are of this kind."""
+        mark = "\0"
+        events = [event(self._event([self._choice(i, mark, None, None)])) for i in range(len(self.reply.choices))]
+        return [one.split(json.dumps(mark).encode()) for one in events]
+
+    def last(self) -> list[bytes]:
+        return [event(self._event([]) | {"usage": self.usage()})] if self._with_usage else []
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
         shown = []
@@ -97,10 +110,10 @@ class ChatForm(CompletionForm):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def first(self) -> list[dict[str, Any]]:
+    def first(self) -> list[bytes]:
         start = {"role": "assistant", "content": ""}
         return [
-            self._event([{"index": choice.index, "delta": start, "logprobs": None, "finish_reason": None}])
+            event(self._event([{"index": choice.index, "delta": start, "logprobs": None, "finish_reason": None}]))
             for choice in self.reply.choices
         ]
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..core.contract.request import FinishReason
-from ..gpu.session.text import StreamDecoder
-from .bodies.port import Body, Order, Piece
+from .bodies.port import Body, Order, Piece, TextDecoder
 from .errors import ApiError, refused
 from .limits import Limits
 from .metrics import ServerMetrics
@@ -41,7 +40,7 @@ class Delta:
 class Choice:
     """One output of a reply: its text as far as it is certain, and what has come since."""
 
-    def __init__(self, index: int, order: Order, decoder: StreamDecoder) -> None:
+    def __init__(self, index: int, order: Order, decoder: TextDecoder) -> None:
         self.index = index
         self.order = order
         self.num_tokens = 0
@@ -85,9 +84,8 @@ class Reply:
         self.num_prompt_tokens = num_prompt_tokens
         self.created = int(time.time())
         self.news = asyncio.Event()
-        self.lost: ApiError | None = None  # the body is gone
-        self._deadline = asyncio.get_running_loop().time() + deadline_s
-        self._deadline_s = deadline_s
+        self._failure: ApiError | None = None
+        self.deadline = asyncio.get_running_loop().time() + deadline_s
 
     @property
     def is_over(self) -> bool:
@@ -97,17 +95,18 @@ class Reply:
     def num_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self.choices)
 
+    def fail(self, error: ApiError) -> None:
+        """Let `take` raise `error`."""
+        self._failure = error
+        self.news.set()
+
     async def take(self) -> list[tuple[Choice, Delta]]:
-        """Wait for news and return them; an empty list once all choices are over. Raises ApiError if one failed, or at the deadline."""
+        """Wait for news and return them; an empty list once all choices are over. Raises ApiError if one failed, or the reply did."""
         while not self.is_over:
-            try:
-                async with asyncio.timeout_at(self._deadline):
-                    await self.news.wait()
-            except TimeoutError:
-                raise ApiError(504, f"not finished after {self._deadline_s:g} s", code="deadline_exceeded") from None
+            await self.news.wait()
             self.news.clear()
-            if self.lost is not None:
-                raise self.lost
+            if self._failure is not None:
+                raise self._failure
             deltas = [(choice, delta) for choice in self.choices if (delta := choice.take()) is not None]
             for choice in self.choices:
                 if choice.error:
@@ -178,8 +177,7 @@ class Frontend:
             message = f"{self.num_live} outputs are being served, at most {limit} may be"
             raise ApiError(429, message, code="too_many_streams", retry_after_s=self.limits.retry_after_s)
         orders = [replace(order, number=next(self._numbers)) for order in orders]
-        tokenizer = self.body.tokenizer
-        choices = [Choice(i, order, StreamDecoder(tokenizer, order.stop)) for i, order in enumerate(orders)]
+        choices = [Choice(i, order, self.body.make_decoder(order)) for i, order in enumerate(orders)]
         reply = Reply(reply_id, choices, num_prompt_tokens, self.limits.deadline_s)
         self._replies[reply_id] = reply
         for choice in choices:
@@ -234,5 +232,4 @@ class Frontend:
         for reply in self._replies.values():
             for choice in reply.choices:
                 choice.is_live = False
-            reply.lost = ApiError(503, "the engine has failed", code="engine_error")
-            reply.news.set()
+            reply.fail(ApiError(503, "the engine has failed", code="engine_error"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,6 +19,10 @@ from fastapi import FastAPI
 from ..core.errors import ForetokenError
 from ..observe.input_files import read_text
 from .frontend import Frontend
+
+SWITCH_INTERVAL_S = 0.0002
+"""How long a thread may keep the interpreter while another waits for it: with Python's 5 ms, so long would each call of the event loop into
+the system take while the scheduler computes."""
 
 
 class Server(uvicorn.Server):
@@ -65,6 +70,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.should_exit:
             return
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         host, port = self.servers[0].sockets[0].getsockname()[:2]

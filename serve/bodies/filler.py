@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -52,19 +53,33 @@ class FillerTokenizer:
         return self.encode("".join(f"<{m['role']}>\n{m['content']}\n" for m in messages) + "<assistant>\n")
 
 
+class WordDecoder:
+    """Text of filler tokens as they come, for `StreamDecoder`: each has a text of its own, and nothing is looked for in it."""
+
+    stop: str | None = None
+
+    def push(self, tokens: Sequence[int]) -> str:
+        return "".join([_WORD_OF[token] for token in tokens])
+
+    def finish(self) -> str:
+        return ""
+
+
 def filler(seed: int, key: int, first: int, count: int) -> list[int]:
     """Return the output tokens first … first + count − 1 of a request: words that depend on seed, key and position alone."""
     bits = hash64(seed, Purpose.TOKEN, key, np.arange(first, first + count))
     return _WORD_TOKENS[(bits % np.uint64(len(WORDS))).astype(np.int64)].tolist()
 
 
-def _tokens_of(piece: bytes) -> list[int]:
+@lru_cache(maxsize=1 << 16)
+def _tokens_of(piece: bytes) -> tuple[int, ...]:
     if piece.isascii():
-        return [sum(byte << 7 * i for i, byte in enumerate(piece)) | len(piece) << 28]
+        return (sum(byte << 7 * i for i, byte in enumerate(piece)) | len(piece) << 28,)
     parts = [piece[i : i + 3] for i in range(0, len(piece), 3)]
-    return [int.from_bytes(part, "little") | (4 + len(part)) << 28 for part in parts]
+    return tuple(int.from_bytes(part, "little") | (4 + len(part)) << 28 for part in parts)
 
 
+@lru_cache(maxsize=1 << 16)
 def _bytes_of(token: int) -> bytes:
     size = token >> 28
     if not 1 <= size <= 7 or token > MAX_TOKEN_ID:
@@ -74,4 +89,5 @@ def _bytes_of(token: int) -> bytes:
     return (token & (1 << 8 * (size - 4)) - 1).to_bytes(size - 4, "little")
 
 
+_WORD_OF = {_tokens_of(f" {word}".encode())[0]: f" {word}" for word in WORDS}
 _WORD_TOKENS = np.array([_tokens_of(f" {word}".encode())[0] for word in WORDS], dtype=np.int64)

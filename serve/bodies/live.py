@@ -84,8 +84,8 @@ class LiveSimulation(Simulation):
         call_at(self.env, max(at_ns, self.env.now), self.router.cancel, request_id)
 
     def advance(self, until_ns: int) -> list[Emission]:
-        """Let everything happen that does up to and at `until_ns`; return what requests got."""
-        while self.env.peek() <= until_ns:
+        """Let happen what does up to and at `until_ns`, or until requests get something; return what they got."""
+        while not self._emissions and self.env.peek() <= until_ns:
             self.env.step()
         emissions, self._emissions = self._emissions, []
         return emissions

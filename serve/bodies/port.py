@@ -65,6 +65,15 @@ class TextCodec(Protocol):
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray: ...
 
 
+class TextDecoder(Protocol):
+    """Text as its tokens come, as `gpu.session.text.StreamDecoder` is one: it ends before the first stop string, which `stop` is then."""
+
+    stop: str | None
+
+    def push(self, tokens: Sequence[int]) -> str: ...
+    def finish(self) -> str: ...
+
+
 class Body(Protocol):
     """Serves orders. `unsupported`: parameter of a request → why this body cannot honour it."""
 
@@ -77,6 +86,9 @@ class Body(Protocol):
 
     def at_ns(self, at_s: float) -> int:
         """Return the time of the body, real or simulated, at a time of `time.monotonic`."""
+
+    def make_decoder(self, order: Order) -> TextDecoder:
+        """Return what makes the text of an order's tokens."""
 
     def submit(self, order: Order) -> str:
         """Queue an order; return why it is refused, or an empty text. A refusal may also come as a piece."""

@@ -11,7 +11,8 @@ from ...core.prompt import Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.session import DecodeSession
-from .port import Order, Piece, longest_request
+from ...gpu.session.text import StreamDecoder
+from .port import Order, Piece, TextDecoder, longest_request
 
 
 class RealBody:
@@ -31,6 +32,9 @@ class RealBody:
 
     def at_ns(self, at_s: float) -> int:
         return round(at_s * 1e9)
+
+    def make_decoder(self, order: Order) -> TextDecoder:
+        return StreamDecoder(self.tokenizer, order.stop)
 
     def submit(self, order: Order) -> str:
         return self._loop.submit(

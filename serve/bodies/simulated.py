@@ -13,13 +13,17 @@ from ...core.errors import InvariantViolation
 from ...core.prompt import MAX_TOKEN_ID, Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
+from ...gpu.session.text import StreamDecoder
 from ...sim.scenario import Scenario
-from .filler import FillerTokenizer, filler
+from .filler import FillerTokenizer, WordDecoder, filler
 from .live import Emission, LiveSimulation
-from .port import Order, Piece, longest_request
+from .port import Order, Piece, TextDecoder, longest_request
 
 BLOCK_SIZE = 16
 """Tokens of the blocks by which the policy prefix_aware compares prompts."""
+
+AHEAD = 64
+"""Tokens of filler text that are made at once."""
 
 
 class SimulatedBody:
@@ -58,6 +62,9 @@ class SimulatedBody:
     def at_ns(self, at_s: float) -> int:
         return round((at_s - self._start_s) * self._speed * 1e9)
 
+    def make_decoder(self, order: Order) -> TextDecoder:
+        return StreamDecoder(self.tokenizer, order.stop) if order.stop else WordDecoder()
+
     def submit(self, order: Order) -> str:
         prompt = Prompt.of_tokens(order.prompt)
         if self._needs_blocks:
@@ -92,10 +99,7 @@ class SimulatedBody:
 
     def _piece(self, emission: Emission) -> Piece:
         writing, end = self._live[emission.request_id], emission.finished
-        tokens = (
-            filler(writing.seed, writing.key, writing.num_tokens, emission.num_tokens) if emission.num_tokens else []
-        )
-        writing.num_tokens += emission.num_tokens
+        tokens = writing.write(emission.num_tokens)
         if end is not None:
             del self._live[emission.request_id]
             if end.num_output != writing.num_tokens and end.reason is not FinishReason.ERROR:
@@ -105,9 +109,18 @@ class SimulatedBody:
 
 
 class _Writing:
-    """A request that is being served: the key of its words, and how many it has."""
+    """The output of a request so far: how many tokens it has, and those that come next, made many at once."""
 
-    __slots__ = ("key", "num_tokens", "seed")
+    __slots__ = ("_ahead", "_key", "_seed", "num_tokens")
 
     def __init__(self, seed: int, key: int) -> None:
-        self.seed, self.key, self.num_tokens = seed, key, 0
+        self._seed, self._key, self.num_tokens = seed, key, 0
+        self._ahead: list[int] = []
+
+    def write(self, count: int) -> list[int]:
+        """Return the next `count` tokens."""
+        if count > len(self._ahead):
+            self._ahead += filler(self._seed, self._key, self.num_tokens + len(self._ahead), max(count, AHEAD))
+        tokens, self._ahead = self._ahead[:count], self._ahead[count:]
+        self.num_tokens += count
+        return tokens
