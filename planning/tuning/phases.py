@@ -79,7 +79,7 @@ def mean_context(scenario: Scenario, model: RoundModel) -> int:
     """Return the KV tokens of an average request in the middle of its output."""
     from ...sim.load import make_workload
 
-    limit = model.plain.spec.resolve_sizes().total_limit
+    limit = model.plain.spec.config.context_len
     arrivals = list(itertools.islice(make_workload(scenario, limit), 1000))
     return round(float(np.mean([one.prompt.length + one.output_len / 2 for one in arrivals]))) if arrivals else 1
 
