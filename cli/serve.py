@@ -48,7 +48,10 @@ EVENTS = "events.jsonl"
 ModelDirectory = Annotated[
     Path | None,
     option(
-        "--model", MODEL, "Hugging Face checkpoint to decode: config.json, safetensors, tokenizer.json.", metavar="DIR"
+        "--model",
+        MODEL,
+        "Hugging Face checkpoint to decode: a directory, or its name on the hub.",
+        metavar="DIR|ORG/NAME",
     ),
 ]
 Simulate = Annotated[
@@ -161,12 +164,15 @@ def serve(
     }  # fmt: skip
     with _Recording(record) as recording:
         if model is not None:
+            from ..gpu.session.hub import local_checkpoint
             from ..gpu.session.plan import SessionOptions
 
             _refuse_for(
                 "--model", "a checkpoint is decoded", {"settings": settings, "speed": speed}, {"settings": "--set"}
             )
-            options = SessionOptions(model, **given, seed=seed or 0, block_rounds=1)
+            if given.get("draft") is not None:
+                given["draft"] = local_checkpoint(given["draft"], "draft")
+            options = SessionOptions(local_checkpoint(model), **given, seed=seed or 0, block_rounds=1)
             body, table = _real_body(options, recording), adaptive
         else:
             unused = {name: value for name, value in given.items() if value != _DEFAULTS[name]}

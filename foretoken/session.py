@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, overload
 
 from .core.contract.request import Request
 from .core.errors import ConfigError
+from .gpu.session.hub import local_checkpoint
 from .gpu.session.plan import SessionOptions
 from .gpu.session.prompts import PromptEntry, RequestDefaults, make_requests
 from .gpu.session.session import DecodeSession, Output, SessionStats
@@ -20,8 +20,8 @@ class Session:
     """A model, its draft, and the engine that serves prompts with them.
 
     Args:
-        model: Directory of a Hugging Face checkpoint.
-        draft: Directory of a draft model or head that was made for the model; None decodes plainly, or with NGRAM.
+        model: Directory of a Hugging Face checkpoint, or its name on the hub (`organisation/model`).
+        draft: Directory or name of a draft model or head that was made for the model; None decodes plainly, or with NGRAM.
         **options: The other fields of `SessionOptions`, for example `steps=5`, `topk=4`, `adaptive="default"`, `device="cuda"`.
 
     Raises:
@@ -37,8 +37,8 @@ class Session:
     """
 
     def __init__(self, model: str | PathLike[str], draft: str | PathLike[str] | None = None, **options: Any) -> None:
-        draft = None if draft is None else Path(draft)
-        self._session = DecodeSession.open(SessionOptions(model=Path(model), draft=draft, **options))
+        draft = None if draft is None else local_checkpoint(draft, "draft")
+        self._session = DecodeSession.open(SessionOptions(model=local_checkpoint(model), draft=draft, **options))
         self._num_prompts = 0
 
     @overload

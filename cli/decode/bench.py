@@ -38,7 +38,7 @@ CELLS = "Cells"
 
 Model = Annotated[
     Path | None,
-    option("--model", MODEL, "Hugging Face checkpoint: config.json, safetensors, tokenizer.json.", metavar="DIR"),
+    option("--model", MODEL, "Hugging Face checkpoint: a directory, or its name on the hub.", metavar="DIR|ORG/NAME"),
 ]
 RandomWeights = Annotated[
     str | None,

@@ -55,6 +55,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ...core.contract.request import Request
+    from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
     from ...gpu.session.prompts import PromptEntry, RequestDefaults
     from ...gpu.session.text import Tokenizer
@@ -120,6 +121,7 @@ def generate(
     from ...gpu.session.prompts import RequestDefaults
 
     start_logging(log_level, log_format)
+    model, draft = local_checkpoint(model), None if draft is None else local_checkpoint(draft, "draft")
     options = SessionOptions(
         model=model, draft=draft, algorithm=algorithm, steps=steps, topk=topk, num_draft_tokens=tree_nodes(num_draft_tokens),
         adaptive=adaptive, policy=policy, overlap=overlap, page_size=page_size, context_len=context_len,

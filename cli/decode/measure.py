@@ -12,6 +12,7 @@ import typer
 from .options import problems_name_options
 
 if TYPE_CHECKING:
+    from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
     from ...twin.measuring import Measured
 
@@ -50,7 +51,7 @@ def measure(
     from .twin import show_cells
 
     base = SessionOptions(
-        model=model,
+        model=local_checkpoint(model),
         device=device,
         threads=threads,
         max_running=max_running,
@@ -58,7 +59,7 @@ def measure(
         prefix_cache=False,
     )
     progress = StatusLine(quiet)
-    ways = _ways(base, draft, steps, topk, num_draft_tokens)
+    ways = _ways(base, None if draft is None else local_checkpoint(draft, "draft"), steps, topk, num_draft_tokens)
     arms = open_arms(ways, None, None, progress.show)
     plan = MeasuringPlan(repeats=repeat, clock=clock)
     about = {"ways": [arm.spec.to_json() for arm in arms], "model": str(model), "draft": str(draft), "plan": str(plan)}

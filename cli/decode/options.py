@@ -63,11 +63,12 @@ def tree_nodes(text: str | None) -> int | dict[str, int] | None:
 
 
 Model = Annotated[
-    Path, option("--model", MODEL, "Hugging Face checkpoint: config.json, safetensors, tokenizer.json.", metavar="DIR")
+    Path,
+    option("--model", MODEL, "Hugging Face checkpoint: a directory, or its name on the hub.", metavar="DIR|ORG/NAME"),
 ]
 Draft = Annotated[
     Path | None,
-    option("--draft", MODEL, "Draft checkpoint: a small model, or a head made for the model.", metavar="DIR"),
+    option("--draft", MODEL, "Draft checkpoint: a small model, or a head made for the model.", metavar="DIR|ORG/NAME"),
 ]
 Dtype = Annotated[
     str,

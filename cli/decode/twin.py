@@ -104,6 +104,7 @@ def twin(
     missing draft, a request that does not fit. docs/calibration.md says how to
     read the table and what the times leave out.
     """
+    from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
     from ...sim.scenario_file import load_scenario
     from ...twin.arms import open_arms
@@ -118,7 +119,8 @@ def twin(
     if model is None and pair is None:
         pair = _usual_pair(quiet)
     base = SessionOptions(
-        model=pair / "target" if model is None else model, draft=draft, dtype=dtype, device=device, threads=threads,
+        model=pair / "target" if model is None else local_checkpoint(model),
+        draft=None if draft is None else local_checkpoint(draft, "draft"), dtype=dtype, device=device, threads=threads,
         max_running=max_running, prefix_cache=False, seed=seed,
     )  # fmt: skip
     workload: Scenario = default_scenario()

@@ -15,6 +15,7 @@ from ...core.errors import ConfigError, Problem, nearest
 from ...core.kv.sizing import ceil_to_page
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
+from ..session.hub import local_checkpoint
 from ..session.plan import (
     ARGUMENTS,
     AUTO,
@@ -156,8 +157,8 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
     counts = _counts(options)
     batch_sizes, context_lengths, steps = counts["batch_sizes"], counts["context_lengths"], counts["steps"]
     session = SessionOptions(
-        model=options.model or Path(options.random_weights or ""),
-        draft=None if options.draft is None else Path(options.draft),
+        model=Path(options.random_weights or "") if options.model is None else local_checkpoint(options.model),
+        draft=None if options.draft is None else _draft_directory(options),
         algorithm=options.algorithm,
         topk=options.topk,
         num_draft_tokens=options.num_draft_tokens,
@@ -185,7 +186,7 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
         raise ConfigError(ARGUMENTS, [Problem("--acceptance", message)])
     plan = BenchPlan(
         options=options,
-        name=options.random_weights or Path(session.model).resolve().name,
+        name=options.random_weights or Path(options.model or "").resolve().name,
         target=target,
         draft=draft,
         algorithm=algorithm,
@@ -259,6 +260,11 @@ def _models(
             steps = (*(count for count in steps if count < heads), heads)
     check_algorithm(session, algorithm, max(steps) if algorithm.is_speculative else 0, target, draft)
     return target, algorithm, draft, steps
+
+
+def _draft_directory(options: BenchOptions) -> Path:
+    """Return where a checkpoint's draft is; beside random weights it is the name of a shape."""
+    return Path(options.draft) if options.model is None else local_checkpoint(options.draft, "draft")
 
 
 def _steps_of(algorithm: SpecAlgorithm, options: BenchOptions, steps: tuple[int, ...]) -> tuple[int, ...]:
