@@ -51,7 +51,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "core": {"numpy"},
     "observe": {"numpy", "pyarrow", "rich", "plotly"},
     "sim": {"numpy", "scipy", "pydantic", "simpy", "ray", "aiconfigurator_core"},
-    "gpu": {"numpy", "torch", "triton", "safetensors", "threadpoolctl", "tokenizers", "jinja2"},
+    "gpu": {"numpy", "torch", "triton", "safetensors", "threadpoolctl", "tokenizers", "jinja2", "huggingface_hub"},
     "properties": {"numpy", "hypothesis", "pytest"},
     "checks": {"numpy", "torch", "threadpoolctl", "simpy", "pyarrow", "hypothesis", "transformers"},
     "planning": {"numpy", "pyarrow", "scipy", "optuna"},

@@ -17,6 +17,7 @@ from .flash import (
     begin_softmax,
     choose_splits,
     device_of,
+    kind_of,
     reading_tiles,
     softmax_constants,
     split_range,
@@ -184,7 +185,7 @@ def _aot_case(
 ) -> AotCase:
     size = reading_tiles(heads // kv_heads, d, torch.bfloat16, capability)
     return AotCase(
-        f"decode_attention {heads}/{kv_heads} heads of {d}, {splits} parts{', windowed, capped, sinks' * bool(window)}",
+        f"decode_attention {heads}/{kv_heads} heads of {d}, {splits} parts{kind_of(window, softcap)}",
         decode_attention_kernel,
         {
             "*bf16": f"q k_pool v_pool sinks out {'' if splits > 1 else 'partial lse'}",
@@ -201,7 +202,7 @@ def _aot_case(
             "SPLITS": splits,
             "WINDOW": window,
             "SOFTCAP": softcap,
-            "SINKS": window > 0,
+            "SINKS": window > 0 and not softcap,
         },
         divisible_by_16=STRIDES,
         **size.options(),
@@ -213,4 +214,8 @@ def _aot_case(
 AOT_CASES = [
     _aot_case(*shape, capability) for shape in ((32, 8, 128, 1), (32, 8, 128, 32)) for capability in (8, 9, 10)
 ]
-AOT_CASES += [_aot_case(64, 8, 64, 1, capability, window=128, softcap=72.0) for capability in (8, 9, 10)]
+AOT_CASES += [
+    _aot_case(64, 8, 64, 1, capability, window=window, softcap=cap)
+    for window, cap in ((128, 0.0), (4096, 72.0))
+    for capability in (8, 9, 10)
+]

@@ -20,6 +20,7 @@ from .flash import (
     begin_softmax,
     computing_tiles,
     device_of,
+    kind_of,
     softmax_constants,
     store_tile,
 )
@@ -267,7 +268,7 @@ def _aot_case(new_len: int, capability: int, wide: bool = False, window: int = 0
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
     size = computing_tiles(new_len * 4, 128, dtype, capability)
     return AotCase(
-        f"extend_attention 32/8 heads of 128, {new_len} tokens{', float32' * wide}{', windowed, capped, sinks' * bool(window)}",
+        f"extend_attention 32/8 heads of 128, {new_len} tokens{', float32' * wide}{kind_of(window, softcap)}",
         extend_attention_kernel,
         {
             pointer: "q k v k_pool v_pool sinks out",
@@ -282,7 +283,7 @@ def _aot_case(new_len: int, capability: int, wide: bool = False, window: int = 0
             **size.constants(),
             "WINDOW": window,
             "SOFTCAP": softcap,
-            "SINKS": window > 0,
+            "SINKS": window > 0 and not softcap,
         },
         divisible_by_16=STRIDES,
         **size.options(),
@@ -293,4 +294,8 @@ def _aot_case(new_len: int, capability: int, wide: bool = False, window: int = 0
 
 AOT_CASES = [_aot_case(new_len, capability) for new_len in (4, 2048) for capability in (8, 9, 10)]
 AOT_CASES += [_aot_case(2048, capability, wide=True) for capability in (8, 9, 10)]
-AOT_CASES += [_aot_case(2048, capability, window=128, softcap=72.0) for capability in (8, 9, 10)]
+AOT_CASES += [
+    _aot_case(2048, capability, window=window, softcap=cap)
+    for window, cap in ((128, 0.0), (4096, 72.0))
+    for capability in (8, 9, 10)
+]

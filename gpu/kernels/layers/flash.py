@@ -222,6 +222,11 @@ def softmax_constants(softmax: Softmax) -> dict[str, int | float | bool]:
     return {"WINDOW": softmax.window, "SOFTCAP": softmax.softcap * LOG2_E, "SINKS": softmax.sinks is not None}
 
 
+def kind_of(window: int, softcap: float) -> str:
+    """Return how the name of a compiled case ends: windows come with a soft cap (Gemma 2) or with sinks (gpt-oss)."""
+    return "" if not window else ", window, capped" if softcap else ", window, sinks"
+
+
 @dataclass(frozen=True, slots=True)
 class SplitOutput:
     """Where the parts of an attention go; with one part straight to `out` (the others are then `out` too, and unused)."""

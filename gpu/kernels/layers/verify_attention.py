@@ -18,6 +18,7 @@ from .flash import (
     begin_softmax,
     choose_splits,
     device_of,
+    kind_of,
     reading_tiles,
     softmax_constants,
     split_range,
@@ -256,7 +257,7 @@ def _aot_case(
     floats = {pointer: f"{tensors} {parts}"} if wide or splits == 1 else {pointer: tensors, "*fp32": parts}
     return AotCase(
         f"verify_attention 32/8 heads of 128, {num_nodes} nodes, {splits} parts{', float32' * wide}"
-        f"{', windowed, capped, sinks' * bool(window)}",
+        f"{kind_of(window, softcap)}",
         verify_attention_kernel,
         {
             **floats,
@@ -273,7 +274,7 @@ def _aot_case(
             "SPLITS": splits,
             "WINDOW": window,
             "SOFTCAP": softcap,
-            "SINKS": window > 0,
+            "SINKS": window > 0 and not softcap,
         },
         divisible_by_16=STRIDES,
         **size.options(),
@@ -288,4 +289,8 @@ AOT_CASES = [
     for capability in (8, 9, 10)
 ]
 AOT_CASES += [_aot_case(16, 32, capability, wide=True) for capability in (8, 9, 10)]
-AOT_CASES += [_aot_case(16, 32, capability, window=128, softcap=72.0) for capability in (8, 9, 10)]
+AOT_CASES += [
+    _aot_case(16, 32, capability, window=window, softcap=cap)
+    for window, cap in ((128, 0.0), (4096, 72.0))
+    for capability in (8, 9, 10)
+]
