@@ -21,7 +21,7 @@ from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "cli", "foretoken")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "serve", "twin", "cli", "foretoken")
 
 
 def documents() -> list[Path]:
@@ -29,10 +29,10 @@ def documents() -> list[Path]:
 
 
 def code_of(text: str) -> Iterator[str]:
-    """Every line of a code block, and every piece of inline code."""
+    """Every line of a code block (with those that continue it), and every piece of inline code."""
     for number, part in enumerate(re.split(r"^```.*$", text, flags=re.MULTILINE)):
         if number % 2:
-            yield from part.splitlines()
+            yield from part.replace("\\\n", " ").splitlines()
         else:
             yield from re.findall(r"`([^`\n]+)`", part)
 
