@@ -60,6 +60,7 @@ bench: $(STAMP)
 # Every published measurement against the simulator: the tables of docs/accuracy.md. Minutes; a run that was stopped goes on.
 accuracy: .venv/.measured
 	$(BIN)/python benchmarks/accuracy.py $(ACCURACY)
+	$(BIN)/python docs/refresh.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -6,6 +6,7 @@ Such a part stands between the comments `<!-- from NAME -->` and `<!-- end -->`;
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from foretoken.properties.prefix_cache.contract import PrefixCache
 from foretoken.properties.relay.contract import Relay
 from foretoken.properties.simulator.contract import Simulator
 from foretoken.properties.step_controller.contract import StepController
+from foretoken.sim.calibration.accuracy import FIGURES
 from foretoken.sim.calibration.points import COLUMNS
 from foretoken.sim.cost import round as round_cost
 from foretoken.sim.cost.hardware import known_gpus
@@ -210,6 +212,23 @@ BLOCKS = {
 }
 
 
+def accuracy_figures(page: str) -> str:
+    """Return the summary of docs/accuracy.md as the package has it: mean absolute errors in percent."""
+    summary = re.search(r"<!-- accuracy: summary -->\n(.*?)<!-- end -->", page, re.DOTALL)[1]
+    points, *table = filter(None, summary.splitlines())
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table)
+    errors = {
+        row[0]: {name: float(cell) for name, cell in zip(head[1:], row[1:], strict=True) if cell != "–"} for row in rows
+    }
+    whole = {
+        "source": "docs/accuracy.md, which `make accuracy` writes",
+        "points": points,
+        "unit": head[0],
+        "errors": errors,
+    }
+    return json.dumps(whole, indent=1) + "\n"
+
+
 def refreshed(text: str) -> str:
     """`text` with every block made anew. Raises KeyError for an unknown name."""
     return BLOCK.sub(lambda block: f"{block[1]}{BLOCKS[block[2]]()}\n{block[3]}", text)
@@ -221,6 +240,7 @@ def main() -> None:
         if refreshed(text) != text:
             path.write_text(refreshed(text), encoding="utf-8")
             print(f"refreshed {path.name}", file=sys.stderr)
+    FIGURES.write_text(accuracy_figures((FOLDER / "accuracy.md").read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import ConfigError, Problem
+from ..sim.calibration.accuracy import LEFT_OUT, ROOFLINE, SPEED_UP, TIME_PER_TOKEN, mean_error
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .grid import ALGORITHM, NO_SPECULATION, combinations
@@ -70,6 +71,17 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
             settings = {**point, **other}
             found.append(_candidate(scenario_with(tables, settings), settings, list(other)))
     return found
+
+
+def comparison_error(candidates: Sequence[Candidate], priced_by: str) -> tuple[float, str]:
+    """Return how far comparisons of candidates may be off, as a share, and where that is from: the error of published speed-ups where
+    they differ in speculation alone, else that of times. `priced_by`: what prices their passes."""
+    others = [
+        {key: value for key, value in one.settings.items() if not key.startswith("speculation.")} for one in candidates
+    ]
+    of = SPEED_UP if all(one == others[0] for one in others) else TIME_PER_TOKEN
+    column = ROOFLINE if ROOFLINE in priced_by else LEFT_OUT
+    return mean_error(of, column), f"docs/accuracy.md, {of}, {column}"
 
 
 def base_tables(scenario: Scenario) -> dict[str, Any]:

@@ -7,7 +7,7 @@ In the second the others are searched finely, with several seeds, each beginning
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ FIRST_SHARE = 0.25  # of the requests, in the first round
 ROUGH_ROWS = 1000  # of a trace, in the first round
 LEAST_ARRIVALS_S = 60.0  # a run at a given rate covers at least so much of it
 MOST_ENGINES = 512
+HOPELESS = 2.0
+"""A candidate that needs so many times the engines that there may be, by the first round, is not searched again."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Question:
         seeds: Those of the second round.
         requests: Of a run, at least; None: all of a trace's.
         model_error: The relative error of the cost model's comparisons, by which candidates may be confused.
+        prices: Of an hour of a GPU by its name. Where every candidate has one, the least GPUs are the cheapest ones.
     """
 
     objectives: tuple[Objective, ...]
@@ -49,6 +52,7 @@ class Question:
     seeds: Sequence[int]
     requests: int | None
     model_error: float
+    prices: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,10 @@ class Plan:
 
     @property
     def usual_load(self) -> float:
-        """The load that a search begins at."""
+        """The load that a search begins at: the scenario's own, or less if less is asked for."""
         table = self.scenario.workload
-        return self.question.load or (table.rate if table.trace is None else table.rate_scale)
+        own = table.rate if table.trace is None else table.rate_scale
+        return min(own, self.question.load or own)
 
     def run(self, workers: Workers) -> Iterator[tuple[str, int, Finding]]:
         """Search all candidates, and yield the round, the index of the candidate and the finding as each ends."""
@@ -113,16 +118,22 @@ class Plan:
         """Return the candidates that cannot run, each with the reason."""
         return [(self.candidates[i], found.reason) for i, found in sorted(self.rough.items()) if found.reason]
 
+    def needed(self, index: int) -> int:
+        """Return the devices that a candidate needs for the load asked for, by the first round; 0 if it holds no load."""
+        candidate, rough = self.candidates[index], self.rough[index]
+        return candidate.gpus_per_unit * math.ceil(self.question.load / rough.value) if rough.value else 0
+
     def _order(self, item: Ranked) -> tuple:
         if self.question.load is None:
             return (item.dropped, -item.load)
-        return (item.dropped, not item.holds, item.gpus, item.finding.excess)
+        return (item.dropped, not item.holds, item.gpus * self._gpu_cost(item.candidate), item.finding.excess)
 
     def _is_equal(self, best: Ranked, item: Ranked) -> bool:
         if item.dropped or not item.holds or item is best:
             return item is best
         if self.question.load is not None:
-            return item.gpus == best.gpus
+            costs = [one.gpus * self._gpu_cost(one.candidate) for one in (item, best)]
+            return costs[0] <= costs[1]
         spread = math.hypot(*(_relative(found.finding) for found in (best, item)), self.question.model_error)
         return math.log(best.load / item.load) <= spread
 
@@ -137,6 +148,15 @@ class Plan:
         if dropped:  # by its load per smallest deployment
             engines = candidate.unit * math.ceil(asked.load / finding.value) if finding.value else 0
         return Ranked(candidate, finding, int(engines) * candidate.gpus_per_engine, asked.load, dropped)
+
+    def gpu_of(self, candidate: Candidate) -> str:
+        return candidate.settings.get("hardware.gpu", self.scenario.hardware.gpu)
+
+    def _gpu_cost(self, candidate: Candidate) -> float:
+        """Return the price of a candidate's GPU; 1 for all if not every candidate has one."""
+        prices = self.question.prices
+        all_priced = all(self.gpu_of(one) in prices for one in self.candidates)
+        return prices[self.gpu_of(candidate)] if all_priced else 1.0
 
     def _engines(self, candidate: Candidate) -> int:
         """Return the engines on the given devices: as many whole deployments as fit."""
@@ -168,6 +188,8 @@ class Plan:
         settings = {**candidate.settings, **self._requests(asked.load), self.load_key: asked.load}
         most = MOST_ENGINES if asked.gpus is None else max(asked.gpus // candidate.gpus_per_engine, candidate.unit)
         start = candidate.unit * math.ceil(asked.load / rough.value)
+        if start > HOPELESS * most:
+            return _nothing(replace(rough, value=0.0, interval=None, excess=math.inf))
         return least_count(settings, REPLICAS, start, candidate.unit, asked.objectives, asked.seeds, most)
 
     def _requests(self, load: float, share: float = 1.0) -> dict[str, Any]:
@@ -184,22 +206,22 @@ class Plan:
         return self._requests(load, FIRST_SHARE)
 
     def _kept(self) -> list[int]:
-        """Return the candidates of the second round: those near the best by load per GPU, some at least, and plain decoding."""
+        """Return the candidates of the second round: those near the best by load per cost, some at least, and plain decoding."""
 
-        def per_gpu(index: int) -> float:
+        def per_cost(index: int) -> float:
             candidate = self.candidates[index]
             engines = candidate.unit if self.question.load is not None else self._engines(candidate)
-            return self.rough[index].value / (engines * candidate.gpus_per_engine)
+            return self.rough[index].value / (engines * candidate.gpus_per_engine * self._gpu_cost(candidate))
 
-        able = sorted((i for i, found in self.rough.items() if found.value > 0), key=per_gpu, reverse=True)
+        able = sorted((i for i, found in self.rough.items() if found.value > 0), key=per_cost, reverse=True)
         if not able:
             return []
-        best = per_gpu(able[0])
+        best = per_cost(able[0])
         return [
             index
             for place, index in enumerate(able)
             if place < KEPT_AT_LEAST
-            or per_gpu(index) >= DROPPED_BELOW * best
+            or per_cost(index) >= DROPPED_BELOW * best
             or self.candidates[index].name.startswith("plain decoding")
         ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class Finding:
         tightest: The objective that takes the most of its limit there.
         excess: How much of its limit it takes.
         reason: Why there is nothing, if the deployment cannot run.
+        is_bound: The objectives held at every load that was tried: the greatest one is `value` or more.
     """
 
     value: float
@@ -50,6 +51,7 @@ class Finding:
     tightest: Objective | None = None
     excess: float = math.nan
     reason: str = ""
+    is_bound: bool = False
 
 
 @dataclass
@@ -131,7 +133,7 @@ def greatest_load(
     if low is None:
         return judge.finding(0.0, min(at for at, _ in judge.summaries))
     if high is None:
-        return judge.finding(low, low)
+        return replace(judge.finding(low, low), is_bound=True)
     while high / low > 1 + tolerance:
         middle = _tidy(math.sqrt(low * high))
         low, high = (middle, high) if (yield from judge.holds(middle)) else (low, middle)

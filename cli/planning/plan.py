@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile
 from .options import NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
+    from ...planning.candidates import Candidate
     from ...planning.plan import Plan, Question, Ranked
     from ...planning.store import TrialStore
     from ...planning.workers import Workers
@@ -57,8 +59,9 @@ def plan(
         typer.Option(min=100, show_default=False, help="Requests of a run; default: 600, or all of a trace's."),
     ] = None,
     model_error: Annotated[
-        float, typer.Option(min=0, max=100, help="Error of the cost model's comparisons, percent.")
-    ] = 5.0,
+        float | None,
+        typer.Option(min=0, max=100, show_default=False, help="Error of comparisons, percent; default: as published."),
+    ] = None,
     seed: Seed = None,
     out: OutDirectory = None,
     workers: NumWorkers = None,
@@ -90,21 +93,22 @@ def plan(
     if requests is None and resolved.workload.trace is None:
         requests = REQUESTS
     decisive = range(resolved.seed, resolved.seed + seeds)
-    asked = Question(objectives, rate, gpus, decisive, requests, model_error / 100)
-    whole = _plan(resolved, asked, tried or ())
+    asked = Question(objectives, rate, gpus, decisive, requests, (model_error or 0.0) / 100, prices)
+    whole, source = _plan(resolved, asked, tried or (), model_error is None)
     _search(whole, out, workers, quiet)
     ranked = whole.ranked()
-    _print(whole, ranked, prices)
+    _print(whole, ranked, prices, source)
     if not ranked:
         raise typer.Exit(2)
     if not ranked[0].holds:
         raise typer.Exit(1)
 
 
-def _plan(scenario: Scenario, asked: Question, tried: Sequence[str]) -> Plan:
+def _plan(scenario: Scenario, asked: Question, tried: Sequence[str], published: bool) -> tuple[Plan, str]:
+    """Return the plan, and the source of the error of its comparisons; `published` takes that of the accuracy page."""
     from ...core.errors import ConfigError, Problem
     from ...observe.input_files import read_lines
-    from ...planning.candidates import make_candidates
+    from ...planning.candidates import comparison_error, make_candidates
     from ...planning.grid import parse_grid
     from ...planning.plan import Plan
 
@@ -113,14 +117,32 @@ def _plan(scenario: Scenario, asked: Question, tried: Sequence[str]) -> Plan:
         raise ConfigError("workload", [Problem("concurrency", message)])
     if scenario.workload.trace is not None:
         next(read_lines(scenario.workload.trace), None)  # refused now, if it cannot be read
-    return Plan(scenario, make_candidates(scenario, parse_grid(tried, "--try"), asked.gpus), asked)
+    candidates = make_candidates(scenario, parse_grid(tried, "--try"), asked.gpus)
+    if not published:
+        return Plan(scenario, candidates, asked), "--model-error"
+    error, source = comparison_error(candidates, _priced_by(scenario, candidates))
+    return Plan(scenario, candidates, replace(asked, model_error=error)), source
+
+
+def _priced_by(scenario: Scenario, candidates: Sequence[Candidate]) -> str:
+    """Return what prices the passes of the candidates that can be assembled; the roofline if one of them has it."""
+    from ...core.errors import ForetokenError
+    from ...planning.candidates import base_tables
+    from ...sim.assembly import assemble
+    from ...sim.scenario_file import scenario_with
+
+    tables, found = base_tables(scenario), set()
+    for candidate in candidates:
+        with suppress(ForetokenError):
+            found.add(assemble(scenario_with(tables, candidate.settings)).cost.priced_by)
+    return ", ".join(sorted(found))
 
 
 def _search(whole: Plan, out: Path | None, workers: int | None, quiet: bool) -> None:
     """Search all candidates, and keep every run in the directory of the plan."""
     from ...planning.candidates import base_tables
 
-    described = {**asdict(whole.question), "seeds": list(whole.question.seeds)}
+    described = {**asdict(replace(whole.question, prices={})), "seeds": list(whole.question.seeds)}
     candidates = [one.settings for one in whole.candidates]
     tables = base_tables(whole.scenario)
     with kept_runs("plan", tables, out, workers, asked=described, candidates=candidates) as (pool, store):
@@ -156,7 +178,7 @@ def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
         line.clear()
 
 
-def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float]) -> None:
+def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: str) -> None:
     asked, scenario = whole.question, whole.scenario
     limits = ", ".join(map(str, asked.objectives))
     trace = scenario.workload.trace
@@ -167,10 +189,10 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float]) -> None:
     lines = textwrap.wrap(f"{scenario.name}: {what} within {limits}", WIDTH)
     shown = [item for item in ranked if not item.dropped]
     if shown and shown[0].holds:
-        lines += ["", *_table(whole, shown, prices), "", *_remarks(whole, shown)]
+        lines += ["", *_table(whole, shown, prices), "", *_remarks(whole, shown, source)]
     elif ranked:
         nearest = min(ranked, key=lambda item: item.finding.excess)
-        lines += ["", *textwrap.wrap(_nothing_holds(nearest, asked.gpus), WIDTH)]
+        lines += ["", *textwrap.wrap(_nothing_holds(whole, nearest), WIDTH)]
     dropped = [item for item in ranked if item.dropped and item.holds]
     if dropped:
         names = "; ".join(f"{item.candidate.name} ({item.finding.value:.3g})" for item in dropped)
@@ -179,30 +201,41 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float]) -> None:
     if hopeless and shown and shown[0].holds:
         lines += ["", *textwrap.wrap(f"Within the limits at no load: {'; '.join(hopeless)}.", WIDTH)]
     by_reason: dict[str, list[str]] = {}
+    reasons: dict[str, str] = {}  # the first in full of those that differ in the numbers in brackets alone
     for candidate, reason in whole.refused():
-        by_reason.setdefault(reason, []).append(candidate.name)
-    for reason, names in by_reason.items():
-        lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(names)}: {reason}", WIDTH)]
+        what = reason.partition("(")[0]
+        reasons.setdefault(what, reason)
+        by_reason.setdefault(what, []).append(candidate.name)
+    for what, names in by_reason.items():
+        lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(names)}: {reasons[what]}", WIDTH)]
     typer.echo("\n".join(lines))
 
 
-def _nothing_holds(nearest: Ranked, gpus: int | None) -> str:
-    found = nearest.finding
+def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
+    found, gpus = nearest.finding, whole.question.gpus
+    needed = {index: whole.needed(index) for index in whole.rough} if whole.question.load is not None else {}
+    least = min((index for index in needed if needed[index]), key=lambda index: needed[index], default=None)
+    if least is not None:
+        there = f"the {gpus} GPUs" if gpus else "the engines that are tried"
+        return (
+            f"Nothing holds on {there}. {whole.candidates[least].name} needs the least: about {needed[least]:,} GPUs."
+        )
     at = found.summary.get("request_throughput")
-    within = (
-        "an overloaded run" if found.excess == float("inf") else f"{found.excess:.2f} times the limit {found.tightest}"
-    )
+    if found.excess == float("inf"):
+        within = "it is an overloaded run"
+    else:
+        value = found.excess * found.tightest.limit_ms
+        within = f"{found.tightest.name} is {value:.3g} ms, {found.excess:.3g} times the limit of {found.tightest.limit_ms:g} ms"
     devices = f" on {gpus} GPUs" if gpus else ""
-    return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s it comes to {within}."
+    return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s {within}."
 
 
 def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[str]:
     from ...planning.plan import cost_per_million_tokens, tokens_per_s
 
     greatest = whole.question.load is None
-    gpu_of = _gpu_names(whole)
     width = max(len(item.candidate.name) for item in shown) + 2
-    priced = any(gpu_of[item.candidate.name] in prices for item in shown)
+    priced = any(whole.gpu_of(item.candidate) in prices for item in shown)
     head = f"{'':4}{'':{width}}" + (f"{'load':>14}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
     head += (f"{'per 1M':>8}" if priced else "") + "  tightest"
     lines = [head]
@@ -215,22 +248,19 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
             continue
         if greatest:
             interval = f" ± {found.interval.half_width:.2g}" if found.interval is not None else ""
-            cells += f"{f'{item.load:.3g}{interval}':>14}"
+            bound = "≥ " if found.is_bound else ""
+            cells += f"{f'{bound}{item.load:.3g}{interval}':>14}"
         tokens = tokens_per_s(whole, item)
         cells += f"{item.gpus:>6}{tokens:>10,.0f}"
         if priced:
-            per_hour = prices.get(gpu_of[item.candidate.name])
+            per_hour = prices.get(whole.gpu_of(item.candidate))
             cost = None if per_hour is None else cost_per_million_tokens(item, tokens, per_hour)
             cells += f"{'–' if cost is None else f'{cost:.3g}':>8}"
         lines.append(f"{cells}  {found.tightest.name} {found.excess:.0%}")
     return lines
 
 
-def _gpu_names(whole: Plan) -> dict[str, str]:
-    return {one.name: one.settings.get("hardware.gpu", whole.scenario.hardware.gpu) for one in whole.candidates}
-
-
-def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
+def _remarks(whole: Plan, shown: list[Ranked], source: str) -> list[str]:
     """Return what limits the best candidate, what the marks mean, and whose timing it is."""
     from ...planning.bottleneck import REMEDIES, bottleneck
     from ...planning.candidates import base_tables
@@ -242,6 +272,6 @@ def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
     limit = bottleneck(run, best.finding.summary)
     texts = [f"{best.candidate.name} is limited by {limit}; what would move it: {REMEDIES[limit]}."]
     if any(item.equal for item in shown[1:]):
-        error = f" and a cost model whose comparisons err by {whole.question.model_error:.0%} (--model-error)"
+        error = f" and a cost model whose comparisons err by {whole.question.model_error:.1%} ({source})"
         texts.append(f"= cannot be told from the first by {len(whole.question.seeds)} seeds{error}.")
     return [line for text in [*texts, run.timing] for line in textwrap.wrap(text, WIDTH)]

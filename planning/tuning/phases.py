@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ForetokenError
+from ...sim.load import make_workload
 from ...sim.scenario import Scenario
 from ...sim.workload.traces import TraceSource
 from ..rounds import RoundModel
@@ -19,6 +20,7 @@ WINDOWS = 12  # of a trace, all of one length
 LIGHT_SHARE, KNEE_SHARE = 0.1, 0.5
 """Of the tokens per second of full batches: a load is light up to the first, and the knee is where the second is reached."""
 RUNS_OF_CLIENTS = 3  # requests of each client in a closed loop
+SAMPLE = 1000  # requests, whose mean lengths count
 OWN_LOAD = "own load"
 
 
@@ -77,10 +79,8 @@ def _batch_sizes(scenario: Scenario, model: RoundModel, most_steps: int) -> dict
 
 def mean_context(scenario: Scenario, model: RoundModel) -> int:
     """Return the KV tokens of an average request in the middle of its output."""
-    from ...sim.load import make_workload
-
-    limit = model.plain.spec.config.context_len
-    arrivals = list(itertools.islice(make_workload(scenario, limit), 1000))
+    workload = make_workload(scenario, model.plain.spec.config.context_len)
+    arrivals = list(itertools.islice(workload, SAMPLE))
     return round(float(np.mean([one.prompt.length + one.output_len / 2 for one in arrivals]))) if arrivals else 1
 
 

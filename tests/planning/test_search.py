@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from foretoken.core.errors import ConfigError
-from foretoken.planning.candidates import make_candidates
+from foretoken.planning.candidates import comparison_error, make_candidates
 from foretoken.planning.plan import Plan, Question
 from foretoken.planning.search import greatest_load, least_count, run_searches
 from foretoken.planning.slo import excess, parse_slo
@@ -194,6 +194,41 @@ def test_a_plan_finds_the_least_gpus_for_a_load():
 def test_a_load_beyond_the_given_gpus_holds_nowhere():
     whole, _ = plan_of(25.0, 2)
     assert not any(item.holds for item in whole.ranked() if not item.dropped)
+    far, service = plan_of(2500.0, 2)
+    assert not any(item.holds for item in far.ranked() if not item.dropped)
+    assert max(run["workload.rate"] for run in service.runs) < 100  # what is out of reach is not run
+    assert min(filter(None, map(far.needed, far.rough))) == pytest.approx(2500 / 8, rel=0.3)
+
+
+def test_a_plan_with_prices_takes_the_cheapest_gpus():
+    """One engine on the dear GPU serves as much as 1.5 on the cheap one, and costs three times as much."""
+
+    def answer(settings: Mapping[str, Any]) -> Trial:
+        capacity = 6.0 if settings["hardware.gpu"] == "H200" else 4.0
+        load = settings["workload.rate"] / settings.get("hardware.replicas", 1)
+        return trial(100 * (load / capacity) ** 2, output_throughput=1.0, mean_output_tokens=1.0)
+
+    tried = {"speculation.steps": [1], "hardware.gpu": ["H100", "H200"]}
+    candidates = make_candidates(Scenario(), tried, None)
+    found = {}
+    for prices in ({}, {"H100": 1.0, "H200": 3.0}):
+        whole = Plan(Scenario(), candidates, Question(LIMIT, 11.0, None, range(2), 400, 0.05, prices))
+        for _ in whole.run(Service(answer)):
+            pass
+        found[bool(prices)] = [(item.candidate.settings["hardware.gpu"], item.gpus) for item in whole.ranked()]
+    assert found == {False: [("H200", 2), ("H100", 3)], True: [("H100", 3), ("H200", 2)]}
+
+
+def test_a_limit_that_is_never_met_bounds_the_load():
+    ((_, found),) = run_searches({0: greatest_load({}, "load", 8, LIMIT, [0], 0.03)}, Service(lambda run: trial(1.0)))
+    assert found.is_bound and found.value > 1000
+
+
+def test_the_error_of_comparisons_is_the_published_one():
+    alike = make_candidates(Scenario(), {"speculation.steps": [0, 2]}, None)
+    different = make_candidates(Scenario(), {"speculation.steps": [2], "hardware.gpu": ["H100", "L40S"]}, None)
+    errors = {comparison_error(ones, by) for ones in (alike, different) for by in ("the roofline", "measured kernels")}
+    assert len({source for _, source in errors}) == 4 and all(0 < error < 0.5 for error, _ in errors)
 
 
 def test_a_plan_asks_the_same_again():

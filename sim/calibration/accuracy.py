@@ -1,0 +1,20 @@
+"""How far simulations were from published measurements: the figures of docs/accuracy.md, as data of the package.
+
+`accuracy.json` is made from the page's summary by `docs/refresh.py`, the page by `make accuracy`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...core.config_reader import read_json_object
+from ...observe.input_files import read_text
+
+FIGURES = Path(__file__).with_name("accuracy.json")
+SPEED_UP, TIME_PER_TOKEN = "speculation: speed-up over plain", "plain: time per output token"
+ROOFLINE, LEFT_OUT = "roofline", "left out"
+
+
+def mean_error(of: str, column: str) -> float:
+    """Return a mean absolute error as a share. `column`: ROOFLINE, "measured", or LEFT_OUT, fitted without the point's own model."""
+    return read_json_object(str(FIGURES), read_text)["errors"][of][column] / 100
