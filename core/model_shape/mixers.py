@@ -40,7 +40,7 @@ def read_sizes(reader: ConfigReader, family: str | None) -> dict[str, Any]:
         "vocab": reader.integer("vocab_size"),
         "max_context": reader.integer("max_position_embeddings", 2048),
         "tied_embeddings": reader.flag("tie_word_embeddings"),
-        "qkv_bias": reader.flag("attention_bias") or family in ("qwen2", "qwen2_moe"),
+        "qkv_bias": reader.flag("attention_bias") or family in ("qwen2", "qwen2_moe", "mimo"),
         "qk_norm": family in ("qwen3", "qwen3_moe"),
     }
 

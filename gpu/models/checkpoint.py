@@ -17,7 +17,7 @@ from ...core.errors import ConfigError, ForetokenError, Problem
 from ..ops.port import Ops
 from .config import ModelConfig
 from .decoder import Decoder
-from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle, unprefixed
+from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle, PredictionLayer, unprefixed
 from .head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from .quantized import AnyTensor, read_unpacked, unpacked
 from .tensor_files import FLOAT_DTYPES, CheckpointError, StoredTensor, list_tensors, read_tensors, write_tensors
@@ -29,6 +29,7 @@ HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagle]] 
     MULTI_LAYER_EAGLE: MultiLayerEagle,
 }
 STANDALONE = "STANDALONE"
+PREDICTION = "mtp_layers."  # beside a model's own layers
 MAX_NAMED = 8  # of a long list of tensors
 
 
@@ -59,8 +60,8 @@ def load_target(
 
 
 def language_model_name(name: str) -> str | None:
-    """Return the name of a tensor in a checkpoint of the language model alone; None for what a model that sees has beside it."""
-    if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):
+    """Return a tensor's name in a checkpoint of the language model alone; None for towers that see and for prediction layers."""
+    if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.", PREDICTION)):
         return None
     if name.startswith("model.language_model."):
         return "model." + name.removeprefix("model.language_model.")
@@ -143,6 +144,8 @@ def save_draft(draft: Decoder | DraftHead, directory: str | Path) -> None:
 
 def _load_head(directory: Path, algorithm: str, target: Decoder) -> DraftHead:
     config = HeadConfig.from_directory(directory, algorithm, target.config)
+    if config.inside_target:
+        return _load_prediction_layer(directory, config, target)
     files = {name: tensor for name, tensor in list_tensors(directory).items() if not _is_ignorable(name)}
     names = {unprefixed(name) for name in files}
     own_embeddings = "embed_tokens.weight" in names
@@ -169,6 +172,19 @@ def _load_head(directory: Path, algorithm: str, target: Decoder) -> DraftHead:
     _check(directory, head, {name: tensor for name, (_, tensor) in stored.items()})
     _fill(head, dict(stored.values()), head.canonical_name)
     _read_vocabulary(directory, head, dict(vocabulary.values()))
+    return head
+
+
+def _load_prediction_layer(directory: Path, config: HeadConfig, target: Decoder) -> PredictionLayer:
+    """Load what a model's checkpoint has beside the model."""
+    head = PredictionLayer(config, target)
+    stored = {
+        name: tensor for name, tensor in list_tensors(directory).items() if unprefixed(name).startswith(PREDICTION)
+    }
+    if target.config.quantization is not None:
+        stored = unpacked(stored, target.config.quantization)
+    _check(directory, head, {unprefixed(name): tensor for name, tensor in stored.items()})
+    _fill(head, stored, unprefixed)
     return head
 
 

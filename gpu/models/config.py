@@ -31,11 +31,11 @@ from .quantized import Quantization, read_quantization
 from .rope import Rope, read_ropes
 
 DECODED = (
-    "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "phi3", "gemma2", "gemma3", "gpt_oss",
+    "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "phi3", "gemma2", "gemma3", "gpt_oss", "mimo",
 )  # fmt: skip
 MODEL_TYPES = {ARCHITECTURE_OF_FAMILY[family]: family for family in DECODED}
 ARCHITECTURES = tuple(MODEL_TYPES)
-LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, MIXTRAL, PHI3, GEMMA2, GEMMA3, GPT_OSS = ARCHITECTURES
+LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, MIXTRAL, PHI3, GEMMA2, GEMMA3, GPT_OSS, MIMO = ARCHITECTURES
 # Models that see, too, of which the decoder runs the language model.
 MULTIMODAL = {"Gemma3ForConditionalGeneration": GEMMA3, "Mistral3ForConditionalGeneration": MISTRAL}
 SILU, GELU_TANH, CLAMPED_SWIGLU = "silu", "gelu_pytorch_tanh", "clamped swiglu"
@@ -215,7 +215,7 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
         "rope": rope,
         "max_position_embeddings": sizes["max_context"],
         "qkv_bias": sizes["qkv_bias"],
-        "output_bias": architecture != QWEN2 and reader.flag("attention_bias"),
+        "output_bias": architecture not in (QWEN2, MIMO) and reader.flag("attention_bias"),
         "mlp_bias": architecture == LLAMA and reader.flag("mlp_bias"),
         "qk_norm": sizes["qk_norm"] or architecture == GEMMA3,
         "tied_embeddings": sizes["tied_embeddings"],

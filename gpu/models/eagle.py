@@ -183,6 +183,39 @@ class EagleHead(BodiedHead):
         yield from self.body.checkpoint_weights()
 
 
+class PredictionLayer(DraftHead):
+    """The layer inside a model's own checkpoint that predicts the token after next (MiMo, arXiv 2505.07608), one for all steps.
+
+    input_proj([norm(hidden state j); norm(embedding of token j + 1)]) → decoder layer → norm, which gives both what the next step takes
+    and what the target's LM head takes.
+    """
+
+    def __init__(self, config: HeadConfig, target: Decoder) -> None:
+        super().__init__(config, target, False, False)
+        hidden = config.model.hidden_size
+        self.input_weight = self._empty(hidden, 2 * hidden)
+        self.token_norm, self.hidden_norm, self.final_norm = (self._empty(hidden) for _ in range(3))
+        self.layer = Layer(config.model, 0, self.ops, self.device, self.dtype)
+        self.projections = (*self.projections, Projection(self.input_weight))
+        self._layers = (self.layer,)
+        self._norms = (self.token_norm, self.hidden_norm, self.final_norm)
+
+    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
+        token_norm, hidden_norm, final_norm = self._norms
+        eps = self._layers[0].eps
+        embedded = self.ops.rms_norm(torch.embedding(self._tables[0], tokens), token_norm, eps)
+        normed = self.ops.rms_norm(hidden, hidden_norm, eps)
+        residual = self.projections[-1](torch.cat((normed, embedded), -1))
+        out = self.ops.run_layers(self._layers, residual, attention, self.cos_sin, final_norm=final_norm)
+        return HeadOutput(out.hidden, out.hidden)
+
+    def checkpoint_weights(self) -> Iterator[NamedWeight]:
+        named = {"input_proj": self.input_weight, "token_layernorm": self.token_norm}
+        named |= {"hidden_layernorm": self.hidden_norm, "final_layernorm": self.final_norm}
+        yield from (NamedWeight(f"mtp_layers.0.{name}.weight", weight.detach()) for name, weight in named.items())
+        yield from (NamedWeight(f"mtp_layers.0.{w.name}", w.view) for w in self.layer.checkpoint_weights())
+
+
 class MultiLayerEagle(BodiedHead):
     """One EAGLE head per step; head s has layer s of the draft pool.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ...core.model_shape.quantization import CONFIG_KEYS
 from .config import (
     ARCHITECTURES,
     LLAMA,
+    MIMO,
     MODEL_TYPES,
     QWEN2,
     QWEN3,
@@ -28,6 +29,7 @@ EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS_KEY = "speculators_model_type"
 _UNQUANTIZED = "quantized weights of a head are not implemented; give the one with 16- or 32-bit weights"
+PREDICTION_LAYERS = (MIMO,)  # architectures whose checkpoints have a prediction layer that drafts for them
 HEAD_LAYERS = (LLAMA, QWEN2, QWEN3)  # whose layers heads are made of
 SPECULATORS = {"eagle": EAGLE, "eagle3": EAGLE3}  # `speculators_model_type` of the format of vLLM's speculators
 
@@ -43,6 +45,7 @@ class HeadConfig:
     aux_layers: tuple[int, ...] = ()  # EAGLE-3: ascending; the target's hidden states entering these layers are fused
     norm_before_residual: bool = False  # EAGLE-3: the residual is the normed hidden state
     num_heads: int = 1  # multi-layer EAGLE: one per step
+    inside_target: bool = False  # EAGLE: the prediction layer of the target's own checkpoint
 
     @classmethod
     def from_directory(cls, directory: str | Path, algorithm: str, target: ModelConfig) -> HeadConfig:
@@ -60,6 +63,8 @@ class HeadConfig:
     ) -> HeadConfig:
         """Read a parsed config.json. Raises ConfigError with all problems, or with all that does not fit the target."""
         reader = ConfigReader(data, source)
+        if algorithm == EAGLE and data.get("architectures") in ([name] for name in PREDICTION_LAYERS):
+            return _prediction_layer(reader, target)
         if SPECULATORS_KEY in data:
             reader = reader.with_data(_of_speculators(reader, algorithm))
         model = read_model_config(reader, _layer_architecture(reader))
@@ -146,6 +151,15 @@ def head_form(data: Mapping[str, Any], tensor_names: Iterable[str], source: str)
             reader.raise_problems()
         return SPECULATORS[kind]
     architectures = data.get("architectures")
+    if any(re.match(r"(mtp_layers|mtp|layers\.\d+\.(eh_proj|enorm|hnorm))\.", name) for name in tensors):
+        if architectures not in ([name] for name in PREDICTION_LAYERS):
+            known = ", ".join(PREDICTION_LAYERS)
+            reader.problem(
+                "architectures",
+                f"{architectures}: of the prediction layers of a model those of {known} are implemented",
+            )
+            reader.raise_problems()
+        return EAGLE
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     if "Eagle3" in name or "d2t" in tensors or any(tensor.startswith("midlayer.") for tensor in tensors):
         return EAGLE3
@@ -156,6 +170,23 @@ def head_form(data: Mapping[str, Any], tensor_names: Iterable[str], source: str)
     ):
         return MULTI_LAYER_EAGLE
     return EAGLE if "Eagle" in name or "fc.weight" in tensors else None
+
+
+def _prediction_layer(reader: ConfigReader, target: ModelConfig) -> HeadConfig:
+    """Return the configuration of the layer that a model was trained with to predict the token after next (multi-token prediction)."""
+    own = ModelConfig.from_dict(reader.data, reader.source)
+    if replace(own, dtype=target.dtype) != replace(target, eos_token_ids=own.eos_token_ids):
+        reader.problem(
+            "architectures", "the prediction layer of a model drafts for this model alone; the target is another one"
+        )
+    if reader.integer("num_nextn_predict_layers", 0, minimum=0) != 1:
+        found = reader.get("num_nextn_predict_layers")
+        reader.problem(
+            "num_nextn_predict_layers", f"one layer is expected, which drafts step after step, got {found!r}"
+        )
+    reader.raise_problems()
+    layer = replace(target, architecture=QWEN2, num_layers=1, windowed_layers=(), window=0, quantization=None)
+    return HeadConfig(EAGLE, layer, target.hidden_size, target.vocab_size, inside_target=True)
 
 
 def _of_speculators(reader: ConfigReader, algorithm: str) -> dict[str, Any]:

@@ -362,13 +362,16 @@ def _context_len(options: SessionOptions, target: ModelConfig, longest_request: 
 
 def checkpoint_bytes(options: SessionOptions, target: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes of the target's and the draft's weights as they are loaded."""
-    from ..models.checkpoint import required_bytes
+    from ..models.checkpoint import PREDICTION, required_bytes
+    from ..models.eagle import unprefixed
     from ..models.tensor_files import list_tensors
 
     draft = 0
     if options.draft is not None:
-        for tensor in list_tensors(options.draft).values():
-            draft += math.prod(tensor.shape) * dtype.itemsize
+        tensors = list_tensors(options.draft)
+        # Of a model that drafts for itself the prediction layer is all that is loaded again.
+        own = {name: tensor for name, tensor in tensors.items() if unprefixed(name).startswith(PREDICTION)}
+        draft = sum(math.prod(tensor.shape) * dtype.itemsize for tensor in (own or tensors).values())
     return sum(required_bytes(target, dtype).values()) + draft
 
 

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from foretoken import Session
 from foretoken.checks.executor.plain_texts import CachedAttention
+from foretoken.core.errors import ConfigError
 from foretoken.gpu.models import projection
-from foretoken.gpu.models.checkpoint import load_draft, random_head, random_weights, save_draft
-from foretoken.gpu.models.config import LLAMA, ModelConfig
+from foretoken.gpu.models.checkpoint import (
+    load_draft,
+    load_target,
+    random_head,
+    random_weights,
+    save_draft,
+    save_target,
+)
+from foretoken.gpu.models.config import LLAMA, MIMO, QWEN2, ModelConfig
 from foretoken.gpu.models.decoder import Capture, Decoder
-from foretoken.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead
+from foretoken.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, PredictionLayer
 from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from foretoken.gpu.models.layouts import BLOCKS
 from foretoken.gpu.models.projection import pack_projections
+from foretoken.gpu.models.tensor_files import SINGLE
 from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.session.plan import recognise_draft
 from foretoken.gpu.tiny.dense import DenseAttention, rotate
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from small_checkpoint import SHAPE, VOCAB_SIZE, write_target
 from torch import Tensor
 
 MODEL = ModelConfig(LLAMA, 50, 32, 40, 5, 4, 2, 8, max_position_embeddings=64)
@@ -216,3 +229,58 @@ def test_packed_heads_draft_the_same(algorithm: str, monkeypatch: pytest.MonkeyP
     assert all(p.layout == BLOCKS for p in owned)
     # The target's LM head is the target's to pack.
     assert len(owned) == {EAGLE: 5, EAGLE3: 6, MULTI_LAYER_EAGLE: 5}[algorithm]
+
+
+def test_the_prediction_layer_of_a_model_drafts_for_it(tmp_path: Path):
+    """In MiMo's own layout; the layer is written out, biases of q, k and v included, and loaded from the checkpoint of its model."""
+    shape = replace(MODEL, architecture=MIMO, qkv_bias=True)
+    target = random_weights(shape, TorchOps(), "cpu", torch.float64, seed=1)
+    save_target(target, tmp_path)
+    config = HeadConfig(EAGLE, replace(shape, architecture=QWEN2, num_layers=1), 32, 50, inside_target=True)
+    head = filled(PredictionLayer(config, target))
+    tensors = {f"model.{weight.name}": weight.published() for weight in head.checkpoint_weights()}
+    save_file({**load_file(tmp_path / SINGLE), **tensors}, tmp_path / SINGLE)
+    data = json.loads((tmp_path / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    assert recognise_draft(tmp_path) == EAGLE
+    loaded = load_draft(tmp_path, EAGLE, load_target(tmp_path, TorchOps()))
+    hidden = torch.randn(7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    prefix = "model.mtp_layers.0."
+    named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    embedded = norm(target.embed(TOKENS), named["token_layernorm.weight"])
+    x = torch.cat([norm(hidden, named["hidden_layernorm.weight"]), embedded], -1) @ named["input_proj.weight"].T
+    normed = norm(x, named["input_layernorm.weight"])
+    biased = {**named}
+    for part in "qkv":  # a column of ones carries the bias
+        biased[f"self_attn.{part}_proj.weight"] = torch.cat(
+            [named[f"self_attn.{part}_proj.weight"], named[f"self_attn.{part}_proj.bias"][:, None]], 1
+        )
+    x = x + attention_of(torch.cat([normed, torch.ones(7, 1)], 1), biased, "", loaded.cos_sin)
+    y = norm(x, named["post_attention_layernorm.weight"])
+    gated = F.silu(y @ named["mlp.gate_proj.weight"].T) * (y @ named["mlp.up_proj.weight"].T)
+    expected = norm(x + gated @ named["mlp.down_proj.weight"].T, named["final_layernorm.weight"])
+    out = loaded(TOKENS, hidden, DenseAttention([7]))
+    torch.testing.assert_close(out.hidden, expected)
+    torch.testing.assert_close(loaded.logits(out.logits_hidden), target.logits(expected))
+    with pytest.raises(ConfigError, match="the target is another one"):
+        load_draft(tmp_path, EAGLE, random_weights(MODEL, TorchOps(), "cpu", torch.float64))
+    (tmp_path / "config.json").write_text(json.dumps(data | {"architectures": ["DeepseekV3ForCausalLM"]}))
+    with pytest.raises(ConfigError, match="those of MiMoForCausalLM are implemented"):
+        recognise_draft(tmp_path)
+
+
+def test_a_session_whose_model_drafts_for_itself(tmp_path: Path):
+    target = write_target(tmp_path, replace(SHAPE, architecture=MIMO, qkv_bias=True))
+    config = HeadConfig(
+        EAGLE, replace(SHAPE, architecture=QWEN2, qkv_bias=True, num_layers=1), 32, VOCAB_SIZE, inside_target=True
+    )
+    head = filled(PredictionLayer(config, load_target(target, TorchOps())))
+    tensors = {f"model.{weight.name}": weight.published() for weight in head.checkpoint_weights()}
+    save_file({**load_file(target / SINGLE), **tensors}, target / SINGLE)
+    data = json.loads((target / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (target / "config.json").write_text(json.dumps(data))
+    plain, drafted = (
+        Session(target, draft=d, dtype="float64", **o) for d, o in ((None, {}), (target, {"steps": 3, "topk": 2}))
+    )
+    assert drafted.generate("def add(", max_tokens=12).tokens == plain.generate("def add(", max_tokens=12).tokens
+    assert drafted.stats().drafted and drafted._session.plan.weight_bytes < 2 * plain._session.plan.weight_bytes

@@ -121,6 +121,7 @@ FORMS = {
         lambda *a: fp8(*a, suffix="weight_scale_inv"),
     ),
     "fp8, per tensor": ({"quant_method": "fp8"}, lambda *a: fp8(*a, scale="tensor")),
+    "fp8, per row": ({"quant_method": "fbgemm_fp8"}, lambda *a: fp8(*a, scale="row")),
     "fp8, modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, lambda *a: fp8(*a, scale="tensor")),
     "fp8, compressed-tensors": (groups(type="float", num_bits=8, strategy="channel"), lambda *a: fp8(*a, scale="row")),
     "4 bits, compressed-tensors": (groups(type="int", num_bits=4, group_size=GROUP), packed),

@@ -31,6 +31,7 @@ SHAPES: dict[str, dict] = {
         **WINDOWS, "sinks": True, "moe": replace(EXPERTS, intermediate_size=64), "qkv_bias": True, "output_bias": True,
         "activation": families.CLAMPED_SWIGLU,
     },
+    families.MIMO: {"qkv_bias": True},
 }  # fmt: skip
 LINES = [
     '{"prompt": "def add(a, b):", "max_tokens": 20}',

@@ -1,0 +1,51 @@
+"""The tables of docs/decode.md against the code and its tests: what is supported has a row and a comparison, and a row is supported."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from foretoken.gpu.models.config import ARCHITECTURES, MIMO, MULTIMODAL
+from foretoken.gpu.models.head_config import EAGLE, PREDICTION_LAYERS, SPECULATORS
+from foretoken.gpu.models.quantized import METHODS
+from test_checkpoint import HEAD_FORMS
+from test_models import FAMILIES
+from test_quantized import FORMS
+
+TEXT = (Path(__file__).parents[3] / "docs" / "decode.md").read_text(encoding="utf-8")
+
+
+def column(heading: str, number: int = 0) -> list[str]:
+    """A column of the table whose first line starts with `heading`, row by row."""
+    rows = TEXT.partition(f"| {heading}")[2].partition("\n\n")[0].splitlines()[2:]
+    return [row.split("|")[1 + number] for row in rows]
+
+
+def codes(cells: list[str]) -> set[str]:
+    """What the cells have in backquotes."""
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_architectures():
+    assert codes(column("architecture")) == {*ARCHITECTURES, *MULTIMODAL}
+    compared = {model.__name__ for model, _ in FAMILIES.values()}
+    # transformers has no MiMo; its layers are Qwen2's, and test_models_eagle writes its prediction layer out.
+    assert compared == set(ARCHITECTURES) - {MIMO}
+
+
+def test_quantized_forms():
+    assert codes(column("`quant_method`")) == set(METHODS)
+    assert {form["quant_method"] for form, _ in FORMS.values()} | {"mxfp4"} == set(METHODS)
+
+
+def test_head_forms():
+    rows = list(zip(column("draft |"), column("draft |", 1), column("draft |", 2), strict=True))
+    for form, algorithm in [*HEAD_FORMS, ("MiMo", EAGLE)]:
+        assert any(form in draft + layout and codes([name]) == {algorithm} for draft, layout, name in rows), (
+            form,
+            algorithm,
+        )
+    assert PREDICTION_LAYERS == (MIMO,)
+    kinds = re.findall(r"speculators_model_type: (\w+)", "".join(layout for _, layout, _ in rows))
+    assert {*kinds} == {*SPECULATORS}
+    assert {algorithm for form, algorithm in HEAD_FORMS if form == "speculators"} == {*SPECULATORS.values()}
