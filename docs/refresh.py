@@ -32,6 +32,7 @@ from foretoken.properties.prefix_cache.contract import PrefixCache
 from foretoken.properties.relay.contract import Relay
 from foretoken.properties.simulator.contract import Simulator
 from foretoken.properties.step_controller.contract import StepController
+from foretoken.serve.metrics import NAMES
 from foretoken.sim.calibration.accuracy import FIGURES
 from foretoken.sim.calibration.points import COLUMNS
 from foretoken.sim.cost import round as round_cost
@@ -67,6 +68,15 @@ def life_of_a_request() -> str:
         if not events:
             lines.append(f"    {state.value} --> [*]")
     return "\n".join([*lines, "```"])
+
+
+def server_metrics() -> str:
+    """The metrics of `serve/metrics.py` with their names here, with vLLM's and with SGLang's dashboards."""
+    rows = ["| what | `foretoken:`, `vllm:` | `sglang:` |", "| --- | --- | --- |"]
+    for vllm, sglang, text in NAMES.values():
+        cells = ("–" if name is None else f"`{name}`" for name in (vllm, sglang))
+        rows.append(f"| {text.removesuffix('.')} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
 
 
 def joint_rules() -> str:
@@ -200,6 +210,7 @@ BLOCKS = {
     **{f"methods-of-{name}": partial(signatures, protocol) for name, protocol in PROTOCOLS.items()},
     "life-of-a-request": life_of_a_request,
     "joint-rules": joint_rules,
+    "server-metrics": server_metrics,
     "life-of-a-transfer": life_of_a_transfer,
     "scenario-keys": scenario_keys,
     "cost-accuracy": cost_accuracy,
