@@ -52,7 +52,7 @@ soak: $(STAMP)
 # Small changes to the source of core, sim and gpu, drawn until the budget is spent, to see whether a test notices; goes on where it stopped.
 # make mutation MUTATION="--packages sim --budget 10m"
 mutation: $(STAMP)
-	$(BIN)/python tests/mutation.py $(MUTATION)
+	$(BIN)/python tests/mutation $(MUTATION)
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks -p no:xdist -o python_files='bench_*.py test_*.py' --benchmark-only

@@ -28,9 +28,7 @@ from foretoken.properties.conformance import check
 from foretoken.properties.harness.cases import Case
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.letters import Choices, simpler_choices
-from foretoken.properties.harness.machines import machine
 from foretoken.properties.harness.trial import Violation
-from hypothesis import settings
 
 EVERYTHING = make_reference.capabilities
 TALK = [ExecutorTrial.submit("a", 7, 12, 0, False, False), *[ExecutorTrial.launch(), ExecutorTrial.collect()] * 3]
@@ -77,12 +75,6 @@ def test_one_that_shows_nothing_is_checked_for_its_answers():
 def test_the_same_run_twice():
     texts = [run(make_simulated, TALK, capabilities=("trees",), drain=True).transcript for _ in range(2)]
     assert texts[0] == texts[1] and len(texts[0]) > len(TALK)
-
-
-def test_hypothesis_speaks_the_same_operations():
-    case = machine("executor", make_reference).TestCase
-    case.settings = settings(max_examples=5, stateful_step_count=15, deadline=None, database=None)
-    case("runTest").runTest()
 
 
 def test_every_drawn_configuration_and_what_is_simpler_makes_an_engine():

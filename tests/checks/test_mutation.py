@@ -1,7 +1,6 @@
 """The tool behind `make mutation`: every change is one, the draw is fair and goes on, and a survivor is told from an equivalent one."""
 
 import ast
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,13 +10,14 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
+import changes
+import judges
+import outcomes
 import pytest
+import runs
 from foretoken.checks.registry import SUBJECTS
 
 ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("mutation", ROOT / "tests" / "mutation.py")
-mutation = sys.modules["mutation"] = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(mutation)
 
 SOURCE = '''"""A doc string with 3 numbers."""
 from typing import TYPE_CHECKING
@@ -33,8 +33,8 @@ def share(ä: int | None, b: float = 2) -> "1":
 
 
 def test_changes_are_what_a_run_depends_on_and_nothing_else():
-    changes = mutation.changes_of("x.py", SOURCE.encode())
-    assert [(change.kind, change.new) for change in changes] == [
+    found = changes.changes_of("x.py", SOURCE.encode())
+    assert [(change.kind, change.new) for change in found] == [
         ("number", "3"),
         ("compare", "(ä is not None)"),
         ("logic", "(ä is None and (not b))"),
@@ -45,67 +45,63 @@ def test_changes_are_what_a_run_depends_on_and_nothing_else():
         ("compare", "(ä <= b)"),
         ("truth", "False"),
     ]
-    assert changes[7].after == "return min(ä + 1, b) if (ä <= b) else True", "places count in bytes"
+    assert found[7].after == "return min(ä + 1, b) if (ä <= b) else True", "places count in bytes"
 
 
 def test_every_change_of_the_tree_can_be_parsed():
     for module in ("core/kv/radix.py", "sim/actors/engine.py", "sim/cost/round.py"):
         source = (ROOT / module).read_bytes()
-        changes = mutation.changes_of(module, source)
-        assert len(changes) > 20
-        for change in changes[::5]:
+        found = changes.changes_of(module, source)
+        assert len(found) > 20
+        for change in found[::5]:
             changed = change.applied(source)
             assert changed != source and ast.parse(changed)
 
 
 def test_the_draw_takes_every_package_in_turn_and_follows_its_seed():
     modules = ["core/draws.py", "sim/load.py", "gpu/batch/chunks.py"]
-    first = list(islice(mutation.drawn(modules, 1), 9))
+    first = list(islice(changes.drawn(modules, 1), 9))
     assert {change.module for change in first[: len(modules)]} == set(modules)
-    assert first == list(islice(mutation.drawn(modules, 1), 9)) != list(islice(mutation.drawn(modules, 2), 9))
+    assert first == list(islice(changes.drawn(modules, 1), 9)) != list(islice(changes.drawn(modules, 2), 9))
 
 
 def test_each_module_has_tests_and_no_kernel_is_changed():
-    modules = mutation.modules_of(mutation.CHANGED)
+    modules = changes.modules_of(changes.CHANGED)
     assert not any(module.startswith("gpu/kernels") for module in modules) and len(modules) > 100
     for module in modules[::9]:
-        near, far = mutation.tests_of(module)
+        near, far = judges.tests_of(module)
         assert (near or far) and all((ROOT / test.partition("::")[0]).exists() for test in (*near, *far)), module
         assert not set(near) & set(far)
-    assert mutation.tests_of("core/kv/radix.py")[0][0] == "tests/core/kv/test_radix_cache.py", (
-        "its own tests come first"
-    )
-    assert all(any(ROOT.glob(name.rstrip("/") + "*")) for name in (*mutation.MORE_TESTS, *mutation.CONTRACTS))
+    assert judges.tests_of("core/kv/radix.py")[0][0] == "tests/core/kv/test_radix_cache.py", "its own tests come first"
+    assert all(any(ROOT.glob(name.rstrip("/") + "*")) for name in (*judges.MORE_TESTS, *judges.CONTRACTS))
 
 
 def test_what_the_checks_judge_by_is_checked_by_them():
     ours = {subject for subjects in SUBJECTS.values() for subject in subjects}
-    assert all(subject in ours for subjects in mutation.CONTRACTS.values() for subject in subjects)
-    assert mutation.contracts_of("core/kv/moves.py") == (mutation.TREES,) and not mutation.contracts_of(
-        "sim/capacity.py"
-    )
+    assert all(subject in ours for subjects in judges.CONTRACTS.values() for subject in subjects)
+    assert judges.contracts_of("core/kv/moves.py") == (judges.TREES,) and not judges.contracts_of("sim/capacity.py")
 
 
 def outcome_of(change, outcome, source=None):
     return {
         "key": change.key,
-        "source": source or mutation.source_of(change.module),
+        "source": source or outcomes.source_of(change.module),
         "outcome": outcome,
         **asdict(change),
     }
 
 
 def test_outcomes_are_forgotten_with_their_source_and_reported_by_package(tmp_path):
-    first, second = mutation.changes_of("core/draws.py", (ROOT / "core/draws.py").read_bytes())[:2]
-    outcomes = [outcome_of(first, "survived"), outcome_of(second, "survived"), outcome_of(first, "killed")]
+    first, second = changes.changes_of("core/draws.py", (ROOT / "core/draws.py").read_bytes())[:2]
+    told = [outcome_of(first, "survived"), outcome_of(second, "survived"), outcome_of(first, "killed")]
     path = tmp_path / "results.jsonl"
-    path.write_text("\n".join(json.dumps(outcome) for outcome in [*outcomes, outcome_of(second, "killed", "older")]))
-    results = mutation.read_results(path)
+    path.write_text("\n".join(json.dumps(outcome) for outcome in [*told, outcome_of(second, "killed", "older")]))
+    results = outcomes.read_results(path)
     assert [len(of_one) for of_one in results.values()] == [2, 1]
-    text = mutation.report(list(results.values()), {})
+    text = outcomes.report(list(results.values()), {})
     assert f"core/draws.py:{second.line}" in text and text.split()[-9:-3] == ["core", "1", "1", "0", "0%", "50%"]
     excused = {f"core/draws.py: {second.before} -> {second.after}": "makes no difference"}
-    text = mutation.report(list(results.values()), excused)
+    text = outcomes.report(list(results.values()), excused)
     assert text.split()[-9:-3] == ["core", "1", "0", "1", "0%", "100%"]
 
 
@@ -115,20 +111,20 @@ def test_changes_are_judged_in_a_copy(judge, tmp_path):
     source = (ROOT / "core/kv/moves.py").read_bytes()
     results = tmp_path / "results.jsonl"
     options = ["--judge", judge, "--sample", "3", "--results", str(results), "core/kv/moves.py"]
-    done = subprocess.run([sys.executable, ROOT / "tests/mutation.py", *options], capture_output=True, text=True)
-    outcomes = [json.loads(line) for line in results.read_text().splitlines()]
-    assert len(outcomes) == 3 and "killed" in {outcome["outcome"] for outcome in outcomes}, done.stderr
-    assert all(outcome["by"] for outcome in outcomes if outcome["outcome"] == "killed")
+    done = subprocess.run([sys.executable, ROOT / "tests/mutation", *options], capture_output=True, text=True)
+    told = [json.loads(line) for line in results.read_text().splitlines()]
+    assert len(told) == 3 and "killed" in {outcome["outcome"] for outcome in told}, done.stderr
+    assert all(outcome["by"] for outcome in told if outcome["outcome"] == "killed")
     assert (ROOT / "core/kv/moves.py").read_bytes() == source
 
 
 def test_what_uses_no_time_is_ended(monkeypatch):
-    monkeypatch.setattr(mutation, "IDLE_LIMIT_S", 0.05)
+    monkeypatch.setattr(runs, "IDLE_LIMIT_S", 0.05)
     child = os.fork()
     if child == 0:
         os.setsid()
         time.sleep(600)
         os._exit(0)
-    mutation._wait_for(child)
+    runs._wait_for(child)
     with pytest.raises(ChildProcessError):
         os.waitpid(child, 0)

@@ -59,14 +59,6 @@ def test_equal_states_are_followed_once():
     assert coverage.num_states < letters**4 / 50
 
 
-class TestHypothesisOnOurs(machine("allocator", kv_store.make).TestCase):
-    settings = settings(QUIET, max_examples=25, stateful_step_count=25)
-
-
-class TestHypothesisOnThePlainOne(machine("allocator", PlainAllocator, EVERYTHING).TestCase):
-    settings = settings(QUIET, max_examples=25, stateful_step_count=25)
-
-
 @pytest.mark.parametrize("name", ["LosesTheLastPage", "FreesAnything"])
 def test_hypothesis_finds_defects_too(name):
     broken = machine("allocator", MUTANTS[name].make)

@@ -18,13 +18,11 @@ from foretoken.properties.engine.rules import extent, limits_of, promises, verdi
 from foretoken.properties.engine.trial import EngineTrial as Do
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.letters import Choices, simpler_choices
-from foretoken.properties.harness.machines import machine
 from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.swarm import Swarm
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
 from foretoken.properties.suites import suite_of
-from hypothesis import settings
 
 SUITE = suite_of("engine")
 OURS = core_engine.make.capabilities
@@ -54,7 +52,7 @@ def test_they_hold(name, record_property):
 
 class TestPlain(EngineConformance):
     capabilities = ("slots",)
-    budget = 30_000
+    budget = 10_000
 
     def make(self, config):
         return plain.PlainEngine(config)
@@ -345,7 +343,3 @@ def test_a_violation_knows_how_far_it_came():
         SUITE.execute(RunsTheNewestFirst, SMALL, has, SUITE.invariants(has), operations)
     assert caught.value.id == "ENGINE-16" and caught.value.trial.trace == operations
     assert "step 1: b computes" in caught.value.trial.describe()
-
-
-class TestHypothesisOnOurs(machine("engine", core_engine.make).TestCase):
-    settings = settings(max_examples=15, stateful_step_count=25, deadline=None, derandomize=True, database=None)

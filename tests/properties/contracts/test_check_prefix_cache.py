@@ -34,9 +34,9 @@ BARE = PrefixCacheCapabilities()
 
 @pytest.mark.parametrize("name", SUBJECTS["prefix-cache"])
 def test_ours_hold(name):
-    report = check(SUITE, load_make(name), budget=12_000)
+    report = check(SUITE, load_make(name), budget=6_000)
     assert report.ok, report.text()
-    assert report.num_operations >= 12_000 and min(report.evaluations.values()) > 50
+    assert report.num_operations >= 6_000 and min(report.evaluations.values()) > 20
     assert list(report.evaluations) == OURS == [item.id for item in of_contract("prefix-cache")]
 
 
@@ -242,6 +242,7 @@ def test_equal_failures_have_equal_cases():
 # -- the other drivers ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast("RadixCacheAdapter")
 @pytest.mark.parametrize("make", [radix_cache.make, plain.make])
 def test_nothing_breaks_within_the_scope(make):
     coverage = explore("prefix-cache", make, scope=Scope(2, 2, 4))
@@ -264,8 +265,7 @@ QUIET = settings(
 )
 
 
-def test_hypothesis_speaks_the_same_language():
-    run_state_machine_as_test(machine("prefix-cache", prefix_store.make), settings=QUIET)
+def test_hypothesis_finds_a_defect():
     mutant = next(m for m in mutants_of("prefix-cache") if m.name == "EvictsForNothing")
     with pytest.raises(Violation, match="RADIX-14"):
         run_state_machine_as_test(

@@ -76,6 +76,7 @@ for run in range(6):
 """
 
 
+@pytest.mark.fast("engine-core_engine")
 @pytest.mark.parametrize(
     ("contract", "adapter"), [("allocator", "kv_store"), ("prefix-cache", "prefix_store"), ("engine", "core_engine")]
 )

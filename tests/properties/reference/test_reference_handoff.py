@@ -86,6 +86,7 @@ def check_drained(handoff):
 # -- every algorithm, both modes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast("True-*")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_pair_gives_the_tokens_of_plain_greedy_decoding(algorithm, overlap):
@@ -309,6 +310,7 @@ class BadLink:
         return replace(page, target=changed if page.index % 2 else page.target[:-8])
 
 
+@pytest.mark.fast("EAGLE-*", "STANDALONE-all")
 @pytest.mark.parametrize("fault", ["lose", "double", "delay", "damage", "reorder", "all"])
 @pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE"])
 def test_a_bad_link_costs_time_or_the_request_but_never_a_wrong_token(fault, algorithm):
