@@ -138,6 +138,7 @@ def test_a_process_that_dies_costs_one_run(tmp_path: Path, monkeypatch: pytest.M
     assert "2 times: killed by SIGKILL" in trials[1, 0].message
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_has_ended_and_leaves_no_process(tmp_path: Path):
     settings = [f"--set={key}" for key in ("workload.num_requests=12", "workload.rate=20.0")]
     command = [sys.executable, "-m", "foretoken.cli", "sweep", "--grid", "speculation.steps=0..7", "--seeds", "40"]

@@ -19,6 +19,7 @@ MUTANTS = {mutant.name: mutant for mutant in mutants_of("allocator")}
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
 
 
+@pytest.mark.fast("make-scope2-150", "PlainAllocator-*")
 @pytest.mark.parametrize(
     ("make", "scope", "states"),
     [
