@@ -52,7 +52,7 @@ def test_they_hold(name, record_property):
 
 class TestPlain(EngineConformance):
     capabilities = ("slots",)
-    budget = 10_000
+    budget = 30_000
 
     def make(self, config):
         return plain.PlainEngine(config)
