@@ -3,7 +3,8 @@
     python benchmarks/accuracy.py [--every N] [--workers N]
 
 Each point of `benchmarks/published/` is a scenario that the library simulates, once with every column: the roofline, measured kernels, and
-measured kernels with a profile fitted without the point's model or draft shape (`benchmarks/left_out.csv`). Results are kept in the
+measured kernels with a profile fitted without the point's model or draft shape (`benchmarks/left_out.csv`). A fourth column is what
+`foretoken calibrate` adds: the fit to all other points of the same data set. Results are kept in the
 cache folder until the sources change, so a run that was stopped goes on. `--every N` takes each N-th point of plain.csv and leaves the
 page alone, unless `--write` is given, and then the page says so.
 """
@@ -20,21 +21,34 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from estimates import DEVICE, Estimate, estimate
+from fit_expert_independence import distinct_experts, published_counts
 from foretoken.core.errors import ForetokenError
+from foretoken.sim.assembly import assemble
+from foretoken.sim.calibration.fit import spreads
+from foretoken.sim.calibration.least_squares import Parameter, fit_parameters, left_out_errors
+from foretoken.sim.cost.calibration import LAUNCH_TIMES
 from foretoken.sim.cost.server import PROFILES
+from foretoken.sim.cost.work import EXPERT_INDEPENDENCE
+from foretoken.sim.scenario_file import scenario_from_dict
 from foretoken.simulation import run_scenario  # at once: worker processes are forked with all that they need
-from points import Point, plain_points, profile_with, round_points
+from points import Point, plain_points, profile_with, read_rows, round_points
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"
 LEFT_OUT = Path(__file__).parent / "left_out.csv"
-ROOFLINE, MEASURED, OTHERS = "roofline", "measured", "left out"
+ROOFLINE, MEASURED, OTHERS, CALIBRATED = "roofline", "measured", "left out", "calibrated"
+LEAST_TO_CALIBRATE = 4  # points of a data set
 TENSOR_PARALLEL = (1, 2, 4, 8)  # tried where it was not stated
+VERIFIED_MODEL, VERIFIED_NODES = "deepseek-v4-flash", 4  # 256 requests had 1,024 tokens
+GRAPHS = (1, 2, 4, *range(8, 1025, 8))
+BEYOND_GRAPHS = 2048
 SMALL = 0.02  # speed-ups nearer to 1 have no sign that a benchmark could tell
 
 
@@ -80,10 +94,10 @@ def run(job: Job) -> dict[str, Any]:
     kernels = ROOFLINE if job.column == ROOFLINE else MEASURED
     try:
         with profile_with(job.point.server, **job.times()):
-            summary = run_scenario(job.point.scenario(kernels, job.tensor_parallel), {}).summary
+            measured = job.point.measured(run_scenario(job.point.scenario(kernels, job.tensor_parallel), {}))
     except ForetokenError as error:
         return {"failure": str(error).splitlines()[-1].strip().split(";")[0]}
-    return {"ms": job.point.measured(summary)[1], "ttft_ms": summary["mean_ttft_ms"]}
+    return {"ms": measured.token_ms, "ttft_ms": measured.first_token_ms}
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -133,8 +147,8 @@ def outcomes(jobs: Sequence[Job], workers: int) -> dict[Job, dict[str, Any]]:
 
 
 def simulate_all(points: Sequence[Point], columns: Sequence[str], workers: int) -> dict[str, list[Outcome]]:
-    """Return the outcomes of all points by column. Where the tensor parallelism was not stated, that which meets the rows without
-    speculation best is taken, by column."""
+    """Return the outcomes of all points by column, and those of calibrations. Where the tensor parallelism was not stated, that which meets
+    the rows without speculation best is taken, by column."""
     unstated = [point for point in points if point.tensor_parallel is None and not point.steps]
     tried = outcomes(
         [Job(point, column, tp) for column in columns for point in unstated for tp in TENSOR_PARALLEL], workers
@@ -150,10 +164,44 @@ def simulate_all(points: Sequence[Point], columns: Sequence[str], workers: int) 
         for column in columns
     ]
     found = outcomes([job for row in jobs for job in row], workers)
-    return {
+    table = {
         column: [Outcome(job.point, job.point.published_ms, **found[job]) for job in row]
         for column, row in zip(columns, jobs, strict=True)
     }
+    kernels = MEASURED if MEASURED in table else ROOFLINE
+    devices = {dataset: tp for (column, dataset), tp in chosen.items() if column == kernels}
+    return table | {CALIBRATED: calibrated(table[kernels], kernels, devices)}
+
+
+def calibrated(rows: Sequence[Outcome], kernels: str, tensor_parallel: Mapping[str, int]) -> list[Outcome]:
+    """Return the outcomes with a calibration by the other points of each data set, as `sim/calibration` fits it: around the profile, with
+    its priors. Simulations are those of `rows`; the estimate has the slopes. The time to the first token is not fitted."""
+    found: dict[Point, Outcome] = {}
+    names = (DEVICE, *LAUNCH_TIMES)
+    for dataset in dict.fromkeys(row.point.dataset for row in rows):
+        own = [row for row in rows if row.point.dataset == dataset and row.ms is not None]
+        if len(own) < LEAST_TO_CALIBRATE:
+            continue
+        estimates = [estimate(row.point, kernels, tensor_parallel.get(dataset)) for row in own]
+        ratios = np.array([row.ms * 1e6 / item.token_ns({}) for row, item in zip(own, estimates, strict=True)])
+        launch, wide = PROFILES[own[0].point.server].launch, spreads()
+        parameters = [
+            Parameter(name, "", getattr(launch, name, 1.0), wide[name], 0.2 if name == DEVICE else 0.0)
+            for name in names
+        ]
+
+        def predict(
+            x: np.ndarray, estimates: Sequence[Estimate] = estimates, ratios: np.ndarray = ratios
+        ) -> np.ndarray:
+            waits = dict(zip(names, map(float, x), strict=True))
+            return ratios * np.array([item.token_ns(waits) for item in estimates]) / 1e6
+
+        fit = fit_parameters(parameters, predict, np.array([row.published_ms for row in own]))
+        errors, _ = left_out_errors(fit, range(len(own)), linearised=True)
+        for row, error in zip(own, errors, strict=True):
+            found[row.point] = replace(row, ms=row.published_ms * (1 + float(error)), ttft_ms=None)
+    missing = f"fewer than {LEAST_TO_CALIBRATE} points that could be simulated"
+    return [found.get(row.point, replace(row, ms=None, ttft_ms=None, failure=row.failure or missing)) for row in rows]
 
 
 def _plain_error(found: Mapping[Job, dict], plain: Sequence[Point], dataset: str, column: str, tp: int) -> float:
@@ -177,7 +225,7 @@ def _left_out() -> dict[tuple[str, str], dict[str, float]]:
     if not _times:
         with LEFT_OUT.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                times = {name: float(row[name]) for name in row if name.endswith("_ns") and row[name]}
+                times = {name: float(row[name]) for name in row if name not in ("server", "left_out") and row[name]}
                 _times[row["server"], row["left_out"]] = times
     return _times
 
@@ -332,6 +380,89 @@ def summary_table(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[
         yield f"| {name} | {' | '.join(cell(column) for column in plain)} |"
 
 
+def experts_table() -> Iterator[str]:
+    """Yield a Markdown table of the experts that several tokens of a request reach."""
+    yield "| tokens of a request | experts | distinct: published | simulated | error |"
+    yield "| --- | --- | --- | --- | --- |"
+    for count in published_counts():
+        ours = distinct_experts(*count[:3], EXPERT_INDEPENDENCE)
+        cells = f"{count.distinct:.1f} | {ours:.1f} | {100 * (ours / count.distinct - 1):+.1f} %"
+        yield f"| {count.tokens} | {count.per_token} of {count.experts} | {cells} |"
+
+
+def passes_table() -> Iterator[str]:
+    """Yield a Markdown table of verify passes by their tokens, with the time of their launch."""
+    yield "| model, GPU | tokens | published, ms | roofline | measured |"
+    yield "| --- | --- | --- | --- | --- |"
+    for row in read_rows("verify_times.csv"):
+        name = f"{row['model']}, {row['gpu']}, TP {row['tensor_parallel']}"
+        if row["model"] != VERIFIED_MODEL:
+            yield f"| {name} | {row['tokens']} | {row['verify_ms']} | not in the catalogue | |"
+            continue
+        cells = []
+        for kernels in (ROOFLINE, MEASURED):
+            try:
+                ours = _verify_ms(int(row["tokens"] or BEYOND_GRAPHS), row["gpu"], int(row["tensor_parallel"]), kernels)
+                cells.append(f"{ours:.1f} ({100 * (ours / float(row['verify_ms']) - 1):+.0f} %)")
+            except ForetokenError as error:
+                cells.append(str(error).splitlines()[-1].strip().split(";")[0])
+        tokens = row["tokens"] or f"{BEYOND_GRAPHS:,} (assumption), not captured"
+        yield f"| {name} | {tokens} | {row['verify_ms']} | {' | '.join(cells)} |"
+
+
+def _verify_ms(tokens: int, gpu: str, tensor_parallel: int, kernels: str) -> float:
+    """Return what the target takes of a round, for requests of VERIFIED_NODES tokens each."""
+    scenario = {
+        "model": {"target": f"deepseek-ai/{VERIFIED_MODEL}"},
+        "hardware": {
+            "gpu": gpu,
+            "tensor_parallel": tensor_parallel,
+            "server": "vllm-0.18",
+            "kernels": kernels,
+            "graph_sizes": [*GRAPHS],
+        },
+        "engine": {"kv_slots": 1 << 20, "max_running": 1024},
+        "speculation": {"algorithm": "EAGLE3", "policy": "fixed", "steps": VERIFIED_NODES - 1},
+    }
+    rows, nodes = (tokens // VERIFIED_NODES, VERIFIED_NODES) if tokens >= VERIFIED_NODES else (tokens, 1)
+    cost = assemble(scenario_from_dict(scenario, "verify")).cost
+    parts = cost.decode_parts(rows, nodes - 1, 1, nodes, rows * 1024)
+    return sum(ns for name, ns in parts.items() if not name.startswith("draft")) / 1e6
+
+
+def tails_table() -> Iterator[str]:
+    """Yield a Markdown table of how far the slowest requests are from the mean, for acceptance as drafts have it and for independent draws.
+
+    What was served where was not published: ours is Llama-3.1-8B on one H100, and the ratios are to be compared.
+    """
+    yield "| acceptance | TPOT, p99 / mean: published | simulated | TTFT, p99 / mean: published | simulated |"
+    yield "| --- | --- | --- | --- | --- |"
+    for row, correlation in zip(
+        read_rows("acceptance_tails.csv"), ({}, {"request_share": 0.0, "field_share": 0.0}), strict=True
+    ):
+        clients, requests = int(row["clients"]), int(row["requests"])
+        prompt, output = (round(int(row[name]) / requests) for name in ("prompt_tokens", "output_tokens"))
+        scenario = {
+            "hardware": {"server": "vllm-0.18", "kernels": ROOFLINE},
+            "acceptance": correlation,
+            "workload": {
+                "concurrency": clients,
+                "num_requests": requests,
+                "prompt": {"kind": "uniform", "low": 1, "high": 2 * prompt},
+                "output": {"kind": "fixed", "value": output},
+            },
+        }
+        summary = run_scenario(scenario, {}).summary
+        cells = [row["acceptance"]]
+        for name in ("tpot", "ttft"):
+            published, ours = (
+                float(row[f"p99_{name}_ms"]) / float(row[f"mean_{name}_ms"]),
+                summary[f"p99_{name}_ms"] / summary[f"mean_{name}_ms"],
+            )
+            cells += [f"{published:.2f}", f"{ours:.2f}"]
+        yield f"| {' | '.join(cells)} |"
+
+
 def _errors(rows: Iterable[Outcome]) -> list[float]:
     return [row.error for row in rows if row.ms is not None]
 
@@ -387,6 +518,9 @@ def main() -> None:
         "clients": list(error_table(plain, _clients_group, "clients")),
         "rounds": list(error_table(rounds, _round_group, "data set, draft")),
         "arms": list(arms_table(rounds)),
+        "experts": list(experts_table()),
+        "passes": list(passes_table()),
+        "tails": list(tails_table()),
         "not simulated": list(not_simulated(plain)) + list(not_simulated(rounds)),
     }
     for name, lines in blocks.items():

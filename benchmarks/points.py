@@ -12,19 +12,33 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from foretoken.sim.cost.server import PROFILES
 
+if TYPE_CHECKING:
+    from foretoken import Result
+
 PUBLISHED = Path(__file__).parent / "published"
-TURNS = 3  # requests per client: the first wave of prompts, and as many more as it takes to be steady
+TURNS = 3  # requests per client that are simulated: the first wave of prompts, the last, which ends with fewer clients, and one between
+TURNS_MEASURED = 10
+"""Requests per client of a benchmark. Assumption: as the example scripts of NVIDIA's benchmark tools ask for; it was not published."""
+CHECKPOINT = "mxfp4"  # a format that its checkpoints are published in: nothing is set
 LENGTHS = {"gsm8k": (300, 100), "humaneval": (200, 400), "math500": (200, 700), "MT-Bench": (300, 400)}
 """Mean prompt and output of benchmarks whose lengths were not published. Assumption: usual lengths of these texts; 300 tokens more or fewer
 change a round of one request by less than 1 %."""
+
+
+class Measured(NamedTuple):
+    """What a simulation of a point shows: time per output token of one client, and to the first token, in ms."""
+
+    token_ms: float
+    first_token_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,7 @@ class Point:
         # The engine's tables are as wide as the context: no wider than these requests need, so that they are quick.
         longest = math.ceil((self.prompt + self.output) * (1 + self.spread))
         model: dict[str, Any] = {"target": self.model, "context_len": longest + 64}
-        if self.weight_dtype != "bf16":
+        if self.weight_dtype not in ("bf16", CHECKPOINT):
             model["weight_dtype"] = self.weight_dtype
         return tables | {
             "name": self.dataset,
@@ -94,16 +108,30 @@ class Point:
             },
         }
 
-    def measured(self, summary: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the time per output token of one client in ms, as published and as a run's summary has it at the published accept length.
+    def measured(self, result: Result) -> Measured:
+        """Return what a run shows of this point, at the published accept length.
 
-        A published rate has prompts and waiting in it, a published time has not.
+        A published rate has prompts and waiting in it, a published time per token has not. The first and the last turn of the clients are a
+        third of a simulation each, and a tenth of a benchmark: means over requests are weighted so.
         """
-        accepted = summary["accept_length"] / self.accept_length if self.steps else 1.0
+        rows = result.requests.sort_by("arrival_ns").select(["arrival_ns", "first_token_ns", "finish_ns", "num_output"])
+        arrival, first, finish, tokens = (column.to_numpy().astype(float) for column in rows.columns)
+        turn = np.arange(len(tokens)) // self.concurrency
+        inner = (turn > 0) & (turn < turn[-1])
+        weights = np.where(inner, (TURNS_MEASURED - 2) * self.concurrency / max(inner.sum(), 1), 1.0)
+
+        def mean(values: np.ndarray) -> float:
+            return float(np.average(values, weights=weights))
+
+        # Rounds accept a little more or less than they were asked to.
+        slower = (result.summary["accept_length"] / self.accept_length) if self.steps else 1.0
+        decoding = (finish - first) * slower
         if self.tpot_ms is not None:
-            return self.tpot_ms, summary["mean_tpot_ms"] * accepted
-        assert self.tokens_per_s is not None, "a point has a time or a rate"
-        return self.published_ms, 1e3 * self.concurrency / summary["output_throughput"] * accepted
+            ms = mean(decoding / np.maximum(tokens - 1, 1)) / 1e6
+        else:
+            assert self.tokens_per_s is not None, "a point has a time or a rate"
+            ms = mean(first - arrival + decoding) / mean(tokens) / 1e6  # of the steady state (Little's law)
+        return Measured(ms, mean(first - arrival) / 1e6)
 
     @property
     def published_ms(self) -> float:
@@ -145,14 +173,14 @@ def plain_points() -> list[Point]:
             tpot_ms=float(row["tpot_ms"]),
             ttft_ms=float(row["ttft_ms"]),
         )
-        for row in _rows("plain.csv")
+        for row in read_rows("plain.csv")
     ]
 
 
 def round_points() -> list[Point]:
     """Return the points of rounds.csv, in its order."""
     points = []
-    for row in _rows("rounds.csv"):
+    for row in read_rows("rounds.csv"):
         prompt, output = LENGTHS[row["benchmark"]]
         points.append(
             Point(
@@ -180,6 +208,7 @@ def round_points() -> list[Point]:
     return points
 
 
-def _rows(name: str) -> list[dict[str, str]]:
+def read_rows(name: str) -> list[dict[str, str]]:
+    """Return the rows of a file of `published`."""
     with (PUBLISHED / name).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

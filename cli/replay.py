@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from ..core.contract.events import EventSink
     from ..core.scheduler.engine import Engine
+    from ..sim.assembly import Assembly
 
 EXIT_DIFFERENT = 1
 
@@ -66,7 +67,9 @@ class _EngineFactory:
             from ..sim.assembly import assemble
             from ..sim.scenario_file import scenario_from_dict
 
-            return assemble(scenario_from_dict(scenario, self._source)).make_engine
+            assembly = assemble(scenario_from_dict(scenario, self._source))
+            _check_kernels(header.get("kernels"), assembly, self._source)
+            return assembly.make_engine
         if "engine" in header:
             from ..core.scheduler.spec import EngineSpec
 
@@ -74,3 +77,21 @@ class _EngineFactory:
             return lambda events, replica: described.make_engine(events)
         what = 'the header has no "scenario" and no "engine": neither a simulation nor a real run wrote this log'
         raise ConfigError(self._source, [Problem("line 1", what)])
+
+
+def _check_kernels(recorded: Any, assembly: Assembly, source: str) -> None:
+    """Raise ConfigError if engines choose steps by the times of passes, and these came from elsewhere when the log was written."""
+    from ..core.errors import ConfigError, Problem
+
+    here = assembly.cost.kernel_sources
+    if assembly.spec.policy != "goodput" or not isinstance(recorded, dict) or recorded == here:
+        return
+    problems = [
+        Problem(
+            f"line 1: kernels.{part}",
+            f"the goodput policy chose steps by times of {recorded.get(part)}; here they are of {here.get(part)}: replay needs the same",
+        )
+        for part in dict.fromkeys([*recorded, *here])
+        if recorded.get(part) != here.get(part)
+    ]
+    raise ConfigError(source, problems)

@@ -20,7 +20,7 @@ from ..core.algorithm.builtin import carried_hidden_size
 from ..core.algorithm.registry import get_algorithm
 from ..core.config_reader import read_json_object
 from ..core.contract.events import EventSink
-from ..core.errors import ConfigError, ForetokenError, Problem
+from ..core.errors import ConfigError, ForetokenError, Problem, nearest
 from ..core.model_shape import (
     HF_QUANT_CONFIG,
     ModelShape,
@@ -48,6 +48,9 @@ from .disaggregation.pools import Pools, pools_of, timing_of
 from .scenario import Scenario
 from .scenario_check import SCENARIO, check_context, check_names, is_config_file
 from .workload.recorded_runs import load_recorded_runs
+
+AUTO_KERNELS = ("auto", "roofline")
+"""What the variable FORETOKEN_KERNELS may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +209,7 @@ def _kernel_tables(scenario: Scenario, shape: ModelShape | None, gpu: GPU) -> tu
     if shape is None or hardware.kernels == "roofline":
         return None, None
     is_demanded = hardware.kernels == "measured"
-    if not is_demanded and os.environ.get("FORETOKEN_KERNELS") == "roofline":
+    if not is_demanded and _auto_kernels() == "roofline":
         return None, "FORETOKEN_KERNELS=roofline"
     try:
         server = hardware.kernels_of or server_profile(hardware.server).kernels_of
@@ -216,6 +219,15 @@ def _kernel_tables(scenario: Scenario, shape: ModelShape | None, gpu: GPU) -> tu
             raise
         return None, str(error)
     return tables, None
+
+
+def _auto_kernels() -> str:
+    """Return what `hardware.kernels=auto` is in this environment. Raises ConfigError for a value that it cannot be."""
+    given = os.environ.get("FORETOKEN_KERNELS") or "auto"
+    if given not in AUTO_KERNELS:
+        message = f"expected {' or '.join(AUTO_KERNELS)}, found {given!r}{nearest(given, AUTO_KERNELS)}"
+        raise ConfigError("environment", [Problem("FORETOKEN_KERNELS", message)])
+    return given
 
 
 def _graph_unit(scenario: Scenario) -> GraphUnit:

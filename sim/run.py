@@ -95,15 +95,19 @@ class Simulation:
         faults: FaultPlan | None = None,
         origins: Mapping[str, str] | None = None,
         calibration: Calibration | None = None,
+        on_assembled: Callable[[Assembly], None] | None = None,
     ) -> None:
         """`faults`: the faults to inject; see `RunReport.faults` for the results. `origins`: where each key was given, as `load_scenario`
         returns it; keys without effect are then refused or told (`effects.py`). `calibration`: instead of the file `hardware.profile`.
+        `on_assembled` takes the parts of the run before `sinks` is asked.
 
         Raises a ForetokenError for anything that cannot run: configuration, memory, an unreadable or broken trace.
         """
         self.scenario = scenario
         self.assembly: Assembly = assemble(scenario, calibration)
         refuse_without_effect(self.assembly, origins or {})
+        if on_assembled is not None:
+            on_assembled(self.assembly)
         self.notices = notices_of(self.assembly, origins or {})
         self.workload = make_workload(scenario, self.assembly.spec.config.context_len)
         self.num_expected, self.num_skipped_rows = scan_workload(self.workload)

@@ -6,12 +6,12 @@ profile, acceptance of calibration prompts ─► loads ─► simulate (several
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.acceptance.fit import MIN_ROUNDS, AcceptanceFit, fit
+from ..core.acceptance.fit import AcceptanceFit, fit
 from ..core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
 from ..core.adaptive.config import fixed_config
 from ..core.contract.events import Committed, Event, Planned
@@ -32,6 +32,7 @@ from .simulated import simulate
 CALIBRATION_SEED = 104_729  # other windows of the text than those of the workload
 LIGHT, KNEE, SATURATED = "light", "knee", "saturated"
 LOADS = {LIGHT: 0.3, KNEE: 0.75}  # shares of the capacity that is simulated
+MIN_CALIBRATION = 16  # requests
 QUEUED = 1.5  # clients of the saturated load, per row
 OnProgress = Callable[[str], None]
 
@@ -45,7 +46,7 @@ class TwinPlan:
     seconds: float = 8.0
     repeats: int = 3
     draws: int = 8  # simulated draws of acceptance
-    calibration_requests: int = 32
+    calibration_requests_per_s: float = 16.0  # that tell the acceptance, per second of `seconds`
     calibration_output: int = 48
     clock: str = "wall"
     seed: int = 0
@@ -62,12 +63,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What the simulated side of an arm is made of."""
+    """What the simulated side of an arm is made of. `pace`: what the machine takes while this arm is served, over what it took before."""
 
     cost: StepCost
     steps: ExecutorSteps
     acceptance: AcceptanceProcess
-    fitted: AcceptanceFit | None
+    pace: float = 1.0
 
     def simulate(self, arm: Arm, load: Load, seed: int = 0) -> list[Event]:
         acceptance = self.acceptance
@@ -75,7 +76,7 @@ class Side:
             acceptance = replace(acceptance, seed=seed)
         spread = self.steps.spread
         return simulate(
-            arm.simulated_spec, self.cost, self.steps.host, acceptance, load.asked, load.concurrency,
+            arm.simulated_spec, self.cost.at_pace(self.pace), self.steps.host.at_pace(self.pace), acceptance, load.asked, load.concurrency,
             device_spread=spread.get("decode", 0.0), host_spread=spread.get("host", 0.0), seed=seed,
         )  # fmt: skip
 
@@ -98,12 +99,19 @@ def run_twin(
     make_clock(plan.clock, arms[0].plan.device)
     _check_scenario(plan.scenario)
     costs = [steps.cost(arm.spec, "profile") for arm in arms]  # refuses before anything is served
+    # Chains of one draft accept alike, however long they are: one run of the longest tells it for all of them.
+    fitted: dict[Hashable, AcceptanceProcess] = {}
     sides = []
     for arm, cost in zip(arms, costs, strict=True):
-        on_progress(f"{arm.name}: acceptance of calibration prompts")
-        fitted = fit_acceptance(arm, plan) if arm.is_speculative else None
-        process = FixedMeanAcceptance(1.0) if fitted is None else fitted.process
-        sides.append(Side(cost, steps, process, fitted))
+        process: AcceptanceProcess = FixedMeanAcceptance(1.0)
+        if arm.is_speculative:
+            key = _draft_of(arm)
+            if key not in fitted:
+                on_progress(f"{arm.name}: acceptance of calibration prompts")
+                alike = [other for other in arms if other.is_speculative and _draft_of(other) == key]
+                fitted[key] = fit_acceptance(max(alike, key=lambda other: other.spec.max_steps), plan).process
+            process = fitted[key]
+        sides.append(Side(cost, steps, process))
     # On a GPU a second pool would stand in the way of the first.
     pace = Pace(arms[0], costs[0], plan.clock) if arms[0].plan.device == "cpu" else None
     for name in plan.loads or ("as given",):
@@ -119,6 +127,8 @@ def run_twin(
                 paces[number] += before if pace is None else [*before, pace.now()]
         for arm, side, load, runs, found in zip(arms, sides, loads, measured, paces, strict=True):
             on_progress(f"{name}: {arm.name}, simulating")
+            pace_now = float(np.mean(found)) if found else None
+            side = replace(side, pace=pace_now or 1.0)
             simulated = [metrics_of(side.simulate(arm, load, draw)) for draw in range(plan.draws)]
             share = float(np.mean([run.processor_share for run in runs]))
             measured_metrics = [run.metrics() for run in runs]
@@ -129,7 +139,7 @@ def run_twin(
                 simulated,
                 measured_metrics,
                 share,
-                float(np.mean(found)) if found else None,
+                pace_now,
             )
 
 
@@ -207,18 +217,21 @@ def _check_scenario(scenario: Scenario) -> None:
 # -- acceptance -------------------------------------------------------------------------------------------------------
 
 
-def fit_acceptance(arm: Arm, plan: TwinPlan) -> AcceptanceFit:
-    """Fit the acceptance of the arm's drafts to prompts that are not the workload's. Errors: AcceptanceFitError.
+def _draft_of(arm: Arm) -> Hashable:
+    """Return what drafts of an arm are accepted by: the draft, and the shape of its trees."""
+    tree = arm.spec.draft_shape if arm.spec.topk > 1 else None
+    return arm.algorithm, str(arm.plan.options.draft), tree
 
-    Where steps adapt, the rounds of the most frequent step count tell it; if they are too few, those of the longest drafts in a run of
-    its own.
+
+def fit_acceptance(arm: Arm, plan: TwinPlan) -> AcceptanceFit:
+    """Fit the acceptance of the arm's drafts, at the most steps that it takes, to prompts that are not the workload's.
+
+    Raises AcceptanceFitError.
     """
-    rounds = rounds_of(_serve_calibration(arm, plan).events)
-    steps, counts = np.unique(rounds[2], return_counts=True)
-    if len(steps) == 1 or counts.max() >= 2 * MIN_ROUNDS:
-        return fit(*rounds[:, rounds[2] == steps[counts.argmax()]])
     longest = fixed_config(arm.spec.max_steps)
-    spec = replace(arm.spec, policy="fixed", adaptive=longest, initial_steps=None, cost_table=None, graph_sizes=None)
+    spec = replace(arm.spec, policy="fixed", adaptive=longest, initial_steps=None, cost_table=None)
+    if arm.spec.policy != "fixed":
+        spec = replace(spec, graph_sizes=None)
     return fit(*rounds_of(_serve_calibration(replace(arm, spec=spec), plan).events))
 
 
@@ -226,9 +239,8 @@ def _serve_calibration(arm: Arm, plan: TwinPlan) -> Served:
     """Serve the calibration's prompts, as many at once as the arm can."""
     longest = max(2, min(64, arm.spec.config.context_len // 3))
     output = max(2, min(plan.calibration_output, arm.plan.spec.config.context_len - longest))
-    texts = bench_prompts(
-        tokenizer_of(arm), arm.plan.target.vocab_size, plan.calibration_requests, longest, plan.seed + CALIBRATION_SEED
-    )
+    count = max(MIN_CALIBRATION, round(plan.calibration_requests_per_s * plan.seconds))
+    texts = bench_prompts(tokenizer_of(arm), arm.plan.target.vocab_size, count, longest, plan.seed + CALIBRATION_SEED)
     asked = [Asked(Request(f"c{i}", Prompt.of_tokens(text), output), None) for i, text in enumerate(texts)]
     return serve(arm, asked, None, arm.spec.config.max_running, plan.seed)
 

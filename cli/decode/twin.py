@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..effects import refuse_without_effect
 from .options import ENGINE, MODEL, OUTPUT, Device, Dtype, Quiet, Threads, option, problems_name_options
 from .tiny import default_directory
 
 if TYPE_CHECKING:
     from ...sim.cost.executor_steps import ExecutorSteps
-    from ...sim.scenario import Scenario
     from ...twin.arms import Arm
     from ...twin.comparison import Compared, Comparison
     from ..progress import StatusLine
@@ -24,6 +24,8 @@ WORKLOAD = "Workload"
 LONGEST = 160  # tokens of the longest request of the workload without a scenario
 REPORT_WIDTH = 160
 MAX_RUNNING = 8
+LOADS = ("light", "knee", "saturated")
+SECONDS = 8.0
 SIDES = ("measured", "error", "noise")
 
 ScenarioFile = Annotated[
@@ -50,18 +52,18 @@ Profile = Annotated[
         "--profile", MODEL, "Steps measured by `foretoken calibrate --model`; default: measured now.", metavar="FILE"
     ),
 ]
-Loads = Annotated[
-    str,
+LoadNames = Annotated[
+    str | None,
     option(
         "--loads",
         WORKLOAD,
-        "light, knee (30 and 75 % of the capacity), saturated.",
+        "light, knee (30 and 75 % of the capacity), saturated; default: all. A scenario has its own.",
         metavar="LOAD,…",
-        show_default=True,
     ),
 ]
 Seconds = Annotated[
-    float, option("--seconds", WORKLOAD, "About how long a measured run lasts.", min=0.5, show_default=True)
+    float | None,
+    option("--seconds", WORKLOAD, "About how long a measured run of these loads lasts; default: 8.", min=0.5),
 ]
 Repeat = Annotated[int, option("--repeat", WORKLOAD, "Measured runs of each.", min=1, show_default=True)]
 Clock = Annotated[
@@ -82,8 +84,8 @@ Json = Annotated[Path | None, option("--json", OUTPUT, "Write every number to th
 @problems_name_options
 def twin(
     scenario: ScenarioFile = None, settings: Settings = None, pair: Pair = None, model: Model = None,
-    draft: Draft = None, profile: Profile = None, dtype: Dtype = "auto", loads: Loads = "light,knee,saturated",
-    seconds: Seconds = 8.0, repeat: Repeat = 3, seed: Seed = 0, max_running: MaxRunning = MAX_RUNNING,
+    draft: Draft = None, profile: Profile = None, dtype: Dtype = "auto", loads: LoadNames = None,
+    seconds: Seconds = None, repeat: Repeat = 3, seed: Seed = 0, max_running: MaxRunning = MAX_RUNNING,
     device: Device = "auto", threads: Threads = None, clock: Clock = "wall", json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -113,8 +115,14 @@ def twin(
     from ..files import JsonRecord
     from ..progress import StatusLine
 
-    names = tuple(dict.fromkeys(name for name in loads.split(",") if name))
+    names = LOADS if loads is None else tuple(dict.fromkeys(name for name in loads.split(",") if name))
     _check(names, model, draft, pair)
+    has_scenario = scenario is not None or bool(settings)
+    why = "a scenario brings its own arrivals (workload)"
+    refuse_without_effect(
+        ("--loads", has_scenario and loads is not None, why), ("--seconds", has_scenario and seconds is not None, why)
+    )
+    workload, given = load_scenario(scenario, settings or ()) if has_scenario else (default_scenario(), {})
     record, progress = JsonRecord(json_file), StatusLine(quiet)
     if model is None and pair is None:
         pair = _usual_pair(quiet)
@@ -123,16 +131,14 @@ def twin(
         draft=None if draft is None else local_checkpoint(draft, "draft"), dtype=dtype, device=device, threads=threads,
         max_running=max_running, prefix_cache=False, seed=seed,
     )  # fmt: skip
-    workload: Scenario = default_scenario()
     engine: dict[str, Any] = {}
-    if scenario is None and not settings:
+    if not has_scenario:
         ways = ways_of_draft(base) if model is not None else ways_of_pair(pair, base)
         longest = LONGEST
     else:
-        workload, given = load_scenario(scenario, settings or ())
         options, engine = way_of_scenario(workload, given, base, pair if model is None else None)
         ways, longest, names = {workload.name: options}, None, ()
-    plan = TwinPlan(workload, names or None, seconds, repeat, clock=clock, seed=seed)
+    plan = TwinPlan(workload, names or None, SECONDS if seconds is None else seconds, repeat, clock=clock, seed=seed)
     found: list[Comparison] = []
     finished = False
     try:
@@ -190,16 +196,14 @@ def show_cells(progress: StatusLine) -> Any:
 
 def _check(loads: Sequence[str], model: Path | None, draft: Path | None, pair: Path | None) -> None:
     from ...core.errors import ConfigError, Problem, nearest
-    from ...twin.run import KNEE, LIGHT, SATURATED
 
-    known = (LIGHT, KNEE, SATURATED)
     problems = [
-        Problem("loads", f"{name!r} is none of {', '.join(known)}{nearest(name, known)}")
+        Problem("loads", f"{name!r} is none of {', '.join(LOADS)}{nearest(name, LOADS)}")
         for name in loads
-        if name not in known
+        if name not in LOADS
     ]
     if not loads:
-        problems.append(Problem("loads", f"expected some of {', '.join(known)}"))
+        problems.append(Problem("loads", f"expected some of {', '.join(LOADS)}"))
     if model is not None and pair is not None:
         problems.append(Problem("pair", "contradicts --model: give one of them"))
     if draft is not None and model is None:
@@ -247,7 +251,8 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
         )
         if paces:
             console.print(
-                f"\nTime of single rounds of {found[0].arm}, measured between the runs of each way, against the profile: {paces}",
+                f"\nTime of single rounds of {found[0].arm}, measured between the runs of each way, against the profile: {paces}. "
+                "The simulated times are of this pace.",
                 markup=False,
             )
     least = min(one.processor_share for one in found)

@@ -22,7 +22,7 @@ LABELS = {
     "host_row_ns": "host per step and row (us)",
     "graph_gap_ns": "captured pass (us)",
     "row_gap_ns": "device's wait per row (us)",
-    "ranks_gap_ns": "several devices (us)",
+    "collective_gap_ns": "collective (us)",
     "draft_step_ns": "draft step (us)",
     "tree_ns": "draft tree (us)",
 }

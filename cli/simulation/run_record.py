@@ -44,6 +44,7 @@ class RunRecord:
         self.directory = directory
         self._wants_events = events
         self._wants_perfetto = perfetto
+        self._kernels: Mapping[str, str] = {}
         self._metrics: RunMetrics | None = None
         self._log: EventLog | None = None
         self._perfetto: PerfettoTrace | None = None
@@ -57,6 +58,10 @@ class RunRecord:
             raise UnwritableFile(self.directory, error) from error
 
     # -- called by the simulation ------------------------------------------------------------------------------------
+
+    def take_assembly(self, assembly: Assembly) -> None:
+        """Note what prices the passes, for the log: a replay elsewhere may have other times."""
+        self._kernels = assembly.cost.kernel_sources
 
     def sinks(self, replica: int) -> Sequence[EventSink]:
         """Return the event sinks of a replica's engine."""
@@ -90,7 +95,8 @@ class RunRecord:
         if self._wants_events:
             from ...observe.log import EventLog
 
-            self._log = EventLog(self.directory / EVENTS, {"scenario": self.scenario.model_dump(mode="json")})
+            header = {"scenario": self.scenario.model_dump(mode="json"), "kernels": dict(self._kernels)}
+            self._log = EventLog(self.directory / EVENTS, header)
         if self._wants_perfetto:
             from ...observe.perfetto import PerfettoTrace
 

@@ -176,7 +176,14 @@ def _run(
 
     record = RunRecord(scenario, out, events=events, perfetto=perfetto)
     with record:
-        simulation = Simulation(scenario, sinks=record.sinks, spans=record.spans, faults=faults, origins=origins)
+        simulation = Simulation(
+            scenario,
+            sinks=record.sinks,
+            spans=record.spans,
+            faults=faults,
+            origins=origins,
+            on_assembled=record.take_assembly,
+        )
         record.write_scenario(origins, derived_rows(simulation.assembly), simulation.notices)
         if faults is not None:
             record.write_faults(faults)

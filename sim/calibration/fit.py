@@ -188,7 +188,7 @@ def _parameters(predictors: Sequence[Predictor]) -> tuple[Parameter, ...]:
     }
     used = {name for predictor in predictors for name in predictor.parameters()}
     if len({predictor.assembly.cost.tp for predictor in predictors}) == 1:
-        used.discard("ranks_gap_ns")
+        used.discard("collective_gap_ns")
     low = {DEVICE: 0.2}
     return tuple(
         Parameter(name, "" if name == DEVICE else "ns", float(values[name]), wide[name], low.get(name, 0.0))

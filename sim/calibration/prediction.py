@@ -66,7 +66,7 @@ class Predictor:
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the parameters that the point depends on."""
         used = {
-            "ranks_gap_ns": self.assembly.cost.tp > 1,
+            "collective_gap_ns": self.assembly.cost.parallel.devices > 1,
             "draft_step_ns": self.point.is_speculative,
             "tree_ns": self.point.topk > 1,
         }

@@ -32,14 +32,14 @@ FORMAT = "foretoken-profile"
 VERSION = 1
 
 DEVICE, HOST_BASE, HOST_ROW = "device_scale", "host_base_ns", "host_row_ns"
-LAUNCH_TIMES = ("graph_gap_ns", "row_gap_ns", "ranks_gap_ns", "draft_step_ns", "tree_ns")
+LAUNCH_TIMES = ("graph_gap_ns", "row_gap_ns", "collective_gap_ns", "draft_step_ns", "tree_ns")
 PARAMETERS: dict[str, str] = {
     DEVICE: "factor on the time of all kernels",
     HOST_BASE: "the host's time per step, without its rows",
     HOST_ROW: "the host's time per step and row",
     "graph_gap_ns": "fixed time of a captured pass: one per plain round, verify and catch-up per speculative round",
     "row_gap_ns": "what the device waits for the host per step and row",
-    "ranks_gap_ns": "fixed time more of a pass of the target on several devices",
+    "collective_gap_ns": "what a collective waits for the slowest device, per doubling of their number",
     "draft_step_ns": "fixed time of a draft step",
     "tree_ns": "fixed time of a round that drafts a tree",
 }

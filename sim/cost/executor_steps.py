@@ -212,8 +212,28 @@ class StepCost:
         self.tables = tables
         self.padded = padded
         self.priced_by = priced_by
+        self.kernel_sources = {"all": priced_by}
         self._curves: dict[tuple[int, int, int, int], _Curve] = {}
         self._prefills: dict[tuple[int, int, int], int] = {}
+
+    def at_pace(self, pace: float) -> StepCost:
+        """Return the cost on the same machine where everything takes `pace` times as long."""
+        known = self.tables
+
+        def slower(grid: Grid) -> Grid:
+            return replace(grid, ns=grid.ns * pace)
+
+        rounds = {
+            topk: RoundGrids(**{part.name: slower(getattr(grids, part.name)) for part in fields(grids)})
+            for topk, grids in known.rounds.items()
+        }
+        graphs = {shape: slower(grid) for shape, grid in known.graphs.items()}
+        shared_ns = round(known.shared_ns * pace)
+        return StepCost(
+            AlgorithmSteps(slower(known.prefill), slower(known.rest), rounds, graphs, shared_ns),
+            self.padded,
+            self.priced_by,
+        )
 
     def rounds_ns(
         self, batch_size: int, steps: int, topk: int, nodes: int, contexts: np.ndarray, accepted: np.ndarray

@@ -85,7 +85,7 @@ class ForwardCost:
             count * (4 + (len(part.shared(self.shape.hidden)) + 4 if isinstance(part, Experts) else 0))
             for part, count in self.shape.mlps
         )
-        reduced = self._all_reduces() if self.parallel.devices > 1 else 0
+        reduced = self.collectives if self.parallel.devices > 1 else 0
         return per_mixer + per_mlp + reduced + 3
 
     def _small_kernels(self, mixer: object) -> int:
@@ -212,7 +212,8 @@ class ForwardCost:
         nodes = self.parallel.nodes(self.tp)
         return product + self.efficiency.small_kernel_ns + self.gpu.all_reduce_ns(rows * vocab, self.tp, nodes)
 
-    def _all_reduces(self) -> int:
+    @property
+    def collectives(self) -> int:
         """Count the collectives of a pass: one for each mixer and each MLP."""
         return sum(count for _, count in (*self.shape.mixers, *self.shape.mlps))
 
@@ -225,7 +226,7 @@ class ForwardCost:
         size_bytes = 2.0 * self._own_share(tokens) * self.shape.hidden
         one = self.gpu.all_reduce_ns(size_bytes, self.tp, parallel.nodes(self.tp))
         sparse = self.shape.moe_layers
-        total = (self._all_reduces() - sparse) * one
+        total = (self.collectives - sparse) * one
         if sparse:
             all_tokens = 2.0 * tokens * self.shape.hidden
             total += sparse * self.gpu.all_reduce_ns(all_tokens, parallel.devices, parallel.nodes(parallel.devices))

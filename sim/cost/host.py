@@ -6,7 +6,7 @@ whether a part hides behind the device (overlap mode) or delays it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...core.errors import ForetokenError, nearest_name
 
@@ -60,6 +60,11 @@ class HostCost:
     def round_ns(self, batch_size: int, tokens: int) -> int:
         """Return all three, as a synchronous engine pays them one after the other."""
         return self.plan_ns(batch_size) + self.launch_ns(batch_size) + self.commit_ns(batch_size, tokens)
+
+    def at_pace(self, pace: float) -> HostCost:
+        """Return the cost on the same machine where everything takes `pace` times as long."""
+        times = {name: round(getattr(self, name) * pace) for name in self.__slots__ if name.endswith("_ns")}
+        return replace(self, **times)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""

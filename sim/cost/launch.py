@@ -6,6 +6,7 @@ host launches it: its time is at least (kernels × time per launch), a *floor*, 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
@@ -34,7 +35,8 @@ class LaunchCost:
     `draft_pass_floor_ns`: least time of one drafting pass where the drafting loop is driven by the host (0: it is
     captured); `draft_step_ns`: fixed time per draft step (top-k, gathering, small kernels); `tree_ns`: fixed time per
     round that drafts a tree; `eagle3_step_ns`: more per step of an EAGLE-3 head, where the server captures the other heads alone;
-    `ranks_gap_ns`: more per pass of a target on several devices, whose processes are told of every step and wait for each other.
+    `collective_gap_ns`: more per collective of a pass and doubling of its devices, which wait for the slowest of them; a database has
+    the time of collectives that start together.
     """
 
     name: str
@@ -46,22 +48,31 @@ class LaunchCost:
     tree_ns: float = 0.0
     row_gap_ns: float = 0.0
     eagle3_step_ns: float = 0.0
-    ranks_gap_ns: float = 0.0
+    collective_gap_ns: float = 0.0
 
     def step_ns(self, algorithm: str) -> float:
         """Return the fixed time of a draft step of `algorithm`."""
         return self.draft_step_ns + (self.eagle3_step_ns if algorithm == EAGLE3 else 0.0)
 
-    def target_gap_ns(self, rows: int, tp: int) -> float:
-        """Return the idle time of `tp` devices before a pass of the target over `rows` requests."""
-        return self.graph_gap_ns + self.row_gap_ns * rows + (self.ranks_gap_ns if tp > 1 else 0.0)
+    def target_gap_ns(self, rows: int) -> float:
+        """Return the idle time of the device before a pass of the target over `rows` requests."""
+        return self.graph_gap_ns + self.row_gap_ns * rows
+
+    def collectives_gap_ns(self, count: int, devices: int) -> float:
+        """Return what so many collectives over `devices` take more than the database has of them: among 2ⁿ devices n pairs wait."""
+        return self.collective_gap_ns * count * math.log2(devices)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
         return [
             (f"launch {self.name}: gap between captured passes", self.graph_gap_ns / 1e3, "us", self.source),
             (f"launch {self.name}: gap per request of a step", self.row_gap_ns / 1e3, "us", self.source),
-            (f"launch {self.name}: gap more on several devices", self.ranks_gap_ns / 1e3, "us", self.source),
+            (
+                f"launch {self.name}: wait per collective and doubling of devices",
+                self.collective_gap_ns / 1e3,
+                "us",
+                self.source,
+            ),
             (f"launch {self.name}: one kernel from the host", self.eager_kernel_ns / 1e3, "us", self.source),
             (f"launch {self.name}: least time of a drafting pass", self.draft_pass_floor_ns / 1e3, "us", self.source),
             (f"launch {self.name}: a draft step besides its pass", self.draft_step_ns / 1e3, "us", self.source),

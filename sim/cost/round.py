@@ -190,6 +190,15 @@ class RoundCost:
         return "measured" if isinstance(self._target, MeasuredForward) else "roofline"
 
     @property
+    def kernel_sources(self) -> dict[str, str]:
+        """What prices the passes of the target and of the draft: the database with its version and what it was asked, or the roofline."""
+        sources = {}
+        for name, forward in (("target", self._target), ("draft", self._draft)):
+            if forward is not None:
+                sources[name] = forward.tables.source if isinstance(forward, MeasuredForward) else "the roofline"
+        return sources
+
+    @property
     def has_experts(self) -> bool:
         """Whether the target or the draft is a mixture of experts."""
         return any(forward is not None and forward.shape.moe_layers for forward in (self._target, self._draft))
@@ -236,7 +245,7 @@ class RoundCost:
             "verify": Line(self._target.layers_ns(tokens.count, tokens.routing)),
             "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
             "lm_head": Line(self._lm_head_ns(False, tokens.count)),
-            LAUNCH: Line(self.launch.target_gap_ns(batch_size, self.tp)),
+            LAUNCH: Line(self.launch.target_gap_ns(batch_size) + self._collectives_gap_ns(self._target)),
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.count))
@@ -259,6 +268,9 @@ class RoundCost:
         """Return the tokens of a decode pass; `has_graph`: there may be a captured one, as it comes without prefill."""
         padded = padded_tokens(batch_size, width, self.graph_sizes, self.graph_unit) if has_graph else None
         return PassTokens.of_requests(batch_size, batch_size * width, self.expert_independence, padded)
+
+    def _collectives_gap_ns(self, forward: ForwardCost) -> float:
+        return self.launch.collectives_gap_ns(forward.collectives, self.parallel.devices)
 
     def _floor_ns(self, forward: ForwardCost, tokens: PassTokens) -> float:
         return 0.0 if tokens.is_captured else forward.kernels * self.launch.eager_kernel_ns
@@ -364,7 +376,7 @@ class RoundCost:
             label: Line(layers_ns + choose_ns),
             "draft_attention": attention,
             "draft_lm_head": Line(self._lm_head_ns(True, logit_rows)),
-            LAUNCH: Line(0.0 if later else self.launch.graph_gap_ns),
+            LAUNCH: Line((0.0 if later else self.launch.graph_gap_ns) + self._collectives_gap_ns(forward)),
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(forward.comm_ns(tokens.count))
@@ -440,7 +452,7 @@ class RoundCost:
             "verify": Line(self._target.layers_ns(tokens.count, tokens.routing)),
             "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
             "lm_head": Line(self._lm_head_ns(False, len(chunks) + batch_size * nodes)),
-            LAUNCH: Line(self.launch.target_gap_ns(len(chunks) + batch_size, self.tp)),
+            LAUNCH: Line(self.launch.target_gap_ns(len(chunks) + batch_size) + self._collectives_gap_ns(self._target)),
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.count))

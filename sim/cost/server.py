@@ -62,11 +62,11 @@ PROFILES: dict[str, ServerProfile] = {
             SGLANG_OVERLAP,
             _fitted(
                 "sglang-0.5",
-                graph_gap_ns=546e3,
-                row_gap_ns=16.7e3,
-                ranks_gap_ns=447e3,
-                draft_step_ns=134e3,
-                tree_ns=750e3,
+                graph_gap_ns=455.1e3,
+                row_gap_ns=4.70e3,
+                collective_gap_ns=2.09e3,
+                draft_step_ns=176e3,
+                tree_ns=727e3,
             ),
             "sglang",
             "fitted to SGLang 0.5 without speculation (Qwen3-32B on H100, Llama-3.1-8B on H200) and with EAGLE-3 (Llama-3.1-8B on one "
@@ -78,11 +78,11 @@ PROFILES: dict[str, ServerProfile] = {
             VLLM_0_10,
             _fitted(
                 "vllm-0.9",
-                graph_gap_ns=727e3,
-                row_gap_ns=29.1e3,
-                ranks_gap_ns=403e3,
-                draft_step_ns=88e3,
-                eagle3_step_ns=698e3,
+                graph_gap_ns=796e3,
+                row_gap_ns=9.36e3,
+                collective_gap_ns=1.75e3,
+                draft_step_ns=74e3,
+                eagle3_step_ns=691e3,
             ),
             "vllm",
             "fitted to vLLM 0.9 with EAGLE and EAGLE-3 on one H100, Llama-3.1-8B, batch 1 (13 rows, vLLM issue 20780); the waits per row "
@@ -92,22 +92,25 @@ PROFILES: dict[str, ServerProfile] = {
         ServerProfile(
             "vllm-0.18",
             VLLM_0_10,
-            _fitted("vllm-0.18", graph_gap_ns=539e3, row_gap_ns=29.1e3, ranks_gap_ns=403e3, draft_step_ns=88e3),
+            _fitted("vllm-0.18", graph_gap_ns=0.0, row_gap_ns=9.36e3, collective_gap_ns=1.75e3, draft_step_ns=74e3),
             "vllm",
-            "fitted to vLLM of April 2026 without speculation, Llama-3.1-70B in FP8 on 1 to 8 H200; a draft step is that of a captured "
+            "fitted to vLLM of April 2026 without speculation, Llama-3.1-70B in FP8 on 1 to 8 H200 and gpt-oss-120b on 2 to 8 H100, whose "
+            "times to the first token show that FP8 checkpoints keep their KV in FP8; a draft step is that of a captured "
             "head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/accuracy.md",
             graph_unit="tokens",
+            fp8_kv=True,
         ),
         ServerProfile(
             "trtllm-1.x",
             VLLM_0_10,
             _fitted(
                 "trtllm-1.x",
-                graph_gap_ns=160e3,
-                row_gap_ns=31.3e3,
-                eager_kernel_ns=66.5e3,
-                draft_step_ns=134e3,
-                tree_ns=750e3,
+                graph_gap_ns=74.4e3,
+                row_gap_ns=3.22e3,
+                collective_gap_ns=1.05e3,
+                eager_kernel_ns=66.4e3,
+                draft_step_ns=176e3,
+                tree_ns=727e3,
             ),
             "trtllm",
             "fitted to TensorRT-LLM 1.0.0rc3 (Llama-3.1-8B on 1 to 8 H100) and of April 2026 (Llama-3.1-70B in FP8 on 1 to 8 H200) "

@@ -31,7 +31,8 @@ class Routing(NamedTuple):
 
     Requests choose experts independently. Each further token of a request counts as `independence` (0 … 1) of a token, since
     successive tokens of one text share experts: w tokens reach those of 1 + independence · (w − 1) independent ones. The padding of a
-    captured graph is copies of one token: it reaches experts as one, and what the copies compute, in its few experts, is left out.
+    captured graph is copies of one token that an earlier step left there: it reaches experts as one further token of a request (so that 3
+    tokens in a graph of 4 reach no more than 4 do), and what the copies compute, in their few experts, is left out.
     """
 
     tokens: int
@@ -51,7 +52,7 @@ class PassTokens(NamedTuple):
         independent = requests + independence * (tokens - requests)
         if padded is None:
             return cls(tokens, Routing(tokens, independent), False)
-        return cls(padded, Routing(tokens, independent + (padded > tokens)), True)
+        return cls(padded, Routing(tokens, independent + independence * (padded > tokens)), True)
 
 
 def check_round(draft: DraftShape | None, batch_size: int, steps: int, topk: int, num_draft_tokens: int) -> None:

@@ -83,6 +83,21 @@ def test_replay_finds_every_decision_identical(run, command):
     assert command("replay", run) == outcome, "the directory of a run stands for its log"
 
 
+def test_replay_names_other_times_by_which_steps_were_chosen(run, command):
+    lines = records(run / "events.jsonl")
+    assert lines[0]["kernels"] == {"target": "the roofline", "draft": "the roofline"}
+    lines[0]["kernels"]["target"] = "aiconfigurator_core 0.11.0: llama-3.1-8b on h100_sxm, sglang, tensor parallel 1"
+    rewrite(run / "events.jsonl", lines)
+    code, _, errors = command("replay", run)
+    assert (
+        code == 2 and "kernels.target" in errors and "aiconfigurator_core 0.11.0" in errors and "the roofline" in errors
+    )
+    assert "kernels.draft" not in errors
+    lines[0]["scenario"]["speculation"]["policy"] = "ema"  # which asks for no times
+    rewrite(run / "events.jsonl", lines)
+    assert "kernels" not in command("replay", run).err
+
+
 def test_replay_shows_the_first_changed_decision(run, command):
     log = run / "events.jsonl"
     lines = records(log)

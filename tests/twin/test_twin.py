@@ -90,7 +90,7 @@ def test_from_arms_to_comparisons(make_arms):
             default_scenario().model_dump(),
             {"workload.prompt": {"kind": "fixed", "value": 12}, "workload.output": {"kind": "fixed", "value": 8}},
         ),
-        ("light",), seconds=0.2, repeats=2, draws=2, calibration_requests=16, calibration_output=24, clock="cpu",
+        ("light",), seconds=0.2, repeats=2, draws=2, calibration_requests_per_s=80.0, calibration_output=24, clock="cpu",
     )  # fmt: skip
     found = list(run_twin(arms, steps, plan))
     assert [(one.arm, one.load, one.repeats) for one in found] == [("plain", "light", 2), ("chain", "light", 2)]

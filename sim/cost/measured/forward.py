@@ -20,6 +20,13 @@ class MeasuredForward(ForwardCost):
         super().__init__(roofline.shape, roofline.gpu, roofline.efficiency, roofline.parallel, roofline.qkv_inputs)
         self.tables = tables
         self._roofline = roofline
+        self._layers, self._comm, self._lm_head = map(_rising, (tables.layers, tables.comm, tables.lm_head))
+        self._prefill = _rising(_rising(tables.prefill, 0), 1)
+        # One query is the first of several, where the database prices these at all.
+        several = tables.decode[:, None, :]
+        if tables.verify.size:
+            several = np.concatenate([several, tables.verify[:, 1:]], axis=1)
+        self._lines = tuple(_rising(_rising(part, 1), 0) for part in _lines(several))
 
     @property
     def priced_by(self) -> str:
@@ -48,7 +55,7 @@ class MeasuredForward(ForwardCost):
         key = tokens if routing is None or not self.shape.moe_layers else (tokens, routing)
         if key not in self._layers_cache:
             own = self._own_share(tokens)
-            total = _at(self.tables.layers, TOKENS, own)
+            total = _at(self._layers, TOKENS, own)
             if self.qkv_inputs > 1:  # the database has no such layers
                 plain = ForwardCost(self.shape, self.gpu, self.efficiency, self.parallel)
                 for mixer, count in self.shape.mixers:
@@ -59,32 +66,26 @@ class MeasuredForward(ForwardCost):
         return self._layers_cache[key]
 
     def lm_head_ns(self, rows: int, vocab: int | None = None) -> float:
-        return _at(self.tables.lm_head, TOKENS, self._own_share(rows))
+        return _at(self._lm_head, TOKENS, self._own_share(rows))
 
     def comm_ns(self, tokens: int) -> float:
-        return _at(self.tables.comm, TOKENS, self._own_share(tokens))
+        return _at(self._comm, TOKENS, self._own_share(tokens))
 
     def decode_attention(self, rows: int, queries_per_row: int, own_tokens: int, reads: int = 1) -> Line:
         """See `ForwardCost.decode_attention`; two segments per number of rows, which meet at KNEE tokens of context per row."""
         groups, rows = self.parallel.data, self._own_share(rows)
-        if queries_per_row == 1:
-            times = _between(self.tables.decode, 0, ROWS, rows)
-        elif self.tables.verify.size:
-            times = _between(_between(self.tables.verify, 1, QUERIES, queries_per_row), 0, ROWS, rows)
+        if queries_per_row == 1 or self.tables.verify.size:
+            within = min(rows, ROWS[-1])  # beyond the last rows, in proportion
+            base, at_knee, far = (
+                rows / within * float(_between(_between(part, 1, QUERIES, queries_per_row), 0, ROWS, within))
+                for part in self._lines
+            )
         else:
-            times = self._several_queries(rows, queries_per_row)
-        contexts = np.array(CONTEXTS, dtype=float)
-        near, far = contexts <= KNEE, contexts >= KNEE
-        at_knee = float(times[near][-1])
-        # Least squares through the knee: the two segments meet there.
-        slopes = []
-        for part in (near, far):
-            offset, rise = contexts[part] - KNEE, times[part] - at_knee
-            slopes.append(max(0.0, float(offset @ rise / (offset @ offset))))
-        base = max(0.0, at_knee - slopes[0] * KNEE)
+            base, at_knee, far = map(float, _lines(self._several_queries(rows, queries_per_row)))
+        near = (at_knee - base) / KNEE
         if not self.tables.has_states:
             base += self.recurrence_ns(rows * groups, queries_per_row)
-        return Line(base, slopes[1] / rows / groups, (slopes[0] - slopes[1]) / rows / groups)
+        return Line(base, far / rows / groups, (near - far) / rows / groups)
 
     def _several_queries(self, rows: int, queries_per_row: int) -> np.ndarray:
         """Return times [CONTEXTS] of a pass that the database prices for one query per row only: what does not depend on the context as
@@ -103,10 +104,31 @@ class MeasuredForward(ForwardCost):
         return total / self.parallel.data + states
 
     def _chunk_ns(self, new: int, past: int) -> float:
-        table = self.tables.prefill
+        table = self._prefill
         (i, further), (j, weight) = _segment(CHUNKS, new), _segment(PASTS, past)
         shorter, longer = ((1 - weight) * table.item(k, j - 1) + weight * table.item(k, j) for k in (i - 1, i))
         return (1 - further) * shorter + further * longer
+
+
+def _rising(table: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Return times that do not fall along `axis`, between the greatest so far and the least to come: more work takes no less time, and what
+    was measured otherwise is noise or another kernel, which the server could take as well."""
+    above = np.maximum.accumulate(table, axis)
+    below = np.flip(np.minimum.accumulate(np.flip(table, axis), axis), axis)
+    return (above + below) / 2
+
+
+def _lines(times: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return two segments per row of times [..., CONTEXTS] by least squares, which meet at KNEE tokens of context: the time without
+    context, the time at the knee, and the rise per token beyond it, each [...]."""
+    contexts = np.array(CONTEXTS, dtype=float)
+    at_knee = times[..., CONTEXTS.index(KNEE)]
+    slopes = []
+    for part in (contexts <= KNEE, contexts >= KNEE):
+        offset = contexts[part] - KNEE
+        rise = times[..., part] - at_knee[..., None]
+        slopes.append(np.maximum(0.0, rise @ offset / (offset @ offset)))
+    return np.maximum(0.0, at_knee - slopes[0] * KNEE), at_knee, slopes[1]
 
 
 def _at(table: np.ndarray, grid: tuple[int, ...], value: float) -> float:
@@ -116,7 +138,11 @@ def _at(table: np.ndarray, grid: tuple[int, ...], value: float) -> float:
 
 
 def _between(table: np.ndarray, axis: int, grid: tuple[int, ...], value: float) -> np.ndarray:
-    """Return the table at `value` along `axis`, linear between the grid's points; the last segment goes on, the first value stays."""
+    """Return the table at `value` along `axis`, linear between the grid's points; the last segment goes on, the first value stays. A table
+    of one point there is constant.
+    """
+    if table.shape[axis] == 1:
+        return np.take(table, 0, axis)
     j, weight = _segment(grid, value)
     return (1 - weight) * np.take(table, j - 1, axis) + weight * np.take(table, j, axis)
 

@@ -76,6 +76,9 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
             "has no target, draft, eagle3; expected a directory made by `foretoken tiny`",
         ),
         (("twin", "--draft", "{target}", "--pair", "x"), "--draft: belongs to a --model"),
+        (("twin", "{scenario}", "--loads", "knee"), "--loads: has no effect: a scenario brings its own arrivals"),
+        (("twin", "{scenario}", "--seconds", 3), "--seconds: has no effect"),
+        (("twin", "{scenario}.missing"), "small.toml.missing"),  # before a pair is trained
         (("calibrate", "--model", "{target}", "--from", "x.json"), "--model measures our own executor"),
         (("calibrate", "--draft", "{target}"), "--draft belongs to a --model"),
         (

@@ -190,6 +190,16 @@ def test_without_the_package_auto_takes_the_roofline(monkeypatch):
     assert "pip install 'foretoken[measured]'" in assemble(load_scenario(None, [])[0]).timing, "one line says why"
 
 
+def test_a_misspelt_choice_of_kernels_is_refused(monkeypatch):
+    monkeypatch.setenv("FORETOKEN_KERNELS", "rooflines")
+    with pytest.raises(
+        ConfigError,
+        match=r"FORETOKEN_KERNELS: expected auto or roofline, found 'rooflines' \(did you mean 'roofline'\?\)",
+    ):
+        assemble(load_scenario(None, [])[0])
+    assert assemble(load_scenario(None, ["hardware.kernels=roofline"])[0]).cost.kernels == "roofline"
+
+
 def test_a_refusal_is_kept_and_auto_says_it(tmp_path, monkeypatch):
     monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
     monkeypatch.delenv("FORETOKEN_KERNELS", raising=False)
@@ -317,10 +327,15 @@ class TestServers:
             paid = cost.decode_ns(rows, steps, topk, nodes, 600) - bare.decode_ns(rows, steps, topk, nodes, 600)
             expected = passes * 3e5 + rows * 1e4 + steps * 1.5e5 + (7e5 if topk > 1 else 0)
             assert paid == pytest.approx(expected, abs=2)
-        ranks = replace(FULL_GRAPH, ranks_gap_ns=4e5)
-        for tp, more in ((1, 0), (2, 400_000)):
-            plain, paying = (RoundCost(SHAPE, GPU, tp, launch=launch) for launch in (FULL_GRAPH, ranks))
-            assert paying.decode_ns(4, 0, 1, 1, 600) - plain.decode_ns(4, 0, 1, 1, 600) == pytest.approx(more, abs=2)
+        waiting = replace(FULL_GRAPH, collective_gap_ns=1e3)
+        for tp, doublings in ((1, 0), (2, 1), (8, 3)):
+            plain, paying = (RoundCost(SHAPE, GPU, tp, draft, launch=launch) for launch in (FULL_GRAPH, waiting))
+            for steps, passes in (
+                (0, 0),
+                (3, 3),
+            ):  # of the draft's one layer: two after the first drafts, and the catch-up
+                more = paying.decode_ns(4, steps, 1, steps + 1, 600) - plain.decode_ns(4, steps, 1, steps + 1, 600)
+                assert more == pytest.approx(1e3 * doublings * 2 * (SHAPE.layers + passes), abs=2)
 
     def test_a_profile_schedules_as_its_server_does_unless_the_scenario_says_otherwise(self):
         def config(*settings: str):
@@ -330,13 +345,14 @@ class TestServers:
         assert config("hardware.server=sglang-0.5", "engine.mixed=true", "engine.chunk_size=2048").mixed
         assert config("hardware.server=sglang-0.5", "engine.chunk_size=2048").chunk_size == 2048
 
-    def test_fp8_checkpoints_for_tensorrt_llm_keep_their_kv_in_fp8(self):
+    def test_fp8_checkpoints_keep_their_kv_as_their_server_does(self):
         def kv_dtype(*settings: str) -> str:
             return assemble(load_scenario(None, ["model.weight_dtype=fp8", *settings])[0]).target.kv_dtype
 
         assert kv_dtype("hardware.server=trtllm-1.x") == "fp8"
         assert kv_dtype("hardware.server=trtllm-1.x", "model.kv_dtype=bf16") == "bf16"
-        assert kv_dtype("hardware.server=vllm-0.18") == "bf16"
+        assert kv_dtype("hardware.server=vllm-0.18") == "fp8"
+        assert kv_dtype("hardware.server=sglang-0.5") == "bf16"
 
     def test_an_unknown_server(self):
         with pytest.raises(
@@ -372,8 +388,8 @@ class TestServers:
         chosen |= {str(point.concurrency): point for point in plain if (point.prompt, point.output) == (2048, 128)}
         errors = {}
         for name, point in chosen.items():
-            published, simulated = point.measured(simulate(point.scenario("measured")).summary)
-            errors[name] = simulated / published - 1
+            simulated = point.measured(simulate(point.scenario("measured"))).token_ms
+            errors[name] = simulated / point.published_ms - 1
         assert len(errors) == 9
         assert statistics.fmean(map(abs, errors.values())) < 0.06, errors
         assert max(map(abs, errors.values())) < 0.12, errors
