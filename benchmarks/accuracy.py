@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from estimates import DEVICE, Estimate, estimate
 from fit_expert_independence import distinct_experts, published_counts
 from foretoken.core.errors import ForetokenError
 from foretoken.sim.assembly import assemble
@@ -38,7 +37,7 @@ from foretoken.sim.cost.server import PROFILES
 from foretoken.sim.cost.work import EXPERT_INDEPENDENCE
 from foretoken.sim.scenario_file import scenario_from_dict
 from foretoken.simulation import run_scenario  # at once: worker processes are forked with all that they need
-from points import Point, plain_points, profile_with, read_rows, round_points
+from points import DEVICE, Estimate, Point, estimate, plain_points, profile_with, read_rows, round_points
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from estimates import Estimate, estimate
 from foretoken import simulate
 from foretoken.core.model_shape import lookup_model
 from foretoken.sim.cost.draft import EAGLE3, DraftShape, eagle3_head, eagle_head
@@ -38,7 +37,7 @@ from foretoken.sim.cost.launch import LaunchCost
 from foretoken.sim.cost.measured import measured_tables
 from foretoken.sim.cost.round import GREEDY, RoundCost
 from foretoken.sim.cost.server import PROFILES
-from points import Point, plain_points, profile_with, round_points
+from points import Estimate, Point, estimate, plain_points, profile_with, round_points
 from scipy.optimize import least_squares, nnls
 
 WAITS: dict[str, tuple[str, ...]] = {

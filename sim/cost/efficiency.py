@@ -155,7 +155,7 @@ SOURCES = {
     "attention_compute": "assumption: FlashAttention prefill of a few thousand tokens reaches half of peak",
     "ramp_ns": "assumption: 2 us from launch to steady streaming and back, per kernel",
     "small_kernel_ns": "assumption: 2 us for a small kernel inside a CUDA graph",
-    "soft_exponent": "assumption: p = 1.5, chosen between two published curves (see round.py): 2 is too fast for "
+    "soft_exponent": "assumption: p = 1.5, chosen between two published curves (tests/sim/cost/test_cost_published.py): 2 is too fast for "
     "verifying 100-300 tokens on vLLM, 1 too slow for plain decoding on TensorRT-LLM",
 }
 

@@ -71,7 +71,7 @@ class ForwardCost:
             rows.append(("experts: ranks", self.parallel.expert, "", source))
         return rows
 
-    priced_by = "the roofline"
+    priced_by = source = "the roofline"
     about_prices = ""
 
     @cached_property

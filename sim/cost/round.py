@@ -12,20 +12,9 @@ A decode round with S steps is, in this order of work (S = 0 is one plain forwar
 
 Batches are padded to captured graph sizes; a batch beyond the largest runs kernel by kernel with a dispatch floor.
 
-How near this comes to published measurements (error of the default roofline): `tests/sim/cost/test_cost_published.py`
-computes these numbers and fails outside its stated tolerances. Two parameters were chosen looking at the first three
-rows: the soft corner's exponent, and the fraction of bandwidth that attention reaches; nothing was fitted to the others.
-
-    H100, Llama-3.1-8B bf16                                                               error
-    target pass, 1 … 1024 tokens, against the vLLM fit (arXiv 2601.11580)                 -13 … +2 %
-    plain decoding, TensorRT-LLM, concurrency 8 … 128 (prefill included, no host time)    -8 … +6 %
-    reading a KV token, against the same fit (39.3 ns)                                    +15 %
-    plain decoding, batch 1, with 1.207 ms of host time, against 7.07 ms                  +3 %
-    three EAGLE passes, driven by the host, against 2.135 ms                              0 % (the floor is this number)
-    EAGLE-3, 2 … 7 steps, driven by the host (vLLM issue 20780)                           -15 … -21 %, same shape
-
-The last row's build is slower by a fifth than the one behind the fit (see the rows above it): the error is nearly one
-factor, and the best depth (4 there, 5 here, within 1 % of each other) is found.
+How near this comes to published measurements: docs/accuracy.md; of single passes, `tests/sim/cost/test_cost_published.py`. Two parameters
+of the default roofline were chosen looking at three of its rows: the soft corner's exponent, and the fraction of bandwidth that
+attention reaches.
 """
 
 from __future__ import annotations
@@ -179,8 +168,9 @@ class RoundCost:
         if self._measured("target") is not None:
             return "the profile"
         by = [forward.priced_by for forward in (self._target, self._draft) if forward is not None]
-        words = by[0] if len(set(by)) == 1 else f"{by[0]} for the target, {by[1]} for the draft"
-        return words + self._target.about_prices
+        return (
+            by[0] if len(set(by)) == 1 else f"{by[0]} for the target, {by[1]} for the draft"
+        ) + self._target.about_prices
 
     @property
     def kernels(self) -> str:
@@ -192,11 +182,8 @@ class RoundCost:
     @property
     def kernel_sources(self) -> dict[str, str]:
         """What prices the passes of the target and of the draft: the database with its version and what it was asked, or the roofline."""
-        sources = {}
-        for name, forward in (("target", self._target), ("draft", self._draft)):
-            if forward is not None:
-                sources[name] = forward.tables.source if isinstance(forward, MeasuredForward) else "the roofline"
-        return sources
+        both = {"target": self._target, "draft": self._draft}
+        return {name: forward.source for name, forward in both.items() if forward is not None}
 
     @property
     def has_experts(self) -> bool:
@@ -245,7 +232,7 @@ class RoundCost:
             "verify": Line(self._target.layers_ns(tokens.count, tokens.routing)),
             "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
             "lm_head": Line(self._lm_head_ns(False, tokens.count)),
-            LAUNCH: Line(self.launch.target_gap_ns(batch_size) + self._collectives_gap_ns(self._target)),
+            LAUNCH: Line(self.launch.target_gap_ns(batch_size) + self._skew_ns(self._target)),
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.count))
@@ -269,7 +256,7 @@ class RoundCost:
         padded = padded_tokens(batch_size, width, self.graph_sizes, self.graph_unit) if has_graph else None
         return PassTokens.of_requests(batch_size, batch_size * width, self.expert_independence, padded)
 
-    def _collectives_gap_ns(self, forward: ForwardCost) -> float:
+    def _skew_ns(self, forward: ForwardCost) -> float:
         return self.launch.collectives_gap_ns(forward.collectives, self.parallel.devices)
 
     def _floor_ns(self, forward: ForwardCost, tokens: PassTokens) -> float:
@@ -376,7 +363,7 @@ class RoundCost:
             label: Line(layers_ns + choose_ns),
             "draft_attention": attention,
             "draft_lm_head": Line(self._lm_head_ns(True, logit_rows)),
-            LAUNCH: Line((0.0 if later else self.launch.graph_gap_ns) + self._collectives_gap_ns(forward)),
+            LAUNCH: Line((0.0 if later else self.launch.graph_gap_ns) + self._skew_ns(forward)),
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(forward.comm_ns(tokens.count))
@@ -452,7 +439,7 @@ class RoundCost:
             "verify": Line(self._target.layers_ns(tokens.count, tokens.routing)),
             "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
             "lm_head": Line(self._lm_head_ns(False, len(chunks) + batch_size * nodes)),
-            LAUNCH: Line(self.launch.target_gap_ns(len(chunks) + batch_size) + self._collectives_gap_ns(self._target)),
+            LAUNCH: Line(self.launch.target_gap_ns(len(chunks) + batch_size) + self._skew_ns(self._target)),
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.count))

@@ -33,6 +33,10 @@ class MeasuredForward(ForwardCost):
         return f"measured kernels of {self.tables.place}"
 
     @property
+    def source(self) -> str:
+        return self.tables.source
+
+    @property
     def about_prices(self) -> str:
         """What stands behind them in a report: how much of them is measured."""
         return f" ({self.tables.measured_share:.0%} of a decode pass measured, the rest estimated by the database)"
