@@ -79,6 +79,7 @@ def test_rounds_are_read_with_their_positions(make_arms):
     assert set(steps.tolist()) == {2}
 
 
+@pytest.mark.slow
 def test_from_arms_to_comparisons(make_arms):
     arms = make_arms(
         plain={"max_running": 2, "context_len": 128},

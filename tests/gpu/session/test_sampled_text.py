@@ -106,7 +106,7 @@ def test_sampled_tokens_have_the_targets_distribution(name, sampling, record_pro
     assert correct > 0.04 or name in ("plain", "look-up")
 
 
-@pytest.mark.fast("trusting")
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ["trusting", "one coin for both"])
 def test_a_wrong_verifier_is_noticed(error, monkeypatch):
     """The statistics above see what they are there to see."""
