@@ -20,6 +20,7 @@ EXTRAS = {  # extra -> the packages that it brings
     "gpu": ("torch", "tokenizers", "safetensors", "jinja2"),
     "properties": ("hypothesis",),
     "planning": ("scipy", "optuna"),
+    "cluster": ("ray", "grpc"),
     "server": ("fastapi", "starlette", "uvicorn", "prometheus_client"),
 }
 NEED_MODELS = ("generate", "bench", "tiny", "twin")

@@ -1,4 +1,7 @@
-"""Processes that simulate: each takes one run after another, as lines of JSON, so that a run that kills its process costs no other."""
+"""Processes that simulate, of this machine or of a Ray cluster, one run after another: a run that kills its process costs no other.
+
+A scenario, the settings of a run and its outcome travel as JSON text.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,33 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from typing import IO, Any, Protocol
 
+from ..core.errors import ForetokenError
 from ..core.parsing import parse_json
 from .trial import Trial, run_trial
 
 ATTEMPTS = 2
 """How often a run is given to a process: a process may die of something else than this run."""
+
+ANY_CLUSTER = "ray"
+"""Stands for the Ray cluster of this machine, instead of an address."""
+CLIENT_SCHEME = "ray://"
+_LOOK_EVERY_S = 2.0  # whether the cluster still answers, while no run ends
+_OBJECT_STORE_BYTES = 100_000_000  # of a cluster started here; its objects are short texts
+
+
+class ClusterGone(ForetokenError):
+    """The cluster cannot be reached, now or any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +154,137 @@ class _Worker:
                 with suppress(BrokenPipeError):  # it died at once, which the first job finds out
                     self._process.stdin.write(json.dumps(self._tables) + "\n")
             return self._process
+
+
+class RayWorkers:
+    """Workers of a Ray cluster that simulate the scenario `tables`, `count` at a time; None: one per core of the cluster.
+
+    `address`: "ray" joins the cluster of this machine, or starts one that ends with `close`; "ray://HOST:PORT" joins another.
+    Needs the extra `cluster`. Raises ClusterGone if there is no cluster, or later, when there is none any more.
+    """
+
+    def __init__(self, tables: Mapping[str, Any], count: int | None, address: str) -> None:
+        import ray
+
+        self._ray = ray
+        self._address = address
+        self._is_client = address.startswith(CLIENT_SCHEME)
+        with _own_signals():
+            self._connect(count)
+        self.count = count or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._place = _host_and_port(address if self._is_client else ray.get_runtime_context().gcs_address)
+        self._tables = json.dumps(dict(tables))
+        # Ray itself gives a run to another process, on any node, when its process or node dies.
+        self._remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(run_job_text)
+        self._waiting: deque[Job] = deque()
+        self._running: dict[Any, Job] = {}
+
+    def submit(self, job: Job) -> None:
+        """See `Workers.submit`."""
+        self._waiting.append(job)
+        self._launch()
+
+    def next_ended(self) -> tuple[Job, Trial]:
+        """See `Workers.next_ended`."""
+        while True:
+            with self._errors_named():
+                ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_EVERY_S)
+            if ready:
+                break
+            self._check_answers()
+        job = self._running.pop(ready[0])
+        trial = self._outcome(ready[0])
+        self._launch()
+        return job, trial
+
+    def close(self) -> None:
+        """Cancel the runs that are left, and leave the cluster."""
+        with suppress(Exception):
+            self._check_answers()
+            for reference in self._running:
+                self._ray.cancel(reference, force=True)
+        self._running.clear()
+        with _own_signals():
+            self._ray.shutdown()
+
+    def _connect(self, count: int | None) -> None:
+        options = {"log_to_driver": False, "logging_level": "ERROR"}
+        if self._is_client:
+            with self._errors_named():
+                self._ray.init(self._address, **options)
+            return
+        try:
+            self._ray.init("auto", **options)
+        except ConnectionError:  # none runs
+            os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+            options |= {"num_cpus": count or os.cpu_count() or 1, "object_store_memory": _OBJECT_STORE_BYTES}
+            self._ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+
+    def _launch(self) -> None:
+        """Keep the cluster busy: as many runs are with it as it makes at a time, and as many again that wait there."""
+        while self._waiting and len(self._running) < 2 * self.count:
+            job = self._waiting.popleft()
+            with self._errors_named():
+                reference = self._remote.remote(self._tables, json.dumps(dict(job.settings)), version("foretoken"))
+            self._running[reference] = job
+
+    def _outcome(self, reference: Any) -> Trial:
+        errors = self._ray.exceptions
+        try:
+            with self._errors_named():
+                return Trial(**parse_json(self._ray.get(reference)))
+        except errors.RayTaskError as error:
+            raise self._unfit(error.cause) from None
+        except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
+            self._check_answers()  # it may have died with the whole cluster
+            return Trial("failed", f"the process of the run died, {ATTEMPTS} times: {_first_line(error)}")
+
+    def _check_answers(self) -> None:
+        try:
+            socket.create_connection(self._place, timeout=_LOOK_EVERY_S).close()
+        except OSError as error:
+            raise ClusterGone(f"the Ray cluster {self._address} has gone away: {error.strerror or error}") from None
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        """Turn what Ray raises when a cluster does not answer into ClusterGone."""
+        try:
+            yield
+        except (ConnectionError, TimeoutError, self._ray.exceptions.RaySystemError) as error:
+            raise ClusterGone(f"the Ray cluster {self._address} does not answer: {_first_line(error)}") from None
+        except (ImportError, AttributeError) as error:  # a client's function is looked for where the cluster's head is
+            raise self._unfit(error) from None
+
+    def _unfit(self, error: object) -> ForetokenError:
+        needed = f"install foretoken {version('foretoken')} on its nodes"
+        return ForetokenError(f"the Ray cluster {self._address} cannot run foretoken: {error}; {needed}")
+
+
+def run_job_text(tables: str, settings: str, asked_version: str) -> str:
+    """Simulate on a node of a cluster: JSON texts of the scenario and of the settings in, that of the `Trial` out."""
+    if version("foretoken") != asked_version:
+        raise ForetokenError(f"a node has foretoken {version('foretoken')}, this machine {asked_version}")
+    return json.dumps(asdict(run_trial(parse_json(tables), parse_json(settings))))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.removeprefix(CLIENT_SCHEME).partition("/")[0].rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers of signals, which Ray replaces."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 def _ending(code: int) -> str:

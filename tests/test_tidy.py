@@ -54,7 +54,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "gpu": {"numpy", "torch", "triton", "safetensors", "threadpoolctl", "tokenizers", "jinja2", "huggingface_hub"},
     "properties": {"numpy", "hypothesis", "pytest"},
     "checks": {"numpy", "torch", "threadpoolctl", "simpy", "pyarrow", "hypothesis", "transformers"},
-    "planning": {"numpy", "pyarrow", "scipy", "optuna"},
+    "planning": {"numpy", "pyarrow", "scipy", "optuna", "ray"},
     "twin": {"numpy", "simpy", "torch"},
     "serve": {"numpy", "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "prometheus_client"},
     "cli": {"numpy", "pydantic", "typer", "rich"},

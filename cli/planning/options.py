@@ -25,32 +25,49 @@ NumWorkers = Annotated[
     int | None,
     typer.Option("--workers", min=1, max=1024, show_default=False, help="Processes; default: one per core."),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster", metavar="ADDRESS", show_default=False, help="Ray: ray (of this machine) or ray://HOST:PORT."
+    ),
+]
 
 
-def make_workers(tables: Mapping[str, Any], count: int | None) -> Workers:
-    from ...planning.workers import LocalWorkers
+def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | None) -> Workers:
+    from ...core.errors import ConfigError, Problem
+    from ...planning.workers import ANY_CLUSTER, CLIENT_SCHEME, LocalWorkers, RayWorkers
 
-    return LocalWorkers(tables, count or os.cpu_count() or 1)
+    if cluster is None:
+        return LocalWorkers(tables, count or os.cpu_count() or 1)
+    port = cluster.rpartition(":")[2].partition("/")[0]
+    if cluster != ANY_CLUSTER and not (cluster.startswith(CLIENT_SCHEME) and port.isdecimal()):
+        raise ConfigError("--cluster", [Problem("", f"{cluster!r} is neither ray nor ray://HOST:PORT")])
+    return RayWorkers(tables, count, cluster)
 
 
 @contextmanager
 def kept_runs(
-    kind: str, tables: Mapping[str, Any], out: Path | None, count: int | None, **asked: Any
+    kind: str, tables: Mapping[str, Any], out: Path | None, count: int | None, cluster: str | None, **asked: Any
 ) -> Iterator[tuple[StoredWorkers, TrialStore]]:
     """Yield workers that simulate `tables` and keep every run, and the store of the runs; its table is written at the end.
 
-    `asked` is what makes two questions of this kind the same. Ctrl-C says how many runs are kept, and is raised again.
+    `asked` is what makes two questions of this kind the same; where the runs are made is no part of it. After Ctrl-C, or when a cluster
+    goes away, the user is told how many runs are kept.
     """
     from ...planning.store import StoredWorkers, TrialStore, default_place, question
+    from ...planning.workers import ClusterGone
 
     identity = question(kind, tables, **asked)
     place = out or default_place(identity)
     store = TrialStore(place, identity)
-    with termination_is_interruption(), closing(StoredWorkers(make_workers(tables, count), store)) as pool:
+    with termination_is_interruption(), closing(StoredWorkers(make_workers(tables, count, cluster), store)) as pool:
         try:
             yield pool, store
         except KeyboardInterrupt:
             print(f"foretoken: {len(store)} runs are kept; the same command goes on ({place})", file=sys.stderr)
             raise
+        except ClusterGone as error:
+            kept = f"{len(store)} runs are kept: the same command goes on ({place}), without --cluster on this machine"
+            raise ClusterGone(f"{error}\n{kept}") from None
         if len(store):
             store.write_table()

@@ -14,7 +14,7 @@ import typer
 
 from ..simulation.launch import FromSglang, FromVllm, launched
 from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile, given_by_options
-from .options import NumWorkers, OutDirectory, kept_runs
+from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
     from ...planning.candidates import Candidate
@@ -65,6 +65,7 @@ def plan(
     seed: Seed = None,
     out: OutDirectory = None,
     workers: NumWorkers = None,
+    cluster: Cluster = None,
     quiet: Quiet = False,
 ) -> None:
     """Find the configuration that serves most within latency limits, or the load on the least GPUs.
@@ -95,7 +96,7 @@ def plan(
     decisive = range(resolved.seed, resolved.seed + seeds)
     asked = Question(objectives, rate, gpus, decisive, requests, (model_error or 0.0) / 100, prices)
     whole, source = _plan(resolved, asked, tried or (), model_error is None)
-    _search(whole, out, workers, quiet)
+    _search(whole, out, workers, cluster, quiet)
     ranked = whole.ranked()
     _print(whole, ranked, prices, source)
     if not ranked:
@@ -138,14 +139,14 @@ def _priced_by(scenario: Scenario, candidates: Sequence[Candidate]) -> str:
     return ", ".join(sorted(found))
 
 
-def _search(whole: Plan, out: Path | None, workers: int | None, quiet: bool) -> None:
+def _search(whole: Plan, out: Path | None, workers: int | None, cluster: str | None, quiet: bool) -> None:
     """Search all candidates, and keep every run in the directory of the plan."""
     from ...planning.candidates import base_tables
 
     described = {**asdict(replace(whole.question, prices={})), "seeds": list(whole.question.seeds)}
     candidates = [one.settings for one in whole.candidates]
     tables = base_tables(whole.scenario)
-    with kept_runs("plan", tables, out, workers, asked=described, candidates=candidates) as (pool, store):
+    with kept_runs("plan", tables, out, workers, cluster, asked=described, candidates=candidates) as (pool, store):
         _watch(whole, pool, store, quiet)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from ..simulation.launch import FromSglang, FromVllm, launched
 from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile, given_by_options
-from .options import NumWorkers, OutDirectory, kept_runs
+from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
     from ...planning.sweep import Sweep
@@ -51,6 +51,7 @@ def sweep(
     seed: Seed = None,
     out: OutDirectory = None,
     workers: NumWorkers = None,
+    cluster: Cluster = None,
     quiet: Quiet = False,
 ) -> None:
     """Simulate every combination of some settings, each with several seeds.
@@ -90,7 +91,7 @@ def sweep(
     tables = resolved.model_dump(mode="json")
     check_keys(tables, points)
     whole = Sweep(points, range(resolved.seed, resolved.seed + seeds))
-    with kept_runs("sweep", tables, out, workers, points=points, seeds=list(whole.seeds)) as (pool, store):
+    with kept_runs("sweep", tables, out, workers, cluster, points=points, seeds=list(whole.seeds)) as (pool, store):
         _run_all(whole, pool, len(store), quiet)
     _print_report(whole, resolved.name, list(values), notices)
     typer.echo(f"\nWritten to {store.path / TABLE}.")

@@ -13,7 +13,7 @@ import typer
 
 from ..simulation.launch import FromSglang, FromVllm, launched
 from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile, given_by_options
-from .options import NumWorkers, OutDirectory, kept_runs
+from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +41,7 @@ def tune(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     out: OutDirectory = None,
     workers: NumWorkers = None,
+    cluster: Cluster = None,
     quiet: Quiet = False,
 ) -> None:
     """Search the table of draft steps, and the controller's parameters, that serve a workload fastest.
@@ -73,7 +74,7 @@ def tune(
     )
     whole = Tune(resolved, question)
     described = {key: list(value) if isinstance(value, range) else value for key, value in asdict(question).items()}
-    with kept_runs("tune", whole.tables, out, workers, asked=described) as (pool, store):
+    with kept_runs("tune", whole.tables, out, workers, cluster, asked=described) as (pool, store):
         _watch(whole, pool, quiet)
     result = _result(whole)
     written, left_out = _write_files(whole, store.path, result)
