@@ -86,9 +86,9 @@ def _head(target: ModelConfig, algorithm: str, max_steps: int) -> HeadConfig:
 
 def _plain_layers(target: ModelConfig) -> ModelConfig:
     """Return the sizes with the layers of a Llama: what drafts are made of whatever the target is."""
-    return replace(
-        target, architecture=LLAMA, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False, moe=None
-    )
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+    kept = (*sizes, "rms_norm_eps", "rope", "max_position_embeddings", "tied_embeddings", "dtype")
+    return ModelConfig(LLAMA, **{name: getattr(target, name) for name in kept})
 
 
 def random_target(config: ModelConfig, ops: Ops, device: str, dtype: torch.dtype, seed: int) -> Decoder:

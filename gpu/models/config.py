@@ -200,6 +200,8 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
     window, windowed = read_windows(reader, family or "", sizes["layers"])
     if reader.get("use_bidirectional_attention"):
         reader.problem("use_bidirectional_attention", "only attention to earlier tokens is implemented")
+    if architecture == GPT_OSS and (limit := reader.number("swiglu_limit", 7.0)) != 7.0:
+        reader.problem("swiglu_limit", f"only 7 is implemented, got {limit:g}")
     rope, local_rope = read_ropes(reader, sizes["max_context"])
     is_gemma = architecture in (GEMMA2, GEMMA3)
     is_capped = architecture == GEMMA2

@@ -111,6 +111,18 @@ def test_tensors_that_a_model_does_not_need(target: Decoder, directory: Path):
     assert tied.lm_head_weight is None and tied.output_embedding is tied.embed_weight
 
 
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_of_a_model_that_sees_the_language_model_is_loaded(target: Decoder, directory: Path, prefix: str):
+    tensors = {name.replace("model.", prefix, 1): tensor for name, tensor in load_file(directory / SINGLE).items()}
+    tensors |= {"vision_tower.patches.weight": torch.ones(2), "multi_modal_projector.linear.weight": torch.ones(2)}
+    save_file(tensors, directory / SINGLE)
+    text = json.loads((directory / "config.json").read_text()) | {"model_type": "mistral"}
+    del text["architectures"]
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text}
+    (directory / "config.json").write_text(json.dumps(whole))
+    same(load_target(directory, OPS), target)
+
+
 def test_standalone_draft_of_another_shape(target: Decoder, tmp_path: Path):
     draft = random_weights(replace(LAYER, hidden_size=24, num_heads=3, num_kv_heads=3), OPS, "cpu", torch.float32)
     save_draft(draft, tmp_path)

@@ -19,9 +19,9 @@ from foretoken.gpu.ops.torch_ops import TorchOps
 from safetensors.torch import load_file, save_file
 
 OPS = TorchOps()
-GROUP = 16
-SHAPE = ModelConfig(families.QWEN3_MOE, 40, 64, 96, 2, 4, 2, 16, qk_norm=True, max_position_embeddings=32)
-SHAPE = replace(SHAPE, moe=MoeConfig(3, 2, 32, mlp_only_layers=(0,)))
+GROUP = 8
+SHAPE = ModelConfig(families.QWEN3_MOE, 40, 32, 48, 2, 4, 2, 8, qk_norm=True, max_position_embeddings=32)
+SHAPE = replace(SHAPE, moe=MoeConfig(2, 1, 16, mlp_only_layers=(0,)))
 Tensors = dict[str, torch.Tensor]
 
 
@@ -101,9 +101,9 @@ def fp8(
     generator = torch.Generator().manual_seed(seed)
     stored = torch.randn(weight.shape, generator=generator).to(torch.float8_e4m3fn)
     rows, columns = weight.shape
-    size = {"block": (-(-rows // 32), -(-columns // 24)), "row": (rows, 1), "tensor": ()}[scale]
+    size = {"block": (-(-rows // 16), -(-columns // 12)), "row": (rows, 1), "tensor": ()}[scale]
     scales = torch.rand(size, generator=generator) * 0.01 + 0.01
-    spread = {"block": np.ones((32, 24)), "row": np.ones((1, columns)), "tensor": np.ones((rows, columns))}[scale]
+    spread = {"block": np.ones((16, 12)), "row": np.ones((1, columns)), "tensor": np.ones((rows, columns))}[scale]
     expected = stored.float() * torch.from_numpy(np.kron(scales.numpy(), spread)).float()[:rows, :columns]
     return {f"{name}.weight": stored, f"{name}.{suffix}": scales, f"{name}.input_scale": torch.ones(1)}, expected
 
@@ -117,7 +117,7 @@ def groups(**weights) -> dict:
 
 FORMS = {
     "fp8, blocks": (
-        {"quant_method": "fp8", "weight_block_size": [32, 24]},
+        {"quant_method": "fp8", "weight_block_size": [16, 12]},
         lambda *a: fp8(*a, suffix="weight_scale_inv"),
     ),
     "fp8, per tensor": ({"quant_method": "fp8"}, lambda *a: fp8(*a, scale="tensor")),

@@ -43,7 +43,13 @@ def test_every_family_is_here():
     assert tuple(SHAPES) == families.ARCHITECTURES
 
 
-@pytest.mark.parametrize("architecture", SHAPES)
+# Whose layers compute what others' do not; the rest runs at night.
+FAST = (families.MISTRAL, families.MIXTRAL, families.GEMMA2, families.GEMMA3, families.GPT_OSS)
+
+
+@pytest.mark.parametrize(
+    "architecture", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
+)
 def test_text_with_speculation_is_the_plain_text(architecture: str, tmp_path):
     shape: ModelConfig = replace(SHAPE, architecture=architecture, **SHAPES[architecture])
     target = write_target(tmp_path, shape)
