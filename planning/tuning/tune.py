@@ -111,7 +111,8 @@ class Tune:
         best = {phase.name: self._best_fixed(phase, seeds) for phase in self.phases}
         study = self._study(self._best_by_batch(seeds))
         scored: dict[str, tuple[float, Table]] = {}
-        self._score(PRESETS["default"], best, scored)
+        for table in (PRESETS["default"], *({"1": {"candidate_steps": [steps]}} for steps in range(len(self._fixed)))):
+            self._score(table, best, scored)
         for first in range(0, self.question.trials, GROUP):
             asked = [study.ask() for _ in range(min(GROUP, self.question.trials - first))]
             tables = [self.space.table(self.space.suggest(trial)) for trial in asked]

@@ -11,7 +11,7 @@ from foretoken.core.adaptive.config import load_adaptive_config
 from foretoken.core.adaptive.interchange import import_table
 from foretoken.core.errors import ForetokenError
 from foretoken.planning.servers.files import server_files
-from foretoken.planning.trial import Trial
+from foretoken.planning.trial import Trial, run_trial
 from foretoken.planning.tuning.tables import TableSpace, is_schedule, settings_of
 from foretoken.planning.tuning.tune import MOST_BEHIND, Question, Tune
 from foretoken.planning.workers import Job
@@ -124,6 +124,27 @@ def test_the_same_question_asks_for_the_same_runs():
         tuned(service, trials=16)
         runs.append(sorted(map(repr, service.runs)))
     assert runs[0] == runs[1]
+
+
+def test_the_phases_of_a_trace_are_windows_of_its_rate(tmp_path):
+    trace = tmp_path / "trace.csv"
+    times = [
+        60 * minute + 60 * i / count
+        for minute, count in enumerate([5, 40, 1, 7, 20, 3, 9, 11, 2, 6, 8, 10])
+        for i in range(count)
+    ]
+    rows = [f"2024-01-01 00:{int(t // 60):02}:{t % 60:09.6f},100,20" for t in times]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    scenario = scenario_with(
+        SMALL.model_dump(mode="json"), {"workload.trace": str(trace), "workload.num_requests": None}
+    )
+    tune = Tune(scenario, Question([100], [0, 1], 4, 30))
+    requests = {phase.name: phase.settings["workload.num_requests"] for phase in tune.phases}
+    assert requests["quiet"] == 1 and requests["busy"] == 30 and 5 <= requests["middle"] <= 10
+    for phase in tune.phases:
+        trial = run_trial(tune.tables, {**phase.settings, **settings_of({"1": {"candidate_steps": [1]}}), "seed": 0})
+        assert trial.status == "done", trial.message
+        assert trial.summary["completed"] == requests[phase.name]
 
 
 def test_a_scenario_without_speculation_and_trees_of_given_size_are_refused():
