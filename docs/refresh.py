@@ -35,7 +35,7 @@ from foretoken.properties.step_controller.contract import StepController
 from foretoken.serve.metrics import NAMES
 from foretoken.sim.calibration.accuracy import FIGURES
 from foretoken.sim.calibration.points import COLUMNS
-from foretoken.sim.cost import round as round_cost
+from foretoken.sim.cost import efficiency
 from foretoken.sim.cost.hardware import known_gpus
 from foretoken.sim.faults.plan import KINDS, FaultPlan
 from foretoken.sim.scenario import Scenario
@@ -148,8 +148,8 @@ def _shown(value: object) -> str:
 
 
 def cost_accuracy() -> str:
-    """The errors that `sim/cost/round.py` states for its defaults."""
-    lines = round_cost.__doc__.splitlines()
+    """The errors that `sim/cost/efficiency.py` states for its defaults."""
+    lines = efficiency.__doc__.splitlines()
     first = next(i for i, line in enumerate(lines) if line.rstrip().endswith("error"))
     last = max(i for i, line in enumerate(lines) if "%" in line and line.startswith("    "))
     return "\n".join(["```text", *(line.removeprefix("    ") for line in lines[first : last + 1]), "```"])

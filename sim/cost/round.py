@@ -12,9 +12,7 @@ A decode round with S steps is, in this order of work (S = 0 is one plain forwar
 
 Batches are padded to captured graph sizes; a batch beyond the largest runs kernel by kernel with a dispatch floor.
 
-How near this comes to published measurements: docs/accuracy.md; of single passes, `tests/sim/cost/test_cost_published.py`. Two parameters
-of the default roofline were chosen looking at three of its rows: the soft corner's exponent, and the fraction of bandwidth that
-attention reaches.
+How near this comes to published measurements: docs/accuracy.md, and of the roofline of single passes `efficiency.py`.
 """
 
 from __future__ import annotations
