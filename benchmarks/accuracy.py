@@ -46,7 +46,7 @@ ROOFLINE, MEASURED, OTHERS, CALIBRATED = "roofline", "measured", "left out", "ca
 LEAST_TO_CALIBRATE = 4  # points of a data set
 TENSOR_PARALLEL = (1, 2, 4, 8)  # tried where it was not stated
 QUEUED_MS = 5_000
-"""Where the first token takes longer on average, requests wait for memory, or for what a server's settings allow, which were not published."""
+"""Where the first token takes longer on average, requests wait for memory, or for what settings that were not published allow."""
 VERIFIED_MODEL, VERIFIED_NODES = "deepseek-v4-flash", 4  # 256 requests had 1,024 tokens
 GRAPHS = (1, 2, 4, *range(8, 1025, 8))
 BEYOND_GRAPHS = 2048
