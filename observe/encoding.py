@@ -248,9 +248,7 @@ def _request_parts(request: Request) -> list[str]:
     if request.namespace:
         parts.append(f'"namespace":{_quote(request.namespace)}')
     if request.sampling != GREEDY:
-        sampling = request.sampling
-        fields = [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed]
-        parts.append(f'"sampling":{_dumps(fields)}')
+        parts.append(f'"sampling":{_dumps(request.sampling.to_json())}')
     for name in ("stop_tokens", "stop_strings", "outputs"):
         value = getattr(request, name)
         if value:
@@ -316,8 +314,7 @@ def decode_request(record: Mapping[str, Any]) -> Request:
     try:
         sampling = GREEDY
         if "sampling" in record:
-            temperature, top_p, top_k, seed = record["sampling"]
-            sampling = SamplingParams(temperature, top_p, top_k, seed)
+            sampling = SamplingParams.from_json(record["sampling"])
         return Request(
             request_id=record["id"],
             prompt=Prompt.from_json(record["prompt"]),

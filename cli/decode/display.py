@@ -92,7 +92,7 @@ class Progress:
 
 
 def stats_text(stats: SessionStats, plan: SessionPlan) -> str:
-    """Return the statistics of a run in up to five lines."""
+    """Return the statistics of a run in some lines."""
     rate = f"{stats.tokens_per_s:,.1f} tokens/s" if stats.tokens_per_s is not None else "no time"
     requests = f"{stats.requests:,} request{'s' if stats.requests != 1 else ''}"
     lines = [
@@ -111,6 +111,10 @@ def stats_text(stats: SessionStats, plan: SessionPlan) -> str:
     medians = [f"{name.upper()} {value:.1f} ms" for name, value in known if value is not None]
     if medians:
         lines.append(f"medians: {', '.join(medians)}")
+    for name in ("ttft", "itl"):
+        tail = [stats.latencies.get(f"{part}_{name}_ms") for part in ("median", "p90", "p99")]
+        if all(value is not None for value in tail):
+            lines.append(f"{name.upper()} p50 {tail[0]:.1f}, p90 {tail[1]:.1f}, p99 {tail[2]:.1f} ms")
     for engine, slots in stats.ema_accept_len.items():
         averages = ", ".join(f"{ema:.2f} from {bound}" for bound, ema in slots.items())
         lines.append(f"{engine}: {stats.switches:,} switches of steps; EMA of correct drafts by batch size: {averages}")

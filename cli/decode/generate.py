@@ -25,21 +25,27 @@ from .options import (
     Disaggregate,
     Draft,
     Dtype,
+    FrequencyPenalty,
     IgnoreEos,
     Json,
+    JsonSchema,
     KvTokens,
+    LarkGrammar,
     Logprobs,
     MaxRunning,
     MaxTokens,
+    MinP,
     Model,
     Nodes,
     Out,
     Overlap,
     PageSize,
     Policy,
+    PresencePenalty,
     PromptFile,
     PromptText,
     Quiet,
+    RepetitionPenalty,
     Seed,
     Stats,
     Steps,
@@ -54,7 +60,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ...core.contract.request import Request
+    from ...core.contract.request import Grammar, Request
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
     from ...gpu.session.prompts import PromptEntry, RequestDefaults
@@ -90,7 +96,9 @@ def generate(
     model: Model, draft: Draft = None, algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1,
     num_draft_tokens: Nodes = None, adaptive: Adaptive = None, policy: Policy = None,
     prompt: PromptText = None, prompts: PromptFile = None, chat: Chat = False, max_tokens: MaxTokens = 256,
-    temperature: Temperature = 0.0, top_p: TopP = 1.0, top_k: TopK = 0, seed: Seed = 0, stop: Stop = None,
+    temperature: Temperature = 0.0, top_p: TopP = 1.0, top_k: TopK = 0, min_p: MinP = 0.0, seed: Seed = 0, stop: Stop = None,
+    presence_penalty: PresencePenalty = 0.0, frequency_penalty: FrequencyPenalty = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0, json_schema: JsonSchema = None, grammar: LarkGrammar = None,
     ignore_eos: IgnoreEos = False, logprobs: Logprobs = False, as_json: Json = False, stats: Stats = False,
     out: Out = None, device: Device = "auto", threads: Threads = None, dtype: Dtype = "auto", overlap: Overlap = None,
     page_size: PageSize = 1, max_running: MaxRunning = 32, context_len: ContextLen = None,
@@ -114,6 +122,9 @@ def generate(
         foretoken generate --model models/target --draft models/eagle3 \\
             --disaggregate prefill=1,decode=1 --prompts prompts.jsonl
 
+        foretoken generate --model models/chat --chat --prompt "A user as JSON." \\
+            --json-schema user.schema.json
+
     Ctrl-C ends all requests with the tokens they have; the exit code is 130. Bad
     input is one message before any weight is read, and exit code 2.
     """
@@ -128,8 +139,10 @@ def generate(
         max_running=max_running, kv_tokens=kv_tokens, dtype=dtype, device=device, threads=threads, seed=seed, debug=debug,
     )  # fmt: skip
     defaults = RequestDefaults(
-        max_tokens, temperature, top_p, top_k, stop=tuple(stop or ()), logprobs=logprobs, ignore_eos=ignore_eos
-    )
+        max_tokens, temperature, top_p, top_k, stop=tuple(stop or ()), logprobs=logprobs, ignore_eos=ignore_eos,
+        min_p=min_p, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty, grammar=_grammar(json_schema, grammar),
+    )  # fmt: skip
     as_json = as_json or logprobs or prompts is not None
     code = _run(
         with_look_up(options), defaults, _Asked(prompt, prompts, chat, as_json, stats, out, quiet, disaggregate)
@@ -138,8 +151,22 @@ def generate(
         raise typer.Exit(code)
 
 
+def _grammar(json_schema: Path | None, grammar: Path | None) -> Grammar | None:
+    """Return the grammar in a file, None without one. Raises ConfigError."""
+    from ...core.contract.request import Grammar
+    from ...core.errors import ConfigError, Problem
+    from ...observe.input_files import read_text
+
+    if json_schema is not None and grammar is not None:
+        raise ConfigError("<arguments>", [Problem("--json-schema", "contradicts --grammar: give one of them")])
+    if json_schema is not None:
+        return Grammar("json_schema", read_text(json_schema))
+    return None if grammar is None else Grammar("lark", read_text(grammar))
+
+
 def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> int:
     """Check all input, load the weights, decode; return the exit code."""
+    from ...gpu.models.config import ModelConfig
     from ...gpu.session.plan import refuse_without_effect as refuse_options_without_effect
     from ...gpu.session.session import check_lengths, check_vocabulary
     from ...gpu.session.text import Tokenizer
@@ -149,7 +176,7 @@ def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> i
 
     maker = SessionMaker(options, asked.disaggregate)
     tokenizer = Tokenizer.load(options.model)
-    requests, places = _requests(tokenizer, defaults, asked)
+    requests, places = _requests(tokenizer, defaults, asked, ModelConfig.from_directory(options.model).vocab_size)
     plan = maker.plan(max(request.prompt.length + request.max_tokens for request in requests))
     refuse_options_without_effect(plan.options, plan.algorithm, plan.device)
     for notice in plan.notices:
@@ -182,7 +209,7 @@ def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> i
 
 
 def _requests(
-    tokenizer: Tokenizer, defaults: RequestDefaults, asked: _Asked
+    tokenizer: Tokenizer, defaults: RequestDefaults, asked: _Asked, vocab_size: int
 ) -> tuple[tuple[Request, ...], dict[str, str]]:
     """Return the requests, and the line of the file that each comes from."""
     from ...core.errors import ConfigError, Problem
@@ -202,12 +229,13 @@ def _requests(
         entries = read_prompts(_standard_input().split("\n"), asked.source)
     else:
         entries = read_prompt_file(asked.prompts)
-    requests = make_requests(entries, tokenizer, defaults, asked.source, chat=asked.chat)
+    requests = make_requests(entries, tokenizer, defaults, asked.source, chat=asked.chat, vocab_size=vocab_size)
     all_greedy = all(request.sampling.is_greedy for request in requests)
     greedy = "every request is greedy; give --temperature"
     refuse_without_effect(
         ("--top-p", defaults.top_p != 1.0 and all_greedy, greedy),
         ("--top-k", defaults.top_k != 0 and all_greedy, greedy),
+        ("--min-p", defaults.min_p != 0 and all_greedy, greedy),
         *_overridden(entries, defaults),
         ("--chat", asked.chat and all(entry.prompt is None for entry in entries), "no prompt of the file is a text"),
     )
@@ -216,7 +244,9 @@ def _requests(
 
 def _overridden(entries: Sequence[PromptEntry], defaults: RequestDefaults) -> Iterator[tuple[str, bool, str]]:
     """Yield a rule for each option that every line of the prompts has a value of its own for."""
-    for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop"):
+    from ...gpu.session.prompts import SAMPLING
+
+    for name in ("max_tokens", *SAMPLING, "stop"):
         usual = type(defaults).__dataclass_fields__[name].default
         overridden = all(name in (entry.settings or ()) for entry in entries)
         option = f"--{name.replace('_', '-')}"

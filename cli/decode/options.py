@@ -160,6 +160,31 @@ TopP = Annotated[
     float,
     option("--top-p", SAMPLING, "Sample from the most likely tokens that make up this probability.", show_default=True),
 ]
+MinP = Annotated[
+    float,
+    option(
+        "--min-p", SAMPLING, "Leave out tokens less likely than this share of the most likely one.", show_default=True
+    ),
+]
+PresencePenalty = Annotated[
+    float, option("--presence-penalty", SAMPLING, "Subtracted from logits of tokens in the output.", show_default=True)
+]
+FrequencyPenalty = Annotated[
+    float, option("--frequency-penalty", SAMPLING, "The same, as often as they are in it.", show_default=True)
+]
+RepetitionPenalty = Annotated[
+    float,
+    option(
+        "--repetition-penalty", SAMPLING, "Divides logits of tokens in prompt or output; 1 is off.", show_default=True
+    ),
+]
+JsonSchema = Annotated[
+    Path | None, option("--json-schema", SAMPLING, "The output is JSON that this schema allows.", metavar="FILE")
+]
+LarkGrammar = Annotated[
+    Path | None,
+    option("--grammar", SAMPLING, "The output is a text of this grammar in Lark's notation.", metavar="FILE"),
+]
 TopK = Annotated[
     int, option("--top-k", SAMPLING, "Sample from that many most likely tokens; 0: from all.", show_default=True)
 ]

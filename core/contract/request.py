@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,14 +27,39 @@ class FinishReason(IntEnum):
     TRANSFERRED = 5  # on a prefill worker: a decode worker has the request now
 
 
+GRAMMAR_KINDS = ("json_schema", "lark")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output may be: the text of a JSON schema, or of a grammar in Lark's notation."""
+
+    kind: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in GRAMMAR_KINDS:
+            raise InvalidRequest(f"a grammar is one of {', '.join(GRAMMAR_KINDS)}, not {self.kind!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the target's distribution is turned into tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """How the target's distribution is turned into tokens. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
+
+    `min_p` leaves out tokens less likely, at this temperature, than that share of the most likely one. `presence_penalty` and
+    `frequency_penalty` are subtracted from the logits of tokens in the output, once, and as often as they are in it;
+    `repetition_penalty` divides positive logits of tokens in prompt or output, and multiplies negative ones.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         # `not (a <= x)` instead of `x < a`: the first is also true of NaN.
@@ -44,10 +69,47 @@ class SamplingParams:
             raise InvalidRequest(f"top_p must be in (0, 1], got {self.top_p}")
         if not isinstance(self.top_k, int | np.integer) or self.top_k < 0:
             raise InvalidRequest(f"top_k must be an integer >= 0 (0 is off), got {self.top_k}")
+        if not (0.0 <= self.min_p <= 1.0):
+            raise InvalidRequest(f"min_p must be in [0, 1] (0 is off), got {self.min_p}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not (abs(getattr(self, name)) < float("inf")):
+                raise InvalidRequest(f"{name} must be a finite number (0 is off), got {getattr(self, name)}")
+        if not (0.0 < self.repetition_penalty < float("inf")):
+            raise InvalidRequest(f"repetition_penalty must be above 0 (1 is off), got {self.repetition_penalty}")
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether the target's logits are changed before a token is drawn from them."""
+        return self.has_penalties or self.grammar is not None or (self.min_p > 0.0 and not self.is_greedy)
+
+    def to_json(self) -> list[Any]:
+        """Return a list that `from_json` reads back: temperature, top_p, top_k, seed, and an object of what else is not off."""
+        values: list[Any] = [self.temperature, self.top_p, self.top_k, self.seed]
+        others = {name: getattr(self, name) for name in SHAPING if getattr(self, name) != getattr(GREEDY, name)}
+        if self.grammar is not None:
+            others["grammar"] = [self.grammar.kind, self.grammar.text]
+        return [*values, others] if others else values
+
+    @classmethod
+    def from_json(cls, value: Any) -> SamplingParams:
+        """Read what `to_json` wrote. Raises TypeError or ValueError for anything else, InvalidRequest for values out of range."""
+        temperature, top_p, top_k, seed, *rest = value
+        others = dict(rest[0]) if rest else {}
+        if "grammar" in others:
+            kind, text = others["grammar"]
+            others["grammar"] = Grammar(str(kind), str(text))
+        return cls(float(temperature), float(top_p), top_k, seed, **others)
+
+
+SHAPING = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 GREEDY = SamplingParams()

@@ -13,7 +13,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 from zlib import crc32
@@ -128,14 +128,13 @@ def _plain(value: Any, pieces: list[bytes]) -> Any:
 
 def request_to_json(request: Request) -> dict[str, Any]:
     """Return a request as a JSON object."""
-    sampling = request.sampling
     return {
         "id": request.request_id,
         "prompt": request.prompt.to_json(),
         "max_tokens": request.max_tokens,
         "priority": request.priority,
         "namespace": request.namespace,
-        "sampling": [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed],
+        "sampling": request.sampling.to_json(),
         "stop_tokens": list(request.stop_tokens),
         "stop_strings": list(request.stop_strings),
         "outputs": list(request.outputs),
@@ -146,14 +145,14 @@ def request_to_json(request: Request) -> dict[str, Any]:
 
 
 def request_from_json(value: Mapping[str, Any]) -> Request:
-    temperature, top_p, top_k, seed = value["sampling"]
+    sampling = SamplingParams.from_json(value["sampling"])
     return Request(
         _text(value["id"]),
         Prompt.from_json(value["prompt"]),
         _integer(value["max_tokens"]),
         _integer(value["priority"]),
         _text(value["namespace"]),
-        SamplingParams(float(temperature), float(top_p), _integer(top_k), _integer(seed)),
+        replace(sampling, top_k=_integer(sampling.top_k), seed=_integer(sampling.seed)),
         tuple(map(_integer, value["stop_tokens"])),
         tuple(map(_text, value["stop_strings"])),
         tuple(map(_text, value["outputs"])),

@@ -22,6 +22,7 @@ from ..ops.debug import CheckedOps
 from ..ops.port import Ops
 from .executor import TorchExecutor
 from .outputs import NodeProducer
+from .shaping import MakeMatcher
 
 DraftModel = Decoder | DraftHead
 
@@ -40,11 +41,13 @@ def build_executor(
     debug: bool = False,
     eager: bool | None = None,
     producers: Mapping[str, NodeProducer] | None = None,
+    make_matcher: MakeMatcher | None = None,
 ) -> TorchExecutor:
     """Return an executor with the sizes of `engine`, on the device of `target`.
 
     Rounds are captured for batches of `graph_sizes` rows (None: graphs are off), of sampling batches too if `graph_sampling`,
     of batches in which some request asks for per-token outputs too if `graph_outputs`.
+    `make_matcher` follows grammars; without it requests that ask for one fail.
     `producers` make further outputs, by the names under which requests ask for them.
     On a CPU the models' weights are laid out for inference: they can then be neither changed nor saved.
     Raises ConfigError if the draft does not belong to the algorithm.
@@ -83,6 +86,7 @@ def build_executor(
         eager=eager,
         graph_sizes=graph_sizes,
         producers=producers,
+        make_matcher=make_matcher,
     )
     if graph_sizes is not None:
         # No graph can hold a draft that works on the host.

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ from .relay import TorchStorage
 from .round import DecodeRound, capture_for, draft_hidden, first_tokens
 from .rows import Rows
 from .running import PendingRound, RunningStep, arrived, result_of, to_host
+from .shaping import MakeMatcher, Shaping
 
 
 @dataclass(slots=True)
@@ -77,6 +79,7 @@ class TorchExecutor:
         eager: bool | None = None,
         graph_sizes: Sequence[int] | None = None,
         producers: Mapping[str, NodeProducer] | None = None,
+        make_matcher: MakeMatcher | None = None,
     ) -> None:
         assert engine.config.track_tokens, "this executor delivers tokens: EngineConfig.track_tokens"
         config, sizes = engine.config, engine.sizes
@@ -100,6 +103,7 @@ class TorchExecutor:
         most = sizes.max_draft_tokens
         self._max_nodes = max(most, self.algorithm.accept_width(sizes.max_steps, most))
         self._padded_sizes = default_graph_sizes(config.max_running) if graph_sizes is None else sorted(graph_sizes)
+        self._shaping = Shaping(make_matcher)
         self._rows = Rows(config.max_running, sizes.row_width, device, seed)
         self.relay_storage = TorchStorage(ops, device)
         fields = self.algorithm.relay_fields(relayed)
@@ -184,7 +188,10 @@ class TorchExecutor:
                     self._start(running)
                     if running.step.decode is not None:
                         running.pending = self._enqueue_round(running)
-                if running.limit > 1 or (self.draft.on_host and not running.is_over):
+                waits = self.draft.on_host or self._is_shaped(
+                    running.step
+                )  # the next round follows from this one's tokens
+                if running.limit > 1 or (waits and not running.is_over):
                     return
 
     def _start(self, running: RunningStep) -> None:
@@ -192,9 +199,13 @@ class TorchExecutor:
         for row, _ in step.released:
             self.future_map.drop(np.array([row]))
             self._rows.close(row)
+            self._shaping.close(row)
         for join in step.joins:
             self._rows.open(join)
             self._check_outputs(join, running)
+            if problem := self._shaping.open(join):
+                self._rows.ended[join.row] = True
+                running.failures.append((join.row, problem))
         self._rows.write_table(step.table_writes)
         if step.arrivals is not None:
             self._arrive(running, step.arrivals)
@@ -215,8 +226,7 @@ class TorchExecutor:
                 self._open_produced(join)
         for i, row in enumerate(batch.rows.tolist()):
             self.draft.open_row(row, texts[row])
-            if self.draft.on_host:
-                self.draft.observe(row, arrivals.first_tokens[i : i + 1])
+            self._observe(row, arrivals.first_tokens[i : i + 1])
         failures = fill_cells(self.algorithm, arrivals, self.future_map)
         self._rows.ended[[row for row, _ in failures]] = True
         running.failures += failures
@@ -237,8 +247,7 @@ class TorchExecutor:
             if row in joins:
                 self.draft.open_row(row, joins[row].cached_tokens)
                 self._open_produced(joins[row])
-            if self.draft.on_host:
-                self.draft.observe(row, chunk)
+            self._observe(row, chunk)
         with self.clock.phase("prefill"):
             chunks = Chunks.lay_out(part, self._rows.table, self._max_position)
             attention = chunks.attention(self._ops, self.pool)
@@ -256,7 +265,10 @@ class TorchExecutor:
                 at_end = at_places(forward, places)
                 logits = self.target.logits(at_end.hidden)
                 positions = torch.from_numpy(part.starts[last] + part.lens[last] - 1).to(self.device, non_blocking=True)
-                sampled = first_tokens(self._ops, logits, self._rows.sampling(part.rows[last]), positions)
+                shaped = logits
+                if self._shaping.covers(part.rows[last]):
+                    shaped = self._shaping.after_prompts(part.rows[last], logits)
+                sampled = first_tokens(self._ops, shaped, self._rows.sampling(part.rows[last]), positions)
                 found = node_outputs(at_end, logits, sampled, wanted)
                 outputs = {name: value for name, value in found.items() if value is not None}
                 outputs |= {name: value for name, value in produced.items() if name in wanted}
@@ -287,9 +299,8 @@ class TorchExecutor:
         self._rows.ended[part.rows[failed]] = True
         stops, _ = self._rows.settle(part.rows[last], tokens[last][:, None], np.ones(len(last), np.int32), failed[last])
         stopped[last] = stops >= 0
-        if self.draft.on_host:
-            for i in last.tolist():
-                self.draft.observe(int(part.rows[i]), tokens[i : i + 1])
+        for i in last.tolist():
+            self._observe(int(part.rows[i]), tokens[i : i + 1])
         spread = {}
         for name, values in outputs.items():
             spread[name] = np.zeros((n, *values.shape[1:]), values.dtype)
@@ -310,7 +321,12 @@ class TorchExecutor:
         forced = self._forced_runs(part)
         wanted = self._rows.wanted(part.rows)
         kind = RoundKind.of(sampling)
-        captured = self.graphs.find(part.steps, part.num_draft_tokens, len(part.rows), kind, bool(wanted))
+        shape = None
+        if forced is None and self._shaping.covers(part.rows):
+            shape = partial(self._shaping.at_nodes, part.rows)  # on the host, which no graph can hold
+        captured = None
+        if shape is None:
+            captured = self.graphs.find(part.steps, part.num_draft_tokens, len(part.rows), kind, bool(wanted))
         if self.graphs.on_round is not None and self.graphs.reports:
             self.graphs.on_round(captured is not None, len(part.rows))
         if captured is not None:
@@ -319,13 +335,22 @@ class TorchExecutor:
         else:
             on_host = self.device.type == "cpu"
             longest = None if on_host else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
-            result = self._round.run(batch, relayed, sampling, wanted, forced, longest, self.clock)
+            result = self._round.run(batch, relayed, sampling, wanted, forced, longest, self.clock, shape)
         with self.clock.phase("relay"):
             check_hidden(
                 result.relay.get("hidden_states"), self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "stash"
             )
             self._publish(part.rows, part.epochs, result.lengths, result.relay)
             return to_host(result.accept_lens, result.failed, result.emitted, result.outputs)
+
+    def _observe(self, row: int, tokens: np.ndarray) -> None:
+        """Tell what works on the host the next tokens of a row's text."""
+        if self.draft.on_host:
+            self.draft.observe(row, tokens)
+        self._shaping.observe(row, tokens)
+
+    def _is_shaped(self, step: Step) -> bool:
+        return any(part is not None and self._shaping.covers(part.rows) for part in (step.prefill, step.decode))
 
     def _batch(self, part: DecodeStep, rounds_done: int, lengths: Tensor, roots: Tensor) -> RoundBatch:
         if self.device.type == "cpu":
@@ -396,9 +421,9 @@ class TorchExecutor:
         was_over = self._rows.ended[part.rows]
         stops, ended = self._rows.settle(part.rows, emitted, accept_lens, failed)
         self._report_failures(running, part.rows, failed & ~was_over)
-        if self.draft.on_host:
+        if self.draft.on_host or self._shaping.covers(part.rows):
             for i in np.flatnonzero(~was_over).tolist():
-                self.draft.observe(int(part.rows[i]), np.maximum(emitted[i, : accept_lens[i]], 0))
+                self._observe(int(part.rows[i]), np.maximum(emitted[i, : accept_lens[i]], 0))
         running.decoded.add(accept_lens, stops, emitted, outputs, ended)
         if ended.any():
             # A step that was begun before this was known ends with its first round, as one that begins later does.

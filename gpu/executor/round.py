@@ -5,7 +5,7 @@ relayed values ─► draft.propose ─► tree ─► target forward ─► acc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -95,10 +95,12 @@ class DecodeRound:
         forced_runs: Tensor | None,
         longest: int | None,
         clock: Clock,
+        shape: Callable[[DeviceTree, Tensor], Tensor] | None = None,
     ) -> RoundResult:
         """`wanted` names user outputs; `forced_runs` int64 [bs] are the drafts to accept (simulated acceptance).
 
-        `longest` bounds accept_lens; None lets the host look, which only a CPU may.
+        `longest` bounds accept_lens; None lets the host look, which only a CPU may. `shape` changes the logits of all nodes [bs · nd, V]
+        before a token is chosen; outputs are of the logits as they were.
         """
         with clock.phase("draft"):
             tree = self._draft.propose(batch, relayed)
@@ -106,7 +108,8 @@ class DecodeRound:
             slots = window_slots(batch, tree.num_nodes)
             forward = self._verify_forward(batch, tree, slots, wanted)
             logits = self._target.logits(forward.hidden)
-            verified = self._accept(batch, tree, logits, sampling, forced_runs)
+            shaped = logits if shape is None else shape(tree, logits)
+            verified = self._accept(batch, tree, shaped, sampling, forced_runs)
             emitted, bonus = self._ops.gather_emitted(verified.predict, verified.accept_index, verified.accept_lens)
             outputs = self._compacted(batch, tree, slots, forward, logits, verified, wanted)
         with clock.phase("draft"):

@@ -16,15 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from ...core.contract.request import Request, SamplingParams
+from ...core.contract.request import GRAMMAR_KINDS, SHAPING, Grammar, Request, SamplingParams
 from ...core.errors import ConfigError, InvalidRequest, Problem, nearest
 from ...core.parsing import ParseError, parse_json, refuse_repeated_keys
 from ...core.prompt import MAX_TOKEN_ID, Prompt
 from ...observe.input_files import read_lines
+from .grammar import grammars_of, json_schema
 from .text import Tokenizer, utf8_problem
 
 CONTENTS = ("prompt", "messages", "tokens")
-KEYS = (*CONTENTS, "id", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs", "priority")
+SAMPLING = ("temperature", "top_p", "top_k", "seed", *SHAPING)
+KEYS = (*CONTENTS, "id", "max_tokens", *SAMPLING, "stop", "logprobs", "priority", *GRAMMAR_KINDS)
 MAX_LINE_CHARACTERS = 1 << 26
 MAX_PROMPTS = 1 << 20
 MAX_SEED = 2**63 - 1
@@ -42,11 +44,16 @@ class RequestDefaults:
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    grammar: Grammar | None = None
 
     def problems(self) -> list[Problem]:
         """Return what is wrong with the values, by their names."""
         values = {"stop": list(self.stop)} if self.stop else {}
-        for name in ("max_tokens", "temperature", "top_p", "top_k", "seed"):
+        for name in ("max_tokens", *SAMPLING):
             values[name] = getattr(self, name)
         return [Problem(key, message) for key, message in _setting_problems(values)]
 
@@ -101,9 +108,16 @@ def read_prompt_file(path: str | Path) -> tuple[PromptEntry, ...]:
 
 
 def make_requests(
-    entries: Iterable[PromptEntry], tokenizer: Tokenizer, defaults: RequestDefaults, source: str, *, chat: bool = False
+    entries: Iterable[PromptEntry],
+    tokenizer: Tokenizer,
+    defaults: RequestDefaults,
+    source: str,
+    *,
+    chat: bool = False,
+    vocab_size: int | None = None,
 ) -> tuple[Request, ...]:
     """Return the requests of `entries`, tokenized. `chat`: a text prompt is the message of a user, put into the chat template.
+    `vocab_size` is the model's, which grammars need; default: the tokenizer's.
 
     Raises ConfigError with every problem and its line: no chat template, a prompt without tokens, tokens beyond the vocabulary.
     """
@@ -111,7 +125,7 @@ def make_requests(
     problems: list[Problem] = []
     for entry in entries:
         try:
-            requests.append(_request(entry, tokenizer, defaults, chat))
+            requests.append(_request(entry, tokenizer, defaults, chat, vocab_size))
         except InvalidRequest as error:
             problems.append(Problem(entry.place, str(error)))
     if problems:
@@ -119,10 +133,28 @@ def make_requests(
     return tuple(requests)
 
 
-def _request(entry: PromptEntry, tokenizer: Tokenizer, defaults: RequestDefaults, chat: bool) -> Request:
+def _grammar(settings: Mapping[str, Any], defaults: RequestDefaults) -> Grammar | None:
+    """Return the grammar of a line, else the usual one. Raises InvalidRequest for two."""
+    given = [kind for kind in GRAMMAR_KINDS if kind in settings]
+    if len(given) > 1:
+        raise InvalidRequest(f"has {' and '.join(given)}; expected one of them")
+    if not given:
+        return defaults.grammar
+    value = settings[given[0]]
+    return json_schema(value) if given[0] == "json_schema" else Grammar(given[0], value)
+
+
+def _request(
+    entry: PromptEntry, tokenizer: Tokenizer, defaults: RequestDefaults, chat: bool, vocab_size: int | None
+) -> Request:
     def setting(name: str) -> Any:
         return (entry.settings or {}).get(name, getattr(defaults, name))
 
+    grammar = _grammar(entry.settings or {}, defaults)
+    if grammar is not None:
+        if defaults.ignore_eos:
+            raise InvalidRequest(f"{grammar.kind} contradicts --ignore-eos: the grammar says where the text ends")
+        grammars_of(tokenizer, tokenizer.vocab_size if vocab_size is None else vocab_size).check(grammar)
     if entry.tokens is not None:
         tokens = np.array(entry.tokens, dtype=np.int64)
         if len(tokens) and tokens.max() >= tokenizer.vocab_size:
@@ -138,7 +170,7 @@ def _request(entry: PromptEntry, tokenizer: Tokenizer, defaults: RequestDefaults
         Prompt.of_tokens(tokens),
         setting("max_tokens"),
         priority=(entry.settings or {}).get("priority", 0),
-        sampling=SamplingParams(setting("temperature"), setting("top_p"), setting("top_k"), setting("seed")),
+        sampling=SamplingParams(**{name: setting(name) for name in SAMPLING}, grammar=grammar),
         stop_tokens=() if defaults.ignore_eos else tokenizer.eos_ids,
         stop_strings=tuple(setting("stop")),
         outputs=("logprobs",) if setting("logprobs") else (),
@@ -230,6 +262,14 @@ _WHOLE = {  # setting -> least and greatest whole number
 }
 
 
+_REALS = {  # setting -> what it must be, and in words
+    "min_p": (lambda value: 0 <= value <= 1, "a number from 0 (off) to 1"),
+    "presence_penalty": (lambda value: abs(value) < float("inf"), "a number (0 is off)"),
+    "frequency_penalty": (lambda value: abs(value) < float("inf"), "a number (0 is off)"),
+    "repetition_penalty": (lambda value: 0 < value < float("inf"), "a number above 0 (1 is off)"),
+}
+
+
 def _setting_problems(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(key, what is wrong) of everything that is not a prompt."""
     problems = []
@@ -239,6 +279,12 @@ def _setting_problems(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
             low, high = _WHOLE[key]
             if not number or isinstance(value, float) or not low <= value <= high:
                 problems.append((key, f"is {_shown(value)}; expected a whole number, {low} or more"))
+        elif key in _REALS and not (number and _REALS[key][0](value)):
+            problems.append((key, f"is {_shown(value)}; expected {_REALS[key][1]}"))
+        elif key == "json_schema" and not isinstance(value, dict | str):
+            problems.append((key, f"is {_kind(value)}; expected a schema: an object, or its text"))
+        elif key == "lark" and (wrong := _text_problem(value)):
+            problems.append((key, f"is {wrong}"))
         elif key == "temperature" and not (number and 0 <= value < float("inf")):
             problems.append((key, f"is {_shown(value)}; expected a number, 0 or more (0 is greedy)"))
         elif key == "top_p" and not (number and 0 < value <= 1):

@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...core.algorithm.algorithm import Drafter
 from ...core.contract.events import EventSink
-from ...core.contract.request import FinishReason, Request
+from ...core.contract.request import FinishReason, Grammar, Request
 from ...core.errors import ConfigError, InvariantViolation, Problem
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.driver import Executor
 from ...core.scheduler.engine import Engine
 from ...observe.engine_lines import engine_lines
+from .grammar import grammars_of
 from .latencies import LatencyMeter
 from .loop import DecodeLoop, Deliveries, Delta, all_of
 from .plan import NotEnoughMemory, SessionOptions, SessionPlan, plan_session
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ...core.scheduler.spec import EngineSpec
     from ..executor.build import DraftModel
     from ..executor.executor import TorchExecutor
+    from ..executor.shaping import Matcher
     from ..models.decoder import Decoder
     from ..ops.port import Ops
 
@@ -282,11 +285,16 @@ def load_engine(
             graph_sizes=spec.graph_sizes,
             seed=options.seed,
             debug=options.debug,
+            make_matcher=partial(_make_matcher, tokenizer, plan.target.vocab_size),
         )
     if lines is not None:
         lines.engine = engine
         executor.graphs.on_round = lines.round_ran
     return engine, executor, plan
+
+
+def _make_matcher(tokenizer: Tokenizer, vocab_size: int, grammar: Grammar) -> Matcher:
+    return grammars_of(tokenizer, vocab_size).make(grammar)
 
 
 def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import tokenizers
 
     from .chat_template import ChatTemplate, Message
+    from .grammar import Grammars
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 REPLACEMENT = "\ufffd"
@@ -53,6 +54,7 @@ class Tokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.source = source
+        self.grammars: Grammars | None = None  # made when the first is asked for, which takes a while
         self._tokenizer = tokenizer
         self._special_tokens = dict(special_tokens or {})
         self._template_text = chat_template
@@ -92,6 +94,10 @@ class Tokenizer:
             chat_template=_template_text(folder, settings),
             eos_ids=eos,
         )
+
+    def to_json(self) -> str:
+        """Return the tokenizer as `tokenizer.json` has it."""
+        return self._tokenizer.to_str()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
         """Return the tokens int64 [n] of `text`; with the ones that begin a text, unless they are written in it (a rendered chat).

@@ -26,11 +26,13 @@ from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.tiny.dense import DenseAttention
 from matrix_cells import small_model
 from serving import Way, chain, serve, tree
+from shaped import TOY, ToyMatcher, shaped
 
 PROMPT = [3, 14, 15, 9, 2]
 NUM_SAMPLES = 3000
 HOT = SamplingParams(3.0)
 CUT = SamplingParams(2.0, top_p=0.85, top_k=9)
+SHAPED = SamplingParams(2.5, min_p=0.05, presence_penalty=1.0, repetition_penalty=1.3, grammar=TOY)
 BATCHES = {"max_running": 100, "num_pages": 6000, "chunk_size": 1024}
 
 
@@ -39,6 +41,11 @@ def probabilities(texts: list[list[int]], sampling: SamplingParams) -> np.ndarra
     target, length = small_model(0), len(texts[0])
     out = target.forward(torch.tensor(texts).view(-1), DenseAttention([length] * len(texts)))
     logits = target.logits(out.hidden.view(len(texts), length, -1)[:, -1]).numpy()
+    if sampling.is_shaped:
+        begin = len(PROMPT)
+        logits = np.stack(
+            [shaped(row, text[:begin], text[begin:], sampling) for row, text in zip(logits, texts, strict=True)]
+        )
     return target_distribution(logits, sampling.temperature, sampling.top_p, sampling.top_k)
 
 
@@ -73,7 +80,7 @@ def surprises(way: Way, sampling: SamplingParams) -> tuple[list[float], float]:
         Request(f"r{i}", Prompt.of_tokens(PROMPT), 3, sampling=replace(sampling, seed=i + 1))
         for i in range(NUM_SAMPLES)
     ]
-    run = serve(way, requests, disturbance=None, debug=False)
+    run = serve(way, requests, disturbance=None, debug=False, make_matcher=lambda grammar: ToyMatcher(VOCAB_SIZE))
     tokens = np.array([run.finished[request.request_id].tokens for request in requests])
     found = []
     for first in (0, 1):
@@ -96,7 +103,9 @@ WAYS = {
 
 
 @pytest.mark.fast("chain-hot", "tree-cut", "look-up-cut")
-@pytest.mark.parametrize("sampling", [pytest.param(HOT, id="hot"), pytest.param(CUT, id="cut")])
+@pytest.mark.parametrize(
+    "sampling", [pytest.param(HOT, id="hot"), pytest.param(CUT, id="cut"), pytest.param(SHAPED, id="shaped")]
+)
 @pytest.mark.parametrize("name", WAYS)
 def test_sampled_tokens_have_the_targets_distribution(name, sampling, record_property):
     found, correct = surprises(WAYS[name], sampling)

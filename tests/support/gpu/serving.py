@@ -17,6 +17,7 @@ from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.executor.build import DraftModel, build_executor
 from foretoken.gpu.executor.executor import TorchExecutor
 from foretoken.gpu.executor.outputs import NodeProducer
+from foretoken.gpu.executor.shaping import MakeMatcher
 from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.ops.port import Ops
 from matrix_cells import OPS, count_retractions, noisy_copy, small_head, small_model
@@ -94,6 +95,7 @@ def serve(
     dice: int = 0,
     debug: bool = True,
     producers: Mapping[str, NodeProducer] | None = None,
+    make_matcher: MakeMatcher | None = None,
 ) -> Served:
     """Serve `requests` under `disturbance`; `before` is shown the executor before the first step.
 
@@ -116,6 +118,7 @@ def serve(
         seed=seed,
         debug=debug,
         producers=producers,
+        make_matcher=make_matcher,
     )
     before(executor)
     if disturbance is None:

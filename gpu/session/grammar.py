@@ -1,0 +1,97 @@
+"""Grammars of outputs, by llguidance (https://github.com/guidance-ai/llguidance): JSON schemas and Lark grammars over a vocabulary."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...core.contract.request import Grammar
+from ...core.errors import ConfigError, InvalidRequest, Problem
+
+if TYPE_CHECKING:
+    from .text import Tokenizer
+
+HINT = "needs llguidance: pip install 'foretoken[grammar]'"
+
+
+def grammars_of(tokenizer: Tokenizer, vocab_size: int) -> Grammars:
+    """Return the grammars of a tokenizer, made once. Raises ConfigError."""
+    if tokenizer.grammars is None:
+        tokenizer.grammars = Grammars(tokenizer, vocab_size)
+    return tokenizer.grammars
+
+
+class Grammars:
+    """Makes matchers for one tokenizer; `vocab_size` is the model's, which may have tokens that no text is made of."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Raise ConfigError if the library is missing or the tokenizer has no token that ends a text."""
+        try:
+            import llguidance
+        except ImportError:
+            raise ConfigError("grammar", [Problem("", HINT)]) from None
+        if not tokenizer.eos_ids:
+            raise ConfigError(tokenizer.source, [Problem("eos_token", "is missing; a grammar ends with it")])
+        self._library: Any = llguidance
+        self._vocab_size = vocab_size
+        self._eos_ids = list(tokenizer.eos_ids)
+        self._tokenizer = llguidance.LLTokenizer(
+            tokenizer.to_json(), n_vocab=max(vocab_size, tokenizer.vocab_size), eos_token=self._eos_ids[0]
+        )
+
+    def check(self, grammar: Grammar) -> None:
+        """Raise InvalidRequest if the grammar is none."""
+        try:
+            problem = self._library.LLMatcher.validate_grammar(self._compiled(grammar), self._tokenizer)
+        except ValueError as error:
+            problem = str(error)
+        if problem:
+            raise InvalidRequest(f"{grammar.kind}: {problem.strip().splitlines()[0]}")
+
+    def make(self, grammar: Grammar) -> LibraryMatcher:
+        matcher = self._library.LLMatcher(self._tokenizer, self._compiled(grammar))
+        return LibraryMatcher(matcher, self._vocab_size, self._eos_ids)
+
+    def _compiled(self, grammar: Grammar) -> str:
+        make = self._library.LLMatcher
+        return (make.grammar_from_json_schema if grammar.kind == "json_schema" else make.grammar_from_lark)(
+            grammar.text
+        )
+
+
+class LibraryMatcher:
+    """The state of a grammar behind one output, as `gpu.executor.shaping.Matcher`."""
+
+    def __init__(self, matcher: Any, vocab_size: int, eos_ids: list[int]) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._only_end = np.zeros(vocab_size, bool)
+        self._only_end[eos_ids] = True
+
+    def advance(self, tokens: np.ndarray) -> None:
+        if not self._matcher.is_stopped():
+            self._matcher.consume_tokens(tokens.tolist())
+
+    def allowed(self, path: list[int]) -> np.ndarray | None:
+        matcher = self._matcher
+        if matcher.is_stopped():
+            return self._only_end if not path else None
+        if path and matcher.validate_tokens(path) < len(path):
+            return None
+        if path:
+            matcher.consume_tokens(path)
+        if matcher.is_stopped():
+            allowed = self._only_end
+        else:
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+        if path:
+            matcher.rollback(len(path))
+        return allowed
+
+
+def json_schema(value: Any) -> Grammar:
+    """Return the grammar of a JSON schema: its text, or the object itself."""
+    return Grammar("json_schema", value if isinstance(value, str) else json.dumps(value))

@@ -1,0 +1,88 @@
+"""Penalties and grammars under speculation: the text of plain decoding, whatever is drafted and however it is served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from foretoken.checks.driver import CALM
+from foretoken.checks.matrix import VOCAB_SIZE
+from foretoken.core.contract.request import FinishReason, Request, SamplingParams
+from foretoken.core.prompt import Prompt
+from foretoken.gpu.executor import shaping
+from matrix_cells import small_model
+from serving import Way, chain, serve, tree
+from shaped import TOY, ToyMatcher, plain_text
+
+ASKED = {
+    "presence and frequency": SamplingParams(presence_penalty=0.3, frequency_penalty=0.2),
+    "repetition": SamplingParams(repetition_penalty=1.6),
+    "a bonus for repeating": SamplingParams(repetition_penalty=0.8, frequency_penalty=-0.2),
+    "grammar": SamplingParams(grammar=TOY),
+    "all": SamplingParams(presence_penalty=0.3, repetition_penalty=1.2, grammar=TOY),
+    "nothing": SamplingParams(),
+}
+WAYS = {
+    "plain": Way(),
+    "chain": chain("STANDALONE", 3),
+    "chain, overlap": chain("STANDALONE", 3, overlap=True, block_rounds=1),
+    "tree": tree("EAGLE", 3, 4, 14, page_size=4, num_pages=200, chunk_size=5),
+    "EAGLE-3 tree": tree("EAGLE3", 3, 2, 9, chunk_size=3),
+    "look-up": Way("NGRAM", None, {"steps": 5}),
+}
+
+
+def requests_for(stop_tokens: tuple[int, ...] = ()) -> list[Request]:
+    return [
+        Request(name, Prompt.of_tokens([(7 * i + 3 * j) % VOCAB_SIZE for j in range(2 + 3 * i)]), 14 + i,
+                sampling=sampling, stop_tokens=stop_tokens)
+        for i, (name, sampling) in enumerate(ASKED.items())
+    ]  # fmt: skip
+
+
+def make_matcher(grammar) -> ToyMatcher:
+    assert grammar == TOY
+    return ToyMatcher(VOCAB_SIZE)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[int]]:
+    texts = {request.request_id: plain_text(small_model(0), request) for request in requests_for()}
+    assert len({tuple(text[:14]) for text in texts.values()}) > 4, "the parameters change texts"
+    return texts
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("name", WAYS)
+def test_greedy_text_is_that_of_plain_decoding(name, eager, expected):
+    def begin_when_launched(executor):
+        executor._eager = eager
+
+    run = serve(WAYS[name], requests_for(), make_matcher=make_matcher, before=begin_when_launched)
+    assert run.tokens == expected
+    assert WAYS[name].algorithm == "NONE" or run.executor.counters.correct_drafts
+
+
+@pytest.mark.parametrize("name", ["chain", "look-up"])
+def test_a_retracted_request_goes_on_where_it_was(name, expected):
+    run = serve(WAYS[name], requests_for(), make_matcher=make_matcher, disturbance=replace(CALM, retract=6))
+    assert run.retractions > 3 and run.tokens == expected
+
+
+def test_a_grammar_without_a_library_fails_its_request_alone(expected):
+    run = serve(WAYS["chain"], requests_for())
+    assert run.finished["grammar"].reason is FinishReason.ERROR and "no grammars" in run.finished["grammar"].message
+    assert run.tokens["repetition"] == expected["repetition"]
+
+
+@pytest.mark.parametrize("defect", ["no path", "no counts of the path"])
+def test_wrong_shaping_is_noticed(defect, expected, monkeypatch):
+    """Planted: every node gets the mask of its root, or the penalties of its root."""
+    if defect == "no path":
+        monkeypatch.setattr(shaping, "paths_of", lambda tokens, parents: [[] for _ in tokens])
+    else:
+        real = shaping._penalise
+        monkeypatch.setattr(
+            shaping, "_penalise", lambda logits, params, counts, prompt: real(logits, params, {}, prompt)
+        )
+    assert serve(WAYS["chain"], requests_for(), make_matcher=make_matcher).tokens != expected

@@ -1,0 +1,85 @@
+"""Outputs of a JSON schema or a Lark grammar, by llguidance over a real tokenizer: with drafts the text of plain decoding."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from foretoken.core.errors import ConfigError
+from foretoken.gpu.session.plan import SessionOptions
+from foretoken.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
+from foretoken.gpu.session.session import DecodeSession
+from foretoken.gpu.session.text import Tokenizer
+from small_checkpoint import CONTEXT, VOCAB_SIZE, write_head, write_standalone, write_target
+
+pytest.importorskip("llguidance", reason="needs the extra grammar")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ada", "Grace"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},  # random weights would write spaces without end
+}
+LINES = [
+    json.dumps({"prompt": "def add(a, b):", "json_schema": SCHEMA, "max_tokens": 120}),
+    json.dumps({"prompt": "for i", "lark": 'start: ("tick" | "tock") " " /[0-9]{3}/', "max_tokens": 40}),
+    json.dumps({"prompt": "café", "max_tokens": 12, "repetition_penalty": 1.3}),
+    json.dumps(
+        {"prompt": "10", "json_schema": SCHEMA, "max_tokens": 120, "temperature": 1.5, "seed": 4, "min_p": 0.02}
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "target": write_target(root / "target"),
+        "standalone": write_standalone(root / "standalone"),
+        "eagle3": write_head(root / "eagle3"),
+    }
+
+
+def texts_of(models, **options) -> list[str]:
+    plan = SessionOptions(model=models["target"], dtype="float64", device="cpu", context_len=CONTEXT, **options)
+    tokenizer = Tokenizer.load(models["target"])
+    requests = make_requests(read_prompts(LINES, "lines"), tokenizer, RequestDefaults(), "lines", vocab_size=VOCAB_SIZE)
+    outputs = DecodeSession.open(plan, tokenizer=tokenizer).run(requests)
+    assert [output.finish for output in outputs.values()] == ["stop", "stop", "length", "stop"]
+    return [output.text for output in outputs.values()]
+
+
+def test_outputs_are_of_their_grammar_and_those_of_plain_decoding(models):
+    plain = texts_of(models, algorithm="NONE")
+    for text in (plain[0], plain[3]):
+        value = json.loads(text)
+        assert value["name"] in ("Ada", "Grace") and 0 <= value["age"] <= 99 and len(value) == 2
+    word, number = plain[1].split(" ")
+    assert word in ("tick", "tock") and len(number) == 3 and number.isdecimal()
+    ways = ({"algorithm": "NGRAM"}, {"draft": models["standalone"], "steps": 3}, {"draft": models["eagle3"], "topk": 3})
+    for way in ways:
+        drafted = texts_of(models, **way)
+        assert drafted[:3] == plain[:3], way
+        assert json.loads(drafted[3])["name"] in ("Ada", "Grace"), "sampled: equal in distribution"
+
+
+@pytest.mark.parametrize(
+    ("settings", "defaults", "words"),
+    [
+        ({"json_schema": {"type": "nonsense"}}, {}, "json_schema"),
+        ({"lark": "start: ("}, {}, "lark"),
+        ({"lark": 'start: "a"', "json_schema": {}}, {}, "expected one of them"),
+        ({"lark": 'start: "a"'}, {"ignore_eos": True}, "contradicts --ignore-eos"),
+        ({"json_schema": 3}, {}, "expected a schema"),
+        ({"min_p": 2}, {}, "from 0 (off) to 1"),
+        ({"repetition_penalty": 0}, {}, "above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_line(models, settings, defaults, words):
+    with pytest.raises(ConfigError) as caught:
+        entries = read_prompts([json.dumps({"prompt": "x", **settings})], "lines")
+        usual = replace(RequestDefaults(), **defaults)
+        make_requests(entries, Tokenizer.load(models["target"]), usual, "lines", vocab_size=VOCAB_SIZE)
+    assert "line 1" in str(caught.value) and words in str(caught.value)
