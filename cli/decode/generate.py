@@ -61,7 +61,6 @@ from .options import (
 
 if TYPE_CHECKING:
     from ...core.contract.request import Grammar, Request
-    from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
     from ...gpu.session.prompts import PromptEntry, RequestDefaults
     from ...gpu.session.text import Tokenizer
@@ -128,6 +127,7 @@ def generate(
     Ctrl-C ends all requests with the tokens they have; the exit code is 130. Bad
     input is one message before any weight is read, and exit code 2.
     """
+    from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions, with_look_up
     from ...gpu.session.prompts import RequestDefaults
 
