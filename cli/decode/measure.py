@@ -12,7 +12,6 @@ import typer
 from .options import problems_name_options
 
 if TYPE_CHECKING:
-    from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
     from ...twin.measuring import Measured
 
@@ -41,6 +40,7 @@ def measure(
 
     Timings are kept beside `out` until all are there. Raises ConfigError for models or options that do not fit.
     """
+    from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
     from ...sim.cost.calibration import Calibration, profile_document
     from ...twin.arms import open_arms

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import tokenizers
 
     from .chat_template import ChatTemplate, Message
-    from .grammar import Grammars
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 REPLACEMENT = "\ufffd"
@@ -54,7 +53,7 @@ class Tokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.source = source
-        self.grammars: Grammars | None = None  # made when the first is asked for, which takes a while
+        self.grammars: Any = None  # `grammar.Grammars`, made when the first is asked for, which takes a while
         self._tokenizer = tokenizer
         self._special_tokens = dict(special_tokens or {})
         self._template_text = chat_template
