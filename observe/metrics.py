@@ -67,7 +67,7 @@ class RunMetrics:
                 ParquetColumns(folder / "rounds.parquet", ROUND_FIELDS),
             )
         self._samples = array("q")  # (now, *GAUGES) of every event since requests were last seen in the system
-        self._num_kept_samples = 0  # of those: values that a flush has left there
+        self._flush_at = _FLUSH_EVENTS * (1 + len(GAUGES))  # so many values, those that a flush has left there included
         # Until a block of this size was freed once, the C library returns the memory of every flush to the system, to take it
         # again page by page.
         np.empty(_KEPT_BYTES, dtype=np.uint8)
@@ -111,14 +111,10 @@ class RunMetrics:
             handlers[type(event)](state, event)
             running, waiting = lives.running, lives.waiting
             self._samples.extend((event.now_ns, running, waiting, lives.held, running + waiting))
-            if self._num_entries >= _FLUSH_ENTRIES or self._num_new_samples >= _FLUSH_EVENTS:
+            if self._num_entries >= _FLUSH_ENTRIES or len(self._samples) >= self._flush_at:
                 self.flush()
 
         return take
-
-    @property
-    def _num_new_samples(self) -> int:
-        return (len(self._samples) - self._num_kept_samples) // (1 + len(GAUGES))
 
     def observe_device(self, replica: int, busy_ns: int) -> None:
         """Add `busy_ns` to the busy time of the device of `replica`."""
@@ -193,7 +189,7 @@ class RunMetrics:
             self.measured.gauges.add(times, values)
             self._timeline.add_gauges(times, values)
         self._samples = array("q", samples[size:].tobytes())
-        self._num_kept_samples = len(self._samples)
+        self._flush_at = len(self._samples) + _FLUSH_EVENTS * (1 + len(GAUGES))
         self.measured.empty_system = np.array(samples[size:])
 
     def _flush_rounds(self) -> None:

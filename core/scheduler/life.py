@@ -29,7 +29,13 @@ from ..contract.request import FinishReason, Request
 from ..errors import InvariantViolation
 
 
-class RequestState(Enum):
+class _Key(Enum):
+    """An enumeration whose members are keys of tables that each step looks into: by identity, where Enum's own hash is a Python call."""
+
+    __hash__ = object.__hash__
+
+
+class RequestState(_Key):
     NEW = "new"
     WAITING = "waiting"
     PREFILL = "prefill"  # has a row; chunks of its prompt are planned or still to come
@@ -42,7 +48,7 @@ class RequestState(Enum):
     FAILED = "failed"
 
 
-class RequestEvent(Enum):
+class RequestEvent(_Key):
     QUEUE = "queue"  # accepted
     ADMIT = "admit"  # given a row
     PREFILLED = "prefilled"  # the last chunk of the prompt is launched
@@ -99,7 +105,7 @@ ENDINGS = {
 }
 
 
-class Demand(Enum):
+class Demand(_Key):
     """What is demanded of a request while steps are in flight."""
 
     FINISH = "finish"  # it has its last token, or the decode side has it

@@ -239,7 +239,7 @@ class Device:
         """Return the columns of the step's rows. Steps share one array of rows while the batch stays the same."""
         if decode.rows is not self._batch.rows:
             index = decode.rows.astype(np.intp)
-            kv_end = int(self._kv_end[index].sum())
+            kv_end = int(self._kv_end[index].dot(self._units[: len(index)]))
             self._batch = Batch(decode.rows, index, kv_end, self._key[index], self._position_end[index])
         return self._batch
 

@@ -41,7 +41,7 @@ class _Term(NamedTuple):
     cap: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pass:
     """One pass over the device, run `repeat` times: named parts in ns, a dispatch floor in ns, the windows' cap in
     tokens."""
@@ -60,10 +60,9 @@ class Pass:
                 slope += _fixed(line.slope_ns)
                 window_slope += _fixed(line.window_slope_ns)
         repeat = self.repeat
-        term = _Term(
+        self.term = _Term(
             repeat * _fixed(self.floor_ns), repeat * base, repeat * slope, repeat * window_slope, self.window_cap_tokens
         )
-        object.__setattr__(self, "term", term)
 
     def scaled(self, factor: float, without: str) -> Pass:
         """Return this pass with the time of its parts times `factor`, except for the part called `without` and the floor."""

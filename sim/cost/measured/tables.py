@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -175,15 +176,21 @@ def _load(path: Path, identity: str) -> KernelTables | str | None:
     """Return the tables of a cache file, or the reason why there are none; None if there is no file, or it is damaged or of another
     identity."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            about = json.loads(str(file["about"]))
-            if about["identity"] != identity:
-                return None
-            if about.get("refused"):
-                return str(about["refused"])
-            return KernelTables(**{name: about[name] for name in _ABOUT}, **{name: file[name] for name in _ARRAYS})
+        return _read(path, identity, path.stat().st_mtime_ns)
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile):
         return None
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, identity: str, _written_ns: int) -> KernelTables | str | None:
+    """Read a cache file, once for all runs of this process while the file stays as it is."""
+    with np.load(path, allow_pickle=False) as file:
+        about = json.loads(str(file["about"]))
+        if about["identity"] != identity:
+            return None
+        if about.get("refused"):
+            return str(about["refused"])
+        return KernelTables(**{name: about[name] for name in _ABOUT}, **{name: file[name] for name in _ARRAYS})
 
 
 def _store(path: Path, identity: str, tables: KernelTables | str) -> None:
