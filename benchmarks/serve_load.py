@@ -23,7 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LARGE = ("model.target='llama-3.1-70b'", "hardware.tensor_parallel=4")  # about 6,000 tokens per second for 256 streams
+LARGE = (
+    "model.target='llama-3.1-70b'",
+    "hardware.tensor_parallel=4",
+)  # some thousand tokens per second for 256 streams
 LAST = b"data: [DONE]\n\n"
 BUCKET = 'foretoken:response_delay_seconds_bucket{le="'
 

@@ -86,6 +86,16 @@ def test_an_answer_is_aborted_by_its_id(simulated: Served):
     simulated.wait_until_idle()
 
 
+def test_a_client_that_leaves_ends_its_request(simulated: Served):
+    aborted = simulated.frontend.metrics.ended["abort"]
+    with simulated.http.stream(
+        "POST", "/v1/completions", json={**ASKED, "max_tokens": 30000, "n": 2, "stream": True}
+    ) as stream:
+        next(stream.iter_lines())
+    simulated.wait_until_idle()
+    assert simulated.frontend.metrics.ended["abort"] == aborted + 2
+
+
 def test_a_client_that_takes_nothing_stalls_no_other_and_is_given_up():
     """The same application without sockets, whose buffers would take megabytes first."""
     frontend = Frontend(simulated_body(), Limits(stall_s=0.3), ServerMetrics())
@@ -170,17 +180,20 @@ async def _swarm(served: Served, seed: int, num_clients: int) -> list[int]:
             assert answer.json()["usage"]["completion_tokens"] in (30, 60)
         return answer.status_code
 
+    at_once = asyncio.Semaphore(200)  # the queue of connections that the system keeps is no matter of ours
+
+    async def one(client: httpx.AsyncClient) -> int | None:
+        async with at_once:
+            return await (polite(client) if dice.random() < 0.4 else rude(dice.choice(kinds)))
+
     kinds = ("opens", "half", "rubbish", "invalid", "leaves", "two")
     async with httpx.AsyncClient(base_url=served.url, timeout=60, verify=False) as client:
-        tasks = [
-            asyncio.create_task(polite(client) if dice.random() < 0.4 else rude(dice.choice(kinds)))
-            for _ in range(num_clients)
-        ]
-        return [status for task in tasks if (status := await task) is not None]
+        statuses = await asyncio.gather(*(one(client) for _ in range(num_clients)))
+        return [status for status in statuses if status is not None]
 
 
 @pytest.mark.parametrize(
-    ("seed", "num_clients"), [(1, 150), *(pytest.param(seed, 3000, marks=pytest.mark.slow) for seed in range(2, 12))]
+    ("seed", "num_clients"), [(1, 150), *(pytest.param(seed, 2000, marks=pytest.mark.slow) for seed in range(2, 7))]
 )
 def test_a_swarm_of_clients_and_faults(seed: int, num_clients: int):
     body = simulated_body("engine.max_queue=20")
