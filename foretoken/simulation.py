@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from importlib.metadata import version
 from os import PathLike
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,12 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     for replica, busy_ns in enumerate(report.device_busy_ns):
         metrics.observe_device(replica, busy_ns)
     slo = SLO(**scenario.slo.model_dump())
-    summary = {"name": scenario.name, "seed": scenario.seed}
+    summary = {
+        "name": scenario.name,
+        "seed": scenario.seed,
+        "version": version("foretoken"),
+        "timing": report.assembly.timing,
+    }
     summary |= metrics.summary(report.duration_ns, slo, incomplete=not report.complete)
     summary["skipped_rows"] = report.num_skipped_rows
     for bound in dict.fromkeys(bound for slots in report.ema_accept_len for bound in slots):

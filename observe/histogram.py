@@ -7,6 +7,7 @@ true value (Masson, Rim, Lee: "DDSketch", VLDB 2019). Count, mean, standard devi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -66,21 +67,27 @@ class LogHistogram:
         """Return the value below which `share` (0 … 1) of all values lie, interpolated; None if there are none."""
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"quantile {share}: expected 0 ... 1")
-        if not self.count:
-            return None
-        place = share * (self.count - 1)
-        below = int(place)
-        low = self._ranked(below)
-        high = self._ranked(min(below + 1, self.count - 1))
-        return low + (place - below) * (high - low)
+        return self.quantiles([share])[0] if self.count else None
 
-    def _ranked(self, rank: int) -> float:
-        """Return about the value of this rank, 0 … count − 1."""
+    def quantiles(self, shares: Sequence[float]) -> list[float]:
+        """Return the quantile of each share, 0 … 1; there must be values."""
+        sums = np.cumsum(self._buckets)
+        found = []
+        for share in shares:
+            place = share * (self.count - 1)
+            below = int(place)
+            low = self._ranked(below, sums)
+            high = self._ranked(min(below + 1, self.count - 1), sums)
+            found.append(low + (place - below) * (high - low))
+        return found
+
+    def _ranked(self, rank: int, sums: np.ndarray) -> float:
+        """Return about the value of this rank, 0 … count − 1. sums: of the buckets up to each, int64."""
         if rank < self._zeros:
             return 0.0
         if rank == self.count - 1:
             return float(self.maximum)
-        bucket = int(np.searchsorted(np.cumsum(self._buckets), rank - self._zeros, side="right"))
+        bucket = int(np.searchsorted(sums, rank - self._zeros, side="right"))
         value = 2.0 * np.exp((bucket + 1) * _LOG_GAMMA) / (1.0 + _GAMMA)
         return float(min(max(value, self.minimum), self.maximum))
 

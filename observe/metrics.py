@@ -233,12 +233,22 @@ class RunMetrics:
         self.measured.totals["verified_rows"] += int(verified_per_round.sum())
         self.measured.totals["correct_drafts"] += int(correct_per_round.sum())
         self.measured.totals["proposed_drafts"] += int((verified_per_round * (per_round[:, _ND] - 1)).sum())
-        self.measured.drafts_histogram = added_counts(self.measured.drafts_histogram, np.bincount(correct[drafted]))
+        self._count_drafts(per_round[rounds[drafted], _STEPS], correct[drafted])
         if len(slots):
             order = np.argsort(slots, kind="stable")
             times = ends[rounds[order]]
             self._credit(slots[order].astype(np.int64), times, kept[order], correct[order], drafted[order])
         return tokens_per_round, correct_per_round
+
+    def _count_drafts(self, steps: np.ndarray, correct: np.ndarray) -> None:
+        """Count verified rows by the steps of their round and their correct drafts, int64 [n] each."""
+        if not len(steps):
+            return
+        width = 1 + max(int(steps.max()), int(correct.max()))
+        by_steps = np.bincount(steps * width + correct, minlength=width * width).reshape(width, width)
+        for number in np.flatnonzero(by_steps.any(axis=1)).tolist():
+            before = self.measured.drafts_by_steps.get(number, np.zeros(1, dtype=np.int64))
+            self.measured.drafts_by_steps[number] = added_counts(before, np.trim_zeros(by_steps[number], "b"))
 
     def _credit(
         self, slots: np.ndarray, times: np.ndarray, kept: np.ndarray, correct: np.ndarray, drafted: np.ndarray

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import InvariantViolation
-from .histogram import LogHistogram
+from .histogram import LogHistogram, added_counts
 from .requests.columns import GrowingColumn
 from .requests.lives import ReplicaMetrics
 from .timeline import GaugeAreas
@@ -44,6 +44,16 @@ TOTALS = (
     "restarts",
 )
 PERCENTILES = (90, 95, 99)
+CURVE_SHARES = tuple(
+    sorted(
+        {
+            *(i / 100 for i in range(100)),
+            *(round(1 - 10**-nines * i, 6) for nines in (3, 4, 5) for i in range(1, 10)),
+            1.0,
+        }
+    )
+)
+"""Shares of all values at which a distribution's curve is drawn: every percent, and towards the tail ten times as fine for each nine."""
 _MS = 1e-6  # per nanosecond
 ROUNDING = 1e-9  # of a sum of shares
 
@@ -63,7 +73,9 @@ class Measurements:
     ttft_ns: GrowingColumn = field(default_factory=_nanoseconds)  # of completed requests, as the next two
     e2el_ns: GrowingColumn = field(default_factory=_nanoseconds)
     num_output: GrowingColumn = field(default_factory=_nanoseconds)
-    drafts_histogram: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    drafts_by_steps: dict[int, np.ndarray] = field(
+        default_factory=dict
+    )  # draft steps -> verified rows by correct drafts
     rounds_at_steps: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     gauges: GaugeAreas = field(default_factory=lambda: GaugeAreas(len(GAUGES)))
     empty_system: np.ndarray = field(default_factory=lambda: np.zeros((0, 1 + len(GAUGES)), np.int64))  # later samples
@@ -167,7 +179,8 @@ def latencies(measured: Measurements) -> dict[str, Any]:
     named.update(_of_values("tpot", _tpot_ns(measured)[several]))
     named.update(_of_histogram("itl", measured.itl))
     named.update(_of_values("e2el", measured.e2el_ns.values))
-    return named
+    gaps = measured.itl.quantiles(CURVE_SHARES) if measured.itl.count else []
+    return named | {"itl_quantiles_ms": [gap * _MS for gap in gaps]}
 
 
 def _named(name: str, mean: float | None, std: float | None, quantiles: list[float | None]) -> dict[str, Any]:
@@ -190,6 +203,9 @@ def _speculation(measured: Measurements) -> dict[str, Any]:
     """`accept_length` = 1 + correct drafts / verified rows, over rows that still belonged to their request; `switches` are
     changes of the draft steps between consecutive decode rounds of a replica."""
     totals = measured.totals
+    histogram = np.zeros(1, dtype=np.int64)
+    for counts in measured.drafts_by_steps.values():
+        histogram = added_counts(histogram, counts.copy())
     correct, proposed = totals["correct_drafts"], totals["proposed_drafts"]
     per_row = ratio(correct, totals["verified_rows"])
     summary: dict[str, Any] = {
@@ -200,7 +216,7 @@ def _speculation(measured: Measurements) -> dict[str, Any]:
         "proposed_drafts": proposed,
         "wasted_draft_tokens": proposed - correct,
         "wasted_draft_share": share(proposed - correct, proposed),
-        "correct_drafts_histogram": measured.drafts_histogram.tolist(),
+        "correct_drafts_histogram": histogram.tolist(),
         "decode_rounds": totals["decode_rounds"],
         "committed_steps": totals["committed_steps"],
         "switches": totals["switches"],
@@ -210,6 +226,8 @@ def _speculation(measured: Measurements) -> dict[str, Any]:
     for steps, rounds in enumerate(measured.rounds_at_steps.tolist()):
         if rounds:
             summary[f"rounds_at_steps_{steps}"] = share(rounds, totals["decode_rounds"])
+    for steps, counts in sorted(measured.drafts_by_steps.items()):
+        summary[f"correct_drafts_at_steps_{steps}"] = counts.tolist()
     return summary
 
 

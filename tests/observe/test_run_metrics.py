@@ -73,6 +73,14 @@ def check_against(metrics, slow):
     assert {n: rows for n, rows in enumerate(summary["correct_drafts_histogram"]) if rows} == dict(
         slow.correct_histogram
     )
+    at_steps = {
+        (int(key.rpartition("_")[2]), drafts): rows
+        for key in summary
+        if key.startswith("correct_drafts_at_steps_")
+        for drafts, rows in enumerate(summary[key])
+        if rows
+    }
+    assert at_steps == dict(slow.correct_at_steps)
     decoding = [r["steps"] for r in slow.rounds if r["steps"] is not None]
     for steps in range(8):
         assert summary.get(f"rounds_at_steps_{steps}", 0.0) == close_to(decoding.count(steps) / len(decoding))

@@ -101,6 +101,7 @@ def test_documents_name_only_symbols_that_exist():
         *metrics.summary(1),
         *(f"timeline_{key}" for key in metrics.timeline()),
         "rounds_at_steps_N",
+        "correct_drafts_at_steps_N",
         "ema_accept_len_from_N",
     }
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
@@ -157,7 +158,9 @@ def test_every_result_is_documented(tmp_path):
     results, _, _ = text.partition("## Replay")
     named = set(re.findall(r"`(\w+)`", results.partition("## The files of a run")[2]))
     latency = re.compile(r"(mean|median|std|p90|p95|p99)_(ttft|tpot|itl|e2el)_ms")
-    keys = {re.sub(r"^(rounds_at_steps|ema_accept_len_from)_\d+$", r"\1_N", key) for key in summary}
+    keys = {
+        re.sub(r"^(rounds_at_steps|correct_drafts_at_steps|ema_accept_len_from)_\d+$", r"\1_N", key) for key in summary
+    }
     columns = {
         column for name in ("requests", "rounds") for column in parquet.read_schema(tmp_path / f"{name}.parquet").names
     }

@@ -16,6 +16,7 @@ class SlowMetrics:
         self.requests: list[dict] = []  # ended, in no order that matters
         self.itl: list[int] = []
         self.correct_histogram: Counter[int] = Counter()
+        self.correct_at_steps: Counter[tuple[int, int]] = Counter()  # (draft steps, correct drafts)
         self.rounds: list[dict] = []
         self.proposed = self.looked_up = self.cached = self.switches = self.delivered = 0
         self.samples: list[tuple[int, int, int, int]] = []  # now, running, waiting, held
@@ -105,6 +106,7 @@ class SlowMetrics:
                     request["correct"] += drafts
                     request["verified"] += 1
                     self.correct_histogram[drafts] += 1
+                    self.correct_at_steps[decode.steps, drafts] += 1
                     self.proposed += decode.num_draft_tokens - 1
                     tokens[number] += kept
                     correct[number] += drafts
