@@ -21,6 +21,7 @@ EXTRAS = {  # extra -> the packages that it brings
     "properties": ("hypothesis",),
     "planning": ("scipy", "optuna"),
     "cluster": ("ray", "grpc"),
+    "report": ("plotly", "kaleido"),
     "server": ("fastapi", "starlette", "uvicorn", "prometheus_client"),
 }
 NEED_MODELS = ("generate", "bench", "tiny", "twin")

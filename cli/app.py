@@ -16,6 +16,7 @@ from .planning.adaptive import adaptive
 from .planning.cost import cost
 from .planning.doctor import doctor
 from .planning.plan import plan
+from .planning.report import report
 from .planning.sweep import sweep
 from .planning.tune import tune
 from .replay import replay
@@ -39,6 +40,7 @@ app.command()(tune)
 app.command()(doctor)
 app.command()(cost)
 app.command()(sweep)
+app.command()(report)
 app.command()(generate)
 app.command()(bench)
 app.command()(twin)

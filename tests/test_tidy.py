@@ -67,7 +67,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "planning": {"numpy", "pyarrow", "scipy", "optuna", "ray"},
     "twin": {"numpy", "simpy", "torch"},
     "serve": {"numpy", "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "prometheus_client"},
-    "cli": {"numpy", "pydantic", "typer", "rich"},
+    "cli": {"numpy", "pydantic", "typer", "rich", "kaleido", "choreographer"},
     "foretoken": {"pyarrow", "rich"},
 }
 # The core does not wait, read clocks, draw random numbers or communicate.
@@ -469,7 +469,11 @@ def test_constraints_pin_every_dependency():
     [
         (None, ("core",), set()),
         ("properties", ("core", "properties"), {"pytest"}),
-        ("sim", ("core", "sim", "observe", "cli"), {"plotly", "ray", "aiconfigurator_core", "scipy"}),
+        (
+            "sim",
+            ("core", "sim", "observe", "cli"),
+            {"plotly", "kaleido", "choreographer", "ray", "aiconfigurator_core", "scipy"},
+        ),
     ],
 )
 def test_an_extra_covers_what_its_packages_import(extra: str | None, folders: tuple[str, ...], optional: set[str]):

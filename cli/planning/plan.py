@@ -84,6 +84,7 @@ def plan(
     and --model-error cannot tell from the best are marked =. Every run is
     kept: the same command goes on where Ctrl-C has stopped it.
     """
+    from ...planning.answer import answer_of, write_answer
     from ...planning.plan import Question
     from ...planning.slo import parse_slo
     from ...sim.scenario_file import load_scenario
@@ -96,9 +97,10 @@ def plan(
     decisive = range(resolved.seed, resolved.seed + seeds)
     asked = Question(objectives, rate, gpus, decisive, requests, (model_error or 0.0) / 100, prices)
     whole, source = _plan(resolved, asked, tried or (), model_error is None)
-    _search(whole, out, workers, cluster, quiet)
+    place = _search(whole, out, workers, cluster, quiet)
     ranked = whole.ranked()
-    _print(whole, ranked, prices, source)
+    sentences = _print(whole, ranked, prices, source)
+    write_answer(place, answer_of(whole, ranked, prices, source, sentences))
     if not ranked:
         raise typer.Exit(2)
     if not ranked[0].holds:
@@ -139,8 +141,8 @@ def _priced_by(scenario: Scenario, candidates: Sequence[Candidate]) -> str:
     return ", ".join(sorted(found))
 
 
-def _search(whole: Plan, out: Path | None, workers: int | None, cluster: str | None, quiet: bool) -> None:
-    """Search all candidates, and keep every run in the directory of the plan."""
+def _search(whole: Plan, out: Path | None, workers: int | None, cluster: str | None, quiet: bool) -> Path:
+    """Search all candidates, keep every run in the directory of the plan, and return it."""
     from ...planning.candidates import base_tables
 
     described = {**asdict(replace(whole.question, prices={})), "seeds": list(whole.question.seeds)}
@@ -148,6 +150,7 @@ def _search(whole: Plan, out: Path | None, workers: int | None, cluster: str | N
     tables = base_tables(whole.scenario)
     with kept_runs("plan", tables, out, workers, cluster, asked=described, candidates=candidates) as (pool, store):
         _watch(whole, pool, store, quiet)
+    return store.path
 
 
 def _prices(texts: Sequence[str]) -> dict[str, float]:
@@ -179,7 +182,8 @@ def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
         line.clear()
 
 
-def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: str) -> None:
+def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: str) -> list[str]:
+    """Print the answer, and return the sentences in it that concern the best."""
     asked, scenario = whole.question, whole.scenario
     limits = ", ".join(map(str, asked.objectives))
     trace = scenario.workload.trace
@@ -187,13 +191,17 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
         what = f"greatest {'load' if trace else 'rate'} on {asked.gpus or 'the GPUs of one engine'}{' GPUs' if asked.gpus else ''}"
     else:
         what = f"least GPUs for {asked.load:g} {'× the trace' if trace else 'requests/s'}"
-    lines = textwrap.wrap(f"{scenario.name}: {what} within {limits}", WIDTH)
+    sentences = [f"{scenario.name}: {what} within {limits}"]
+    lines = textwrap.wrap(sentences[0], WIDTH)
     shown = [item for item in ranked if not item.dropped]
     if shown and shown[0].holds:
-        lines += ["", *_table(whole, shown, prices), "", *_remarks(whole, shown, source)]
+        remarks = _remarks(whole, shown, source)
+        sentences += [_best(whole, shown[0]), *remarks[:-1]]
+        lines += ["", *_table(whole, shown, prices), ""]
+        lines += [line for text in remarks for line in textwrap.wrap(text, WIDTH)]
     elif ranked:
-        nearest = min(ranked, key=lambda item: item.finding.excess)
-        lines += ["", *textwrap.wrap(_nothing_holds(whole, nearest), WIDTH)]
+        sentences.append(_nothing_holds(whole, min(ranked, key=lambda item: item.finding.excess)))
+        lines += ["", *textwrap.wrap(sentences[-1], WIDTH)]
     dropped = [item for item in ranked if item.dropped and item.holds]
     if dropped:
         names = "; ".join(f"{item.candidate.name} ({item.finding.value:.3g})" for item in dropped)
@@ -210,6 +218,15 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
     for what, names in by_reason.items():
         lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(names)}: {reasons[what]}", WIDTH)]
     typer.echo("\n".join(lines))
+    return sentences
+
+
+def _best(whole: Plan, best: Ranked) -> str:
+    from ...planning.plan import tokens_per_s
+
+    unit = "times the trace" if whole.scenario.workload.trace is not None else "requests/s"
+    gpus = "1 GPU" if best.gpus == 1 else f"{best.gpus} GPUs"
+    return f"{best.candidate.name} holds {best.load:.3g} {unit} on {gpus}, {tokens_per_s(whole, best):,.0f} output tokens/s."
 
 
 def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
@@ -262,17 +279,12 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
 
 
 def _remarks(whole: Plan, shown: list[Ranked], source: str) -> list[str]:
-    """Return what limits the best candidate, what the marks mean, and whose timing it is."""
-    from ...planning.bottleneck import REMEDIES, bottleneck
-    from ...planning.candidates import base_tables
-    from ...sim.assembly import assemble
-    from ...sim.scenario_file import scenario_with
+    """Return what limits the best candidate, what the marks mean, and at the end whose timing it is."""
+    from ...planning.answer import limit_of
 
-    best = shown[0]
-    run = assemble(scenario_with(base_tables(whole.scenario), best.candidate.settings))
-    limit = bottleneck(run, best.finding.summary)
-    texts = [f"{best.candidate.name} is limited by {limit}; what would move it: {REMEDIES[limit]}."]
+    limited, timing = limit_of(whole, shown[0])
+    texts = [limited]
     if any(item.equal for item in shown[1:]):
         error = f" and a cost model whose comparisons err by {whole.question.model_error:.1%} ({source})"
         texts.append(f"= cannot be told from the first by {len(whole.question.seeds)} seeds{error}.")
-    return [line for text in [*texts, run.timing] for line in textwrap.wrap(text, WIDTH)]
+    return [*texts, timing]

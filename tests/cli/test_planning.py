@@ -64,6 +64,9 @@ def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path):
     assert "greatest rate" in out and "per 1M" in out and "is limited by" in out
     rows = [line for line in out.splitlines() if "EAGLE3, " in line and " ± " in line]
     assert len(rows) == 2
+    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+    told = command("report", tmp_path, "--out", tmp_path / "plan.html")
+    assert told.code == 0 and "requests/s on 1 GPU" in (tmp_path / "plan.html").read_text(encoding="utf-8")
     journal = (tmp_path / "trials.jsonl").read_text()
     assert command(*asked, *SHORT, "--out", tmp_path).out == out
     assert (tmp_path / "trials.jsonl").read_text() == journal

@@ -1,0 +1,106 @@
+"""`foretoken report`: a run, a sweep, a plan or a twin as one HTML file, and its pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ...observe.figures.page import Page
+
+PIXELS = (1000, 2)  # width of a picture, and its scale
+
+
+def report(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|SWEEP|PLAN|TWIN",
+            help="Directory of simulate --out, sweep or plan, or the file of twin --json.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="The page; default: report.html in the directory."),
+    ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            "--png",
+            metavar="DIR",
+            show_default=False,
+            help="Write each figure as a picture, too; needs Chrome or Chromium.",
+        ),
+    ] = None,
+) -> None:
+    """Make one HTML file of a run, a sweep, a plan or a twin: answer, figures, scenario, provenance.
+
+        foretoken simulate --out runs/chat
+        foretoken report runs/chat
+        foretoken report runs/plan-5a6b7c8d --out plan.html --png pictures
+        foretoken twin --json twin.json
+        foretoken report twin.json --out twin.html
+
+    The page needs no network and no other file: it can be mailed, or kept beside
+    the run. It fits a phone, and follows the light or dark setting. Percentiles
+    are of all requests; under each figure stands what its curve is made of.
+    A file that another program wrote is not replaced.
+    """
+    from ...observe.figures.reports import page_of
+    from ..files import write_text
+
+    place = out or (source / "report.html" if source.is_dir() else source.with_suffix(".html"))
+    _check_replaceable(place)
+    page = page_of(source)
+    text = page.html()
+    write_text(place, text, replace=True)
+    typer.echo(f"Written to {place} ({len(text.encode()) / 1e6:.1f} MB, {len(page.pictures)} figures).")
+    if png is not None:
+        _write_pictures(page, png)
+
+
+def _check_replaceable(place: Path) -> None:
+    """Raise ForetokenError if there is a file that `report` has not written."""
+    from ...core.errors import ForetokenError
+    from ...observe.figures.page import MARK
+
+    if place.is_dir():
+        raise ForetokenError(f"{place}: is a directory; expected a file")
+    if place.exists():
+        with place.open("rb") as file:
+            if MARK.encode() not in file.read(200):
+                raise ForetokenError(f"{place}: is there already and is no report; give another --out, or remove it")
+
+
+def _write_pictures(page: Page, folder: Path) -> None:
+    from ...core.errors import ForetokenError
+    from ..files import UnwritableFile
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnwritableFile(folder, error) from None
+    import kaleido
+    from choreographer.errors import BrowserClosedError, BrowserDepsError, BrowserFailedError, ChromeNotFoundError
+
+    width, scale = PIXELS
+    figures = [
+        {
+            "fig": picture.figure.to_plotly_json(),
+            "path": str(folder / f"{picture.name}.png"),
+            "opts": {"width": width, "height": picture.figure.layout.height, "scale": scale},
+        }
+        for picture in page.pictures
+    ]
+    try:
+        kaleido.write_fig_from_object_sync(figures)
+    except ChromeNotFoundError:
+        message = "--png needs Chrome or Chromium, and none was found: install it, or name its program in BROWSER_PATH"
+        raise ForetokenError(message) from None
+    except (BrowserClosedError, BrowserDepsError, BrowserFailedError) as error:
+        raise ForetokenError(
+            f"--png: the browser did not start: {str(error).strip() or type(error).__name__}"
+        ) from None
+    typer.echo(f"{len(figures)} pictures are in {folder}.")

@@ -1,0 +1,21 @@
+"""Figures of runs, sweeps, plans and twins, for notebooks and for `foretoken report`; needs the extra `report` (plotly).
+
+    from foretoken.observe import figures
+
+    figures.latencies("runs/chat").show()
+    figures.throughput_against_latency("runs/sweep-1f2e3d4c", latency="p99_ttft_ms").write_html("sweep.html")
+    figures.frontier("runs/plan-5a6b7c8d")
+
+Each function takes the directory or file that a command has written (or what `Run`, `Trials` or `Twin` has read of it) and returns a
+`plotly.graph_objects.Figure`. Raises ConfigError for a path that holds something else.
+"""
+
+from .run import Run, acceptance_by_position, kv_over_time, latencies, load_over_time, steps_by_batch, steps_over_time
+from .trials import Trials, against, frontier, latency_against_load, throughput_against_latency
+from .twin import Twin, batch_over_time, errors, predicted_against_measured
+
+__all__ = [
+    "Run", "Trials", "Twin", "acceptance_by_position", "against", "batch_over_time", "errors", "frontier", "kv_over_time", "latencies",
+    "latency_against_load", "load_over_time", "predicted_against_measured", "steps_by_batch", "steps_over_time",
+    "throughput_against_latency",
+]  # fmt: skip

@@ -1,0 +1,366 @@
+"""The report of a run, a sweep, a plan or a twin: what its page says, from the files that the command has written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ...core.errors import ForetokenError
+from ..tables import LATENCIES, format_number, format_share
+from . import run as of_run
+from . import trials as of_trials
+from . import twin as of_twin
+from .page import Folded, Page, Picture, Table
+from .run import Run
+from .style import missing
+from .trials import Point, Trials, label
+from .twin import NAMES, Twin
+
+MOST_ROWS = 100
+STATISTICS = ("mean", "median", "p90", "p95", "p99")
+
+
+def page_of(path: Path) -> Page:
+    """Return the report of what is at `path`. Raises ConfigError if that is nothing that a command has written, or unreadable."""
+    if path.is_dir():
+        if (path / "question.json").exists():
+            return _trials_page(Trials(path))
+        if (path / "summary.json").exists():
+            return _run_page(Run(path))
+        raise missing(path, "has neither summary.json (a run of simulate --out) nor question.json (a sweep, a plan)")
+    return _twin_page(Twin(path))
+
+
+def deployment(scenario: Mapping[str, Any]) -> str:
+    """Return model, hardware and algorithm of a scenario's tables in one line."""
+    model, hardware, speculation = (scenario.get(name, {}) for name in ("model", "hardware", "speculation"))
+    number = (
+        hardware.get("tensor_parallel", 1) * hardware.get("attention_data_parallel", 1) * hardware.get("replicas", 1)
+    )
+    devices = f"{number} × " if number > 1 else ""
+    place = f"{model.get('target', 'A deployment')} on {devices}{hardware.get('gpu', 'unknown hardware')}"
+    algorithm = speculation.get("algorithm", "NONE")
+    return place if algorithm == "NONE" else f"{place}, {algorithm}"
+
+
+def _drawn(page: Page, name: str, draw: Callable[[], go.Figure], caption: str) -> None:
+    """Add a figure; what it cannot be drawn from is noted instead."""
+    try:
+        page.pictures.append(Picture(name, draw(), caption))
+    except ForetokenError as error:
+        page.provenance.append((f"no figure {name}", str(error)))
+
+
+def _made_by(page: Page, written_by: object) -> None:
+    page.provenance.append(
+        ("versions", f"run by foretoken {written_by or '(not recorded)'}, drawn by foretoken {version('foretoken')}")
+    )
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+def _run_page(run: Run) -> Page:
+    summary = run.summary
+    page = Page(
+        deployment(run.scenario),
+        f"A simulated run: {summary.get('name', '')}, seed {summary.get('seed', '–')}; {run.path}",
+    )
+    page.answer += _run_answer(run)
+    page.notices += [f"Note: {notice}." for notice in summary.get("notices") or ()]
+    page.tiles += _run_tiles(summary)
+    figures = {
+        "latencies": (of_run.latencies, "The wait for the first token, for each further one, between emissions, and in all."),
+        "load": (of_run.load_over_time, "Requests that are decoded together, and those that wait for a place."),
+        "steps-by-batch": (of_run.steps_by_batch, "How many tokens were drafted ahead, by how many requests shared the round."),
+        "acceptance": (of_run.acceptance_by_position, "How far drafts are right: a position counts where all before it were accepted."),
+        "steps": (of_run.steps_over_time, "Draft steps of a round as the run went on."),
+        "kv": (of_run.kv_over_time, "Slots that requests, the prefix cache and the reserve of blocks hold after each plan."),
+    }  # fmt: skip
+    for name, (draw, caption) in figures.items():
+        _drawn(page, name, partial(draw, run), caption)
+    rows = [
+        [f"{short}, {meaning}", *(format_number(summary.get(f"{part}_{key}_ms")) for part in STATISTICS)]
+        for key, (short, meaning) in LATENCIES.items()
+    ]
+    page.tables.append(
+        Table("Latencies, ms", ["", *STATISTICS], rows, "Of completed requests, from summary.json; ITL within 0.1 %.")
+    )
+    if run.scenario_text is not None:
+        page.folded.append(Folded("The scenario, with the source of every number (scenario.toml)", run.scenario_text))
+    page.provenance.append(("timing", summary.get("timing") or "not recorded: the run was made by an earlier version"))
+    page.provenance.append(
+        (
+            "latencies",
+            f"requests.parquet, all {summary['completed']:,} completed requests; ITL: summary.json, counted during the run",
+        )
+    )
+    page.provenance.append(
+        ("over time, acceptance", "summary.json; draft steps by batch size: rounds.parquet, every decode round")
+    )
+    _made_by(page, summary.get("version"))
+    return page
+
+
+def _run_answer(run: Run) -> Iterator[str]:
+    summary = run.summary
+    if summary.get("incomplete"):
+        yield "The run was interrupted, or requests were left over: the numbers cover a part of it."
+    first, then = (format_number(summary[f"p99_{key}_ms"], "ms") for key in ("ttft", "tpot"))
+    yield (
+        f"{summary['completed']:,} of {summary['submitted']:,} requests completed in {format_number(summary['duration'])} simulated "
+        f"seconds: {format_number(summary['output_throughput'])} output tokens/s. 99 % of them had the first token within {first}, "
+        f"and 99 % then waited at most {then} per token."
+    )
+    if summary.get("slo_attainment") is not None:
+        limits = ", ".join(f"{LATENCIES[key][0]} {limit:g} ms" for key, limit in run.limits_ms.items())
+        yield f"{format_share(summary['slo_attainment'])} of the requests kept every limit ({limits})."
+    full = summary.get("saturation")
+    if summary.get("overloaded"):
+        yield "The service was overloaded: the queue only grew, so latencies depend on how long the run is."
+    elif full is not None:
+        yield f"The load is {full:.0%} of what full batches would serve."
+
+
+def _run_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    yield (
+        "output tokens/s",
+        format_number(summary["output_throughput"]),
+        f"{format_number(summary['request_throughput'])} requests/s",
+    )
+    for key in ("ttft", "tpot"):
+        yield (
+            f"p99 {LATENCIES[key][0]}",
+            format_number(summary[f"p99_{key}_ms"], "ms"),
+            f"median {format_number(summary[f'median_{key}_ms'], 'ms')}",
+        )
+    if summary.get("accept_length") is not None:
+        yield (
+            "accept length",
+            f"{summary['accept_length']:.2f}",
+            f"{format_share(summary['accept_rate'])} of the drafts accepted",
+        )
+    if summary.get("slo_attainment") is not None:
+        yield (
+            "within the SLO",
+            format_share(summary["slo_attainment"]),
+            f"goodput {format_number(summary['request_goodput'])} requests/s",
+        )
+    yield (
+        "batch",
+        format_number(summary["mean_running"]),
+        f"at most {format_number(summary['max_running'])}; waiting {format_number(summary['max_queue_length'])}",
+    )
+    yield (
+        "KV in use",
+        format_share(summary["kv_occupancy_max"]),
+        f"at most; mean {format_share(summary['kv_occupancy_mean'])}",
+    )
+
+
+# -- sweeps and plans -------------------------------------------------------------------------------------------------
+
+
+def _trials_page(trials: Trials) -> Page:
+    kind, scenario = trials.question["kind"], trials.question["scenario"]
+    page = Page(deployment(scenario), f"A {kind}: {scenario.get('name', '')}; {trials.path}")
+    if not trials.points:
+        raise missing(trials.path, f"has no run that has ended; the same `foretoken {kind}` goes on")
+    if kind == "plan":
+        _add_plan(page, trials)
+    else:
+        _add_sweep(page, trials)
+    page.folded.append(Folded("The scenario that is varied", "\n".join(_flat(scenario))))
+    timings = dict.fromkeys(one.get("timing") for point in trials.points for one in point.summaries)
+    page.provenance += [("timing", timing) for timing in timings if timing]
+    page.provenance.append(
+        ("runs", f"{trials.num_runs:,} simulated runs of {len(trials.points):,} combinations, in trials.jsonl")
+    )
+    mode, package = (*(trials.question.get("kernels") or ()), None, None)[:2]
+    page.provenance.append(
+        (
+            "kernels",
+            f"database aiconfigurator-core {package}" if package else "no database of measured kernels was installed",
+        )
+    )
+    if mode:
+        page.provenance.append(("FORETOKEN_KERNELS", str(mode)))
+    page.provenance += [(name, f"sha256 {digest}") for name, digest in (trials.question.get("files") or {}).items()]
+    _made_by(page, trials.question.get("version"))
+    return page
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield a line for each key that has a value."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key} = {value}"
+
+
+def _add_sweep(page: Page, trials: Trials) -> None:
+    varied = trials.varied
+    asked = trials.question.get("points")
+    wanted = len(asked) * len(trials.question.get("seeds") or [0]) if isinstance(asked, list) else trials.num_runs
+    page.answer += [*_best_points(trials)]
+    if trials.num_runs < wanted:
+        page.notices.append(f"{wanted - trials.num_runs} of {wanted} runs have not ended, or cannot run.")
+    page.tiles += [
+        ("combinations", f"{len(trials.points):,}", f"{trials.num_runs:,} runs"),
+        ("varied", str(len(varied)), ", ".join(key.rpartition(".")[2] for key in varied) or "nothing"),
+    ]
+    for latency in ("p99_tpot_ms", "p99_ttft_ms"):
+        caption = "Up and to the left is better: more tokens per second at a lower latency."
+        _drawn(page, f"throughput-{latency}", partial(of_trials.throughput_against_latency, trials, latency), caption)
+    for key in reversed(varied[-2:]):
+        for metric in ("output_throughput", "p99_ttft_ms", "p99_tpot_ms", "accept_length"):
+            if any(point.values(metric) for point in trials.points):
+                caption = f"How {of_trials.TITLES[metric]} follows {key}, the other keys being equal along a line."
+                _drawn(
+                    page, f"{metric}-{key.rpartition('.')[2]}", partial(of_trials.against, trials, key, metric), caption
+                )
+    page.tables.append(_points_table(trials, varied))
+
+
+def _best_points(trials: Trials) -> Iterator[str]:
+    balanced = [point for point in trials.points if not point.is_overloaded]
+    for what, key, best in (
+        ("Most output tokens per second", "output_throughput", max),
+        ("Lowest p99 TTFT", "p99_ttft_ms", min),
+        ("Lowest p99 TPOT", "p99_tpot_ms", min),
+    ):
+        known = [point for point in balanced if point.values(key)]
+        if known:
+            point = best(known, key=lambda point, key=key: float(np.mean(point.values(key))))
+            unit = "ms" if key.endswith("_ms") else ""
+            yield f"{what}: {_label(trials, point)} ({format_number(float(np.mean(point.values(key))), unit)})."
+    if len(balanced) < len(trials.points):
+        yield f"{len(trials.points) - len(balanced)} of {len(trials.points)} combinations are overloaded and do not count."
+
+
+def _label(trials: Trials, point: Point) -> str:
+    return label({key: point.settings.get(key) for key in trials.varied}) or "the only combination"
+
+
+def _points_table(trials: Trials, varied: Sequence[str]) -> Table:
+    metrics = [key for key in of_trials.TITLES if any(point.values(key) for point in trials.points)]
+    columns = [*(key.rpartition(".")[2] for key in varied), *(of_trials.TITLES[key] for key in metrics), "runs", ""]
+    rows = []
+    for point in trials.points[:MOST_ROWS]:
+        means = (format_number(float(np.mean(values))) if (values := point.values(key)) else "–" for key in metrics)
+        cells = (str(point.settings.get(key, "–")) for key in varied)
+        rows.append([*cells, *means, str(len(point.summaries)), "overloaded" if point.is_overloaded else ""])
+    more = len(trials.points) - len(rows)
+    caption = "Means over the seeds." + (f" {more} combinations more are in trials.parquet." if more else "")
+    return Table("Combinations", columns, rows, caption)
+
+
+def _add_plan(page: Page, trials: Trials) -> None:
+    answer = of_trials.answer_of(trials)
+    page.answer += answer["sentences"]
+    best = next((one for one in answer["candidates"] if one["status"] == "best"), None)
+    if best is not None:
+        width = f"± {best['half_width']:.2g}" if best["half_width"] else answer["load_unit"]
+        page.tiles += [
+            ("best candidate", best["name"], f"of {len(answer['candidates'])}"),
+            ("load", f"{best['load']:.3g}", f"{answer['load_unit']}, {width}" if best["half_width"] else width),
+            ("GPUs", str(best["gpus"]), f"{format_number(best['tokens_per_s'])} tokens/s"),
+            ("tightest limit", best["tightest"], f"{best['taken']:.0%} of it is taken"),
+        ]
+        if best["per_million"] is not None:
+            page.tiles.append(("cost", f"{best['per_million']:.3g}", "per million output tokens"))
+    _drawn(
+        page,
+        "frontier",
+        partial(of_trials.frontier, trials),
+        "What each candidate holds within all limits, the best first.",
+    )
+    for limit in answer["limits"]:
+        caption = f"Where a line crosses the limit of {limit['limit_ms']:g} ms, the candidate holds no more."
+        _drawn(page, limit["name"], partial(of_trials.latency_against_load, trials, limit), caption)
+    greatest = answer["load"] is None
+    columns = ["candidate", "", *(["load", "±"] if greatest else []), "GPUs", "tokens/s", "tightest limit", "taken"]
+    rows = []
+    for one in answer["candidates"]:
+        load = [format_number(one["load"]), format_number(one["half_width"])] if greatest else []
+        taken = "–" if one["taken"] is None else f"{one['taken']:.0%}"
+        tokens, tightest = format_number(one["tokens_per_s"]), one["tightest"] or "–"
+        rows.append([one["name"], one["status"], *load, str(one["gpus"] or "–"), tokens, tightest, taken])
+    caption = "± is half of the 95 % interval over seeds; taken: of the limit, at the load found."
+    page.tables.append(Table("All candidates", columns, rows, caption))
+    if answer["refused"]:
+        reasons = [[one["name"], one["reason"]] for one in answer["refused"]]
+        page.tables.append(Table("Cannot run", ["candidate", "reason"], reasons))
+    source = answer.get("model_error_source") or "--model-error"
+    error = f"{answer['model_error']:.1%} of the cost model ({source}): within it candidates are called equal"
+    page.provenance.append(("error of comparisons", error))
+
+
+# -- the twin ---------------------------------------------------------------------------------------------------------
+
+
+def _twin_page(twin: Twin) -> Page:
+    page = Page(f"Predicted against measured on {twin.device}", str(twin.path))
+    errors = {key: [one["metrics"][key]["error"] for one in twin.comparisons if key in one["metrics"]] for key in NAMES}
+    errors = {key: [value for value in values if value is not None] for key, values in errors.items()}
+    told = {key: values for key, values in errors.items() if values}
+    parts = [f"{NAMES[key]} by {np.median(np.abs(values)):.1%}" for key, values in told.items()]
+    page.answer.append(
+        f"The simulator is off by this much, in the median of {len(twin.comparisons)} comparisons: {', '.join(parts)}."
+    )
+    share = min((one["processor_share"] for one in twin.comparisons), default=1.0)
+    if share < 0.97 and twin.clock == "wall":
+        page.notices.append(
+            f"Note: the measuring process had a processor for only {share:.0%} of the time that it worked: other work ran on this machine."
+        )
+    page.tiles += [
+        (NAMES[key], f"{np.median(np.abs(values)):.1%}", f"at most {max(values, key=abs):+.1%}")
+        for key, values in told.items()
+    ]
+    _drawn(
+        page,
+        "predicted",
+        partial(of_twin.predicted_against_measured, twin),
+        "Every latency of every way to decode, at every load.",
+    )
+    _drawn(
+        page,
+        "errors",
+        partial(of_twin.errors, twin),
+        "How far each prediction is off, beside how much the measurement itself varies.",
+    )
+    for load in twin.loads:
+        _drawn(
+            page,
+            f"batch-{load}",
+            partial(of_twin.batch_over_time, twin, load),
+            f"Whether the load built up as predicted, at the load {load}.",
+        )
+    columns = ["load", "way to decode", *NAMES.values()]
+    rows = [
+        [one["load"], one["arm"], *(_error_cell(one["metrics"].get(key)) for key in NAMES)] for one in twin.comparisons
+    ]
+    page.tables.append(Table("Measured, and the error of the prediction", columns, rows))
+    repeats = {one["repeats"] for one in twin.comparisons}
+    page.provenance += [
+        (
+            "measured",
+            f"by our own executor on {twin.device}, {twin.clock} time, {', '.join(map(str, sorted(repeats)))} runs of each",
+        ),
+        ("predicted", "by the simulator, from single steps of that executor and the acceptance of other prompts"),
+    ]
+    _made_by(page, None)
+    return page
+
+
+def _error_cell(one: Mapping[str, Any] | None) -> str:
+    if one is None or one["error"] is None:
+        return "–"
+    return f"{format_number(one['measured'])} ({one['error']:+.1%})"

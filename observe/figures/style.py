@@ -1,0 +1,71 @@
+"""How figures look: one template for light and one for dark surroundings, and what all figures have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import plotly.graph_objects as go
+
+from ...core.errors import ConfigError, Problem
+from ...core.parsing import ParseError, parse_json
+from ..input_files import MAX_FILE_BYTES, read_text
+
+COLOURS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16")
+FAINT = "#94a3b8"
+RAMP = ("#94a3b8", "#bfdbfe", "#93c5fd", "#60a5fa", "#3b82f6", "#2563eb", "#1d4ed8", "#1e3a8a")
+"""Of ordered things, such as draft steps."""
+LIGHT = ("#1e293b", "#e2e8f0", "#ffffff")  # ink, grid, paper
+DARK = ("#e2e8f0", "#334155", "#0f172a")
+HEIGHT = 360
+
+
+def template(ink: str, grid: str, paper: str) -> go.layout.Template:
+    """Return the template of all figures in these colours."""
+    axis = {
+        "gridcolor": grid, "linecolor": grid, "zeroline": False, "automargin": True, "ticks": "outside", "tickcolor": grid,
+        "title": {"font": {"size": 12}}, "tickfont": {"size": 11},
+    }  # fmt: skip
+    return go.layout.Template(
+        layout={
+            "font": {"family": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", "size": 12, "color": ink},
+            "paper_bgcolor": paper, "plot_bgcolor": paper, "colorway": COLOURS, "hovermode": "closest",
+            "xaxis": axis, "yaxis": axis, "margin": {"l": 8, "r": 16, "t": 8, "b": 8},
+            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.0, "xanchor": "left", "x": 0, "traceorder": "normal"},
+            "title": {"font": {"size": 15}, "x": 0, "xref": "paper", "xanchor": "left"},
+            "hoverlabel": {"font": {"size": 12}},
+        }
+    )  # fmt: skip
+
+
+def figure(title: str, x: str, y: str, note: str = "", height: int = HEIGHT) -> go.Figure:
+    """Return an empty figure. note: how its numbers were made, printed below the axis."""
+    made = go.Figure(layout={"template": template(*LIGHT), "title": {"text": title}, "height": height})
+    small = f"<br><span style='font-size:10px;color:{FAINT}'>{note}</span>" if note else ""
+    made.update_layout(margin={"t": 80}, xaxis={"title": {"text": f"{x}{small}"}}, yaxis={"title": {"text": y}})
+    return made
+
+
+def limit_line(made: go.Figure, xs: tuple[float, float], ys: tuple[float, float], text: str) -> None:
+    """Draw a dashed line between two points, with its name at the second. As a curve, so that it is right on a logarithmic axis, too."""
+    made.add_scatter(
+        x=xs, y=ys, mode="lines+text", text=["", text], textposition="bottom right" if xs[0] == xs[1] else "top left",
+        textfont={"size": 10, "color": COLOURS[3]}, line={"dash": "dash", "width": 1, "color": COLOURS[3]}, hoverinfo="skip",
+        showlegend=False,
+    )  # fmt: skip
+
+
+def read_object(path: Any, max_bytes: int = MAX_FILE_BYTES) -> Mapping[str, Any]:
+    """Return the JSON object in a file. Raises ConfigError."""
+    try:
+        found = parse_json(read_text(path, max_bytes))
+    except ParseError as error:
+        raise ConfigError(str(path), [Problem("", f"is no JSON: {error}")]) from None
+    if not isinstance(found, dict):
+        raise ConfigError(str(path), [Problem("", "is no JSON object")])
+    return found
+
+
+def missing(path: Any, problem: str) -> ConfigError:
+    """Return the error of a file that lacks what a figure needs."""
+    return ConfigError(str(path), [Problem("", problem)])

@@ -1,0 +1,132 @@
+"""Figures of the twin: what the simulator predicted against what the real executor measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from .style import COLOURS, FAINT, figure, missing, read_object
+
+NAMES = {
+    "output_throughput": "tokens/s",
+    "mean_ttft_ms": "TTFT mean",
+    "p99_ttft_ms": "TTFT p99",
+    "mean_tpot_ms": "TPOT mean",
+    "p99_tpot_ms": "TPOT p99",
+    "median_itl_ms": "ITL p50",
+    "p99_itl_ms": "ITL p99",
+    "accept_length": "accept length",
+    "mean_running": "batch",
+}
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
+
+
+class Twin:
+    """What `foretoken twin --json` has written. Raises ConfigError for another file."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        found = read_object(path)
+        comparisons = found.get("comparisons")
+        if not isinstance(comparisons, list) or not all(
+            isinstance(one, dict) and "metrics" in one for one in comparisons
+        ):
+            raise missing(path, "is no record of foretoken twin --json (no comparisons with metrics)")
+        self.device, self.clock = str(found.get("device")), str(found.get("clock"))
+        self.comparisons: Sequence[Mapping[str, Any]] = comparisons
+        self.loads = list(dict.fromkeys(one["load"] for one in comparisons))
+        self.arms = list(dict.fromkeys(one["arm"] for one in comparisons))
+
+
+def as_twin(twin: Twin | str | PathLike[str]) -> Twin:
+    return twin if isinstance(twin, Twin) else Twin(twin)
+
+
+def predicted_against_measured(twin: Twin | str | PathLike[str]) -> go.Figure:
+    """Draw every latency of every way and load: predicted above measured, and the line on which both are equal."""
+    twin = as_twin(twin)
+    note = "on the line both are equal; whiskers: half the range of repeated runs"
+    made = figure("Predicted against measured latencies", "measured, ms", "predicted, ms", note, 460)
+    points = [
+        (one, key, found)
+        for one in twin.comparisons
+        for key, found in one["metrics"].items()
+        if key.endswith("_ms") and found["measured"] and found["predicted"]
+    ]
+    if points:
+        ends = [
+            scale * value for scale, of in ((0.8, min), (1.25, max)) for value in [of(p[2]["measured"] for p in points)]
+        ]
+        made.add_scatter(
+            x=ends, y=ends, mode="lines", line={"color": FAINT, "dash": "dot"}, hoverinfo="skip", showlegend=False
+        )
+    for load, colour in zip(twin.loads, COLOURS, strict=False):
+        shown = [point for point in points if point[0]["load"] == load]
+        made.add_scatter(
+            x=[found["measured"] for *_, found in shown], y=[found["predicted"] for *_, found in shown], mode="markers", name=load,
+            error_x=_whiskers([(found["noise"] or 0) * found["measured"] for *_, found in shown]),
+            marker={"color": colour, "size": 8, "symbol": [SYMBOLS[twin.arms.index(one["arm"]) % len(SYMBOLS)] for one, *_ in shown]},
+            customdata=[f"{one['arm']}, {NAMES.get(key, key)}: {found['error']:+.1%}" for one, key, found in shown],
+            hovertemplate=f"{load}, %{{customdata}}<br>measured %{{x:.4~g}} ms, predicted %{{y:.4~g}} ms<extra></extra>", showlegend=True,
+        )  # fmt: skip
+    made.update_xaxes(type="log")
+    made.update_yaxes(type="log")
+    return made
+
+
+def _whiskers(widths: Sequence[float]) -> Mapping[str, Any]:
+    return {"type": "data", "array": list(widths), "thickness": 1, "width": 2}
+
+
+def errors(twin: Twin | str | PathLike[str]) -> go.Figure:
+    """Draw the error of every prediction, and as whiskers the noise of the measurement."""
+    twin = as_twin(twin)
+    note = "a point per way to decode; whiskers: half the range of repeated runs; right: predicted too much"
+    made = figure("Error of the prediction", "error", "", note, 480)
+    for load, colour in zip(twin.loads, COLOURS, strict=False):
+        shown = [
+            (one, key, one["metrics"][key])
+            for key in NAMES
+            for one in twin.comparisons
+            if one["load"] == load and key in one["metrics"] and one["metrics"][key]["error"] is not None
+        ]
+        made.add_scatter(
+            x=[found["error"] for *_, found in shown], y=[NAMES[key] for _, key, _ in shown], mode="markers", name=load, showlegend=True,
+            error_x=_whiskers([found["noise"] or 0 for *_, found in shown]),
+            marker={"color": colour, "size": 8, "symbol": [SYMBOLS[twin.arms.index(one["arm"]) % len(SYMBOLS)] for one, *_ in shown]},
+            customdata=[one["arm"] for one, *_ in shown],
+            hovertemplate=f"{load}, %{{customdata}}, %{{y}}: %{{x:+.1%}}<extra></extra>",
+        )  # fmt: skip
+    made.add_vline(x=0, line={"color": FAINT, "width": 1})
+    made.update_xaxes(tickformat="+.0%")
+    made.update_yaxes(categoryorder="array", categoryarray=list(reversed(NAMES.values())))
+    return made
+
+
+def batch_over_time(twin: Twin | str | PathLike[str], load: str | None = None) -> go.Figure:
+    """Draw the mean batch in tenths of the runs at one load (default: the last), predicted dotted, measured solid."""
+    twin = as_twin(twin)
+    load = twin.loads[-1] if load is None and twin.loads else load
+    shown = [one for one in twin.comparisons if one["load"] == load]
+    if not shown:
+        raise missing(twin.path, f"has no load {load!r}; it has {', '.join(twin.loads) or 'none'}")
+    made = figure(
+        f"Batch over time, {load}",
+        "tenth of the run",
+        "requests decoded together",
+        "solid: measured; dotted: predicted",
+    )
+    for one, colour in zip(shown, COLOURS * 4, strict=False):
+        for side, dash in (("measured", "solid"), ("predicted", "dot")):
+            values = one["batch"][side]
+            made.add_scatter(
+                x=list(range(1, len(values) + 1)), y=[float(f"{value:.4g}") for value in values], name=one["arm"], legendgroup=one["arm"],
+                mode="lines", line={"color": colour, "dash": dash, "width": 2}, showlegend=side == "measured",
+                hovertemplate=f"{one['arm']}, {side}: %{{y:.3~g}}<extra></extra>",
+            )  # fmt: skip
+    made.update_yaxes(rangemode="tozero")
+    return made

@@ -1,0 +1,118 @@
+"""The answer of a plan as plain data: kept beside its runs, printed, and drawn by `foretoken report`; and what limits a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ForetokenError
+from ..sim.assembly import Assembly, assemble
+from ..sim.scenario_file import scenario_with
+from .candidates import base_tables
+from .plan import Plan, Ranked, cost_per_million_tokens, tokens_per_s
+
+ANSWER = "answer.json"
+FULL_POOL = 0.97  # of the KV slots, in use at some time
+LARGE_SHARE = 0.35  # of a round
+REMEDIES = {
+    "KV memory": "more KV: fp8 KV cache, more tensor parallelism, fewer captured graphs",
+    "host": "overlap scheduling, larger batches per step, fewer requests per engine",
+    "prefill": "smaller prompt chunks, more prefix reuse, prefill apart from decode",
+    "link": "less tensor parallelism, a faster interconnect",
+    "weights' bandwidth": "fewer bits per weight, more tensor parallelism",
+    "KV bandwidth": "fp8 KV cache, more tensor parallelism",
+    "compute": "fewer draft tokens, fp8 weights, more GPUs",
+}
+
+
+def answer_of(
+    whole: Plan, ranked: Sequence[Ranked], prices: Mapping[str, float], source: str, sentences: Sequence[str]
+) -> dict[str, Any]:
+    """Return what a plan has found. source: of the error of comparisons. sentences: about the best, for readers."""
+    asked = whole.question
+    first = next((item for item in ranked if item.holds and not item.dropped), None)
+    return {
+        "sentences": list(sentences),
+        "limits": [{"name": one.name, "key": one.key, "limit_ms": one.limit_ms} for one in asked.objectives],
+        "load": asked.load,
+        "load_key": whole.load_key,
+        "load_unit": "requests/s" if whole.scenario.workload.trace is None else "× the trace",
+        "model_error": asked.model_error,
+        "model_error_source": source,
+        "candidates": [_candidate(whole, item, item is first, prices) for item in ranked],
+        "refused": [{"name": candidate.name, "reason": reason} for candidate, reason in whole.refused()],
+    }
+
+
+def _candidate(whole: Plan, item: Ranked, is_first: bool, prices: Mapping[str, float]) -> dict[str, Any]:
+    found, holds = item.finding, item.holds
+    if is_first:
+        status = "best"
+    elif not holds:
+        status = "hopeless"
+    else:
+        status = "dropped" if item.dropped else "equal" if item.equal else "behind"
+    tokens = tokens_per_s(whole, item) if holds else None
+    price = prices.get(whole.gpu_of(item.candidate))
+    half_width = None if found.interval is None else found.interval.half_width
+    return {
+        "name": item.candidate.name,
+        "settings": dict(item.candidate.settings),
+        "status": status,
+        "load": item.load if holds else None,
+        "half_width": half_width if half_width is not None and math.isfinite(half_width) else None,
+        "gpus": item.gpus if holds else None,
+        "tokens_per_s": tokens,
+        "per_million": cost_per_million_tokens(item, tokens, price) if tokens and price is not None else None,
+        "tightest": None if found.tightest is None else found.tightest.name,
+        "taken": found.excess if math.isfinite(found.excess) else None,
+    }
+
+
+def limit_of(whole: Plan, item: Ranked) -> tuple[str, str]:
+    """Return sentences: what limits a candidate at its load with what would move it, and whose timing is simulated."""
+    run = assemble(scenario_with(base_tables(whole.scenario), item.candidate.settings))
+    limit = bottleneck(run, item.finding.summary)
+    return f"{item.candidate.name} is limited by {limit}; what would move it: {REMEDIES[limit]}.", run.timing
+
+
+def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
+    """Return which of `REMEDIES` limits a run, from its summary and the round that its mean batch took.
+
+    In this order: the KV pool was full while requests waited or were retracted; the host takes longer than the device; prompts take the
+    larger part of the device's time; collectives, attention or the weights take most of a round; else the arithmetic does.
+    """
+    if summary["kv_occupancy_max"] >= FULL_POOL and (summary["retractions"] or summary["max_queue_length"]):
+        return "KV memory"
+    spec = run.spec
+    batch = max(1, min(round(summary["mean_running"]), spec.config.max_running))
+    steps = max(spec.adaptive.candidate_steps, key=lambda count: summary.get(f"rounds_at_steps_{count}") or 0.0)
+    topk = spec.topk if steps else 1
+    nodes = spec.draft_shape.num_draft_tokens(steps, batch) if steps else 1
+    context = summary["mean_input_tokens"] + summary["mean_output_tokens"] / 2
+    parts = run.cost.decode_parts(batch, steps, topk, nodes, round(batch * context))
+    device_ns, host_ns = sum(parts.values()), run.host.round_ns(batch, batch)
+    if host_ns > (device_ns if spec.config.overlap else LARGE_SHARE * device_ns):
+        return "host"
+    decode_ns = summary["decode_rounds"] * device_ns / summary["replicas"]
+    if decode_ns < (1 - LARGE_SHARE) * summary["device_busy_share"] * summary["duration"] * 1e9:
+        return "prefill"
+    if parts.get("comm", 0) > LARGE_SHARE * device_ns:
+        return "link"
+    if parts.get("attention", 0) > LARGE_SHARE * device_ns:
+        return "KV bandwidth"
+    one_row = sum(run.cost.decode_parts(1, steps, topk, nodes, round(context)).values())
+    return "weights' bandwidth" if one_row > 0.6 * (device_ns - parts.get("attention", 0)) else "compute"
+
+
+def write_answer(place: Path, answer: Mapping[str, Any]) -> None:
+    """Write the answer into the directory of a plan. Raises ForetokenError if it cannot be written."""
+    partial = place / f"{ANSWER}.partial"
+    try:
+        partial.write_text(json.dumps(answer, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        partial.replace(place / ANSWER)
+    except OSError as error:
+        raise ForetokenError(f"{place}: cannot be written: {error.strerror or error}") from None

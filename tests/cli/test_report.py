@@ -1,0 +1,277 @@
+"""`foretoken report`: its page holds what the files say, opens in a browser without a network, and stays small."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("plotly", reason="the extra `report` is not installed")
+
+from foretoken import Scenario
+from foretoken.cli.simulation.run_record import RunRecord
+from foretoken.observe import figures
+from foretoken.observe.figures.reports import page_of
+from foretoken.planning.store import TrialStore, question
+from foretoken.planning.trial import run_trial
+from foretoken.sim.run import Simulation
+from foretoken.sim.scenario_file import scenario_with
+
+pytestmark = pytest.mark.xdist_group("report")  # the runs are made once
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium or Chrome")
+WIDTHS = {"desktop": 1280, "phone": 390}
+
+
+def twin_record() -> dict:
+    """Two ways to decode at two loads, as `twin --json` writes them; predicted 10 % too much."""
+    keys = (
+        "output_throughput",
+        "mean_ttft_ms",
+        "p99_ttft_ms",
+        "mean_tpot_ms",
+        "p99_tpot_ms",
+        "median_itl_ms",
+        "p99_itl_ms",
+        "mean_running",
+    )
+    one = {"predicted": 11.0, "measured": 10.0, "error": 0.1, "predicted_spread": 0.02, "noise": 0.03}
+    batch = {"predicted": list(range(10)), "measured": list(range(1, 11))}
+    shared = {"requests": 40, "repeats": 3, "processor_share": 0.9, "pace": 1.0, "metrics": dict.fromkeys(keys, one)}
+    shared |= {"steps": {"3": {"predicted": 1.0, "measured": 1.0}}, "batch": batch}
+    comparisons = [
+        {"arm": arm, "load": load, **shared} for load in ("light", "saturated") for arm in ("plain", "EAGLE3, 3 steps")
+    ]
+    return {"device": "a CPU <8 cores>", "clock": "wall", "comparisons": comparisons}
+
+
+SHORT = {"num_requests": 40, "output": {"value": 30}, "prompt": {"value": 200}}
+TABLES = Scenario.model_validate(
+    {"name": "a </script> & b", "workload": SHORT, "slo": {"ttft_ms": 200.0}, "speculation": {"policy": "fixed"}}
+).model_dump(mode="json")
+
+
+def plan_store(folder: Path) -> None:
+    """Two candidates at three loads, and one that cannot run, as `plan` leaves them."""
+    folder.mkdir()
+    candidates = []
+    with (folder / "trials.jsonl").open("w") as journal:
+        for number, status in ((1, "best"), (3, "equal")):
+            settings = {"speculation.steps": number}
+            for load in (4.0, 8.0, 16.0):
+                for seed in (0, 1):
+                    given = {**settings, "workload.rate": load, "seed": seed}
+                    summary = {
+                        "p99_tpot_ms": number + load / 2 + seed,
+                        "overloaded": False,
+                        "timing": "Timing of a test.",
+                    }
+                    journal.write(json.dumps({"settings": given, "status": "done", "summary": summary}) + "\n")
+            found = {"load": 9.0 - number, "half_width": 0.5, "gpus": 1, "tokens_per_s": 900.0, "per_million": None}
+            name = f"EAGLE3, {number} steps"
+            candidates.append(
+                {"name": name, "settings": settings, "status": status, **found, "tightest": "tpot_p99", "taken": 0.97}
+            )
+    answer = {"sentences": ["EAGLE3, 1 steps holds 8 requests/s on 1 GPU.", "It is limited by a test."], "load": None}
+    answer |= {"limits": [{"name": "tpot_p99", "key": "p99_tpot_ms", "limit_ms": 6.0}], "load_key": "workload.rate"}
+    answer |= {
+        "load_unit": "requests/s",
+        "model_error": 0.05,
+        "candidates": candidates,
+        "refused": [{"name": "x", "reason": "y"}],
+    }
+    (folder / "answer.json").write_text(json.dumps(answer))
+    (folder / "question.json").write_text(json.dumps({"kind": "plan", "scenario": TABLES, "version": "1"}))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> dict[str, Path]:
+    """A run, a sweep, a plan and a twin."""
+    folder = tmp_path_factory.mktemp("report")
+    scenario = scenario_with(TABLES, {"speculation.steps": 3})
+    record = RunRecord(scenario, folder / "run", events=False, perfetto=False)
+    with record:
+        simulation = Simulation(scenario, sinks=record.sinks)
+        record.write_scenario({}, [], [])
+        record.finish(simulation.run())
+    points = [{"speculation.steps": steps, "workload.rate": rate} for rate in (5.0, 20.0) for steps in (0, 3)]
+    store = TrialStore(folder / "sweep", question("sweep", TABLES, points=points, seeds=[0, 1]))
+    for settings in ({**point, "seed": seed} for point in points for seed in (0, 1)):
+        store.add(settings, run_trial(TABLES, settings))
+    store.close()
+    plan_store(folder / "plan")
+    (folder / "twin.json").write_text(json.dumps(twin_record()))
+    return {name: folder / name for name in ("run", "sweep", "plan")} | {"twin": folder / "twin.json"}
+
+
+@pytest.fixture(scope="module")
+def pages(made, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    for name, source in made.items():
+        (folder / f"{name}.html").write_text(page_of(source).html(), encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in made}
+
+
+def test_percentiles_of_the_curves_are_those_of_all_requests(made):
+    one = figures.Run(made["run"])
+    for name in ("ttft", "tpot", "e2el"):
+        for share, key in ((0.5, "median"), (0.9, "p90"), (0.99, "p99")):
+            place = figures.run.CURVE_SHARES.index(share)
+            assert one.quantiles_ms[name][place] == pytest.approx(one.summary[f"{key}_{name}_ms"], rel=1e-9)
+    assert one.quantiles_ms["itl"][50] == pytest.approx(one.summary["median_itl_ms"])
+
+
+def test_figures_show_every_round_and_row_once(made):
+    one = figures.Run(made["run"])
+    assert one.rounds_by_batch().sum() == one.summary["decode_rounds"]
+    bars = figures.steps_by_batch(one).data
+    assert np.sum([bar.y for bar in bars], axis=0) == pytest.approx(1, abs=1e-3)
+    first = figures.acceptance_by_position(one).data[0]
+    assert first.customdata[0] == one.summary["verified_rows"]
+    accepted = np.cumprod(first.y)
+    if len({key for key in one.summary if key.startswith("correct_drafts_at_steps_")}) == 1:
+        assert accepted.sum() == pytest.approx(one.summary["accept_length"] - 1, rel=1e-3)
+
+
+def test_a_sweep_is_drawn_with_a_line_per_deployment(made):
+    drawn = figures.throughput_against_latency(made["sweep"])
+    assert [line.name for line in drawn.data] == ["steps 0", "steps 3"] and all(len(line.x) == 2 for line in drawn.data)
+    by_steps = figures.against(made["sweep"], "speculation.steps", "accept_length")
+    assert by_steps.data[0].y[0] == 1.0 and by_steps.data[0].y[1] > 1.5
+
+
+def test_the_frontier_has_the_candidates_of_the_answer(made):
+    answer = json.loads((made["plan"] / "answer.json").read_text())
+    drawn = figures.frontier(made["plan"])
+    assert drawn.data[0].error_x.array == (0.5,)
+    loads = {name: load for line in drawn.data for name, load in zip(line.y, line.x, strict=True)}
+    assert loads == {one["name"]: one["load"] for one in answer["candidates"] if one["load"]} and len(loads) == 2
+    lines = figures.latency_against_load(made["plan"]).data
+    assert lines[0].x == (4.0, 8.0, 16.0) and lines[0].y == (3.5, 5.5, 9.5), "the means over both seeds"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "run",
+            [
+                "llama-3.1-8b on H100",
+                "40 of 40 requests completed",
+                "a &lt;/script&gt; &amp; b",
+                "hardware.server",
+                "TTFT 200 ms",
+            ],
+        ),
+        ("sweep", ["A sweep", "Most output tokens per second: steps 3, rate 20", "means of 2 seeds", "kernels"]),
+        (
+            "plan",
+            [
+                "A plan",
+                "requests/s on 1 GPU",
+                "is limited by",
+                "Cannot run",
+                "Timing of a test.",
+                "5.0% of the cost model",
+            ],
+        ),
+        ("twin", ["a CPU &lt;8 cores&gt;", "TTFT mean by 10.0%", "a processor for only 90%"]),
+    ],
+)
+def test_a_page_is_one_file_that_says_the_answer_first(pages, name, says):
+    text = pages[name].read_text(encoding="utf-8")
+    shown, _, _ = text.partition("<script>")
+    for words in says:
+        assert words in shown.replace("\\u003c", "<"), words
+    assert not re.search(r"(src|href)=.?(https?:)?//", shown) and len(text) < 6e6
+    assert shown.index("class=answer") < shown.index("class=pictures") < shown.index("Where the numbers come from")
+
+
+PROBE = """<script>addEventListener("load", () => setTimeout(() => {
+  const root = document.documentElement, plots = document.querySelectorAll(".plot");
+  const empty = [...plots].filter(plot => !plot.querySelector(".main-svg")).length;
+  parent.postMessage([NAME, plots.length, empty, Math.max(0, root.scrollWidth - root.clientWidth)].join(), "*");
+}, 500));</script></body>"""
+
+
+@needs_browser
+@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_pages_open_without_a_network_and_without_an_error(pages, tmp_path, turn):
+    """At desktop and phone width, half of them in the slow test, every figure is drawn, and nothing is wider than the window."""
+    frames = []
+    for number, (name, place) in enumerate(pages.items()):
+        form = list(WIDTHS)[(number + turn) % 2]
+        copy = tmp_path / f"{name}-{form}.html"
+        probe = PROBE.replace("NAME", json.dumps(f"{name}-{form}"))
+        copy.write_text(place.read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8")
+        frames.append(f"<iframe src={copy.name} width={WIDTHS[form]} height=900></iframe>")
+    note = "<script>addEventListener('message', e => document.body.append('[' + e.data + ']'))</script>"
+    (tmp_path / "all.html").write_text("<!DOCTYPE html><body>" + note + "".join(frames), encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=6000"]
+    options += [
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=1400,1000",
+    ]
+    line = [CHROMIUM, *options, "--dump-dom", (tmp_path / "all.html").as_uri()]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=180, check=False)
+    assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    found = dict(re.findall(r"\[([a-z]+-[a-z]+),([\d,]+)\]", done.stdout))
+    assert len(found) == len(frames), done.stderr[-2000:]
+    for name, counts in found.items():
+        plots, empty, too_wide = map(int, counts.split(","))
+        assert plots >= 2 and (empty, too_wide) == (0, 0), name
+
+
+def test_a_file_of_another_program_is_not_replaced(command, made, tmp_path):
+    out = tmp_path / "page.html"
+    assert command("report", made["twin"], "--out", out).code == 0
+    assert command("report", made["twin"], "--out", out).code == 0, "its own report is replaced"
+    out.write_text("<html>mine</html>")
+    code, _, errors = command("report", made["twin"], "--out", out)
+    assert code == 2 and "is no report" in errors and out.read_text() == "<html>mine</html>"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere", "cannot be read"),
+        ("empty", "neither summary.json"),
+        ("list.json", "is no JSON object"),
+        ("other.json", "no comparisons"),
+        ("old", "no completed"),
+        ("stopped", "no run that has ended"),
+    ],
+)
+def test_what_is_no_result_is_refused(command, tmp_path, source, message):
+    for folder in ("empty", "old", "stopped"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "old" / "summary.json").write_text("{}")
+    (tmp_path / "stopped" / "question.json").write_text('{"kind": "sweep", "scenario": {}}')
+    code, out, errors = command("report", tmp_path / source)
+    assert code == 2 and not out and message in errors
+
+
+def test_pictures_without_a_browser_are_one_message(command, made, tmp_path, monkeypatch):
+    pytest.importorskip("kaleido")
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "nothing"))
+    code, _, errors = command("report", made["twin"], "--out", tmp_path / "t.html", "--png", tmp_path / "pictures")
+    assert code == 2 and "--png needs Chrome or Chromium" in errors
+
+
+@needs_browser
+@pytest.mark.slow
+def test_pictures_are_written(command, made, tmp_path, monkeypatch):
+    pytest.importorskip("kaleido")
+    monkeypatch.setenv("BROWSER_PATH", CHROMIUM)
+    assert command("report", made["twin"], "--out", tmp_path / "t.html", "--png", tmp_path / "p").code == 0
+    written = sorted((tmp_path / "p").iterdir())
+    assert len(written) == 4 and all(path.read_bytes().startswith(b"\x89PNG") for path in written)
