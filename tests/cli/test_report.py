@@ -275,3 +275,14 @@ def test_pictures_are_written(command, made, tmp_path, monkeypatch):
     assert command("report", made["twin"], "--out", tmp_path / "t.html", "--png", tmp_path / "p").code == 0
     written = sorted((tmp_path / "p").iterdir())
     assert len(written) == 4 and all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+@pytest.mark.slow
+def test_the_notebook_of_the_examples_runs():
+    cells = json.loads((Path(__file__).parents[2] / "examples" / "planning.ipynb").read_text(encoding="utf-8"))["cells"]
+    found: dict = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "planning.ipynb", "exec"), found)
+    assert len(found["throughput"].data) == 2 and sum(len(line.x) for line in found["frontier"].data) == 2
+    assert (found["folder"] / "plan" / "report.html").exists()
