@@ -21,24 +21,16 @@ SMALL = ["--set", "engine.max_running=8", "--set", "hardware.graph_sizes=[1,2,4,
 
 
 @contextmanager
-def serve(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen, str, Path]]:
-    """Start a server; yields its process, its address and the file of its messages."""
+def serve(tmp_path: Path, *arguments: str, model: Path | None = None) -> Iterator[tuple[subprocess.Popen, str, Path]]:
+    """Start a server of `model`, or of a small simulated service; yields its process, its address and the file of its messages."""
     log = tmp_path / "messages.txt"
     scenario = tmp_path / "scenario.toml"
     scenario.write_text("")
     with log.open("w") as messages:
-        command = [
-            sys.executable,
-            "-c",
-            WITHOUT_TORCH,
-            "serve",
-            "--simulate",
-            str(scenario),
-            *SMALL,
-            "--port",
-            "0",
-            *arguments,
-        ]
+        command = [sys.executable, "-c", WITHOUT_TORCH, "serve", "--simulate", str(scenario), *SMALL]
+        if model is not None:
+            command = [*FORETOKEN, "serve", "--model", str(model)]
+        command += ["--port", "0", *arguments]
         process = subprocess.Popen(command, stderr=messages)
         try:
             address = _wait_for(log, "served on ", process).split()[0]
@@ -94,6 +86,23 @@ def test_a_second_signal_gives_up_what_is_left(tmp_path: Path):
             process.send_signal(signal.SIGTERM)
             assert '"finish_reason":"abort"' in stream.read().decode()
         assert process.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_served_as_generate_decodes_it(tmp_path: Path, small_checkpoints: tuple[Path, Path]):
+    target, draft = small_checkpoints
+    record = tmp_path / "record"
+    options = ["--draft", str(draft), "--dtype", "float64", "--record", str(record)]
+    with serve(tmp_path, *options, model=target) as (process, address, _):
+        asked = {"prompt": "def add", "max_tokens": 24, "temperature": 0}
+        text = httpx.post(f"{address}/v1/completions", json=asked, timeout=60).json()["choices"][0]["text"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    command = [*FORETOKEN, "generate", "--model", str(target), "--dtype", "float64", "--prompt", "def add"]
+    done = subprocess.run([*command, "--max-tokens", "24", "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["text"] == text
+    done = subprocess.run([*FORETOKEN, "replay", str(record)], capture_output=True, text=True)
+    assert done.returncode == 0 and "decisions identical" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
