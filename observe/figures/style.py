@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ RAMP = ("#94a3b8", "#bfdbfe", "#93c5fd", "#60a5fa", "#3b82f6", "#2563eb", "#1d4e
 LIGHT = ("#1e293b", "#e2e8f0", "#ffffff")  # ink, grid, paper
 DARK = ("#e2e8f0", "#334155", "#0f172a")
 HEIGHT = 360
+NOTE_WIDTH = 50  # characters of a line, which a phone has room for
 
 
 def template(ink: str, grid: str, paper: str) -> go.layout.Template:
@@ -41,6 +43,7 @@ def template(ink: str, grid: str, paper: str) -> go.layout.Template:
 def figure(title: str, x: str, y: str, note: str = "", height: int = HEIGHT) -> go.Figure:
     """Return an empty figure. note: how its numbers were made, printed below the axis."""
     made = go.Figure(layout={"template": template(*LIGHT), "title": {"text": title}, "height": height})
+    note = "<br>".join(textwrap.wrap(note.replace("<br>", " "), NOTE_WIDTH))
     small = f"<br><span style='font-size:10px;color:{FAINT}'>{note}</span>" if note else ""
     made.update_layout(margin={"t": 80}, xaxis={"title": {"text": f"{x}{small}"}}, yaxis={"title": {"text": y}})
     return made
