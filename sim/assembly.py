@@ -355,6 +355,7 @@ def _memory(scenario: Scenario, target: ModelShape, gpu: GPU, draft: DraftShape 
         max_batch_size=config.max_running,
         max_num_draft_tokens=spec.max_num_draft_tokens,
         reserved_fraction=hardware.reserved_fraction,
+        static_fraction=hardware.static_fraction,
         page_size=config.page_size,
     )
 

@@ -240,8 +240,15 @@ RULES: tuple[Rule, ...] = (
     Rule(("acceptance.rank_ratio",), _ranks_are_unused),
     # -- hardware and engine -------------------------------------------------------------------------------------------
     Rule(
-        ("hardware.reserved_fraction",),
+        ("hardware.reserved_fraction", "hardware.static_fraction"),
         _when(lambda run: run.scenario.engine.kv_slots is not None, "engine.kv_slots gives the size of the pool"),
+    ),
+    Rule(
+        ("hardware.reserved_fraction",),
+        _when(
+            lambda run: run.scenario.hardware.static_fraction is not None,
+            "hardware.static_fraction says what weights and KV may have",
+        ),
     ),
     Rule(
         ("hardware.kernels_of",),

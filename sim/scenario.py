@@ -72,6 +72,11 @@ class Hardware(Table):
     )
     replicas: Annotated[Engines, Field(ge=1)] = Field(1, description="engines behind the router")
     reserved_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(0.10, description="device memory left alone")
+    static_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="share of the memory left by the driver for weights and KV, SGLang's mem-fraction-static; graphs and activations "
+        "have the rest; instead of reserved_fraction",
+    )
     cuda_graphs: bool = Field(True, description="padded batch sizes, captured per number of draft steps")
     graph_sizes: list[Count] | None = Field(
         None, description="captured sizes; default: 1, 2, 4, 8, 16, … up to the largest batch, or 512 tokens"

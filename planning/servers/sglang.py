@@ -130,7 +130,7 @@ def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assume
         if (value := given.integer(name)) is not None:
             settings[f"engine.{key}"] = value
     if (fraction := given.share("mem-fraction-static")) is not None:
-        settings["hardware.reserved_fraction"] = round(1 - fraction, 6)
+        settings["hardware.static_fraction"] = fraction
     groups = settings.get("hardware.attention_data_parallel", 1)
     running = given.integer("max-running-requests")
     if running is None:

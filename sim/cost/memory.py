@@ -127,13 +127,15 @@ def kv_pool_slots(
     max_batch_size: int = 256,
     max_num_draft_tokens: int = 1,
     reserved_fraction: float = 0.10,
+    static_fraction: float | None = None,
     page_size: int = 1,
 ) -> MemoryPlan:
     """The memory plan of one device.
 
     `graph_count`: captured (steps, size) pairs after pruning (default: all pairs of `graph_sizes` and
     `candidate_steps`); `max_prefill_tokens`: the largest chunk; `max_num_draft_tokens`: the most nodes per row that a
-    verify may have; `reserved_fraction`: the share of memory left alone (0.10 is an engine's "memory utilisation 0.9").
+    verify may have; `reserved_fraction`: the share of memory left alone (0.10 is an engine's "memory utilisation 0.9");
+    `static_fraction`, instead of it: the share of the memory beside the driver's context that weights and pool may have.
     Raises `InsufficientMemory` when not one page fits.
     """
     parallel = Parallelism.of(parallel)
@@ -169,6 +171,10 @@ def kv_pool_slots(
         "graphs_bytes": graphs * graph_bytes,
         "recurrent_states_bytes": state_slots * math.ceil(target.recurrent_state_bytes / tp),
     }
+    if static_fraction is not None:
+        rest = (1 - static_fraction) * (gpu.memory_bytes - CONTEXT_BYTES)
+        working = ("activations_bytes", "hidden_states_bytes", "graphs_bytes")
+        fixed["reserved_bytes"] = max(0, int(rest) - sum(fixed[name] for name in working))
     draft_slot = draft.heads * body.token_bytes(tp) if draft is not None and body is not None else 0
     kept = max_batch_size * ((target.attention_window or 0) + max_num_draft_tokens) + max_prefill_tokens
     free = gpu.memory_bytes - sum(fixed.values())

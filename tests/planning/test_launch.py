@@ -57,7 +57,7 @@ def test_a_script_is_a_scenario(tmp_path: Path):
         "hardware.tensor_parallel": 2,
         "hardware.attention_data_parallel": 1,
         "hardware.replicas": 1,
-        "hardware.reserved_fraction": 0.2,
+        "hardware.static_fraction": 0.8,
         "hardware.graph_sizes": [1, 2, 4, 8, 48],
         "model.kv_dtype": "fp8",
         "engine.page_size": 16,

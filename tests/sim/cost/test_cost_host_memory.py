@@ -159,6 +159,16 @@ def test_the_last_two_pages_decide():
         kv_pool_slots(LLAMA, replace(smallest, memory_bytes=smallest.memory_bytes - 1), reserved_fraction=0.0)
 
 
+def test_a_static_share_is_that_of_weights_and_pool():
+    plan = kv_pool_slots(LLAMA, H100, static_fraction=0.7)
+    terms = plan.terms()
+    static = sum(terms[name] for name in ("target_weights", "draft_weights", "kv_pool"))
+    assert static == pytest.approx(0.7 * (H100.memory_bytes - terms["context"]), abs=plan.slot_bytes)
+    crowded = kv_pool_slots(LLAMA, H100, static_fraction=0.99)
+    assert crowded.reserved_bytes == 0, "what activations and graphs need is taken from the pool"
+    assert crowded == kv_pool_slots(LLAMA, H100, reserved_fraction=0.0)
+
+
 @pytest.mark.parametrize("bad", [{"page_size": 0}, {"reserved_fraction": 1.0}, {"max_prefill_tokens": 0}])
 def test_impossible_limits_are_refused(bad):
     with pytest.raises(InsufficientMemory, match=next(iter(bad))):
