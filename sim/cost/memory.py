@@ -10,7 +10,7 @@ drafting.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...core.errors import ForetokenError
@@ -130,9 +130,7 @@ def kv_pool_slots(
     static_fraction: float | None = None,
     page_size: int = 1,
 ) -> MemoryPlan:
-    """The memory plan of one device.
-
-    `graph_count`: captured (steps, size) pairs after pruning (default: all pairs of `graph_sizes` and
+    """Plan the memory of one device. `graph_count`: captured (steps, size) pairs after pruning (default: all pairs of `graph_sizes` and
     `candidate_steps`); `max_prefill_tokens`: the largest chunk; `max_num_draft_tokens`: the most nodes per row that a
     verify may have; `reserved_fraction`: the share of memory left alone (0.10 is an engine's "memory utilisation 0.9");
     `static_fraction`, instead of it: the share of the memory beside the driver's context that weights and pool may have.
@@ -158,8 +156,7 @@ def kv_pool_slots(
     graphs = captured_graphs(graph_sizes, candidate_steps) if graph_count is None else graph_count
     # A round of one node goes on in the committed state; a tree keeps a state per node until it is known which one is accepted.
     state_slots = recurrent_state_slots(max_batch_size, max_num_draft_tokens if max_num_draft_tokens > 1 else None)
-    body = draft.body if draft is not None else None
-    fusion_inputs = draft.fusion_inputs if draft is not None else 0
+    body, fusion_inputs = (draft.body, draft.fusion_inputs) if draft is not None else (None, 0)
     fixed = {
         "reserved_bytes": int(gpu.memory_bytes * reserved_fraction),
         "context_bytes": CONTEXT_BYTES,
@@ -172,9 +169,7 @@ def kv_pool_slots(
         "recurrent_states_bytes": state_slots * math.ceil(target.recurrent_state_bytes / tp),
     }
     if static_fraction is not None:
-        rest = (1 - static_fraction) * (gpu.memory_bytes - CONTEXT_BYTES)
-        working = ("activations_bytes", "hidden_states_bytes", "graphs_bytes")
-        fixed["reserved_bytes"] = max(0, int(rest) - sum(fixed[name] for name in working))
+        fixed["reserved_bytes"] = _unused(gpu, fixed, static_fraction)
     draft_slot = draft.heads * body.token_bytes(tp) if draft is not None and body is not None else 0
     kept = max_batch_size * ((target.attention_window or 0) + max_num_draft_tokens) + max_prefill_tokens
     free = gpu.memory_bytes - sum(fixed.values())
@@ -197,6 +192,12 @@ def kv_pool_slots(
         slots=(pages - 1) * page_size * parallel.data,
         **fixed,
     )
+
+
+def _unused(gpu: GPU, fixed: Mapping[str, int], static_fraction: float) -> int:
+    """Return the bytes that are neither for weights and pool nor taken by what works beside them."""
+    rest = (1 - static_fraction) * (gpu.memory_bytes - CONTEXT_BYTES)
+    return max(0, int(rest) - sum(fixed[name] for name in ("activations_bytes", "hidden_states_bytes", "graphs_bytes")))
 
 
 def _slot_and_windows(target: ModelShape, tp: int, draft_slot: int, free: int, kept: int) -> tuple[int, int]:
