@@ -7,7 +7,6 @@ STAMP := .venv/.installed
 RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
-comma := ,
 
 .PHONY: setup demo test soak mutation bench accuracy lint format docs site clean
 
@@ -22,16 +21,18 @@ INSTALL = $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-che
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[dev]'
-	@touch .venv/.sim .venv/.gpu $(STAMP)
+	@touch .venv/.planning .venv/.gpu $(STAMP)
 
-.venv/.sim .venv/.gpu .venv/.measured: .venv/.%: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) '.[sim$(if $(filter-out sim,$*),$(comma)$*)]'
+.venv/.planning .venv/.gpu .venv/.measured: .venv/.%: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[sim,$*]'
 	@touch $@
 
-# Capacity first, which needs the simulator alone; then a small model that is trained for a minute, decoding with every kind of draft,
+# Capacity and a plan first, which need the simulator alone; then a small model that is trained for a minute, decoding with every kind of draft,
 # and the same workload on the real executor and in the simulator.
-demo: .venv/.sim
+demo: .venv/.planning
 	$(BIN)/python examples/capacity.py
+	$(BIN)/foretoken plan examples/chat_on_h100.toml --set hardware.kernels=roofline --try speculation.steps=0,1,3 \
+		--slo 'ttft_p99<500ms,tpot_p99<15ms' --requests 200 --seeds 2 --out $(RUN_DIR)/plan
 	$(BIN)/foretoken simulate examples/chat_on_h100.toml --out $(RUN_DIR)
 	@$(MAKE) --no-print-directory .venv/.gpu
 	$(BIN)/foretoken tiny $(RUN_DIR)/pair --time-budget-s 75
