@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -152,6 +153,7 @@ def serve(
     """
     from ..serve.limits import Limits
     from ..serve.metrics import STYLES
+    from ..serve.server import bind
 
     start_logging(log_level, log_format)
     _check_choice(model, simulate)
@@ -162,7 +164,7 @@ def serve(
         "adaptive": adaptive, "policy": policy, "overlap": overlap, "page_size": page_size, "context_len": context_len,
         "max_running": max_running, "kv_tokens": kv_tokens, "dtype": dtype, "device": device, "threads": threads, "debug": debug,
     }  # fmt: skip
-    with _Recording(record) as recording:
+    with bind(host, port) as listener, _Recording(record) as recording:
         if model is not None:
             from ..gpu.session.hub import local_checkpoint
             from ..gpu.session.plan import SessionOptions
@@ -179,7 +181,7 @@ def serve(
             _refuse_for("--simulate", "the scenario says it: give the key with --set", unused, {})
             body, table = _simulated_body(simulate, settings, seed, speed, recording)
         _run(body, limits, recording.metrics, Path(table) if table is not None and Path(table).is_file() else None,
-             host=host, port=port, drain_s=drain_s, api_key=api_key, model=served_model_name, metrics_as=metrics_as)  # fmt: skip
+             listener=listener, drain_s=drain_s, api_key=api_key, model=served_model_name, metrics_as=metrics_as)  # fmt: skip
 
 
 _DEFAULTS = {
@@ -301,8 +303,7 @@ def _run(
     metrics: ServerMetrics,
     table: Path | None,
     *,
-    host: str,
-    port: int,
+    listener: socket,
     drain_s: float,
     api_key: str | None,
     model: str | None,
@@ -318,7 +319,7 @@ def _run(
     frontend = Frontend(body, limits, metrics, tell)
     app = make_app(frontend, model=model, api_key=api_key, metrics_as=metrics_as)
 
-    server = Server(app, frontend, host=host, port=port, drain_s=drain_s, table=table)
+    server = Server(app, frontend, listener=listener, drain_s=drain_s, table=table)
     server.run()
     if not server.started:
         raise typer.Exit(1)

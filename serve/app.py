@@ -61,6 +61,7 @@ def make_app(
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _own_error)
     app.post("/v1/completions", response_class=Response)(api.complete)
     app.post("/v1/chat/completions", response_class=Response)(api.chat)
     app.get("/v1/models")(api.models)
@@ -108,7 +109,9 @@ class _Api:
         outputs = () if asked.logprobs is None else _outputs(asked.logprobs)
         orders = self._orders(asked, prompts, asked.max_tokens or DEFAULT_MAX_TOKENS, outputs)
         reply = self._frontend.open(_new_id("cmpl"), orders, sum(map(len, prompts)))
-        echoes = [self._codec.decode(prompt) for prompt in prompts for _ in range(asked.n)] if asked.echo else []
+        echoes = (
+            [self._codec.decode(prompt) for prompt in prompts for _ in range(asked.num_outputs)] if asked.echo else []
+        )
         form = CompletionForm(
             reply, self._model, self._codec, with_usage=asked.wants_usage, num_logprobs=asked.logprobs, echoes=echoes
         )
@@ -220,9 +223,9 @@ class _Api:
     ) -> list[Order]:
         """Return n orders for each prompt. Raises ApiError beyond a limit."""
         limits, at_s = self._frontend.limits, time.monotonic()
-        if asked.n * len(prompts) > limits.max_choices:
-            message = f"{asked.n} outputs of {len(prompts)} prompts; at most {limits.max_choices} together"
-            raise ApiError(400, message, param="n" if asked.n > 1 else param)
+        if asked.num_outputs * len(prompts) > limits.max_choices:
+            message = f"{asked.num_outputs} outputs of {len(prompts)} prompts; at most {limits.max_choices} together"
+            raise ApiError(400, message, param="n" if asked.num_outputs > 1 else param)
         longest = min(self._body.context_len - 1, limits.max_prompt_tokens or self._body.context_len)
         for prompt in prompts:
             if not 1 <= len(prompt) <= longest:
@@ -235,7 +238,7 @@ class _Api:
         sampling = _sampling(asked)
         orders = []
         for prompt in prompts:
-            for i in range(asked.n):
+            for i in range(asked.num_outputs):
                 seed = sampling.seed if asked.seed is None else (sampling.seed + i - 1) % SEEDS + 1
                 orders.append(
                     Order(
@@ -278,7 +281,16 @@ async def _api_error(request: Request, error: ApiError) -> Response:
     return JSONResponse(error.to_json(), error.status, error.headers)
 
 
+async def _own_error(request: Request, error: Exception) -> Response:
+    """Answer where the server itself is at fault; its traceback goes to the log."""
+    return await _api_error(
+        request, ApiError(500, "an error of the server, which its log tells", code="internal_error")
+    )
+
+
 async def _http_error(request: Request, error: HTTPException) -> Response:
+    if isinstance(error.__cause__, UnicodeDecodeError):
+        error.detail = f"the body is not UTF-8 (at byte {error.__cause__.start + 1})"
     return JSONResponse(ApiError(error.status_code, str(error.detail)).to_json(), error.status_code, error.headers)
 
 

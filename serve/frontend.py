@@ -158,12 +158,16 @@ class Frontend:
     async def stop(self) -> None:
         """Give up what is left, let the body end it, and stop the scheduler."""
         self.is_draining = True
-        for reply in list(self._replies.values()):
-            self.abort(reply.choices)
+        self.give_up()
         begin = time.monotonic()
         while self._choices and self.scheduler.is_running and time.monotonic() - begin < self.limits.stall_s:
             await asyncio.sleep(0.005)
         await asyncio.to_thread(self.scheduler.stop)
+
+    def give_up(self) -> None:
+        """Abort every reply; each ends with what it has."""
+        for reply in list(self._replies.values()):
+            self.abort(reply.choices)
 
     def open(self, reply_id: str, orders: Sequence[Order], num_prompt_tokens: int) -> Reply:
         """Send orders to the body. Raises ApiError 429 beyond the limit of outputs, 503 if the server stops or its body has failed."""

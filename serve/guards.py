@@ -51,13 +51,15 @@ class Guards:
 
     async def _body(self, receive: Receive) -> list[Message]:
         """Read the body whole, so that a slow one holds nothing but itself. Raises ApiError 408 and 413."""
-        chunks, size = [], 0
+        limits = self._limits
+        chunks, size, ends = [], 0, asyncio.get_running_loop().time() + limits.deadline_s
         while True:
             try:
-                async with asyncio.timeout(self._limits.stall_s):
+                async with asyncio.timeout_at(min(asyncio.get_running_loop().time() + limits.stall_s, ends)):
                     message = await receive()
             except TimeoutError:
-                raise ApiError(408, f"the rest of the body did not come within {self._limits.stall_s:g} s") from None
+                late = f"nothing of the body came for {limits.stall_s:g} s, or not all within {limits.deadline_s:g} s"
+                raise ApiError(408, late) from None
             if message["type"] == "http.disconnect":
                 return [message]
             chunks.append(message.get("body", b""))

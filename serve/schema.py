@@ -47,7 +47,7 @@ class Sampled(Body):
     """What completions and chats have in common."""
 
     model: Text | None = Field(None, description="the served model; it need not be named")
-    n: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
+    n: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = Field(None, description="1 by default")
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID, strict=True)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -65,7 +65,14 @@ class Sampled(Body):
     logit_bias: only({}) = None
     frequency_penalty: only(0, 0.0) = None
     presence_penalty: only(0, 0.0) = None
+    repetition_penalty: only(1, 1.0) = None  # the benchmark clients of other servers send this and the next two
+    min_p: only(0, 0.0) = None
+    min_tokens: only(0) = None
     user: Text | None = Field(None, description="not looked at")
+
+    @property
+    def num_outputs(self) -> int:
+        return self.n or 1
 
     @property
     def stops(self) -> tuple[str, ...]:

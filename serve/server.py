@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 import threading
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from ..core.errors import ForetokenError
+from ..core.errors import ConfigError, ForetokenError, Problem
 from ..observe.input_files import read_text
 from .frontend import Frontend
 
@@ -25,8 +28,76 @@ SWITCH_INTERVAL_S = 0.0002
 the system take while the scheduler computes."""
 
 
+MOST_HEAD_BYTES = 1 << 16
+"""Of a request's line and headers together."""
+FLUSH_S = 2.0
+"""After what is left was given up: how long its last words have to reach the clients."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take an address before anything dear is loaded or written; port 0: any free one. Raises ConfigError if it cannot be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+        taken = socket.socket(family, kind, protocol)
+        try:
+            if sys.platform != "win32":
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(address)
+        except OSError:
+            taken.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        raise _cannot_listen(host, port, error) from None
+    return taken
+
+
+def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
+    reason = (getattr(error, "strerror", None) or str(error)).lower()
+    return ConfigError("<arguments>", [Problem("--host, --port", f"cannot listen on {host} port {port}: {reason}")])
+
+
+class BoundedHeads(AutoHTTPProtocol):
+    """Closes a connection when the head of a request does not come within `stall_s`, or is longer than MOST_HEAD_BYTES."""
+
+    def __init__(self, *arguments: object, stall_s: float, **named: object) -> None:
+        super().__init__(*arguments, **named)
+        self._stall_s = stall_s
+        self._head_bytes = 0
+        self._late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._watch_head(0)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_head(len(data))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._head_has_come()
+        super().connection_lost(error)
+
+    def _watch_head(self, size: int) -> None:
+        """Note that so many bytes came; they are of a head unless a request is being answered by now."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head_has_come()
+            return
+        self._head_bytes += size
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self.transport.abort()
+        elif self._late is None and not self.transport.is_closing():
+            self._late = self.loop.call_later(self._stall_s, self.transport.abort)
+
+    def _head_has_come(self) -> None:
+        self._head_bytes = 0
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
 class Server(uvicorn.Server):
-    """Serves `app` on `host` and `port` (0: any free one) until a signal ends it; `address` is where, once it has begun.
+    """Serves `app` on what `bind` has taken until a signal ends it; `address` is where, once it has begun.
 
     `drain_s`: after that long, what is left after a first signal is given up. `table`: the file of the adaptive configuration, if any.
     """
@@ -36,29 +107,33 @@ class Server(uvicorn.Server):
         app: FastAPI,
         frontend: Frontend,
         *,
-        host: str,
-        port: int,
+        listener: socket.socket,
         drain_s: float,
         table: Path | None = None,
     ) -> None:
         limits = frontend.limits
         config = uvicorn.Config(
             app,
-            host=host,
-            port=port,
+            http=partial(BoundedHeads, stall_s=limits.stall_s),
             lifespan="on",
             log_level="warning",
             access_log=False,
             server_header=False,
             ws="none",
             limit_concurrency=limits.max_connections,
-            timeout_graceful_shutdown=max(1, round(drain_s)),
+            timeout_graceful_shutdown=drain_s + FLUSH_S,
             timeout_keep_alive=max(1, round(limits.stall_s)),
         )
         super().__init__(config)
         self.address = ""
         self._frontend = frontend
         self._table = table
+        self._listener = listener
+        self._drain_s = drain_s
+
+    def run(self, sockets: list | None = None) -> None:
+        with self._listener:
+            super().run(sockets=[self._listener])
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """Take a signal that ends the server."""
@@ -67,19 +142,33 @@ class Server(uvicorn.Server):
         self.should_exit = self._frontend.is_draining = True
 
     async def startup(self, sockets: list | None = None) -> None:
-        await super().startup(sockets)
+        host, port = self._listener.getsockname()[:2]
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another process has begun to listen meanwhile
+            await self.lifespan.shutdown()
+            raise _cannot_listen(host, port, error) from None
         if self.should_exit:
             return
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._frontend.tell(f"{self._frontend.body.name} is served on {self.address}")
 
     async def shutdown(self, sockets: list | None = None) -> None:
+        drained = asyncio.get_running_loop().call_later(self._drain_s, self._give_up)
         await super().shutdown(sockets)
+        drained.cancel()
+        self._give_up()
         await self._frontend.stop()  # also where uvicorn was forced and left the lifespan out
+
+    def _give_up(self) -> None:
+        """End replies with what they have, and connections that have sent half of a request."""
+        self._frontend.give_up()
+        for connection in list(self.server_state.connections):
+            if connection.cycle is not None and connection.cycle.more_body:
+                connection.transport.abort()
 
     def reload(self) -> None:
         """Read the adaptive table again and hand it to the scheduler."""

@@ -18,7 +18,7 @@ from foretoken.serve.bodies.simulated import SimulatedBody
 from foretoken.serve.frontend import Frontend
 from foretoken.serve.limits import Limits
 from foretoken.serve.metrics import ServerMetrics
-from foretoken.serve.server import Server
+from foretoken.serve.server import Server, bind
 from foretoken.sim.scenario_file import load_scenario
 
 DEADLINE_S = 60.0
@@ -81,7 +81,7 @@ def serving(
     """Serve `body` until the end of the block; `settings` are those of `make_app`."""
     frontend = Frontend(body, limits or Limits(), metrics or ServerMetrics())
     app = make_app(frontend, **settings)
-    server = Server(app, frontend, host="127.0.0.1", port=0, drain_s=5)
+    server = Server(app, frontend, listener=bind("127.0.0.1", 0), drain_s=5)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+import time
 
 import httpx
 import pytest
@@ -63,6 +64,31 @@ def test_bodies_are_bounded_in_size_and_time():
             assert answer.status_code == 400 and answer.json()["error"]["message"], text
         assert served.http.get("/nothing").json()["error"]["type"] == "not_found_error"
         served.wait_until_idle()
+
+
+def test_a_request_that_trickles_is_given_up():
+    def trickle(begin: bytes, more: bytes) -> bool:
+        """Return whether the connection is closed while the client still sends."""
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            give_up = time.monotonic() + 20
+            try:
+                client.sendall(begin)
+                while more and time.monotonic() < give_up:
+                    client.sendall(more)
+                    time.sleep(0.02)
+                return not more and client.recv(100) == b""
+            except (BrokenPipeError, ConnectionResetError):
+                return True
+
+    with serving(simulated_body(), Limits(stall_s=0.3, deadline_s=0.6)) as served:
+        port = int(served.url.rpartition(":")[2])
+        assert trickle(b"", b""), "nothing comes"
+        assert trickle(b"GET /health HTTP/1.1\r\n", b"x: y\r\n"), "a head without an end"
+        assert trickle(_head(1000), b" "), "a body, byte by byte"
+    with serving(simulated_body()) as served:
+        port = int(served.url.rpartition(":")[2])
+        assert trickle(b"GET /health HTTP/1.1\r\n", b"x: %b\r\n" % (b"y" * 20_000)), "a long head"
+        assert served.http.get("/health").status_code == 200
 
 
 def test_more_streams_than_allowed_are_429_and_the_deadline_is_504():

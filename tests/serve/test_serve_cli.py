@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -89,6 +90,23 @@ def test_a_second_signal_gives_up_what_is_left(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_what_is_left_when_draining_ends_is_given_up(tmp_path: Path):
+    with serve(tmp_path, "--speed", "0.01", "--drain-s", "1") as (process, address, log):
+        asked = {"prompt": "Why?", "max_tokens": 5000, "ignore_eos": True, "stream": True}
+        with (
+            socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as half,
+            httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as stream,
+        ):
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            time.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            lines = [line for line in stream.iter_lines() if line]
+            assert '"finish_reason":"abort"' in lines[-2] and lines[-1] == "data: [DONE]"
+            assert process.wait(30) == 0
+        assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.slow
 def test_a_checkpoint_is_served_as_generate_decodes_it(tmp_path: Path, small_checkpoints: tuple[Path, Path]):
     target, draft = small_checkpoints
     record = tmp_path / "record"
@@ -105,6 +123,21 @@ def test_a_checkpoint_is_served_as_generate_decodes_it(tmp_path: Path, small_che
     assert done.returncode == 0 and "decisions identical" in done.stdout, done.stdout + done.stderr
 
 
+def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path):
+    from foretoken.cli.app import app
+    from foretoken.core.errors import ForetokenError
+    from typer.testing import CliRunner
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        arguments = ["serve", "--simulate", "x.toml", "--port", port, "--record", str(tmp_path / "record")]
+        result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, ForetokenError) and f"port {port}: address already in use" in str(
+        result.exception
+    )
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -116,6 +149,7 @@ def test_a_checkpoint_is_served_as_generate_decodes_it(tmp_path: Path, small_che
         (["--simulate", "x.toml", "--max-streams", "0"], "--max-streams"),
         (["--simulate", "missing.toml"], "missing.toml"),
         (["--model", "missing", "--speed", "2"], "--speed"),
+        (["--simulate", "x.toml", "--host", "999.0.0.1"], "cannot listen on 999.0.0.1"),
     ],
 )
 def test_bad_arguments_are_one_message(arguments: list[str], words: str):
@@ -123,5 +157,5 @@ def test_bad_arguments_are_one_message(arguments: list[str], words: str):
     from foretoken.core.errors import ForetokenError
     from typer.testing import CliRunner
 
-    result = CliRunner().invoke(app, ["serve", *arguments])
+    result = CliRunner().invoke(app, ["serve", "--port", "0", *arguments])
     assert isinstance(result.exception, ForetokenError) and words in str(result.exception)
