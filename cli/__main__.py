@@ -23,6 +23,7 @@ EXTRAS = {  # extra -> the packages that it brings
     "cluster": ("ray", "grpc"),
     "report": ("plotly", "kaleido"),
     "server": ("fastapi", "starlette", "uvicorn", "prometheus_client"),
+    "lossless": ("httpx",),
 }
 NEED_MODELS = ("generate", "bench", "tiny", "twin")
 

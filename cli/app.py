@@ -10,6 +10,7 @@ from .audit import audit
 from .check import check
 from .decode.bench import bench
 from .decode.generate import generate
+from .decode.lossless import lossless
 from .decode.tiny import tiny
 from .decode.twin import twin
 from .planning.adaptive import adaptive
@@ -45,6 +46,7 @@ app.command()(generate)
 app.command()(bench)
 app.command()(twin)
 app.command()(serve)
+app.command()(lossless)
 app.command()(replay)
 app.add_typer(adaptive, name="adaptive")
 app.command()(trace)

@@ -66,7 +66,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "checks": {"numpy", "torch", "threadpoolctl", "simpy", "pyarrow", "hypothesis", "transformers"},
     "planning": {"numpy", "pyarrow", "scipy", "optuna", "ray"},
     "twin": {"numpy", "simpy", "torch"},
-    "serve": {"numpy", "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "prometheus_client"},
+    "serve": {"numpy", "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"},
     "cli": {"numpy", "pydantic", "typer", "rich", "kaleido", "choreographer"},
     "foretoken": {"pyarrow", "rich"},
 }

@@ -1,0 +1,178 @@
+"""`foretoken lossless`: does an endpoint with speculative decoding give the greedy text of one without?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..progress import LINE_EVERY_S, StatusLine
+from .options import option
+
+if TYPE_CHECKING:
+    from ...serve.lossless.difference import Difference
+    from ...serve.lossless.trial import Finding, Trial
+
+EXIT_ERROR_FOUND = 1
+MAX_LISTED = 5
+MAX_SHOWN = 48  # characters of a text
+ASKING, OUTPUT = "Asking", "Output"
+
+Plain = Annotated[str, typer.Argument(metavar="URL_PLAIN", help="Endpoint without speculation: http://HOST:PORT.")]
+Speculative = Annotated[
+    str | None,
+    typer.Argument(metavar="[URL_SPECULATIVE]", help="The same model with it; else URL_PLAIN against itself."),
+]
+Model = Annotated[str | None, option("--model", ASKING, "Model to ask for; by default the first that is listed.")]
+Prompts = Annotated[
+    Path | None,
+    option("--prompts", ASKING, 'One prompt a line, or .jsonl with {"prompt": TEXT}; by default a built-in set.'),
+]
+MaxTokens = Annotated[int, option("--max-tokens", ASKING, "Tokens of an answer.", show_default=True, min=1)]
+Repeat = Annotated[
+    int, option("--repeat", ASKING, "Answers of URL_SPECULATIVE to each prompt.", show_default=True, min=1, max=1000)
+]
+TieMargin = Annotated[
+    float,
+    option(
+        "--tie-margin",
+        ASKING,
+        "Log-probabilities this close are a tie: 0.25 is two steps of a bfloat16 logit from 16 on.",
+        show_default=True,
+        min=0,
+    ),
+]
+Concurrency = Annotated[
+    int, option("--concurrency", ASKING, "Requests at once to each endpoint.", show_default=True, min=1, max=256)
+]
+TimeoutS = Annotated[
+    float, option("--timeout-s", ASKING, "Seconds without a sign of an answer.", show_default=True, min=0.1)
+]
+ApiKey = Annotated[
+    str | None,
+    option("--api-key", ASKING, "Sent to both; better by the variable.", metavar="KEY", envvar="OPENAI_API_KEY"),
+]
+JsonFile = Annotated[Path | None, option("--json", OUTPUT, "Write all that was found to this file.", metavar="FILE")]
+Quiet = Annotated[bool, option("--quiet", OUTPUT, "No progress.")]
+
+
+def lossless(
+    url_plain: Plain, url_speculative: Speculative = None, model: Model = None, prompts: Prompts = None, max_tokens: MaxTokens = 64,
+    repeat: Repeat = 1, tie_margin: TieMargin = 0.25, concurrency: Concurrency = 4, timeout_s: TimeoutS = 120.0,
+    api_key: ApiKey = None, json_file: JsonFile = None, quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Check that speculative decoding is lossless on OpenAI-compatible endpoints.
+
+    Sends the same prompts to /v1/completions of both (vLLM, SGLang, llama.cpp,
+    foretoken serve) at temperature 0 and compares the texts token by token. Where
+    they part, log-probabilities tell a tie, which float noise decides, from an
+    error; a text that the plain endpoint gives itself when it is asked again,
+    alone or among others, is noise. For an error a small prompt is looked for.
+
+        foretoken lossless http://127.0.0.1:8000 http://127.0.0.1:8001
+        foretoken lossless http://127.0.0.1:8000 --repeat 5
+
+    Exit code 0: lossless, but for ties and noise; 1: an error was found; 2: bad
+    input, or an endpoint that does not answer.
+    """
+    import asyncio
+    from dataclasses import asdict
+
+    from ...core.errors import ForetokenError
+    from ...serve.lossless.endpoint import Endpoint, make_client
+    from ...serve.lossless.prompts import BUILT_IN, read_prompts
+    from ...serve.lossless.trial import Trial
+    from ..files import JsonRecord
+
+    record = JsonRecord(json_file)
+    texts = BUILT_IN if prompts is None else read_prompts(prompts)
+    line = StatusLine(quiet, redraw_every_s=0.1, line_every_s=LINE_EVERY_S)
+
+    def progress(text: str) -> None:
+        if line.due_s() is not None:
+            line.show(text)
+
+    async def run() -> Trial:
+        async with make_client(api_key, timeout_s) as client:
+            ends = [
+                Endpoint(url, client, model, bool(api_key), concurrency) for url in (url_plain, url_speculative) if url
+            ]
+            trial = Trial(ends[0], ends[-1], texts, max_tokens, repeat, tie_margin, progress)
+            await trial.run()
+        return trial
+
+    try:
+        trial = asyncio.run(run())
+    finally:
+        line.clear()
+    typer.echo("\n".join(_report(trial)))
+    settings = {"prompts": len(texts), "max_tokens": max_tokens, "repeat": repeat, "tie_margin": tie_margin}
+    endpoints = {name: one.to_json() for name, one in trial.endpoints.items()}
+    record.write({**endpoints, "settings": settings, **asdict(trial.outcome)})
+    if trial.outcome.count("error"):
+        raise typer.Exit(EXIT_ERROR_FOUND)
+    if failures := trial.outcome.failures:
+        raise ForetokenError(
+            f"{len(failures)} requests had no answer, and their prompts were not compared: {failures[0]}"
+        )
+
+
+def _report(trial: Trial) -> list[str]:
+    outcome, is_pair, lines = trial.outcome, len(trial.endpoints) == 2, []
+    for name, endpoint in trial.endpoints.items():
+        without = "" if endpoint.offers_logprobs else " (no log-probabilities: only text is compared)"
+        lines.append(f"{name:<12} {endpoint.url}  {endpoint.model}{without}")
+    against = "" if is_pair else ", asked together, against those asked alone"
+    lines.append(f"{outcome.num_compared:,} answers of up to {trial.max_tokens} tokens{against}")
+    rows = {
+        "same": (outcome.num_same, "the same text"),
+        "tie": (outcome.count("tie"), f"both tokens within {trial.tie_margin:g}: float noise decides"),
+        "noise": (outcome.count("noise"), "the plain endpoint gives both texts itself"),
+        "error": (outcome.count("error"), "apart by more"),
+    }
+    lines += [f"  {name:<6}{count:>6,}  {text}" for name, (count, text) in rows.items() if is_pair or name != "noise"]
+    if outcome.num_tokens:
+        lines.append(f"log-probabilities of the same tokens differ by at most {outcome.greatest_shift:.3g}")
+    if outcome.num_unlikely:
+        what = "were not the likeliest of their own endpoint: it has penalties set, or accepts wrongly"
+        lines.append(f"{outcome.num_unlikely:,} of {outcome.num_tokens:,} tokens {what}")
+    for verdict in rows:
+        of_kind = [finding for finding in outcome.findings if finding.verdict == verdict]
+        lines += [line for finding in of_kind[:MAX_LISTED] for line in _finding_lines(finding)]
+        if len(of_kind) > MAX_LISTED:
+            lines.append(f"… and {len(of_kind) - MAX_LISTED} more of this kind")
+    if (smallest := outcome.smallest) is not None:
+        where = _place(smallest.difference)
+        lines.append(f"smallest prompt, found with {smallest.num_requests} requests: {smallest.prompt!r}; {where}")
+        lines += [f"  {one.curl(smallest.prompt, smallest.max_tokens)}" for one in trial.endpoints.values()]
+    words = ("Lossless", "Not lossless") if is_pair else ("The same as itself", "Differs from itself")
+    apart = outcome.count("tie") + outcome.count("noise")
+    return [*lines, words[bool(outcome.count("error"))] + (f", but for {apart} ties and noise." if apart else ".")]
+
+
+def _finding_lines(finding: Finding) -> list[str]:
+    prompt = _short(finding.prompt)
+    lines = [f"{finding.verdict}, prompt {finding.number + 1} {prompt}: {_place(finding.difference)}"]
+    if finding.verdict != "tie":
+        begin = max(finding.difference.num_shared_characters - MAX_SHOWN // 2, 0)
+        lines.append(f"  plain        {_short(finding.plain.text[begin:])}")
+        lines.append(f"  speculative  {_short(finding.speculative.text[begin:])}")
+    if finding.alone is not None:
+        when = f"does, asked {' and '.join(finding.plain_gives_other)}," if finding.plain_gives_other else "does not"
+        lines.append(
+            f"  asked again alone it differs {finding.alone} times of 2; the plain endpoint {when} give the other token"
+        )
+    return lines
+
+
+def _place(difference: Difference) -> str:
+    tokens = ["the end" if one is None else repr(one) for one in (difference.plain, difference.speculative)]
+    sides = zip(difference.margins, ("plain", "speculative"), strict=True)
+    margins = " and ".join(f"{margin} on the {side} side" for margin, side in sides if margin is not None)
+    why = "cut off by a length" if difference.ends_early else f"apart by {margins}" if margins else "margin not known"
+    return f"{difference.unit} {difference.position + 1} is {tokens[0]} / {tokens[1]}, {why}"
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…")
