@@ -81,6 +81,7 @@ class _Asked:
     out: Path | None
     quiet: bool
     disaggregate: str | None = None
+    grammar: Path | None = None
 
     @property
     def source(self) -> str:
@@ -145,7 +146,9 @@ def generate(
     )  # fmt: skip
     as_json = as_json or logprobs or prompts is not None
     code = _run(
-        with_look_up(options), defaults, _Asked(prompt, prompts, chat, as_json, stats, out, quiet, disaggregate)
+        with_look_up(options),
+        defaults,
+        _Asked(prompt, prompts, chat, as_json, stats, out, quiet, disaggregate, json_schema or grammar),
     )
     if code:
         raise typer.Exit(code)
@@ -213,6 +216,7 @@ def _requests(
 ) -> tuple[tuple[Request, ...], dict[str, str]]:
     """Return the requests, and the line of the file that each comes from."""
     from ...core.errors import ConfigError, Problem
+    from ...gpu.session.grammar import check_grammar
     from ...gpu.session.prompts import PromptEntry, make_requests, read_prompt_file, read_prompts
 
     problems = defaults.problems()
@@ -229,6 +233,8 @@ def _requests(
         entries = read_prompts(_standard_input().split("\n"), asked.source)
     else:
         entries = read_prompt_file(asked.prompts)
+    if defaults.grammar is not None:
+        check_grammar(defaults.grammar, tokenizer, vocab_size, str(asked.grammar))
     requests = make_requests(entries, tokenizer, defaults, asked.source, chat=asked.chat, vocab_size=vocab_size)
     all_greedy = all(request.sampling.is_greedy for request in requests)
     greedy = "every request is greedy; give --temperature"

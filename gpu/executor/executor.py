@@ -172,6 +172,7 @@ class TorchExecutor:
             torch.cuda.synchronize(self.device)
         self._queue.clear()
         self._rows.forget()
+        self._shaping.forget()
         self.future_map.drop(np.arange(1, len(self._simulated_lengths)))
 
     @property
@@ -188,9 +189,8 @@ class TorchExecutor:
                     self._start(running)
                     if running.step.decode is not None:
                         running.pending = self._enqueue_round(running)
-                waits = self.draft.on_host or self._is_shaped(
-                    running.step
-                )  # the next round follows from this one's tokens
+                # The next round may follow from this one's tokens.
+                waits = self.draft.on_host or self._is_shaped(running.step)
                 if running.limit > 1 or (waits and not running.is_over):
                     return
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from .round import DecodeRound, NoClock, RoundResult, SamplingInputs
 WARM_UP_RUNS = 2  # kernels are compiled and libraries initialised before anything is captured
 
 
-class RoundKind(Enum):
+class RoundKind(StrEnum):
     """How a captured round turns logits into tokens. A filtered one sorts the vocabulary at every node, so it is one of its own."""
 
     GREEDY = "greedy"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...core.contract.request import Grammar, Request, SamplingParams
 from ...core.contract.step import Join
+from ...core.errors import ForetokenError
 from ..batch.tree import DeviceTree
 
 
@@ -102,7 +103,10 @@ class Shaping:
         if request.sampling.grammar is not None:
             if self._make_matcher is None:
                 return "this executor has no grammars: it was built without a tokenizer"
-            matcher = self._make_matcher(request.sampling.grammar)
+            try:
+                matcher = self._make_matcher(request.sampling.grammar)
+            except ForetokenError as error:  # of a caller that checks nothing before it submits
+                return str(error)
         row = self._rows[join.row] = RowShaping(request, matcher)
         if join.cached_tokens is not None:
             row.observe(join.cached_tokens)
@@ -110,6 +114,10 @@ class Shaping:
 
     def close(self, row: int) -> None:
         self._rows.pop(row, None)
+
+    def forget(self) -> None:
+        """Close all rows."""
+        self._rows.clear()
 
     def covers(self, rows: np.ndarray) -> bool:
         """Return whether any of the rows has changed logits."""

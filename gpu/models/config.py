@@ -203,6 +203,9 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
     if architecture == GPT_OSS and (limit := reader.number("swiglu_limit", 7.0)) != 7.0:
         reader.problem("swiglu_limit", f"only 7 is implemented, got {limit:g}")
     rope, local_rope = read_ropes(reader, sizes["max_context"])
+    # Beyond the context a window hides nothing; but its layers may have a rotation of their own.
+    if window and window >= sizes["max_context"] and local_rope is None:
+        window, windowed = None, frozenset()
     is_gemma = architecture in (GEMMA2, GEMMA3)
     is_capped = architecture == GEMMA2
     config = {
@@ -226,8 +229,8 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
         "eos_token_ids": reader.token_ids("eos_token_id"),
         "dtype": _read_dtype(reader),
         "activation": _read_activation(reader, architecture),
-        "window": window if window and windowed and window < sizes["max_context"] else 0,
-        "windowed_layers": tuple(sorted(windowed)) if window and window < sizes["max_context"] else (),
+        "window": window or 0,
+        "windowed_layers": tuple(sorted(windowed)),
         "local_rope": local_rope if windowed else None,
         "attention_scale": reader.number("query_pre_attn_scalar") ** -0.5 if is_gemma else None,
         "attention_softcap": _read_softcap(reader, "attn_logit_softcapping", 50.0 if is_capped else 0.0) * is_gemma,

@@ -17,6 +17,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -63,11 +64,16 @@ def choose_layout(weight: Tensor) -> str:
         return names[0]
     machine = f"{_processor()}, torch {torch.__version__}, {torch.get_num_threads()} threads"
     shape = f"{weight.shape[0]} x {weight.shape[1]} {weight.dtype}".replace("torch.", "")
-    known = _known()
-    chosen = known.setdefault(machine, {}).get(shape)
+    chosen = _known().get(machine, {}).get(shape)
     if chosen not in names:
-        chosen = known[machine][shape] = fastest(weight, names)
-        _note(known)
+        measured = fastest(weight, names)
+        # Another process may have noted its choice meanwhile: the first one stays.
+        _known.cache_clear()
+        shapes = _known().setdefault(machine, {})
+        chosen = shapes.get(shape)
+        if chosen not in names:
+            chosen = shapes[shape] = measured
+            _note(_known())
     return chosen
 
 
@@ -143,7 +149,8 @@ def _note(known: dict[str, dict[str, str]]) -> None:
         partial.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
         partial.replace(file)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
 
 
 @cache

@@ -208,15 +208,18 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
 def _scaled(block: tuple[int, int] | None, parts: list[Tensor]) -> Tensor:
     weight, scale, *zero = parts
     rows, columns = weight.shape
+
+    def spread(numbers: Tensor) -> Tensor:
+        if numbers.numel() == 1 or numbers.numel() == rows == numbers.shape[0]:
+            return numbers.float().reshape(-1, 1)
+        # The size of a block follows from the number of scales where the file does not say it.
+        height, width = block or (-(-rows // numbers.shape[0]), -(-columns // numbers.shape[1]))
+        return numbers.float().repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, :columns]
+
     values = weight.float()
     if zero and zero[0].dtype is torch.int8:
-        values = values - zero[0].float().reshape(-1, 1)
-    if scale.numel() in (1, rows):
-        return values * scale.float().reshape(-1, 1)
-    # The size of a block follows from the number of scales where the file does not say it.
-    height, width = block or (-(-rows // scale.shape[0]), -(-columns // scale.shape[1]))
-    spread = scale.float().repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, :columns]
-    return values * spread
+        values = values - spread(zero[0])
+    return values * spread(scale)
 
 
 def _from_awq(parts: list[Tensor]) -> Tensor:
@@ -232,8 +235,8 @@ def _from_awq(parts: list[Tensor]) -> Tensor:
 def _from_gptq(bits: int, zero_offset: int, parts: list[Tensor]) -> Tensor:
     words, zero_words, scales, *group_of = parts
     values = _numbers(words.t(), bits).flatten(1)  # [out, in]
-    # The sum of zero point and offset stays a number of so many bits.
-    zeros = (_numbers(zero_words, bits).flatten(1) + zero_offset).t()
+    # The sum is a number of so many bits: a zero point of 0 is stored as the greatest.
+    zeros = ((_numbers(zero_words, bits).flatten(1) + zero_offset) & ((1 << bits) - 1)).t()
     inputs = values.shape[1]
     groups = group_of[0].long() if group_of else torch.arange(inputs) // (inputs // scales.shape[0])
     return (values - zeros[:, groups]) * scales.float().t()[:, groups]

@@ -13,6 +13,8 @@ from ...core.errors import ConfigError, InvalidRequest, Problem
 if TYPE_CHECKING:
     from .text import Tokenizer
 
+MAX_CHECKED = 256  # grammars that are known to be good
+
 HINT = "needs llguidance: pip install 'foretoken[grammar]'"
 
 
@@ -21,6 +23,14 @@ def grammars_of(tokenizer: Tokenizer, vocab_size: int) -> Grammars:
     if tokenizer.grammars is None:
         tokenizer.grammars = Grammars(tokenizer, vocab_size)
     return tokenizer.grammars
+
+
+def check_grammar(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
+    """Raise ConfigError, which names `source`, if the grammar that it holds is none."""
+    try:
+        grammars_of(tokenizer, vocab_size).check(grammar)
+    except InvalidRequest as error:
+        raise ConfigError(source, [Problem("", str(error))]) from None
 
 
 class Grammars:
@@ -35,6 +45,7 @@ class Grammars:
         if not tokenizer.eos_ids:
             raise ConfigError(tokenizer.source, [Problem("eos_token", "is missing; a grammar ends with it")])
         self._library: Any = llguidance
+        self._checked: dict[Grammar, None] = {}
         self._vocab_size = vocab_size
         self._eos_ids = list(tokenizer.eos_ids)
         self._tokenizer = llguidance.LLTokenizer(
@@ -42,15 +53,22 @@ class Grammars:
         )
 
     def check(self, grammar: Grammar) -> None:
-        """Raise InvalidRequest if the grammar is none."""
+        """Raise InvalidRequest if the grammar is none. One that was checked before is not looked at again."""
+        if grammar in self._checked:
+            return
         try:
             problem = self._library.LLMatcher.validate_grammar(self._compiled(grammar), self._tokenizer)
         except ValueError as error:
             problem = str(error)
         if problem:
             raise InvalidRequest(f"{grammar.kind}: {problem.strip().splitlines()[0]}")
+        if len(self._checked) >= MAX_CHECKED:
+            self._checked.clear()
+        self._checked[grammar] = None
 
     def make(self, grammar: Grammar) -> LibraryMatcher:
+        """Return a matcher at the beginning of an output. Raises InvalidRequest if the grammar is none."""
+        self.check(grammar)
         matcher = self._library.LLMatcher(self._tokenizer, self._compiled(grammar))
         return LibraryMatcher(matcher, self._vocab_size, self._eos_ids)
 

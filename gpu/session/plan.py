@@ -231,7 +231,8 @@ def with_look_up(options: SessionOptions) -> SessionOptions:
     """Return `options` with look-up drafts (NGRAM) where neither draft nor algorithm is named, on a CPU: what it proposes costs next to
     nothing and changes no token. On a GPU a draft from the host would take the round from its graph. `steps` 0 stays plain decoding."""
     plain = options.draft is not None or options.algorithm.lower() != AUTO or options.steps == 0 or options.overlap
-    if plain or resolve_device(options.device) != "cpu":
+    device = resolve_device(AUTO) if options.device == AUTO else options.device
+    if plain or device != "cpu":
         return options
     return replace(options, algorithm="NGRAM")
 

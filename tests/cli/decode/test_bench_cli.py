@@ -163,6 +163,6 @@ def test_the_options_are_the_plans(command, arguments, monkeypatch):
     expected = BenchOptions(
         random_weights=str(arguments[2]), draft="d", algorithm="A", steps="2", topk=3, num_draft_tokens=7,
         batch_sizes="1,2", context_lengths="8", output_tokens=16, acceptance="code", overlap=True, graphs=False,
-        device="cpu", dtype="float64", page_size=4, repeat=1, seed=5,
+        device="cpu", dtype="float64", page_size=4, prompts=1, repeat=1, seed=5,
     )  # fmt: skip
     assert seen == [expected]

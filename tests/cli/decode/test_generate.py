@@ -57,6 +57,23 @@ def test_one_prompt_gives_its_text_alone(generate, models, monkeypatch):
     assert generate("--max-tokens", 20).out == outcome.out
 
 
+def test_a_name_of_the_hub_without_a_network(command, tmp_path, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub").constants
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    outcome = command("generate", "--model", "org/name", "--prompt", "x")
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert "foretoken: --model: org/name" in outcome.err and "hf download org/name --local-dir name" in outcome.err
+
+
+def test_a_wrong_schema_is_named_by_its_file(generate, tmp_path):
+    pytest.importorskip("llguidance")
+    (tmp_path / "wrong.json").write_text('{"type": "objekt"}')
+    outcome = generate("--prompt", "x", "--json-schema", tmp_path / "wrong.json")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"foretoken: {tmp_path / 'wrong.json'}: json_schema: ")
+
+
 def test_text_is_written_while_it_is_decoded(generate, monkeypatch):
     written = []
 

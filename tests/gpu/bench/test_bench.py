@@ -14,15 +14,16 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.model_shape import known_models, lookup_model
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.bench import copy_bandwidth as bandwidth_module
+from foretoken.gpu.bench import processes
 from foretoken.gpu.bench.arm import Arm, common_outputs
 from foretoken.gpu.bench.floor import round_bytes
 from foretoken.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench
 from foretoken.gpu.bench.processes import summarised
 from foretoken.gpu.bench.prompts import bench_prompts
 from foretoken.gpu.bench.report import graph_costs, report
-from foretoken.gpu.bench.run import Bench
+from foretoken.gpu.bench.run import Bench, Machine
 from foretoken.gpu.bench.shapes import random_draft, random_target, shape_of
-from foretoken.gpu.executor.graphs import CaptureReport
+from foretoken.gpu.executor.graphs import CaptureReport, RoundKind
 from foretoken.gpu.session.devices import ops_for
 from foretoken.gpu.session.plan import NotEnoughMemory
 from foretoken.gpu.session.text import Tokenizer
@@ -288,6 +289,10 @@ def test_turns_repeat_themselves_and_end_with_the_first_request(small):
 def test_processes_are_summarised_and_what_cannot_be_is_explained(small):
     plan, _, results = run(replace(small, steps="3"))
     slow = [replace(r, speedup=4 * r.speedup, tokens_per_s=1.0, round_ms=8.0 if not r.steps else 2.0) for r in results]
+    machine = Machine("cpu", 1, 1e9, 1, 0)
+    capture = CaptureReport(3, 4, 1, RoundKind.SAMPLED, 0.5, 10)
+    sent = [*results, replace(results[0], captures=(capture,))]
+    assert processes._read(processes._text_of(machine, sent)) == (machine, sent), "from process to process as JSON"
     summary = summarised([results, slow, slow])
     assert summary[1].speedups == (results[1].speedup, slow[1].speedup, slow[1].speedup)
     assert (summary[1].tokens_per_s, summary[0].round_ms) == (1.0, 8.0)

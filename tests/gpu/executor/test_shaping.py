@@ -8,6 +8,7 @@ import pytest
 from foretoken.checks.driver import CALM
 from foretoken.checks.matrix import VOCAB_SIZE
 from foretoken.core.contract.request import FinishReason, Request, SamplingParams
+from foretoken.core.errors import InvalidRequest
 from foretoken.core.prompt import Prompt
 from foretoken.gpu.executor import shaping
 from matrix_cells import small_model
@@ -69,10 +70,14 @@ def test_a_retracted_request_goes_on_where_it_was(name, expected):
     assert run.retractions > 3 and run.tokens == expected
 
 
-def test_a_grammar_without_a_library_fails_its_request_alone(expected):
-    run = serve(WAYS["chain"], requests_for())
-    assert run.finished["grammar"].reason is FinishReason.ERROR and "no grammars" in run.finished["grammar"].message
-    assert run.tokens["repetition"] == expected["repetition"]
+def test_a_grammar_that_cannot_be_made_fails_its_request_alone(expected):
+    def refuse(grammar):
+        raise InvalidRequest("lark: no such rule")
+
+    for make, words in ((None, "no grammars"), (refuse, "no such rule")):
+        run = serve(WAYS["chain"], requests_for(), make_matcher=make)
+        assert run.finished["grammar"].reason is FinishReason.ERROR and words in run.finished["grammar"].message
+        assert run.tokens["repetition"] == expected["repetition"]
 
 
 @pytest.mark.parametrize("defect", ["no path", "no counts of the path"])

@@ -403,6 +403,20 @@ def test_the_layout_is_measured_once_and_noted(tmp_path, monkeypatch: pytest.Mon
     layouts._known.cache_clear()
     times = iter([4.0] * 2 * layouts.REPEATS + [3.9] * 2 * layouts.REPEATS)
     assert layouts.choose_layout(weight) == layouts.ROWS, "a gain that may be noise changes nothing"
+    kept = layouts.notes_file().read_text()
+    layouts.notes_file().write_text("{}")
+    layouts._known.cache_clear()
+
+    def note_meanwhile(*of):
+        layouts.notes_file().write_text(kept.replace('"rows"', '"columns"'))
+        return 1.0
+
+    monkeypatch.setattr(layouts, "_timed", note_meanwhile)
+    assert layouts.choose_layout(weight) == layouts.COLUMNS, "of two processes the first one's choice stays"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(layouts.notes_file()))  # a file, where no folder can be made
+    monkeypatch.setattr(layouts, "_timed", lambda *of: 1.0)
+    layouts._known.cache_clear()
+    assert layouts.choose_layout(weight) == layouts.ROWS
     layouts._known.cache_clear()
 
 

@@ -49,6 +49,16 @@ def test_what_each_architecture_implies():
     assert moe.moe_layers == (3, 5, 7) and moe.num_moe_layers == 3
 
 
+def test_windows_beyond_the_context():
+    """They hide nothing; but Gemma 3 rotates the layers that have one by another frequency."""
+    mistral = MINIMAL | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096}
+    config = ModelConfig.from_dict(mistral | {"max_position_embeddings": 4096})
+    assert (config.window, config.windowed_layers) == (0, ())
+    gemma = MINIMAL | {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 4096, "max_position_embeddings": 64}
+    config = ModelConfig.from_dict(gemma)
+    assert config.local_rope == Rope(1e4) and config.windowed_layers == (0, 1, 2, 3, 4, 6, 7)
+
+
 def test_old_and_new_spelling_of_rotary_parameters_and_dtype():
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     old = {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}, "torch_dtype": "bfloat16"}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from foretoken.core.errors import ConfigError
 from foretoken.gpu.models import config as families
+from foretoken.gpu.models import quantized
 from foretoken.gpu.models.checkpoint import load_target, random_weights, save_target
 from foretoken.gpu.models.config import ModelConfig, MoeConfig
 from foretoken.gpu.models.decoder import Decoder
@@ -48,7 +49,7 @@ class Numbers:
         groups = columns // GROUP
         self.q = rng.integers(0, 1 << bits, (rows, columns))
         self.zeros = (
-            rng.integers(1, 1 << bits, (rows, groups)) if not symmetric else np.full((rows, groups), 1 << (bits - 1))
+            rng.integers(0, 1 << bits, (rows, groups)) if not symmetric else np.full((rows, groups), 1 << (bits - 1))
         )
         self.scales = torch.from_numpy(rng.uniform(0.001, 0.01, (rows, groups))).half()
         self.group_of = rng.permutation(columns) // GROUP if shuffled else np.arange(columns) // GROUP
@@ -76,7 +77,7 @@ def gptq(
     made = Numbers(tuple(weight.shape), bits, seed, symmetric=False, shuffled=True)
     parts = {
         "qweight": words_of(made.q, bits).t(),
-        "qzeros": words_of(made.zeros.T - stored_less, bits),
+        "qzeros": words_of((made.zeros.T - stored_less) % (1 << bits), bits),
         "scales": made.scales.t(),
         "g_idx": torch.from_numpy(made.group_of).int(),
     }
@@ -178,6 +179,16 @@ def test_weights_are_those_that_the_format_defines(plain, tmp_path: Path, form: 
     save_file({name: tensor for name, tensor in stored.items() if name != missing}, tmp_path / SINGLE)
     with pytest.raises(CheckpointError, match=r"is missing|belongs to nothing|has dtype"):
         load_target(tmp_path, OPS)
+
+
+def test_as_many_blocks_as_rows_are_no_scales_of_rows():
+    """A matrix of 8 × 8 in blocks of 2 × 4 has 8 scales, as many as it has rows."""
+    scale = torch.arange(1.0, 9.0).view(4, 2)
+    found = quantized._scaled((2, 4), [torch.ones(8, 8), scale])
+    assert torch.equal(found, scale.repeat_interleave(2, 0).repeat_interleave(4, 1))
+    zeros = torch.arange(16, dtype=torch.int8).view(8, 2)  # of groups of 4 inputs
+    found = quantized._scaled(None, [torch.zeros(8, 8), torch.ones(8, 2), zeros])
+    assert torch.equal(found, -zeros.float().repeat_interleave(4, 1))
 
 
 def test_experts_of_gpt_oss_in_mxfp4(tmp_path: Path):
