@@ -73,9 +73,9 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt key: ` (did you mean 'x'?)`, or an empty string if nothing is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """A hint for a misspelt key: ` (did you mean 'x'?)`, or an empty string if nothing has that likeness (difflib's ratio)."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

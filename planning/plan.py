@@ -18,6 +18,7 @@ from ..sim.scenario_file import scenario_with
 from .candidates import REPLICAS, Candidate, base_tables
 from .search import Finding, Search, greatest_load, least_count, run_searches
 from .slo import Objective
+from .trial import reason_of
 from .workers import Workers
 
 DROPPED_BELOW = 0.75
@@ -172,7 +173,7 @@ class Plan:
         try:
             assemble(scenario_with(base_tables(self.scenario), {**candidate.settings, REPLICAS: engines}))
         except ForetokenError as error:
-            return _nothing(Finding(0.0, reason=str(error)))
+            return _nothing(Finding(0.0, reason=reason_of(error)))
         settings = {**candidate.settings, REPLICAS: engines}
         return greatest_load(
             settings, self.load_key, self.usual_load, asked.objectives, asked.seeds[:1], ROUGH, sized=self._few_requests

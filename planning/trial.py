@@ -12,6 +12,7 @@ from ..core.errors import ForetokenError, InvariantViolation
 from ..observe.metrics import RunMetrics
 from ..sim.effects import given_keys
 from ..sim.run import Progress, Simulation
+from ..sim.scenario_check import SCENARIO
 from ..sim.scenario_file import OVERRIDES, SETTINGS, scenario_with
 from ..simulation import summarize_run
 
@@ -36,6 +37,11 @@ class Trial:
     wall_s: float = 0.0
 
 
+def reason_of(error: ForetokenError) -> str:
+    """Return what is wrong with a scenario, by its keys alone: the settings that make it are no file of the user's."""
+    return str(error).replace(f"{SCENARIO}: ", "")
+
+
 def run_trial(
     tables: Mapping[str, Any], settings: Mapping[str, Any], on_progress: Callable[[Progress], None] | None = None
 ) -> Trial:
@@ -52,7 +58,7 @@ def run_trial(
                 raise KeyboardInterrupt
             summary = summarize_run(scenario, report, metrics)
     except ForetokenError as error:
-        return Trial("refused", str(error), wall_s=time.monotonic() - started_s)
+        return Trial("refused", reason_of(error), wall_s=time.monotonic() - started_s)
     except (InvariantViolation, ArithmeticError, LookupError, ValueError, TypeError) as error:
         return Trial("failed", f"{type(error).__name__}: {error}", wall_s=time.monotonic() - started_s)
     scalars = {key: value for key, value in summary.items() if isinstance(value, str | int | float | None)}

@@ -30,13 +30,13 @@ def cost(
 ) -> None:
     """Print what one decode round takes, part by part, and how many tokens it must give.
 
-        foretoken cost --batch 1,64 --context 4096
-        foretoken cost chat.toml --set hardware.gpu=L40S --steps 0,2,4
-
     A column per number of draft steps. Microseconds on the device by part, the
     scheduler's time on the host (beside the device, or after it), and their
     sum. Break-even is the accept length at which a round is as fast as plain
     decoding; the accept length is what the scenario's acceptance gives.
+
+        foretoken cost --batch 1,64 --context 4096
+        foretoken cost chat.toml --set hardware.gpu=L40S --steps 0,2,4
     """
     from ...core.errors import ConfigError, Problem
     from ...planning.grid import parse_values

@@ -31,15 +31,15 @@ def doctor(
 ) -> None:
     """Say whether speculation pays in a deployment: up to which batch, at which load, and what it does to the tail.
 
-        foretoken doctor
-        foretoken doctor chat.toml --set hardware.gpu=L40S
-        foretoken doctor --trace requests.csv --set model.target=llama-3.1-70b --set hardware.tensor_parallel=4
-
     Three tables. The best number of draft steps with its gain over plain
     decoding, by batch and context. The accept length at which speculation
     breaks even, beside the one expected. Latencies of a short simulation of the
     scenario's own load, as it is and without speculation. `foretoken cost`
     shows what a round is made of.
+
+        foretoken doctor
+        foretoken doctor chat.toml --set hardware.gpu=L40S
+        foretoken doctor --trace requests.csv --set model.target=llama-3.1-70b --set hardware.tensor_parallel=4
     """
     from ...core.errors import ForetokenError
     from ...planning.rounds import RoundModel, without_speculation
@@ -108,7 +108,8 @@ def _gains(model: RoundModel) -> list[str]:
                 cells.append("no room")
                 continue
             found = model.best(size, context, MOST_STEPS)
-            cells.append(f"{found.steps} steps {_gain(model, found):.2f} ×" if found.steps else "plain")
+            steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
+            cells.append(f"{steps} {_gain(model, found):.2f} ×" if found.steps else "plain")
         lines.append(f"{size:>8}" + "".join(f"{cell:>16}" for cell in cells))
     return lines
 

@@ -36,7 +36,9 @@ def plan(
     ] = "ttft_p99<1s,tpot_p99<50ms",
     rate: Annotated[
         float | None,
-        typer.Option(min=1e-6, show_default=False, help="Requests/s to serve; with a trace, times its own arrivals."),
+        typer.Option(
+            min=1e-6, max=1e6, show_default=False, help="Requests/s to serve; with a trace, times its own arrivals."
+        ),
     ] = None,
     gpus: Annotated[
         int | None, typer.Option(min=1, max=4096, show_default=False, help="Devices there are; default: one engine's.")
@@ -70,11 +72,6 @@ def plan(
 ) -> None:
     """Find the configuration that serves most within latency limits, or the load on the least GPUs.
 
-        foretoken plan --slo 'ttft_p99<500ms,tpot_p99<20ms'
-        foretoken plan chat.toml --rate 40 --price H100=2.5
-        foretoken plan --gpus 8 --set model.target=llama-3.1-70b --try speculation.steps=0..4
-        foretoken plan --trace requests.csv --rate 1 --try hardware.gpu=H100,L40S
-
     With --rate (or a trace and --rate 1) it looks for the least GPUs that hold
     the load within the limits, without for the greatest load on --gpus.
     Compared are plain decoding, chains of 1, 2, 3, 5, 7 drafts, a tree and an
@@ -83,6 +80,11 @@ def plan(
     the others are ranked with 95 % intervals over seeds. Those that interval
     and --model-error cannot tell from the best are marked =. Every run is
     kept: the same command goes on where Ctrl-C has stopped it.
+
+        foretoken plan --slo 'ttft_p99<500ms,tpot_p99<20ms'
+        foretoken plan chat.toml --rate 40 --price H100=2.5
+        foretoken plan --gpus 8 --set model.target=llama-3.1-70b --try speculation.steps=0..4
+        foretoken plan --trace requests.csv --rate 1 --try hardware.gpu=H100,L40S
     """
     from ...planning.answer import answer_of, write_answer
     from ...planning.plan import Question
@@ -174,9 +176,13 @@ def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
     unit = "× the trace" if whole.scenario.workload.trace is not None else "requests/s"
     try:
         for which, index, found in whole.run(pool):
+            if found.reason:  # told below the table
+                continue
             is_load = which == "first" or whole.question.load is None
-            value = f"{found.value:.3g} {unit}" if is_load else f"{found.value} engines"
-            result = found.reason.partition("\n")[0][:60] or value
+            value = f"{found.value:.3g} {unit}" if is_load else f"{found.value:.0f} engines"
+            result = (
+                value if found.value else f"holds {'no load' if is_load else 'with no number of engines that may be'}"
+            )
             line.show(f"{which} round, {whole.candidates[index].name}: {result} ({len(store)} runs)")
     finally:
         line.clear()

@@ -37,16 +37,16 @@ def report(
 ) -> None:
     """Make one HTML file of a run, a sweep, a plan or a twin: answer, figures, scenario, provenance.
 
+    The page needs no network and no other file: it can be mailed, or kept beside
+    the run. It fits a phone, and follows the light or dark setting. Percentiles
+    are of all requests; under each figure stands what its curve is made of.
+    A file that another program wrote is not replaced.
+
         foretoken simulate --out runs/chat
         foretoken report runs/chat
         foretoken report runs/plan-5a6b7c8d --out plan.html --png pictures
         foretoken twin --json twin.json
         foretoken report twin.json --out twin.html
-
-    The page needs no network and no other file: it can be mailed, or kept beside
-    the run. It fits a phone, and follows the light or dark setting. Percentiles
-    are of all requests; under each figure stands what its curve is made of.
-    A file that another program wrote is not replaced.
     """
     from ...observe.figures.reports import page_of
     from ..files import write_text

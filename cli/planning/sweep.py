@@ -56,14 +56,14 @@ def sweep(
 ) -> None:
     """Simulate every combination of some settings, each with several seeds.
 
-        foretoken sweep --grid speculation.steps=0..7 --set workload.num_requests=300
-        foretoken sweep chat.toml --grid speculation.steps=0..7 --grid workload.rate=1..64:log --seeds 5
-        foretoken sweep --grid hardware.gpu=H100,H200 --grid hardware.tensor_parallel=1,2 --out runs/gpus
-
     Values: 0..7 is every integer, 0.5..2:4 four numbers evenly spaced,
     1..64:log doubles, 1..64:log4 is four numbers with one ratio between them,
     a,b,c and [1, 2] are themselves. Where speculation.steps varies and no
     policy is given, the policy is fixed.
+
+        foretoken sweep --grid speculation.steps=0..7 --set workload.num_requests=300
+        foretoken sweep chat.toml --grid speculation.steps=0..7 --grid workload.rate=1..64:log --seeds 5
+        foretoken sweep --grid hardware.gpu=H100,H200 --grid hardware.tensor_parallel=1,2 --out runs/gpus
 
     Prints the mean of each combination over its seeds with a 95 % interval,
     and leaves trials.parquet, a row per run with every number of its summary.

@@ -46,13 +46,13 @@ def tune(
 ) -> None:
     """Search the table of draft steps, and the controller's parameters, that serve a workload fastest.
 
-        foretoken tune
-        foretoken tune chat.toml --out runs/chat-steps
-        foretoken tune --trace requests.csv --set hardware.gpu=L40S
-
     A table is judged in phases: a light load, the knee and saturation, and the
     scenario's own load; or the quietest, the middle and the busiest window of a
     trace. What is measured is the speed that requests see, from arrival to end.
+
+        foretoken tune
+        foretoken tune chat.toml --out runs/chat-steps
+        foretoken tune --trace requests.csv --set hardware.gpu=L40S
 
     The best tables are compared on seeds that the search has not seen, with
     every fixed number of steps, the default table, the policy goodput, and no

@@ -56,16 +56,16 @@ def trace(
 ) -> None:
     """Describe a trace: rates, lengths, burstiness, prefix reuse; fit a synthetic workload to it.
 
+    The hit rate is that of prompts alone, in a cache that forgets nothing, in
+    those of --cache-tokens, and with a SCENARIO (or --set of anything but the
+    workload) in the KV slots of its engines, as one cache.
+    --set workload.start_s=600 and the like take a piece of the trace.
+
         foretoken trace requests.csv
         foretoken trace requests.jsonl --cache-tokens 500000,5000000
         foretoken trace requests.jsonl chat.toml
         foretoken trace requests.csv --out workload.toml --check
         foretoken simulate workload.toml --set workload.rate=20
-
-    The hit rate is that of prompts alone, in a cache that forgets nothing, in
-    those of --cache-tokens, and with a SCENARIO (or --set of anything but the
-    workload) in the KV slots of its engines, as one cache.
-    --set workload.start_s=600 and the like take a piece of the trace.
 
     --out writes a scenario's table `workload`: rates over time, burstiness,
     lengths, shared prefixes. The report says how near each comes to the trace,

@@ -21,6 +21,7 @@ from ...observe.input_files import read_text, read_toml
 
 FLAG, VALUE, LIST = "flags", "values", "lists"
 MAX_COMMAND = 100_000  # characters
+NEAR = 0.8  # of hundreds of names some are a little alike: only a slip is worth a hint
 VARIABLE = "has a variable of the shell; give its value"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPERATOR = re.compile(r"(&|&&|\|\|?|;|[0-9]?>.*|<.*)")
@@ -222,7 +223,8 @@ class _Reader:
             name, value = positive, False
         if name is None:
             bare = head.replace("_", "-")
-            hint = nearest(f"--{bare}", [f"--{one}" for one in (*self.server.known, *self.server.other_names)])
+            names = [f"--{one}" for one in (*self.server.known, *self.server.other_names)]
+            hint = nearest(f"--{bare}", names, NEAR)
             self.found.problems.append(Problem(word.partition("=")[0], f"is no argument of {self.server.name}{hint}"))
             self._skip_values()
             return

@@ -151,6 +151,8 @@ def test_a_launch_command_takes_the_place_of_a_scenario(command, tmp_path):
         (["tune", "--set", "speculation.algorithm=NONE"], "name the algorithm"),
         (["doctor", "--set", "model.target=llama-3.1-70b"], "does not fit"),
         (["plan", "--from-sglang", "--tp-sise 2"], "is no argument of SGLang (did you mean '--tp-size'?)"),
+        (["plan", "--from-vllm", "vllm serve x --foo-bar 3"], "is no argument of vLLM\n"),
+        (["plan", "--rate", "inf"], "less than or equal to"),
         (["cost", "--from-sglang", "--tp 2", "--from-vllm", "vllm serve x"], "give one of them"),
         (["plan", "--slo", "ttft_p99<500"], "500 has no unit; write 500ms or 500s"),
         (["plan", "--price", "H100"], "--price: H100: expected GPU=price"),
