@@ -24,34 +24,24 @@ Speculative = Annotated[
     str | None,
     typer.Argument(metavar="[URL_SPECULATIVE]", help="The same model with it; else URL_PLAIN against itself."),
 ]
+
+
+def _number(name: str, text: str, least: float, most: float | None = None) -> typer.models.OptionInfo:
+    return option(name, ASKING, text, show_default=True, min=least, max=most)
+
+
+MARGIN = "Log-probabilities this close are a tie: 0.25 is two steps of a bfloat16 logit from 16 on."
+PROMPTS = 'One prompt a line, or .jsonl with {"prompt": TEXT}; by default a built-in set.'
 Model = Annotated[str | None, option("--model", ASKING, "Model to ask for; by default the first that is listed.")]
-Prompts = Annotated[
-    Path | None,
-    option("--prompts", ASKING, 'One prompt a line, or .jsonl with {"prompt": TEXT}; by default a built-in set.'),
-]
-MaxTokens = Annotated[int, option("--max-tokens", ASKING, "Tokens of an answer.", show_default=True, min=1)]
-Repeat = Annotated[
-    int, option("--repeat", ASKING, "Answers of URL_SPECULATIVE to each prompt.", show_default=True, min=1, max=1000)
-]
-TieMargin = Annotated[
-    float,
-    option(
-        "--tie-margin",
-        ASKING,
-        "Log-probabilities this close are a tie: 0.25 is two steps of a bfloat16 logit from 16 on.",
-        show_default=True,
-        min=0,
-    ),
-]
-Concurrency = Annotated[
-    int, option("--concurrency", ASKING, "Requests at once to each endpoint.", show_default=True, min=1, max=256)
-]
-TimeoutS = Annotated[
-    float, option("--timeout-s", ASKING, "Seconds without a sign of an answer.", show_default=True, min=0.1)
-]
+Prompts = Annotated[Path | None, option("--prompts", ASKING, PROMPTS, metavar="FILE")]
+MaxTokens = Annotated[int, _number("--max-tokens", "Tokens of an answer.", 1)]
+Repeat = Annotated[int, _number("--repeat", "Answers of URL_SPECULATIVE to each prompt.", 1, 1000)]
+TieMargin = Annotated[float, _number("--tie-margin", MARGIN, 0)]
+Concurrency = Annotated[int, _number("--concurrency", "Requests at once to each endpoint.", 1, 256)]
+TimeoutS = Annotated[float, _number("--timeout-s", "Seconds to wait for a part of an answer.", 0.1)]
 ApiKey = Annotated[
     str | None,
-    option("--api-key", ASKING, "Sent to both; better by the variable.", metavar="KEY", envvar="OPENAI_API_KEY"),
+    option("--api-key", ASKING, "Sent to both; better by the variable.", metavar="KEY", envvar="FORETOKEN_API_KEY"),
 ]
 JsonFile = Annotated[Path | None, option("--json", OUTPUT, "Write all that was found to this file.", metavar="FILE")]
 Quiet = Annotated[bool, option("--quiet", OUTPUT, "No progress.")]
@@ -125,52 +115,49 @@ def _report(trial: Trial) -> list[str]:
         lines.append(f"{name:<12} {endpoint.url}  {endpoint.model}{without}")
     against = "" if is_pair else ", asked together, against those asked alone"
     lines.append(f"{outcome.num_compared:,} answers of up to {trial.max_tokens} tokens{against}")
-    rows = {
-        "same": (outcome.num_same, "the same text"),
-        "tie": (outcome.count("tie"), f"both tokens within {trial.tie_margin:g}: float noise decides"),
-        "noise": (outcome.count("noise"), "the plain endpoint gives both texts itself"),
-        "error": (outcome.count("error"), "apart by more"),
-    }
-    lines += [f"  {name:<6}{count:>6,}  {text}" for name, (count, text) in rows.items() if is_pair or name != "noise"]
+    rows = {"same": "the same text", "tie": f"both tokens within {trial.tie_margin:g}: float noise decides"}
+    rows |= {"noise": "the plain endpoint gives both texts itself"} if is_pair else {}
+    rows |= {"error": "apart by more, or by an unknown margin"}
+    counts = {name: outcome.count(name) for name in rows} | {"same": outcome.num_same}
+    lines += [f"  {name:<6}{counts[name]:>6,}  {text}" for name, text in rows.items()]
     if outcome.num_tokens:
         lines.append(f"log-probabilities of the same tokens differ by at most {outcome.greatest_shift:.3g}")
     if outcome.num_unlikely:
         what = "were not the likeliest of their own endpoint: it has penalties set, or accepts wrongly"
         lines.append(f"{outcome.num_unlikely:,} of {outcome.num_tokens:,} tokens {what}")
+    sides = ("plain", "speculative") if is_pair else ("alone", "together")
     for verdict in rows:
         of_kind = [finding for finding in outcome.findings if finding.verdict == verdict]
-        lines += [line for finding in of_kind[:MAX_LISTED] for line in _finding_lines(finding)]
+        lines += [line for finding in of_kind[:MAX_LISTED] for line in _finding_lines(finding, sides)]
         if len(of_kind) > MAX_LISTED:
             lines.append(f"… and {len(of_kind) - MAX_LISTED} more of this kind")
     if (smallest := outcome.smallest) is not None:
-        where = _place(smallest.difference)
+        where = _place(smallest.difference, sides)
         lines.append(f"smallest prompt, found with {smallest.num_requests} requests: {smallest.prompt!r}; {where}")
         lines += [f"  {one.curl(smallest.prompt, smallest.max_tokens)}" for one in trial.endpoints.values()]
     words = ("Lossless", "Not lossless") if is_pair else ("The same as itself", "Differs from itself")
     apart = outcome.count("tie") + outcome.count("noise")
-    return [*lines, words[bool(outcome.count("error"))] + (f", but for {apart} ties and noise." if apart else ".")]
+    return [*lines, words[bool(outcome.count("error"))] + (f" (ties and noise: {apart})." if apart else ".")]
 
 
-def _finding_lines(finding: Finding) -> list[str]:
-    prompt = _short(finding.prompt)
-    lines = [f"{finding.verdict}, prompt {finding.number + 1} {prompt}: {_place(finding.difference)}"]
+def _finding_lines(finding: Finding, sides: tuple[str, str]) -> list[str]:
+    where = _place(finding.difference, sides)
+    lines = [f"{finding.verdict}, prompt {finding.number + 1} {_short(finding.prompt)}: {where}"]
     if finding.verdict != "tie":
         begin = max(finding.difference.num_shared_characters - MAX_SHOWN // 2, 0)
-        lines.append(f"  plain        {_short(finding.plain.text[begin:])}")
-        lines.append(f"  speculative  {_short(finding.speculative.text[begin:])}")
+        texts = zip(sides, (finding.plain.text, finding.speculative.text), strict=True)
+        lines += [f"  {side:<12} {_short(text[begin:])}" for side, text in texts]
     if finding.alone is not None:
-        when = f"does, asked {' and '.join(finding.plain_gives_other)}," if finding.plain_gives_other else "does not"
-        lines.append(
-            f"  asked again alone it differs {finding.alone} times of 2; the plain endpoint {when} give the other token"
-        )
+        given = finding.plain_gives_other
+        plain = f"gives it, too, asked {' and '.join(given)}" if given else "never gives it"
+        lines.append(f"  asked again alone, it comes {finding.alone} times of 2; the plain endpoint {plain}")
     return lines
 
 
-def _place(difference: Difference) -> str:
+def _place(difference: Difference, sides: tuple[str, str]) -> str:
     tokens = ["the end" if one is None else repr(one) for one in (difference.plain, difference.speculative)]
-    sides = zip(difference.margins, ("plain", "speculative"), strict=True)
-    margins = " and ".join(f"{margin} on the {side} side" for margin, side in sides if margin is not None)
-    why = "cut off by a length" if difference.ends_early else f"apart by {margins}" if margins else "margin not known"
+    told = [f"{one} ({side})" for one, side in zip(difference.margins, sides, strict=True) if one is not None]
+    why = "cut off by a length" if difference.ends_early else f"apart by {', '.join(told) or 'an unknown margin'}"
     return f"{difference.unit} {difference.position + 1} is {tokens[0]} / {tokens[1]}, {why}"
 
 

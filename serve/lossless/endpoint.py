@@ -35,10 +35,12 @@ class EndpointError(ForetokenError):
 
 
 def make_client(api_key: str | None, timeout_s: float) -> httpx.AsyncClient:
-    """Return a client of both endpoints."""
+    """Return a client of both endpoints. Raises ForetokenError for a key that cannot be sent."""
     import httpx
 
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    if api_key and not (api_key.isascii() and api_key.isprintable()):
+        raise ForetokenError("--api-key: has characters that no header takes; expected printable ASCII")
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.AsyncClient(headers=headers, timeout=timeout_s, limits=httpx.Limits(max_connections=None))
 
 
@@ -101,7 +103,7 @@ class Endpoint:
 
     def curl(self, prompt: str, max_tokens: int) -> str:
         """Return the command that asks the same; a key is named by its variable."""
-        key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if self.has_key else ""
+        key = ' -H "Authorization: Bearer $FORETOKEN_API_KEY"' if self.has_key else ""
         body = shlex.quote(json.dumps(self._body(prompt, max_tokens), ensure_ascii=False))
         return f"curl {shlex.quote(f'{self.url}/v1/completions')}{key} -H 'Content-Type: application/json' -d {body}"
 
