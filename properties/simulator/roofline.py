@@ -188,9 +188,9 @@ class Roofline:
         return self.mixed_ns(tuple(chunks), decode or Decode(0, 0, 1, 1, 0))
 
     def routed(self, lens: Sequence[int], has_padding: bool) -> tuple[int, float]:
-        """The tokens of requests, and as how many that choose their experts alone they do; all padding rows hold one and the same token."""
+        """The tokens of requests, and as how many that choose their experts alone they do; padding is one further token of a request."""
         share = self.machine["expert_independence"]
-        return sum(lens), sum(1 + share * (length - 1) for length in lens) + has_padding
+        return sum(lens), sum(1 + share * (length - 1) for length in lens) + share * has_padding
 
     def padded(self, batch: int, width: int) -> tuple[int, bool]:
         """The tokens of a pass with `width` per row as a captured graph runs them, and whether there is none that is large enough."""

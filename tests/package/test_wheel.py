@@ -57,10 +57,14 @@ def install(environment: Path, requirement: str) -> None:
 def test_the_wheel_has_every_module_and_nothing_else(wheel):
     archive = zipfile.ZipFile(wheel)
     modules = {name for name in archive.namelist() if ".dist-info/" not in name}
-    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"].values()
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = setuptools["package-dir"].values()
     expected = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
     expected = {f"foretoken/{name.removeprefix('foretoken/')}" for name in expected}
-    assert modules == expected | {"foretoken/py.typed"}
+    data = {
+        f"{package.replace('.', '/')}/{name}" for package, names in setuptools["package-data"].items() for name in names
+    }
+    assert modules == expected | data
 
 
 @pytest.mark.xdist_group("wheel")
