@@ -79,4 +79,5 @@ class Session:
         for text in texts:
             self._num_prompts += 1
             entries.append(PromptEntry(str(self._num_prompts), f"prompt {self._num_prompts}", prompt=text))
-        return make_requests(entries, self._session.tokenizer, defaults, ARGUMENTS, chat=chat)
+        vocab_size = self._session.plan.target.vocab_size
+        return make_requests(entries, self._session.tokenizer, defaults, ARGUMENTS, chat=chat, vocab_size=vocab_size)

@@ -16,8 +16,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
-from ..core.contract.request import SamplingParams
-from ..core.errors import InvalidRequest
+from ..core.contract.request import Grammar, SamplingParams
+from ..core.errors import ForetokenError, InvalidRequest
 from ..observe.log import package_version
 from .answer import Answer
 from .bodies.port import Order
@@ -107,7 +107,8 @@ class _Api:
             )
         prompts = await self._prompts(asked.prompt)
         outputs = () if asked.logprobs is None else _outputs(asked.logprobs)
-        orders = self._orders(asked, prompts, asked.max_tokens or DEFAULT_MAX_TOKENS, outputs)
+        sampling = await self._sampling(asked)
+        orders = self._orders(asked, prompts, asked.max_tokens or DEFAULT_MAX_TOKENS, sampling, outputs)
         reply = self._frontend.open(_new_id("cmpl"), orders, sum(map(len, prompts)))
         echoes = (
             [self._codec.decode(prompt) for prompt in prompts for _ in range(asked.num_outputs)] if asked.echo else []
@@ -126,7 +127,8 @@ class _Api:
             raise ApiError(400, "contradicts max_tokens: give one of them", param="max_completion_tokens")
         prompt = await self._chat_prompt([message.to_template() for message in asked.messages])
         outputs = _outputs(asked.top_logprobs or 0) if asked.logprobs else ()
-        orders = self._orders(asked, [prompt], asked.max_completion_tokens or asked.max_tokens, outputs, "messages")
+        max_tokens, sampling = asked.max_completion_tokens or asked.max_tokens, await self._sampling(asked)
+        orders = self._orders(asked, [prompt], max_tokens, sampling, outputs, "messages")
         reply = self._frontend.open(_new_id("chatcmpl"), orders, len(prompt))
         shown = (asked.top_logprobs or 0) if asked.logprobs else None
         form = ChatForm(reply, self._model, self._codec, with_usage=asked.wants_usage, num_logprobs=shown)
@@ -166,6 +168,7 @@ class _Api:
 
     def _check(self, asked: Sampled, given: dict[str, bool]) -> None:
         self._check_model(asked.model)
+        given |= dict.fromkeys(asked.shaping, True) | {"response_format": asked.schema_text is not None}
         for name, is_given in given.items():
             if is_given and name in self._body.unsupported:
                 raise ApiError(400, self._body.unsupported[name], param=name, code="unsupported")
@@ -213,11 +216,35 @@ class _Api:
         except InvalidRequest as error:
             raise ApiError(400, str(error), param="messages") from None
 
+    async def _sampling(self, asked: Sampled) -> SamplingParams:
+        """Return the sampling parameters. A seed is mapped to 1 … SEEDS, for 0 means none; without one the order's id keys its draws.
+
+        Raises ApiError for a schema that no output can be made to follow.
+        """
+        grammar = None
+        if asked.schema_text is not None:
+            if asked.ignore_eos:
+                raise ApiError(400, "contradicts response_format, which says where the text ends", param="ignore_eos")
+            grammar = Grammar("json_schema", asked.schema_text)
+            try:
+                await asyncio.to_thread(self._body.check_grammar, grammar)
+            except ForetokenError as error:
+                raise ApiError(400, str(error), param="response_format") from None
+        return SamplingParams(
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            top_k=max(asked.top_k or 0, 0),
+            seed=UNSEEDED if asked.seed is None else (asked.seed - 1) % SEEDS + 1,
+            grammar=grammar,
+            **asked.shaping,
+        )
+
     def _orders(
         self,
         asked: Sampled,
         prompts: Sequence[np.ndarray],
         max_tokens: int | None,
+        sampling: SamplingParams,
         outputs: tuple[str, ...],
         param: str = "prompt",
     ) -> list[Order]:
@@ -235,7 +262,6 @@ class _Api:
         if max_tokens is not None and max_tokens > room:
             message = f"{max_tokens} tokens after a prompt of {self._body.context_len - room}; the context takes {room}"
             raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
-        sampling = _sampling(asked)
         orders = []
         for prompt in prompts:
             for i in range(asked.num_outputs):
@@ -254,16 +280,6 @@ class _Api:
                     )
                 )
         return orders
-
-
-def _sampling(asked: Sampled) -> SamplingParams:
-    """Return the sampling parameters. A seed is mapped to 1 … SEEDS, for 0 means none; without one the order's id keys its draws."""
-    return SamplingParams(
-        temperature=1.0 if asked.temperature is None else asked.temperature,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        top_k=max(asked.top_k or 0, 0),
-        seed=UNSEEDED if asked.seed is None else (asked.seed - 1) % SEEDS + 1,
-    )
 
 
 def _outputs(num_top: int) -> tuple[str, ...]:

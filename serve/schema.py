@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..core.prompt import MAX_TOKEN_ID
@@ -39,8 +40,29 @@ class StreamOptions(Body):
     include_obfuscation: only(False) = None
 
 
+class NamedSchema(Body):
+    name: Text | None = None
+    description: Text | None = None
+    schema_: dict[str, Any] = Field(alias="schema", description="a JSON schema")
+    strict: bool | None = Field(None, description="the schema is followed whatever this says")
+
+
 class ResponseFormat(Body):
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise PydanticCustomError("response_format", "type json_schema and a json_schema go together")
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """The schema that an output must follow, None for any text."""
+        if self.json_schema is not None:
+            return json.dumps(self.json_schema.schema_)
+        return None if self.type == "text" else '{"type": "object"}'
 
 
 class Sampled(Body):
@@ -63,12 +85,24 @@ class Sampled(Body):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     logit_bias: only({}) = None
-    frequency_penalty: only(0, 0.0) = None
-    presence_penalty: only(0, 0.0) = None
-    repetition_penalty: only(1, 1.0) = None  # the benchmark clients of other servers send this and the next two
-    min_p: only(0, 0.0) = None
-    min_tokens: only(0) = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    response_format: ResponseFormat | None = None
+    min_tokens: only(0) = None  # the benchmark clients of other servers send it
     user: Text | None = Field(None, description="not looked at")
+
+    @property
+    def shaping(self) -> dict[str, float]:
+        """The parameters that change the model's logits, and are not off."""
+        off = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0}
+        return {name: value for name in off if (value := getattr(self, name)) not in (None, off[name])}
+
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema that outputs must follow."""
+        return None if self.response_format is None else self.response_format.schema_text
 
     @property
     def num_outputs(self) -> int:
@@ -89,7 +123,6 @@ class CompletionRequest(Sampled):
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
     best_of: only(1) = None
     suffix: only("") = None
-    response_format: ResponseFormat | None = None
 
 
 class TextPart(Body):
@@ -113,7 +146,6 @@ class ChatRequest(Sampled):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID, strict=True)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
-    response_format: ResponseFormat | None = None
     tools: only([]) = None
     tool_choice: only("none", "auto") = None
     functions: only([]) = None

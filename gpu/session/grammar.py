@@ -19,10 +19,10 @@ HINT = "needs llguidance: pip install 'foretoken[grammar]'"
 
 
 def grammars_of(tokenizer: Tokenizer, vocab_size: int) -> Grammars:
-    """Return the grammars of a tokenizer, made once. Raises ConfigError."""
-    if tokenizer.grammars is None:
-        tokenizer.grammars = Grammars(tokenizer, vocab_size)
-    return tokenizer.grammars
+    """Return the grammars of a tokenizer for a model's vocabulary, made once. Raises ConfigError."""
+    if vocab_size not in tokenizer.grammars:
+        tokenizer.grammars[vocab_size] = Grammars(tokenizer, vocab_size)
+    return tokenizer.grammars[vocab_size]
 
 
 def check_grammar(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, source: str) -> None:

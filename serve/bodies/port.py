@@ -5,7 +5,8 @@ HTTP (asyncio)  ── Order, abort ─►  SchedulerThread  ── submit, abor
                 ◄── pieces ───────                   ◄── turn ─────────
 ```
 
-Only the scheduler's thread calls the methods of a body; its attributes, and `encode` and `decode` of its tokenizer, any thread may use.
+Only the scheduler's thread calls the methods of a body; its attributes, `check_grammar`, and `encode` and `decode` of its tokenizer, any
+thread may use.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...core.contract.request import FinishedRequest, SamplingParams
+from ...core.contract.request import FinishedRequest, Grammar, SamplingParams
 from ...core.scheduler.engine import Engine
 
 
@@ -86,6 +87,9 @@ class Body(Protocol):
 
     def at_ns(self, at_s: float) -> int:
         """Return the time of the body, real or simulated, at a time of `time.monotonic`."""
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Raise ForetokenError if outputs cannot be made to follow `grammar`."""
 
     def make_decoder(self, order: Order) -> TextDecoder:
         """Return what makes the text of an order's tokens."""

@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ...core.contract.failure import FailureCause
-from ...core.contract.request import Request
+from ...core.contract.request import Grammar, Request
 from ...core.prompt import Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
+from ...gpu.session.grammar import grammars_of
 from ...gpu.session.session import DecodeSession
 from ...gpu.session.text import StreamDecoder
 from .port import Order, Piece, TextDecoder, longest_request
@@ -26,12 +27,16 @@ class RealBody:
         self.vocab_size = session.tokenizer.vocab_size
         self.engines: Sequence[Engine] = (session.engine,)
         self.context_len = longest_request(self.engines)
+        self._model_vocab_size = session.plan.target.vocab_size
         self._loop = session.loop
         self._restart = session.executor.restart
         self._stop_tokens = session.tokenizer.eos_ids
 
     def at_ns(self, at_s: float) -> int:
         return round(at_s * 1e9)
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        grammars_of(self.tokenizer, self._model_vocab_size).check(grammar)
 
     def make_decoder(self, order: Order) -> TextDecoder:
         return StreamDecoder(self.tokenizer, order.stop)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ...core.contract.events import EventSink
-from ...core.contract.request import FinishReason, Request
+from ...core.contract.request import FinishReason, Grammar, Request
 from ...core.draws import request_key
-from ...core.errors import InvariantViolation
+from ...core.errors import InvalidRequest, InvariantViolation
 from ...core.prompt import MAX_TOKEN_ID, Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
@@ -33,9 +33,13 @@ class SimulatedBody:
     parameters are checked and change nothing but, with a seed, the words: no time depends on them.
     """
 
-    unsupported: Mapping[str, str] = dict.fromkeys(
-        ("logprobs", "top_logprobs", "logit_bias"), "a simulated server has no model that could give probabilities"
-    )
+    unsupported: Mapping[str, str] = {
+        **dict.fromkeys(("logprobs", "top_logprobs"), "a simulated server has no model that could give probabilities"),
+        **dict.fromkeys(
+            ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "response_format"),
+            "a simulated server has no model whose tokens this could change",
+        ),
+    }
 
     def __init__(
         self,
@@ -61,6 +65,9 @@ class SimulatedBody:
 
     def at_ns(self, at_s: float) -> int:
         return round((at_s - self._start_s) * self._speed * 1e9)
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        raise InvalidRequest(self.unsupported["response_format"])
 
     def make_decoder(self, order: Order) -> TextDecoder:
         return StreamDecoder(self.tokenizer, order.stop) if order.stop else WordDecoder()

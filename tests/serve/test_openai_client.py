@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import openai
 import pytest
@@ -104,6 +105,10 @@ def test_the_model_is_listed(served: Served):
     ("asked", "param"),
     [
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"extra_body": {"repetition_penalty": 1.2}}, "repetition_penalty"),
+        ({"extra_body": {"min_p": 0.1}}, "min_p"),
+        ({"extra_body": {"response_format": {"type": "json_schema"}}}, "response_format"),
         ({"temperature": -1}, "temperature"),
         ({"n": 17}, "n"),
         ({"prompt": ""}, "prompt"),
@@ -119,6 +124,30 @@ def test_what_cannot_be_honoured_is_an_error_with_its_name(simulated: Served, as
     with pytest.raises(openai.BadRequestError) as caught:
         simulated.client.completions.create(**{"model": MODEL, "prompt": "x", **asked})
     assert caught.value.body["param"] == param
+
+
+def test_penalties_and_schemas_change_a_models_text(real: Served):
+    pytest.importorskip("llguidance")
+    asked = {"model": MODEL, "max_tokens": 40, "temperature": 0}
+    plain = real.client.completions.create(**asked, prompt="def", extra_body={"ignore_eos": True}).choices[0].text
+    for more in ({"presence_penalty": 1.5}, {"frequency_penalty": 1.0}, {"extra_body": {"repetition_penalty": 1.8}}):
+        more = {**more, "extra_body": {"ignore_eos": True, **more.get("extra_body", {})}}
+        assert real.client.completions.create(**asked, prompt="def", **more).choices[0].text != plain, more
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    schema["x-guidance"] = {"whitespace_flexible": False}
+    chosen = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    answer = real.client.chat.completions.create(**asked, messages=CHAT, response_format=chosen).choices[0]
+    assert answer.finish_reason == "stop" and isinstance(json.loads(answer.message.content)["ok"], bool)
+    chosen["json_schema"]["schema"] = {"type": "objekt"}
+    for wrong, param in (({"response_format": chosen}, "response_format"), ({"extra_body": {"min_p": 2}}, "min_p")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            real.client.chat.completions.create(**{**asked, "messages": CHAT, **wrong})
+        assert caught.value.body["param"] == param
 
 
 def test_another_model_is_not_found(simulated: Served):
