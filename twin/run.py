@@ -219,7 +219,8 @@ def _check_scenario(scenario: Scenario) -> None:
 
 def _draft_of(arm: Arm) -> Hashable:
     """Return what drafts of an arm are accepted by: the draft, and the shape of its trees."""
-    tree = arm.spec.draft_shape if arm.spec.topk > 1 else None
+    spec = arm.spec
+    tree = (spec.topk, spec.max_steps, spec.num_draft_tokens) if spec.topk > 1 else None
     return arm.algorithm, str(arm.plan.options.draft), tree
 
 

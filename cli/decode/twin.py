@@ -108,6 +108,7 @@ def twin(
     """
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
+    from ...observe.log import package_version
     from ...sim.scenario_file import load_scenario
     from ...twin.arms import open_arms
     from ...twin.run import TwinPlan, default_scenario, run_twin
@@ -146,7 +147,8 @@ def twin(
         steps = measured_steps(arms, clock, profile, progress)
         for comparison in run_twin(arms, steps, plan, progress.show):
             found.append(comparison)
-            record.write({"device": steps.device, "clock": clock, "comparisons": [one.to_json() for one in found]})
+            facts = {"version": package_version(), "device": steps.device, "clock": clock}
+            record.write(facts | {"comparisons": [one.to_json() for one in found]})
         finished = True
     except KeyboardInterrupt:
         pass

@@ -1,4 +1,4 @@
-"""`foretoken report`: a run, a sweep, a plan or a twin as one HTML file, and its pictures."""
+"""`foretoken report`: a run, a sweep, a plan, a tune or a twin as one HTML file, and its pictures."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def report(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN|SWEEP|PLAN|TWIN",
-            help="Directory of simulate --out, sweep or plan, or the file of twin --json.",
+            metavar="RUN|SWEEP|PLAN|TUNE|TWIN",
+            help="Directory of simulate --out, sweep, plan or tune, or the file of twin --json.",
         ),
     ],
     out: Annotated[
@@ -35,7 +35,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Make one HTML file of a run, a sweep, a plan or a twin: answer, figures, scenario, provenance.
+    """Make one HTML file of a run, a sweep, a plan, a tune or a twin: answer, figures, scenario, provenance.
 
     The page needs no network and no other file: it can be mailed, or kept beside
     the run. It fits a phone, and follows the light or dark setting. Percentiles

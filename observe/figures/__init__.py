@@ -1,4 +1,4 @@
-"""Figures of runs, sweeps, plans and twins, for notebooks and for `foretoken report`; needs the extra `report` (plotly).
+"""Figures of runs, sweeps, plans, tunes and twins, for notebooks and for `foretoken report`; needs the extra `report` (plotly).
 
     from foretoken.observe import figures
 
@@ -11,11 +11,19 @@ Each function takes the directory or file that a command has written (or what `R
 """
 
 from .run import Run, acceptance_by_position, kv_over_time, latencies, load_over_time, steps_by_batch, steps_over_time
-from .trials import Trials, against, frontier, latency_against_load, throughput_against_latency
+from .trials import (
+    Trials,
+    against,
+    frontier,
+    latency_against_load,
+    throughput_against_latency,
+    tuned_gains,
+    tuned_steps,
+)
 from .twin import Twin, batch_over_time, errors, predicted_against_measured
 
 __all__ = [
     "Run", "Trials", "Twin", "acceptance_by_position", "against", "batch_over_time", "errors", "frontier", "kv_over_time", "latencies",
     "latency_against_load", "load_over_time", "predicted_against_measured", "steps_by_batch", "steps_over_time",
-    "throughput_against_latency",
+    "throughput_against_latency", "tuned_gains", "tuned_steps",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from html import escape
 
 import plotly.graph_objects as go
 
-from .style import DARK, LIGHT, template
+from .style import DARK, LIGHT, NOTE_MARK, template
 
 MARK = "<!-- made by foretoken report -->"
 """The second line of every report: such a file may be replaced by a later one."""
@@ -26,7 +26,7 @@ class Picture:
     @property
     def heading(self) -> str:
         text = self.figure.layout.title.text or self.name
-        return text[0].upper() + text[1:]
+        return text[0].upper() + text[1:] if text.split()[0].isalpha() else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,12 @@ class Page:
 
 
 def _plain(figure: go.Figure) -> dict:
-    """Return a figure as plain data, without the template and the title, which the page has."""
+    """Return a figure as plain data, without the template, the title and the note, which the page has."""
     plain = json.loads(figure.to_json())
     plain["layout"].pop("template", None)
     plain["layout"].pop("title", None)
+    title = plain["layout"]["xaxis"]["title"]
+    title["text"] = title["text"].partition(NOTE_MARK)[0]  # the page has room for the note below
     plain["layout"]["margin"] = {"t": 48 if any(one.get("showlegend", False) for one in plain["data"]) else 16}
     return plain
 
@@ -111,9 +113,11 @@ def _tile(tile: tuple[str, str, str]) -> str:
 
 def _card(number: int, picture: Picture) -> str:
     height = picture.figure.layout.height
+    note = escape((picture.figure.layout.meta or {}).get("note", ""))
+    note = f"<p class=note>{note}</p>" if note else ""
     return (
         f"<figure><h2>{escape(picture.heading)}</h2><div class=plot id=plot{number} style='height:{height}px'></div>"
-        f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
+        f"<figcaption>{escape(picture.caption)}{note}</figcaption></figure>"
     )
 
 
@@ -162,14 +166,16 @@ h2 { font-size: 17px; margin: 0 0 8px; }
 .answer { border-left: 4px solid var(--accent); padding: 2px 0 2px 16px; margin: 0 0 24px; font-size: 18px; max-width: 80ch; }
 .answer p { margin: 0 0 8px; }
 .answer p:last-child { margin: 0; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 0 0 24px; }
+.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 0 0 24px; }
 .tile, figure, details, section > .scroll { background: var(--card); border: 1px solid var(--line); border-radius: 12px; }
-.tile { padding: 12px 16px; display: flex; flex-direction: column; }
+.tile { padding: 12px 16px; display: flex; flex: 1 1 148px; flex-direction: column; }
 .tile .name, .tile .below { color: var(--soft); font-size: 13px; }
 .tile .value { font-size: 24px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .notice { color: var(--warn); margin: 0 0 16px; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); gap: 16px; margin: 0 0 32px; }
 figure { margin: 0; padding: 16px; min-width: 0; }
+figure:last-child:nth-child(odd) { grid-column: 1 / -1; }
+.note { font-size: 12.5px; opacity: 0.85; margin: 4px 0 0; }
 figcaption { color: var(--soft); font-size: 14px; margin-top: 8px; }
 .plot { width: 100%; overflow: hidden; }
 section { margin: 0 0 32px; }
@@ -187,8 +193,8 @@ dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 640px) {
   main { padding: 20px 14px 40px; }
   .answer { font-size: 16px; }
-  .tiles { grid-template-columns: repeat(2, 1fr); gap: 8px; }
-  .tile { padding: 10px 12px; }
+  .tiles { gap: 8px; }
+  .tile { padding: 10px 12px; flex-basis: calc(50% - 4px); }
   .tile .value { font-size: 20px; }
   figure { padding: 12px 10px; }
   dl { grid-template-columns: 1fr; gap: 0; }

@@ -1,4 +1,4 @@
-"""The report of a run, a sweep, a plan or a twin: what its page says, from the files that the command has written."""
+"""The report of a run, a sweep, a plan, a tune or a twin: what its page says, from the files that the command has written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def page_of(path: Path) -> Page:
             return _trials_page(Trials(path))
         if (path / "summary.json").exists():
             return _run_page(Run(path))
-        raise missing(path, "has neither summary.json (a run of simulate --out) nor question.json (a sweep, a plan)")
+        raise missing(
+            path, "has neither summary.json (a run of simulate --out) nor question.json (a sweep, a plan, a tune)"
+        )
     return _twin_page(Twin(path))
 
 
@@ -174,6 +176,8 @@ def _trials_page(trials: Trials) -> Page:
         raise missing(trials.path, f"has no run that has ended; the same `foretoken {kind}` goes on")
     if kind == "plan":
         _add_plan(page, trials)
+    elif kind == "tune":
+        _add_tune(page, trials)
     else:
         _add_sweep(page, trials)
     page.folded.append(Folded("The scenario that is varied", "\n".join(_flat(scenario))))
@@ -222,7 +226,7 @@ def _add_sweep(page: Page, trials: Trials) -> None:
     for key in reversed(varied[-2:]):
         for metric in ("output_throughput", "p99_ttft_ms", "p99_tpot_ms", "accept_length"):
             if any(point.values(metric) for point in trials.points):
-                caption = f"How {of_trials.TITLES[metric]} follows {key}, the other keys being equal along a line."
+                caption = f"How {of_trials.heading(metric)} follows {key}, the other keys being equal along a line."
                 _drawn(
                     page, f"{metric}-{key.rpartition('.')[2]}", partial(of_trials.against, trials, key, metric), caption
                 )
@@ -272,7 +276,7 @@ def _add_plan(page: Page, trials: Trials) -> None:
             ("best candidate", best["name"], f"of {len(answer['candidates'])}"),
             ("load", f"{best['load']:.3g}", f"{answer['load_unit']}, {width}" if best["half_width"] else width),
             ("GPUs", str(best["gpus"]), f"{format_number(best['tokens_per_s'])} tokens/s"),
-            ("tightest limit", best["tightest"], f"{best['taken']:.0%} of it is taken"),
+            ("tightest limit", of_trials.limit_title(best["tightest"]), f"{best['taken']:.0%} of it is taken"),
         ]
         if best["per_million"] is not None:
             page.tiles.append(("cost", f"{best['per_million']:.3g}", "per million output tokens"))
@@ -291,7 +295,7 @@ def _add_plan(page: Page, trials: Trials) -> None:
     for one in answer["candidates"]:
         load = [format_number(one["load"]), format_number(one["half_width"])] if greatest else []
         taken = "–" if one["taken"] is None else f"{one['taken']:.0%}"
-        tokens, tightest = format_number(one["tokens_per_s"]), one["tightest"] or "–"
+        tokens, tightest = format_number(one["tokens_per_s"]), of_trials.limit_title(one["tightest"] or "–")
         rows.append([one["name"], one["status"], *load, str(one["gpus"] or "–"), tokens, tightest, taken])
     caption = "± is half of the 95 % interval over seeds; taken: of the limit, at the load found."
     page.tables.append(Table("All candidates", columns, rows, caption))
@@ -301,6 +305,51 @@ def _add_plan(page: Page, trials: Trials) -> None:
     source = answer.get("model_error_source") or "--model-error"
     error = f"{answer['model_error']:.1%} of the cost model ({source}): within it candidates are called equal"
     page.provenance.append(("error of comparisons", error))
+
+
+def _add_tune(page: Page, trials: Trials) -> None:
+    found = trials.tuned
+    behind, phase = max((share, name) for name, share in found["behind_best_fixed"].items())
+    steps = "; ".join(
+        f"{', '.join(map(str, slot['candidate_steps']))} from a batch of {bound} on"
+        for bound, slot in found["table"].items()
+    )
+    how = f"{behind:.1%} behind" if behind > 0 else f"{-behind:.1%} ahead of"
+    page.answer += [
+        f"Draft steps: {steps}.",
+        f"At worst, in the phase {phase}, it is {how} the best fixed number of steps.",
+    ]
+    if not found["holds"]:
+        page.notices.append(
+            "No table came within the limit in every phase: this one is the least behind, and was not written."
+        )
+    for name in ("no speculation", "default table"):
+        if (gain := found["gain_over"].get(name, {}).get("all")) is not None:
+            page.tiles.append((f"faster than {name}", f"{gain[0]:+.1%}", f"± {gain[1]:.1%}, all phases"))
+    page.tiles.append(("worst phase", f"{-behind:+.1%}", "against the best fixed number of steps"))
+    _drawn(
+        page,
+        "gains",
+        partial(of_trials.tuned_gains, trials),
+        "The speed that requests see, from arrival to end, with this table.",
+    )
+    _drawn(
+        page,
+        "steps",
+        partial(of_trials.tuned_steps, trials),
+        "How many tokens are drafted ahead, by the requests of a round.",
+    )
+    phases = [*found["phases"], "all"]
+    rows = [
+        [name, *("cannot run" if row[one] is None else "{:+.1%} ± {:.1%}".format(*row[one]) for one in phases)]
+        for name, row in found["gain_over"].items()
+    ]
+    about = "; ".join(f"{name}: {phase['about']}" for name, phase in found["phases"].items())
+    page.tables.append(
+        Table(
+            "How much faster the table is", ["faster than", *phases], rows, f"± is half of the 95 % interval. {about}."
+        )
+    )
 
 
 # -- the twin ---------------------------------------------------------------------------------------------------------
@@ -356,7 +405,7 @@ def _twin_page(twin: Twin) -> Page:
         ),
         ("predicted", "by the simulator, from single steps of that executor and the acceptance of other prompts"),
     ]
-    _made_by(page, None)
+    _made_by(page, twin.version)
     return page
 
 

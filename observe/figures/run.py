@@ -147,7 +147,8 @@ def latencies(run: Run | str | PathLike[str]) -> go.Figure:
             marker={"color": colour, "size": 7}, hovertemplate=hover, legendgroup=name, showlegend=False,
         )  # fmt: skip
     for name, limit in run.limits_ms.items():
-        limit_line(made, (limit, limit), (0.0, deepest), f"{LATENCIES[name][0]} limit")
+        colour = next((line.line.color for line in made.data if line.legendgroup == name), COLOURS[3])
+        limit_line(made, (limit, limit), (0.0, deepest), f"{LATENCIES[name][0]} limit {limit:g} ms", colour)
     ticks = [0, 0.5, *(1 - 10.0**-nines for nines in range(1, int(deepest) + 1))]
     made.update_yaxes(
         tickvals=[float(-np.log10(1 - share)) for share in ticks], ticktext=[f"{100 * share:.6g} %" for share in ticks]

@@ -19,7 +19,8 @@ RAMP = ("#94a3b8", "#bfdbfe", "#93c5fd", "#60a5fa", "#3b82f6", "#2563eb", "#1d4e
 LIGHT = ("#1e293b", "#e2e8f0", "#ffffff")  # ink, grid, paper
 DARK = ("#e2e8f0", "#334155", "#0f172a")
 HEIGHT = 360
-NOTE_WIDTH = 50  # characters of a line, which a phone has room for
+NOTE_WIDTH = 50  # characters of a line of a note below an axis
+NOTE_MARK = "<br><span"
 
 
 def template(ink: str, grid: str, paper: str) -> go.layout.Template:
@@ -43,19 +44,21 @@ def template(ink: str, grid: str, paper: str) -> go.layout.Template:
 def figure(title: str, x: str, y: str, note: str = "", height: int = HEIGHT) -> go.Figure:
     """Return an empty figure. note: how its numbers were made, printed below the axis."""
     made = go.Figure(layout={"template": template(*LIGHT), "title": {"text": title}, "height": height})
-    note = "<br>".join(textwrap.wrap(note.replace("<br>", " "), NOTE_WIDTH))
-    small = f"<br><span style='font-size:10px;color:{FAINT}'>{note}</span>" if note else ""
-    made.update_layout(margin={"t": 80}, xaxis={"title": {"text": f"{x}{small}"}}, yaxis={"title": {"text": y}})
+    note = note.replace("<br>", " ")
+    lines = "<br>".join(textwrap.wrap(note, NOTE_WIDTH))
+    small = f"{NOTE_MARK} style='font-size:10px;color:{FAINT}'>{lines}</span>" if note else ""
+    made.update_layout(
+        meta={"note": note}, margin={"t": 80}, xaxis={"title": {"text": f"{x}{small}"}}, yaxis={"title": {"text": y}}
+    )
     return made
 
 
-def limit_line(made: go.Figure, xs: tuple[float, float], ys: tuple[float, float], text: str) -> None:
-    """Draw a dashed line between two points, with its name at the second. As a curve, so that it is right on a logarithmic axis, too."""
-    made.add_scatter(
-        x=xs, y=ys, mode="lines+text", text=["", text], textposition="bottom right" if xs[0] == xs[1] else "top left",
-        textfont={"size": 10, "color": COLOURS[3]}, line={"dash": "dash", "width": 1, "color": COLOURS[3]}, hoverinfo="skip",
-        showlegend=False,
-    )  # fmt: skip
+def limit_line(
+    made: go.Figure, xs: tuple[float, float], ys: tuple[float, float], name: str, colour: str = COLOURS[3]
+) -> None:
+    """Draw a dashed line between two points, named in the legend. As a curve, so that it is right on a logarithmic axis, too."""
+    line = {"dash": "dash", "width": 1.5, "color": colour}
+    made.add_scatter(x=xs, y=ys, mode="lines", name=name, line=line, hoverinfo="skip", showlegend=True)
 
 
 def read_object(path: Any, max_bytes: int = MAX_FILE_BYTES) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 
 from ...core.parsing import ParseError, parse_json
 from ..input_files import read_lines
+from ..tables import LATENCIES
 from .style import COLOURS, FAINT, figure, limit_line, missing, read_object
 
 LOADS = ("workload.rate", "workload.rate_scale", "workload.concurrency")
@@ -47,7 +48,7 @@ class Point:
 
 
 class Trials:
-    """A directory of runs that `sweep` or `plan` keeps: what is asked, and the runs that have ended.
+    """A directory of runs that `sweep`, `plan` or `tune` keeps: what is asked, and the runs that have ended.
 
     Raises ConfigError for a directory that holds none, and for files that cannot be read.
     """
@@ -61,7 +62,8 @@ class Trials:
         for settings, summary in self._runs():
             settings = {key: value for key, value in settings.items() if key != "seed"}
             found.setdefault(repr(sorted(settings.items())), Point(settings)).summaries.append(summary)
-        self.points = list(found.values())
+        self.points = list(found.values())  # in the order in which they have ended
+        self.points.sort(key=lambda point: [_order(point.settings.get(key)) for key in self.varied])
         self.num_runs = sum(len(point.summaries) for point in self.points)
 
     def _runs(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -82,6 +84,14 @@ class Trials:
         """What the command answered; None if it has not ended."""
         place = self.path / "answer.json"
         return read_object(place) if place.exists() else None
+
+    @cached_property
+    def tuned(self) -> Mapping[str, Any]:
+        """What `tune` found. Raises ConfigError if it has not ended."""
+        place = self.path / "result.json"
+        if not place.exists():
+            raise missing(self.path, "has no result.json: the search has not ended; the same `foretoken tune` goes on")
+        return read_object(place)
 
     @property
     def varied(self) -> list[str]:
@@ -121,7 +131,7 @@ def throughput_against_latency(
     along = next((key for key in trials.varied if key in LOADS), None)
     lines = trials.lines(along) if along is not None else {"": trials.points}
     made = figure(
-        f"{_title(throughput)} against {_title(latency)}", _title(latency), _title(throughput), _note(trials), 420
+        f"{heading(throughput)} against {heading(latency)}", _title(latency), _title(throughput), _note(trials), 420
     )
     for (name, points), colour in zip(_fewest(lines), _colours()):  # noqa: B905  (colours repeat)
         shown = [point for point in points if point.values(latency) and point.values(throughput)]
@@ -138,7 +148,7 @@ def against(trials: Trials | str | PathLike[str], key: str, metric: str) -> go.F
     trials = as_trials(trials)
     if key not in trials.varied:
         raise missing(trials.path, f"does not vary {key}; varied: {', '.join(trials.varied) or 'nothing'}")
-    made = figure(f"{_heading(metric)} by {key}", key, _title(metric), _note(trials))
+    made = figure(f"{heading(metric)} by {key}", key, _title(metric), _note(trials))
     lines = trials.lines(key)
     for (name, points), colour in zip(_fewest(lines), _colours()):  # noqa: B905
         _add_points(
@@ -146,8 +156,11 @@ def against(trials: Trials | str | PathLike[str], key: str, metric: str) -> go.F
         )
     numbers = [point.settings.get(key) for point in trials.points]
     if all(isinstance(number, int | float) for number in numbers):
-        if key in LOADS and min(numbers) > 0 and max(numbers) >= 10 * min(numbers):
+        values = sorted(set(numbers))
+        if key in LOADS and values[0] > 0 and values[-1] >= 10 * values[0]:
             made.update_xaxes(type="log")
+        if len(values) <= MOST_LINES:
+            made.update_xaxes(tickvals=values, ticktext=[f"{value:g}" for value in values])
     else:
         made.update_xaxes(type="category")
     made.update_layout(showlegend=len(lines) > 1)
@@ -194,8 +207,15 @@ def _title(key: str) -> str:
     return TITLES.get(key, key)
 
 
-def _heading(key: str) -> str:
+def heading(key: str) -> str:
+    """Return a number in words, without its unit."""
     return _title(key).removesuffix(", ms")
+
+
+def limit_title(name: str) -> str:
+    """Return a limit of a service level, such as ttft_p99, in words."""
+    latency, _, statistic = name.rpartition("_")
+    return f"{statistic} {LATENCIES[latency][0]}" if latency in LATENCIES else name
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------
@@ -215,7 +235,10 @@ def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
     found = [one for one in answer["candidates"] if one["status"] != "hopeless"]
     greatest = answer["load"] is None
     x = f"greatest load, {answer['load_unit']}" if greatest else f"GPUs for {answer['load']:g} {answer['load_unit']}"
-    note = "whiskers: 95 % interval over seeds; pale: dropped after the rough first round"
+    notes = ["whiskers: 95 % interval over seeds"] if greatest else []
+    if any(one["status"] == "dropped" for one in found):
+        notes.append("pale: dropped after the rough first round")
+    note = "; ".join(notes)
     made = figure("Candidates", x, "", note, 150 + 34 * max(len(found), 3))
     kinds = {"best": COLOURS[2], "equal": COLOURS[0], "behind": COLOURS[1], "dropped": FAINT}
     names = {"best": "best", "equal": "cannot be told from the best", "behind": "behind", "dropped": "dropped"}
@@ -233,6 +256,8 @@ def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
         )  # fmt: skip
     made.update_yaxes(categoryorder="array", categoryarray=[one["name"] for one in reversed(found)])
     made.update_xaxes(rangemode="tozero")
+    if not greatest and max((one["gpus"] or 0 for one in found), default=0) <= MOST_LINES:
+        made.update_xaxes(dtick=1)
     return made
 
 
@@ -242,11 +267,11 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
     answer = answer_of(trials)
     limit = limit or answer["limits"][0]
     key = answer["load_key"]
-    what = f"{limit['name'].replace('_', ' ')}, ms"
+    what = limit_title(limit["name"])
     made = figure(
         f"{what} against load",
         f"load, {answer['load_unit']}",
-        what,
+        f"{what}, ms",
         "a point per load that was tried, the mean over its seeds",
     )
     shown = [one for one in answer["candidates"] if one["status"] in ("best", "equal", "behind")]
@@ -268,5 +293,47 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
     if loads:
         highest = max(value for line in made.data for value in line.y)
         limit_line(made, (min(loads), max(loads)), (limit["limit_ms"],) * 2, f"limit {limit['limit_ms']:g} ms")
-        made.update_yaxes(range=[0, min(1.1 * highest, 4 * limit["limit_ms"])])
+        made.update_yaxes(range=[0, min(1.1 * max(highest, limit["limit_ms"]), 4 * limit["limit_ms"])])
+    return made
+
+
+# -- tuned tables -----------------------------------------------------------------------------------------------------
+
+
+def tuned_gains(trials: Trials | str | PathLike[str]) -> go.Figure:
+    """Draw how much faster requests are with the table that `tune` found than with each alternative, by phase, with 95 % intervals."""
+    trials = as_trials(trials)
+    found = trials.tuned
+    names = list(found["gain_over"])
+    note = f"whiskers: 95 % interval over {len(found['seeds'])} seeds that the search has not seen; right: the table is faster"
+    made = figure("Gain of the tuned table", "faster by", "", note, 150 + 34 * len(names))
+    for phase, colour in zip(found["phases"], COLOURS * 4, strict=False):
+        shown = [(name, row[phase]) for name, row in found["gain_over"].items() if row[phase] is not None]
+        made.add_scatter(
+            x=[mean for _, (mean, _) in shown], y=[name for name, _ in shown], mode="markers", name=phase, showlegend=True,
+            error_x={"type": "data", "array": [width for _, (_, width) in shown], "thickness": 1, "width": 3},
+            marker={"color": colour, "size": 9}, hovertemplate=f"{phase}, against %{{y}}: %{{x:+.1%}}<extra></extra>",
+        )  # fmt: skip
+    made.add_vline(x=0, line={"color": FAINT, "width": 1})
+    made.update_xaxes(tickformat="+.0%")
+    made.update_yaxes(categoryorder="array", categoryarray=names[::-1])
+    return made
+
+
+def tuned_steps(trials: Trials | str | PathLike[str]) -> go.Figure:
+    """Draw the draft steps of the table that `tune` found against the batch size; with several candidates their fewest and most."""
+    table = as_trials(trials).tuned["table"]
+    bounds = [int(bound) for bound in table]
+    candidates = [slot["candidate_steps"] for slot in table.values()]
+    note = "the controller chooses between the lines" if any(len(set(one)) > 1 for one in candidates) else ""
+    made = figure("Draft steps of the tuned table", "requests decoded together", "draft steps", note)
+    sides = {"most": max, "fewest": min} if note else {"steps": max}
+    for (name, side), colour in zip(sides.items(), COLOURS, strict=False):
+        steps = [side(one) for one in candidates]
+        made.add_scatter(
+            x=[*bounds, 2 * bounds[-1]], y=[*steps, steps[-1]], mode="lines", name=name, showlegend=bool(note),
+            line={"color": colour, "width": 2, "shape": "hv"}, hovertemplate="from %{x}: %{y} steps<extra></extra>",
+        )  # fmt: skip
+    made.update_xaxes(type="log", tickvals=bounds)
+    made.update_yaxes(rangemode="tozero", dtick=1)
     return made

@@ -36,6 +36,7 @@ class Twin:
             isinstance(one, dict) and "metrics" in one for one in comparisons
         ):
             raise missing(path, "is no record of foretoken twin --json (no comparisons with metrics)")
+        self.version = found.get("version")
         self.device, self.clock = str(found.get("device")), str(found.get("clock"))
         self.comparisons: Sequence[Mapping[str, Any]] = comparisons
         self.loads = list(dict.fromkeys(one["load"] for one in comparisons))

@@ -90,6 +90,24 @@ def plan_store(folder: Path) -> None:
     (folder / "question.json").write_text(json.dumps({"kind": "plan", "scenario": TABLES, "version": "1"}))
 
 
+def tune_store(folder: Path) -> None:
+    """A table of two batch sizes against two alternatives, one of which cannot run in a phase, as `tune` leaves it."""
+    folder.mkdir()
+    run = {"settings": {"speculation.steps": 3, "seed": 0}, "status": "done", "summary": {"overloaded": False}}
+    (folder / "trials.jsonl").write_text(json.dumps(run) + "\n")
+    (folder / "question.json").write_text(json.dumps({"kind": "tune", "scenario": TABLES, "version": "1"}))
+    result = {
+        "phases": {"light": {"about": "4 clients"}, "knee": {"about": "64 clients"}},
+        "seeds": [0, 1],
+        "holds": False,
+    }
+    result |= {"table": {"1": {"candidate_steps": [2, 5]}, "16": {"candidate_steps": [1]}}, "schedule": None}
+    result |= {"behind_best_fixed": {"light": -0.01, "knee": 0.02}, "passed_over": []}
+    rows = {"no speculation": {"light": [0.5, 0.1], "knee": [0.2, 0.05], "all": [0.35, 0.04]}}
+    result["gain_over"] = rows | {"5 steps": {"light": [0.01, 0.02], "knee": None, "all": None}}
+    (folder / "result.json").write_text(json.dumps(result))
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, Path]:
     """A run, a sweep, a plan and a twin."""
@@ -107,7 +125,8 @@ def made(tmp_path_factory) -> dict[str, Path]:
     store.close()
     plan_store(folder / "plan")
     (folder / "twin.json").write_text(json.dumps(twin_record()))
-    return {name: folder / name for name in ("run", "sweep", "plan")} | {"twin": folder / "twin.json"}
+    tune_store(folder / "tune")
+    return {name: folder / name for name in ("run", "sweep", "plan", "tune")} | {"twin": folder / "twin.json"}
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +172,15 @@ def test_the_frontier_has_the_candidates_of_the_answer(made):
     loads = {name: load for line in drawn.data for name, load in zip(line.y, line.x, strict=True)}
     assert loads == {one["name"]: one["load"] for one in answer["candidates"] if one["load"]} and len(loads) == 2
     lines = figures.latency_against_load(made["plan"]).data
+    assert lines[-1].name == "limit 6 ms" and lines[-1].y == (6.0, 6.0)
     assert lines[0].x == (4.0, 8.0, 16.0) and lines[0].y == (3.5, 5.5, 9.5), "the means over both seeds"
+
+
+def test_a_tune_is_drawn_by_phase_and_batch_size(made):
+    light, knee = figures.tuned_gains(made["tune"]).data
+    assert (light.x, light.y) == ((0.5, 0.01), ("no speculation", "5 steps")) and knee.y == ("no speculation",)
+    most, fewest = figures.tuned_steps(made["tune"]).data
+    assert most.x[:2] == (1, 16) and most.y[:2] == (5, 1) and fewest.y[:2] == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +196,16 @@ def test_the_frontier_has_the_candidates_of_the_answer(made):
                 "TTFT 200 ms",
             ],
         ),
-        ("sweep", ["A sweep", "Most output tokens per second: steps 3, rate 20", "means of 2 seeds", "kernels"]),
+        (
+            "sweep",
+            [
+                "A sweep",
+                "Most output tokens per second: steps 3, rate 20",
+                "means of 2 seeds",
+                "kernels",
+                "p99 TTFT by workload.rate",
+            ],
+        ),
         (
             "plan",
             [
@@ -179,6 +215,17 @@ def test_the_frontier_has_the_candidates_of_the_answer(made):
                 "Cannot run",
                 "Timing of a test.",
                 "5.0% of the cost model",
+                "p99 TPOT against load",
+            ],
+        ),
+        (
+            "tune",
+            [
+                "Draft steps: 2, 5 from a batch of 1 on; 1 from a batch of 16 on.",
+                "in the phase knee, it is 2.0% behind",
+                "+35.0%",
+                "cannot run",
+                "was not written",
             ],
         ),
         ("twin", ["a CPU &lt;8 cores&gt;", "TTFT mean by 10.0%", "a processor for only 90%"]),
@@ -247,6 +294,7 @@ def test_a_file_of_another_program_is_not_replaced(command, made, tmp_path):
         ("other.json", "no comparisons"),
         ("old", "no completed"),
         ("stopped", "no run that has ended"),
+        ("searching", "no result.json: the search has not ended"),
     ],
 )
 def test_what_is_no_result_is_refused(command, tmp_path, source, message):
@@ -256,6 +304,8 @@ def test_what_is_no_result_is_refused(command, tmp_path, source, message):
     (tmp_path / "other.json").write_text("{}")
     (tmp_path / "old" / "summary.json").write_text("{}")
     (tmp_path / "stopped" / "question.json").write_text('{"kind": "sweep", "scenario": {}}')
+    tune_store(tmp_path / "searching")
+    (tmp_path / "searching" / "result.json").unlink()
     code, out, errors = command("report", tmp_path / source)
     assert code == 2 and not out and message in errors
 
