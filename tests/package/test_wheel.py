@@ -60,11 +60,10 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel):
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = setuptools["package-dir"].values()
     expected = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
-    expected = {f"foretoken/{name.removeprefix('foretoken/')}" for name in expected}
-    data = {
-        f"{package.replace('.', '/')}/{name}" for package, names in setuptools["package-data"].items() for name in names
-    }
-    assert modules == expected | data
+    for package, patterns in setuptools["package-data"].items():
+        folder = ROOT / (package.removeprefix("foretoken.").replace(".", "/"))
+        expected |= {path.relative_to(ROOT).as_posix() for pattern in patterns for path in folder.glob(pattern)}
+    assert modules == {f"foretoken/{name.removeprefix('foretoken/')}" for name in expected}
 
 
 @pytest.mark.xdist_group("wheel")
