@@ -36,7 +36,7 @@ def compile_and_check(architecture: int, *which: str) -> list[dict]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,  # of all cases on a busy machine
     )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-6000:]
     kernels = [json.loads(line) for line in run.stdout.splitlines()]
