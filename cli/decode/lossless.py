@@ -85,9 +85,8 @@ def lossless(
 
     async def run() -> Trial:
         async with make_client(api_key, timeout_s) as client:
-            ends = [
-                Endpoint(url, client, model, bool(api_key), concurrency) for url in (url_plain, url_speculative) if url
-            ]
+            urls = [url_plain] if url_speculative is None else [url_plain, url_speculative]
+            ends = [Endpoint(url, client, model, bool(api_key), url is urls[-1], concurrency) for url in urls]
             trial = Trial(ends[0], ends[-1], texts, max_tokens, repeat, tie_margin, progress)
             await trial.run()
         return trial

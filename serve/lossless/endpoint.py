@@ -59,13 +59,16 @@ class Completion:
 class Endpoint:
     """Asks one server. `url` is its address with or without `/v1`; `concurrency` bounds the requests at once.
 
-    `offers_logprobs` is known after `open`, and so is `model`, by default the first one that the server lists.
+    `asks_without`: ask for each text without log-probabilities, too, and take that one where they differ, for a server may not speculate
+    when it is asked for them (vLLM before 0.14: its issue 34497). `offers_logprobs` is known after `open`, and so is `model`, by default
+    the first one that the server lists.
     """
 
     url: str
     client: httpx.AsyncClient
     model: str | None = None
     has_key: bool = False
+    asks_without: bool = False
     concurrency: int = 4
     offers_logprobs: bool = True
     num_requests: int = 0
@@ -99,17 +102,24 @@ class Endpoint:
 
     async def complete(self, prompt: str, max_tokens: int) -> Completion:
         """Return the greedy completion of a prompt. Raises EndpointError."""
-        return _read_completion(await self._send("POST", "/v1/completions", self._body(prompt, max_tokens)), self.url)
+        answers = [
+            _read_completion(
+                await self._send("POST", "/v1/completions", self._body(prompt, max_tokens, logprobs)), self.url
+            )
+            for logprobs in ([True, False] if self.offers_logprobs and self.asks_without else [self.offers_logprobs])
+        ]
+        return answers[0] if answers[0].text == answers[-1].text else answers[-1]
 
     def curl(self, prompt: str, max_tokens: int) -> str:
         """Return the command that asks the same; a key is named by its variable."""
         key = ' -H "Authorization: Bearer $FORETOKEN_API_KEY"' if self.has_key else ""
-        body = shlex.quote(json.dumps(self._body(prompt, max_tokens), ensure_ascii=False))
-        return f"curl {shlex.quote(f'{self.url}/v1/completions')}{key} -H 'Content-Type: application/json' -d {body}"
+        body = self._body(prompt, max_tokens, self.offers_logprobs and not self.asks_without)
+        text = shlex.quote(json.dumps(body, ensure_ascii=False))
+        return f"curl {shlex.quote(f'{self.url}/v1/completions')}{key} -H 'Content-Type: application/json' -d {text}"
 
-    def _body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
+    def _body(self, prompt: str, max_tokens: int, logprobs: bool) -> dict[str, Any]:
         body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-        return body | ({"logprobs": NUM_LOGPROBS} if self.offers_logprobs else {})
+        return body | ({"logprobs": NUM_LOGPROBS} if logprobs else {})
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Return the JSON of an answer; ask again while the server is busy or cannot be reached."""
