@@ -14,6 +14,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from foretoken.cli.app import app
+from foretoken.core.errors import ForetokenError
+from typer.testing import CliRunner
 
 FORETOKEN = [sys.executable, "-m", "foretoken.cli"]
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from foretoken.cli.__main__ import main; main()"
@@ -72,8 +75,8 @@ def test_signals_and_the_record(tmp_path: Path):
         assert process.wait(60) == 0
     events = (record / "events.jsonl").read_text()
     assert '"t":"reload"' in events and '"complete":true' in events
-    done = subprocess.run([*FORETOKEN, "replay", str(record)], capture_output=True, text=True)
-    assert done.returncode == 0 and "decisions identical" in done.stdout, done.stdout + done.stderr
+    done = CliRunner().invoke(app, ["replay", str(record)])
+    assert done.exit_code == 0 and "decisions identical" in done.output, done.output
 
 
 @pytest.mark.slow
@@ -124,10 +127,6 @@ def test_a_checkpoint_is_served_as_generate_decodes_it(tmp_path: Path, small_che
 
 
 def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path):
-    from foretoken.cli.app import app
-    from foretoken.core.errors import ForetokenError
-    from typer.testing import CliRunner
-
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         arguments = ["serve", "--simulate", "x.toml", "--port", port, "--record", str(tmp_path / "record")]
@@ -153,9 +152,5 @@ def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path)
     ],
 )
 def test_bad_arguments_are_one_message(arguments: list[str], words: str):
-    from foretoken.cli.app import app
-    from foretoken.core.errors import ForetokenError
-    from typer.testing import CliRunner
-
     result = CliRunner().invoke(app, ["serve", "--port", "0", *arguments])
     assert isinstance(result.exception, ForetokenError) and words in str(result.exception)

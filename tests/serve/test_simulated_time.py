@@ -128,7 +128,7 @@ def test_a_queue_that_is_full_is_429():
     assert {answer.headers.get("Retry-After") for answer in answers} == {None, "1"}
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.text(max_size=200))
 def test_filler_tokens_give_their_text_back(text: str):
     codec = FillerTokenizer()
