@@ -74,8 +74,8 @@ def predicted_against_measured(twin: Twin | str | PathLike[str]) -> go.Figure:
             customdata=[f"{one['arm']}, {NAMES.get(key, key)}: {found['error']:+.1%}" for one, key, found in shown],
             hovertemplate=f"{load}, %{{customdata}}<br>measured %{{x:.4~g}} ms, predicted %{{y:.4~g}} ms<extra></extra>", showlegend=True,
         )  # fmt: skip
-    made.update_xaxes(type="log")
-    made.update_yaxes(type="log")
+    made.update_xaxes(type="log", dtick=1, minor={"ticks": "outside", "ticklen": 3})
+    made.update_yaxes(type="log", dtick=1, minor={"ticks": "outside", "ticklen": 3})
     return made
 
 
