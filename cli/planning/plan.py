@@ -290,7 +290,11 @@ def _remarks(whole: Plan, shown: list[Ranked], source: str) -> list[str]:
 
     limited, timing = limit_of(whole, shown[0])
     texts = [limited]
-    if any(item.equal for item in shown[1:]):
+    if any(item.equal for item in shown[1:]) and whole.question.load is not None:
+        texts.append(
+            "= serves the load at no more cost than the first; the one that takes less of the limits stands first."
+        )
+    elif any(item.equal for item in shown[1:]):
         error = f" and a cost model whose comparisons err by {whole.question.model_error:.1%} ({source})"
         texts.append(f"= cannot be told from the first by {len(whole.question.seeds)} seeds{error}.")
     return [*texts, timing]
