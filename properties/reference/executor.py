@@ -243,6 +243,10 @@ class ReferenceExecutor:
         writes = step.table_writes
         self.kv.write_table(writes.rows, writes.columns, writes.slots)
         running = Running(step, step.max_rounds)
+        for join in step.joins:
+            if join.request.sampling.is_shaped:
+                message = "the reference executor has no penalties, min_p or grammars"
+                self._fail(self._rows[join.row], join.row, running, message)
         if step.arrivals is not None:
             self._arrive(step.arrivals, running)
         if step.step_id <= self._stop_through or self._has_ended_row(step):

@@ -8,7 +8,7 @@ from foretoken.core.acceptance.process import GaussianAcceptance
 from foretoken.core.adaptive import build_controller, fixed_controller
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.events import Planned
-from foretoken.core.contract.request import Request
+from foretoken.core.contract.request import FinishReason, Request, SamplingParams
 from foretoken.core.contract.step import BlockEnd
 from foretoken.core.draws import request_key
 from foretoken.core.errors import InvariantViolation
@@ -108,6 +108,13 @@ def test_a_given_acceptance_is_met_exactly_and_the_tokens_stay_the_targets(algor
     )
     assert len(seen) > 12 and all(got == wanted for got, wanted in seen), seen
     assert ended["a"].tokens.tolist() == plain_greedy(MODEL, request, 60).tolist()
+
+
+def test_what_it_cannot_sample_fails_alone():
+    plain, shaped = ask("a", [1, 2, 3]), ask("b", [1, 2, 3], sampling=SamplingParams(presence_penalty=1.0))
+    ended = serve(requests=[plain, shaped])[2]
+    assert ended["a"].tokens.tolist() == plain_greedy(MODEL, plain, 20).tolist()
+    assert ended["b"].reason is FinishReason.ERROR and "no penalties" in ended["b"].message
 
 
 # -- the port -----------------------------------------------------------------------------------------------------------------
