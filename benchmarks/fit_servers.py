@@ -4,10 +4,10 @@
 
 `--write` keeps the times that were fitted without a model or a draft shape in `benchmarks/left_out.csv`, for accuracy.py.
 
-First the waits of serving without speculation: per pass, per request of a step, per collective, and, for TensorRT-LLM, per kernel of a
-pass that is not captured. Least squares on the logarithm of the time per output token, with a loss that outliers do not draw; simulations
-of published points correct an estimate, which gives the slopes. Errors are of points whose model was left out of the fit where there are
-two models, else whose tensor parallelism was.
+First the waits of serving without speculation: per pass, per request of a step, per collective, and, but for vLLM, per kernel of a
+pass that is not captured. Least squares on the logarithm of the time per output token (of a whole request where clients keep step), with
+a loss that outliers do not draw; simulations of published points correct an estimate, which gives the slopes. Errors are of
+points whose model was left out of the fit where there are two models, else whose tensor parallelism was.
 
 Then speculative rounds of one request. A published row gives the time of one round: accept length × time per output token. What kernels and
 the first fit do not explain of it is
@@ -33,7 +33,7 @@ from foretoken import simulate
 from foretoken.core.model_shape import lookup_model
 from foretoken.sim.cost.draft import EAGLE3, DraftShape, eagle3_head, eagle_head
 from foretoken.sim.cost.hardware import lookup_gpu
-from foretoken.sim.cost.launch import LaunchCost
+from foretoken.sim.cost.launch import FULL_GRAPH, LaunchCost
 from foretoken.sim.cost.measured import measured_tables
 from foretoken.sim.cost.round import GREEDY, RoundCost
 from foretoken.sim.cost.server import PROFILES
@@ -41,7 +41,7 @@ from points import Estimate, Point, estimate, plain_points, profile_with, round_
 from scipy.optimize import least_squares, nnls
 
 WAITS: dict[str, tuple[str, ...]] = {
-    "sglang-0.5": ("graph_gap_ns", "row_gap_ns", "collective_gap_ns"),
+    "sglang-0.5": ("graph_gap_ns", "row_gap_ns", "collective_gap_ns", "eager_kernel_ns"),
     "vllm-0.18": ("graph_gap_ns", "row_gap_ns", "collective_gap_ns"),
     "trtllm-1.x": ("graph_gap_ns", "row_gap_ns", "collective_gap_ns", "eager_kernel_ns"),
 }
@@ -57,11 +57,11 @@ OUTLIER = 0.05
 """Errors beyond it count as their size, not as its square: some published times are twice those beside them."""
 ROUNDS_OF_FIT = 2
 USUAL_COLLECTIVE_NS = 2e3, 0.5e3
-"""What collectives wait, with a deviation, before a server's points are seen: each of the three servers alone says 1.4 … 2.5 us. It is the
-ranks' skew, not the server's, and few points tell it from a gap per pass."""
-EVERY = {"sglang-0.5": 3, "vllm-0.18": 3, "trtllm-1.x": 5}
+"""What collectives wait, with a deviation, before a server's points are seen. Assumption: it is the ranks' skew, not the server's, and
+few points tell it from a gap per pass. Without it SGLang's points say 2.0 … 2.6 us, vLLM's 1.4 … 2.0, and TensorRT-LLM's 0."""
+EVERY = {"sglang-0.5": 1, "vllm-0.18": 3, "trtllm-1.x": 5}
 MOST_CLIENTS, LONGEST_TTFT_MS = 352, 5_000
-"""Each third point, say, of plain.csv is fitted, of those whose requests do not queue for memory (which takes many
+"""Each third point, say, of plain.csv is fitted (1: all), of those whose requests do not queue for memory (which takes many
 seconds)."""
 SHORT_PROMPT = 1024
 """The most prompt tokens of gpt-oss: prompts of 8,192 take twice what the database's kernels take, and no wait explains that."""
@@ -87,13 +87,26 @@ def fitted_points(server: str) -> list[Point]:
         and point.ttft_ms < LONGEST_TTFT_MS
         and not ("gpt-oss" in point.model and (server == "trtllm-1.x" or point.prompt > SHORT_PROMPT))
     ]
-    alone = [point for point in round_points() if point.server == server and not point.steps and point.concurrency == 1]
+    alone = [point for point in round_points() if point.server == server and not point.steps]
     return usable[:: EVERY[server]] + alone
 
 
+def fitted_ms(point: Point, token_ms: float, first_token_ms: float | None) -> float:
+    """Return the time per output token that is fitted: where clients keep step, that of a whole request.
+
+    How much of a request is its first token and how much the others depends on how long clients that began together stay so: where
+    published times to the first token fall with longer outputs, those per token rise by as much. Their sum does not depend on it.
+    """
+    together = not point.spread and first_token_ms is not None
+    return token_ms + (first_token_ms / point.output if together else 0.0)
+
+
 def fit_to(estimates: Sequence[Estimate], ratios: np.ndarray, names: Sequence[str], start: np.ndarray) -> np.ndarray:
-    """Return the waits called `names` [p] that meet the published times best, if simulations are `ratios` times the estimates."""
-    published = np.array([item.point.published_ms for item in estimates])
+    """Return the waits called `names` [p] that meet the published times best, if simulations are `ratios` times the estimates.
+
+    What the points do not tell stays as a launch without a fit has it, wherever the search starts.
+    """
+    published = np.array([fitted_ms(item.point, item.point.published_ms, item.point.ttft_ms) for item in estimates])
     sizes = np.array([SCALES[name] for name in names])
 
     def errors(x: np.ndarray) -> np.ndarray:
@@ -104,7 +117,12 @@ def fit_to(estimates: Sequence[Estimate], ratios: np.ndarray, names: Sequence[st
             np.log(ratios * np.array([item.token_ns(waits) for item in estimates]) / 1e6 / published), prior
         )
 
-    return least_squares(errors, start / sizes, bounds=(0.0, np.inf), loss="soft_l1", f_scale=OUTLIER).x * sizes
+    unknown = np.array([getattr(FULL_GRAPH, name) for name in names])
+    found = [
+        least_squares(errors, x / sizes, bounds=(0.0, np.inf), loss="soft_l1", f_scale=OUTLIER)
+        for x in (unknown, start, sizes)
+    ]
+    return min(found, key=lambda fit: round(fit.cost, 6)).x * sizes
 
 
 def fit_waits(server: str) -> tuple[dict[str, np.ndarray], list[Point], np.ndarray, np.ndarray]:
@@ -114,12 +132,13 @@ def fit_waits(server: str) -> tuple[dict[str, np.ndarray], list[Point], np.ndarr
     """
     names, estimates = WAITS[server], [estimate(point) for point in fitted_points(server)]
     points = [item.point for item in estimates]
-    published = np.array([point.published_ms for point in points])
+    published = np.array([fitted_ms(point, point.published_ms, point.ttft_ms) for point in points])
     x = np.array([getattr(PROFILES[server].launch, name) for name in names])
     for _ in range(ROUNDS_OF_FIT):
         waits = dict(zip(names, map(float, x), strict=True))
         with profile_with(server, **waits):
-            simulated = np.array([point.measured(simulate(point.scenario("measured"))).token_ms for point in points])
+            measured = [point.measured(simulate(point.scenario("measured"))) for point in points]
+        simulated = np.array([fitted_ms(point, *item) for point, item in zip(points, measured, strict=True)])
         print(f"    {server}: {len(points)} simulations with {waits}", file=sys.stderr)
         ratios = simulated * 1e6 / [item.token_ns(waits) for item in estimates]
         x = fit_to(estimates, ratios, names, x)

@@ -62,15 +62,16 @@ PROFILES: dict[str, ServerProfile] = {
             SGLANG_OVERLAP,
             _fitted(
                 "sglang-0.5",
-                graph_gap_ns=455.1e3,
-                row_gap_ns=4.70e3,
-                collective_gap_ns=2.09e3,
-                draft_step_ns=176e3,
-                tree_ns=727e3,
+                graph_gap_ns=589.6e3,
+                row_gap_ns=6.82e3,
+                collective_gap_ns=2.00e3,
+                eager_kernel_ns=40.1e3,
+                draft_step_ns=126e3,
+                tree_ns=751e3,
             ),
             "sglang",
-            "fitted to SGLang 0.5 without speculation (Qwen3-32B on H100, Llama-3.1-8B on H200) and with EAGLE-3 (Llama-3.1-8B on one "
-            "H200, batch 1): docs/accuracy.md",
+            "fitted to SGLang 0.5 without speculation (Qwen3-32B on H100, Llama-3.1-8B and Qwen3-30B-A3B on H200) and with EAGLE-3 "
+            "(Llama-3.1-8B on one H200, batch 1): docs/accuracy.md",
             mixed=False,
         ),
         ServerProfile(
@@ -109,8 +110,8 @@ PROFILES: dict[str, ServerProfile] = {
                 row_gap_ns=3.22e3,
                 collective_gap_ns=1.05e3,
                 eager_kernel_ns=66.4e3,
-                draft_step_ns=176e3,
-                tree_ns=727e3,
+                draft_step_ns=126e3,
+                tree_ns=751e3,
             ),
             "trtllm",
             "fitted to TensorRT-LLM 1.0.0rc3 (Llama-3.1-8B on 1 to 8 H100) and of April 2026 (Llama-3.1-70B in FP8 on 1 to 8 H200) "
