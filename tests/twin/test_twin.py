@@ -14,7 +14,7 @@ from foretoken.sim.cost.executor_steps import read_executor_steps
 from foretoken.sim.scenario_file import scenario_with
 from foretoken.twin.comparison import Compared, compare
 from foretoken.twin.measuring import MeasuringPlan, Pace, measure_steps
-from foretoken.twin.run import TwinPlan, default_scenario, rounds_of, run_twin
+from foretoken.twin.run import TwinPlan, _draft_of, default_scenario, rounds_of, run_twin
 from foretoken.twin.served import Asked, CpuClock, make_clock, metrics_of, serve
 from foretoken.twin.simulated import simulate
 
@@ -133,3 +133,11 @@ def test_a_clock_of_processor_time_needs_one_thread():
         make_clock("cpu", "cuda")
     with pytest.raises(ConfigError, match="neither wall nor cpu"):
         make_clock("sundial", "cpu")
+
+
+def test_acceptance_is_shared_by_equal_trees_and_by_chains_of_any_length(make_arms):
+    head = {"draft": "EAGLE3", "algorithm": "EAGLE3"}
+    tree = {**head, "steps": 3, "topk": 2, "num_draft_tokens": 6}
+    arms = make_arms(tree=dict(tree), same=dict(tree), short={**head, "steps": 1}, long={**head, "steps": 3})
+    of = [_draft_of(arm) for arm in arms]
+    assert of[0] == of[1] and of[2] == of[3] and of[0] != of[2]
