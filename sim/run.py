@@ -13,7 +13,7 @@ from ..core.acceptance.drift import DayCurve
 from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance
 from ..core.adaptive.metrics import AdaptiveMetrics
 from ..core.contract.events import Event, EventSink
-from ..core.contract.request import FinishedRequest, Request
+from ..core.contract.request import FinishedRequest, FinishReason, Request
 from ..core.draws import Purpose, request_key
 from ..core.errors import ForetokenError
 from ..core.scheduler.config import EngineRole
@@ -318,7 +318,7 @@ class Simulation:
         self._num_ended += 1
         self._last_request_ns = self.env.now
         self.router.ended(replica, finished.request_id)
-        if finished.message:
+        if finished.reason is FinishReason.ERROR and finished.message:
             self.refusals[finished.message] = self.refusals.get(finished.message, 0) + 1
         ended = self._waiting_clients.pop(finished.request_id, None)
         if ended is not None:
