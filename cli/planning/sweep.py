@@ -75,7 +75,7 @@ def sweep(
     from ...planning.grid import combinations, parse_grid
     from ...planning.store import TABLE
     from ...planning.sweep import Sweep
-    from ...sim.scenario_file import load_scenario
+    from ...sim.scenario_file import SETTINGS, load_scenario
 
     values = parse_grid(grid)
     if not values:
@@ -84,7 +84,9 @@ def sweep(
     launch = launched(scenario, settings or (), from_sglang, from_vllm)
     resolved, origins = load_scenario(scenario, given, launch)
     notices = []
-    if "speculation.steps" in values and not {"speculation.policy", "speculation.adaptive"} & {*origins, *values}:
+    asked = {key for key, origin in origins.items() if origin == SETTINGS} | {*values}
+    chooses = {"speculation.policy", "speculation.adaptive"}
+    if "speculation.steps" in values and not chooses & asked and "speculation.adaptive" not in origins:
         resolved, _ = load_scenario(scenario, [*given, "speculation.policy=fixed"], launch)
         notices.append("speculation.policy is fixed, as speculation.steps varies")
     points = combinations(values, resolved.speculation.algorithm)

@@ -116,7 +116,7 @@ def test_a_trace_of_which_nothing_fits(command, tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text(AZURE + ROW.replace("4808", "480800"))
     outcome = command("simulate", "--trace", path, "--quiet")
-    assert outcome.code == 2 and "none of the 1 requests" in outcome.err and "131064" in outcome.err
+    assert outcome.code == 2 and "none of the 1 requests" in outcome.err and "131072" in outcome.err
 
 
 @pytest.mark.parametrize(

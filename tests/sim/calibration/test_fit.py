@@ -11,15 +11,7 @@ import numpy as np
 import pytest
 from benchmark_files import aiperf, guidellm, sglang, table, vllm
 from foretoken.core.errors import ConfigError
-from foretoken.sim.calibration.fit import (
-    DEVICE_SPREAD,
-    LENGTH_SPREAD,
-    TOLD,
-    PointFit,
-    as_its_clients_send,
-    calibrate,
-    spreads,
-)
+from foretoken.sim.calibration.fit import LENGTH_SPREAD, TOLD, PointFit, as_its_clients_send, calibrate, spreads
 from foretoken.sim.calibration.least_squares import INTERVAL, left_out_errors
 from foretoken.sim.calibration.points import Point
 from foretoken.sim.calibration.prediction import CannotPredict, Predictor, measured_scenario
@@ -94,7 +86,6 @@ def holds(fit: PointFit, truth=TRUTH) -> list[bool]:
 def test_the_truth_lies_in_the_intervals_and_the_fit_meets_the_points(fit):
     assert all(holds(fit)) and not fit.contradicting
     parameters = fit.calibration.parameters
-    assert parameters.values["device_scale"].value == pytest.approx(1.12, abs=DEVICE_SPREAD / 3)
     assert parameters.error < 0.02 and parameters.left_out_error < 0.04
     told = dict(zip(parameters.values, fit.fit.told, strict=True))
     assert told["device_scale"] > TOLD
