@@ -1,7 +1,7 @@
 """The asyncio side of the body: replies that clients wait for, and the pieces that the scheduler's thread brings them.
 
-`open` admits a request or raises; whoever holds its `Reply` takes pieces until it is over, and gives it up by `abort`. Nothing here waits
-for the scheduler or for a client.
+`open` admits a request or raises. The handler of the request takes pieces from its `Reply` until it is over, and gives it up by `abort`.
+No call here waits for the scheduler or for a client.
 """
 
 from __future__ import annotations

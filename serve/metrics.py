@@ -1,4 +1,4 @@
-"""The metrics of a server, for Prometheus: counted on the scheduler's thread, read by whoever asks for `/metrics`.
+"""The metrics of a server, for Prometheus: counted on the scheduler's thread, read when `/metrics` is asked for.
 
 The engines' own counters and gauges are read when they are asked for; beside them this counts what engines do not: latencies, ends, and
 what drafts brought. Times are those of the body, so that of a simulated deployment its own, whatever the speed.

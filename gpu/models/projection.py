@@ -68,7 +68,7 @@ class Projection:
             if self.layout != ROWS:
                 self._multiply = product_of(self.layout, weight, bias)
         if self._multiply is not None and not keep:
-            # Of the same shape and size in name: whoever reads it finds that it holds no number.
+            # It keeps its shape and size in name; code that reads its values finds that it has none.
             self._weight.data = torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape)
 
 

@@ -31,7 +31,7 @@ class Launch:
     assumed: list[str]
 
     def notes(self) -> list[str]:
-        """Return lines that say what became of the command's arguments."""
+        """Return lines that say how the command's arguments were read."""
         lines = list(self.assumed)
         if self.without_effect:
             lines.append(f"without effect on timing: {', '.join(self.without_effect)}")
