@@ -4,10 +4,10 @@
     columns    [in, out]: `torch.mm`, and NumPy's product
     blocks     oneDNN's own layout
 
-Which one reads a large matrix fastest for one row and for a few depends on the CPU and on the library: for one row, `rows` read at 0.4 to
-1.25 times the speed of `blocks` on two machines. So the first process that meets a shape times all of them, for one row and for a verify
-pass, and notes the fastest in a file of the user's cache. Later processes take it from there, for two reasons: it is quicker, and sums in
-another order could turn a near tie of logits, so that the same command would not give the same text.
+Which one reads a large matrix fastest for one row and for a few depends on the CPU and on the library. So the first process that meets a
+shape times all of them, for one row and for a verify pass, and notes the fastest in a file of the user's cache. Later processes take it
+from there, for two reasons: it is quicker, and sums in another order could turn a near tie of logits, so that the same command would not
+give the same text.
 """
 
 from __future__ import annotations

@@ -273,3 +273,31 @@ class _Reader:
 def shown_value(value: Any) -> str:
     """Return a value as a command shows it."""
     return " ".join(value) if isinstance(value, list) else value if isinstance(value, str) else json.dumps(value)
+
+
+def read_formats(
+    given: Given,
+    settings: dict[str, Any],
+    left: dict[str, str],
+    weights: Mapping[str, str],
+    kvs: Mapping[str, str],
+) -> None:
+    """Put the formats of weights and KV into `settings`, and those without a price into `left` with the reason.
+
+    `weights`, `kvs`: the server's names of formats, with ours.
+    """
+    quantization, kv, dtype = (given.text(name) for name in ("quantization", "kv-cache-dtype", "dtype"))
+    if quantization in weights:
+        settings["model.weight_dtype"] = weights[quantization]
+    elif quantization is not None:
+        left["--quantization"] = (
+            f"{quantization} has no price here; the checkpoint's own format is taken, or give model.weight_dtype"
+        )
+    elif dtype in ("half", "float16"):
+        settings["model.weight_dtype"] = "fp16"
+    elif dtype in ("float", "float32"):
+        left["--dtype"] = "32-bit weights have no price here"
+    if kv in kvs:
+        settings["model.kv_dtype"] = kvs[kv]
+    elif kv not in (None, "auto"):
+        left["--kv-cache-dtype"] = f"KV in {kv} has no price here"

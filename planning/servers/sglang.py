@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...sim.cost.hardware import lookup_gpu
-from .command import FLAG, LIST, VALUE, Given, Server, known_arguments
+from .command import FLAG, LIST, VALUE, Given, Server, known_arguments, read_formats
 
 PROFILE = "sglang-0.5"
 MAPPED = {
@@ -102,21 +102,7 @@ def _parallel(given: Given, settings: dict[str, Any], left: dict[str, str]) -> N
 
 
 def _formats(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
-    quantization, kv, dtype = (given.text(name) for name in ("quantization", "kv-cache-dtype", "dtype"))
-    if quantization in WEIGHTS:
-        settings["model.weight_dtype"] = WEIGHTS[quantization]
-    elif quantization is not None:
-        left["--quantization"] = (
-            f"{quantization} has no price here; the checkpoint's own format is taken, or give model.weight_dtype"
-        )
-    elif dtype in ("half", "float16"):
-        settings["model.weight_dtype"] = "fp16"
-    elif dtype in ("float", "float32"):
-        left["--dtype"] = "32-bit weights have no price here"
-    if kv in KV:
-        settings["model.kv_dtype"] = KV[kv]
-    elif kv not in (None, "auto"):
-        left["--kv-cache-dtype"] = f"KV in {kv} has no price here"
+    read_formats(given, settings, left, WEIGHTS, KV)
     if (context := given.integer("context-length")) is not None:
         settings["model.context_len"] = context
 

@@ -10,7 +10,7 @@ from ...core.adaptive.interchange import VLLM_SCHEDULE, import_table, to_json
 from ...core.errors import ConfigError
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
-from .command import FLAG, LIST, VALUE, Given, Server, known_arguments
+from .command import FLAG, LIST, VALUE, Given, Server, known_arguments, read_formats
 from .sglang import sizes_up_to
 
 PROFILE = "vllm-0.18"
@@ -111,21 +111,7 @@ def _parallel(given: Given, settings: dict[str, Any], left: dict[str, str], assu
 
 
 def _formats(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
-    quantization, kv, dtype = (given.text(name) for name in ("quantization", "kv-cache-dtype", "dtype"))
-    if quantization in WEIGHTS:
-        settings["model.weight_dtype"] = WEIGHTS[quantization]
-    elif quantization is not None:
-        left["--quantization"] = (
-            f"{quantization} has no price here; the checkpoint's own format is taken, or give model.weight_dtype"
-        )
-    elif dtype in ("half", "float16"):
-        settings["model.weight_dtype"] = "fp16"
-    elif dtype in ("float", "float32"):
-        left["--dtype"] = "32-bit weights have no price here"
-    if kv in KV:
-        settings["model.kv_dtype"] = KV[kv]
-    elif kv not in (None, "auto"):
-        left["--kv-cache-dtype"] = f"KV in {kv} has no price here"
+    read_formats(given, settings, left, WEIGHTS, KV)
     if (
         given.text("max-model-len") not in (None, "auto", "-1")
         and (context := given.integer("max-model-len")) is not None
