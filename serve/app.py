@@ -221,7 +221,8 @@ class _Api:
 
         Raises ApiError for a schema that no output can be made to follow.
         """
-        grammar = None
+        grammar, shaping = None, asked.shaping
+        self._check_tokens([token for token, _ in shaping.get("logit_bias", ())], "logit_bias")
         if asked.schema_text is not None:
             if asked.ignore_eos:
                 raise ApiError(400, "contradicts response_format, which says where the text ends", param="ignore_eos")
@@ -236,7 +237,7 @@ class _Api:
             top_k=max(asked.top_k or 0, 0),
             seed=UNSEEDED if asked.seed is None else (asked.seed - 1) % SEEDS + 1,
             grammar=grammar,
-            **asked.shaping,
+            **shaping,
         )
 
     def _orders(

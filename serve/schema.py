@@ -8,12 +8,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from ..core.contract.request import biases
 from ..core.prompt import MAX_TOKEN_ID
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 5
+MAX_BIASES = 300
+"""Tokens of a `logit_bias`, as OpenAI limits them."""
 Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
 Tokens = Annotated[list[Token], Field(min_length=1)]
+TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$", strict=True)]
 Text = Annotated[str, Field(strict=True)]
 
 
@@ -84,7 +88,9 @@ class Sampled(Body):
     )
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    logit_bias: only({}) = None
+    logit_bias: (
+        Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None
+    ) = Field(None, description="token id → what is added to its logit")
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
@@ -94,10 +100,11 @@ class Sampled(Body):
     user: Text | None = Field(None, description="not looked at")
 
     @property
-    def shaping(self) -> dict[str, float]:
-        """The parameters that change the model's logits, and are not off."""
+    def shaping(self) -> dict[str, Any]:
+        """The parameters that change the model's logits, and are not off, as `SamplingParams` has them."""
         off = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0}
-        return {name: value for name in off if (value := getattr(self, name)) not in (None, off[name])}
+        found = {name: value for name in off if (value := getattr(self, name)) not in (None, off[name])}
+        return {**found, "logit_bias": biases(self.logit_bias)} if self.logit_bias else found
 
     @property
     def schema_text(self) -> str | None:

@@ -7,6 +7,7 @@ stop on the very last allowed token is a stop.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -48,7 +49,8 @@ class SamplingParams:
 
     `min_p` leaves out tokens less likely, at this temperature, than that share of the most likely one. `presence_penalty` and
     `frequency_penalty` are subtracted from the logits of tokens in the output, once, and as often as they are in it;
-    `repetition_penalty` divides positive logits of tokens in prompt or output, and multiplies negative ones.
+    `repetition_penalty` divides positive logits of tokens in prompt or output, and multiplies negative ones. `logit_bias` has pairs of a
+    token and what is added to its logit, before the penalties.
     """
 
     temperature: float = 0.0
@@ -59,6 +61,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
@@ -76,6 +79,9 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} must be a finite number (0 is off), got {getattr(self, name)}")
         if not (0.0 < self.repetition_penalty < float("inf")):
             raise InvalidRequest(f"repetition_penalty must be above 0 (1 is off), got {self.repetition_penalty}")
+        for token, bias in self.logit_bias:
+            if not (abs(bias) < float("inf")) or token < 0:
+                raise InvalidRequest(f"logit_bias must be a finite number for a token id, got {bias} for {token}")
 
     @property
     def is_greedy(self) -> bool:
@@ -88,7 +94,12 @@ class SamplingParams:
     @property
     def is_shaped(self) -> bool:
         """Whether the target's logits are changed before a token is drawn from them."""
-        return self.has_penalties or self.grammar is not None or (self.min_p > 0.0 and not self.is_greedy)
+        return (
+            self.has_penalties
+            or bool(self.logit_bias)
+            or self.grammar is not None
+            or (self.min_p > 0.0 and not self.is_greedy)
+        )
 
     def to_json(self) -> list[Any]:
         """Return a list that `from_json` reads back: temperature, top_p, top_k, seed, and an object of what else is not off."""
@@ -106,13 +117,20 @@ class SamplingParams:
         if "grammar" in others:
             kind, text = others["grammar"]
             others["grammar"] = Grammar(str(kind), str(text))
+        if "logit_bias" in others:
+            others["logit_bias"] = tuple((int(token), float(bias)) for token, bias in others["logit_bias"])
         return cls(float(temperature), float(top_p), top_k, seed, **others)
 
 
-SHAPING = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+SHAPING = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
 
 
 GREEDY = SamplingParams()
+
+
+def biases(by_token: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """Return `SamplingParams.logit_bias` of a JSON object, whose keys are texts of token ids."""
+    return tuple(sorted((int(token), float(bias)) for token, bias in by_token.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Changes of the target's logits that depend on the text so far: penalties, min-p, and grammars, at every node of a verify tree.
+"""Changes of the target's logits: biases, penalties, min-p, and grammars, at every node of a verify tree.
 
     row's text    prompt · output … root │ node ─ node        what a node's logits are changed by: the text up to the node,
                   known on the host      └ node ─ node        as if its path had been emitted already
@@ -45,6 +45,9 @@ class RowShaping:
         self._matcher = matcher
         self._in_prompt: dict[int, None] = {}
         self._counts: dict[int, int] = {}  # of the output
+        self._bias: tuple[Tensor, Tensor] | None = (
+            None  # tokens int64 [n] and what is added to their logits, on their device
+        )
 
     def observe(self, tokens: np.ndarray) -> None:
         """Take in the next tokens of the text."""
@@ -57,8 +60,13 @@ class RowShaping:
             self._matcher.advance(output)
 
     def apply(self, logits: Tensor, path: list[int]) -> None:
-        """Change logits [V] behind the text and `path`, in place: repetition, frequency, presence, grammar, min-p."""
+        """Change logits [V] behind the text and `path`, in place: bias, repetition, frequency, presence, grammar, min-p."""
         params = self.params
+        if params.logit_bias:
+            if self._bias is None:
+                tokens, biases = zip(*params.logit_bias, strict=True)
+                self._bias = torch.tensor(tokens, device=logits.device), torch.tensor(biases).to(logits)
+            logits[self._bias[0]] += self._bias[1]
         if params.has_penalties:
             counts = dict(self._counts)
             for token in path:

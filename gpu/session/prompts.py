@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.contract.request import GRAMMAR_KINDS, SHAPING, Grammar, Request, SamplingParams
+from ...core.contract.request import GRAMMAR_KINDS, SHAPING, Grammar, Request, SamplingParams, biases
 from ...core.errors import ConfigError, InvalidRequest, Problem, nearest
 from ...core.parsing import ParseError, parse_json, refuse_repeated_keys
 from ...core.prompt import MAX_TOKEN_ID, Prompt
@@ -48,6 +48,7 @@ class RequestDefaults:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None
 
     def problems(self) -> list[Problem]:
@@ -165,12 +166,18 @@ def _request(
         tokens = tokenizer.encode_chat([{"role": "user", "content": entry.prompt}])
     else:
         tokens = tokenizer.encode(entry.prompt)
+    sampling = {name: setting(name) for name in SAMPLING}
+    if isinstance(sampling["logit_bias"], Mapping):
+        sampling["logit_bias"] = biases(sampling["logit_bias"])
+    beyond = [token for token, _ in sampling["logit_bias"] if token >= tokenizer.vocab_size]
+    if beyond:
+        raise InvalidRequest(f"logit_bias: token {beyond[0]} is not in the vocabulary of {tokenizer.vocab_size} tokens")
     return Request(
         entry.id,
         Prompt.of_tokens(tokens),
         setting("max_tokens"),
         priority=(entry.settings or {}).get("priority", 0),
-        sampling=SamplingParams(**{name: setting(name) for name in SAMPLING}, grammar=grammar),
+        sampling=SamplingParams(**sampling, grammar=grammar),
         stop_tokens=() if defaults.ignore_eos else tokenizer.eos_ids,
         stop_strings=tuple(setting("stop")),
         outputs=("logprobs",) if setting("logprobs") else (),
@@ -281,6 +288,8 @@ def _setting_problems(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
                 problems.append((key, f"is {_shown(value)}; expected a whole number, {low} or more"))
         elif key in _REALS and not (number and _REALS[key][0](value)):
             problems.append((key, f"is {_shown(value)}; expected {_REALS[key][1]}"))
+        elif key == "logit_bias" and value and (wrong := _bias_problem(value)):
+            problems.append((key, wrong))
         elif key == "json_schema" and not isinstance(value, dict | str):
             problems.append((key, f"is {_kind(value)}; expected a schema: an object, or its text"))
         elif key == "lark" and (wrong := _text_problem(value)):
@@ -298,6 +307,16 @@ def _setting_problems(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
             else:
                 problems += [(key, wrong) for wrong in map(utf8_problem, texts) if wrong]
     return problems
+
+
+def _bias_problem(value: Any) -> str:
+    if not isinstance(value, dict):
+        return f"is {_kind(value)}; expected an object of token ids and numbers"
+    for token, bias in value.items():
+        number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not (token.isdecimal() and int(token) <= MAX_TOKEN_ID and number and abs(bias) < float("inf")):
+            return f"has {_shown(bias)} for {token!r}; expected a number for a token id"
+    return ""
 
 
 def _kind(value: Any) -> str:

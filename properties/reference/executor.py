@@ -245,7 +245,7 @@ class ReferenceExecutor:
         running = Running(step, step.max_rounds)
         for join in step.joins:
             if join.request.sampling.is_shaped:
-                message = "the reference executor has no penalties, min_p or grammars"
+                message = "the reference executor has no biases, penalties, min_p or grammars"
                 self._fail(self._rows[join.row], join.row, running, message)
         if step.arrivals is not None:
             self._arrive(step.arrivals, running)

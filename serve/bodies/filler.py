@@ -9,6 +9,7 @@ letters of English, and comes back from them unchanged.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.draws import Purpose, hash64
+from ...core.draws import Purpose, uniform
 from ...core.errors import InvalidRequest
 from ...core.prompt import MAX_TOKEN_ID
 
@@ -28,6 +29,10 @@ WORDS = [
     "do", "my",
 ]
 # fmt: on
+
+
+NUM_TOP = 5
+"""Tokens whose log-probabilities are told, as of a model."""
 
 
 class FillerTokenizer:
@@ -65,10 +70,32 @@ class WordDecoder:
         return ""
 
 
-def filler(seed: int, key: int, first: int, count: int) -> list[int]:
+def word_edges(bias: Sequence[tuple[int, float]] = ()) -> np.ndarray:
+    """Return float64 [words − 1], where one word ends and the next begins in [0, 1): all alike but for biases of their logits.
+
+    A token that is no word has probability 0, whatever its bias.
+    """
+    logits = np.zeros(len(WORDS))
+    for token, added in bias:
+        logits[token == _WORD_TOKENS] += added
+    return np.cumsum(np.exp(logits - np.logaddexp.reduce(logits)))[:-1]
+
+
+def filler(seed: int, key: int, first: int, count: int, edges: np.ndarray) -> list[int]:
     """Return the output tokens first … first + count − 1 of a request: words that depend on seed, key and position alone."""
-    bits = hash64(seed, Purpose.TOKEN, key, np.arange(first, first + count))
-    return _WORD_TOKENS[(bits % np.uint64(len(WORDS))).astype(np.int64)].tolist()
+    at = uniform(seed, Purpose.TOKEN, key, np.arange(first, first + count))
+    return _WORD_TOKENS[np.searchsorted(edges, at, side="right")].tolist()
+
+
+def word_outputs(count: int) -> dict[str, list[Any]]:
+    """Return what executors tell of log-probabilities, for `count` tokens: without a bias all words have the same."""
+    logprob = -math.log(len(WORDS))
+    top = _WORD_TOKENS[:NUM_TOP]
+    return {
+        "logprobs": [logprob] * count,
+        "top_logprobs": [np.full(NUM_TOP, logprob)] * count,
+        "top_logprob_ids": [top] * count,
+    }
 
 
 @lru_cache(maxsize=1 << 16)
@@ -91,3 +118,4 @@ def _bytes_of(token: int) -> bytes:
 
 _WORD_OF = {_tokens_of(f" {word}".encode())[0]: f" {word}" for word in WORDS}
 _WORD_TOKENS = np.array([_tokens_of(f" {word}".encode())[0] for word in WORDS], dtype=np.int64)
+ALL_WORDS = word_edges()

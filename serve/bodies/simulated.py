@@ -15,7 +15,7 @@ from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.text import StreamDecoder
 from ...sim.scenario import Scenario
-from .filler import FillerTokenizer, WordDecoder, filler
+from .filler import ALL_WORDS, FillerTokenizer, WordDecoder, filler, word_edges, word_outputs
 from .live import Emission, LiveSimulation
 from .port import Order, Piece, TextDecoder, longest_request
 
@@ -30,16 +30,14 @@ class SimulatedBody:
     """Plays `scenario`; `speed` simulated seconds pass in a real one. `clock` is real time in seconds.
 
     An output is as long as the scenario's workload has them, at most `max_tokens`; with ignore_eos it is `max_tokens` long. Sampling
-    parameters are checked and change nothing but, with a seed, the words: no time depends on them.
+    parameters are checked and change nothing but the words (seed, logit_bias): no time depends on them. Log-probabilities are those of the
+    words without a bias.
     """
 
-    unsupported: Mapping[str, str] = {
-        **dict.fromkeys(("logprobs", "top_logprobs"), "a simulated server has no model that could give probabilities"),
-        **dict.fromkeys(
-            ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "response_format"),
-            "a simulated server has no model whose tokens this could change",
-        ),
-    }
+    unsupported: Mapping[str, str] = dict.fromkeys(
+        ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "response_format"),
+        "a simulated server has no model whose tokens this could change",
+    )
 
     def __init__(
         self,
@@ -79,8 +77,7 @@ class SimulatedBody:
             prompt = Prompt.of_blocks([request_key(block) >> 1 for block in blocks], BLOCK_SIZE, prompt.length)
         request = Request(order.request_id, prompt, order.max_tokens, order.priority)
         output_len = order.max_tokens + 1 if order.ignore_eos else self.simulation.draw_output_len()
-        seed = order.sampling.seed
-        self._live[order.request_id] = _Writing(seed, 0 if seed else order.number)
+        self._live[order.request_id] = _Writing(order)
         self.simulation.submit(request, output_len, self.at_ns(order.at_s))
         return ""
 
@@ -112,22 +109,34 @@ class SimulatedBody:
             if end.num_output != writing.num_tokens and end.reason is not FinishReason.ERROR:
                 told = f"{writing.num_tokens} tokens were told, {end.num_output} delivered"
                 raise InvariantViolation("ACCEPT-12", f"request {emission.request_id!r}: {told}")
-        return Piece(emission.request_id, emission.at_ns, tokens, finished=end)
+        return Piece(emission.request_id, emission.at_ns, tokens, writing.outputs(tokens), finished=end)
 
 
 class _Writing:
     """The output of a request so far: how many tokens it has, and those that come next, made many at once."""
 
-    __slots__ = ("_ahead", "_key", "_seed", "num_tokens")
+    __slots__ = ("_ahead", "_edges", "_key", "_outputs", "_seed", "num_tokens")
 
-    def __init__(self, seed: int, key: int) -> None:
-        self._seed, self._key, self.num_tokens = seed, key, 0
+    def __init__(self, order: Order) -> None:
+        self._seed = order.sampling.seed
+        self._key = 0 if self._seed else order.number
+        self._edges = word_edges(order.sampling.logit_bias) if order.sampling.logit_bias else ALL_WORDS
+        self._outputs = order.outputs
         self._ahead: list[int] = []
+        self.num_tokens = 0
 
     def write(self, count: int) -> list[int]:
         """Return the next `count` tokens."""
         if count > len(self._ahead):
-            self._ahead += filler(self._seed, self._key, self.num_tokens + len(self._ahead), max(count, AHEAD))
+            known = self.num_tokens + len(self._ahead)
+            self._ahead += filler(self._seed, self._key, known, max(count, AHEAD), self._edges)
         tokens, self._ahead = self._ahead[:count], self._ahead[count:]
         self.num_tokens += count
         return tokens
+
+    def outputs(self, tokens: list[int]) -> Mapping[str, list]:
+        """Return what the request asks for beside its tokens, one entry for each."""
+        if not self._outputs:
+            return {}
+        found = word_outputs(len(tokens))
+        return {name: found[name] for name in self._outputs}

@@ -117,7 +117,10 @@ def test_the_model_is_listed(served: Served):
         ({"extra_body": {"beam_width": 3}}, "beam_width"),
         ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {str(2**31): 1}}, "logit_bias"),
+        ({"logit_bias": dict.fromkeys(map(str, range(301)), 1)}, "logit_bias"),
     ],
 )
 def test_what_cannot_be_honoured_is_an_error_with_its_name(simulated: Served, asked: dict, param: str):
@@ -155,20 +158,29 @@ def test_another_model_is_not_found(simulated: Served):
         simulated.client.completions.create(model="gpt-4", prompt="x")
 
 
-def test_a_simulated_server_has_no_probabilities(simulated: Served):
-    with pytest.raises(openai.BadRequestError, match="no model"):
-        simulated.client.completions.create(model=MODEL, prompt="x", logprobs=1)
+def test_a_bias_selects_and_bans_tokens(served: Served):
+    asked = {"model": MODEL, "prompt": "def", "max_tokens": 9, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    chosen, banned = served.post("/tokenize", prompt=" the of", add_special_tokens=False).json()["tokens"][:2]
+    only = served.client.completions.create(**asked, logit_bias={str(chosen): 100}).choices[0].text
+    assert only == served.post("/detokenize", tokens=[chosen] * 9).json()["prompt"]
+    both = {str(chosen): 100, str(banned): 100}
+    mixed = served.client.chat.completions.create(
+        **{name: value for name, value in asked.items() if name != "prompt"},
+        messages=CHAT,
+        logit_bias={**both, str(banned): -100},
+    )
+    assert mixed.choices[0].message.content == only
 
 
-def test_log_probabilities_of_a_model(real: Served):
+def test_log_probabilities(served: Served):
     asked = {"model": MODEL, "max_tokens": 6, "temperature": 0, "extra_body": {"ignore_eos": True}}
-    logprobs = real.client.completions.create(**asked, prompt="def", logprobs=2).choices[0].logprobs
+    logprobs = served.client.completions.create(**asked, prompt="def", logprobs=2).choices[0].logprobs
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 6
     assert all(
         max(top.values()) == value <= 0
         for top, value in zip(logprobs.top_logprobs, logprobs.token_logprobs, strict=True)
     )
-    chat = real.client.chat.completions.create(**asked, messages=CHAT, logprobs=True, top_logprobs=2)
+    chat = served.client.chat.completions.create(**asked, messages=CHAT, logprobs=True, top_logprobs=2)
     entries = chat.choices[0].logprobs.content
     assert len(entries) == 6 and all(entry.top_logprobs[0].logprob == entry.logprob for entry in entries)
     assert all(len(entry.top_logprobs) == 2 for entry in entries)

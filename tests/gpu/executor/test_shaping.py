@@ -20,7 +20,8 @@ ASKED = {
     "repetition": SamplingParams(repetition_penalty=1.6),
     "a bonus for repeating": SamplingParams(repetition_penalty=0.8, frequency_penalty=-0.2),
     "grammar": SamplingParams(grammar=TOY),
-    "all": SamplingParams(presence_penalty=0.3, repetition_penalty=1.2, grammar=TOY),
+    "bias": SamplingParams(logit_bias=((3, 1.5), (7, -100.0), (11, 100.0), (12, 99.5)), presence_penalty=0.7),
+    "all": SamplingParams(presence_penalty=0.3, repetition_penalty=1.2, logit_bias=((4, 1.0), (5, -2.0)), grammar=TOY),
     "nothing": SamplingParams(),
 }
 WAYS = {
@@ -80,11 +81,21 @@ def test_a_grammar_that_cannot_be_made_fails_its_request_alone(expected):
         assert run.tokens["repetition"] == expected["repetition"]
 
 
-@pytest.mark.parametrize("defect", ["no path", "no counts of the path"])
+@pytest.mark.parametrize("defect", ["no path", "no counts of the path", "a bias at the root alone"])
 def test_wrong_shaping_is_noticed(defect, expected, monkeypatch):
     """Planted: every node gets the mask of its root, or the penalties of its root."""
     if defect == "no path":
         monkeypatch.setattr(shaping, "paths_of", lambda tokens, parents: [[] for _ in tokens])
+    elif defect == "a bias at the root alone":
+        real_apply = shaping.RowShaping.apply
+
+        def apply(self, logits, path):
+            kept = self.params
+            self.params = replace(kept, logit_bias=()) if path else kept
+            real_apply(self, logits, path)
+            self.params = kept
+
+        monkeypatch.setattr(shaping.RowShaping, "apply", apply)
     else:
         real = shaping._penalise
         monkeypatch.setattr(

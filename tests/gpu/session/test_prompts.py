@@ -49,6 +49,14 @@ def test_what_a_line_leaves_out_is_the_default(tokenizer):
     assert second.prompt.tokens.tolist() == [5, 6]
 
 
+def test_a_bias_has_tokens_of_the_vocabulary(tokenizer):
+    (biased,) = requests_of(tokenizer, '{"prompt": "a", "logit_bias": {"7": -2, "5": 1.5}}')
+    assert biased.sampling.logit_bias == ((5, 1.5), (7, -2.0))
+    assert SamplingParams.from_json(biased.sampling.to_json()) == biased.sampling
+    with pytest.raises(ConfigError, match="line 1: logit_bias: token 99999 is not in the vocabulary"):
+        requests_of(tokenizer, '{"prompt": "a", "logit_bias": {"99999": 1}}')
+
+
 def test_messages_go_through_the_template_and_texts_if_asked(tokenizer):
     lines = ['{"messages": [{"role": "user", "content": "Hi"}]}', '{"prompt": "Hi"}']
     turns, plain = requests_of(tokenizer, *lines)
@@ -89,6 +97,11 @@ BAD = {
     "priority text": ('{"prompt": "x", "priority": "high"}', "priority is 'high'"),
     "a key twice": ('{"prompt": "x", "prompt": "y"}', "'prompt' is written twice"),
     "a key that is null": ('{"prompt": null}', "prompt is null"),
+    "bias": (
+        '{"prompt": "x", "logit_bias": {"5": true}}',
+        "logit_bias has True for '5'; expected a number for a token id",
+    ),
+    "bias of no token": ('{"prompt": "x", "logit_bias": {"a": 1}}', "logit_bias has 1 for 'a'"),
 }
 
 

@@ -32,7 +32,9 @@ PROMPT = [3, 14, 15, 9, 2]
 NUM_SAMPLES = 3000
 HOT = SamplingParams(3.0)
 CUT = SamplingParams(2.0, top_p=0.85, top_k=9)
-SHAPED = SamplingParams(2.5, min_p=0.05, presence_penalty=1.0, repetition_penalty=1.3, grammar=TOY)
+SHAPED = SamplingParams(
+    2.5, min_p=0.05, presence_penalty=1.0, repetition_penalty=1.3, logit_bias=((5, 1.0),), grammar=TOY
+)
 BATCHES = {"max_running": 100, "num_pages": 6000, "chunk_size": 1024}
 
 

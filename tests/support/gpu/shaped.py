@@ -43,6 +43,8 @@ class ToyMatcher:
 def shaped(logits: np.ndarray, prompt: list[int], output: list[int], params: SamplingParams) -> np.ndarray:
     """Return logits float64 [V] as the parameters' definitions say, token by token."""
     logits = logits.astype(np.float64).copy()
+    for token, bias in params.logit_bias:
+        logits[token] += bias
     for token in range(len(logits)):
         count = output.count(token)
         if count or token in prompt:
