@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+
+from .options import AllowTruncated, Log, option
 
 EXIT_CONTRADICTORY = 1
 
 
+Limit = option(int, "--limit", "Print at most so many contradictions.", min=1)
+JsonFile = option(Path | None, "--json", "Write the report to this file, too.")
+
+
 def audit(
-    log: Annotated[Path, typer.Argument(help="events.jsonl of a run, or the directory that has it.")],
-    allow_truncated: Annotated[
-        bool, typer.Option("--allow-truncated", help="Accept a log without an end, of a run that was killed.")
-    ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Print at most so many contradictions.")] = 10,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file, too.")] = None,
+    log: Log,
+    allow_truncated: AllowTruncated = False,
+    limit: Limit = 10,
+    json_file: JsonFile = None,
 ) -> None:
     """Find contradictions in the log of a run, by any engine.
 

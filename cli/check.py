@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from .options import argument, option, refuse_without_effect
 from .progress import StatusLine
 
 if TYPE_CHECKING:
@@ -21,44 +22,39 @@ DEFAULT_SEED = 1
 DEFAULT_CASES = Path("runs/cases")
 
 
+# fmt: off
+Contract = argument(str | None, None,
+    "The contract: allocator, prefix-cache, relay, accept, acceptance-process, step-controller, engine, executor, block-manager, "
+    "transport or simulator; all by default.")
+Subject = argument(str | None, None, "The component as module:make, where `make(config)` returns a fresh one; ours by default.")
+Budget = option(str | None, "--budget",
+    "Operations (200000) or time (60s, 2m), divided among the components. By default each of ours has its number of operations, about a "
+    "minute in all, and yours has 60s.")
+Seed = option(int, "--seed", "Equal seeds and numbers of operations give equal runs.")
+Capability = option(list[str] | None, "--capability", "A capability of the component; repeatable. By default make.capabilities.")
+Expect = option(list[str] | None, "--expect", "ID=REASON: an invariant that is known to be broken; it is an error if it holds.")
+Without = option(list[str] | None, "--without", "A kind of operation, by its name in a history, that is left out; repeatable.")
+ShowList = option(bool, "--list", "Print every invariant and how it is checked.")
+Mutants = option(bool, "--mutants", "Check that every mutant is killed.")
+Replay = option(Path | None, "--replay", "Run a stored case again.")
+JsonFile = option(Path | None, "--json", "Write the report to this file, too.")
+Cases = option(Path, "--cases", "Directory for the cases of failures.")
+# fmt: on
+
+
 def check(
-    contract: Annotated[
-        str | None,
-        typer.Argument(
-            help="The contract: allocator, prefix-cache, relay, accept, acceptance-process, step-controller, engine, executor, "
-            "block-manager, transport or simulator; all by default."
-        ),
-    ] = None,
-    subject: Annotated[
-        str | None,
-        typer.Argument(help="The component as module:make, where `make(config)` returns a fresh one; ours by default."),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="Operations (200000) or time (60s, 2m), divided among the components. By default each of ours has its number of "
-            "operations, about a minute in all, and yours has 60s.",
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Equal seeds and numbers of operations give equal runs.")] = DEFAULT_SEED,
-    capability: Annotated[
-        list[str] | None,
-        typer.Option(help="A capability of the component; repeatable. By default make.capabilities."),
-    ] = None,
-    expect: Annotated[
-        list[str] | None,
-        typer.Option(help="ID=REASON: an invariant that is known to be broken; it is an error if it holds."),
-    ] = None,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(help="A kind of operation, by its name in a history, that is left out; repeatable."),
-    ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="Print every invariant and how it is checked.")] = False,
-    mutants: Annotated[bool, typer.Option("--mutants", help="Check that every mutant is killed.")] = False,
-    replay: Annotated[Path | None, typer.Option(help="Run a stored case again.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file, too.")] = None,
-    cases: Annotated[Path, typer.Option(help="Directory for the cases of failures.")] = DEFAULT_CASES,
+    contract: Contract = None,
+    subject: Subject = None,
+    budget: Budget = None,
+    seed: Seed = DEFAULT_SEED,
+    capability: Capability = None,
+    expect: Expect = None,
+    without: Without = None,
+    show_list: ShowList = False,
+    mutants: Mutants = False,
+    replay: Replay = None,
+    json_file: JsonFile = None,
+    cases: Cases = DEFAULT_CASES,
 ) -> None:
     """Check a component against its invariants.
 
@@ -71,8 +67,6 @@ def check(
         foretoken check allocator my.package:make --budget 60s
         foretoken check --replay runs/cases/allocator-ALLOC-10.case.json
     """
-    from .effects import refuse_without_effect
-
     other = "--list" if show_list else "--replay" if replay is not None else "--mutants" if mutants else None
     runs_nothing, elsewhere = show_list or replay is not None, other is not None
     refuse_without_effect(

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from .effects import refuse_without_effect
+from .options import output_option, refuse_without_effect
 
 DEFAULT_FORMAT = "text"
 
-LogLevel = Annotated[
-    str | None,
-    typer.Option(
-        "--log-level",
-        metavar="debug|info|warning|error",
-        show_default=False,
-        rich_help_panel="Output",
-        help="Write log lines from this level on to standard error: each switch of draft steps (info), each fallback and each failed "
-        "step (warning). By default none.",
-    ),
-]
-LogFormat = Annotated[
-    str,
-    typer.Option(
-        "--log-format",
-        metavar="text|json",
-        rich_help_panel="Output",
-        help="Lines of text, or of JSON with the engine, the time and the numbers behind each line.",
-    ),
-]
+# fmt: off
+LogLevel = output_option(str | None, "--log-level",
+    "Write log lines from this level on to standard error: each switch of draft steps (info), each fallback and each failed step "
+    "(warning). By default none.", "debug|info|warning|error")
+LogFormat = output_option(str, "--log-format",
+    "Lines of text, or of JSON with the engine, the time and the numbers behind each line.", "text|json")
+# fmt: on
 
 
 def start_logging(level: str | None, form: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from .options import AllowTruncated, Log
 
 if TYPE_CHECKING:
     from ..core.contract.events import EventSink
@@ -17,10 +18,8 @@ EXIT_DIFFERENT = 1
 
 
 def replay(
-    log: Annotated[Path, typer.Argument(help="events.jsonl of a run, or the directory that has it.")],
-    allow_truncated: Annotated[
-        bool, typer.Option("--allow-truncated", help="Accept a log without an end, of a run that was killed.")
-    ] = False,
+    log: Log,
+    allow_truncated: AllowTruncated = False,
 ) -> None:
     """Feed the recorded results of a run to fresh engines and compare every decision.
 

@@ -6,13 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from .decode.options import (
-    ENGINE,
-    MODEL,
     Adaptive,
     Algorithm,
     ContextLen,
@@ -29,12 +27,13 @@ from .decode.options import (
     Steps,
     Threads,
     Topk,
-    option,
+    engine_option,
+    model_option,
     problems_name_options,
     tree_nodes,
 )
 from .logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
-from .simulation.simulate import Settings
+from .options import Settings, in_panel, refuse_without_effect
 
 if TYPE_CHECKING:
     from ..core.contract.events import EventSink
@@ -43,84 +42,32 @@ if TYPE_CHECKING:
     from ..serve.limits import Limits
     from ..serve.metrics import ServerMetrics
 
-SERVER, LIMITS = "Server", "Limits"
+server_option, limits_option = in_panel("Server"), in_panel("Limits")
 EVENTS = "events.jsonl"
 
-ModelDirectory = Annotated[
-    Path | None,
-    option(
-        "--model",
-        MODEL,
-        "Hugging Face checkpoint to decode: a directory, or its name on the hub.",
-        metavar="DIR|ORG/NAME",
-    ),
-]
-Simulate = Annotated[
-    Path | None,
-    option(
-        "--simulate",
-        MODEL,
-        "Scenario to simulate instead, as of foretoken simulate; needs no model.",
-        metavar="SCENARIO.toml",
-    ),
-]
-Speed = Annotated[
-    float | None,
-    option("--speed", ENGINE, "--simulate: simulated seconds in a real one; 1 by default.", metavar="FACTOR"),
-]
-Seed = Annotated[int | None, option("--seed", ENGINE, "Seed of every draw; of a scenario its own by default.", min=0)]
-Host = Annotated[
-    str,
-    option(
-        "--host", SERVER, "Address to listen on; the default takes this machine's clients alone.", show_default=True
-    ),
-]
-Port = Annotated[
-    int, option("--port", SERVER, "Port to listen on; 0: a free one.", show_default=True, min=0, max=65535)
-]
-ApiKey = Annotated[
-    str | None,
-    option(
-        "--api-key",
-        SERVER,
-        "Key that clients must send; better given by the variable.",
-        metavar="KEY",
-        envvar="FORETOKEN_API_KEY",
-    ),
-]
-ServedName = Annotated[
-    str | None, option("--served-model-name", SERVER, "The model's name for clients.", metavar="NAME")
-]
-MetricsAs = Annotated[
-    str, option("--metrics-as", SERVER, "Whose names the metrics have: foretoken, vllm, sglang.", show_default=True)
-]
-Record = Annotated[
-    Path | None,
-    option(
-        "--record",
-        SERVER,
-        "Write events.jsonl to this directory, for foretoken replay; it grows with every round.",
-        metavar="DIR",
-    ),
-]
-DrainS = Annotated[
-    float, option("--drain-s", SERVER, "After SIGTERM: seconds that requests have to end.", show_default=True, min=1)
-]
-MaxStreams = Annotated[
-    int, option("--max-streams", LIMITS, "Outputs at once, running and waiting; 429 beyond.", show_default=True)
-]
-MaxBody = Annotated[int, option("--max-body-bytes", LIMITS, "Size of a request.", show_default=True)]
-MaxPrompt = Annotated[
-    int | None, option("--max-prompt-tokens", LIMITS, "Length of a prompt; by default as the context has it.")
-]
-MaxChoices = Annotated[
-    int, option("--max-choices", LIMITS, "Outputs of one request: n times prompts.", show_default=True)
-]
-DeadlineS = Annotated[float, option("--deadline-s", LIMITS, "Seconds that a request may take.", show_default=True)]
-StallS = Annotated[
-    float,
-    option("--stall-s", LIMITS, "Seconds after which a client that sends or takes nothing is gone.", show_default=True),
-]
+# fmt: off
+ModelDirectory = model_option(Path | None, "--model",
+    "Hugging Face checkpoint to decode: a directory, or its name on the hub.", "DIR|ORG/NAME")
+Simulate = model_option(Path | None, "--simulate",
+    "Scenario to simulate instead, as of foretoken simulate; needs no model.", "SCENARIO.toml")
+Speed = engine_option(float | None, "--speed", "--simulate: simulated seconds in a real one; 1 by default.", "FACTOR")
+Seed = engine_option(int | None, "--seed", "Seed of every draw; of a scenario its own by default.", min=0)
+Host = server_option(str, "--host", "Address to listen on; the default takes this machine's clients alone.")
+Port = server_option(int, "--port", "Port to listen on; 0: a free one.", min=0, max=65535)
+ApiKey = server_option(str | None, "--api-key",
+    "Key that clients must send; better given by the variable.", "KEY", envvar="FORETOKEN_API_KEY")
+ServedName = server_option(str | None, "--served-model-name", "The model's name for clients.", "NAME")
+MetricsAs = server_option(str, "--metrics-as", "Whose names the metrics have: foretoken, vllm, sglang.")
+Record = server_option(Path | None, "--record",
+    "Write events.jsonl to this directory, for foretoken replay; it grows with every round.", "DIR")
+DrainS = server_option(float, "--drain-s", "After SIGTERM: seconds that requests have to end.", min=1)
+MaxStreams = limits_option(int, "--max-streams", "Outputs at once, running and waiting; 429 beyond.")
+MaxBody = limits_option(int, "--max-body-bytes", "Size of a request.")
+MaxPrompt = limits_option(int | None, "--max-prompt-tokens", "Length of a prompt; by default as the context has it.")
+MaxChoices = limits_option(int, "--max-choices", "Outputs of one request: n times prompts.")
+DeadlineS = limits_option(float, "--deadline-s", "Seconds that a request may take.")
+StallS = limits_option(float, "--stall-s", "Seconds after which a client that sends or takes nothing is gone.")
+# fmt: on
 
 
 @problems_name_options
@@ -209,8 +156,6 @@ def _refuse_unknown(name: str, value: str, known: Sequence[str]) -> None:
 
 def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str]) -> None:
     """Refuse options that the chosen body makes no use of."""
-    from .effects import refuse_without_effect
-
     rules = [
         (names.get(name, f"--{name.replace('_', '-')}"), value is not None, f"with {kind}, {why}")
         for name, value in given.items()

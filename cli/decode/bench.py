@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from ..options import in_panel, output_option
+from ..terminal import EXIT_INTERRUPTED
 from .options import (
-    ENGINE,
-    MODEL,
-    OUTPUT,
-    SPECULATION,
     Device,
     Dtype,
     Nodes,
@@ -22,8 +20,10 @@ from .options import (
     Quiet,
     Threads,
     Topk,
-    option,
+    engine_option,
+    model_option,
     problems_name_options,
+    speculation_option,
     tree_nodes,
 )
 
@@ -33,89 +33,32 @@ if TYPE_CHECKING:
     from ..files import JsonRecord
     from ..progress import StatusLine
 
-EXIT_INTERRUPTED = 130
-CELLS = "Cells"
+cells_option = in_panel("Cells")
 
-Model = Annotated[
-    Path | None,
-    option("--model", MODEL, "Hugging Face checkpoint: a directory, or its name on the hub.", metavar="DIR|ORG/NAME"),
-]
-RandomWeights = Annotated[
-    str | None,
-    option(
-        "--random-weights",
-        MODEL,
-        "Time a shape without a checkpoint: llama-3.1-8b, qwen3-8b, … or a config.json. Acceptance is simulated.",
-        metavar="NAME|CONFIG",
-    ),
-]
-Draft = Annotated[
-    str | None,
-    option(
-        "--draft",
-        MODEL,
-        "Draft checkpoint. With --random-weights: the shape of a STANDALONE draft, a name or a config.json.",
-        metavar="DIR|NAME",
-    ),
-]
-Algorithm = Annotated[
-    str,
-    option(
-        "--algorithm",
-        SPECULATION,
-        "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: by the draft; without one NGRAM on a CPU; "
-        "EAGLE3 for random weights.",
-        metavar="NAME",
-        show_default=True,
-    ),
-]
-Steps = Annotated[
-    str | None,
-    option("--steps", SPECULATION, "Draft steps to compare; 1,3,5 by default. 0 is always run.", metavar="S,S,…"),
-]
-Acceptance = Annotated[
-    str | None,
-    option(
-        "--acceptance",
-        SPECULATION,
-        "Simulate acceptance: a mean length (3.0), chat, code, math, edit, a preset, or probabilities by position (0.7,0.65).",
-        metavar="MEAN|PRESET|P,P,…",
-    ),
-]
-BatchSizes = Annotated[
-    str, option("--batch-sizes", CELLS, "Requests decoded together.", metavar="N,N,…", show_default=True)
-]
-ContextLengths = Annotated[
-    str, option("--context-lengths", CELLS, "Tokens of each prompt.", metavar="N,N,…", show_default=True)
-]
-OutputTokens = Annotated[
-    int, option("--output-tokens", CELLS, "Tokens of each output; ends of text are ignored.", show_default=True)
-]
-Prompts = Annotated[
-    int,
-    option("--prompts", CELLS, "Prompts of each cell, decoded batch by batch; at least a batch.", show_default=True),
-]
-Repeat = Annotated[int, option("--repeat", CELLS, "Runs of each cell; the median is reported.", show_default=True)]
-Processes = Annotated[
-    int,
-    option(
-        "--processes",
-        CELLS,
-        "Run everything in that many processes, one after another; medians and range over them.",
-        min=1,
-        show_default=True,
-    ),
-]
-Graphs = Annotated[
-    bool | None,
-    option("--graphs/--no-graphs", ENGINE, "Run whole rounds as CUDA graphs; the default on a GPU."),
-]
-Seed = Annotated[
-    int, option("--seed", ENGINE, "Seed of prompts, random weights and simulated acceptance.", show_default=True)
-]
-Json = Annotated[
-    Path | None, option("--json", OUTPUT, "Write every number to this file, after each cell.", metavar="FILE")
-]
+# fmt: off
+Model = model_option(Path | None, "--model", "Hugging Face checkpoint: a directory, or its name on the hub.", "DIR|ORG/NAME")
+RandomWeights = model_option(str | None, "--random-weights",
+    "Time a shape without a checkpoint: llama-3.1-8b, qwen3-8b, … or a config.json. Acceptance is simulated.", "NAME|CONFIG")
+Draft = model_option(str | None, "--draft",
+    "Draft checkpoint. With --random-weights: the shape of a STANDALONE draft, a name or a config.json.", "DIR|NAME")
+Algorithm = speculation_option(str, "--algorithm",
+    "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: by the draft; without one NGRAM on a CPU; EAGLE3 for "
+    "random weights.", "NAME")
+Steps = speculation_option(str | None, "--steps", "Draft steps to compare; 1,3,5 by default. 0 is always run.", "S,S,…")
+Acceptance = speculation_option(str | None, "--acceptance",
+    "Simulate acceptance: a mean length (3.0), chat, code, math, edit, a preset, or probabilities by position (0.7,0.65).",
+    "MEAN|PRESET|P,P,…")
+BatchSizes = cells_option(str, "--batch-sizes", "Requests decoded together.", "N,N,…")
+ContextLengths = cells_option(str, "--context-lengths", "Tokens of each prompt.", "N,N,…")
+OutputTokens = cells_option(int, "--output-tokens", "Tokens of each output; ends of text are ignored.")
+Prompts = cells_option(int, "--prompts", "Prompts of each cell, decoded batch by batch; at least a batch.")
+Repeat = cells_option(int, "--repeat", "Runs of each cell; the median is reported.")
+Processes = cells_option(int, "--processes",
+    "Run everything in that many processes, one after another; medians and range over them.", min=1)
+Graphs = engine_option(bool | None, "--graphs/--no-graphs", "Run whole rounds as CUDA graphs; the default on a GPU.")
+Seed = engine_option(int, "--seed", "Seed of prompts, random weights and simulated acceptance.")
+Json = output_option(Path | None, "--json", "Write every number to this file, after each cell.", "FILE")
+# fmt: on
 
 
 @problems_name_options

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ..effects import refuse_without_effect
 from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
+from ..options import refuse_without_effect
 from ..terminal import EXIT_BROKEN_PIPE, discard_output
 from .options import (
     Adaptive,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from ..options import argument, in_panel, output_option
 from ..progress import LINE_EVERY_S, StatusLine
-from .options import option
 
 if TYPE_CHECKING:
     from ...serve.lossless.difference import Difference
@@ -17,34 +17,24 @@ if TYPE_CHECKING:
 EXIT_ERROR_FOUND = 1
 MAX_LISTED = 5
 MAX_SHOWN = 48  # characters of a text
-ASKING, OUTPUT = "Asking", "Output"
 
-Plain = Annotated[str, typer.Argument(metavar="URL_PLAIN", help="Endpoint without speculation: http://HOST:PORT.")]
-Speculative = Annotated[
-    str | None,
-    typer.Argument(metavar="[URL_SPECULATIVE]", help="The same model with it; else URL_PLAIN against itself."),
-]
-
-
-def _number(name: str, text: str, least: float, most: float | None = None) -> typer.models.OptionInfo:
-    return option(name, ASKING, text, show_default=True, min=least, max=most)
-
-
+Plain = argument(str, "URL_PLAIN", "Endpoint without speculation: http://HOST:PORT.")
+Speculative = argument(str | None, "[URL_SPECULATIVE]", "The same model with it; else URL_PLAIN against itself.")
+asking_option = in_panel("Asking")
 MARGIN = "Log-probabilities this close are a tie: 0.25 is two steps of a bfloat16 logit from 16 on."
 PROMPTS = 'One prompt a line, or .jsonl with {"prompt": TEXT}; by default a built-in set.'
-Model = Annotated[str | None, option("--model", ASKING, "Model to ask for; by default the first that is listed.")]
-Prompts = Annotated[Path | None, option("--prompts", ASKING, PROMPTS, metavar="FILE")]
-MaxTokens = Annotated[int, _number("--max-tokens", "Tokens of an answer.", 1)]
-Repeat = Annotated[int, _number("--repeat", "Answers of URL_SPECULATIVE to each prompt.", 1, 1000)]
-TieMargin = Annotated[float, _number("--tie-margin", MARGIN, 0)]
-Concurrency = Annotated[int, _number("--concurrency", "Requests at once to each endpoint.", 1, 256)]
-TimeoutS = Annotated[float, _number("--timeout-s", "Seconds to wait for a part of an answer.", 0.1)]
-ApiKey = Annotated[
-    str | None,
-    option("--api-key", ASKING, "Sent to both; better by the variable.", metavar="KEY", envvar="FORETOKEN_API_KEY"),
-]
-JsonFile = Annotated[Path | None, option("--json", OUTPUT, "Write all that was found to this file.", metavar="FILE")]
-Quiet = Annotated[bool, option("--quiet", OUTPUT, "No progress.")]
+# fmt: off
+Model = asking_option(str | None, "--model", "Model to ask for; by default the first that is listed.")
+Prompts = asking_option(Path | None, "--prompts", PROMPTS, "FILE")
+MaxTokens = asking_option(int, "--max-tokens", "Tokens of an answer.", min=1)
+Repeat = asking_option(int, "--repeat", "Answers of URL_SPECULATIVE to each prompt.", min=1, max=1000)
+TieMargin = asking_option(float, "--tie-margin", MARGIN, min=0)
+Concurrency = asking_option(int, "--concurrency", "Requests at once to each endpoint.", min=1, max=256)
+TimeoutS = asking_option(float, "--timeout-s", "Seconds to wait for a part of an answer.", min=0.1)
+ApiKey = asking_option(str | None, "--api-key", "Sent to both; better by the variable.", "KEY", envvar="FORETOKEN_API_KEY")
+JsonFile = output_option(Path | None, "--json", "Write all that was found to this file.", "FILE")
+Quiet = output_option(bool, "--quiet", "No progress.")
+# fmt: on
 
 
 def lossless(

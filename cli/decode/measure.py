@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..terminal import EXIT_INTERRUPTED
 from .options import problems_name_options
 
 if TYPE_CHECKING:
     from ...gpu.session.plan import SessionOptions
     from ...twin.measuring import Measured
 
-EXIT_INTERRUPTED = 130
 STEPS = "1,3,5,7"
 
 

@@ -5,41 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from ..options import Quiet, argument, option
+from ..terminal import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from ...gpu.tiny.pair import MadePair
 
-EXIT_INTERRUPTED = 130
 REPORT_WIDTH = 120  # columns of the report; a narrower terminal wraps its lines instead of cutting them
 
-Directory = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="DIR",
-        show_default=False,
-        help="Directory of the pair; by default foretoken/SIZE in the user's cache.",
-    ),
-]
-Size = Annotated[
-    str,
-    typer.Option(
-        help="nano (seconds), tiny (minutes on two CPU cores), small (100 M parameters), medium (700 M; for a GPU)."
-    ),
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of weights and batches.")]
-Device = Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to train.")]
-TimeBudget = Annotated[
-    float | None,
-    typer.Option(
-        min=1.0,
-        show_default=False,
-        help="Train for about this long at most; the pair then depends on the speed of the machine.",
-    ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+# fmt: off
+Directory = argument(Path | None, "DIR", "Directory of the pair; by default foretoken/SIZE in the user's cache.")
+Size = option(str, "--size", "nano (seconds), tiny (minutes on two CPU cores), small (100 M parameters), medium (700 M; for a GPU).")
+Seed = option(int, "--seed", "Seed of weights and batches.", min=0)
+Device = option(str, "--device", "Where to train.", "cpu|cuda")
+TimeBudget = option(float | None, "--time-budget-s",
+    "Train for about this long at most; the pair then depends on the speed of the machine.", min=1.0)
+# fmt: on
 
 
 def tiny(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..effects import refuse_without_effect
-from .options import ENGINE, MODEL, OUTPUT, Device, Dtype, Quiet, Threads, option, problems_name_options
+from ..options import argument, in_panel, output_option, refuse_without_effect
+from ..terminal import EXIT_INTERRUPTED
+from .options import Device, Dtype, Quiet, Threads, engine_option, model_option, problems_name_options
 from .tiny import default_directory
 
 if TYPE_CHECKING:
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from ...twin.comparison import Compared, Comparison
     from ..progress import StatusLine
 
-EXIT_INTERRUPTED = 130
-WORKLOAD = "Workload"
+workload_option = in_panel("Workload")
 LONGEST = 160  # tokens of the longest request of the workload without a scenario
 REPORT_WIDTH = 160
 MAX_RUNNING = 8
@@ -28,57 +28,23 @@ LOADS = ("light", "knee", "saturated")
 SECONDS = 8.0
 SIDES = ("measured", "error", "noise")
 
-ScenarioFile = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[SCENARIO]",
-        show_default=False,
-        help="TOML file: its speculation, engine and workload are run; default: five ways to decode at three loads.",
-    ),
-]
-Settings = Annotated[
-    list[str] | None,
-    option("--set", WORKLOAD, "Replace a value of the scenario: KEY=VALUE; repeatable.", metavar="K=V"),
-]
-Pair = Annotated[
-    Path | None,
-    option("--pair", MODEL, "Directory made by `foretoken tiny`; default: the user's cache, trained if missing."),
-]
-Model = Annotated[Path | None, option("--model", MODEL, "Hugging Face checkpoint instead of a pair.", metavar="DIR")]
-Draft = Annotated[Path | None, option("--draft", MODEL, "Draft checkpoint for the model.", metavar="DIR")]
-Profile = Annotated[
-    Path | None,
-    option(
-        "--profile", MODEL, "Steps measured by `foretoken calibrate --model`; default: measured now.", metavar="FILE"
-    ),
-]
-LoadNames = Annotated[
-    str | None,
-    option(
-        "--loads",
-        WORKLOAD,
-        "light, knee (30 and 75 % of the capacity), saturated; default: all. A scenario has its own.",
-        metavar="LOAD,…",
-    ),
-]
-Seconds = Annotated[
-    float | None,
-    option("--seconds", WORKLOAD, "About how long a measured run of these loads lasts; default: 8.", min=0.5),
-]
-Repeat = Annotated[int, option("--repeat", WORKLOAD, "Measured runs of each.", min=1, show_default=True)]
-Clock = Annotated[
-    str,
-    option(
-        "--clock",
-        ENGINE,
-        "wall: real time. cpu: processor time of this thread, for a machine with other work.",
-        metavar="wall|cpu",
-        show_default=True,
-    ),
-]
-MaxRunning = Annotated[int, option("--max-running", ENGINE, "Requests decoded together.", min=1, show_default=True)]
-Seed = Annotated[int, option("--seed", WORKLOAD, "Seed of the workload.", min=0, show_default=True)]
-Json = Annotated[Path | None, option("--json", OUTPUT, "Write every number to this file.", metavar="FILE")]
+# fmt: off
+ScenarioFile = argument(Path | None, "[SCENARIO]",
+    "TOML file: its speculation, engine and workload are run; default: five ways to decode at three loads.")
+Settings = workload_option(list[str] | None, "--set", "Replace a value of the scenario: KEY=VALUE; repeatable.", "K=V")
+Pair = model_option(Path | None, "--pair", "Directory made by `foretoken tiny`; default: the user's cache, trained if missing.")
+Model = model_option(Path | None, "--model", "Hugging Face checkpoint instead of a pair.", "DIR")
+Draft = model_option(Path | None, "--draft", "Draft checkpoint for the model.", "DIR")
+Profile = model_option(Path | None, "--profile", "Steps measured by `foretoken calibrate --model`; default: measured now.", "FILE")
+LoadNames = workload_option(str | None, "--loads",
+    "light, knee (30 and 75 % of the capacity), saturated; default: all. A scenario has its own.", "LOAD,…")
+Seconds = workload_option(float | None, "--seconds", "About how long a measured run of these loads lasts; default: 8.", min=0.5)
+Repeat = workload_option(int, "--repeat", "Measured runs of each.", min=1)
+Clock = engine_option(str, "--clock", "wall: real time. cpu: processor time of this thread, for a machine with other work.", "wall|cpu")
+MaxRunning = engine_option(int, "--max-running", "Requests decoded together.", min=1)
+Seed = workload_option(int, "--seed", "Seed of the workload.", min=0)
+Json = output_option(Path | None, "--json", "Write every number to this file.", "FILE")
+# fmt: on
 
 
 @problems_name_options

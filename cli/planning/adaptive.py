@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
 
-Out = Annotated[Path | None, typer.Option("--out", help="Write to this file instead of standard output.")]
+from ..options import argument, option
+
+Table = argument(str, None, "A preset (default, with-zero, zero-to-seven) or a JSON file.")
+Out = option(Path | None, "--out", "Write to this file instead of standard output.")
 
 
 class _GroupWithKeys(TyperGroup):
@@ -34,9 +36,7 @@ def tables() -> None:
 
 @adaptive.command()
 def show(
-    table: Annotated[
-        str, typer.Argument(help="A preset (default, with-zero, zero-to-seven) or a JSON file.")
-    ] = "default",
+    table: Table = "default",
 ) -> None:
     """Print a table as it is understood: every key of every range.
 
@@ -55,18 +55,15 @@ def show(
     typer.echo("{\n" + ",\n".join(lines) + "\n}")
 
 
+Target = option(str, "--for", "sglang-VERSION, such as sglang-0.5.23, vllm, or trtllm (from 1.3 on).", "SERVER")
+MaxBatchSize = option(int, "--max-batch-size", "vllm, trtllm: where the last range ends (--max-num-seqs).", min=1)
+
+
 @adaptive.command("export")
 def export_(
-    table: Annotated[str, typer.Argument(help="A preset or a JSON file.")],
-    target: Annotated[
-        str,
-        typer.Option(
-            "--for", metavar="SERVER", help="sglang-VERSION, such as sglang-0.5.23, vllm, or trtllm (from 1.3 on)."
-        ),
-    ],
-    max_batch_size: Annotated[
-        int, typer.Option(min=1, help="vllm, trtllm: where the last range ends (--max-num-seqs).")
-    ] = 512,
+    table: Table,
+    target: Target,
+    max_batch_size: MaxBatchSize = 512,
     out: Out = None,
 ) -> None:
     """Write a table for another server; what that server does not have is refused.
@@ -86,12 +83,12 @@ def export_(
     _write(export_table(config, target, max_batch_size), out)
 
 
+File = argument(Path, None, "SGLang's adaptive file, the JSON of vLLM's --speculative-config, TensorRT-LLM's YAML.")
+
+
 @adaptive.command("import")
 def import_(
-    file: Annotated[
-        Path,
-        typer.Argument(help="SGLang's adaptive file, the JSON of vLLM's --speculative-config, TensorRT-LLM's YAML."),
-    ],
+    file: File,
     out: Out = None,
 ) -> None:
     """Read a table of another server and write it in our format.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from ..options import ScenarioFile, Settings, option
 from ..simulation.launch import FromSglang, FromVllm, launched
-from ..simulation.simulate import ScenarioFile, Settings
 
 if TYPE_CHECKING:
     from ...planning.rounds import Round
@@ -17,16 +17,19 @@ MOST_COLUMNS = 8
 WIDTH = 80
 
 
+Batch = option(str, "--batch", "Requests that decode together, as values of --grid: 8, 1,8,64, 1..64:log.")
+Context = option(int, "--context", "KV tokens of each request.", min=0)
+Steps = option(str, "--steps", "Draft steps, as values of --grid; 0 is plain decoding.")
+
+
 def cost(
     scenario: ScenarioFile = None,
     from_sglang: FromSglang = None,
     from_vllm: FromVllm = None,
     settings: Settings = None,
-    batch: Annotated[
-        str, typer.Option(help="Requests that decode together, as values of --grid: 8, 1,8,64, 1..64:log.")
-    ] = "1,8,64",
-    context: Annotated[int, typer.Option(min=0, help="KV tokens of each request.")] = 1024,
-    steps: Annotated[str, typer.Option(help="Draft steps, as values of --grid; 0 is plain decoding.")] = "0..7",
+    batch: Batch = "1,8,64",
+    context: Context = 1024,
+    steps: Steps = "0..7",
 ) -> None:
     """Print what one decode round takes, part by part, and how many tokens it must give.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..options import ScenarioFile, Settings, TraceFile, option
 from ..simulation.launch import FromSglang, FromVllm, launched
-from ..simulation.simulate import ScenarioFile, Settings, TraceFile, given_by_options
+from ..simulation.simulate import given_by_options
 
 if TYPE_CHECKING:
     from ...planning.rounds import Round, RoundModel
@@ -19,15 +20,16 @@ MOST_STEPS = 7
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 
 
+Requests = option(int, "--requests", "Requests that are simulated, with and without speculation.", min=20)
+
+
 def doctor(
     scenario: ScenarioFile = None,
     from_sglang: FromSglang = None,
     from_vllm: FromVllm = None,
     settings: Settings = None,
     trace: TraceFile = None,
-    requests: Annotated[
-        int, typer.Option(min=20, help="Requests that are simulated, with and without speculation.")
-    ] = 200,
+    requests: Requests = 200,
 ) -> None:
     """Say whether speculation pays in a deployment: up to which batch, at which load, and what it does to the tail.
 

@@ -7,30 +7,18 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from ..options import option
 from ..simulation.simulate import termination_is_interruption
 
 if TYPE_CHECKING:
     from ...planning.store import StoredWorkers, TrialStore
     from ...planning.workers import Workers
 
-OutDirectory = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", show_default=False, help="Keep the runs here; default: runs/ and a name."),
-]
-NumWorkers = Annotated[
-    int | None,
-    typer.Option("--workers", min=1, max=1024, show_default=False, help="Processes; default: one per core."),
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster", metavar="ADDRESS", show_default=False, help="Ray: ray (of this machine) or ray://HOST:PORT."
-    ),
-]
+OutDirectory = option(Path | None, "--out", "Keep the runs here; default: runs/ and a name.", "DIR")
+NumWorkers = option(int | None, "--workers", "Processes; default: one per core.", min=1, max=1024)
+Cluster = option(str | None, "--cluster", "Ray: ray (of this machine) or ray://HOST:PORT.", "ADDRESS")
 
 
 def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | None) -> Workers:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
 from ..simulation.launch import FromSglang, FromVllm, launched
-from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile, given_by_options
+from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
@@ -27,43 +28,32 @@ WIDTH = 80
 REQUESTS = 600  # of a run, where no trace has its own
 
 
+# fmt: off
+Slo = option(str, "--slo", "Latencies to keep: ttft_p99<1s,tpot_p99<50ms", "LIMITS")
+Rate = option(float | None, "--rate", "Requests/s to serve; with a trace, times its own arrivals.", min=1e-6, max=1e6)
+Gpus = option(int | None, "--gpus", "Devices there are; default: one engine's.", min=1, max=4096)
+Tried = option(list[str] | None, "--try", "Values to compare, as of sweep's --grid.", "KEY=VALUES")
+Price = option(list[str] | None, "--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")
+Seeds = option(int, "--seeds", "Runs that decide, at most.", min=2, max=100)
+Requests = option(int | None, "--requests", "Requests of a run; default: 600, or all of a trace's.", min=100)
+ModelError = option(float | None, "--model-error", "Error of comparisons, percent; default: as published.", min=0, max=100)
+# fmt: on
+
+
 def plan(
     scenario: ScenarioFile = None,
     from_sglang: FromSglang = None,
     from_vllm: FromVllm = None,
-    slo: Annotated[
-        str, typer.Option("--slo", metavar="LIMITS", help="Latencies to keep: ttft_p99<1s,tpot_p99<50ms")
-    ] = "ttft_p99<1s,tpot_p99<50ms",
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            min=1e-6, max=1e6, show_default=False, help="Requests/s to serve; with a trace, times its own arrivals."
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, max=4096, show_default=False, help="Devices there are; default: one engine's.")
-    ] = None,
-    tried: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--try", metavar="KEY=VALUES", show_default=False, help="Values to compare, as of sweep's --grid."
-        ),
-    ] = None,
-    price: Annotated[
-        list[str] | None,
-        typer.Option("--price", metavar="GPU=N", show_default=False, help="Price of a GPU hour: H100=2.5; repeatable."),
-    ] = None,
+    slo: Slo = "ttft_p99<1s,tpot_p99<50ms",
+    rate: Rate = None,
+    gpus: Gpus = None,
+    tried: Tried = None,
+    price: Price = None,
     settings: Settings = None,
     trace: TraceFile = None,
-    seeds: Annotated[int, typer.Option(min=2, max=100, help="Runs that decide, at most.")] = 4,
-    requests: Annotated[
-        int | None,
-        typer.Option(min=100, show_default=False, help="Requests of a run; default: 600, or all of a trace's."),
-    ] = None,
-    model_error: Annotated[
-        float | None,
-        typer.Option(min=0, max=100, show_default=False, help="Error of comparisons, percent; default: as published."),
-    ] = None,
+    seeds: Seeds = 4,
+    requests: Requests = None,
+    model_error: ModelError = None,
     seed: Seed = None,
     out: OutDirectory = None,
     workers: NumWorkers = None,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+
+from ..options import argument, option
 
 if TYPE_CHECKING:
     from ...observe.figures.page import Page
@@ -13,27 +15,17 @@ if TYPE_CHECKING:
 PIXELS = (1000, 2)  # width of a picture, and its scale
 
 
+# fmt: off
+Source = argument(Path, "RUN|SWEEP|PLAN|TUNE|TWIN", "Directory of simulate --out, sweep, plan or tune, or the file of twin --json.")
+Out = option(Path | None, "--out", "The page; default: report.html in the directory.", "FILE")
+Png = option(Path | None, "--png", "Write each figure as a picture, too; needs Chrome or Chromium.", "DIR")
+# fmt: on
+
+
 def report(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN|SWEEP|PLAN|TUNE|TWIN",
-            help="Directory of simulate --out, sweep, plan or tune, or the file of twin --json.",
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="The page; default: report.html in the directory."),
-    ] = None,
-    png: Annotated[
-        Path | None,
-        typer.Option(
-            "--png",
-            metavar="DIR",
-            show_default=False,
-            help="Write each figure as a picture, too; needs Chrome or Chromium.",
-        ),
-    ] = None,
+    source: Source,
+    out: Out = None,
+    png: Png = None,
 ) -> None:
     """Make one HTML file of a run, a sweep, a plan, a tune or a twin: answer, figures, scenario, provenance.
 

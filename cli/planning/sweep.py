@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
 from ..simulation.launch import FromSglang, FromVllm, launched
-from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile, given_by_options
+from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
@@ -27,15 +28,10 @@ COLUMNS = {  # key of the summary -> its title and the digits behind the point
 }
 MOST_ROWS = 60  # of the table that is printed; the Parquet file has all
 
-Grid = Annotated[
-    list[str],
-    typer.Option(
-        "--grid",
-        metavar="KEY=VALUES",
-        show_default=False,
-        help="Values of one key: 0..7, 1..64:log, a,b,c; repeatable.",
-    ),
-]
+Grid = option(list[str], "--grid", "Values of one key: 0..7, 1..64:log, a,b,c; repeatable.", "KEY=VALUES")
+
+
+Seeds = option(int, "--seeds", "Runs of each combination, with seeds of their own.", min=1, max=10_000)
 
 
 def sweep(
@@ -45,9 +41,7 @@ def sweep(
     grid: Grid = [],  # noqa: B006  (typer makes a new list for each run)
     settings: Settings = None,
     trace: TraceFile = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Runs of each combination, with seeds of their own.")
-    ] = 3,
+    seeds: Seeds = 3,
     seed: Seed = None,
     out: OutDirectory = None,
     workers: NumWorkers = None,

@@ -7,12 +7,13 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
 from ..simulation.launch import FromSglang, FromVllm, launched
-from ..simulation.simulate import Quiet, ScenarioFile, Seed, Settings, TraceFile, given_by_options
+from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
@@ -27,18 +28,25 @@ SEARCH_SEEDS_FROM = 1_000_000
 """The seeds of the search begin so far above those of the comparison: no run is made with both."""
 
 
+Trials = option(int, "--trials", "Tables that the search tries.", min=1, max=10_000)
+SearchSeeds = option(int, "--search-seeds", "Runs of each in the search.", min=1, max=100)
+Seeds = option(int, "--seeds", "Runs that compare, with other seeds.", min=2, max=1000)
+Requests = option(int, "--requests", "Requests of a run, about.", min=10)
+AsJson = option(bool, "--json", "Print one JSON object instead of tables.")
+
+
 def tune(
     scenario: ScenarioFile = None,
     from_sglang: FromSglang = None,
     from_vllm: FromVllm = None,
     settings: Settings = None,
     trace: TraceFile = None,
-    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Tables that the search tries.")] = 32,
-    search_seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each in the search.")] = 3,
-    seeds: Annotated[int, typer.Option(min=2, max=1000, help="Runs that compare, with other seeds.")] = 5,
-    requests: Annotated[int, typer.Option(min=10, help="Requests of a run, about.")] = 100,
+    trials: Trials = 32,
+    search_seeds: SearchSeeds = 3,
+    seeds: Seeds = 5,
+    requests: Requests = 100,
     seed: Seed = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    as_json: AsJson = False,
     out: OutDirectory = None,
     workers: NumWorkers = None,
     cluster: Cluster = None,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+
+from ..options import argument, option
 
 if TYPE_CHECKING:
     from ...core.acceptance.fit import AcceptanceFit
@@ -19,19 +21,21 @@ _SPREAD = "the spread between requests (request_share)"
 _CORRELATION = "the correlation (field_share, correlation_len)"
 
 
+# fmt: off
+Files = argument(list[Path], None, "What a server wrote; several files of one kind count together.")
+Steps = option(int | None, "--steps", "Draft steps of the server, for means that do not say them.", min=1, max=16)
+Preset = option(str, "--preset", "Where the files cannot tell: as this kind of text (chat, code, math, edit) or preset.")
+AllowTruncated = option(bool, "--allow-truncated", "Accept events without an end, of a run that was killed.")
+Out = option(Path | None, "--out", "Write the acceptance table of a scenario to this file.")
+# fmt: on
+
+
 def acceptance(
-    files: Annotated[list[Path], typer.Argument(help="What a server wrote; several files of one kind count together.")],
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, max=16, help="Draft steps of the server, for means that do not say them."),
-    ] = None,
-    preset: Annotated[
-        str, typer.Option(help="Where the files cannot tell: as this kind of text (chat, code, math, edit) or preset.")
-    ] = "chat",
-    allow_truncated: Annotated[
-        bool, typer.Option("--allow-truncated", help="Accept events without an end, of a run that was killed.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the acceptance table of a scenario to this file.")] = None,
+    files: Files,
+    steps: Steps = None,
+    preset: Preset = "chat",
+    allow_truncated: AllowTruncated = False,
+    out: Out = None,
 ) -> None:
     """Fit the acceptance process to measurements, and print what a scenario takes.
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from .simulate import Quiet, Settings
+from ..options import Quiet, Settings, argument, option
 
 if TYPE_CHECKING:
     from ...sim.calibration.fit import PointFit
@@ -30,42 +30,40 @@ UNITS = {"mean_tpot_ms": "TPOT ms", "mean_ttft_ms": "TTFT ms", "output_tokens_pe
 REDRAW_EVERY_S = 0.2
 
 
+First = option(list[str] | None, "--from", "A benchmark's result; repeatable.", "FILE")
+More = argument(list[str] | None, "[FILE]...", "More results.")
+Scenario = option(Path | None, "--scenario", "The deployment that was measured.", "SCENARIO.toml")
+Model = option(Path | None, "--model", "Measure our own executor with this checkpoint.", "DIR")
+Draft = option(Path | None, "--draft", "Its draft.", "DIR")
+Steps = option(str | None, "--steps", "Draft steps to measure; default: 1,3,5,7.", "S,S,…")
+Topk = option(int, "--topk", "More than 1: trees of this branching as well.", min=1)
+NumDraftTokens = option(int | None, "--num-draft-tokens", "Nodes of these trees; default: up to 16.", min=2)
+MaxRunning = option(int, "--max-running", "The most requests decoded together.", min=1)
+ContextLen = option(int, "--context-len", "The longest request, in tokens.", min=64)
+Repeat = option(int, "--repeat", "Timings of every step.", min=1)
+Clock = option(str, "--clock", "cpu: processor time, for a machine with other work.", "wall|cpu")
+Device = option(str, "--device", "Where our executor runs.", "cpu|cuda")
+Threads = option(int | None, "--threads", "Its threads on a CPU.", min=1)
+Out = option(Path, "--out", "Write the profile to this file.")
+
+
 def calibrate(
-    first: Annotated[
-        list[str] | None,
-        typer.Option("--from", metavar="FILE", show_default=False, help="A benchmark's result; repeatable."),
-    ] = None,
-    more: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="More results.", show_default=False)
-    ] = None,
-    scenario: Annotated[
-        Path | None,
-        typer.Option(
-            "--scenario", metavar="SCENARIO.toml", show_default=False, help="The deployment that was measured."
-        ),
-    ] = None,
+    first: First = None,
+    more: More = None,
+    scenario: Scenario = None,
     settings: Settings = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", show_default=False, help="Measure our own executor with this checkpoint."),
-    ] = None,
-    draft: Annotated[Path | None, typer.Option(metavar="DIR", show_default=False, help="Its draft.")] = None,
-    steps: Annotated[
-        str | None, typer.Option(metavar="S,S,…", show_default=False, help="Draft steps to measure; default: 1,3,5,7.")
-    ] = None,
-    topk: Annotated[int, typer.Option(min=1, help="More than 1: trees of this branching as well.")] = 1,
-    num_draft_tokens: Annotated[
-        int | None, typer.Option(min=2, show_default=False, help="Nodes of these trees; default: up to 16.")
-    ] = None,
-    max_running: Annotated[int, typer.Option(min=1, help="The most requests decoded together.")] = 8,
-    context_len: Annotated[int, typer.Option(min=64, help="The longest request, in tokens.")] = 512,
-    repeat: Annotated[int, typer.Option(min=1, help="Timings of every step.")] = 7,
-    clock: Annotated[
-        str, typer.Option(metavar="wall|cpu", help="cpu: processor time, for a machine with other work.")
-    ] = "wall",
-    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where our executor runs.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, show_default=False, help="Its threads on a CPU.")] = None,
-    out: Annotated[Path, typer.Option(help="Write the profile to this file.")] = Path("profile.json"),
+    model: Model = None,
+    draft: Draft = None,
+    steps: Steps = None,
+    topk: Topk = 1,
+    num_draft_tokens: NumDraftTokens = None,
+    max_running: MaxRunning = 8,
+    context_len: ContextLen = 512,
+    repeat: Repeat = 7,
+    clock: Clock = "wall",
+    device: Device = "auto",
+    threads: Threads = None,
+    out: Out = Path("profile.json"),
     quiet: Quiet = False,
 ) -> None:
     """Fit the simulator's timing to your own measurements, and write a profile.

@@ -6,23 +6,13 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from ..options import option
 
 WIDTH = 80
-FromSglang = Annotated[
-    str | None,
-    typer.Option(
-        "--from-sglang", metavar="COMMAND|FILE", show_default=False, help="SGLang's launch command, or its arguments."
-    ),
-]
-FromVllm = Annotated[
-    str | None,
-    typer.Option(
-        "--from-vllm", metavar="COMMAND|FILE", show_default=False, help="vLLM's launch command, or its arguments."
-    ),
-]
+FromSglang = option(str | None, "--from-sglang", "SGLang's launch command, or its arguments.", "COMMAND|FILE")
+FromVllm = option(str | None, "--from-vllm", "vLLM's launch command, or its arguments.", "COMMAND|FILE")
 
 
 def launched(

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
+from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option, refuse_without_effect
 from .launch import FromSglang, FromVllm, launched
 
 if TYPE_CHECKING:
@@ -22,46 +23,14 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + the signal's number, as shells have it
 
-ScenarioFile = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="SCENARIO.toml", show_default=False, help="Scenario file; by default all keys have their defaults."
-    ),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", show_default=False, help="One key of the scenario, with a TOML value; repeatable."
-    ),
-]
-TraceFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--trace", metavar="FILE", show_default=False, help="Replay the requests of this trace (workload.trace)."
-    ),
-]
-Seed = Annotated[int | None, typer.Option(min=0, show_default=False, help="Seed of every draw (seed).")]
-OutDirectory = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", show_default=False, help="Write the files of the run to this directory."),
-]
-Explain = Annotated[
-    bool, typer.Option("--explain", help="Print the scenario with the source of every number; run nothing.")
-]
-NoEvents = Annotated[bool, typer.Option("--no-events", help="Leave out events.jsonl, the longest file.")]
-NoPerfetto = Annotated[
-    bool, typer.Option("--no-perfetto", help="Leave out trace.json, the timeline for ui.perfetto.dev.")
-]
-Faults = Annotated[
-    str | None,
-    typer.Option(
-        "--faults",
-        metavar="PLAN.toml|swarm",
-        show_default=False,
-        help="Inject faults by a plan, or by one drawn from the seed (swarm). Exit code 1: a promise was broken.",
-    ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+# fmt: off
+OutDirectory = option(Path | None, "--out", "Write the files of the run to this directory.", "DIR")
+Explain = option(bool, "--explain", "Print the scenario with the source of every number; run nothing.")
+NoEvents = option(bool, "--no-events", "Leave out events.jsonl, the longest file.")
+NoPerfetto = option(bool, "--no-perfetto", "Leave out trace.json, the timeline for ui.perfetto.dev.")
+Faults = option(str | None, "--faults",
+    "Inject faults by a plan, or by one drawn from the seed (swarm). Exit code 1: a promise was broken.", "PLAN.toml|swarm")
+# fmt: on
 
 
 def simulate(
@@ -98,7 +67,6 @@ def simulate(
     promise was broken; the message has the command that repeats the run.
     """
     from ...sim.scenario_file import load_scenario
-    from ..effects import refuse_without_effect
 
     refuse_without_effect(
         ("--out", explain and out is not None, "--explain runs nothing and prints the scenario: redirect it to a file"),

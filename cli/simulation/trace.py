@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .simulate import Quiet, ScenarioFile, Settings, given_by_options
+from ..options import Quiet, ScenarioFile, Settings, argument, option
+from .simulate import given_by_options
 
 if TYPE_CHECKING:
     from ...sim.scenario import Scenario
@@ -32,26 +33,23 @@ CHECKED = {  # key of the summary -> its name
 }
 
 
+# fmt: off
+File = argument(Path, "FILE", "A trace, as for --trace of simulate.")
+CacheTokens = option(str | None, "--cache-tokens", "Caches whose hit rate to tell: 500000, 65536..4194304:log.", "VALUES")
+Out = option(Path | None, "--out", "Fit a synthetic workload, and write it to this file.", "FILE")
+Check = option(bool, "--check", "Simulate the trace and the synthetic workload, and compare.")
+JsonFile = option(Path | None, "--json", "Write every number to this file.", "FILE")
+# fmt: on
+
+
 def trace(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, as for --trace of simulate.")],
+    file: File,
     scenario: ScenarioFile = None,
     settings: Settings = None,
-    cache_tokens: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VALUES", show_default=False, help="Caches whose hit rate to tell: 500000, 65536..4194304:log."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Fit a synthetic workload, and write it to this file."),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Simulate the trace and the synthetic workload, and compare.")
-    ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", show_default=False, help="Write every number to this file.")
-    ] = None,
+    cache_tokens: CacheTokens = None,
+    out: Out = None,
+    check: Check = False,
+    json_file: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Describe a trace: rates, lengths, burstiness, prefix reuse; fit a synthetic workload to it.
