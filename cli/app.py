@@ -11,6 +11,7 @@ from .check import check
 from .decode.bench import bench
 from .decode.generate import generate
 from .decode.lossless import lossless
+from .decode.selftest import selftest
 from .decode.tiny import tiny
 from .decode.twin import twin
 from .planning.adaptive import adaptive
@@ -44,6 +45,7 @@ app.command()(sweep)
 app.command()(report)
 app.command()(generate)
 app.command()(bench)
+app.command()(selftest)
 app.command()(twin)
 app.command()(serve)
 app.command()(lossless)

@@ -32,6 +32,16 @@ class _Limits(Protocol):
     prefill_budget: int
 
 
+class _Capture(Protocol):
+    """What a captured graph was for, as `gpu.executor.graphs.CaptureReport` has it."""
+
+    steps: int
+    batch_size: int
+    kind: str
+    seconds: float
+    with_outputs: bool
+
+
 class _Recovery(Protocol):
     limits: _Limits
 
@@ -100,6 +110,13 @@ class EngineLines:
         self._write(
             level, "graph", f"{words} at {_counted(batch_size, 'request')}", graph=has_graph, batch_size=batch_size
         )
+
+    def graph_captured(self, graph: _Capture) -> None:
+        """Take a CUDA graph that was captured because a round needed it."""
+        shape = f"{graph.steps} draft steps, {_counted(graph.batch_size, 'request')}, {graph.kind}"
+        words = f"captured a CUDA graph in {graph.seconds:.2f} s: {shape}{', with outputs' * graph.with_outputs}"
+        facts = {"steps": graph.steps, "batch_size": graph.batch_size, "kind": str(graph.kind)}
+        self._write(logging.INFO, "capture", words, **facts, seconds=round(graph.seconds, 6))
 
     def _planned(self, steps: int, batch_size: int, nodes: int) -> None:
         if self._steps is not None and steps != self._steps:

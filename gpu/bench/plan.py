@@ -152,8 +152,11 @@ def in_units(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes * 1024 / GIB:.2f} MiB"
 
 
-def plan_bench(options: BenchOptions) -> BenchPlan:
-    """Resolve `options`. Raises ConfigError with all that is wrong with the arguments, NotEnoughMemory, other ForetokenErrors."""
+def plan_bench(options: BenchOptions, weights_are_there: bool = False) -> BenchPlan:
+    """Resolve `options`. Raises ConfigError with all that is wrong with the arguments, NotEnoughMemory, other ForetokenErrors.
+
+    `weights_are_there`: of the free memory nothing is needed for them.
+    """
     counts = _counts(options)
     batch_sizes, context_lengths, steps = counts["batch_sizes"], counts["context_lengths"], counts["steps"]
     session = SessionOptions(
@@ -205,7 +208,7 @@ def plan_bench(options: BenchOptions) -> BenchPlan:
         _cell(plan, session, batch_size, length, steps) for length in context_lengths for batch_size in batch_sizes
     ]
     plan = replace(plan, cells=tuple(cells))
-    _check_memory(plan)
+    _check_memory(plan, 0 if weights_are_there else plan.weight_bytes)
     return plan
 
 
@@ -396,10 +399,10 @@ def _bytes_of_weights(plan: BenchPlan, session: SessionOptions) -> int:
     return sum(model.weight_bytes for model in models if model is not None)
 
 
-def _check_memory(plan: BenchPlan) -> None:
+def _check_memory(plan: BenchPlan, weight_bytes: int) -> None:
     free = free_bytes(plan.device)
     budget = int(free * MEMORY_FRACTION)
-    if plan.weight_bytes + plan.kv_bytes > budget:
+    if weight_bytes + plan.kv_bytes > budget:
         raise NotEnoughMemory(
             f"not enough memory on {plan.device}: the run {plan.memory}; {MEMORY_FRACTION:.0%} of the free "
             f"{in_units(free)} are {in_units(budget)}. Smaller --batch-sizes, --context-lengths, fewer --steps or "

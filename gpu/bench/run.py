@@ -74,7 +74,13 @@ class ArmResult:
 class Bench:
     """The models of a plan, loaded; `cells` runs it."""
 
-    def __init__(self, plan: BenchPlan, on_progress: OnProgress = lambda text: None) -> None:
+    def __init__(
+        self,
+        plan: BenchPlan,
+        on_progress: OnProgress = lambda text: None,
+        models: tuple[Decoder, DraftModel | None] | None = None,
+    ) -> None:
+        """Load the models, unless those of another benchmark of the same models are given."""
         self.plan = plan
         self._on_progress = on_progress
         self._ops: Ops = ops_for(plan.device)
@@ -85,8 +91,9 @@ class Bench:
             self._tokenizer = Tokenizer.load(options.model)
         on_progress("measuring the memory's copy bandwidth")
         bandwidth = copy_bandwidth(plan.device)
-        on_progress("loading the weights" if options.model is not None else "making random weights")
-        self._target, self._draft = self._models()
+        if models is None:
+            on_progress("loading the weights" if options.model is not None else "making random weights")
+        self.models = self._target, self._draft = models or self._load()
         self.machine = Machine(
             device_name=device_name(plan.device),
             num_threads=torch.get_num_threads(),
@@ -100,7 +107,7 @@ class Bench:
         for number, cell in enumerate(self.plan.cells, 1):
             yield self._cell(cell, f"cell {number} of {len(self.plan.cells)}")
 
-    def _models(self) -> tuple[Decoder, DraftModel | None]:
+    def _load(self) -> tuple[Decoder, DraftModel | None]:
         plan, options = self.plan, self.plan.options
         if options.model is None:
             target = random_target(plan.target, self._ops, plan.device, plan.dtype, options.seed)
@@ -110,8 +117,8 @@ class Bench:
             return target, None
         return target, load_draft(options.draft, plan.algorithm.draft_form, target)
 
-    def _cell(self, cell: CellPlan, where: str) -> tuple[ArmResult, ...]:
-        what = f"{where} (batch {cell.batch_size}, context {cell.context_len})"
+    def arms(self, cell: CellPlan, on_arm: Callable[[ArmPlan], None] = lambda arm: None) -> list[Arm]:
+        """Return the engines of a cell; `on_arm` is told each before it is made."""
         prompts = bench_prompts(
             self._tokenizer,
             self.plan.target.vocab_size,
@@ -119,17 +126,23 @@ class Bench:
             cell.context_len,
             self.plan.options.seed,
         )
-        arms = []
+        found = []
         for arm_plan in cell.arms:
-            self._on_progress(f"{what}: warming up {_in_words(arm_plan)}")
-            arms.append(self._arm(arm_plan, prompts))
-            arms[-1].run(max_tokens=min(WARM_UP_TOKENS, self.plan.output_tokens))
+            on_arm(arm_plan)
+            found.append(self._arm(arm_plan, prompts))
+        return found
+
+    def _cell(self, cell: CellPlan, where: str) -> tuple[ArmResult, ...]:
+        what = f"{where} (batch {cell.batch_size}, context {cell.context_len})"
+        arms = self.arms(cell, lambda arm: self._on_progress(f"{what}: warming up {_in_words(arm)}"))
+        for arm in arms:
+            arm.run(max_tokens=min(WARM_UP_TOKENS, self.plan.output_tokens))
         turns: list[list[Timing]] = []
         for turn in range(self.plan.repeat):
             self._on_progress(f"{what}: turn {turn + 1} of {self.plan.repeat}")
             turns.append([arm.run() for arm in arms])
         results = tuple(self._result(cell, arm, i, turns) for i, arm in enumerate(arms))
-        del arms, arm_plan
+        del arms, arm
         gc.collect()  # executors are in cycles with their engines' controllers, and their pools are large
         if self._target.device.type == "cuda":
             torch.cuda.empty_cache()

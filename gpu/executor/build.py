@@ -45,8 +45,8 @@ def build_executor(
 ) -> TorchExecutor:
     """Return an executor with the sizes of `engine`, on the device of `target`.
 
-    Rounds are captured for batches of `graph_sizes` rows (None: graphs are off), of sampling batches too if `graph_sampling`,
-    of batches in which some request asks for per-token outputs too if `graph_outputs`.
+    Rounds of batches are captured, padded to `graph_sizes` rows (None: graphs are off), when the first needs it: those of sampling batches
+    too if `graph_sampling`, of batches in which some request asks for per-token outputs too if `graph_outputs`.
     `make_matcher` follows grammars; without it requests that ask for one fail.
     `producers` make further outputs, by the names under which requests ask for them.
     On a CPU the models' weights are laid out for inference: they can then be neither changed nor saved.
@@ -91,7 +91,7 @@ def build_executor(
     if graph_sizes is not None:
         # No graph can hold a draft that works on the host.
         sizes = None if draft.on_host else graph_sizes
-        engine.controller.init_states(sizes, lambda keys: executor.graphs.build(keys, graph_sampling, graph_outputs))
+        engine.controller.init_states(sizes, lambda keys: executor.graphs.allow(keys, graph_sampling, graph_outputs))
     return executor
 
 

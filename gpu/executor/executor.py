@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from ...core.acceptance.process import AcceptanceProcess
-from ...core.adaptive.graph_plan import GraphKey
 from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.algorithm.arrival import fill_cells
 from ...core.contract.future_map import FutureMap
@@ -35,7 +34,7 @@ from ..draft.port import Draft, RoundBatch
 from ..models.decoder import Decoder
 from ..ops.port import Ops
 from .clock import EventPhaseClock, PhaseClock
-from .graphs import CapturedRound, RoundGraphs, RoundKind, padded_shape
+from .graphs import RoundCapture, RoundGraphs, RoundKind
 from .outputs import USER_OUTPUTS, NodeProducer, at_places, node_outputs
 from .relay import TorchStorage
 from .round import DecodeRound, capture_for, draft_hidden, first_tokens
@@ -111,9 +110,21 @@ class TorchExecutor:
         self._producers = dict(producers or {})
         self._outputs = (*USER_OUTPUTS, *self._producers)
         self._round = DecodeRound(ops, target, pool, draft, self._producers)
-        self._topk = engine.controller.topk
-        self._memory_pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self.graphs = RoundGraphs(self._capture)
+        self.graphs = RoundGraphs(
+            RoundCapture(
+                self._round,
+                self._rows.table,
+                self.future_map.fields,
+                self.algorithm.accept_width,
+                frozenset(self._outputs),
+                topk=engine.controller.topk,
+                max_position=self._max_position,
+                max_len=self._max_len,
+                max_nodes=self._max_nodes,
+                forced=acceptance is not None,
+                seed=seed,
+            )
+        )
         self._queue: deque[RunningStep] = deque()
         self._last_step_id = 0
         self._stop_through = 0
@@ -327,7 +338,7 @@ class TorchExecutor:
         captured = None
         if shape is None:
             captured = self.graphs.find(part.steps, part.num_draft_tokens, len(part.rows), kind, bool(wanted))
-        if self.graphs.on_round is not None and self.graphs.reports:
+        if self.graphs.on_round is not None and self.graphs.are_on:
             self.graphs.on_round(captured is not None, len(part.rows))
         if captured is not None:
             with self.clock.phase("graph"):
@@ -400,17 +411,6 @@ class TorchExecutor:
     def _publish(self, rows: np.ndarray, epochs: np.ndarray, lengths: Tensor, relay: dict[str, Tensor]) -> None:
         self.future_map.publish(rows, epochs, lengths)
         self.future_map.stash(rows, epochs, relay)
-
-    def _capture(self, key: GraphKey, kind: RoundKind, with_outputs: bool) -> CapturedRound:
-        shape = padded_shape(self._rows.table, key, self._topk, self._max_position, self._max_len, self._max_nodes)
-        width = self.algorithm.accept_width(key.steps, key.num_draft_tokens)
-        fields = self.future_map.fields
-        forced = self._acceptance is not None
-        outputs = frozenset(self._outputs) if with_outputs else frozenset()
-        with torch.no_grad():
-            return CapturedRound(
-                self._round, shape, fields, width, kind, forced, self._rows.seed, self._memory_pool, outputs
-            )
 
     # -- reading back ---------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 """Captured rounds: the device work of a whole decode round as one CUDA graph per (steps, nodes, padded batch size, kind),
-with user outputs and without.
+with user outputs and without. Each is captured when the first round needs it, so that a session pays for those that its batches have.
 
 A graph reads and writes the same memory every time, so a round's inputs are copied to their places, the rows beyond the batch are padding
 (row 0, length 0: they read nothing and write to the sink), and what comes out is valid until the graph runs again. That is enough: the
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -87,10 +88,10 @@ class CapturedRound:
         self._runs = zeros.clone() if forced else None
         batch = replace(shape, rows=self._rows, lengths=self._lengths, roots=self._relayed["bonus_tokens"])
 
-        def run() -> RoundResult:
-            return decode_round.run(batch, self._relayed, self._sampling, outputs, self._runs, width, NoClock())
+        # It must not hold `self`: a cycle would keep the pools alive.
+        run = partial(decode_round.run, batch, self._relayed, self._sampling, outputs, self._runs, width, NoClock())
 
-        self._replay = _capture(run, memory_pool) if device.type == "cuda" else run
+        self._replay = _capture(run, memory_pool, device) if device.type == "cuda" else run
 
     def run(
         self,
@@ -129,15 +130,23 @@ def _fill(place: Tensor, values: Tensor) -> None:
         place[len(values) :].zero_()
 
 
-def _capture(run: Callable[[], RoundResult], memory_pool: object | None) -> Callable[[], RoundResult]:
-    side = torch.cuda.Stream()
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream of the process on which graphs are warmed up and captured: cuBLAS keeps a workspace for every stream."""
+    return torch.cuda.Stream(device)
+
+
+def _capture(
+    run: Callable[[], RoundResult], memory_pool: object | None, device: torch.device
+) -> Callable[[], RoundResult]:
+    side = capture_stream(device)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UP_RUNS):
             run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=memory_pool):
+    with torch.cuda.graph(graph, pool=memory_pool, stream=side, capture_error_mode="thread_local"):
         result = run()
 
     def replay() -> RoundResult:
@@ -147,39 +156,85 @@ def _capture(run: Callable[[], RoundResult], memory_pool: object | None) -> Call
     return replay
 
 
-class RoundGraphs:
-    """The graphs of one executor by (steps, nodes, padded batch size, kind, with outputs or without), and what each cost.
+@dataclass(frozen=True, slots=True)
+class RoundCapture:
+    """Captures rounds of one executor. Limits are those of all rounds: a graph holds for every length."""
 
-    `capture(key, kind, with_outputs)` captures one of them. A round without user outputs has a graph of its own: some of them, such as the
-    most likely tokens, take long over a large vocabulary.
+    decode_round: DecodeRound
+    table: Tensor  # int32 [num_rows + 1, row width]
+    fields: tuple[RelayField, ...]
+    accept_width: Callable[[int, int], int]  # of steps and nodes
+    outputs: frozenset[str]
+    topk: int
+    max_position: int
+    max_len: int
+    max_nodes: int
+    forced: bool  # acceptance is simulated
+    seed: int
+
+    def __call__(self, key: GraphKey, kind: RoundKind, with_outputs: bool, memory_pool: object | None) -> CapturedRound:
+        shape = padded_shape(self.table, key, self.topk, self.max_position, self.max_len, self.max_nodes)
+        width = self.accept_width(key.steps, key.num_draft_tokens)
+        outputs = self.outputs if with_outputs else frozenset()
+        with torch.no_grad():
+            return CapturedRound(
+                self.decode_round, shape, self.fields, width, kind, self.forced, self.seed, memory_pool, outputs
+            )
+
+
+Variant = tuple[RoundKind, bool]
+"""Kind, and whether user outputs are computed. Some of these, such as the most likely tokens, take long over a large vocabulary."""
+
+
+class RoundGraphs:
+    """The graphs of one executor by (steps, nodes, padded batch size) and variant, captured when they are first asked for.
+
+    A variant that does not fit into memory is not tried again: its rounds run without a graph.
     """
 
-    def __init__(self, capture: Callable[[GraphKey, RoundKind, bool], CapturedRound]) -> None:
+    def __init__(self, capture: RoundCapture) -> None:
         self.reports: list[CaptureReport] = []
         self.on_round: Callable[[bool, int], None] | None = None  # is told whether a round of so many rows has a graph
+        self.on_capture: Callable[[CaptureReport], None] | None = None
+        self.are_on = False  # whether any round may have a graph
         self._capture = capture
-        self._table: GraphTable[Mapping[tuple[RoundKind, bool], CapturedRound]] = GraphTable()
+        # All share one: what one round needs for a while, another does.
+        self._memory_pool = torch.cuda.graph_pool_handle() if capture.table.is_cuda else None
+        self._variants: frozenset[Variant] = frozenset()
+        self._table: GraphTable[GraphKey] = GraphTable()
+        self._captured: dict[tuple[GraphKey, Variant], CapturedRound | None] = {}
 
-    def build(self, keys: Sequence[GraphKey], sampled: bool, outputs: bool = False) -> None:
-        """Capture the graphs of all keys before the first round; `sampled` asks for those of sampling batches too, `outputs` for those with
-        user outputs."""
+    def allow(self, keys: Sequence[GraphKey], sampled: bool, outputs: bool) -> None:
+        """Let rounds of these keys have graphs, those of sampling batches if `sampled`, those with user outputs if `outputs`."""
         kinds = tuple(RoundKind) if sampled else (RoundKind.GREEDY,)
-        variants = [(kind, with_outputs) for kind in kinds for with_outputs in ((False, True) if outputs else (False,))]
-        self._table.build(keys, lambda key: {variant: self._timed(key, *variant) for variant in variants})
-
-    def _timed(self, key: GraphKey, kind: RoundKind, with_outputs: bool) -> CapturedRound:
-        begin, before = time.perf_counter(), _reserved_bytes()
-        graph = self._capture(key, kind, with_outputs)
-        seconds, num_bytes = time.perf_counter() - begin, _reserved_bytes() - before
-        self.reports.append(CaptureReport(*key, kind, seconds, num_bytes, with_outputs))
-        return graph
+        self._variants = frozenset(
+            (kind, shown) for kind in kinds for shown in ((False, True) if outputs else (False,))
+        )
+        self._table.build(keys, lambda key: key)
+        self.are_on = bool(keys)
 
     def find(
         self, steps: int, num_draft_tokens: int, batch_size: int, kind: RoundKind, with_outputs: bool = False
     ) -> CapturedRound | None:
-        """Return the smallest graph that the batch fits into, or None if none was captured for such a batch."""
-        graphs = self._table.find(steps, num_draft_tokens, batch_size)
-        return None if graphs is None else graphs.get((kind, with_outputs))
+        """Return the smallest graph that the batch fits into, captured now if it is the first; None if such a batch has none."""
+        key, variant = self._table.find(steps, num_draft_tokens, batch_size), (kind, with_outputs)
+        if key is None or variant not in self._variants:
+            return None
+        if (key, variant) not in self._captured:
+            self._captured[key, variant] = self._timed(key, variant)
+        return self._captured[key, variant]
+
+    def _timed(self, key: GraphKey, variant: Variant) -> CapturedRound | None:
+        begin, before = time.perf_counter(), _reserved_bytes()
+        try:
+            graph = self._capture(key, *variant, self._memory_pool)
+        except torch.OutOfMemoryError:
+            return None
+        report = CaptureReport(*key, variant[0], time.perf_counter() - begin, _reserved_bytes() - before, variant[1])
+        self.reports.append(report)
+        if self.on_capture is not None:
+            self.on_capture(report)
+        return graph
 
 
 def padded_shape(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 from dataclasses import dataclass, replace
@@ -419,6 +420,9 @@ def free_bytes(device: str) -> int:
     import torch
 
     if device != "cpu":
+        # What a closed session had is not free before its last cycles are collected and torch has given it back.
+        gc.collect()
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(torch.device(device))[0]
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():

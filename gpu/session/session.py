@@ -140,6 +140,7 @@ class DecodeSession:
         self._phase_seconds = phase_seconds
         self._totals = _Totals()
         self._latencies = LatencyMeter()
+        self._closed: SessionStats | None = None  # the last numbers
 
     @classmethod
     def open(
@@ -203,6 +204,8 @@ class DecodeSession:
 
     def stats(self) -> SessionStats:
         """Return the numbers since the session was opened."""
+        if self._closed is not None:
+            return self._closed
         totals, metrics = self._totals, self.engine.controller.metrics()
         return SessionStats(
             seconds=totals.seconds,
@@ -220,7 +223,10 @@ class DecodeSession:
         )
 
     def close(self, complete: bool = False) -> None:
-        """Do nothing: this session holds nothing outside its process, unlike a disaggregated one."""
+        """Free models, pools and graphs; `stats` stay as they are. Nothing is served afterwards."""
+        if self._closed is None:
+            self._closed = self.stats()
+            del self.executor, self.loop, self._phase_seconds
 
     def _submit(self, request: Request) -> Iterator[TextDelta]:
         totals = self._totals
@@ -290,6 +296,7 @@ def load_engine(
     if lines is not None:
         lines.engine = engine
         executor.graphs.on_round = lines.round_ran
+        executor.graphs.on_capture = lines.graph_captured
     return engine, executor, plan
 
 

@@ -10,6 +10,7 @@ import torch
 from foretoken.checks.driver import Dice
 from foretoken.checks.matrix import random_cell
 from foretoken.core.adaptive import build_controller
+from foretoken.core.adaptive.graph_plan import MissingGraph
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.prompt import Prompt
@@ -19,7 +20,7 @@ from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.draft import window
 from foretoken.gpu.executor import round as gpu_round
 from foretoken.gpu.executor.build import build_executor
-from foretoken.gpu.executor.graphs import RoundGraphs, RoundKind
+from foretoken.gpu.executor.graphs import RoundCapture, RoundGraphs, RoundKind
 from foretoken.gpu.executor.outputs import USER_OUTPUTS
 from foretoken.gpu.ops.port import VerifyBatch
 from foretoken.gpu.session.plan import SessionOptions
@@ -81,20 +82,47 @@ def prompts(n: int, shown: dict | None = None, **sampling) -> list[Request]:
     ]
 
 
-def test_only_reachable_graphs_are_captured_and_each_is_reported():
+def test_a_graph_is_captured_once_when_the_first_round_needs_it():
     _, executor = serve("STANDALONE", graph_sizes=(1, 2, 4), table=TABLE, requests=prompts(3))
-    captured = {(report.steps, report.batch_size) for report in executor.graphs.reports}
-    assert captured == {(1, 1), (3, 1), (1, 2), (3, 2), (0, 4), (1, 4)}
-    assert all(report.seconds > 0 for report in executor.graphs.reports)
+    reports = executor.graphs.reports
+    captured = [(report.steps, report.batch_size) for report in reports]
+    assert set(captured) <= {(1, 1), (3, 1), (1, 2), (3, 2), (0, 4), (1, 4)}, "routing reaches no other"
+    assert {1, 4} <= {size for _, size in captured} and len(captured) == len(set(captured))
+    assert all(report.seconds > 0 and (report.kind, report.with_outputs) == ("greedy", False) for report in reports)
+    told = []
+    executor.graphs.on_capture = told.append
+    for _ in range(2):
+        assert executor.graphs.find(1, 2, 2, RoundKind.FILTERED) is not None
+    assert [(report.kind, report.batch_size) for report in told] == [("filtered", 2)]
+    with pytest.raises(MissingGraph):
+        executor.graphs.find(3, 4, 4, RoundKind.GREEDY)
+
+
+def test_a_graph_that_does_not_fit_is_not_tried_again(monkeypatch):
+    """Its rounds run without one, and give the same tokens."""
+    expected, _ = serve("STANDALONE", graph_sizes=None, table=TABLE, requests=prompts(3))
+    tried = []
+
+    def fails(self, key, kind, with_outputs, memory_pool):
+        tried.append((key, kind, with_outputs))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(RoundCapture, "__call__", fails)
+    found, executor = serve("STANDALONE", graph_sizes=(4,), table=TABLE, requests=prompts(3))
+    assert found == expected and not executor.graphs.reports
+    assert tried and len(tried) == len(set(tried))
 
 
 @pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}, {"temperature": 1.0, "top_k": 5}]
+    "sampling",
+    [{}, {"temperature": 0.8, "seed": 7}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0, "top_k": 5}],
 )
 def test_sampled_rounds_draw_the_same_tokens_with_and_without_graphs(sampling):
     with_graphs, executor = serve("EAGLE3", graph_sizes=(4,), table=TABLE, requests=prompts(4, **sampling))
     without, _ = serve("EAGLE3", graph_sizes=None, table=TABLE, requests=prompts(4, **sampling))
-    assert {report.kind for report in executor.graphs.reports} == set(RoundKind)
+    kinds = {report.kind for report in executor.graphs.reports}
+    filtered = {"top_p", "top_k"} & sampling.keys()
+    assert kinds == {RoundKind.FILTERED if filtered else RoundKind.SAMPLED if sampling else RoundKind.GREEDY}
     assert with_graphs == without
 
 

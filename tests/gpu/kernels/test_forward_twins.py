@@ -8,16 +8,8 @@ import pytest
 import torch
 from foretoken.gpu.ops.port import KVTensors
 from foretoken.gpu.ops.torch_ops import TorchOps
-from forward_cases import (
-    decode_view,
-    dense_decode,
-    dense_extend,
-    dense_verify,
-    make_batch,
-    random_tree_bits,
-    rotary_table,
-    rotate_one,
-)
+from foretoken.gpu.selftest.batches import decode_view, make_batch, random_tree_bits, rotary_table
+from forward_cases import dense_decode, dense_extend, dense_verify, rotate_one
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCE)

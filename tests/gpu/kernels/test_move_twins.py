@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bookkeeping_cases import random_targets, random_tree
 from foretoken.core.kv.moves import KVMovePlan, apply_moves, draft_branch_layout
 from foretoken.core.tree.outputs import compaction_index
 from foretoken.core.tree.verify import verify_greedy
 from foretoken.gpu.ops.port import KVTensors
 from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.selftest.trees import random_targets, random_tree
 
 OPS = TorchOps()
 LAYERS, HEADS, CHANNELS = 2, 2, 4

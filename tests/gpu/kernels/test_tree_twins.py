@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from bookkeeping_cases import VOCAB, on_device
 from foretoken.core.draws import Purpose, uniform
 from foretoken.core.tree import build as spec_build
 from foretoken.core.tree import verify as spec
 from foretoken.gpu.batch.tree import DeviceVerified
 from foretoken.gpu.kernels.rounds.coins import hashed_coins
 from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.selftest.trees import VOCAB, on_device
 
 OPS = TorchOps()
 

@@ -8,7 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from bookkeeping_cases import (
+from foretoken.gpu.batch.tree import DeviceTree
+from foretoken.gpu.kernels.rounds import verify_sampling
+from foretoken.gpu.ops.port import KVTensors
+from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.ops.triton_ops import TritonOps
+from foretoken.gpu.selftest.trees import (
     KINDS,
     MAX_POSITION,
     VOCAB,
@@ -20,11 +25,6 @@ from bookkeeping_cases import (
     random_targets,
     random_tree,
 )
-from foretoken.gpu.batch.tree import DeviceTree
-from foretoken.gpu.kernels.rounds import verify_sampling
-from foretoken.gpu.ops.port import KVTensors
-from foretoken.gpu.ops.torch_ops import TorchOps
-from foretoken.gpu.ops.triton_ops import TritonOps
 from memory_checker import Ownership, checked_memory
 
 TWINS, KERNELS = TorchOps(), TritonOps()

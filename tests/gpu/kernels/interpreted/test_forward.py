@@ -13,18 +13,8 @@ from foretoken.gpu.kernels.layers.verify_attention import verify_attention_trito
 from foretoken.gpu.ops.port import KVTensors
 from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.ops.triton_ops import TritonOps
-from forward_cases import (
-    Batch,
-    decode_view,
-    dense_decode,
-    dense_extend,
-    dense_verify,
-    make_batch,
-    random_tree_bits,
-    rotary_table,
-    rotate_one,
-    softmaxes,
-)
+from foretoken.gpu.selftest.batches import Batch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
+from forward_cases import dense_decode, dense_extend, dense_verify, rotate_one
 from memory_checker import Ownership, checked_memory
 from torch import Tensor
 

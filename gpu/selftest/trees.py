@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from foretoken.core.tree.build import Candidates, VerifyTree, build_chain, build_lookup_tree, build_tree, tree_capacity
-from foretoken.gpu.batch.tree import DeviceTree
+
+from ...core.tree.build import Candidates, VerifyTree, build_chain, build_lookup_tree, build_tree, tree_capacity
+from ..batch.tree import DeviceTree
 
 VOCAB = 5
 MAX_POSITION = 40

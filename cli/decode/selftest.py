@@ -1,0 +1,55 @@
+"""`foretoken selftest`: whether everything is right on this machine, and how fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import ENGINE, OUTPUT, Device, Quiet, option, problems_name_options
+
+Out = Annotated[
+    Path,
+    option("--out", OUTPUT, "Directory of selftest.md and selftest.json.", metavar="DIR", show_default=True),
+]
+Budget = Annotated[
+    str,
+    option(
+        "--budget", ENGINE, "Time for all of it; steps that begin later are not run.", metavar="10m", show_default=True
+    ),
+]
+
+
+@problems_name_options
+def selftest(
+    device: Device = "auto", out: Out = Path("selftest"), budget: Budget = "10m", quiet: Quiet = False
+) -> None:
+    """Test this machine: what would fail first comes first, then how fast decoding is.
+
+    Device, driver and versions; every kernel against its reference; sessions in
+    float32 and bfloat16 with each kind of draft, whose tokens must have the
+    greatest logits; graphs against eager rounds, overlap against synchronous
+    ones, retraction, freed memory. Then a table of an 8B model with random
+    weights and simulated acceptance: plain, chains and trees at batch 1, 8, 32.
+
+        foretoken selftest
+        foretoken selftest --device cuda --out reports/h100 --budget 20m
+
+    A step that fails does not stop the others: on a GPU they run in a process of
+    their own, and another one goes on where it dies. The report has its traceback,
+    and is rewritten after every step, so Ctrl-C leaves one of what ran. On a CPU
+    shapes are small, and what needs a GPU is listed as not run.
+
+    The exit code is 0 if no step failed, 1 if one did, 130 after Ctrl-C.
+    """
+    from ...gpu.selftest import run
+    from ..progress import StatusLine
+
+    progress = StatusLine(quiet)
+    try:
+        report = run.selftest(device, out, budget, progress.show)
+    finally:
+        progress.clear()
+    print("\n".join(run.closing_lines(report)))
+    raise typer.Exit(run.exit_code(report))

@@ -1,0 +1,118 @@
+"""The machine itself: what is there, and whether the libraries' own parts work before any of ours is tried."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from ..bench.copy_bandwidth import copy_bandwidth
+from ..bench.report import versions
+from ..bench.run import device_name
+from ..session.plan import free_bytes
+from .context import Context
+from .forward import worst_of
+from .steps import Finding, Step
+
+GIB = 1 << 30
+OLDEST_CAPABILITY = (8, 0)  # of GPUs with bfloat16 in their tensor cores, which the kernels are compiled for
+CPU_COPY_BYTES = 1 << 24
+
+
+def machine_steps(context: Context) -> Iterator[Step]:
+    yield Step("machine", "device, driver, versions", partial(facts, context))
+    yield Step("machine", "memory bandwidth", partial(bandwidth, context))
+    yield Step("machine", "matrix products", partial(products, context))
+    yield Step("machine", "pinned memory, events, streams", partial(copies, context), needs_gpu=True)
+    yield Step("machine", "a CUDA graph", partial(graph, context), needs_gpu=True)
+    yield Step("machine", "Triton compiles and launches", partial(first_kernel, context), needs_gpu=True)
+
+
+def facts(context: Context) -> Finding:
+    found = dict(versions())
+    found["platform"] = platform.platform()
+    found["device"] = device_name(context.device)
+    found["free memory"] = f"{free_bytes(context.device) / GIB:.1f} GiB"
+    if context.on_gpu:
+        properties = torch.cuda.get_device_properties(context.device)
+        capability = (properties.major, properties.minor)
+        found |= {
+            "compute capability": f"{capability[0]}.{capability[1]}",
+            "processors": str(properties.multi_processor_count),
+            "memory": f"{properties.total_memory / GIB:.1f} GiB",
+            "driver and clocks": _nvidia_smi(),
+        }
+        assert capability >= OLDEST_CAPABILITY, f"compute capability {capability} is older than {OLDEST_CAPABILITY}"
+    else:
+        found["threads"] = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
+    return Finding(found["device"], tuple({"what": name, "found": value} for name, value in found.items()))
+
+
+def _nvidia_smi() -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "nvidia-smi is not there"
+    asked = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu,persistence_mode"
+    run = subprocess.run(
+        [program, f"--query-gpu={asked}", "--format=csv,noheader"], capture_output=True, text=True, timeout=30
+    )
+    return run.stdout.strip() or run.stderr.strip()
+
+
+def bandwidth(context: Context) -> Finding:
+    rate = copy_bandwidth(context.device, None if context.on_gpu else CPU_COPY_BYTES)
+    return Finding(f"copies at {rate / 1e9:,.0f} GB/s, reads and writes together")
+
+
+def products(context: Context) -> Finding:
+    """Check the library's products in both dtypes: float32 must not be rounded to TF32, which would break every comparison."""
+    generator = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for dtype in context.dtypes:
+        for rows in (1, 4, 33):
+            x, weight = (torch.randn(n, 256, generator=generator).to(dtype) for n in (rows, 384))
+            found = torch.nn.functional.linear(x.to(context.device), weight.to(context.device) / 16)
+            expected = torch.nn.functional.linear(x.double(), weight.double() / 16)
+            worst = max(worst, worst_of([found], [expected]))
+    return Finding(f"right; the greatest error is {worst:.0%} of what is allowed")
+
+
+def copies(context: Context) -> Finding:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    host = torch.arange(1 << 20, dtype=torch.int64).pin_memory()
+    back = torch.empty_like(host, pin_memory=True)
+    side = torch.cuda.Stream()
+    begin.record()
+    there = host.to(context.device, non_blocking=True) + 1
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        back.copy_(there, non_blocking=True)
+        end.record()
+    end.synchronize()
+    assert torch.equal(back, host + 1), "what came back is not what was sent"
+    return Finding(f"8 MiB there and back in {begin.elapsed_time(end):.2f} ms")
+
+
+def graph(context: Context) -> Finding:
+    place = torch.zeros(64, 64, device=context.device)
+    captured = torch.cuda.CUDAGraph()
+    place @ place  # the library's workspace is made outside
+    with torch.cuda.graph(captured, pool=torch.cuda.graph_pool_handle()):
+        result = (place @ place).sum()
+    place.fill_(1.0)
+    captured.replay()
+    assert float(result) == 64.0**3, f"a replay gave {float(result)}"
+    return Finding("captured and replayed on other inputs")
+
+
+def first_kernel(context: Context) -> Finding:
+    buffer = torch.arange(24, dtype=torch.float32, device=context.device).view(6, 4)
+    rows = torch.tensor([5, 2], device=context.device)
+    found = context.ops.relay_gather(buffer, rows)
+    assert torch.equal(found, buffer[rows]), f"gathered {found.tolist()}"
+    return Finding("a copying kernel is right")

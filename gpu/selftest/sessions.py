@@ -1,0 +1,328 @@
+"""Whole sessions on the device: checkpoints loaded, prompts prefilled, rounds with each kind of draft, captured or not.
+
+Every emitted token must be the greatest of the target's logits, in float64 and without a KV pool, but for ties: the device may be off by
+what torch's own dense pass in the same dtype is off. A wrong token is off by about a logit's deviation.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.contract.request import Request, SamplingParams
+from ...core.prompt import Prompt
+from ..models.checkpoint import load_target, random_head, random_weights, save_draft, save_target
+from ..models.config import LLAMA, ModelConfig
+from ..models.decoder import Decoder
+from ..models.head_config import HeadConfig
+from ..ops.torch_ops import TorchOps
+from ..session.plan import SessionOptions
+from ..session.session import COMPLETED, DecodeSession, Output
+from ..tiny.dense import DenseAttention
+from .bookkeeping import no_synchronisation
+from .context import Context, name_of
+from .steps import Finding, Step
+
+NUM_REQUESTS = 4
+HEAD_NAMES = ("EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
+AGREEMENT_NOISE = 0.05  # of the STANDALONE draft's weights, relative: it then often agrees with the target
+TIES = 4  # each of two logits may be off by twice what the dense pass is off by at most
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to decode: the draft's directory and the session's options."""
+
+    draft: str | None
+    options: Mapping[str, Any]
+
+
+WAYS = {
+    "plain": Way(None, {"algorithm": "NONE"}),
+    "STANDALONE chain": Way("STANDALONE", {"steps": 3}),
+    "STANDALONE tree, pages of 4": Way("STANDALONE", {"steps": 3, "topk": 2, "num_draft_tokens": 7, "page_size": 4}),
+    "EAGLE3 tree": Way("EAGLE3", {"steps": 3, "topk": 3, "num_draft_tokens": 9}),
+    "NGRAM": Way(None, {"algorithm": "NGRAM", "steps": 4}),
+    "EAGLE chain": Way("EAGLE", {"steps": 2}),
+    "MULTI_LAYER_EAGLE": Way("MULTI_LAYER_EAGLE", {"steps": 2}),
+    "EAGLE3, adaptive steps": Way("EAGLE3", {"adaptive": '{"1": {"candidate_steps": [0, 1, 3]}}'}),
+}
+CAPTURED = ("plain", "STANDALONE chain", "STANDALONE tree, pages of 4", "EAGLE3 tree")
+
+
+def session_steps(context: Context) -> Iterator[Step]:
+    """Yield sessions of every way in each dtype, then that modes change nothing, then what a server lives through."""
+    for dtype in context.dtypes:
+        for way in WAYS:
+            yield Step("sessions", f"{name_of(dtype)}, {way}", partial(greedy, context, dtype, way))
+    for way in CAPTURED:
+        yield Step("modes", f"graphs = eager, {way}", partial(same_tokens, context, way, "graphs"))
+        yield Step("modes", f"overlap = synchronous, {way}", partial(same_tokens, context, way, "overlap"))
+    yield Step("modes", "sampled draws, graphs = eager", partial(same_tokens, context, "EAGLE3 tree", "graphs", 0.8))
+    for way in CAPTURED:
+        run = partial(launches_without_waiting, context, way)
+        yield Step("modes", f"launching never waits, {way}", run, needs_gpu=True)
+    yield Step("memory", "retraction", partial(retraction, context))
+    yield Step("memory", "close() frees", partial(close_frees, context))
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def shape_of(context: Context) -> ModelConfig:
+    d, heads, context_len = (64, 4, 512) if context.on_gpu else (8, 4, 96)
+    return ModelConfig(
+        architecture=LLAMA,
+        vocab_size=512 if context.on_gpu else 64,
+        hidden_size=d * heads,
+        intermediate_size=2 * d * heads,
+        num_layers=4 if context.on_gpu else 3,
+        num_heads=heads,
+        num_kv_heads=2,
+        head_dim=d,
+        max_position_embeddings=context_len,
+    )
+
+
+def models_of(context: Context) -> Mapping[str, Path]:
+    """Return the directories of a target and its drafts by name, written once; their weights are exact in bfloat16."""
+    return context.once("models", lambda: _write_models(context))
+
+
+def _write_models(context: Context) -> Mapping[str, Path]:
+    places = {name: context.directory / name for name in ("target", "STANDALONE", *HEAD_NAMES)}
+    if places[HEAD_NAMES[-1]].is_dir():  # another process has written them, this one last
+        return places
+    shape, ops = shape_of(context), TorchOps()
+    target = random_weights(shape, ops, "cpu", torch.bfloat16, 1)
+    with torch.no_grad():
+        for name, parameter in target.named_parameters():
+            if "norm" not in name:  # so large that greedy text does not repeat itself
+                parameter.mul_(50.0 * shape.hidden_size**-0.5)
+    save_target(target, places["target"])
+    for algorithm in HEAD_NAMES:
+        heads, aux = (2, ()) if algorithm == "MULTI_LAYER_EAGLE" else (1, (0, 1, 2) if algorithm == "EAGLE3" else ())
+        model = replace(shape, num_layers=1)
+        config = HeadConfig(algorithm, model, shape.hidden_size, shape.vocab_size, aux, num_heads=heads)
+        if algorithm != HEAD_NAMES[-1]:
+            save_draft(random_head(config, target, seed=3), places[algorithm])
+    last = random_head(config, target, seed=3)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in target.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+            parameter.mul_(1 + AGREEMENT_NOISE * noise)
+    save_target(target, places["STANDALONE"])
+    for name in ("target", "STANDALONE"):
+        _write_tokenizer(places[name], shape.vocab_size)
+    save_draft(last, places[HEAD_NAMES[-1]])
+    return places
+
+
+def _write_tokenizer(directory: Path, vocab_size: int) -> None:
+    """A token is a number, as text: requests have tokens, and nothing is read."""
+    import tokenizers
+    from tokenizers import models
+
+    words = {f"{number} ": number for number in range(vocab_size)}
+    tokenizers.Tokenizer(models.WordLevel(words, unk_token="0 ")).save(str(directory / "tokenizer.json"))
+
+
+# -- requests and what they must become ---------------------------------------------------------------------------------
+
+
+def requests_of(context: Context, prefix: str = "", temperature: float = 0.0) -> list[Request]:
+    """Return prompts of several lengths, longer than a chunk too, and outputs that end at different times."""
+    draws = np.random.default_rng(3)
+    vocab, growth, output = shape_of(context).vocab_size, *((9, 24) if context.on_gpu else (5, 6))
+    sampling = (
+        SamplingParams(temperature=temperature, top_p=0.9, top_k=40, seed=11) if temperature else SamplingParams()
+    )
+    return [
+        Request(
+            f"{prefix}{i}",
+            Prompt.of_tokens(draws.integers(3, vocab, 4 + growth * i)),
+            output + 5 * i,
+            sampling=sampling,
+        )
+        for i in range(NUM_REQUESTS)
+    ]
+
+
+def session_of(context: Context, dtype: torch.dtype, way: Way, **changes: Any) -> DecodeSession:
+    models = models_of(context)
+    known = {"device": context.device, "dtype": name_of(dtype), "chunk_size": 16, "max_running": 3}
+    draft = None if way.draft is None else models[way.draft]
+    return DecodeSession.open(SessionOptions(models["target"], draft, **known | dict(way.options) | changes))
+
+
+class Reference:
+    """The target's logits over whole texts, without a pool: in float64 on the CPU, and in `dtype` on the device to know its errors."""
+
+    def __init__(self, context: Context, dtype: torch.dtype) -> None:
+        directory = models_of(context)["target"]
+        self._exact = load_target(directory, TorchOps(), "cpu", torch.float64)
+        self._rounded = load_target(directory, TorchOps(), context.device, dtype)
+        self._known: dict[tuple[int, ...], tuple[Tensor, float]] = {}
+
+    def check(self, requests: Sequence[Request], outputs: Mapping[str, Output]) -> str:
+        """Raise AssertionError unless every output is complete and each of its tokens is the greatest logit's or ties with it."""
+        tokens = first = 0
+        allowed, gaps = 0.0, []
+        for request in requests:
+            output = outputs[request.request_id]
+            assert output.finish in COMPLETED, (
+                f"request {request.request_id!r} ended as {output.finish}: {output.message}"
+            )
+            assert len(output.tokens) == request.max_tokens, f"{len(output.tokens)} tokens, not {request.max_tokens}"
+            prompt = request.prompt.materialize().tolist()
+            logits, error = self._logits((*prompt, *output.tokens))
+            emitted = torch.tensor(output.tokens)[:, None]
+            rows = logits[len(prompt) - 1 : -1]
+            gap = rows.max(1).values - rows.gather(1, emitted)[:, 0]
+            gaps.append((gap, request.request_id))
+            allowed = max(allowed, TIES * error)
+            tokens, first = tokens + len(output.tokens), first + int((gap == 0).sum())
+        for gap, name in gaps:
+            at = int(gap.argmax())
+            message = (
+                f"request {name!r}: token {at} is {float(gap[at]):.4g} below the greatest logit; a tie is {allowed:.4g}"
+            )
+            assert float(gap[at]) <= allowed, message
+        worst = max(float(gap.max()) for gap, _ in gaps)
+        return f"{first} of {tokens} tokens have the greatest logit, the others are {worst:.2g} below it at most (a tie: {allowed:.2g})"
+
+    @torch.no_grad()
+    def _logits(self, text: tuple[int, ...]) -> tuple[Tensor, float]:
+        """Return the exact logits after each token of `text` [n, V], and the greatest error of those in the dtype."""
+        if text not in self._known:
+            exact, rounded = (_dense_logits(model, text) for model in (self._exact, self._rounded))
+            self._known[text] = exact, float((exact - rounded.cpu().double()).abs().max())
+        return self._known[text]
+
+
+def _dense_logits(model: Decoder, text: Sequence[int]) -> Tensor:
+    tokens = torch.tensor(text, device=model.device)
+    return model.logits(model.forward(tokens, DenseAttention([len(text)], device=model.device)).hidden)
+
+
+def _reference(context: Context, dtype: torch.dtype) -> Reference:
+    return context.once(f"reference {dtype}", lambda: Reference(context, dtype))
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def greedy(context: Context, dtype: torch.dtype, way: str) -> Finding:
+    reference = _reference(context, dtype)
+    session = session_of(context, dtype, WAYS[way])
+    requests, again = requests_of(context), requests_of(context, "again ")
+    text = reference.check(requests, session.run(requests))
+    reference.check(again, session.run(again))  # from the prefix cache
+    stats = session.stats()
+    if WAYS[way].draft == "STANDALONE":
+        assert stats.correct_drafts > 0, "a draft that nearly equals its target was never accepted"
+    accept = f"; {stats.accept_length:.2f} tokens a round" if stats.drafted else ""
+    session.close()
+    return Finding(text + accept)
+
+
+def same_tokens(context: Context, way: str, mode: str, temperature: float = 0.0) -> Finding:
+    """Serve with `mode` ("graphs" or "overlap") on and off in float32: every token must be the same."""
+    found = []
+    for value in (True, False):
+        session = session_of(context, torch.float32, WAYS[way], **{mode: value})
+        requests = requests_of(context, temperature=temperature)
+        found.append({name: output.tokens for name, output in session.run(requests).items()})
+        session.close()
+    for name, tokens in found[0].items():
+        other = found[1][name]
+        at = next((i for i, pair in enumerate(zip(tokens, other, strict=False)) if pair[0] != pair[1]), None)
+        assert tokens == other, f"request {name!r} differs from token {at} on: {tokens} with, {other} without"
+    return Finding(f"{sum(map(len, found[0].values()))} tokens are equal")
+
+
+def launches_without_waiting(context: Context, way: str) -> Finding:
+    """With every shape seen once, no launch may wait for the device; torch raises an error where one does."""
+    session = session_of(context, torch.float32, WAYS[way], overlap=True, prefix_cache=False)
+    session.run(requests_of(context))
+    launch, launches = session.executor.launch, []
+
+    def watched(step: Any) -> None:
+        with no_synchronisation(context):
+            launch(step)
+        launches.append(step.step_id)
+
+    session.executor.launch = watched
+    session.run(requests_of(context, "again "))
+    session.close()
+    return Finding(f"{len(launches)} launches, none waited")
+
+
+def retraction(context: Context) -> Finding:
+    """Serve with a pool that cannot hold what runs: requests lose their KV, wait, and go on with the same text."""
+    retracted: list[str] = []
+    models = models_of(context)
+    growth = requests_of(context)[-1]
+    room = 2 * (growth.prompt.length + growth.max_tokens)
+    options = SessionOptions(
+        models["target"],
+        models["STANDALONE"],
+        steps=2,
+        device=context.device,
+        dtype="float32",
+        max_running=NUM_REQUESTS,
+        kv_tokens=room,
+        context_len=growth.prompt.length + growth.max_tokens + 1,
+        prefix_cache=False,
+    )
+
+    def note(event: Any) -> None:
+        retracted.extend(map(str, getattr(event, "retracted", ())))
+
+    session = DecodeSession.open(options, make_sinks=lambda spec: [note])
+    requests = [replace(r, max_tokens=growth.max_tokens) for r in requests_of(context)]
+    text = _reference(context, torch.float32).check(requests, session.run(requests))
+    session.close()
+    assert retracted, f"a pool of {room} tokens retracted nothing"
+    return Finding(f"{len(retracted)} retractions; {text}")
+
+
+def close_frees(context: Context) -> Finding:
+    """What a session holds is freed by `close` and its last reference, without a collection of cycles."""
+    way, before = WAYS["STANDALONE chain"], 0
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(2):  # what the first leaves, libraries' workspaces and constants, is not the session's
+            session = session_of(context, torch.float32, way, graphs=True)
+            session.run(requests_of(context))
+            held = [weakref.ref(x) for x in (session.executor.pool.keys, session.executor.target, session.executor)]
+            session.close()
+            del session
+            alive = [
+                name for name, ref in zip(("KV pool", "target", "executor"), held, strict=True) if ref() is not None
+            ]
+            assert not alive, f"after close() these live on: {', '.join(alive)}"
+            if context.on_gpu and turn == 0:
+                torch.cuda.synchronize()
+                before = torch.cuda.memory_allocated()
+    finally:
+        gc.enable()
+    if not context.on_gpu:
+        return Finding("pool, target and executor are gone")
+    torch.cuda.synchronize()
+    after = torch.cuda.memory_allocated()
+    assert after <= before, f"a second session left {after - before:,} bytes"
+    return Finding(
+        f"pool, target and executor are gone; {after / 2**20:.1f} MiB stay allocated, a second session adds none"
+    )

@@ -1,0 +1,90 @@
+"""How fast decoding is: a model of 8B with random weights and simulated acceptance, plain, with chains and with trees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ..bench.launches import launches_per_round
+from ..bench.plan import BenchOptions, plan_bench
+from ..bench.run import ArmResult, Bench
+from .context import Context
+from .sessions import shape_of
+from .steps import Finding, Step
+
+MODEL = "llama-3.1-8b"
+CHAIN_ACCEPT_LENGTH = "2.93"  # of an EAGLE-3 chain of three on chats: what docs/benchmarks.md compares with
+GPU_CELLS = {"batch_sizes": "1,8,32", "context_lengths": "1024", "output_tokens": 96, "repeat": 3, "prompts": 1}
+CPU_CELLS = {"batch_sizes": "1,2", "context_lengths": "16", "output_tokens": 6, "repeat": 1, "prompts": 1}
+CHAINS = {"steps": "3,5", "acceptance": CHAIN_ACCEPT_LENGTH}
+TREES = {"steps": "4", "topk": 4, "num_draft_tokens": 16}
+STEP_LIMIT_S = 300.0
+
+
+def speed_steps(context: Context) -> Iterator[Step]:
+    """Yield the tables, then what a round launches."""
+    yield Step("speed", "plain and chains", partial(table, context, CHAINS), limit_s=STEP_LIMIT_S)
+    yield Step("speed", "trees", partial(table, context, TREES), limit_s=STEP_LIMIT_S)
+    run = partial(launches, context)
+    yield Step("speed", "launches per round", run, needs_gpu=True, limit_s=STEP_LIMIT_S)
+
+
+def table(context: Context, way: dict[str, Any]) -> Finding:
+    bench = _bench(context, way)
+    rows = [_row(result) for cell in bench.cells() for result in cell]
+    plan, machine = bench.plan, bench.machine
+    text = (
+        f"{plan.name} with random weights, {machine.target_bytes / 1e9:.1f} GB, {plan.algorithm.name}, acceptance {plan.acceptance_name}, "
+        f"{plan.spec.config.mode}; memory copies at {machine.copy_bytes_per_s / 1e9:,.0f} GB/s"
+    )
+    return Finding(text, tuple(rows))
+
+
+def _bench(context: Context, way: dict[str, Any]) -> Bench:
+    """Return the benchmark of a way; the weights are made once and serve all of them."""
+    model = MODEL
+    if not context.on_gpu:
+        path = context.directory / "speed.json"
+        path.write_text(json.dumps(shape_of(context).to_dict()), encoding="utf-8")
+        model = str(path)
+    cells = GPU_CELLS if context.on_gpu else CPU_CELLS
+    options = BenchOptions(random_weights=model, algorithm="EAGLE3", device=context.device, **cells, **way)
+    known = context.made.get("bench")
+    plan = plan_bench(options, weights_are_there=known is not None)
+    bench = Bench(plan) if known is None else Bench(plan, models=known.models)
+    context.made["bench"] = bench
+    return bench
+
+
+def _row(result: ArmResult) -> dict[str, Any]:
+    return {
+        "batch": result.batch_size,
+        "context": result.context_len,
+        "steps": result.steps or "plain",
+        "nodes": result.num_nodes,
+        "tokens/s": round(result.tokens_per_s, 1),
+        "per request": round(result.tokens_per_s_request, 1),
+        "accept": round(result.accept_length, 2),
+        "speed-up": round(result.speedup, 2),
+        "ms/round": round(result.round_ms, 3),
+        "share of bandwidth": f"{result.floor_share:.0%}",
+        "idle": "" if result.idle_share is None else f"{result.idle_share:.0%}",
+        "host": f"{result.shares['host']:.0%}",
+        "graphs, s": round(sum(capture.seconds for capture in result.captures), 2),
+        "graphs, MiB": round(sum(capture.num_bytes for capture in result.captures) / 2**20, 1),
+    }
+
+
+def launches(context: Context) -> Finding:
+    """Count what the host asks of the GPU in a round of batch 1, by the profiler's record of the driver's calls."""
+    rows = []
+    for way in (CHAINS, TREES):
+        bench = _bench(context, way)
+        cell = bench.plan.cells[0]
+        for arm in bench.arms(replace(cell, arms=cell.arms if way is CHAINS else cell.arms[-1:])):
+            counts = launches_per_round(arm)
+            rows.append({"steps": arm.plan.steps or "plain", "nodes": arm.plan.num_nodes, **counts})
+    return Finding("calls of the driver per round, batch 1", tuple(rows))

@@ -1,0 +1,144 @@
+"""The self-test's steps on a CPU and on a GPU, and that a step which fails, hangs or dies stops none behind it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from foretoken.cli.app import app
+from foretoken.core.errors import ConfigError, ForetokenError
+from foretoken.gpu.selftest import run, sessions
+from foretoken.gpu.selftest.catalogue import catalogue
+from foretoken.gpu.selftest.context import Context
+from foretoken.gpu.selftest.report import JSON, MARKDOWN
+from foretoken.gpu.selftest.steps import Finding, State, Step, run_apart, run_here, run_step
+from typer.testing import CliRunner
+
+HERE = Path(__file__).resolve().parent
+FAST = {
+    "kernels: building trees",
+    "machine: matrix products",
+    "sessions: float32, STANDALONE tree, pages of 4",
+    "sessions: bfloat16, EAGLE3 tree",
+    "memory: retraction",
+    "memory: close() frees",
+}
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory) -> Context:
+    return Context("cpu", tmp_path_factory.mktemp("selftest"))
+
+
+def steps_of(context: Context) -> dict[str, Step]:
+    return {step.title: step for step in catalogue(context)}
+
+
+@pytest.mark.parametrize("title", sorted(FAST))
+def test_steps_pass_on_a_cpu(context, title):
+    outcome = run_step(steps_of(context)[title])
+    assert outcome.state is State.PASSED, outcome.traceback
+    assert outcome.text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_every_step_passes_on_a_gpu(tmp_path):
+    report = run.selftest("cuda", tmp_path, "20m", print)
+    assert report.ok and not report.counts.get(State.NOT_FINISHED), (tmp_path / MARKDOWN).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_command_runs_to_its_end_on_a_cpu(tmp_path):
+    result = CliRunner().invoke(app, ["selftest", "--device", "cpu", "--out", str(tmp_path), "--quiet"])
+    assert result.exit_code == 0, result.output
+    document = json.loads((tmp_path / JSON).read_text(encoding="utf-8"))
+    assert document["complete"] and set(document["counts"]) == {"passed", "not run"}
+    assert {step["text"] for step in document["steps"] if step["state"] == "not run"} == {"needs a GPU"}
+
+
+def test_a_wrong_token_is_found(context):
+    reference = sessions._reference(context, torch.float32)
+    session = sessions.session_of(context, torch.float32, sessions.WAYS["plain"])
+    requests = sessions.requests_of(context)[:1]
+    outputs = session.run(requests)
+    reference.check(requests, outputs)
+    tokens = outputs["0"].tokens
+    wrong = replace(outputs["0"], tokens=(*tokens[:-1], (tokens[-1] + 1) % sessions.shape_of(context).vocab_size))
+    with pytest.raises(AssertionError, match="below the greatest logit"):
+        reference.check(requests, {"0": wrong})
+
+
+# -- the order of steps, whatever they do ---------------------------------------------------------------------------------
+
+
+def passes() -> Finding:
+    return Finding("fine", ({"tokens/s": 7},))
+
+
+def fails() -> Finding:
+    raise ValueError("off by one")
+
+
+def interrupted() -> Finding:
+    raise KeyboardInterrupt
+
+
+def steps(**named) -> list[Step]:
+    return [Step("part", name, function) for name, function in named.items()]
+
+
+def test_a_step_that_fails_stops_no_other_and_time_does():
+    left = iter((9.0, 9.0, 0.0))
+    outcomes = list(run_here(steps(bad=fails, good=passes, late=passes), lambda: next(left), lambda step: None))
+    assert [outcome.state for outcome in outcomes] == ["failed", "passed", "not run"]
+    assert outcomes[0].text == "ValueError: off by one" and "in fails" in outcomes[0].traceback
+
+
+@pytest.mark.parametrize(
+    ("named", "code", "states"),
+    [
+        ({"good": passes, "bad": fails, "more": passes}, 1, ["passed", "failed", "passed"]),
+        ({"good": passes, "stopped": interrupted, "more": passes}, 130, ["passed"]),
+        ({"good": passes}, 0, ["passed"]),
+    ],
+)
+def test_the_report_holds_what_ran(tmp_path, monkeypatch, named, code, states):
+    monkeypatch.setattr("foretoken.gpu.selftest.catalogue.catalogue", lambda context: steps(**named))
+    result = CliRunner().invoke(app, ["selftest", "--device", "cpu", "--out", str(tmp_path / "report"), "--quiet"])
+    assert result.exit_code == code, result.output
+    document = json.loads((tmp_path / "report" / JSON).read_text(encoding="utf-8"))
+    assert [step["state"] for step in document["steps"]] == states
+    assert document["interrupted"] == (code == 130) and document["complete"] == (code != 130)
+    text = (tmp_path / "report" / MARKDOWN).read_text(encoding="utf-8")
+    assert "| 7 |" in text and ("off by one" in text) == ("bad" in named)
+    assert ("Begun and not ended: **part: stopped**" in text) == (code == 130)
+
+
+def test_a_process_that_dies_or_hangs_is_followed_by_another():
+    """The worker's steps: pass (printing), fail, fail and spoil the device, die by a signal, hang, pass."""
+    names = ("prints", "fails", "spoils", "dies", "hangs", "passes")
+    asked = [Step("part", name, passes, limit_s=30.0 if name != "hangs" else 2.0) for name in names]
+    worker = [sys.executable, str(HERE / "worker_that_dies.py")]
+    begun: list[str] = []
+    outcomes = list(run_apart(asked, worker, lambda: 60.0, lambda step: begun.append(step.name)))
+    assert tuple(begun) == names
+    assert [outcome.state for outcome in outcomes] == ["passed", "failed", "failed", "failed", "not finished", "passed"]
+    assert outcomes[0].rows == ({"process": 0},) and outcomes[-1].rows == ({"process": 5},)
+    assert outcomes[2].text == "ValueError: off by one"
+    assert outcomes[3].text == f"its process ended with code {-signal.SIGKILL}"
+    assert "about to die" in outcomes[3].traceback and outcomes[4].text == "stopped after 2 s"
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    for budget in ("10", "0m", "soon"):
+        with pytest.raises(ConfigError, match="budget"):
+            run.seconds_of(budget)
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ForetokenError, match="file: cannot be written"):
+        run.selftest("cpu", tmp_path / "file", "1m", print)
