@@ -1,7 +1,7 @@
 """A run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: one process per replica, one track per kind of work.
 
 The file is in the Trace Event Format (JSON), written as the run goes. Drivers hand in what took time, by `span`; the engine's events
-give the counters. A driver that measures no spans can have the device's track inferred from the results. Times are nanoseconds
+give the counters. Times are nanoseconds
 here and microseconds with three decimals in the file, so nothing is rounded.
 """
 
@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..core.contract.events import Aborted, Committed, Event, HandoffMoved, Planned, Resumed, StepsLost, Submitted
-from ..core.contract.step import Step
 from ..core.errors import ForetokenError
 
 MAX_EVENTS = 1_000_000
-DEVICE_TRACK = "device"
 _BUFFER_CHARACTERS = 1 << 20
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
@@ -32,19 +27,13 @@ class TraceError(ForetokenError):
 
 
 class PerfettoTrace:
-    """Writes `path`. After `max_events` slices and counter values it writes no more, and says so in the trace.
+    """Writes `path`. After `max_events` slices and counter values it writes no more, and says so in the trace."""
 
-    infer_device: draw each round on the device's track, from the later of its plan and the end of the round before it, to its end.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike[str], *, max_events: int = MAX_EVENTS, infer_device: bool = False
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, max_events: int = MAX_EVENTS) -> None:
         self.path = Path(path)
         self.max_events = max_events
         self.num_events = 0
         self.num_dropped = 0
-        self._infer_device = infer_device
         self._tracks: dict[tuple[int, str], int] = {}
         self._replicas: dict[int, _ReplicaTrack] = {}
         self._lines: list[str] = []
@@ -105,7 +94,7 @@ class PerfettoTrace:
             self._file.close()
 
     def _open_replica(self, replica: int) -> _ReplicaTrack:
-        self._replicas[replica] = _ReplicaTrack(self, replica, self._infer_device)
+        self._replicas[replica] = _ReplicaTrack(self, replica)
         self._describe("process_name", replica, 0, f"replica {replica}")
         return self._replicas[replica]
 
@@ -153,28 +142,21 @@ class PerfettoTrace:
 class _ReplicaTrack:
     """Counters of one engine; values are written when they change."""
 
-    def __init__(self, trace: PerfettoTrace, replica: int, infer_device: bool) -> None:
+    def __init__(self, trace: PerfettoTrace, replica: int) -> None:
         self._trace = trace
         self._replica = replica
-        self._infer_device = infer_device
         self._values: dict[str, int] = {}
         self._running: set[str] = set()  # only asked and counted, never iterated
         self._waiting = 0
-        self._plan_times: deque[int] = deque()
-        self._free_ns = 0  # when the device has finished all that was committed
 
     def take(self, event: Event) -> None:
         kind = type(event)
         if kind is Committed:
             self._running.difference_update(finished.request_id for finished in event.finished)
-            if self._infer_device:
-                self._draw_step(event.step, event.result.round_end_ns)
         elif kind is Planned:
             self._running.difference_update(event.retracted)
             if event.step is not None:
                 self._running.update(join.request.request_id for join in event.step.joins)
-                if self._infer_device:
-                    self._plan_times.append(event.now_ns)
             self._waiting = event.num_waiting
             self._count("KV slots", event.now_ns, event.num_held_slots)
         elif kind is Submitted:
@@ -185,8 +167,6 @@ class _ReplicaTrack:
         elif kind is StepsLost:
             self._running.difference_update(event.retracted, (finished.request_id for finished in event.finished))
             self._waiting += len(event.retracted)
-            for _ in event.step_ids if self._infer_device else ():
-                self._plan_times.popleft()
         elif kind is HandoffMoved:
             self._running.difference_update(finished.request_id for finished in event.finished)
         elif kind is Resumed:
@@ -201,28 +181,6 @@ class _ReplicaTrack:
         if self._values.get(name) != value:
             self._values[name] = value
             self._trace.counter(self._replica, name, now_ns, value)
-
-    def _draw_step(self, step: Step, round_end_ns: np.ndarray) -> None:
-        start_ns = max(self._plan_times.popleft(), self._free_ns)
-        name, args = describe_step(step)
-        for end_ns in round_end_ns.tolist():
-            self._trace.span(self._replica, DEVICE_TRACK, name, start_ns, max(end_ns - start_ns, 0), args)
-            start_ns = max(start_ns, end_ns)
-        self._free_ns = start_ns
-
-
-def describe_step(step: Step) -> tuple[str, dict[str, int]]:
-    """Return the name of a slice on the device's track, and its arguments."""
-    args = {"step": step.step_id}
-    name = "prefill"
-    if step.decode is not None:
-        name = "mixed" if step.prefill is not None else "decode"
-        args["rows"] = len(step.decode.rows)
-        args["steps"] = step.decode.steps
-        args["num_draft_tokens"] = step.decode.num_draft_tokens
-    if step.prefill is not None:
-        args["prefill_tokens"] = int(step.prefill.lens.sum())
-    return name, args
 
 
 def _microseconds(ns: int) -> str:

@@ -25,11 +25,7 @@ from .record import Record
 from .served import Asked, StepLap, make_clock, serve
 
 PARTS = RoundTime.__slots__
-PROMPT_CONTEXTS = 3  # points of each context axis
-LONG_PROMPT, LONG_REPEATS = (
-    256,
-    3,
-)  # so many tokens take long, and hardly vary: without this they take most of the time
+LONG_PROMPT, LONG_REPEATS = 256, 3  # so many tokens take long and hardly vary: more repeats would take most of the time
 HOST_OUTPUT = 16  # tokens of each request that is served for the host's times
 TO_NORMAL = 1.4826  # from a median absolute deviation to a standard deviation
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ..core.contract.events import Committed, Event, Submitted
+from ..core.contract.events import Committed, Event
 from ..core.contract.request import Request
 from ..core.contract.step import Step, StepResult
 from ..core.errors import ConfigError, ForetokenError, InvariantViolation, Problem
@@ -239,8 +239,3 @@ class _Serving:
         run_ns, commit_ns = driver.collect_end_ns - driver.collect_begin_ns, ended_ns - driver.collect_end_ns
         self.served.laps.append(StepLap(step, driver.result, plan_ns, launch_ns, run_ns, commit_ns, ended_ns))
         driver.turn_begin_ns = ended_ns
-
-
-def arrivals_of(events: Sequence[Event]) -> dict[str, int]:
-    """Return when each request arrived, by id."""
-    return {event.request.request_id: event.now_ns for event in events if isinstance(event, Submitted)}

@@ -192,7 +192,7 @@ def looked_up(text: list[int], shape: Shape) -> VerifyTree:
     index = NgramIndex()
     index.append(np.array(text))
     branches = max(1, min(shape.topk, shape.num_draft_tokens - 1))
-    paths = [] if shape.steps == 0 else index.draft(shape.num_draft_tokens, num_branches=branches).paths
+    paths = [] if shape.steps == 0 else index.draft(shape.num_draft_tokens, num_branches=branches)
     return build_lookup_tree(
         np.array(text[-1:]), [list(paths)], np.array([len(text) - 1]), shape.num_draft_tokens, shape.max_position
     )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError, InvariantViolation, Problem
-from .config import AdaptiveConfig, ReadFile, TreeNodes, load_adaptive_config
+from .config import AdaptiveConfig, TreeNodes, load_adaptive_config
 from .cost_table import CostTable
 from .draft_shape import DraftTreeShape
 from .goodput import GoodputPolicy
@@ -170,18 +170,13 @@ class AdaptiveController:
 
     # --- a new table, metrics, state ---
 
-    def reload(
-        self,
-        config: str | Mapping[str, Any] | AdaptiveConfig,
-        source: str | None = None,
-        read_file: ReadFile | None = None,
-    ) -> None:
+    def reload(self, config: str | Mapping[str, Any] | AdaptiveConfig, source: str | None = None) -> None:
         """Use another table from the next round on; steps in flight keep theirs. The arguments are those of `load_adaptive_config`.
 
         Raises `ConfigError`, and the running policy goes on as it was, if the table is invalid, or needs candidates,
         graphs or draft tokens that were not built at start-up.
         """
-        new = load_adaptive_config(config, source, read_file)
+        new = load_adaptive_config(config, source)
         reload = getattr(self.policy, "reload", None)
         if reload is None:
             raise ConfigError(new.source, [Problem("", f"the {self.policy.name} policy has no table to reload")])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError, Problem
 from .config import AdaptiveConfig, load_adaptive_config, resolve_initial_steps
 from .routing import RangeRouter
-from .slot import AdaptiveStepSlot, checked_total
+from .slot import AdaptiveStepSlot
 
 _MAX_CACHED_BATCH_SIZES = 1 << 14
 
@@ -36,11 +36,6 @@ class AdaptiveSpeculativeParams:
         self._built = frozenset(self.config.candidate_steps)
 
     @property
-    def candidate_steps(self) -> tuple[int, ...]:
-        """The sorted union over all ranges."""
-        return self.config.candidate_steps
-
-    @property
     def slots(self) -> tuple[AdaptiveStepSlot, ...]:
         """One slot per range, in the order of `config.bounds`."""
         return tuple(self._slots)
@@ -54,10 +49,6 @@ class AdaptiveSpeculativeParams:
         self._router = RangeRouter(self.config, sizes)
         self._slot_of.clear()
 
-    def cuda_graph_bs_for_step(self, step: int) -> tuple[int, ...] | None:
-        """Return the captured sizes whose own range has `step` as a candidate; None when graphs are off."""
-        return self._router.graph_sizes_of_step(step)
-
     def slot_for_batch(self, bs: int) -> AdaptiveStepSlot:
         slot = self._slot_of.get(bs)
         if slot is None:
@@ -65,22 +56,6 @@ class AdaptiveSpeculativeParams:
             if len(self._slot_of) < _MAX_CACHED_BATCH_SIZES:
                 self._slot_of[bs] = slot
         return slot
-
-    def get_steps_for_batch(self, bs: int) -> int:
-        """Return the steps that the next round of `bs` rows should draft."""
-        return self.slot_for_batch(bs).current_steps
-
-    def on_verify_complete(self, correct_drafts: Iterable[float], bs: int, executed_steps: int | None = None) -> None:
-        """Feed one verify result of a batch that was launched with `bs` rows and `executed_steps` (default: current).
-
-        Feedback of other steps than the slot's current ones is counted nowhere. Raises `InvalidObservation`, and
-        changes nothing, for values that the executed steps cannot produce.
-        """
-        slot = self.slot_for_batch(bs)
-        executed = slot.current_steps if executed_steps is None else executed_steps
-        total, rows = checked_total(correct_drafts, executed)
-        if rows:
-            self.observe((), total, rows, bs, executed)
 
     def reload(self, config: AdaptiveConfig) -> None:
         """Go on with another table. A range whose bound and rule are unchanged keeps its state, the others begin anew.

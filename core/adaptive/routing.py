@@ -40,7 +40,3 @@ class RangeRouter:
     def candidates(self, batch_size: int) -> tuple[int, ...]:
         """Return the steps that a batch of this size may draft."""
         return self._config.slots[self.range_index(batch_size)].candidate_steps
-
-    def graph_sizes_of_step(self, step: int) -> tuple[int, ...] | None:
-        """Return the captured sizes whose own range has `step` among its candidates; None without graphs."""
-        return tuple(size for size in self.sizes if step in self.candidates(size)) if self.sizes else None

@@ -6,26 +6,15 @@ The longest suffix of the history that occurred before decides; among its occurr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from ..errors import ConfigError, Problem
 from .proposer import Proposal, ProposalRequest
 
 MAX_EXAMINED_PER_BRANCH = 32
 """Occurrences that are looked at for each branch: in repetitive text thousands of them continue alike."""
 
-MAX_MATCH = 1024
-"""The longest suffix that can be asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class LookupDraft:
-    """Continuations for one row, preferred first; their trie has at most num_draft_tokens − 1 nodes."""
-
-    paths: tuple[np.ndarray, ...]  # int32 arrays, each at least one token
-    match_length: int  # tokens of the longest suffix that occurred before, 0 if none is long enough
+MAX_MATCH = 8
+"""Tokens of the longest suffix that is looked for."""
 
 
 class NgramIndex:
@@ -38,18 +27,13 @@ class NgramIndex:
     __slots__ = ("_buffer", "_end", "_start", "max_tokens")
 
     def __init__(self, max_tokens: int = 1 << 17) -> None:
-        if max_tokens < 2:
-            raise ConfigError("<arguments>", [Problem("max_tokens", f"{max_tokens} is less than 2")])
+        assert max_tokens >= 2, f"max_tokens is {max_tokens}, expected at least 2"
         self.max_tokens = max_tokens
         self._buffer = np.empty(min(64, 2 * max_tokens), np.int32)
         self._start = self._end = 0  # the history is _buffer[_start:_end]
 
     def __len__(self) -> int:
         return self._end - self._start
-
-    @property
-    def nbytes(self) -> int:
-        return self._buffer.nbytes
 
     @property
     def tokens(self) -> np.ndarray:
@@ -65,22 +49,19 @@ class NgramIndex:
         self._end += tokens.size
         self._start = max(self._start, self._end - self.max_tokens)
 
-    def draft(
-        self, num_draft_tokens: int, min_match: int = 1, max_match: int = 8, num_branches: int = 1
-    ) -> LookupDraft:
-        """Up to `num_branches` continuations of the history, for a tree of `num_draft_tokens` nodes, root included.
+    def draft(self, num_draft_tokens: int, num_branches: int = 1) -> tuple[np.ndarray, ...]:
+        """Return up to `num_branches` continuations of the history, the preferred one first: int32 arrays of at least one token.
 
-        Occurrences are ranked by the length of the match (at most `max_match`, at least `min_match`), then by recency.
-        Each of them shares the budget equally; what common prefixes save extends the best ones. A
-        continuation that reaches the end of the history goes on with itself: the text is then repeating.
+        Their trie has at most `num_draft_tokens` − 1 nodes. Occurrences are ranked by the length of the match, then by recency. They
+        share the nodes equally; what common prefixes save extends the best ones. A continuation that reaches the end of the history
+        goes on with itself: the text is then repeating.
         """
-        _check_arguments(num_draft_tokens, min_match, max_match, num_branches)
+        assert num_draft_tokens >= 1 and num_branches >= 1, f"{num_draft_tokens} nodes in {num_branches} branches"
         history, budget = self.tokens, num_draft_tokens - 1
-        ends, lengths = _occurrences(history, min_match, max_match)
+        ends = _occurrences(history)
         if budget == 0 or ends.size == 0:
-            return LookupDraft((), 0)
-        chosen = _distinct_continuations(history, ends, budget, num_branches)
-        return LookupDraft(_share_budget(chosen, budget), int(lengths[0]))
+            return ()
+        return _share_budget(_distinct_continuations(history, ends, budget, num_branches), budget)
 
     def _make_room(self, extra: int) -> None:
         """Move the window to the front of a buffer that doubles until it is twice the window."""
@@ -113,29 +94,27 @@ class NgramProposer:
         nodes = request.num_draft_tokens
         branches = max(1, min(request.topk, nodes - 1))
         histories = [self._histories[row] for row in request.rows.tolist()]
-        return Proposal.of_paths([history.draft(nodes, num_branches=branches).paths for history in histories], nodes)
+        return Proposal.of_paths([history.draft(nodes, branches) for history in histories], nodes)
 
 
-def _occurrences(history: np.ndarray, min_match: int, max_match: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the suffix occurred before: positions after the matches, best first, and the matches' lengths."""
+def _occurrences(history: np.ndarray) -> np.ndarray:
+    """Return where the suffix occurred before, int64: the positions after the matches, the longest match first."""
     size = history.size
-    if size < min_match + 1:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if size < 2:
+        return np.zeros(0, np.int64)
     # ends[i] is the position of the token that followed; the match itself is history[end − length : end].
     ends = np.flatnonzero(history[:-1] == history[-1]) + 1
     lengths = np.ones(ends.size, np.int64)
     alive = np.arange(ends.size)
-    for length in range(2, max_match + 1):
+    for length in range(2, MAX_MATCH + 1):
         alive = alive[ends[alive] >= length]
         alive = alive[history[ends[alive] - length] == history[size - length]] if length <= size else alive[:0]
         if not alive.size:
             break
         lengths[alive] = length
-    long_enough = lengths >= min_match
-    ends, lengths = ends[long_enough], lengths[long_enough]
     # From the most recent on, a stable sort by length keeps recency among equals.
     order = ends.size - 1 - np.argsort(-lengths[::-1].astype(np.int16), kind="stable")
-    return ends[order], lengths[order]
+    return ends[order]
 
 
 def _distinct_continuations(history: np.ndarray, ends: np.ndarray, budget: int, num_branches: int) -> list[np.ndarray]:
@@ -169,16 +148,3 @@ def _share_budget(paths: list[np.ndarray], budget: int) -> tuple[np.ndarray, ...
             cut[i] += 1
             nodes.add(path[: cut[i]].tobytes())
     return tuple(path[:length].copy() for path, length in zip(paths, cut, strict=True))
-
-
-def _check_arguments(num_draft_tokens: int, min_match: int, max_match: int, num_branches: int) -> None:
-    problems = []
-    if num_draft_tokens < 1:
-        problems.append(Problem("num_draft_tokens", f"{num_draft_tokens} is less than 1"))
-    if not 1 <= min_match <= max_match <= MAX_MATCH:
-        bounds = f"1 ≤ min_match ≤ max_match ≤ {MAX_MATCH}"
-        problems.append(Problem("min_match", f"expected {bounds}, not {min_match} and {max_match}"))
-    if num_branches < 1:
-        problems.append(Problem("num_branches", f"{num_branches} is less than 1"))
-    if problems:
-        raise ConfigError("<arguments>", problems)

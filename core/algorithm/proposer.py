@@ -39,14 +39,9 @@ class Proposal:
     next_relay: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def of_paths(
-        cls,
-        paths: Sequence[Sequence[Sequence[int] | np.ndarray]],
-        num_draft_tokens: int,
-        next_relay: Mapping[str, np.ndarray] | None = None,
-    ) -> Proposal:
-        """The tries of `paths[row]`, continuations of the root, the preferred one first."""
-        return cls(*trie_of_paths(paths, num_draft_tokens), next_relay or {})
+    def of_paths(cls, paths: Sequence[Sequence[Sequence[int] | np.ndarray]], num_draft_tokens: int) -> Proposal:
+        """Make the tries of `paths[row]`, continuations of the root, the preferred one first; for algorithms without relay fields."""
+        return cls(*trie_of_paths(paths, num_draft_tokens))
 
 
 class Proposer(Protocol):

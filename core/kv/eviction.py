@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Sized
 from typing import Protocol
 
-from ..errors import ConfigError, InvariantViolation, Problem, nearest
+from ..errors import InvariantViolation, Problem, nearest
 
 Priority = int | tuple[int, ...]
 
@@ -39,16 +39,6 @@ EVICTION_POLICIES: dict[str, Callable[[Evictable], Priority]] = {
     "fifo": lambda node: node.created,
     "lfu": lambda node: (node.num_hits, node.last_access),
 }
-
-
-def register_eviction_policy(name: str, priority: Callable[[Evictable], Priority]) -> None:
-    """Add a policy: the leaf with the least priority is evicted first, ties go to the older node.
-
-    A node's priority must never fall while the node lives; `RadixCache.check` reports one that does (RADIX-08).
-    """
-    if name in EVICTION_POLICIES:
-        raise ConfigError("<eviction policies>", [Problem(name, "this name is taken, choose another")])
-    EVICTION_POLICIES[name] = priority
 
 
 def unknown_policy(policy: str) -> Problem | None:

@@ -7,7 +7,6 @@ is not the server's is passed over; a variable, whose value is not there, is ref
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -268,11 +267,6 @@ class _Reader:
     def _skip_values(self) -> None:
         while self.place < len(self.words) and not self.words[self.place].startswith("-"):
             self.place += 1
-
-
-def shown_value(value: Any) -> str:
-    """Return a value as a command shows it."""
-    return " ".join(value) if isinstance(value, list) else value if isinstance(value, str) else json.dumps(value)
 
 
 def read_formats(

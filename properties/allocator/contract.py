@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -155,8 +155,6 @@ class Allocator(Protocol):
     def slots_of(self, request: str) -> Sequence[int]:
         """The allocated slots of a row, in the order of positions."""
 
-
-MakeAllocator = Callable[[AllocatorConfig], Allocator]
 
 METHODS: dict[str, tuple[str, ...]] = {
     "": ("alloc", "free", "can_allocate", "num_free"),

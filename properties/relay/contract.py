@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -92,8 +92,6 @@ class Relay(Protocol):
     def num_unread(self) -> int:
         """Count the cells with something in them."""
 
-
-MakeRelay = Callable[[RelayConfig], Relay]
 
 METHODS: dict[str, tuple[str, ...]] = {
     "": ("publish", "stash", "resolve", "drop"),

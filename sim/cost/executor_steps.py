@@ -312,9 +312,9 @@ class StepCost:
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-def read_executor_steps(value: Any, source: str, key: str = "steps") -> ExecutorSteps:
-    """Read what `ExecutorSteps.to_json` wrote. Raises ConfigError with every problem, under `key`."""
-    reader = _Reader(key)
+def read_executor_steps(value: Any, source: str) -> ExecutorSteps:
+    """Read what `ExecutorSteps.to_json` wrote. Raises ConfigError with every problem."""
+    reader = _Reader("steps")
     found = reader.tables(value)
     if reader.problems or found is None:
         raise ConfigError(source, reader.problems)

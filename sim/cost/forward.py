@@ -203,14 +203,14 @@ class ForwardCost:
     def _embedding_ns(self, tokens: int) -> float:
         return self.efficiency.stream_ns(self.gpu, 4.0 * tokens * self.shape.hidden)
 
-    def lm_head_ns(self, rows: int, vocab: int | None = None) -> float:
+    def lm_head_ns(self, rows: int) -> float:
         """Return the time of logits of `rows` tokens, gathered over the group; the LM head stays 16-bit in 8-bit models."""
-        rows, vocab = self._own_share(rows), vocab or self.shape.vocab
-        local = math.ceil(vocab / self.tp)
+        rows = self._own_share(rows)
+        local = math.ceil(self.shape.vocab / self.tp)
         product = self.efficiency.gemm_ns(self.gpu, rows, self.shape.hidden, local, dtype="bf16", weight_bytes=2)
         # Gathering moves half of what an all-reduce moves.
-        nodes = self.parallel.nodes(self.tp)
-        return product + self.efficiency.small_kernel_ns + self.gpu.all_reduce_ns(rows * vocab, self.tp, nodes)
+        gathered = self.gpu.all_reduce_ns(rows * self.shape.vocab, self.tp, self.parallel.nodes(self.tp))
+        return product + self.efficiency.small_kernel_ns + gathered
 
     @property
     def collectives(self) -> int:

@@ -57,6 +57,6 @@ class SharedPrefixes:
         ]
 
 
-def segment_id(seed: int, number: np.ndarray, lane: int, part: np.ndarray | int = 0) -> np.ndarray:
+def segment_id(seed: int, number: np.ndarray, lane: int) -> np.ndarray:
     """Return the hash id of a piece of text: uint64 [n], below 2**63. Lanes keep kinds of pieces apart."""
-    return hash64(seed, Purpose.PREFIX, number, part, lane) >> np.uint64(1)
+    return hash64(seed, Purpose.PREFIX, number, 0, lane) >> np.uint64(1)

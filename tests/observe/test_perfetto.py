@@ -2,7 +2,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from foretoken.core.contract.events import Committed, Planned
+from foretoken.core.contract.events import Planned
 from foretoken.observe.perfetto import PerfettoTrace, TraceError
 from observed_run import recorded_events
 
@@ -48,24 +48,6 @@ def test_counters_follow_the_engine(tmp_path):
     changes = [held[0]] + [b for a, b in pairwise(held) if a != b]
     assert [e["args"]["value"] for e in written if e["name"] == "KV slots"] == changes
     assert max(e["args"]["value"] for e in written if e["name"] == "running") == 8
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_the_device_can_be_inferred(tmp_path, overlap):
-    events = recorded_events(3, 60, overlap=overlap, num_pages=1000, watermark=0.0)
-    trace = PerfettoTrace(tmp_path / "trace.json", infer_device=True)
-    sink = trace.sink(0)
-    for event in events:
-        sink(event)
-    trace.close()
-    slices = [e for e in load(tmp_path / "trace.json")[1] if e["ph"] == "X"]
-    commits = [event for event in events if isinstance(event, Committed)]
-    ends = [end for event in commits for end in event.result.round_end_ns.tolist()]
-    assert max(len(event.result.round_end_ns) for event in commits) > 1
-    assert [round((e["ts"] + e["dur"]) * 1000) for e in slices] == ends
-    assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in pairwise(slices))
-    assert [e["args"]["step"] for e in slices] == [c.step.step_id for c in commits for _ in c.result.round_end_ns]
-    assert {e["name"] for e in slices} == {"prefill", "mixed", "decode"}
 
 
 def test_a_long_run_stops_and_says_so(tmp_path):

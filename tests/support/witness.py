@@ -59,9 +59,7 @@ class WitnessProposer:
             Witness.rounds_witnessed += 1
             index = NgramIndex()
             index.append(text)
-            found = [
-                path.tolist() for path in index.draft(nodes, num_branches=max(1, min(request.topk, nodes - 1))).paths
-            ]
+            found = [path.tolist() for path in index.draft(nodes, num_branches=max(1, min(request.topk, nodes - 1)))]
             paths.append(spoiled(found, len(text)))
         tokens, parents = trie_of_paths(paths, nodes)
         if nodes > 3:

@@ -69,7 +69,7 @@ class MeasuredForward(ForwardCost):
             self._layers_cache[key] = total
         return self._layers_cache[key]
 
-    def lm_head_ns(self, rows: int, vocab: int | None = None) -> float:
+    def lm_head_ns(self, rows: int) -> float:
         return _at(self._lm_head, TOKENS, self._own_share(rows))
 
     def comm_ns(self, tokens: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,16 +193,6 @@ class TestReload:
         assert controller.candidates == (0, 1, 3)
         with pytest.raises(ConfigError, match=r"3 steps have no captured graph for sizes \[8\]"):
             controller.reload({**FAST, "1": {"candidate_steps": [1, 3]}})
-
-    def test_the_table_may_stand_in_a_file(self, tmp_path):
-        path = tmp_path / "table.json"
-        path.write_text('{"1": {"candidate_steps": [1]}, "8": {"candidate_steps": [0]}}')
-        controller = build_controller("ema", RANGES, initial_steps=3)
-        controller.init_states([1, 8])
-        controller.reload(str(path), read_file=lambda name: Path(name).read_text())
-        assert controller.activate_step_by_batch(1) == 1
-        with pytest.raises(ConfigError, match="a file needs `read_file`"):
-            controller.reload(str(path))
 
     def test_a_policy_without_a_table_says_so(self):
         with pytest.raises(ConfigError, match="fixed policy has no table"):

@@ -22,35 +22,23 @@ RANGES = {
 def test_routing_without_graphs():
     params = AdaptiveSpeculativeParams(3, RANGES)
     # 3 is no candidate of the last range, which starts at its own middle.
-    steps = {bs: params.get_steps_for_batch(bs) for bs in (0, 1, 4, 7, 8, 31, 32, 33, 10_000)}
+    steps = {bs: params.slot_for_batch(bs).current_steps for bs in (0, 1, 4, 7, 8, 31, 32, 33, 10_000)}
     assert steps == {0: 3, 1: 3, 4: 3, 7: 3, 8: 3, 31: 3, 32: 1, 33: 1, 10_000: 1}
 
 
 def test_routing_pads_to_the_captured_size_first():
     params = AdaptiveSpeculativeParams(3, RANGES)
     params.set_cuda_graph_bs([32, 2, 8])
-    assert params.get_steps_for_batch(8) == 3
-    assert params.get_steps_for_batch(9) == 1  # runs at 32, so range 32 decides
-    assert params.get_steps_for_batch(31) == 1
-    assert params.get_steps_for_batch(40) == 1  # no graph is large enough: the batch size itself
+    assert params.steps_for(8, 0) == 3
+    assert params.steps_for(9, 0) == 1  # runs at 32, so range 32 decides
+    assert params.steps_for(31, 0) == 1
+    assert params.steps_for(40, 0) == 1  # no graph is large enough: the batch size itself
     slot = params.slot_for_batch(5)
     assert slot is params.slots[1]  # 5 runs at 8
     params.set_cuda_graph_bs(None)
     assert params.slot_for_batch(5) is params.slots[0]
     with pytest.raises(InvalidGraphSizes, match="0"):
         params.set_cuda_graph_bs([0, 4])
-
-
-def test_graph_sizes_of_a_step():
-    params = AdaptiveSpeculativeParams(3, RANGES)
-    assert params.cuda_graph_bs_for_step(3) is None
-    params.set_cuda_graph_bs([1, 2, 4, 8, 16, 32, 64])
-    assert params.cuda_graph_bs_for_step(7) == (1, 2, 4)
-    assert params.cuda_graph_bs_for_step(3) == (1, 2, 4, 8, 16)
-    assert params.cuda_graph_bs_for_step(1) == (1, 2, 4, 8, 16, 32, 64)
-    assert params.cuda_graph_bs_for_step(0) == (32, 64)
-    assert params.cuda_graph_bs_for_step(5) == ()
-    assert params.candidate_steps == (0, 1, 3, 7)
 
 
 def test_initial_steps_must_be_in_the_union():
@@ -61,18 +49,18 @@ def test_initial_steps_must_be_in_the_union():
 
 def test_feedback_reaches_the_slot_of_its_batch_size_only():
     params = AdaptiveSpeculativeParams(3, RANGES)
-    params.on_verify_complete([3, 3], 4)
+    params.observe((), 6, 2, 4, 3)
     assert [slot.ema_accept_len for slot in params.slots] == [2.2, 2.0, 0.0]
 
 
 def test_reload_keeps_the_state_of_unchanged_ranges():
     params = AdaptiveSpeculativeParams(3, RANGES)
-    params.on_verify_complete([3], 4)
-    params.on_verify_complete([3], 8)
+    params.observe((), 3, 1, 4, 3)
+    params.observe((), 3, 1, 8, 3)
     kept = params.slots[0]
     params.reload(load_adaptive_config({**RANGES, "8": {"candidate_steps": [1, 3], "ema_alpha": 0.5}}))
     assert params.slots[0] is kept and kept.ema_accept_len == 2.2
-    assert params.get_steps_for_batch(8) == 3 and params.slots[1].ema_accept_len == 2.0
+    assert params.steps_for(8, 0) == 3 and params.slots[1].ema_accept_len == 2.0
     before = params.snapshot()
     with pytest.raises(ConfigError, match=r"\[5\] were not built"):
         params.reload(load_adaptive_config({"1": {"candidate_steps": [1, 5]}}))
@@ -101,8 +89,6 @@ def test_captured_pairs_are_exactly_those_that_routing_reaches(table, sizes):
         assert router.range_index(batch_size) == config.bounds.index(bound)
     plan = graph_plan(config, sorted(sizes))
     assert set(plan.pairs) == reachable and len(plan.pairs) == plan.num_graphs
-    for step in config.candidate_steps:
-        assert router.graph_sizes_of_step(step) == tuple(size for steps, size in plan.pairs if steps == step)
 
 
 def test_graph_plan_says_what_pruning_saves():

@@ -212,7 +212,7 @@ def test_ngram_is_one_user_of_the_port():
         drafts.observe(row, np.array(text[:3]))
         drafts.observe(row, np.array(text[3:]))
     used = drafts.propose(ROWS, 3, 2, 5, {})
-    paths = index.draft(5, num_branches=2).paths
+    paths = index.draft(5, num_branches=2)
     assert len(paths) == 2
     expected = build_lookup_tree(np.array([2, 2]), [list(paths)] * 2, np.array([8, 8]), 5)
     found = build_proposed_tree(drafts.roots(ROWS), used.tokens, used.parents, np.array([8, 8]))

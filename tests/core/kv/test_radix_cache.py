@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from foretoken.core.errors import ConfigError, InvariantViolation
-from foretoken.core.kv.eviction import EVICTION_POLICIES, register_eviction_policy
 from foretoken.core.kv.radix import InvalidTokens, RadixCache, StaleNode
 
 
@@ -57,17 +56,6 @@ def test_a_peek_does_not_rejuvenate():
     assert cache.peek([1]) == 1
     assert (cache.hits, cache.queries) == (1, 1)
     assert cache.evict(1).tolist() == [1]
-
-
-def test_a_policy_can_be_registered_once():
-    register_eviction_policy("longest first", lambda node: -node.slots.size)
-    try:
-        cache = cache_of([1], [2, 3, 4], policy="longest first")
-        assert sorted(cache.evict(3).tolist()) == [2, 3, 4]
-        with pytest.raises(ConfigError, match="taken"):
-            register_eviction_policy("longest first", lambda node: 0)
-    finally:
-        del EVICTION_POLICIES["longest first"]
 
 
 def test_an_unknown_policy_names_the_nearest():
