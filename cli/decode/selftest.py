@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from .options import ENGINE, OUTPUT, Device, Quiet, option, problems_name_options
+from ..options import output_option
+from .options import Device, Quiet, engine_option, problems_name_options
 
-Out = Annotated[
-    Path,
-    option("--out", OUTPUT, "Directory of selftest.md and selftest.json.", metavar="DIR", show_default=True),
-]
-Budget = Annotated[
-    str,
-    option(
-        "--budget", ENGINE, "Time for all of it; steps that begin later are not run.", metavar="10m", show_default=True
-    ),
-]
+Out = output_option(Path, "--out", "Directory of selftest.md and selftest.json.", "DIR")
+Budget = engine_option(str, "--budget", "Time for all of it; steps that begin later are not run.", "10m")
 
 
 @problems_name_options
