@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any
@@ -11,29 +11,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from .decode.options import (
-    Adaptive,
-    Algorithm,
-    ContextLen,
-    Debug,
-    Device,
-    Draft,
-    Dtype,
-    KvTokens,
-    MaxRunning,
-    Nodes,
-    Overlap,
-    PageSize,
-    Policy,
-    Steps,
-    Threads,
-    Topk,
     engine_option,
+    given_session_options,
     model_option,
     problems_name_options,
-    tree_nodes,
+    session_values,
+    with_session_options,
 )
 from .logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
 from .options import Settings, in_panel, refuse_without_effect
+from .simulation.simulate import Faults
 
 if TYPE_CHECKING:
     from ..core.contract.events import EventSink
@@ -41,6 +28,8 @@ if TYPE_CHECKING:
     from ..serve.bodies.port import Body
     from ..serve.limits import Limits
     from ..serve.metrics import ServerMetrics
+    from ..sim.faults.plan import FaultPlan
+    from ..sim.scenario import Scenario
 
 server_option, limits_option = in_panel("Server"), in_panel("Limits")
 EVENTS = "events.jsonl"
@@ -59,7 +48,7 @@ ApiKey = server_option(str | None, "--api-key",
 ServedName = server_option(str | None, "--served-model-name", "The model's name for clients.", "NAME")
 MetricsAs = server_option(str, "--metrics-as", "Whose names the metrics have: foretoken, vllm, sglang.")
 Record = server_option(Path | None, "--record",
-    "Write events.jsonl to this directory, for foretoken replay; it grows with every round.", "DIR")
+    "Write events.jsonl to this directory, which has none yet, for foretoken replay; it grows with every round.", "DIR")
 DrainS = server_option(float, "--drain-s", "After SIGTERM: seconds that requests have to end.", min=1)
 MaxStreams = limits_option(int, "--max-streams", "Outputs at once, running and waiting; 429 beyond.")
 MaxBody = limits_option(int, "--max-body-bytes", "Size of a request.")
@@ -71,12 +60,10 @@ StallS = limits_option(float, "--stall-s", "Seconds after which a client that se
 
 
 @problems_name_options
+@with_session_options
 def serve(
-    model: ModelDirectory = None, simulate: Simulate = None, draft: Draft = None, algorithm: Algorithm = "auto",
-    steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None, adaptive: Adaptive = None, policy: Policy = None,
-    settings: Settings = None, speed: Speed = None, seed: Seed = None, device: Device = "auto", threads: Threads = None,
-    dtype: Dtype = "auto", overlap: Overlap = None, page_size: PageSize = 1, max_running: MaxRunning = 32,
-    context_len: ContextLen = None, kv_tokens: KvTokens = None, debug: Debug = False,
+    model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any], settings: Settings = None,
+    faults: Faults = None, speed: Speed = None, seed: Seed = None,
     host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
     metrics_as: MetricsAs = "foretoken", record: Record = None, drain_s: DrainS = 30.0,
     max_streams: MaxStreams = 512, max_body_bytes: MaxBody = 8 << 20, max_prompt_tokens: MaxPrompt = None,
@@ -106,36 +93,22 @@ def serve(
     _check_choice(model, simulate)
     limits = Limits(max_streams, max_body_bytes, max_prompt_tokens, max_choices, deadline_s, stall_s)
     _refuse_unknown("--metrics-as", metrics_as, STYLES)
-    given: dict[str, Any] = {
-        "draft": draft, "algorithm": algorithm, "steps": steps, "topk": topk, "num_draft_tokens": tree_nodes(num_draft_tokens),
-        "adaptive": adaptive, "policy": policy, "overlap": overlap, "page_size": page_size, "context_len": context_len,
-        "max_running": max_running, "kv_tokens": kv_tokens, "dtype": dtype, "device": device, "threads": threads, "debug": debug,
-    }  # fmt: skip
     with bind(host, port) as listener, _Recording(record) as recording:
         if model is not None:
             from ..gpu.session.hub import local_checkpoint
             from ..gpu.session.plan import SessionOptions
 
-            _refuse_for(
-                "--model", "a checkpoint is decoded", {"settings": settings, "speed": speed}, {"settings": "--set"}
-            )
-            if given.get("draft") is not None:
-                given["draft"] = local_checkpoint(given["draft"], "draft")
-            options = SessionOptions(local_checkpoint(model), **given, seed=seed or 0, block_rounds=1)
-            body, table = _real_body(options, recording), adaptive
+            ignored = {"settings": settings, "faults": faults, "speed": speed}
+            _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
+            values = session_values(session)
+            options = SessionOptions(local_checkpoint(model), **values, seed=seed or 0, block_rounds=1)
+            body, table = _real_body(options, recording), session["adaptive"]
         else:
-            unused = {name: value for name, value in given.items() if value != _DEFAULTS[name]}
+            unused = given_session_options(session)
             _refuse_for("--simulate", "the scenario says it: give the key with --set", unused, {})
-            body, table = _simulated_body(simulate, settings, seed, speed, recording)
+            body, table = _simulated_body(simulate, settings, seed, speed, faults, recording)
         _run(body, limits, recording.metrics, Path(table) if table is not None and Path(table).is_file() else None,
              listener=listener, drain_s=drain_s, api_key=api_key, model=served_model_name, metrics_as=metrics_as)  # fmt: skip
-
-
-_DEFAULTS = {
-    "draft": None, "algorithm": "auto", "steps": None, "topk": 1, "num_draft_tokens": None, "adaptive": None, "policy": None,
-    "overlap": None, "page_size": 1, "context_len": None, "max_running": 32, "kv_tokens": None, "dtype": "auto", "device": "auto",
-    "threads": None, "debug": False,
-}  # fmt: skip
 
 
 def _check_choice(model: Path | None, simulate: Path | None) -> None:
@@ -169,6 +142,11 @@ class _Recording:
     def __init__(self, directory: Path | None) -> None:
         from ..serve.metrics import ServerMetrics
 
+        if directory is not None and (directory / EVENTS).exists():
+            from ..core.errors import ConfigError, Problem
+
+            message = f"{directory} has a record; give another directory, or remove its {EVENTS}"
+            raise ConfigError("<arguments>", [Problem("--record", message)])
         self.metrics: ServerMetrics = ServerMetrics()
         self._directory = directory
         self._log: Any = None
@@ -182,9 +160,8 @@ class _Recording:
             if self._log is None:
                 from ..observe.log import EventLog
                 from .files import empty_run_directory
-                from .simulation.run_record import FILES
 
-                empty_run_directory(self._directory, FILES)
+                empty_run_directory(self._directory, ())
                 self._log = EventLog(self._directory / EVENTS, header())
             return (self.metrics.sink(engine), self._log.sink(engine))
 
@@ -220,7 +197,12 @@ def _real_body(options: SessionOptions, recording: _Recording) -> Body:
 
 
 def _simulated_body(
-    file: Path, settings: Sequence[str] | None, seed: int | None, speed: float | None, recording: _Recording
+    file: Path,
+    settings: Sequence[str] | None,
+    seed: int | None,
+    speed: float | None,
+    faults: str | None,
+    recording: _Recording,
 ) -> tuple[Body, str | None]:
     from ..core.errors import ConfigError, Problem
     from ..serve.bodies.live import live_scenario
@@ -233,13 +215,28 @@ def _simulated_body(
     scenario, origins = load_scenario(file, [*(settings or ()), *given_by_options(None, seed)])
     if seed is not None:
         origins["seed"] = "--seed"
+    plan = None if faults is None else _service_faults(faults, scenario, origins)
     with errors_at(origins):
         sinks = recording.sinks(lambda: {"scenario": live_scenario(scenario).model_dump(mode="json")})
-        body = SimulatedBody(scenario, speed=speed or 1.0, origins=origins, sinks=sinks)
+        body = SimulatedBody(scenario, speed=speed or 1.0, origins=origins, sinks=sinks, faults=plan)
     for notice in body.simulation.notices:
         print(f"foretoken: note: {notice}", file=sys.stderr)
     table = scenario.speculation.adaptive
     return body, table if isinstance(table, str) else None
+
+
+def _service_faults(given: str, scenario: Scenario, origins: dict[str, str]) -> FaultPlan:
+    """Return the faults of the service in a plan; clients are those outside, which a note says where the plan has its own."""
+    from ..sim.disaggregation.pools import pools_of
+    from ..sim.faults.plan import load_fault_plan
+    from .simulation.simulate import errors_at
+
+    with errors_at(origins):
+        transfers = pools_of(scenario).is_disaggregated
+    plan, left_out = load_fault_plan(given, scenario.seed, transfers=transfers).of_service()
+    if left_out:
+        print(f"foretoken: note: {', '.join(left_out)} left out: clients come from outside", file=sys.stderr)
+    return plan
 
 
 def _run(
@@ -270,3 +267,17 @@ def _run(
         raise typer.Exit(1)
     if frontend.scheduler.error is not None:
         raise frontend.scheduler.error
+    _tell_faults(body)
+
+
+def _tell_faults(body: Body) -> None:
+    """Print which faults a simulated server has injected; exit code 1 if a promise was broken."""
+    report = getattr(body, "finish", lambda: None)()
+    if report is None:
+        return
+    from .simulation.faults_report import EXIT_BROKEN, print_broken, print_faults
+
+    print_faults(report)
+    if not report.kept:
+        print_broken(report, None)
+        raise typer.Exit(EXIT_BROKEN)

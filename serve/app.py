@@ -114,7 +114,7 @@ class _Api:
             [self._codec.decode(prompt) for prompt in prompts for _ in range(asked.num_outputs)] if asked.echo else []
         )
         form = CompletionForm(
-            reply, self._model, self._codec, with_usage=asked.wants_usage, num_logprobs=asked.logprobs, echoes=echoes
+            reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=echoes
         )
         return Answer(self._frontend, reply, form, stream=bool(asked.stream))
 
@@ -131,7 +131,7 @@ class _Api:
         orders = self._orders(asked, [prompt], max_tokens, sampling, outputs, "messages")
         reply = self._frontend.open(_new_id("chatcmpl"), orders, len(prompt))
         shown = (asked.top_logprobs or 0) if asked.logprobs else None
-        form = ChatForm(reply, self._model, self._codec, with_usage=asked.wants_usage, num_logprobs=shown)
+        form = ChatForm(reply, self._model, self._codec, usage=asked.usage, num_logprobs=shown)
         return Answer(self._frontend, reply, form, stream=bool(asked.stream))
 
     async def models(self) -> dict[str, Any]:

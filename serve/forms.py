@@ -15,7 +15,10 @@ from .frontend import Choice, Delta, Reply
 
 
 class CompletionForm:
-    """`/v1/completions`. `echoes`: what each choice repeats in front; `num_logprobs` None: none are shown."""
+    """`/v1/completions`. `echoes`: what each choice repeats in front; `num_logprobs` None: none are shown.
+
+    `usage`: "" (nowhere), "last" (in an event of its own) or "each" (in every event, too).
+    """
 
     object = chunk_object = "text_completion"
 
@@ -25,7 +28,7 @@ class CompletionForm:
         model: str,
         codec: TextCodec,
         *,
-        with_usage: bool,
+        usage: str,
         num_logprobs: int | None = None,
         echoes: Sequence[str] = (),
     ) -> None:
@@ -33,7 +36,7 @@ class CompletionForm:
         self.model = model
         self.codec = codec
         self.num_logprobs = num_logprobs
-        self._with_usage = with_usage
+        self._usage = usage
         self._echoes = echoes
         self._offsets = [0] * len(reply.choices)  # characters of the output before the next token
 
@@ -41,7 +44,7 @@ class CompletionForm:
         return [event(self._event([self._choice(i, text, None, None)])) for i, text in enumerate(self._echoes)]
 
     def delta(self, choice: Choice, delta: Delta) -> bytes:
-        if delta.finish is None and delta.text and self.num_logprobs is None:
+        if delta.finish is None and delta.text and self.num_logprobs is None and self._usage != "each":
             head, tail = self._around_text[choice.index]
             return head + json.dumps(delta.text).encode() + tail
         return event(self._event([self._choice(choice.index, delta.text, self._logprobs(choice, delta), delta.finish)]))
@@ -54,7 +57,7 @@ class CompletionForm:
         return [one.split(json.dumps(mark).encode()) for one in events]
 
     def last(self) -> list[bytes]:
-        return [event(self._event([]) | {"usage": self.usage()})] if self._with_usage else []
+        return [event(self._event([]) | {"usage": self.usage()})] if self._usage else []
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
         shown = []
@@ -73,7 +76,9 @@ class CompletionForm:
 
     def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         event = self._head(self.chunk_object) | {"choices": choices}
-        return event | {"usage": None} if self._with_usage else event
+        if not self._usage:
+            return event
+        return event | {"usage": self.usage() if self._usage == "each" else None}
 
     def _choice(self, index: int, text: str, logprobs: Any, finish: str | None) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

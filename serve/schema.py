@@ -41,6 +41,7 @@ class Body(BaseModel):
 
 class StreamOptions(Body):
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(False, description="with include_usage: every event has the usage up to then")
     include_obfuscation: only(False) = None
 
 
@@ -120,8 +121,12 @@ class Sampled(Body):
         return (self.stop,) if isinstance(self.stop, str) and self.stop else tuple(self.stop or ())
 
     @property
-    def wants_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+    def usage(self) -> str:
+        """Where a stream tells its usage: "" (nowhere), "last" (in an event of its own) or "each" (in every event, too)."""
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return ""
+        return "each" if options.continuous_usage_stats else "last"
 
 
 class CompletionRequest(Sampled):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,31 +16,18 @@ from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
 from ..options import refuse_without_effect
 from ..terminal import EXIT_BROKEN_PIPE, discard_output
 from .options import (
-    Adaptive,
-    Algorithm,
     Chat,
-    ContextLen,
-    Debug,
-    Device,
     Disaggregate,
-    Draft,
-    Dtype,
     FrequencyPenalty,
     IgnoreEos,
     Json,
     JsonSchema,
-    KvTokens,
     LarkGrammar,
     Logprobs,
-    MaxRunning,
     MaxTokens,
     MinP,
     Model,
-    Nodes,
     Out,
-    Overlap,
-    PageSize,
-    Policy,
     PresencePenalty,
     PromptFile,
     PromptText,
@@ -48,15 +35,13 @@ from .options import (
     RepetitionPenalty,
     Seed,
     Stats,
-    Steps,
     Stop,
     Temperature,
-    Threads,
     TopK,
-    Topk,
     TopP,
     problems_name_options,
-    tree_nodes,
+    session_values,
+    with_session_options,
 )
 
 if TYPE_CHECKING:
@@ -92,17 +77,15 @@ class _Asked:
 
 
 @problems_name_options
+@with_session_options
 def generate(
-    model: Model, draft: Draft = None, algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1,
-    num_draft_tokens: Nodes = None, adaptive: Adaptive = None, policy: Policy = None,
+    model: Model, session: Mapping[str, Any],
     prompt: PromptText = None, prompts: PromptFile = None, chat: Chat = False, max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0, top_p: TopP = 1.0, top_k: TopK = 0, min_p: MinP = 0.0, seed: Seed = 0, stop: Stop = None,
     presence_penalty: PresencePenalty = 0.0, frequency_penalty: FrequencyPenalty = 0.0,
     repetition_penalty: RepetitionPenalty = 1.0, json_schema: JsonSchema = None, grammar: LarkGrammar = None,
     ignore_eos: IgnoreEos = False, logprobs: Logprobs = False, as_json: Json = False, stats: Stats = False,
-    out: Out = None, device: Device = "auto", threads: Threads = None, dtype: Dtype = "auto", overlap: Overlap = None,
-    page_size: PageSize = 1, max_running: MaxRunning = 32, context_len: ContextLen = None,
-    kv_tokens: KvTokens = None, disaggregate: Disaggregate = None, debug: Debug = False, quiet: Quiet = False,
+    out: Out = None, disaggregate: Disaggregate = None, quiet: Quiet = False,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
 ) -> None:  # fmt: skip
     """Decode text from a checkpoint, speculatively.
@@ -133,12 +116,7 @@ def generate(
     from ...gpu.session.prompts import RequestDefaults
 
     start_logging(log_level, log_format)
-    model, draft = local_checkpoint(model), None if draft is None else local_checkpoint(draft, "draft")
-    options = SessionOptions(
-        model=model, draft=draft, algorithm=algorithm, steps=steps, topk=topk, num_draft_tokens=tree_nodes(num_draft_tokens),
-        adaptive=adaptive, policy=policy, overlap=overlap, page_size=page_size, context_len=context_len,
-        max_running=max_running, kv_tokens=kv_tokens, dtype=dtype, device=device, threads=threads, seed=seed, debug=debug,
-    )  # fmt: skip
+    options = SessionOptions(local_checkpoint(model), **session_values(session), seed=seed)
     defaults = RequestDefaults(
         max_tokens, temperature, top_p, top_k, stop=tuple(stop or ()), logprobs=logprobs, ignore_eos=ignore_eos,
         min_p=min_p, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,

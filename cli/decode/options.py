@@ -1,10 +1,11 @@
-"""The options of `foretoken generate`, in the groups that its help shows."""
+"""The options of `foretoken generate`, in the groups that its help shows; those of a session are also `foretoken serve`'s."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,3 +107,43 @@ Stats = output_option(bool, "--stats", "Print accept length, tokens/s and time b
 Out = output_option(Path | None, "--out", "Write events.jsonl, outputs.jsonl and summary.json to this directory.", "DIR")
 Quiet = output_option(bool, "--quiet -q", "No progress on standard error.")
 # fmt: on
+
+
+def _session_options(
+    draft: Draft = None, algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None,
+    adaptive: Adaptive = None, policy: Policy = None, device: Device = "auto", threads: Threads = None, dtype: Dtype = "auto",
+    overlap: Overlap = None, page_size: PageSize = 1, max_running: MaxRunning = 32, context_len: ContextLen = None,
+    kv_tokens: KvTokens = None, debug: Debug = False,
+) -> None:  # fmt: skip
+    """Declare the options of a session that commands have in common, with the names of `SessionOptions`."""
+
+
+_SESSION = signature(_session_options, eval_str=True).parameters
+
+
+def with_session_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with the options of a session in place of its parameter `session`, which takes their values by name."""
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        command(session={name: arguments.pop(name) for name in _SESSION}, **arguments)
+
+    own = signature(command, eval_str=True).parameters.values()
+    declared = [one for given in own for one in (_SESSION.values() if given.name == "session" else (given,))]
+    parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in declared]
+    run.__signature__ = signature(command).replace(parameters=parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def session_values(session: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values for `SessionOptions`: checkpoints of the hub are on this machine then. Raises ConfigError."""
+    from ...gpu.session.hub import local_checkpoint
+
+    draft, nodes = session["draft"], tree_nodes(session["num_draft_tokens"])
+    return {**session, "draft": None if draft is None else local_checkpoint(draft, "draft"), "num_draft_tokens": nodes}
+
+
+def given_session_options(session: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not the defaults."""
+    return {name: value for name, value in session.items() if value != _SESSION[name].default}

@@ -30,11 +30,12 @@ def print_faults(report: FaultReport) -> None:
         console.print("Every promise was kept.")
 
 
-def print_broken(report: FaultReport, seed: int) -> None:
-    """Print the broken promises on standard error, with the command that repeats the run."""
+def print_broken(report: FaultReport, seed: int | None) -> None:
+    """Print the broken promises on standard error, with the command that repeats the run if a seed does."""
     for broken in report.broken:
         print(f"foretoken: broken promise: {broken}", file=sys.stderr)
-    print(f"foretoken: seed {seed}; again: {repeating_command(seed)}", file=sys.stderr)
+    if seed is not None:
+        print(f"foretoken: seed {seed}; again: {repeating_command(seed)}", file=sys.stderr)
 
 
 def repeating_command(seed: int) -> str:

@@ -21,6 +21,7 @@ from ...core.draws import request_key
 from ...core.scheduler.engine import Engine
 from ...sim.actors.clock import call_at
 from ...sim.actors.device import Truth
+from ...sim.faults.plan import FaultPlan
 from ...sim.run import Simulation
 from ...sim.scenario import Scenario
 from ...sim.workload.traces import TraceSource
@@ -50,11 +51,17 @@ class LiveSimulation(Simulation):
         *,
         sinks: Callable[[int], Sequence[EventSink]] = lambda replica: (),
         origins: Mapping[str, str] | None = None,
+        faults: FaultPlan | None = None,
     ) -> None:
-        """Raise a ForetokenError for anything that cannot run. Engines plan single rounds: tokens are told when their round ends."""
+        """Raise a ForetokenError for anything that cannot run. Engines plan single rounds: tokens are told when their round ends.
+
+        `faults` are those of the service (`FaultPlan.of_service`), for its clients come from outside.
+        """
         scenario = live_scenario(scenario)
         self._emissions: list[Emission] = []
-        super().__init__(scenario, sinks=lambda replica: [self._emission_sink(), *sinks(replica)], origins=origins)
+        super().__init__(
+            scenario, sinks=lambda replica: [self._emission_sink(), *sinks(replica)], origins=origins, faults=faults
+        )
         self._output_lens = self._draw_output_lens()
 
     @property
@@ -77,6 +84,10 @@ class LiveSimulation(Simulation):
         call_at(self.env, at_ns, self._submit, request, Truth(output_len, request_key(request.request_id), shift))
 
     def _submit(self, request: Request, truth: Truth) -> None:
+        self._num_submitted += 1
+        if self.faults is not None:
+            self.faults.sent(request.request_id)
+            self.faults.clients.take(self._num_submitted, request.request_id, self.env.now)
         self.router.submit(request, truth)
 
     def cancel(self, request_id: str, at_ns: int) -> None:
@@ -119,5 +130,8 @@ class LiveSimulation(Simulation):
     def _ended(self, replica: int, finished: FinishedRequest) -> None:
         """Take the end of a request, or its refusal (which has a message)."""
         self._num_ended += 1
+        if self.faults is not None:
+            self.faults.ended(finished.request_id)
+            self.faults.forget(finished.request_id)
         self.router.ended(replica, finished.request_id)
         self._emissions.append(Emission(finished.request_id, self.env.now, 0, finished))

@@ -14,6 +14,8 @@ from ...core.prompt import MAX_TOKEN_ID, Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.text import StreamDecoder
+from ...sim.faults.plan import FaultPlan
+from ...sim.faults.service import FaultReport
 from ...sim.scenario import Scenario
 from .filler import ALL_WORDS, FillerTokenizer, WordDecoder, filler, word_edges, word_outputs
 from .live import Emission, LiveSimulation
@@ -46,10 +48,11 @@ class SimulatedBody:
         speed: float = 1.0,
         origins: Mapping[str, str] | None = None,
         sinks: Callable[[int], Sequence[EventSink]] = lambda replica: (),
+        faults: FaultPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raise a ForetokenError for a scenario that cannot run."""
-        self.simulation = LiveSimulation(scenario, sinks=sinks, origins=origins)
+        self.simulation = LiveSimulation(scenario, sinks=sinks, origins=origins, faults=faults)
         self.name = self.simulation.assembly.target.name
         self.tokenizer = FillerTokenizer()
         self.vocab_size = MAX_TOKEN_ID + 1
@@ -97,6 +100,13 @@ class SimulatedBody:
     def reload(self, table: str, source: str) -> None:
         for engine in self.engines:
             reload_table(engine, table, source, self.simulation.env.now)
+
+    def finish(self) -> FaultReport | None:
+        """Return which faults were injected, and which promises broken, once no thread drives the body; None without a plan."""
+        faults = self.simulation.faults
+        if faults is None:
+            return None
+        return faults.finish(not self._live and math.isinf(self.simulation.next_ns))
 
     def _now_ns(self) -> int:
         return self.at_ns(self._clock())

@@ -63,9 +63,7 @@ class FaultyClients:
     def shape(self, arrival: Arrival, request: Request, truth: Truth, now_ns: int) -> Request:
         """Return the request as this client sends it."""
         kinds, ledger = self._kinds[arrival.row], self._ledger
-        if "device.poison" in kinds:
-            for injector in self._injectors:
-                injector.poisoned.add(request.request_id)
+        self._poison(request.request_id, kinds)
         if "client.stop_edge" in kinds:
             ledger.note("client.stop_edge", now_ns)
             past = int(3 * ledger.draws.amount("client.stop_edge", 0, arrival.row)) - 1
@@ -75,6 +73,15 @@ class FaultyClients:
             huge = ledger.draws.amount("client.token_limits", 0, arrival.row) < 0.5
             return replace(request, max_tokens=HUGE if huge else 1)
         return request
+
+    def take(self, row: int, request_id: str, now_ns: int) -> None:
+        """Take a request of a client that is no part of the run; it may only be one that the device cannot bear."""
+        self._poison(request_id, self._ledger.kinds_at("request", 0, row, now_ns))
+
+    def _poison(self, request_id: str, kinds: tuple[str, ...]) -> None:
+        if "device.poison" in kinds:
+            for injector in self._injectors:
+                injector.poisoned.add(request_id)
 
     def after(self, arrival: Arrival, request: Request, replica: int, now_ns: int) -> None:
         """Let this client do what it does after it has sent its request to `replica`."""

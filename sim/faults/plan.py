@@ -204,6 +204,13 @@ class FaultPlan(FaultTable):
         """The kinds that can happen, in the order of `KINDS`."""
         return tuple(kind for kind in KINDS if self.of(kind).is_enabled)
 
+    def of_service(self) -> tuple[FaultPlan, tuple[str, ...]]:
+        """Return the plan without what clients and their load do, and who stops the service; and the enabled kinds that it leaves out."""
+        outside = {"client": ClientFaults(), "load": LoadFaults(), "service": ServiceFaults()}
+        return self.model_copy(update=outside), tuple(
+            kind for kind in self.enabled if kind.partition(".")[0] in outside
+        )
+
     def to_toml(self) -> str:
         """Return the plan as a file: the enabled kinds with all their values."""
         lines = [f"{key} = {value}" for key in ("stop_s", "recovery_s") if (value := getattr(self, key)) is not None]

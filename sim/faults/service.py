@@ -114,8 +114,12 @@ class FaultyService:
         self.promises.check("one_end", once, self.env.now, f"{request_id} has ended {self._sent[request_id]} times")
         self._last_end_ns = self.env.now
 
+    def forget(self, request_id: str) -> None:
+        """Forget a request that has ended, in a run without an end."""
+        self._sent.pop(request_id, None)
+
     def is_waiting_for(self, request_id: str) -> bool:
-        return self._sent[request_id] == 0
+        return self._sent.get(request_id) == 0
 
     @staticmethod
     def unreachable(request_id: str) -> FinishedRequest:

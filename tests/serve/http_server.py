@@ -19,6 +19,7 @@ from foretoken.serve.frontend import Frontend
 from foretoken.serve.limits import Limits
 from foretoken.serve.metrics import ServerMetrics
 from foretoken.serve.server import Server, bind
+from foretoken.sim.faults.plan import FaultPlan
 from foretoken.sim.scenario_file import load_scenario
 
 DEADLINE_S = 60.0
@@ -99,6 +100,7 @@ def simulated_body(
     metrics: ServerMetrics | None = None,
     sinks: Callable[[int], Sequence[EventSink]] = lambda engine: (),
     clock: Callable[[], float] = time.monotonic,
+    faults: FaultPlan | None = None,
 ) -> SimulatedBody:
     """Return a small service, ten times as fast unless told otherwise; its drafts are counted by `metrics`."""
     scenario, _ = load_scenario(None, [*SMALL_SERVICE, *settings])
@@ -106,4 +108,4 @@ def simulated_body(
     def all_sinks(engine: int) -> list[EventSink]:
         return [*([] if metrics is None else [metrics.sink(engine)]), *sinks(engine)]
 
-    return SimulatedBody(scenario, speed=speed, sinks=all_sinks, clock=clock)
+    return SimulatedBody(scenario, speed=speed, sinks=all_sinks, clock=clock, faults=faults)

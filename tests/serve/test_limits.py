@@ -10,12 +10,11 @@ import time
 
 import httpx
 import pytest
-from foretoken.core.contract.failure import FailureCause
 from foretoken.serve.app import make_app
 from foretoken.serve.frontend import Frontend
 from foretoken.serve.limits import Limits
 from foretoken.serve.metrics import ServerMetrics
-from foretoken.sim.actors.hooks import Hooks, StepFault
+from foretoken.sim.faults.plan import fault_plan
 from http_server import Served, serving, simulated_body, wait_until
 
 ASKED = {"prompt": "Why is the sky blue?", "max_tokens": 30, "ignore_eos": True}
@@ -158,22 +157,13 @@ def test_a_client_that_takes_nothing_stalls_no_other_and_is_given_up():
     assert frontend.metrics.ended == {"length": 5, "abort": 1, "stop": 0, "error": 0}
 
 
-class _FailingDevice(Hooks):
-    """Lets every twelfth step fail, of different causes."""
-
-    def __init__(self) -> None:
-        self.num_steps = 0
-        self.num_failed = 0
-
-    def fault_of(self, step):
-        if step is None:
-            return None
-        self.num_steps += 1
-        if self.num_steps % 12:
-            return None
-        self.num_failed += 1
-        cause = list(FailureCause)[self.num_failed % len(FailureCause)]
-        return StepFault(cause, "an injected fault", away_ns=1_000_000, timeout_ns=1_000_000)
+FAULTS = {
+    "device": {"raises": {"probability": 0.05}, "hangs": {"probability": 0.01, "watchdog_s": 0.02, "restart_s": 0.02},
+               "poison": {"probability": 0.1}, "restarts": {"probability": 0.01, "restart_s": 0.02}},
+    "link": {"lost": {"probability": 0.02, "retry_s": 0.05}},
+    "pool": {"retraction": {"probability": 0.02}},
+}  # fmt: skip
+"""An executor that dies again and again; seconds are simulated ones."""
 
 
 async def _swarm(served: Served, seed: int, num_clients: int) -> list[int]:
@@ -222,14 +212,14 @@ async def _swarm(served: Served, seed: int, num_clients: int) -> list[int]:
     ("seed", "num_clients"), [(1, 150), *(pytest.param(seed, 2000, marks=pytest.mark.slow) for seed in range(2, 7))]
 )
 def test_a_swarm_of_clients_and_faults(seed: int, num_clients: int):
-    body = simulated_body("engine.max_queue=20")
-    device = body.simulation.replicas[0].hooks = _FailingDevice()
+    body = simulated_body("engine.max_queue=20", faults=fault_plan(FAULTS))
     with serving(body, Limits(max_streams=40, stall_s=2.0)) as served:
         statuses = asyncio.run(_swarm(served, seed, num_clients))
         assert set(statuses) <= {200, 429, 503} and statuses.count(200) > 5
-        assert device.num_failed
         served.wait_until_idle()
         assert served.http.get("/health").status_code == 200
+    report = body.finish()
+    assert report.kept and not set(report.never_fired) & {"device.raises", "device.poison"}, report
 
 
 @pytest.mark.slow

@@ -23,6 +23,12 @@ def test_a_completion_is_the_text_of_its_stream(served: Served):
     assert events[-1].usage == whole.usage and not events[-1].choices
     assert [event.choices[0].finish_reason for event in events[:-1]] == [None] * (len(events) - 2) + ["length"]
     assert len({event.id for event in events}) == 1 and whole.id != events[0].id
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [
+        event.usage.completion_tokens
+        for event in served.client.completions.create(**asked, stream=True, stream_options=options)
+    ]
+    assert counts == sorted(counts) and len(set(counts)) == len(counts) - 1 and counts[-1] == 12
 
 
 def test_a_chat_is_the_text_of_its_stream(served: Served):

@@ -18,6 +18,7 @@ from foretoken.cli.app import app
 from foretoken.core.errors import ForetokenError
 from typer.testing import CliRunner
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FORETOKEN = [sys.executable, "-m", "foretoken.cli"]
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from foretoken.cli.__main__ import main; main()"
 """A simulated server needs neither torch nor what comes with it."""
@@ -126,6 +127,13 @@ def test_a_checkpoint_is_served_as_generate_decodes_it(tmp_path: Path, small_che
     assert done.returncode == 0 and "decisions identical" in done.stdout, done.stdout + done.stderr
 
 
+def test_a_record_is_not_replaced(tmp_path: Path):
+    (tmp_path / "events.jsonl").write_text("kept\n")
+    result = CliRunner().invoke(app, ["serve", "--simulate", "x.toml", "--port", "0", "--record", str(tmp_path)])
+    assert isinstance(result.exception, ForetokenError) and "--record" in str(result.exception)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["kept\n"]
+
+
 def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
@@ -148,6 +156,8 @@ def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path)
         (["--simulate", "x.toml", "--max-streams", "0"], "--max-streams"),
         (["--simulate", "missing.toml"], "missing.toml"),
         (["--model", "missing", "--speed", "2"], "--speed"),
+        (["--model", "missing", "--faults", "swarm"], "--faults"),
+        (["--simulate", str(EXAMPLES / "chat_on_h100.toml"), "--faults", "swarn"], "did you mean 'swarm'"),
         (["--simulate", "x.toml", "--host", "999.0.0.1"], "cannot listen on 999.0.0.1"),
     ],
 )

@@ -58,7 +58,7 @@ def test_one_prompt_gives_its_text_alone(generate, models, monkeypatch):
 
 
 def test_a_name_of_the_hub_without_a_network(command, tmp_path, monkeypatch):
-    constants = pytest.importorskip("huggingface_hub").constants
+    constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     outcome = command("generate", "--model", "org/name", "--prompt", "x")
