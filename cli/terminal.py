@@ -52,12 +52,12 @@ def interruption_ends_at_once() -> Iterator[None]:
 
 
 def is_unwritable(error: OSError) -> bool:
-    """Whether an error of standard output says that there is no room; files that commands write have errors of their own."""
+    """Return whether an error of standard output says that there is no room; files that commands write have errors of their own."""
     return error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def is_broken_pipe(error: BaseException) -> bool:
-    """Whether the reader of the output has stopped reading; the command line's library turns that into an exit with code 1."""
+    """Return whether the reader of the output has stopped reading; the command line's library turns that into an exit with code 1."""
     return isinstance(error, BrokenPipeError) or (
         isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
     )

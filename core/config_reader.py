@@ -49,7 +49,7 @@ class ConfigReader:
         return self.data.get(key, default)
 
     def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> int:
-        """A whole number ≥ `minimum`; null counts as absent."""
+        """Read a whole number ≥ `minimum`; null counts as absent."""
         value = self.data.get(key)
         if value is None:
             if default is not REQUIRED:
@@ -64,7 +64,7 @@ class ConfigReader:
         return minimum
 
     def number(self, key: str, default: Any = REQUIRED) -> float:
-        """A positive number; null counts as absent."""
+        """Read a positive number; null counts as absent."""
         value = self.data.get(key)
         if value is None:
             if default is not REQUIRED:
@@ -86,7 +86,7 @@ class ConfigReader:
         return value
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers ≥ 0; empty if there is none."""
+        """Read a list of whole numbers ≥ 0; empty if there is none."""
         value = self.data.get(key)
         if value is None:
             return ()
@@ -96,7 +96,7 @@ class ConfigReader:
         return tuple(value)
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """A token id or a list of them."""
+        """Read a token id or a list of them."""
         value = self.data.get(key)
         if type(value) is int and value >= 0:
             return (value,)

@@ -74,12 +74,12 @@ class Purpose(IntEnum):
 
 
 def request_key(request_id: str) -> int:
-    """A stable 64-bit key of a string id: the 8-byte BLAKE2b digest of its UTF-8 bytes, read as little-endian."""
+    """Return a stable 64-bit key of a string id: the 8-byte BLAKE2b digest of its UTF-8 bytes, read as little-endian."""
     return int.from_bytes(hashlib.blake2b(request_id.encode("utf-8"), digest_size=8).digest(), "little")
 
 
 def stream_keys(seed: int, purpose: int, request: ArrayLike, lane: ArrayLike = 0) -> np.uint64 | np.ndarray:
-    """The part of a key that does not change with the position, uint64 [broadcast of lane and request].
+    """Return the part of a key that does not change with the position, uint64 [broadcast of lane and request].
 
     A caller that draws for the same requests round after round keeps these and calls `uniform_at`, at half the cost.
     """
@@ -96,24 +96,24 @@ def hash64(
 def uniform(
     seed: int, purpose: int, request: ArrayLike, position: ArrayLike, lane: ArrayLike = 0
 ) -> np.float64 | np.ndarray:
-    """A number in [0, 1) with 53 random bits, float64 [broadcast of request, position and lane]."""
+    """Draw a number in [0, 1) with 53 random bits, float64 [broadcast of request, position and lane]."""
     return _to_unit(_absorb(_stream(seed, purpose, request, lane), position, _POSITION_STEP, _POSITION_ARRAY))
 
 
 def normal(
     seed: int, purpose: int, request: ArrayLike, position: ArrayLike, lane: ArrayLike = 0
 ) -> np.float64 | np.ndarray:
-    """A standard normal number, float64 [broadcast of request, position and lane]; never beyond ±6.8."""
+    """Draw a standard normal number, float64 [broadcast of request, position and lane]; never beyond ±6.8."""
     return _to_normal(_absorb(_stream(seed, purpose, request, lane), position, _POSITION_STEP, _POSITION_ARRAY))
 
 
 def uniform_at(keys: ArrayLike, position: ArrayLike) -> np.float64 | np.ndarray:
-    """`uniform` for keys made by `stream_keys`: uniform(s, p, r, x, l) == uniform_at(stream_keys(s, p, r, l), x)."""
+    """Draw as `uniform` does, for keys made by `stream_keys`: uniform(s, p, r, x, l) == uniform_at(stream_keys(s, p, r, l), x)."""
     return _to_unit(_absorb(_component(keys), position, _POSITION_STEP, _POSITION_ARRAY))
 
 
 def normal_at(keys: ArrayLike, position: ArrayLike) -> np.float64 | np.ndarray:
-    """`normal` for keys made by `stream_keys`."""
+    """Draw as `normal` does, for keys made by `stream_keys`."""
     return _to_normal(_absorb(_component(keys), position, _POSITION_STEP, _POSITION_ARRAY))
 
 
@@ -124,7 +124,7 @@ def _stream(seed: int, purpose: int, request: ArrayLike, lane: ArrayLike) -> int
 
 
 def _absorb(state: int | np.ndarray, part: ArrayLike, step: int, step_array: np.ndarray) -> int | np.ndarray:
-    """One link of the chain. Integers stay Python integers, whose arithmetic cannot warn of an overflow."""
+    """Add one part to the key. Integers stay Python integers, whose arithmetic cannot warn of an overflow."""
     part = _component(part)
     if isinstance(part, int):
         scaled = (part * step) & _MASK
@@ -139,7 +139,7 @@ def _absorb(state: int | np.ndarray, part: ArrayLike, step: int, step_array: np.
 
 
 def _component(part: ArrayLike) -> int | np.ndarray:
-    """A key component as a Python integer, or as a uint64 array of at least one dimension."""
+    """Return a key component as a Python integer, or as a uint64 array of at least one dimension."""
     if isinstance(part, int):
         return int(part)
     array = np.asarray(part)
@@ -159,7 +159,7 @@ def _finalise_int(x: int) -> int:
 
 
 def _finalise_array(x: np.ndarray) -> np.ndarray:
-    """The finaliser in place; `x` must be an array that the caller gives away."""
+    """Mix the bits in place; `x` must be an array that the caller gives away."""
     x ^= x >> _SHIFT_30
     x *= _M1
     x ^= x >> _SHIFT_27

@@ -74,13 +74,13 @@ def shown(value: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """A hint for a misspelt key: ` (did you mean 'x'?)`, or an empty string if nothing has that likeness (difflib's ratio)."""
+    """Return a hint for a misspelt key: ` (did you mean 'x'?)`, or an empty string if nothing has that likeness (difflib's ratio)."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def nearest_name(word: str, known: Iterable[str]) -> str:
-    """A hint like that of `nearest`, for models and devices: a name with another number or another word is another thing.
+    """Return a hint like that of `nearest`, for models and devices: a name with another number or another word is another thing.
 
     A digit that is typed once too often or too rarely is a slip: 'H10' is near 'H100'.
     """

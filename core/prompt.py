@@ -7,7 +7,7 @@ so that a million waiting requests cost no token arrays.
     tokens      the ids themselves
     blocks      one hash id per block of `block_size` tokens, the last may be partial (the form of the Mooncake traces)
     segments    one hash id per stretch of its own length (a system prompt, then a turn, then a turn, ...)
-    length      nothing but a length: content unknown; two such prompts never share a prefix, none is ever cached
+    length      a length alone: content unknown; two such prompts never share a prefix, none is ever cached
 
 Token j of a block or segment is a pure function of (hash id, j). Two prompts whose first blocks carry equal ids
 therefore have equal first tokens, also where one of them ends inside the block; unequal ids agree in one of 2**31
@@ -64,12 +64,12 @@ class Prompt:
 
     @classmethod
     def of_length(cls, length: int) -> Prompt:
-        """A prompt of which only the length is known."""
+        """Describe a prompt of which only the length is known."""
         return cls(int(length))
 
     @classmethod
     def of_tokens(cls, tokens: Sequence[int] | np.ndarray) -> Prompt:
-        """A prompt of given token ids, 0 <= id < 2**31 (copied)."""
+        """Describe a prompt of given token ids, 0 <= id < 2**31 (copied)."""
         array = np.asarray(tokens)
         if array.ndim != 1:
             raise InvalidRequest(f"prompt tokens of shape {array.shape}: expected one dimension")
@@ -86,7 +86,7 @@ class Prompt:
 
     @classmethod
     def of_blocks(cls, hash_ids: Sequence[int], block_size: int, length: int) -> Prompt:
-        """A prompt of blocks of `block_size` tokens; `len(hash_ids) == ceil(length / block_size)`."""
+        """Describe a prompt of blocks of `block_size` tokens; `len(hash_ids) == ceil(length / block_size)`."""
         ids = tuple(map(int, hash_ids))
         length = int(length)
         if not 1 <= block_size <= MAX_BLOCK_SIZE:
@@ -101,7 +101,7 @@ class Prompt:
 
     @classmethod
     def of_segments(cls, segments: Sequence[tuple[int, int]]) -> Prompt:
-        """A prompt of (hash id, length) stretches, each of at least one token."""
+        """Describe a prompt of (hash id, length) stretches, each of at least one token."""
         ids = tuple(int(hash_id) for hash_id, _ in segments)
         lens = tuple(int(length) for _, length in segments)
         _check_hash_ids(ids)
@@ -115,7 +115,7 @@ class Prompt:
         return self.tokens is not None or self.hash_ids is not None
 
     def materialize(self) -> np.ndarray | None:
-        """The token ids, int64 [length], freshly made and the caller's own; None if only the length is known."""
+        """Return the token ids, int64 [length], freshly made and the caller's own; None if only the length is known."""
         if self.tokens is not None:
             return self.tokens.astype(np.int64)
         if self.hash_ids is None:
@@ -136,7 +136,7 @@ class Prompt:
         return mixed.view(np.int64)
 
     def to_json(self) -> dict[str, Any]:
-        """A small JSON object that `from_json` reads back to an equal prompt."""
+        """Return a small JSON object that `from_json` reads back to an equal prompt."""
         if self.tokens is not None:
             return {"tokens": self.tokens.tolist()}
         if self.hash_ids is None:
@@ -147,7 +147,7 @@ class Prompt:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Prompt:
-        """The prompt that `to_json` wrote. InvalidRequest if the object has another form."""
+        """Read the prompt that `to_json` wrote. Raises InvalidRequest if the object has another form."""
         if not isinstance(value, Mapping):
             raise InvalidRequest(f"a prompt is written as an object, not as {type(value).__name__}")
         keys = frozenset(value)
@@ -205,7 +205,7 @@ def _check_hash_ids(ids: tuple[int, ...]) -> None:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """The SplitMix64 output function (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64 bits. The array is fresh."""
+    """Apply the SplitMix64 output function (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64 bits. The array is fresh."""
     mixed = values + _GOLDEN
     mixed ^= mixed >> _U64(30)
     mixed *= _MIX_1
@@ -217,7 +217,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _lanes(block_size: int) -> np.ndarray:
-    """The hash of each offset in a block: uint64 [block_size], shared by all prompts, therefore read-only."""
+    """Return the hash of each offset in a block: uint64 [block_size], shared by all prompts, therefore read-only."""
     lanes = _mix(np.arange(block_size, dtype=np.uint64) + _LANE_SALT)
     lanes.flags.writeable = False
     return lanes

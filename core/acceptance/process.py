@@ -223,7 +223,7 @@ class GaussianAcceptance(AcceptanceProcess):
         return self._runs(quality)
 
     def for_tree(self, topk: int, steps: int, num_draft_tokens: int, rank_ratio: float = 0.6) -> GaussianAcceptance:
-        """The process of the deepest accepted node of a draft tree instead of a chain.
+        """Return the process of the deepest accepted node of a draft tree instead of a chain.
 
         Assumed, since acceptance by rank is not published: the target's token is the draft's j-th choice with a
         probability that falls geometrically, p · ρ^(j−1), ρ = rank_ratio · (1 − p); ratio 1 means that enough branches

@@ -140,7 +140,7 @@ class AcceptanceEstimate:
         return abs(shift) > _CHANGE_SHIFT * recent and shift**2 > _CHANGE_DEVIATIONS**2 * variance
 
     def trials(self, position: int) -> float:
-        """Decayed number of rows that tried a position (from 1 on)."""
+        """Return the decayed number of rows that tried a position (from 1 on)."""
         return self._slow_trials[position - 1]
 
     def accepts(self, position: int) -> float:
@@ -266,7 +266,7 @@ class AcceptLengths:
         return slopes[::-1]
 
     def _variance(self, position: int) -> float:
-        """Of p at a position, with the dependence between rows."""
+        """Return the variance of p at a position, with the dependence between rows."""
         p = self.probabilities[position - 1]
         return p * (1 - p) * ROWS_PER_INDEPENDENT_ROW / (self.trials(position) + PRIOR_ROWS)
 

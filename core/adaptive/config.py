@@ -232,7 +232,7 @@ def _finished(
 
 
 def slot_config(cfg: SlotConfig | Mapping[str, Any]) -> SlotConfig:
-    """One entry from a mapping, checked as in a file. Raises `ConfigError`."""
+    """Read one entry from a mapping, checked as in a file. Raises `ConfigError`."""
     if isinstance(cfg, SlotConfig):
         return cfg
     problems: list[Problem] = []

@@ -324,7 +324,7 @@ class GoodputPolicy:
     # --- probing ---
 
     def _has_shown_enough(self, probe: _Probe, times: Sequence[int]) -> bool:
-        """True once there are rows enough and, within bounds, the probe's steps are clearly better or worse.
+        """Return True once there are rows enough and, within bounds, the probe's steps are clearly better or worse.
 
         While they are neither, going on costs little: that is what not clearly worse means. Steps that are much dearer may
         be worse by far before that is certain, so the loss has a bound of its own.

@@ -45,7 +45,7 @@ class AdaptiveCounters:
         self._window_start = self._state()
 
     def add(self, counts: Sequence[int], correct: float, rows: int, proposed_per_row: int, calls: int = 1) -> None:
-        """One verify call, or several: `counts[n]` rows with n correct drafts, each of `proposed_per_row` draft tokens."""
+        """Add one verify call, or several: `counts[n]` rows with n correct drafts, each of `proposed_per_row` draft tokens."""
         histogram = self._histogram
         if len(counts) > len(histogram):
             histogram += [0] * (len(counts) - len(histogram))

@@ -45,7 +45,7 @@ class AdaptiveSpeculativeParams:
         return self._retired_switches + sum(slot.switches for slot in self._slots)
 
     def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:
-        """The captured batch sizes, or None when graphs are off. Raises `InvalidGraphSizes`."""
+        """Route by these captured batch sizes, or None when graphs are off. Raises `InvalidGraphSizes`."""
         self._router = RangeRouter(self.config, sizes)
         self._slot_of.clear()
 

@@ -25,7 +25,7 @@ class StepPolicy(Protocol):
         ...
 
     def observe(self, counts: Sequence[int], total: float, rows: int, batch_size: int, executed_steps: int) -> None:
-        """One verify result: `counts[n]` of its `rows` > 0 rows had n correct drafts, `total` in all."""
+        """Take one verify result: `counts[n]` of its `rows` > 0 rows had n correct drafts, `total` in all."""
         ...
 
     def rounds_to_next_decision(self, batch_size: int) -> int:
@@ -33,7 +33,7 @@ class StepPolicy(Protocol):
         ...
 
     def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:
-        """The captured batch sizes, or None without graphs."""
+        """Route by these captured batch sizes, or None without graphs."""
         ...
 
     def snapshot(self) -> dict[str, object]:

@@ -64,7 +64,7 @@ class AdaptiveStepSlot:
         self._gate = SwitchGate(self.config.min_dwell_batches)
 
     def update(self, correct_drafts: Iterable[float]) -> None:
-        """One verify result: the correct drafts of each request, produced with `current_steps`.
+        """Take one verify result: the correct drafts of each request, produced with `current_steps`.
 
         An empty list changes nothing. Raises `InvalidObservation`, and changes nothing, for a value that is NaN,
         negative or greater than `current_steps`.
@@ -74,7 +74,7 @@ class AdaptiveStepSlot:
             self.observe(total, rows)
 
     def observe(self, total: float, rows: int) -> None:
-        """`update` for a caller that has already checked its values: their sum and how many there are (> 0)."""
+        """Do as `update` for a caller that has already checked its values: their sum and how many there are (> 0)."""
         if self.current_steps > 0:
             alpha = self.config.ema_alpha
             self.is_measured = True

@@ -76,11 +76,11 @@ class SpecAlgorithm:
         return self.drafter is not Drafter.NONE
 
     def capture_hidden_mode(self, phase: ForwardPhase) -> CaptureHiddenMode:
-        """How much hidden state a forward pass of `phase` keeps for the draft; NULL everywhere if none is needed."""
+        """Return how much hidden state a forward pass of `phase` keeps for the draft; NULL everywhere if none is needed."""
         return capture_mode(phase, self.needs_hidden_states)
 
     def prefix_key_kind(self) -> Literal["token", "bigram"]:
-        """Draft KV that looks one token ahead makes a cached position depend on the next token too."""
+        """Return what a prefix key is made of: a bigram where draft KV looks one token ahead, and so depends on the next token too."""
         return "bigram" if self.draft_kv is DraftKV.SHIFTED else "token"
 
     def accept_width(self, steps: int, num_draft_tokens: int) -> int:
@@ -92,18 +92,18 @@ class SpecAlgorithm:
         return steps * topk if self.draft_kv is not DraftKV.NONE else 0
 
     def relay_fields(self, shape: AlgorithmShape) -> tuple[RelayField, ...]:
-        """What a step stashes for the next one, beside the length: the bonus token first, and what the draft starts from.
+        """Return what a step stashes for the next one, beside the length: the bonus token first, and what the draft starts from.
 
         Fields of its own are for algorithms with a proposer, which gives their values (`Proposer.first_relay`, `Proposal.next_relay`).
         """
         return (BONUS_TOKENS,)
 
     def make_proposer(self, shape: AlgorithmShape) -> Proposer | None:
-        """A fresh proposer for one executor; exactly those whose drafter is LOOKUP have one. `shape` has the target's vocabulary."""
+        """Make a fresh proposer for one executor; exactly those whose drafter is LOOKUP have one. `shape` has the target's vocabulary."""
         return None
 
     def problems(self, shape: AlgorithmShape) -> list[Problem]:
-        """What in `shape` this algorithm cannot run, with the reason; an empty list if nothing."""
+        """Return what in `shape` this algorithm cannot run, with the reason; an empty list if nothing."""
         if shape.topk > 1 and not self.supports_trees:
             return [Problem("topk", f"{self.name} drafts no trees, so topk must be 1, got {shape.topk}")]
         return []

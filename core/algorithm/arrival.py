@@ -40,7 +40,7 @@ class DraftPayload:
 
     @classmethod
     def of_cell(cls, algorithm: SpecAlgorithm, values: Mapping[str, Any]) -> DraftPayload:
-        """From the relay cell of one row, each value [1, *shape_suffix], as `FutureMap.resolve` returns them."""
+        """Make the payload from the relay cell of one row, each value [1, *shape_suffix], as `FutureMap.resolve` returns them."""
         rows = {name: np.asarray(value)[0] for name, value in values.items() if name not in (BONUS, HIDDEN)}
         hidden = values.get(HIDDEN)
         return cls(rows, None if hidden is None else np.asarray(hidden)[0], algorithm.needs_hidden_states)
@@ -117,7 +117,7 @@ def fill_cells(algorithm: SpecAlgorithm, arrivals: Arrivals, future_map: FutureM
 
 
 def _batch_of(joins: Sequence[Join], arrivals: Sequence[Arrival], hidden_size: int) -> HandoffBatch:
-    """The batch that an algorithm rebuilds its draft input from; all arrivals have a draft payload, with the same fields."""
+    """Make the batch that an algorithm rebuilds its draft input from; all arrivals have a draft payload, with the same fields."""
     payloads = [arrival.draft for arrival in arrivals]
     stacked: dict[str, np.ndarray] = {}
     if payloads:

@@ -56,7 +56,7 @@ class TopKDrafting(SpecAlgorithm):
     def _hidden_states_of(
         self, batch: HandoffBatch, failures: list[tuple[int, MissingHiddenState]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the rows that have a hidden state, and these states [n, H]; the others go to `failures`."""
+        """Return indices of the rows that have a hidden state, and these states [n, H]; the others go to `failures`."""
         served = [i for i, state in enumerate(batch.hidden_states) if state is not None]
         for i, state in enumerate(batch.hidden_states):
             if state is None:
@@ -145,7 +145,7 @@ class LookupDrafting(SpecAlgorithm):
     draft_time_share = 0.006
 
     def accept_width(self, steps: int, num_draft_tokens: int) -> int:
-        """A proposed tree has no depth limit but its size."""
+        """Return the size of the tree: a proposed tree may be as deep as it has nodes."""
         return num_draft_tokens
 
 

@@ -41,17 +41,17 @@ class HostDrafts:
         self._roots.pop(row, None)
 
     def observe(self, row: int, tokens: np.ndarray) -> None:
-        """The text of `row` goes on with `tokens` int [n]."""
+        """Continue the text of `row` with `tokens` int [n]."""
         if len(tokens):
             self._answer("observe", self._proposer.observe, row, np.asarray(tokens, np.int64))
             self._roots[row] = int(tokens[-1])
 
     def roots(self, rows: np.ndarray) -> np.ndarray:
-        """The last observed token of each row, int64 [n]."""
+        """Return the last observed token of each row, int64 [n]."""
         return np.array([self._roots[row] for row in rows.tolist()], np.int64)
 
     def first_relay(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The own fields of rows whose prompt was observed, [n, *shape_suffix]."""
+        """Return the own fields of rows whose prompt was observed, [n, *shape_suffix]."""
         if not self.own_fields:
             return {}
         given = self._answer("first_relay", self._proposer.first_relay, np.asarray(rows, np.int64))
@@ -60,7 +60,7 @@ class HostDrafts:
     def propose(
         self, rows: np.ndarray, steps: int, topk: int, num_draft_tokens: int, relayed: Mapping[str, np.ndarray]
     ) -> Proposal:
-        """A proposal as `build_proposed_tree` takes it: int64, tokens in the vocabulary, no sibling twice."""
+        """Return a proposal as `build_proposed_tree` takes it: int64, tokens in the vocabulary, no sibling twice."""
         shape = (len(rows), num_draft_tokens - 1)
         if num_draft_tokens == 1 and not self.own_fields:
             return Proposal(np.zeros(shape, np.int64), np.zeros(shape, np.int32))
@@ -123,7 +123,7 @@ def _form(given: Any) -> str:
 
 
 def _repeats(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
-    """bool [bs, n]: drafts that an earlier sibling has proposed already. [bs, 1] of False where every node has a parent of its own."""
+    """Return bool [bs, n]: drafts that an earlier sibling has proposed already. [bs, 1] of False where no two nodes have one parent."""
     if (parents[:, 1:] > parents[:, :-1]).all():
         return np.zeros((len(tokens), 1), bool)
     same = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])

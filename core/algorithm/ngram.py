@@ -118,7 +118,7 @@ def _occurrences(history: np.ndarray) -> np.ndarray:
 
 
 def _distinct_continuations(history: np.ndarray, ends: np.ndarray, budget: int, num_branches: int) -> list[np.ndarray]:
-    """The continuations of the best occurrences that differ within an equal share of the budget."""
+    """Return the continuations of the best occurrences that differ within an equal share of the budget."""
     share = max(1, budget // num_branches)
     chosen: list[np.ndarray] = []
     seen: set[bytes] = set()

@@ -41,7 +41,7 @@ KINDS = {
     Drafter.LOOKUP: DrafterKind(("",), DraftKV.NONE, False, (BONUS_TOKENS.name,)),
 }
 
-# Small, but nothing in it is 1, and nothing but the two vocabularies is equal.
+# Small; no size is 1, and only the two vocabularies are equal.
 _ANY_SHAPE = AlgorithmShape(2, 3, hidden_size=8, num_heads=4, target_vocab_size=64, draft_vocab_size=64)
 _EMPTY_BATCH = HandoffBatch(
     np.empty(0, np.int32), np.empty(0, np.int64), (), np.empty(0, np.int64), None, None, (), _ANY_SHAPE.hidden_size
@@ -49,7 +49,7 @@ _EMPTY_BATCH = HandoffBatch(
 
 
 def interface_problems(cls: type) -> list[Problem]:
-    """How `cls` differs from the interface of `SpecAlgorithm`: missing names, other signatures, values of other types. Calls nothing."""
+    """Return how `cls` differs from the interface of `SpecAlgorithm`: missing names, other signatures, other types. Calls nothing."""
     problems = _differences(cls, SpecAlgorithm)
     try:
         inspect.signature(cls).bind()
@@ -59,7 +59,7 @@ def interface_problems(cls: type) -> list[Problem]:
 
 
 def _differences(cls: type, interface: type, where: str = "") -> list[Problem]:
-    """Names of `interface` that `cls` lacks, methods with another signature, values of another type."""
+    """Return names of `interface` that `cls` lacks, methods with another signature, values of another type."""
     problems = []
     for attribute, expected in vars(interface).items():
         if attribute.startswith("_") or attribute == "name":
@@ -81,7 +81,7 @@ def _differences(cls: type, interface: type, where: str = "") -> list[Problem]:
 
 
 def _parameters(function: Callable) -> list[str]:
-    """Names in order, with what says how they may be given: `*rest`, `**options`, `name (by keyword)`."""
+    """Return names in order, with what says how they may be given: `*rest`, `**options`, `name (by keyword)`."""
     marks = {
         inspect.Parameter.VAR_POSITIONAL: "*{}",
         inspect.Parameter.VAR_KEYWORD: "**{}",
@@ -92,7 +92,7 @@ def _parameters(function: Callable) -> list[str]:
 
 
 def answer_problems(algorithm: SpecAlgorithm) -> list[Problem]:
-    """Values that executors cannot build a draft by, and unusable answers of the methods, asked about a small shape."""
+    """Return values that executors cannot build a draft by, and unusable answers of the methods, asked about a small shape."""
     problems: list[Problem] = []
 
     def ask(method: str, *arguments: Any) -> Any:
@@ -148,7 +148,7 @@ def _value_problems(algorithm: SpecAlgorithm) -> list[Problem]:
 
 
 def _field_problems(fields: Any, algorithm: SpecAlgorithm) -> list[Problem]:
-    """What is wrong with the relay fields that an algorithm declares."""
+    """Return what is wrong with the relay fields that an algorithm declares."""
     if not isinstance(fields, tuple) or not all(isinstance(field, RelayField) for field in fields):
         return [Problem("relay_fields", f"gave {fields!r}, expected a tuple of RelayField")]
     problems = []

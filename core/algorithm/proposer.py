@@ -48,12 +48,12 @@ class Proposer(Protocol):
     """Proposes for the rows of one executor. Row numbers are used again: `open_row` forgets what was in the row."""
 
     def open_row(self, row: int) -> None:
-        """A request takes `row`, with an empty text."""
+        """Begin an empty text in `row`, which a request takes."""
 
     def observe(self, row: int, tokens: np.ndarray) -> None:
-        """The text of `row` goes on with `tokens` int64 [n]; how it is cut into calls must not matter."""
+        """Continue the text of `row` with `tokens` int64 [n]; how it is cut into calls must not matter."""
 
     def first_relay(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """What the first round of `rows` int64 [n] starts from: [n, *shape_suffix] per field of its own. The prompt was observed."""
+        """Return what the first round of `rows` int64 [n] starts from: [n, *shape_suffix] per field of its own. The prompt was observed."""
 
     def propose(self, request: ProposalRequest) -> Proposal: ...

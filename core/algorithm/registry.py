@@ -70,7 +70,7 @@ def _name_problems(name: str, cls: type) -> list[Problem]:
 
 
 def get_algorithm(name: str) -> SpecAlgorithm:
-    """The algorithm called `name`, case-insensitive; ConfigError with the nearest known name."""
+    """Return the algorithm called `name`, case-insensitive; ConfigError with the nearest known name."""
     key = name.upper()
     if key not in _RESERVED and key not in _plugins:
         _load_entry_point(key)
@@ -101,12 +101,12 @@ def _instance_of(cls: type) -> SpecAlgorithm:
 
 
 def algorithm_names() -> list[str]:
-    """The names of all algorithms that are loaded, the built-in ones first."""
+    """Return the names of all algorithms that are loaded, the built-in ones first."""
     return [*_RESERVED, *sorted(_plugins)]
 
 
 def is_known_everywhere(name: str) -> bool:
-    """Whether other processes of this installation know `name` too: a built-in algorithm or an entry point, not a mere registration."""
+    """Return whether other processes of this installation know `name`: a built-in algorithm or an entry point, not a mere registration."""
     key = name.upper()
     return key in _RESERVED or any(entry.name.upper() == key for entry in _entry_points())
 

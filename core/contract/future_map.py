@@ -54,10 +54,10 @@ class RelayStorage(Protocol):
     with."""
 
     def allocate(self, num_rows: int, relay_field: RelayField) -> Any:
-        """A zeroed buffer [num_rows, *shape_suffix]."""
+        """Make a zeroed buffer [num_rows, *shape_suffix]."""
 
     def gather(self, buffer: Any, rows: np.ndarray) -> Any:
-        """The rows as a new array [n, *shape_suffix]."""
+        """Return the rows as a new array [n, *shape_suffix]."""
 
     def scatter(self, buffer: Any, rows: np.ndarray, values: Any, sources: np.ndarray | None) -> None:
         """Write `values[sources]` ([n, *shape_suffix]; all of `values` if sources is None) to the rows."""
@@ -66,10 +66,10 @@ class RelayStorage(Protocol):
         """Fill the rows with a pattern that no computation produces (debug mode)."""
 
     def is_poison(self, values: Any) -> np.ndarray:
-        """bool [n] on the host: which rows hold nothing but that pattern (debug mode)."""
+        """Return bool [n] on the host: which rows hold only that pattern (debug mode)."""
 
     def has_placeholder(self, values: Any) -> np.ndarray:
-        """bool [n] on the host: which rows of an integer array hold a negative number (debug mode)."""
+        """Return bool [n] on the host: which rows of an integer array hold a negative number (debug mode)."""
 
 
 class NumpyStorage:
@@ -188,7 +188,7 @@ class FutureMap:
             self._poison(rows)
 
     def check(self) -> None:
-        """Check that row 0 holds nothing but zeros (RELAY-02)."""
+        """Check that row 0 holds only zeros (RELAY-02)."""
         padding = np.zeros(1, np.int64)
         dirty = [name for name, buffer in self._buffers.items() if (self.storage.gather(buffer, padding) != 0).any()]
         if self._written[0] or self._epochs[0] or dirty:
@@ -197,7 +197,7 @@ class FutureMap:
     def _writable(
         self, rows: np.ndarray, epochs: np.ndarray, flag: np.uint8
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Rows and epochs without padding, and where they stand in the caller's arrays (None: all of them)."""
+        """Return rows and epochs without padding, and where they stand in the caller's arrays (None: all of them)."""
         _, rows, epochs, sources = self._enter(rows, epochs)
         written = self._written[rows]
         if written.any():
@@ -212,7 +212,7 @@ class FutureMap:
     def _enter(
         self, rows: np.ndarray, epochs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-        """All rows; then rows and epochs without padding, and where they stand (None: there is no padding)."""
+        """Return all rows; then rows and epochs without padding, and where they stand (None: there is no padding)."""
         rows, epochs = np.asarray(rows, np.int64), np.asarray(epochs)
         assert rows.shape == epochs.shape, f"{rows.shape} rows, but {epochs.shape} epochs"
         self._in_range(rows)

@@ -41,7 +41,7 @@ _CAPTURE_WHEN_NEEDED = {
 
 
 def capture_mode(phase: ForwardPhase, needs_hidden_states: bool) -> CaptureHiddenMode:
-    """What a forward pass of this phase captures for the draft; NULL in every phase if the algorithm needs none."""
+    """Return what a forward pass of this phase captures for the draft; NULL in every phase if the algorithm needs none."""
     return _CAPTURE_WHEN_NEEDED[phase] if needs_hidden_states else CaptureHiddenMode.NULL
 
 

@@ -154,7 +154,7 @@ class RoundRecord:
         self.ended = ended
 
     def is_over(self, limit: int) -> bool:
-        """Whether the step returns now: after `limit` rounds, or because a request ended."""
+        """Return whether the step returns now: after `limit` rounds, or because a request ended."""
         return self.rounds > 0 and (self.rounds >= limit or bool(self.ended.any()))
 
     def result(self, max_rounds: int) -> DecodeResult:

@@ -50,7 +50,7 @@ class TableWrites:
 
 
 def _columns(written: WrittenRanges) -> np.ndarray:
-    """starts[i] … starts[i] + counts[i] − 1 for all i, joined."""
+    """Return starts[i] … starts[i] + counts[i] − 1 for all i, joined."""
     # Number c of the whole is starts[i] + (c − numbers before range i).
     before = np.cumsum(written.counts) - written.counts
     return np.repeat(written.starts - before, written.counts) + np.arange(written.slots.size)

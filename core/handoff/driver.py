@@ -43,7 +43,7 @@ class Transport(Protocol):
         """Take a transfer that has ended on this side."""
 
     def flush(self, replan: bool) -> None:
-        """All actions are carried out. With `replan` a new plan could differ: stop the running block of rounds."""
+        """Note that all actions are carried out. With `replan` a new plan could differ: stop the running block of rounds."""
 
 
 class HandoffDriver:

@@ -158,13 +158,13 @@ class PrefillSide(HandoffSide):
             self.counts.ignored += 1
 
     def _still_concerns(self, key: TransferKey) -> bool:
-        """Whether slots for this attempt are of use: it was acknowledged, or a later attempt of its transfer is open."""
+        """Return whether slots for this attempt are of use: it was acknowledged, or a later attempt of its transfer is open."""
         transfer = self._current.get(key.request_id)
         is_retried = transfer is not None and transfer.first_attempt <= key.attempt < transfer.key.attempt
         return key in self._acknowledged_keys or (is_retried and key.generation == transfer.key.generation)
 
     def page_sent(self, key: TransferKey, index: int, seal: PageSeal, now_ns: int) -> None:
-        """The bytes of a page are read out, so that its slots may be written again."""
+        """Note that the bytes of a page are read out, so that its slots may be written again."""
         transfer = self._readers.get(key)
         if transfer is None or not transfer.num_reading:
             self.counts.ignored += 1
@@ -325,7 +325,7 @@ class PrefillSide(HandoffSide):
         self._send_manifest(transfer, now_ns)
 
     def _send_manifest(self, transfer: Outgoing, now_ns: int) -> None:
-        """When everything is computed and read out, say what must have arrived."""
+        """Say what must have arrived, when everything is computed and read out."""
         num_pages = self.page_format.num_pages(transfer.request.prompt.length)
         wanted = range(transfer.first_page, num_pages)
         if len(transfer.seals) < len(wanted):

@@ -94,7 +94,7 @@ class KVAllocator:
         return self._stack[: self._num_free_pages].copy()
 
     def can_allocate(self, num_slots: int) -> bool:
-        """Whether `allocate(num_slots)` would succeed now."""
+        """Return whether `allocate(num_slots)` would succeed now."""
         return 0 <= num_slots <= self._num_free_pages * self.page_size and num_slots % self.page_size == 0
 
     def allocate(self, num_slots: int) -> Slots:
@@ -150,7 +150,7 @@ class KVAllocator:
         self._num_free_pages = top
 
     def snapshot(self) -> AllocatorSnapshot:
-        """The state as a value; later calls do not change it."""
+        """Return the state as a value; later calls do not change it."""
         return AllocatorSnapshot(self.num_pages, self.page_size, self.free_pages)
 
     def restore(self, snapshot: AllocatorSnapshot) -> None:
@@ -214,7 +214,7 @@ class KVAllocator:
 
     @staticmethod
     def _as_slots(slots: Slots) -> Slots:
-        """`slots` as int32; a wider id that would wrap into a valid one is refused instead."""
+        """Return `slots` as int32; a wider id that would wrap into a valid one is refused instead."""
         slots = np.asarray(slots)
         if slots.dtype != np.int32:
             if slots.size and (slots.min() < 0 or slots.max() > MAX_SLOTS):
@@ -226,7 +226,7 @@ class KVAllocator:
         return (pages[:, None] * np.int32(self.page_size) + self._offsets).ravel()
 
     def _pages_of(self, slots: Slots) -> Slots:
-        """The pages that `slots` fill completely, or `InvalidFree`."""
+        """Return the pages that `slots` fill completely, or raise `InvalidFree`."""
         page_size = self.page_size
         if slots.size % page_size:
             raise InvalidFree(f"{slots.size} slots are not whole pages of {page_size}")

@@ -42,7 +42,7 @@ EVICTION_POLICIES: dict[str, Callable[[Evictable], Priority]] = {
 
 
 def unknown_policy(policy: str) -> Problem | None:
-    """What is wrong with the name of a policy, or None."""
+    """Say what is wrong with the name of a policy, or None."""
     if policy in EVICTION_POLICIES:
         return None
     known = ", ".join(EVICTION_POLICIES)

@@ -34,7 +34,7 @@ class KVMovePlan:
 
     @classmethod
     def from_accept_index(cls, accept_index: Slots, accept_lens: Slots, node_slots: Slots) -> KVMovePlan:
-        """The moves that make each accepted path contiguous at the front of its row's window.
+        """Make the moves that make each accepted path contiguous at the front of its row's window.
 
         `accept_index` int32 [bs, width]: node r·nd + i of each accepted node, −1 past the end; `accept_lens` int32
         [bs]; `node_slots` int32 [bs, nd]: the slots captured when the step was launched, one per node. The width is
@@ -92,7 +92,7 @@ class KVMovePlan:
 
     @staticmethod
     def _owners(name: str, slots: Slots, windows: Slots) -> NDArray[np.int64]:
-        """The row of `windows` that each slot lies in, −1 for slot 0; a slot in no window is a violation."""
+        """Return the row of `windows` that each slot lies in, −1 for slot 0; a slot in no window is a violation."""
         flat = windows.ravel()
         order = np.argsort(flat, kind="stable")
         place = np.searchsorted(flat, slots, sorter=order)
@@ -135,7 +135,7 @@ class DraftBranchLayout:
     tail_dst: NDArray[np.int64]
 
     def tail_moves(self, table_slots: Slots, rows: NDArray[np.int32]) -> KVMovePlan:
-        """The duplication as slots; `table_slots` int32 [num_rows + 1, width] is the request table, `rows` [bs]."""
+        """Return the duplication as slots; `table_slots` int32 [num_rows + 1, width] is the request table, `rows` [bs]."""
         table_rows = rows[self.tail_rows]
         return KVMovePlan(table_slots[table_rows, self.tail_src], table_slots[table_rows, self.tail_dst])
 

@@ -156,7 +156,7 @@ class RadixCache:
     def match(
         self, tokens: Tokens, namespace: str = "", max_length: int | None = None, *, count: bool = True
     ) -> PrefixMatch:
-        """The longest cached, page-aligned prefix of `tokens` (token ids, [n]), at most `max_length` positions long.
+        """Find the longest cached, page-aligned prefix of `tokens` (token ids, [n]), at most `max_length` positions long.
 
         To leave a token to compute on a full hit, pass `max_length = n − 1`. The node found may be split, the path
         becomes the most recently used. `count=False` leaves `queries` and `hits` alone, for a request that asks again.
@@ -172,7 +172,7 @@ class RadixCache:
         return PrefixMatch(path[-1] if path else self._root, _joined(path), length)
 
     def peek(self, tokens: Tokens, namespace: str = "", max_length: int | None = None) -> int:
-        """The length that `match` would find; changes nothing, the order of eviction included."""
+        """Return the length that `match` would find; changes nothing, the order of eviction included."""
         keys = self._keys_of(tokens)
         _, length, _, part = self._descend(keys, namespace, self._limit(keys.size, max_length))
         return length + part
@@ -247,7 +247,7 @@ class RadixCache:
         return self.evict(self._num_evictable)
 
     def cached_slots(self) -> Slots:
-        """The slots of the whole tree, int32 [evictable + protected]. Walks the tree: for checks."""
+        """Return the slots of the whole tree, int32 [evictable + protected]. Walks the tree: for checks."""
         nodes = [self._root]
         for node in nodes:
             if node.children:
@@ -354,7 +354,7 @@ class RadixCache:
         return path, length, None, 0
 
     def _enter(self, keys: Keys, namespace: str, limit: int) -> tuple[list[RadixNode], int]:
-        """The path of the longest cached prefix of `keys[:limit]`, split to end there and marked as used now."""
+        """Return the path of the longest cached prefix of `keys[:limit]`, split to end there and marked as used now."""
         path, length, child, part = self._descend(keys, namespace, limit)
         if child is not None:
             path.append(self._split(child, part))
@@ -408,7 +408,7 @@ class RadixCache:
             self._queue.offer(leaf.parent)
 
     def _nodes(self) -> Iterator[RadixNode]:
-        """Every node but the root, parents first, in order of insertion."""
+        """Yield every node but the root, parents first, in order of insertion."""
         waiting = list(reversed(self._root.children.values()))
         while waiting:
             node = waiting.pop()

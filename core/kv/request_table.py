@@ -83,7 +83,7 @@ class RequestTable:
         self._free_rows.append(int(row))
 
     def is_held(self, row: int) -> bool:
-        """Whether the row belongs to a request now."""
+        """Return whether the row belongs to a request now."""
         return 0 < row <= self.num_rows and self._held[row] == 1
 
     def write(self, rows: Index, starts: Index, counts: Index, slots: NDArray[np.int32]) -> None:
@@ -107,7 +107,7 @@ class RequestTable:
         self.slots[row, start : start + count] = slots
 
     def gather(self, row: int, start: int, stop: int) -> NDArray[np.int32]:
-        """A copy of the slots of positions `start … stop − 1` of one row: int32 [stop − start]."""
+        """Return a copy of the slots of positions `start … stop − 1` of one row: int32 [stop − start]."""
         if not (0 <= row <= self.num_rows and 0 <= start <= stop <= self.width):
             raise InvariantViolation(
                 "ALLOC-07", f"[{row}, {start}:{stop}] is outside {self.num_rows + 1} × {self.width}"
@@ -115,7 +115,7 @@ class RequestTable:
         return self.slots[row, start:stop].copy()
 
     def gather_ragged(self, rows: Index, starts: Index, counts: Index) -> NDArray[np.int32]:
-        """The slots at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, joined: int32 [sum of counts]."""
+        """Return the slots at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, joined: int32 [sum of counts]."""
         return self._flat[self._cells(rows, starts, counts)]
 
     def check(self) -> None:
@@ -132,7 +132,7 @@ class RequestTable:
             raise InvariantViolation("RELAY-03", "a row is held whose epoch was never counted up")
 
     def _cells(self, rows: Index, starts: Index, counts: Index) -> NDArray[np.intp]:
-        """The cells of ragged ranges as indices into the flat table, intp [sum of counts].
+        """Return the cells of ragged ranges as indices into the flat table, intp [sum of counts].
 
         The ends of the ranges are checked instead of their cells: in the flat table a range too long runs into the next row.
         """

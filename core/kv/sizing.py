@@ -21,7 +21,7 @@ def ceil_to_page(x: int, page_size: int) -> int: ...
 @overload
 def ceil_to_page(x: Lengths, page_size: int) -> Lengths: ...
 def ceil_to_page(x, page_size):
-    """`x` (≥ 0, an int or an integer array) rounded up to a multiple of `page_size`; an array gives a new one."""
+    """Round `x` (≥ 0, an int or an integer array) up to a multiple of `page_size`; an array gives a new one."""
     if page_size & (page_size - 1) == 0:
         return (x + (page_size - 1)) & -page_size
     return (x + (page_size - 1)) // page_size * page_size
@@ -30,7 +30,7 @@ def ceil_to_page(x, page_size):
 def get_alloc_len_per_decode(
     steps: int, topk: int, num_draft_tokens: int | None, page_size: int, has_draft_kv: bool = True
 ) -> int:
-    """L: the most slots past the committed length that one decode round of one request writes.
+    """Return L, the most slots past the committed length that one decode round of one request writes.
 
     `steps` and `num_draft_tokens` are the maxima over all candidates; `num_draft_tokens` None is plain decoding (1
     slot). Draft branches and verify window start at the committed length both, so they overlay and the greater one
@@ -46,7 +46,7 @@ def get_alloc_len_per_decode(
 
 
 def reserve_per_decode(alloc_len: int, overlap: bool) -> int:
-    """R: what a request reserves past its committed length for a single round.
+    """Return R: what a request reserves past its committed length for a single round.
 
     In overlap mode the round before has not been seen yet and may still write L slots of its own.
     """
@@ -54,7 +54,7 @@ def reserve_per_decode(alloc_len: int, overlap: bool) -> int:
 
 
 def reserve_per_block(alloc_len: int, max_rounds: int, rounds_unseen: int) -> int:
-    """What a block of `max_rounds` rounds reserves past the committed length while `rounds_unseen` are in flight.
+    """Return what a block of `max_rounds` rounds reserves past the committed length while `rounds_unseen` are in flight.
 
     The caller caps it by the row.
     """
@@ -64,7 +64,7 @@ def reserve_per_block(alloc_len: int, max_rounds: int, rounds_unseen: int) -> in
 
 
 def request_table_width(context_len: int, reserve: int, page_size: int) -> int:
-    """Slots in a row of the request table: the context and the reserve R, page aligned."""
+    """Return slots in a row of the request table: the context and the reserve R, page aligned."""
     return ceil_to_page(context_len + reserve, page_size)
 
 

@@ -88,7 +88,7 @@ class KVStore:
     # -- a row's life ---------------------------------------------------------------------------------------------
 
     def match(self, tokens: np.ndarray, namespace: str) -> PrefixMatch:
-        """The cached prefix of a request's context, one token short of a full hit at most. There is a cache."""
+        """Find the cached prefix of a request's context, one token short of a full hit at most. There is a cache."""
         return self.cache.match(tokens, namespace, max_length=len(tokens) - 1, count=False)
 
     def count_hit(self, num_tokens: int, num_cached: int) -> None:
@@ -109,7 +109,7 @@ class KVStore:
         return row
 
     def reserve_row(self, tokens: np.ndarray | None, namespace: str, num_slots: int) -> int | None:
-        """A silent row with `num_slots` slots (page aligned), the cached prefix of `tokens` among them; None, and nothing changed, if
+        """Open a silent row with `num_slots` slots (page aligned), the cached prefix of `tokens` among them; None, and nothing changed, if
         so many are not available. Room is needed for a cached prefix, too: then locking it cannot make the rest not fit."""
         if not self.table.num_free_rows or num_slots > self.available_slots:
             return None
@@ -168,7 +168,7 @@ class KVStore:
         return True
 
     def grow_row(self, row: int, target: int) -> bool:
-        """`grow` for a single row."""
+        """Do what `grow` does, for a single row."""
         before = int(self.allocated[row])
         if target <= before:
             return True
@@ -183,7 +183,7 @@ class KVStore:
         self._denials += count
 
     def denies(self) -> bool:
-        """Whether an attempt made now is denied, though there may be room; counts as that attempt."""
+        """Return whether an attempt made now is denied, though there may be room; counts as that attempt."""
         if not self._denials:
             return False
         self._denials -= 1
@@ -285,14 +285,14 @@ class KVStore:
     # -- what the next step tells the executor ----------------------------------------------------------------------
 
     def take_writes(self) -> TableWrites:
-        """The entries of the request table that changed since the last call, in order."""
+        """Return the entries of the request table that changed since the last call, in order."""
         if not self._writes:
             return NO_WRITES
         writes, self._writes = self._writes, []
         return TableWrites(writes)
 
     def take_released(self) -> tuple[tuple[int, int], ...]:
-        """(row, epoch) of the rows released since the last call."""
+        """Return (row, epoch) of the rows released since the last call."""
         if not self._released:
             return ()
         released, self._released = self._released, []
@@ -301,7 +301,7 @@ class KVStore:
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def own_slots(self, row: int) -> np.ndarray:
-        """The slots that this row holds itself, int32: [shared, allocated)."""
+        """Return the slots that this row holds itself, int32: [shared, allocated)."""
         return self.table.gather(row, self._shared[row], int(self.allocated[row]))
 
     def slots_gained_without(self, rows: Iterable[int]) -> int:
@@ -340,7 +340,7 @@ class KVStore:
             yield self.cache.cached_slots()
 
     def _num_keys(self, tokens: np.ndarray, num_valid: int) -> int:
-        """How many of the valid positions have a key: known tokens only, and a bigram needs the next one too."""
+        """Return how many of the valid positions have a key: known tokens only, and a bigram needs the next one too."""
         return min(num_valid, len(tokens) if self.cache.key_kind == "token" else len(tokens) - 1)
 
     def _write(self, row: int, start: int, slots: np.ndarray) -> None:

@@ -52,7 +52,7 @@ class MoeConfig:
     mlp_only_layers: tuple[int, ...] = ()
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether `layer` has experts instead of one MLP."""
+        """Return whether `layer` has experts instead of one MLP."""
         return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
 
 
@@ -136,7 +136,7 @@ def _deepseek_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
 
 
 def _small_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
-    """Every layer has experts, whose width is `intermediate_size`: gpt-oss, MiniMax-01 and M2."""
+    """Read experts of every layer, whose width is `intermediate_size`: gpt-oss, MiniMax-01 and M2."""
     shared = reader.integer("shared_intermediate_size", 0, minimum=0)
     width = reader.integer("intermediate_size")
     return [_experts(reader, width, shared_width=shared, biases=family == "gpt_oss")] * layers
@@ -152,7 +152,7 @@ def _llama4_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
 
 
 def _gemma4_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
-    """A dense MLP in every layer, and beside it, where there are some, experts."""
+    """Read a dense MLP in every layer, and beside it, where there are some, experts."""
     width = reader.integer("intermediate_size")
     if not reader.flag("enable_moe_block"):
         return [Mlp(width)] * layers

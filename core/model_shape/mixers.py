@@ -202,7 +202,7 @@ def kimi_linear(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def lightning(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """MiniMax-01: lightning attention where `attn_type_list` has a 0, else softmax attention."""
+    """Read MiniMax-01: lightning attention where `attn_type_list` has a 0, else softmax attention."""
     full = next(iter(grouped(reader, family, 1)))
     width = full.heads * full.head_dim
     linear = Recurrence(
@@ -248,7 +248,7 @@ def nemotron(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def falcon(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Falcon-H1: every layer has attention and mamba side by side."""
+    """Read Falcon-H1: every layer has attention and mamba side by side."""
     number = reader.integer
     inner = number("mamba_d_ssm", number("mamba_expand", 2) * number("hidden_size"))
     heads = number("mamba_n_heads", 128)

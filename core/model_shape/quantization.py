@@ -185,7 +185,7 @@ def _integers(config: ConfigReader, key: str, bits: int, group: Any) -> str | No
 
 
 def _is_fp8(scheme: Any) -> bool:
-    """Whether a KV cache scheme of compressed-tensors says 8-bit floats."""
+    """Return whether a KV cache scheme of compressed-tensors says 8-bit floats."""
     return isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float"
 
 

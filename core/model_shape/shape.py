@@ -212,7 +212,7 @@ class ModelShape:
     # -- other forms --------------------------------------------------------------------------------------------------
 
     def with_dtypes(self, weight_dtype: str | None = None, kv_dtype: str | None = None) -> ModelShape:
-        """The same shape in other number formats, those of `quantization.py` for weights. Raises `UnknownModel` for another format."""
+        """Return the same shape in other number formats, those of `quantization.py` for weights. Raises `UnknownModel` for others."""
         if weight_dtype is not None and bits_per_weight(weight_dtype) is None:
             known = ", ".join((*WEIGHT_BITS, "int4-g128"))
             raise UnknownModel(f"{self.name}: data type {weight_dtype!r} is none of {known} (bits and group size)")
@@ -224,7 +224,7 @@ class ModelShape:
         return replace(shape, weight_dtype=weight_dtype, attention_dtype=None, mlp_dtype=None)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
-        """Rows (name, value, unit, source) for `--explain`."""
+        """Return rows (name, value, unit, source) for `--explain`."""
         formats = {"layers": self.weight_dtype, "attention": self.attention_dtype, "dense MLP": self.mlp_dtype}
         named = ", ".join(f"{part} {name}" for part, name in formats.items() if name and name != self.weight_dtype)
         rows: list[tuple[str, float, str, str]] = [

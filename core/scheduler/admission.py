@@ -57,11 +57,11 @@ class Admission:
         return ""
 
     def max_tokens(self, request: Request) -> int:
-        """The output length that context and pool allow this request; below 1 it can never run."""
+        """Return the output length that context and pool allow this request; below 1 it can never run."""
         return self.sizes.max_tokens(self.config, request.prompt.length, request.max_tokens, self.role)
 
     def could_enter(self, record: RequestRecord) -> bool:
-        """Whether a plan could admit this newcomer before any commit. May be wrongly True: memory is not looked at, because
+        """Return whether a plan could admit this newcomer before any commit. May be wrongly True: memory is not looked at, because
         a running block holds more of it than its rounds would one by one."""
         if self.requests.waiting.head is not record:
             return False
@@ -83,7 +83,7 @@ class Admission:
         return self.next_chunks(budget, len(requests.rounds.rows), not is_paused)
 
     def head_may_enter(self) -> bool:
-        """Whether the head of the queue could enter at the next plan, or after a commit that frees slots; in doubt True."""
+        """Return whether the head of the queue could enter at the next plan, or after a commit that frees slots; in doubt True."""
         if not len(self.requests.waiting):
             return False
         if self.config.preempt and self._lower_than_head():
@@ -149,12 +149,12 @@ class Admission:
         return chunks, joins
 
     def needs(self, record: RequestRecord, num_cached: int) -> int:
-        """Slots that a request takes on entering: its context beyond the cached prefix, and one reserve."""
+        """Return slots that a request takes on entering: its context beyond the cached prefix, and one reserve."""
         context = record.prompt_len + record.emitted_before
         return ceil_to_page(context + self.reserve, self.config.page_size) - num_cached
 
     def headroom(self, num_running: int) -> int:
-        """Slots that a newcomer must leave free, so that `num_running` requests can grow."""
+        """Return slots that a newcomer must leave free, so that `num_running` requests can grow."""
         if not num_running:
             return 0
         return self._watermark + ceil_to_page(self.reserve, self.config.page_size) * num_running
@@ -211,7 +211,7 @@ class Admission:
         return record
 
     def _chunk_of(self, record: RequestRecord, budget: int) -> Chunk | None:
-        """The next chunk of the prompt in progress; None if there are no slots for it now."""
+        """Return the next chunk of the prompt in progress; None if there are no slots for it now."""
         start = record.prefill_launched
         length = min(budget, record.prefill_len - start)
         target = ceil_to_page(start + length, self.config.page_size)
@@ -233,7 +233,7 @@ class Admission:
 
 
 def prefill_step(chunks: list[Chunk], with_tokens: bool) -> PrefillStep:
-    """The prefill part of a step, one row per chunk; with the tokens for an executor that computes on them."""
+    """Return the prefill part of a step, one row per chunk; with the tokens for an executor that computes on them."""
     lens = [chunk.length for chunk in chunks]
     tokens = None
     tails = [NO_TOKEN] * len(chunks)

@@ -48,7 +48,7 @@ class StepInFlight:
         )
 
     def touches(self, row: int) -> bool:
-        """Whether the step may read or write the KV of `row`."""
+        """Return whether the step may read or write the KV of `row`."""
         prefill, decode = self.step.prefill, self.step.decode
         return (prefill is not None and row in prefill.rows) or (decode is not None and row in decode.rows)
 

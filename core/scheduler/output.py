@@ -30,7 +30,7 @@ class OutputLog:
     def __init__(
         self, config: EngineConfig, sizes: EngineSizes, kv_len: np.ndarray, text_decoder: TextDecoder | None
     ) -> None:
-        """`kv_len` int64 [rows]: the committed lengths, which `DecodeRounds` keeps."""
+        """Take `kv_len` int64 [rows]: the committed lengths, which `DecodeRounds` keeps."""
         self.tracks_tokens = config.track_tokens
         self._kv_len = kv_len
         self._decoder = text_decoder
@@ -143,6 +143,6 @@ class OutputLog:
 
 
 def _columns(counted: CountedRounds) -> list[int]:
-    """The columns of a batch to which at least one round has delivered."""
+    """Return the columns of a batch to which at least one round has delivered."""
     present = counted.live_before
     return list(range(counted.kept.shape[1])) if present is None else np.flatnonzero(present).tolist()

@@ -134,7 +134,7 @@ class Requests:
             )
 
     def in_row(self, row: int) -> RequestRecord:
-        """The request that runs in a row or is leaving it."""
+        """Return the request that runs in a row or is leaving it."""
         return self.running.get(row) or self.leaving[row]
 
     def _new(self, request: Request, max_tokens: int) -> RequestRecord:
@@ -270,7 +270,7 @@ class Requests:
         self._retracted_lately = False
 
     def take_retracted(self) -> tuple[str, ...]:
-        """The requests retracted since the last call."""
+        """Return the requests retracted since the last call."""
         if not self.retracted:
             return ()
         retracted, self.retracted = self.retracted, []
@@ -344,7 +344,7 @@ class Requests:
         return False
 
     def records_of(self, flight: StepInFlight) -> list[RequestRecord]:
-        """The running requests that still have the rows with which the step was planned, in the order of its rows."""
+        """Return the running requests that still have the rows with which the step was planned, in the order of its rows."""
         epochs = self.store.table.epochs
         records = (self.running.get(row) for row, epoch in flight.row_epochs() if epochs[row] == epoch)
         return [record for record in records if record is not None]
@@ -357,13 +357,13 @@ class Requests:
         return "; ".join(described) or "nothing"
 
     def _is_in_running_block(self, record: RequestRecord) -> bool:
-        """Whether the oldest step in flight is a block with rounds of this request. A block behind another step has not begun."""
+        """Return whether the oldest step in flight is a block with rounds of this request. A block behind another step has not begun."""
         if not self.in_flight or self.steps_are_lost or self.in_flight[0].step.max_rounds == 1:
             return False
         return record.row in self.in_flight[0].step.decode.rows
 
     def _fence_of(self, row: int) -> int:
-        """The newest step in flight that touches `row`; 0 if none does."""
+        """Return the newest step in flight that touches `row`; 0 if none does."""
         for flight in reversed(self.in_flight):
             if flight.touches(row):
                 return flight.step.step_id

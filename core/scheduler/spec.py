@@ -99,7 +99,7 @@ class EngineSpec:
         return EngineSizes.resolve(self.config, self.make_algorithm(), controller)
 
     def with_config(self, **changes: Any) -> EngineSpec:
-        """The same specification with other fields of its configuration."""
+        """Return the same specification with other fields of its configuration."""
         return replace(self, config=replace(self.config, **changes))
 
     def with_role(self, role: EngineRole) -> EngineSpec:

@@ -73,12 +73,12 @@ class Transfers:
     # -- prefill side -----------------------------------------------------------------------------------------------
 
     def prompts(self) -> list[PromptProgress]:
-        """The requests that have a row, in the order in which they got it."""
+        """Return the requests that have a row, in the order in which they got it."""
         records = [*self.requests.transferring.values(), *self.requests.running.values()]
         return [self._progress_of(record) for record in records]
 
     def progress_of(self, request_id: str) -> PromptProgress | None:
-        """How far one request is; None if it has no row."""
+        """Return how far one request is; None if it has no row."""
         record = self.requests.live.get(request_id)
         return None if record is None or not record.row else self._progress_of(record)
 
@@ -93,7 +93,7 @@ class Transfers:
         )
 
     def first_token_of(self, request_id: str) -> Arrival:
-        """The first token of a computed prompt, and what its request asked to see of it; without the draft's input."""
+        """Return the first token of a computed prompt, and what its request asked to see of it; without the draft's input."""
         record = self.requests.live[request_id]
         assert record.state is RequestState.TRANSFERRING, f"{request_id!r} has no first token to hand over"
         _, tokens = self.output.delivered(record)

@@ -104,7 +104,7 @@ def check_tree_shape(topk: int, steps: int, num_draft_tokens: int) -> None:
 
 
 def replace_invalid_tokens(tokens: np.ndarray, vocab_size: int | None) -> np.ndarray:
-    """Draft ids as int32, ids outside [0, vocab_size) replaced by 0 before the target sees them (ACCEPT-09).
+    """Return draft ids as int32, ids outside [0, vocab_size) replaced by 0 before the target sees them (ACCEPT-09).
 
     Token 0 is a draft like any other: the target accepts it only where it would have emitted it itself.
     """
@@ -116,7 +116,7 @@ def replace_invalid_tokens(tokens: np.ndarray, vocab_size: int | None) -> np.nda
 def first_candidates(
     tokens: np.ndarray, probabilities: np.ndarray, vocab_size: int | None = None
 ) -> tuple[Candidates, Beam]:
-    """Step 0: the draft's top-k after the root. `tokens` int [bs, k], `probabilities` float [bs, k]."""
+    """Make the candidates of step 0: the draft's top-k after the root. `tokens` int [bs, k], `probabilities` float [bs, k]."""
     scores = _clean_scores(probabilities)
     tokens = replace_invalid_tokens(tokens, vocab_size)
     batch_size, topk = tokens.shape
@@ -128,7 +128,7 @@ def first_candidates(
 def expand_topk(
     beam: Beam, tokens: np.ndarray, probabilities: np.ndarray, vocab_size: int | None = None
 ) -> tuple[Candidates, Beam]:
-    """One further step: `tokens` int [bs, k, k] and `probabilities` float [bs, k, k] after each of the beam's k nodes.
+    """Make the candidates of a further step: `tokens` int [bs, k, k] and `probabilities` float [bs, k, k] after each node of the beam.
 
     Returns the step's k² candidates and the beam of its k best, best first, the lowest id first among equals.
     """
@@ -154,7 +154,7 @@ def build_tree(
     num_draft_tokens: int,
     max_position: int | None = None,
 ) -> VerifyTree:
-    """The verify tree of the best `num_draft_tokens − 1` candidates. `roots` int [bs], `seq_lens` int [bs].
+    """Build the verify tree of the best `num_draft_tokens − 1` candidates. `roots` int [bs], `seq_lens` int [bs].
 
     Scores may be products of probabilities or sums of logarithms; NaN counts as the worst, and no child counts as
     better than its parent. Raises `TreeShapeError` if there are not enough candidates.
@@ -189,7 +189,7 @@ def build_tree(
 def build_chain(
     roots: np.ndarray, draft_tokens: np.ndarray, seq_lens: np.ndarray, max_position: int | None = None
 ) -> VerifyTree:
-    """A tree without branches: `roots` int [bs], `draft_tokens` int [bs, S], nd = S + 1. S = 0 is plain decoding."""
+    """Build a tree without branches: `roots` int [bs], `draft_tokens` int [bs, S], nd = S + 1. S = 0 is plain decoding."""
     batch_size, steps = draft_tokens.shape
     nodes = steps + 1
     check_tree_shape(1, steps, nodes)
@@ -218,7 +218,7 @@ def build_lookup_tree(
     num_draft_tokens: int,
     max_position: int | None = None,
 ) -> VerifyTree:
-    """A trie of continuations per row, preferred path first; what does not fit into nd nodes is left out.
+    """Build a trie of continuations per row, preferred path first; what does not fit into nd nodes is left out.
 
     `paths[row]` are token sequences that follow the root. Any depth below nd is possible, so width = nd.
     """
@@ -229,7 +229,7 @@ def build_lookup_tree(
 def trie_of_paths(
     paths: Sequence[Sequence[Sequence[int] | np.ndarray]], num_draft_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens int64 and parents int32 [bs, nd − 1] of the nodes below each root, as `build_proposed_tree` takes them."""
+    """Return tokens int64 and parents int32 [bs, nd − 1] of the nodes below each root, as `build_proposed_tree` takes them."""
     tokens = np.zeros((len(paths), num_draft_tokens - 1), np.int64)
     parents = np.full((len(paths), num_draft_tokens - 1), -1, np.int32)
     for row, row_paths in enumerate(paths):
@@ -255,7 +255,7 @@ def build_proposed_tree(
     seq_lens: np.ndarray,
     max_position: int | None = None,
 ) -> VerifyTree:
-    """Trees as they were proposed: node j + 1 is `draft_tokens` int [bs, nd − 1] below node `draft_parents`, 0 the root, −1 nothing.
+    """Build trees as they were proposed: node j + 1 is `draft_tokens` int [bs, nd − 1] below node `draft_parents`, 0 is the root, −1 none.
 
     A parent is a node before its children; what hangs below nothing is nothing. Any depth below nd is possible, so width = nd.
     """
@@ -286,12 +286,12 @@ def build_proposed_tree(
 
 
 def _clean_scores(probabilities: np.ndarray) -> np.ndarray:
-    """Probabilities as float32 in [0, 1]; what is no number counts as 0, so that garbage ranks last."""
+    """Return probabilities as float32 in [0, 1]; what is no number counts as 0, so that garbage ranks last."""
     return np.clip(np.nan_to_num(probabilities.astype(np.float32), nan=0.0), 0.0, 1.0)
 
 
 def _monotone_scores(steps: Sequence[Candidates]) -> np.ndarray:
-    """Scores of all candidates, float [bs, n], with no child above its parent."""
+    """Return scores of all candidates, float [bs, n], with no child above its parent."""
     clean: list[np.ndarray] = []
     for depth, step in enumerate(steps):
         scores = np.where(np.isnan(step.scores), -np.inf, step.scores)
@@ -334,7 +334,7 @@ def _assemble(
 
 
 def _ancestor_bits(parents: np.ndarray, width: int) -> np.ndarray:
-    """uint64 [bs, nd] of each node and its ancestors: every pass climbs one level, the deepest path has `width`."""
+    """Return uint64 [bs, nd] of each node and its ancestors: every pass climbs one level, the deepest path has `width`."""
     node_bits = np.uint64(1) << np.arange(parents.shape[1], dtype=np.uint64)
     bits = np.broadcast_to(node_bits, parents.shape).copy()
     ancestors = parents
@@ -356,7 +356,7 @@ def _positions(seq_lens: np.ndarray, depths: np.ndarray, max_position: int | Non
 
 @lru_cache(maxsize=MAX_TREE_NODES)
 def _chain_links(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Parents, first children and ancestor bits of one chain; shared by all rows, hence read-only."""
+    """Return parents, first children and ancestor bits of one chain; shared by all rows, hence read-only."""
     parents = np.arange(-1, nodes - 1, dtype=np.int32)
     next_token = np.arange(1, nodes + 1, dtype=np.int32)
     next_token[-1] = -1

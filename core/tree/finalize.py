@@ -41,14 +41,14 @@ def finalize(verified: Verified, node_slots: np.ndarray, outputs: NodeOutputs) -
 
 
 def emitted_tokens(predict: np.ndarray, accept_index: np.ndarray) -> np.ndarray:
-    """The target's token after each accepted node, int32 [bs, width], −1 past the end."""
+    """Return the target's token after each accepted node, int32 [bs, width], −1 past the end."""
     if not accept_index.size:
         return np.zeros(accept_index.shape, np.int32)
     return np.where(accept_index >= 0, predict[np.maximum(accept_index, 0)], -1).astype(np.int32)
 
 
 def gather_last(emitted: np.ndarray, accept_lens: np.ndarray) -> np.ndarray:
-    """The last emitted token of each row, int32 [bs]: a flat gather whose stride is the width of what is read.
+    """Return the last emitted token of each row, int32 [bs]: a flat gather whose stride is the width of what is read.
 
     A row whose target failed has −1 there; the next round gets the valid id 0 instead of a placeholder (RELAY-05).
     """

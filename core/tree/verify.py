@@ -41,7 +41,7 @@ class Coins:
 
 
 def draw_coins(seed: int, requests: np.ndarray, seq_lens: np.ndarray, width: int) -> Coins:
-    """Coins for `requests` uint64 [bs] whose roots are at `seq_lens` int [bs].
+    """Draw coins for `requests` uint64 [bs] whose roots are at `seq_lens` int [bs].
 
     A request that brings its own seed is given a key made of that seed alone; then nothing else decides its draws.
     """
@@ -115,7 +115,7 @@ def verify_sampling(tree: VerifyTree, target_probs: np.ndarray, coins: Coins) ->
 
 
 def argmax_tokens(scores: np.ndarray) -> np.ndarray:
-    """The lowest id of the greatest entry of logits or probabilities float [n, V] → int32 [n].
+    """Return the lowest id of the greatest entry of logits or probabilities float [n, V] → int32 [n].
 
     −1 marks a row that is no answer: NaN or +inf somewhere, or −inf everywhere.
     """
@@ -146,7 +146,7 @@ def target_distribution(
     top_p: float | np.ndarray = 1.0,
     top_k: int | np.ndarray = 0,
 ) -> np.ndarray:
-    """The distribution that sampling parameters make of logits float [n, V] → float64 [n, V]. Parameters: one, or [n].
+    """Return the distribution that sampling parameters make of logits float [n, V] → float64 [n, V]. Parameters: one, or [n].
 
     temperature 0 is greedy: all mass on the lowest id of the greatest logit. top_k ≤ 0 keeps all; among equal
     logits at the edge the lowest ids stay. top_p keeps the shortest prefix, in descending order, whose mass reaches
@@ -181,7 +181,7 @@ def target_distribution(
 def _accept_child(
     probs: np.ndarray, tokens: np.ndarray, children: np.ndarray, coins: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The accepted child of one node per row (node number, −1 if none) and the residual, float64 [n, V].
+    """Return the accepted child of one node per row (node number, −1 if none) and the residual, float64 [n, V].
 
     `tokens` int32 [n, nd] and `children` bool [n, nd] describe the row's tree; `probs` is normalised.
     """
@@ -206,7 +206,7 @@ def _accept_child(
 
 
 def _normalised(probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as float64 that sum to 1, and which rows are distributions at all (the others become zeros)."""
+    """Return rows as float64 that sum to 1, and which rows are distributions at all (the others become zeros)."""
     probs = probs.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         total = probs.sum(axis=1)

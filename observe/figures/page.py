@@ -70,6 +70,10 @@ class Page:
     folded: list[Folded] = field(default_factory=list)
     provenance: list[tuple[str, str]] = field(default_factory=list)
 
+    def source(self, name: str, text: str) -> None:
+        """Add a line to the provenance."""
+        self.provenance.append((name, text))
+
     def html(self) -> str:
         """Return the whole page, plotly.js included."""
         from plotly.offline import get_plotlyjs

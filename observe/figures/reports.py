@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -51,17 +50,17 @@ def deployment(scenario: Mapping[str, Any]) -> str:
     return place if algorithm == "NONE" else f"{place}, {algorithm}"
 
 
-def _drawn(page: Page, name: str, draw: Callable[[], go.Figure], caption: str) -> None:
-    """Add a figure; what it cannot be drawn from is noted instead."""
+def _drawn(page: Page, name: str, caption: str, draw: Callable[..., go.Figure], *arguments: object) -> None:
+    """Add the figure that `draw` makes of `arguments`; what it cannot be drawn from is noted instead."""
     try:
-        page.pictures.append(Picture(name, draw(), caption))
+        page.pictures.append(Picture(name, draw(*arguments), caption))
     except ForetokenError as error:
-        page.provenance.append((f"no figure {name}", str(error)))
+        page.source(f"no figure {name}", str(error))
 
 
 def _made_by(page: Page, written_by: object) -> None:
-    page.provenance.append(
-        ("versions", f"run by foretoken {written_by or '(not recorded)'}, drawn by foretoken {version('foretoken')}")
+    page.source(
+        "versions", f"run by foretoken {written_by or '(not recorded)'}, drawn by foretoken {version('foretoken')}"
     )
 
 
@@ -86,7 +85,7 @@ def _run_page(run: Run) -> Page:
         "kv": (of_run.kv_over_time, "Slots that requests, the prefix cache and the reserve of blocks hold after each plan."),
     }  # fmt: skip
     for name, (draw, caption) in figures.items():
-        _drawn(page, name, partial(draw, run), caption)
+        _drawn(page, name, caption, draw, run)
     rows = [
         [f"{short}, {meaning}", *(format_number(summary.get(f"{part}_{key}_ms")) for part in STATISTICS)]
         for key, (short, meaning) in LATENCIES.items()
@@ -96,16 +95,11 @@ def _run_page(run: Run) -> Page:
     )
     if run.scenario_text is not None:
         page.folded.append(Folded("The scenario, with the source of every number (scenario.toml)", run.scenario_text))
-    page.provenance.append(("timing", summary.get("timing") or "not recorded: the run was made by an earlier version"))
-    page.provenance.append(
-        (
-            "latencies",
-            f"requests.parquet, all {summary['completed']:,} completed requests; ITL: summary.json, counted during the run",
-        )
-    )
-    page.provenance.append(
-        ("over time, acceptance", "summary.json; draft steps by batch size: rounds.parquet, every decode round")
-    )
+    page.source("timing", summary.get("timing") or "not recorded: the run was made by an earlier version")
+    requests = f"requests.parquet, all {summary['completed']:,} completed requests"
+    page.source("latencies", f"{requests}; ITL: summary.json, counted during the run")
+    rounds = "rounds.parquet, every decode round"
+    page.source("over time, acceptance", f"summary.json; draft steps by batch size: {rounds}")
     _made_by(page, summary.get("version"))
     return page
 
@@ -131,39 +125,21 @@ def _run_answer(run: Run) -> Iterator[str]:
 
 
 def _run_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    yield (
-        "output tokens/s",
-        format_number(summary["output_throughput"]),
-        f"{format_number(summary['request_throughput'])} requests/s",
-    )
+    def number(key: str, unit: str = "") -> str:
+        return format_number(summary[key], unit)
+
+    yield "output tokens/s", number("output_throughput"), f"{number('request_throughput')} requests/s"
     for key in ("ttft", "tpot"):
-        yield (
-            f"p99 {LATENCIES[key][0]}",
-            format_number(summary[f"p99_{key}_ms"], "ms"),
-            f"median {format_number(summary[f'median_{key}_ms'], 'ms')}",
-        )
+        yield f"p99 {LATENCIES[key][0]}", number(f"p99_{key}_ms", "ms"), f"median {number(f'median_{key}_ms', 'ms')}"
     if summary.get("accept_length") is not None:
-        yield (
-            "accept length",
-            f"{summary['accept_length']:.2f}",
-            f"{format_share(summary['accept_rate'])} of the drafts accepted",
-        )
+        accepted = f"{format_share(summary['accept_rate'])} of the drafts accepted"
+        yield "accept length", f"{summary['accept_length']:.2f}", accepted
     if summary.get("slo_attainment") is not None:
-        yield (
-            "within the SLO",
-            format_share(summary["slo_attainment"]),
-            f"goodput {format_number(summary['request_goodput'])} requests/s",
-        )
-    yield (
-        "batch",
-        format_number(summary["mean_running"]),
-        f"at most {format_number(summary['max_running'])}; waiting {format_number(summary['max_queue_length'])}",
-    )
-    yield (
-        "KV in use",
-        format_share(summary["kv_occupancy_max"]),
-        f"at most; mean {format_share(summary['kv_occupancy_mean'])}",
-    )
+        goodput = f"goodput {number('request_goodput')} requests/s"
+        yield "within the SLO", format_share(summary["slo_attainment"]), goodput
+    yield "batch", number("mean_running"), f"at most {number('max_running')}; waiting {number('max_queue_length')}"
+    mean = f"at most; mean {format_share(summary['kv_occupancy_mean'])}"
+    yield "KV in use", format_share(summary["kv_occupancy_max"]), mean
 
 
 # -- sweeps and plans -------------------------------------------------------------------------------------------------
@@ -182,20 +158,16 @@ def _trials_page(trials: Trials) -> Page:
         _add_sweep(page, trials)
     page.folded.append(Folded("The scenario that is varied", "\n".join(_flat(scenario))))
     timings = dict.fromkeys(one.get("timing") for point in trials.points for one in point.summaries)
-    page.provenance += [("timing", timing) for timing in timings if timing]
-    page.provenance.append(
-        ("runs", f"{trials.num_runs:,} simulated runs of {len(trials.points):,} combinations, in trials.jsonl")
-    )
+    for timing in filter(None, timings):
+        page.source("timing", timing)
+    page.source("runs", f"{trials.num_runs:,} simulated runs of {len(trials.points):,} combinations, in trials.jsonl")
     mode, package = (*(trials.question.get("kernels") or ()), None, None)[:2]
-    page.provenance.append(
-        (
-            "kernels",
-            f"database aiconfigurator-core {package}" if package else "no database of measured kernels was installed",
-        )
-    )
+    database = f"database aiconfigurator-core {package}" if package else "no database of measured kernels was installed"
+    page.source("kernels", database)
     if mode:
-        page.provenance.append(("FORETOKEN_KERNELS", str(mode)))
-    page.provenance += [(name, f"sha256 {digest}") for name, digest in (trials.question.get("files") or {}).items()]
+        page.source("FORETOKEN_KERNELS", str(mode))
+    for name, digest in (trials.question.get("files") or {}).items():
+        page.source(name, f"sha256 {digest}")
     _made_by(page, trials.question.get("version"))
     return page
 
@@ -222,14 +194,12 @@ def _add_sweep(page: Page, trials: Trials) -> None:
     ]
     for latency in ("p99_tpot_ms", "p99_ttft_ms"):
         caption = "Up and to the left is better: more tokens per second at a lower latency."
-        _drawn(page, f"throughput-{latency}", partial(of_trials.throughput_against_latency, trials, latency), caption)
+        _drawn(page, f"throughput-{latency}", caption, of_trials.throughput_against_latency, trials, latency)
     for key in reversed(varied[-2:]):
         for metric in ("output_throughput", "p99_ttft_ms", "p99_tpot_ms", "accept_length"):
             if any(point.values(metric) for point in trials.points):
                 caption = f"How {of_trials.heading(metric)} follows {key}, the other keys being equal along a line."
-                _drawn(
-                    page, f"{metric}-{key.rpartition('.')[2]}", partial(of_trials.against, trials, key, metric), caption
-                )
+                _drawn(page, f"{metric}-{key.rpartition('.')[2]}", caption, of_trials.against, trials, key, metric)
     page.tables.append(_points_table(trials, varied))
 
 
@@ -280,15 +250,10 @@ def _add_plan(page: Page, trials: Trials) -> None:
         ]
         if best["per_million"] is not None:
             page.tiles.append(("cost", f"{best['per_million']:.3g}", "per million output tokens"))
-    _drawn(
-        page,
-        "frontier",
-        partial(of_trials.frontier, trials),
-        "What each candidate holds within all limits, the best first.",
-    )
+    _drawn(page, "frontier", "What each candidate holds within all limits, the best first.", of_trials.frontier, trials)
     for limit in answer["limits"]:
         caption = f"Where a line crosses the limit of {limit['limit_ms']:g} ms, the candidate holds no more."
-        _drawn(page, limit["name"], partial(of_trials.latency_against_load, trials, limit), caption)
+        _drawn(page, limit["name"], caption, of_trials.latency_against_load, trials, limit)
     greatest = answer["load"] is None
     columns = ["candidate", "", *(["load", "±"] if greatest else []), "GPUs", "tokens/s", "tightest limit", "taken"]
     rows = []
@@ -304,7 +269,7 @@ def _add_plan(page: Page, trials: Trials) -> None:
         page.tables.append(Table("Cannot run", ["candidate", "reason"], reasons))
     source = answer.get("model_error_source") or "--model-error"
     error = f"{answer['model_error']:.1%} of the cost model ({source}): within it candidates are called equal"
-    page.provenance.append(("error of comparisons", error))
+    page.source("error of comparisons", error)
 
 
 def _add_tune(page: Page, trials: Trials) -> None:
@@ -327,17 +292,10 @@ def _add_tune(page: Page, trials: Trials) -> None:
         if (gain := found["gain_over"].get(name, {}).get("all")) is not None:
             page.tiles.append((f"faster than {name}", f"{gain[0]:+.1%}", f"± {gain[1]:.1%}, all phases"))
     page.tiles.append(("worst phase", f"{-behind:+.1%}", "against the best fixed number of steps"))
+    caption = "The speed that requests see, from arrival to end, with this table."
+    _drawn(page, "gains", caption, of_trials.tuned_gains, trials)
     _drawn(
-        page,
-        "gains",
-        partial(of_trials.tuned_gains, trials),
-        "The speed that requests see, from arrival to end, with this table.",
-    )
-    _drawn(
-        page,
-        "steps",
-        partial(of_trials.tuned_steps, trials),
-        "How many tokens are drafted ahead, by the requests of a round.",
+        page, "steps", "How many tokens are drafted ahead, by the requests of a round.", of_trials.tuned_steps, trials
     )
     phases = [*found["phases"], "all"]
     rows = [
@@ -345,11 +303,8 @@ def _add_tune(page: Page, trials: Trials) -> None:
         for name, row in found["gain_over"].items()
     ]
     about = "; ".join(f"{name}: {phase['about']}" for name, phase in found["phases"].items())
-    page.tables.append(
-        Table(
-            "How much faster the table is", ["faster than", *phases], rows, f"± is half of the 95 % interval. {about}."
-        )
-    )
+    caption = f"± is half of the 95 % interval. {about}."
+    page.tables.append(Table("How much faster the table is", ["faster than", *phases], rows, caption))
 
 
 # -- the twin ---------------------------------------------------------------------------------------------------------
@@ -373,38 +328,21 @@ def _twin_page(twin: Twin) -> Page:
         (NAMES[key], f"{np.median(np.abs(values)):.1%}", f"at most {max(values, key=abs):+.1%}")
         for key, values in told.items()
     ]
-    _drawn(
-        page,
-        "predicted",
-        partial(of_twin.predicted_against_measured, twin),
-        "Every latency of every way to decode, at every load.",
-    )
-    _drawn(
-        page,
-        "errors",
-        partial(of_twin.errors, twin),
-        "How far each prediction is off, beside how much the measurement itself varies.",
-    )
+    caption = "Every latency of every way to decode, at every load."
+    _drawn(page, "predicted", caption, of_twin.predicted_against_measured, twin)
+    caption = "How far each prediction is off, beside how much the measurement itself varies."
+    _drawn(page, "errors", caption, of_twin.errors, twin)
     for load in twin.loads:
-        _drawn(
-            page,
-            f"batch-{load}",
-            partial(of_twin.batch_over_time, twin, load),
-            f"Whether the load built up as predicted, at the load {load}.",
-        )
+        caption = f"Whether the load built up as predicted, at the load {load}."
+        _drawn(page, f"batch-{load}", caption, of_twin.batch_over_time, twin, load)
     columns = ["load", "way to decode", *NAMES.values()]
     rows = [
         [one["load"], one["arm"], *(_error_cell(one["metrics"].get(key)) for key in NAMES)] for one in twin.comparisons
     ]
     page.tables.append(Table("Measured, and the error of the prediction", columns, rows))
-    repeats = {one["repeats"] for one in twin.comparisons}
-    page.provenance += [
-        (
-            "measured",
-            f"by our own executor on {twin.device}, {twin.clock} time, {', '.join(map(str, sorted(repeats)))} runs of each",
-        ),
-        ("predicted", "by the simulator, from single steps of that executor and the acceptance of other prompts"),
-    ]
+    repeats = ", ".join(map(str, sorted({one["repeats"] for one in twin.comparisons})))
+    page.source("measured", f"by our own executor on {twin.device}, {twin.clock} time, {repeats} runs of each")
+    page.source("predicted", "by the simulator, from single steps of that executor and the acceptance of other prompts")
     _made_by(page, twin.version)
     return page
 
