@@ -19,7 +19,7 @@ EXTRAS = {  # extra -> the packages that it brings
     "sim": ("typer", "rich", "pydantic", "simpy", "pyarrow"),
     "gpu": ("torch", "tokenizers", "safetensors", "jinja2"),
     "properties": ("hypothesis",),
-    "planning": ("scipy", "optuna"),
+    "planning": ("scipy", "optuna", "yaml"),
     "cluster": ("ray", "grpc"),
     "report": ("plotly", "kaleido"),
     "server": ("fastapi", "starlette", "uvicorn", "prometheus_client"),

@@ -7,7 +7,7 @@ In the second the others are searched finely, with several seeds, each beginning
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -98,13 +98,33 @@ class Plan:
 
     def run(self, workers: Workers) -> Iterator[tuple[str, int, Finding]]:
         """Search all candidates, and yield the round, the index of the candidate and the finding as each ends."""
-        for index, finding in run_searches(dict(enumerate(map(self._rough_search, self.candidates))), workers):
-            self.rough[index] = finding
-            yield "first", index, finding
+        yield from self._first_round(range(len(self.candidates)), workers)
+        able = [index for index, found in self.rough.items() if not found.reason]
+        if self.question.load is not None and able and all(map(self._is_hopeless, able)):
+            nearest = min(able, key=self._distance)  # alone it is searched on: how many devices it would take
+            yield from self._first_round([nearest], workers, ends_early=False)
         again = {index: self._fine_search(index) for index in self._kept()}
         for index, finding in run_searches(again, workers):
             self.fine[index] = finding
             yield "second", index, finding
+
+    def _first_round(
+        self, indices: Iterable[int], workers: Workers, ends_early: bool = True
+    ) -> Iterator[tuple[str, int, Finding]]:
+        searches = {index: self._rough_search(self.candidates[index], ends_early) for index in indices}
+        for index, finding in run_searches(searches, workers):
+            self.rough[index] = finding
+            yield "first", index, finding
+
+    def _is_hopeless(self, index: int) -> bool:
+        """Return whether a candidate is far from the load asked for, by the first round."""
+        most = self._most_engines(self.candidates[index])
+        return self.question.load * self.candidates[index].unit >= HOPELESS * most * self.rough[index].value
+
+    def _distance(self, index: int) -> tuple[float, float]:
+        """Order hopeless candidates: by the load of a device, then by what they take of the limits."""
+        found = self.rough[index]
+        return -found.value / self.candidates[index].gpus_per_unit, found.excess
 
     def ranked(self) -> list[Ranked]:
         """Return the candidates that could be searched, the best first."""
@@ -164,9 +184,18 @@ class Plan:
         gpus = self.question.gpus or candidate.gpus_per_unit
         return gpus // candidate.gpus_per_unit * candidate.unit
 
-    def _rough_search(self, candidate: Candidate) -> Search:
-        asked = self.question
+    def _most_engines(self, candidate: Candidate) -> int:
+        """Return the most engines that may serve the load asked for."""
+        gpus = self.question.gpus
+        return MOST_ENGINES if gpus is None else max(gpus // candidate.gpus_per_engine, candidate.unit)
+
+    def _rough_search(self, candidate: Candidate, ends_early: bool) -> Search:
+        """Search a candidate roughly; with `ends_early` not among loads at which it would need too many engines."""
+        asked, within = self.question, (0.0, math.inf)
         engines = candidate.unit if asked.load is not None else self._engines(candidate)
+        if asked.load is not None:  # of a smallest deployment: so little is hopeless, and more is not needed
+            hopeless = asked.load * candidate.unit / (HOPELESS * self._most_engines(candidate))
+            within = (hopeless if ends_early else 0.0, asked.load)
         if not engines:
             needs = f"needs {candidate.gpus_per_unit} GPUs, there are {asked.gpus}"
             return _nothing(Finding(0.0, reason=needs))
@@ -175,8 +204,9 @@ class Plan:
         except ForetokenError as error:
             return _nothing(Finding(0.0, reason=reason_of(error)))
         settings = {**candidate.settings, REPLICAS: engines}
+        sized, start = self._few_requests, self.usual_load
         return greatest_load(
-            settings, self.load_key, self.usual_load, asked.objectives, asked.seeds[:1], ROUGH, sized=self._few_requests
+            settings, self.load_key, start, asked.objectives, asked.seeds[:1], ROUGH, sized=sized, within=within
         )
 
     def _fine_search(self, index: int) -> Search:
@@ -186,11 +216,10 @@ class Plan:
             return greatest_load(
                 settings, self.load_key, rough.value, asked.objectives, asked.seeds, FINE, 1 + ROUGH, self._requests
             )
-        settings = {**candidate.settings, **self._requests(asked.load), self.load_key: asked.load}
-        most = MOST_ENGINES if asked.gpus is None else max(asked.gpus // candidate.gpus_per_engine, candidate.unit)
-        start = candidate.unit * math.ceil(asked.load / rough.value)
-        if start > HOPELESS * most:
+        if self._is_hopeless(index):
             return _nothing(replace(rough, value=0.0, interval=None, excess=math.inf))
+        settings = {**candidate.settings, **self._requests(asked.load), self.load_key: asked.load}
+        most, start = self._most_engines(candidate), candidate.unit * math.ceil(asked.load / rough.value)
         return least_count(settings, REPLICAS, start, candidate.unit, asked.objectives, asked.seeds, most)
 
     def _requests(self, load: float, share: float = 1.0) -> dict[str, Any]:

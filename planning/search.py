@@ -112,29 +112,32 @@ def greatest_load(
     tolerance: float,
     first_factor: float = 2.0,
     sized: Callable[[float], Mapping[str, Any]] = lambda load: {},
+    within: tuple[float, float] = (0.0, math.inf),
 ) -> Search:
     """Search the greatest value of `key` (a rate, or the scale of a trace's) at which the objectives hold.
 
     Steps up or down from `start`, by `first_factor` and then by more, until one value holds and the next does not. Then takes geometric
     means until they are within `tolerance` of each other. Each seed has its own greatest load, between these two by its excess; the
-    finding is their mean. `sized`: settings that follow from the load, such as how many requests a run has.
+    finding is their mean. `sized`: settings that follow from the load, such as how many requests a run has. `within`: whether a load is
+    found below the first, or above the second, makes no difference to who asks, nor which.
     """
     judge = _Judge(settings, key, objectives, seeds, sized)
     factor, low, high = first_factor, None, None
-    value = _tidy(start)
+    least, most = map(_tidy, within)
+    value = min(_tidy(start), most)
     for _ in range(MOST_STEPS):
         if (yield from judge.holds(value)):
-            low, value = value, _tidy(value * factor)
+            low, value = value, min(_tidy(value * factor), most)
         else:
-            high, value = value, _tidy(value / factor)
-        if low is not None and high is not None:
+            high, value = value, max(_tidy(value / factor), least)
+        if (low is not None and high is not None) or value in (low, high) or (high or math.inf) <= least:
             break
         factor = min(factor**2, MOST_FACTOR)
     if low is None:
         return judge.finding(0.0, min(at for at, _ in judge.summaries))
     if high is None:
         return replace(judge.finding(low, low), is_bound=True)
-    while high / low > 1 + tolerance:
+    while high > least and high / low > 1 + tolerance:
         middle = _tidy(math.sqrt(low * high))
         low, high = (middle, high) if (yield from judge.holds(middle)) else (low, middle)
     yield from judge.run(low, seeds)

@@ -64,7 +64,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     },
     "properties": {"numpy", "hypothesis", "pytest"},
     "checks": {"numpy", "torch", "threadpoolctl", "simpy", "pyarrow", "hypothesis", "transformers"},
-    "planning": {"numpy", "pyarrow", "scipy", "optuna", "ray"},
+    "planning": {"numpy", "pyarrow", "scipy", "optuna", "ray", "yaml"},
     "twin": {"numpy", "simpy", "torch"},
     "serve": {"numpy", "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"},
     "cli": {"numpy", "pydantic", "typer", "rich", "kaleido", "choreographer"},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..options import ScenarioFile, Settings, option
-from ..simulation.launch import FromSglang, FromVllm, launched
+from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 
 if TYPE_CHECKING:
     from ...planning.rounds import Round
@@ -26,6 +26,7 @@ def cost(
     scenario: ScenarioFile = None,
     from_sglang: FromSglang = None,
     from_vllm: FromVllm = None,
+    from_trtllm: FromTrtllm = None,
     settings: Settings = None,
     batch: Batch = "1,8,64",
     context: Context = 1024,
@@ -46,7 +47,9 @@ def cost(
     from ...planning.rounds import RoundModel
     from ...sim.scenario_file import load_scenario
 
-    resolved, _ = load_scenario(scenario, settings or (), launched(scenario, settings or (), from_sglang, from_vllm))
+    resolved, _ = load_scenario(
+        scenario, settings or (), launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
+    )
     model = RoundModel(resolved)
     batches, counts = parse_values("--batch", batch, int, 1), parse_values("--steps", steps, int, 0)
     if resolved.speculation.algorithm == "NONE":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..options import ScenarioFile, Settings, TraceFile, option
-from ..simulation.launch import FromSglang, FromVllm, launched
+from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def doctor(
     scenario: ScenarioFile = None,
     from_sglang: FromSglang = None,
     from_vllm: FromVllm = None,
+    from_trtllm: FromTrtllm = None,
     settings: Settings = None,
     trace: TraceFile = None,
     requests: Requests = 200,
@@ -48,7 +49,7 @@ def doctor(
     from ...planning.trial import run_trial
     from ...sim.scenario_file import load_scenario
 
-    launch = launched(scenario, settings or (), from_sglang, from_vllm)
+    launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, None)], launch)
     if resolved.speculation.algorithm == "NONE":
         raise ForetokenError("speculation.algorithm is NONE: name the algorithm that is to be judged")

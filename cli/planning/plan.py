@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
-from ..simulation.launch import FromSglang, FromVllm, launched
+from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
@@ -44,6 +44,7 @@ def plan(
     scenario: ScenarioFile = None,
     from_sglang: FromSglang = None,
     from_vllm: FromVllm = None,
+    from_trtllm: FromTrtllm = None,
     slo: Slo = "ttft_p99<1s,tpot_p99<50ms",
     rate: Rate = None,
     gpus: Gpus = None,
@@ -82,7 +83,7 @@ def plan(
     from ...sim.scenario_file import load_scenario
 
     objectives, prices = parse_slo(slo), _prices(price or ())
-    launch = launched(scenario, settings or (), from_sglang, from_vllm)
+    launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
     if requests is None and resolved.workload.trace is None:
         requests = REQUESTS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
-from ..simulation.launch import FromSglang, FromVllm, launched
+from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
@@ -38,6 +38,7 @@ def sweep(
     scenario: ScenarioFile = None,
     from_sglang: FromSglang = None,
     from_vllm: FromVllm = None,
+    from_trtllm: FromTrtllm = None,
     grid: Grid = [],  # noqa: B006  (typer makes a new list for each run)
     settings: Settings = None,
     trace: TraceFile = None,
@@ -75,7 +76,7 @@ def sweep(
     if not values:
         raise ConfigError("--grid", [Problem("", "give at least one key with its values: speculation.steps=0..7")])
     given = [*(settings or ()), *given_by_options(trace, seed)]
-    launch = launched(scenario, settings or (), from_sglang, from_vllm)
+    launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, origins = load_scenario(scenario, given, launch)
     notices = []
     asked = {key for key, origin in origins.items() if origin == SETTINGS} | {*values}

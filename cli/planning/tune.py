@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
-from ..simulation.launch import FromSglang, FromVllm, launched
+from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
@@ -39,6 +39,7 @@ def tune(
     scenario: ScenarioFile = None,
     from_sglang: FromSglang = None,
     from_vllm: FromVllm = None,
+    from_trtllm: FromTrtllm = None,
     settings: Settings = None,
     trace: TraceFile = None,
     trials: Trials = 32,
@@ -74,7 +75,7 @@ def tune(
     from ...planning.tuning.tune import Question, Tune
     from ...sim.scenario_file import load_scenario
 
-    launch = launched(scenario, settings or (), from_sglang, from_vllm)
+    launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
     first = resolved.seed + SEARCH_SEEDS_FROM
     question = Question(

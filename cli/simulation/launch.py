@@ -1,4 +1,4 @@
-"""Launch commands of other servers in the place of a scenario: `--from-sglang`, `--from-vllm`."""
+"""Launch commands of other servers in the place of a scenario: `--from-sglang`, `--from-vllm`, `--from-trtllm`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from ..options import option
 WIDTH = 80
 FromSglang = option(str | None, "--from-sglang", "SGLang's launch command, or its arguments.", "COMMAND|FILE")
 FromVllm = option(str | None, "--from-vllm", "vLLM's launch command, or its arguments.", "COMMAND|FILE")
+FromTrtllm = option(str | None, "--from-trtllm", "TensorRT-LLM's: trtllm-serve, or its arguments.", "COMMAND|FILE")
 
 
 def launched(
-    scenario: Path | None, settings: Sequence[str], sglang: str | None, vllm: str | None
+    scenario: Path | None, settings: Sequence[str], sglang: str | None, vllm: str | None, trtllm: str | None
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the keys that a launch command gives, by its option; empty without one. Says on standard error what is not modelled.
 
@@ -26,11 +27,14 @@ def launched(
     from ...planning.servers.launch import read_launch
     from ...sim.scenario_file import load_scenario
 
-    if sglang is not None and vllm is not None:
-        raise ConfigError("<arguments>", [Problem("--from-vllm", "contradicts --from-sglang: give one of them")])
-    server, command = ("sglang", sglang) if sglang is not None else ("vllm", vllm)
-    if command is None:
+    commands = {"sglang": sglang, "vllm": vllm, "trtllm": trtllm}
+    given = [server for server, command in commands.items() if command is not None]
+    if not given:
         return {}
+    if len(given) > 1:
+        message = f"contradicts --from-{given[0]}: give one of them"
+        raise ConfigError("<arguments>", [Problem(f"--from-{given[1]}", message)])
+    server, command = given[0], commands[given[0]]
     option = f"--from-{server}"
     gpu = load_scenario(scenario, [text for text in settings if text.startswith("hardware.gpu=")])[0].hardware.gpu
     launch = read_launch(server, command, option, gpu)

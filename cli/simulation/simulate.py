@@ -14,7 +14,7 @@ import typer
 
 from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
 from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option, refuse_without_effect
-from .launch import FromSglang, FromVllm, launched
+from .launch import FromSglang, FromTrtllm, FromVllm, launched
 
 if TYPE_CHECKING:
     from ...sim.faults.plan import FaultPlan
@@ -37,6 +37,7 @@ def simulate(
     scenario: ScenarioFile = None,
     from_sglang: FromSglang = None,
     from_vllm: FromVllm = None,
+    from_trtllm: FromTrtllm = None,
     settings: Settings = None,
     trace: TraceFile = None,
     seed: Seed = None,
@@ -76,7 +77,7 @@ def simulate(
         ("--no-perfetto", no_perfetto and out is None, "without --out no file is written"),
     )
     start_logging(log_level, log_format)
-    launch = launched(scenario, settings or (), from_sglang, from_vllm)
+    launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
     if trace is not None:
         origins["workload.trace"] = "--trace"

@@ -1,4 +1,4 @@
-"""A launch command of SGLang or vLLM as keys of a scenario, with what it says that is not simulated."""
+"""A launch command of SGLang, vLLM or TensorRT-LLM as keys of a scenario, with what it says that is not simulated."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import sglang, vllm
+from . import sglang, trtllm, vllm
 from .command import Given, Server, read_arguments
 
-READERS = {"sglang": (sglang.SERVER, sglang.settings_of), "vllm": (vllm.SERVER, vllm.settings_of)}
+READERS = {
+    name: (module.SERVER, module.settings_of)
+    for name, module in (("sglang", sglang), ("vllm", vllm), ("trtllm", trtllm))
+}
 
 SPECULATION = "speculation."
 
@@ -39,7 +42,7 @@ class Launch:
 
 
 def read_launch(server: str, command: str, source: str, gpu: str) -> Launch:
-    """Read a command of "sglang" or "vllm", as text or the path of a file; `gpu` is what it runs on, where defaults follow from that.
+    """Read a command of "sglang", "vllm" or "trtllm", as text or the path of a file; `gpu` is what it runs on: defaults follow from it.
 
     Raises ConfigError with every argument that is unknown or cannot be read.
     """

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from foretoken.core.adaptive.config import load_adaptive_config
 from foretoken.core.errors import ConfigError
-from foretoken.planning.servers import sglang, vllm
-from foretoken.planning.servers.command import LIST, VALUE, Server
+from foretoken.planning.servers.command import LIST, VALUE
 from foretoken.planning.servers.files import server_files
-from foretoken.planning.servers.launch import read_launch
+from foretoken.planning.servers.launch import READERS, read_launch
 from foretoken.planning.tuning.tables import settings_of
 from foretoken.sim.assembly import assemble
 from foretoken.sim.scenario import Scenario
@@ -34,6 +33,20 @@ SPECULATIVE = {
     "num_speculative_tokens": 4,
     "num_speculative_tokens_per_batch_size": [[1, 8, 4], [9, 64, 1], [65, 512, 0]],
 }
+
+TRTLLM_OPTIONS = """\
+kv_cache_config:
+  free_gpu_memory_fraction: 0.8
+  dtype: fp8
+  host_cache_size: 100
+cuda_graph_config: {batch_sizes: [1, 2, 64], enable_padding: true}
+enable_attention_dp: true
+disable_overlap_scheduler: true
+max_batch_size: 64
+moe_config: {backend: CUTLASS}
+print_iter_log: true
+speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 3, max_concurrency: 32}
+"""
 
 
 def scenario_of(server: str, command: str) -> Scenario:
@@ -97,18 +110,19 @@ def test_vllm_with_a_schedule_short_names_and_keys_of_objects():
     assemble(scenario)
 
 
-@pytest.mark.parametrize("server", [sglang.SERVER, vllm.SERVER], ids=lambda server: server.name)
-def test_every_known_argument_is_accounted_for(server: Server):
+@pytest.mark.parametrize(("name", "least"), [("sglang", 200), ("vllm", 200), ("trtllm", 70)])
+def test_every_known_argument_is_accounted_for(name: str, least: int):
+    server = READERS[name][0]
     others = {name: known for name, known in server.known.items() if known.reason != ""}
     words = []
-    for name, known in others.items():
-        dashes = "-" if len(name) < 4 and server.name == "vLLM" else "--"
-        words += [dashes + name, *(["1"] if known.kind in (VALUE, LIST) else [])]
-    launch = read_launch(server.name.lower(), " ".join(words), "--from", "H100")
-    assert {*launch.without_effect, *launch.not_modelled} == {f"--{name}" for name in others}
-    assert len(others) > 200 and all(launch.not_modelled.values())
-    mapped = {name for name, known in server.known.items() if known.reason == ""}
-    assert mapped.isdisjoint(others) and set(server.other_names.values()) <= mapped
+    for word, known in others.items():
+        dashes = "-" if len(word) < 4 and name == "vllm" else "--"
+        words += [dashes + word, *(["1"] if known.kind in (VALUE, LIST) else [])]
+    launch = read_launch(name, " ".join(words), "--from", "H100")
+    assert {*launch.without_effect, *launch.not_modelled} == {f"--{word}" for word in others}
+    assert len(others) > least and all(launch.not_modelled.values())
+    mapped = {word for word, known in server.known.items() if known.reason == ""}
+    assert mapped.isdisjoint(others) and set(server.other_names.values()) <= set(server.known)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +145,11 @@ def test_what_is_written_for_a_server_is_read_back(
     )
     spoken = files["vllm-speculative-config.json"]
     again = assemble(scenario_of("vllm", f"--model llama-3.1-8b --speculative-config '{spoken}'")).spec.adaptive
-    expected = load_adaptive_config(schedule)
-    assert [slot.candidate_steps for slot in again.slots] == [slot.candidate_steps for slot in expected.slots]
+    expected = [slot.candidate_steps for slot in load_adaptive_config(schedule).slots]
+    assert [slot.candidate_steps for slot in again.slots] == expected
+    trtllm = assemble(scenario_of("trtllm", "trtllm-serve llama-3.1-8b --config trtllm.yaml")).spec.adaptive
+    steps = [slot.candidate_steps for slot in trtllm.slots]
+    assert steps == expected or steps == [*expected, (0,)]  # beyond the last range it does not speculate
 
 
 @pytest.mark.parametrize(
@@ -154,6 +171,9 @@ def test_what_is_written_for_a_server_is_read_back(
         ("vllm", "vllm serve x --speculative-config '{\"method\": 3'", ["is no JSON"]),
         ("vllm", "vllm serve x --spec-method medusa --spec-tokens 3", ["'medusa' is not simulated"]),
         ("vllm", "vllm serve x --spec-method eagle", ["num_speculative_tokens is None"]),
+        ("trtllm", "trtllm-serve x --tp-sze 2 --max_batch_size many", ["did you mean '--tp-size'"]),
+        ("trtllm", "trtllm-serve x --max_batch_size many", ["--max-batch-size: is 'many'"]),
+        ("trtllm", "trtllm-serve x --config missing.yaml", ["missing.yaml: cannot be read"]),
         (
             "vllm",
             "vllm serve x --max-num-seqs many --block-size 0",

@@ -1,0 +1,227 @@
+"""The command trtllm-serve, with the YAML file that it names, as keys of a scenario. Names and defaults are those of TensorRT-LLM 1.3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.adaptive.interchange import TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, import_table, to_json
+from ...core.errors import ConfigError, Problem, nearest
+from ...core.parsing import parse_json
+from ...observe.input_files import read_text
+from .command import FLAG, NEAR, VALUE, Given, Server, known_arguments, read_formats
+from .sglang import sizes_up_to
+
+PROFILE = "trtllm-1.x"
+MAPPED = {
+    **dict.fromkeys(("enable-chunked-prefill", "enable-attention-dp", "disable-overlap-scheduler"), FLAG),
+    **dict.fromkeys(
+        (
+            "model", "backend", "dtype", "tensor-parallel-size", "pipeline-parallel-size", "moe-expert-parallel-size", "max-batch-size",
+            "max-num-tokens", "max-seq-len", "free-gpu-memory-fraction", "config", "server-role", "kv-cache-config", "cuda-graph-config",
+            "speculative-config",
+        ),
+        VALUE,
+    ),
+}  # fmt: skip
+OTHER_NAMES = {
+    "tp-size": "tensor-parallel-size", "pp-size": "pipeline-parallel-size", "ep-size": "moe-expert-parallel-size",
+    "cp-size": "context-parallel-size", "cluster-size": "moe-cluster-parallel-size",
+    "kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction", "extra-llm-api-options": "config",
+}  # fmt: skip
+BATCH, TOKENS, BLOCK, LARGEST_GRAPH, FREE_FRACTION = 2048, 8192, 32, 128, 0.9
+METHODS = {
+    "EAGLE": "EAGLE", "EAGLE3": "EAGLE3", "MTP": "MULTI_LAYER_EAGLE", "NGRAM": "NGRAM", "DRAFT_TARGET": "STANDALONE",
+}  # fmt: skip
+KV = {"fp8": "fp8", "bfloat16": "bf16", "float16": "fp16"}
+KV_KEYS = {"free_gpu_memory_fraction", "enable_block_reuse", "tokens_per_block", "max_tokens", "dtype"}
+GRAPH_KEYS = {"batch_sizes", "max_batch_size", "enable_padding"}
+OF_SPECULATION = {
+    *("decoding_type", TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, "num_nextn_predict_layers", "max_concurrency"),
+    *("speculative_model", "speculative_model_dir", "eagle3_one_model"),
+}
+
+
+def _entry(words: list[str]) -> int | None:
+    for place, word in enumerate(words):
+        if word.endswith("trtllm-serve"):
+            return place + 1 + (words[place + 1 : place + 2] == ["serve"])
+    return None
+
+
+SERVER = Server("TensorRT-LLM", _entry, known_arguments("trtllm.toml", MAPPED), OTHER_NAMES, abbreviates=False)
+
+
+def settings_of(given: Given, gpu: str, left: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Return keys of a scenario and sentences about defaults; arguments whose value is not modelled go to `left` with the reason."""
+    path = given.text("config")
+    if path is not None:
+        _take_options(given, path)
+        given.check()
+    settings: dict[str, Any] = {"hardware.server": PROFILE}
+    assumed: list[str] = []
+    model = given.text("model") or next(iter(given.positional), None)
+    if model is not None:
+        settings["model.target"] = model
+    if given.text("backend") not in (None, "pytorch"):
+        left["--backend"] = f"{given.text('backend')}: times are those of the backend pytorch"
+    _parallel(given, settings, left)
+    read_formats(given, settings, left, {}, {})
+    _engine(given, settings, left, assumed)
+    _kv(given, settings, left, assumed)
+    _graphs(given, settings, assumed)
+    _speculation(given, settings, left, assumed)
+    if (given.text("server-role") or "").lower() in ("context", "generation"):
+        settings |= {"disaggregation.prefill": 1, "disaggregation.decode": 1}
+        assumed.append(
+            "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode"
+        )
+    return settings, assumed
+
+
+def _take_options(given: Given, path: str) -> None:
+    """Put the keys of the YAML file into `given`: they win over the command's. Raises ConfigError for a file that is no YAML."""
+    for key, value in _read_yaml(path).items():
+        name = SERVER.find(str(key))
+        if name is None or name == "config":
+            hint = nearest(str(key), [known.replace("-", "_") for known in SERVER.known], NEAR)
+            given.problems.append(Problem(f"{path}: {key}", f"is no key of {SERVER.name}{hint}"))
+        elif SERVER.known[name].kind == FLAG and not isinstance(value, bool):
+            given.problems.append(Problem(f"{path}: {key}", f"is {value!r}; expected true or false"))
+        elif isinstance(value, bool | dict) or name == "cuda-graph-config":
+            given.values[name] = value
+        elif value is not None:
+            given.values[name] = str(value)
+
+
+def _read_yaml(path: str) -> Mapping[Any, Any]:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Refuses aliases, by which a short text stands for a huge one."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("an alias (*) is not read; write the value out")
+            return super().compose_node(parent, index)
+
+    try:
+        found = yaml.load(read_text(path), Loader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(path, [Problem("", f"is no YAML: {str(error).partition(chr(10))[0]}")]) from None
+    if not isinstance(found, dict):
+        raise ConfigError(path, [Problem("", "has no keys; expected those of trtllm-serve, such as kv_cache_config")])
+    return found
+
+
+def _parallel(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
+    """Devices: with attention data parallelism each has its own requests, and all of them divide the experts."""
+    devices, experts = given.integer("tensor-parallel-size") or 1, given.integer("moe-expert-parallel-size")
+    groups = devices if given.flag("enable-attention-dp") else 1
+    settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
+    if experts is not None:
+        settings["hardware.expert_parallel"] = experts
+    if (given.integer("pipeline-parallel-size") or 1) > 1:
+        left["--pipeline-parallel-size"] = "pipeline stages are not simulated; the run has one"
+
+
+def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str]) -> None:
+    running, tokens = given.integer("max-batch-size"), given.integer("max-num-tokens")
+    for name, value, default in (("max-batch-size", running, BATCH), ("max-num-tokens", tokens, TOKENS)):
+        if value is None:
+            assumed.append(f"{name} is {default}, its default")
+    tokens = tokens or TOKENS
+    settings |= {
+        "engine.max_running": running or BATCH,
+        "engine.chunk_size": tokens,
+        "engine.max_step_tokens": max(tokens, running or 0),
+        "engine.mode": "synchronous" if given.flag("disable-overlap-scheduler") else "overlap",
+    }
+    if (context := given.integer("max-seq-len")) is not None:
+        settings["model.context_len"] = context
+    if not given.flag("enable-chunked-prefill"):
+        assumed.append(f"prompts beyond {tokens} tokens, which it refuses without chunked prefill, are cut into chunks")
+
+
+def _kv(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str]) -> None:
+    table = given.table("kv-cache-config")
+    of_table = Given(given.source, {key: str(value) for key, value in table.items() if value is not None})
+    fraction = of_table.share("free_gpu_memory_fraction") or given.share("free-gpu-memory-fraction") or FREE_FRACTION
+    settings |= {
+        "hardware.reserved_fraction": round(1 - fraction, 6),
+        "engine.page_size": of_table.integer("tokens_per_block") or BLOCK,
+        "engine.prefix_cache": table.get("enable_block_reuse", True) is not False,
+    }
+    assumed.append(
+        f"free_gpu_memory_fraction {fraction:g} is of the memory that weights leave; here {1 - fraction:.3g} of the whole stays free"
+    )
+    if (slots := of_table.integer("max_tokens")) is not None:
+        settings["engine.kv_slots"] = slots
+    given.problems += [Problem(f"kv_cache_config.{one.key[2:]}", one.message) for one in of_table.problems]
+    dtype = of_table.text("dtype")
+    if dtype in KV:
+        settings["model.kv_dtype"] = KV[dtype]
+    elif dtype not in (None, "auto"):
+        left["kv_cache_config.dtype"] = f"KV in {dtype} has no price here"
+    for key in sorted(set(table) - KV_KEYS):
+        left[f"kv_cache_config.{key}"] = "KV is in the device's memory alone, and blocks are reused whole"
+
+
+def _graphs(given: Given, settings: dict[str, Any], assumed: list[str]) -> None:
+    if "cuda-graph-config" in given.values and not isinstance(given.values["cuda-graph-config"], dict | str):
+        settings["hardware.cuda_graphs"] = False  # null
+        return
+    table = given.table("cuda-graph-config")
+    sizes, largest = table.get("batch_sizes"), table.get("max_batch_size") or LARGEST_GRAPH
+    if sizes is not None and not (isinstance(sizes, list) and sizes and all(map(_is_size, sizes))):
+        given.problems.append(Problem("cuda_graph_config.batch_sizes", f"is {sizes!r}; expected numbers from 1 on"))
+    elif not _is_size(largest):
+        given.problems.append(Problem("cuda_graph_config.max_batch_size", f"is {largest!r}; expected a number from 1"))
+    else:
+        settings["hardware.graph_sizes"] = sorted(set(sizes)) if sizes else sizes_up_to(largest)
+    if not table.get("enable_padding"):
+        assumed.append("batches between two captured sizes are padded, as with cuda_graph_config.enable_padding")
+
+
+def _speculation(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str]) -> None:
+    table = given.table("speculative-config")
+    if not table:
+        settings["speculation.algorithm"] = "NONE"
+        return
+    name = str(table.get("decoding_type"))
+    algorithm = METHODS.get(name.upper())
+    steps = table.get(TRTLLM_MAX_STEPS, table.get("num_nextn_predict_layers"))
+    if algorithm is None:
+        message = f"{name!r} is not simulated; there are Eagle, Eagle3, MTP, NGram and Draft_Target"
+        given.problems.append(Problem("speculative_config.decoding_type", message))
+        return
+    if not _is_size(steps):
+        message = f"is {steps!r}; expected an integer from 1 on"
+        given.problems.append(Problem(f"speculative_config.{TRTLLM_MAX_STEPS}", message))
+        return
+    settings["speculation.algorithm"] = algorithm
+    most_rows = (settings["engine.max_step_tokens"] - 1) // (steps + 1)
+    if settings["engine.max_running"] > most_rows > 0:
+        settings["engine.max_running"] = most_rows
+        assumed.append(f"{most_rows} requests decode at a time: so many with {steps} drafts are within max_num_tokens")
+    draft = table.get("speculative_model") or table.get("speculative_model_dir")
+    if algorithm == "STANDALONE" and draft:
+        settings["model.draft"] = str(draft)
+    schedule, most = table.get(TRTLLM_SCHEDULE), table.get("max_concurrency")
+    if schedule is None and _is_size(most):  # larger batches do not speculate
+        schedule = {most: steps}
+    if schedule is None:
+        settings |= {"speculation.policy": "fixed", "speculation.steps": steps}
+    else:
+        pairs = ", ".join(f"{last}: {count}" for last, count in schedule.items()) if isinstance(schedule, dict) else ""
+        try:
+            ours = import_table(f"{TRTLLM_SCHEDULE}: {{{pairs}}}", "speculative_config")
+            settings["speculation.adaptive"] = parse_json(to_json(ours))
+        except ConfigError as error:
+            given.problems += error.problems
+    for key in sorted(set(map(str, table)) - OF_SPECULATION):
+        left[f"speculative_config.{key}"] = "drafts are chains of up to max_draft_len tokens"
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1 << 20
