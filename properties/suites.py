@@ -26,7 +26,9 @@ _SUITES: dict[str, Suite] = {
         prefix_cache_scope,
     ),
     "relay": Suite.of(RelayTrial, ("foretoken.checks.adapters.future_map:make",)),
-    "accept": Suite.of(AcceptTrial, ("foretoken.properties.accept.plain:make",)),
+    "accept": Suite.of(
+        AcceptTrial, ("foretoken.properties.accept.plain:make", "foretoken.checks.adapters.tree_accept:make")
+    ),
     "step-controller": Suite.of(
         StepControllerTrial,
         (

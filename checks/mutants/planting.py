@@ -55,25 +55,44 @@ def defects(
     The text names `places`, classes and modules, and what else is among them or in `names`. `capabilities` is what is declared, if not
     all that the good one has; `prefix` stands before the defects' names.
     """
+    return tuple(
+        Mutant(prefix + name, defect, contract, Planted(make, changes, capabilities), caught_by)
+        for name, caught_by, defect, changes in _read(text, places, names)
+    )
+
+
+def subclasses(
+    contract: str, kind: type, places: Iterable[Any], text: str, module: str, **names: Any
+) -> tuple[Mutant, ...]:
+    """Return the mutants that a text describes, each a subclass of `kind` that `module` has under its name: another process finds it."""
     found = []
+    for name, caught_by, defect, changes in _read(text, places, names):
+        memory: dict[Any, Any] = {}
+        methods = {change.name: change.function(memory) for change in changes}
+        make = type(name, (kind,), {"__doc__": defect, "__module__": module, **methods})
+        found.append(Mutant(name, defect, contract, make, caught_by))
+    return tuple(found)
+
+
+def _read(
+    text: str, places: Iterable[Any], names: dict[str, Any]
+) -> Iterator[tuple[str, tuple[str, ...], str, tuple[Change, ...]]]:
+    """Yield name, invariants, sentence and changes of each defect."""
     names |= {item.__name__.rpartition(".")[2]: item for item in places}
     for block in re.split(r"\n\n(?=\S)", text.strip("\n")):
         sentence, indented = re.split(r"\n(?=    )", block, maxsplit=1)
         name, ids, defect = _HEAD.fullmatch(" ".join(sentence.split())).groups()
         changes = tuple(Change.of(name, place, names) for place in re.split(r"\n(?=\S)", textwrap.dedent(indented)))
-        found.append(
-            Mutant(prefix + name, defect, contract, Planted(make, changes, capabilities), tuple(ids.split(", ")))
-        )
-    return tuple(found)
+        yield name, tuple(ids.split(", ")), defect, changes
 
 
-def lookup(mutants: Iterable[Mutant]) -> Callable[[str], Planted]:
+def lookup(mutants: Iterable[Mutant]) -> Callable[[str], Any]:
     """Return a module's `__getattr__`, by which `foretoken check CONTRACT module:Name` finds what has one defect."""
-    makes: dict[str, Planted] = {}
+    makes: dict[str, Any] = {}
     for mutant in mutants:
         makes.setdefault(mutant.name.rpartition(":")[2], mutant.make)
 
-    def find(name: str) -> Planted:
+    def find(name: str) -> Any:
         if name in makes:
             return makes[name]
         raise AttributeError(f"there is no defect {name!r}")

@@ -1,4 +1,4 @@
-"""Acceptance with every capability of the contract, row by row and node by node: the suite's own positive control.
+"""Acceptance row by row and node by node: the suite's own positive control for all that happens to a round.
 
 Chains whose drafts were drawn from a known distribution q are verified as in Leviathan, Kalman, Matias, "Fast Inference from Transformers
 via Speculative Decoding" (ICML 2023): accept with probability min(1, p/q), else draw from what p has over q. Everything else never
@@ -8,13 +8,12 @@ looks at q, as `core.tree.verify`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import exp, inf, isfinite, isnan, nan
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite
 
 import numpy as np
 
-from ...core.draws import Purpose, uniform
-from .contract import AcceptCapabilities, AcceptConfig, Batch, DraftModel, capacity
+from .contract import AcceptCapabilities, AcceptConfig, Batch, capacity
 
 
 @dataclass(slots=True)
@@ -34,7 +33,7 @@ class PlainRound:
 class PlainAccept:
     """Lists and loops: no arrays, no tables of children."""
 
-    capabilities = AcceptCapabilities.all()
+    capabilities = replace(AcceptCapabilities.all(), links=False, beams=False, parameters=False, keyed_coins=False)
 
     def __init__(self, config: AcceptConfig) -> None:
         self.vocab_size = config.vocab_size
@@ -82,46 +81,6 @@ class PlainAccept:
 
     def tree(self, round: PlainRound) -> tuple[list[int], list[int], list[int]]:
         return tuple([item for row in rows for item in row] for rows in (round.tokens, round.parents, round.positions))
-
-    def links(self, round: PlainRound) -> tuple[list[int], ...]:
-        first, sibling, seen, counts = [], [], [], []
-        for parents in round.parents:
-            families = {
-                node: [child for child, above in enumerate(parents) if above == node] for node in range(len(parents))
-            }
-            for node, parent in enumerate(parents):
-                first.append(families[node][0] if families[node] else -1)
-                later = [other for other in families.get(parent, ()) if other > node]
-                sibling.append(later[0] if later else -1)
-                ancestors = {node}
-                while parents[min(ancestors)] >= 0:
-                    ancestors.add(parents[min(ancestors)])
-                seen += [int(other in ancestors) for other in range(len(parents))]
-            counts.append(1 + sum(parent >= 0 for parent in parents))
-        return first, sibling, seen, counts
-
-    def draft(self, batch: Batch, model: DraftModel) -> PlainRound:
-        """Search row by row; a node of the beam is (score, candidate)."""
-        steps, topk, _ = self.shape
-        num_rows = len(batch.roots)
-        beam_tokens, sources = batch.roots[:, None], np.zeros((num_rows, 1), np.int64)
-        beams = [[(np.float32(1.0), -1)] for _ in range(num_rows)]
-        columns: list[tuple[list, list, list]] = [([], [], []) for _ in range(num_rows)]
-        for step in range(steps):
-            tokens, shares = model(step, beam_tokens, sources)
-            beam_tokens, sources = np.zeros((num_rows, topk), np.int64), np.zeros((num_rows, topk), np.int64)
-            for row, (ids, scores, parents) in enumerate(columns):
-                begin = len(ids)
-                for source, (score, candidate) in enumerate(beams[row]):
-                    ids += tokens[row, source].tolist()
-                    scores += [np.float32(score * share) for share in shares[row, source]]
-                    parents += [candidate] * topk
-                best = sorted(range(begin, len(ids)), key=lambda at: (-scores[at], at))[:topk]
-                beams[row] = [(scores[at], at) for at in best]
-                beam_tokens[row] = [ids[at] for at in best]
-                sources[row] = [(at - begin) // topk for at in best]
-        found = [np.array(part) for part in zip(*columns, strict=True)]
-        return self.launch(batch._replace(tokens=found[0], scores=found[1].astype(np.float32), parents=found[2]))
 
     def constrain(self, round: PlainRound, table: np.ndarray, states: np.ndarray) -> None:
         round.table, round.states = table.tolist(), states.tolist()
@@ -245,35 +204,6 @@ class PlainAccept:
         for row, path in enumerate(round.paths):
             found += [row * round.nodes + node for node in path] + [-1] * (round.nodes - len(path))
         return found
-
-    # -- what is sampled from, and with what -----------------------------------------------------------------------
-
-    def distribution(
-        self, logits: np.ndarray, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray
-    ) -> np.ndarray:
-        rows = zip(logits.tolist(), temperature.tolist(), top_k.tolist(), top_p.tolist(), strict=True)
-        return np.array([self.shaped(*row) for row in rows])
-
-    def shaped(self, logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
-        if any(map(isnan, logits)) or not isfinite(max(logits)):
-            return [nan] * len(logits)
-        order = sorted(range(len(logits)), key=lambda token: -logits[token])
-        best, heat = logits[order[0]], temperature or 1.0
-        weights = {token: exp((logits[token] - best) / heat) for token in order[: top_k or None]}
-        left = top_p * sum(weights.values()) if top_p < 1 else inf
-        for token in order[:1] if temperature == 0 else list(weights):
-            weights[token], left = weights[token] if left > 0 else 0.0, left - weights[token]
-        if temperature == 0:
-            weights = {order[0]: 1.0}
-        return [weights.get(token, 0.0) / sum(weights.values()) for token in range(len(logits))]
-
-    def coins(self, seed: int, requests: np.ndarray, seq_lens: np.ndarray, width: int) -> tuple[np.ndarray, ...]:
-        """Hash each key by itself."""
-        found = np.zeros((2, len(requests), width))
-        for use, purpose in enumerate((Purpose.ACCEPT_COIN, Purpose.BONUS_COIN)):
-            for row, (request, start) in enumerate(zip(requests.tolist(), seq_lens.tolist(), strict=True)):
-                found[use, row] = [uniform(seed, purpose, request, start + depth) for depth in range(width)]
-        return found[0], found[1]
 
     # -- what follows -----------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from foretoken.checks.adapters.simulator import CheckedSimulator, make
-from foretoken.checks.mutants.simulator.parts import BreaksTiesByHash
+from foretoken.checks.mutants.simulator import BreaksTiesByHash
 from foretoken.properties.conformance import check
 from foretoken.properties.harness.cases import load_case
 from foretoken.properties.harness.trial import Violation

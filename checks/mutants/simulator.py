@@ -1,0 +1,326 @@
+"""Planted defects of simulators: each is a subclass of ours, with something in what it answers or is made of done wrong."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from time import perf_counter_ns
+
+import numpy as np
+
+from ...core.contract.events import Committed
+from ...core.draws import request_key
+from ...sim.actors.link import Link
+from ...sim.cost.forward import ForwardCost
+from ...sim.cost.round import RoundCost
+from ..adapters.simulator import CheckedSimulator
+from .planting import lookup, subclasses
+
+TIMES = """
+CountsThroughAllRuns (SIM-01, SIM-05, SIM-08): Events are numbered through all runs of a process.
+    CheckedSimulator.simulate:
+        answer, before = good(self, service, workload), memory.get("events", 0)
+        memory["events"] = before + len(answer["events"])
+        return answer | {"events": [f'{line[:-1]},"n":{n}}}' for n, line in enumerate(answer["events"], before)]}
+
+NotesTheWallClock (SIM-01): With faults, the history says how long the simulator itself took.
+    CheckedSimulator.simulate:
+        answer = good(self, service, workload)
+        if any(share for _, share in service.faults or ()):
+            answer["events"][-1] = f'{answer["events"][-1][:-1]},"took":{perf_counter_ns()}}}'
+        return answer
+
+StampsTheBegin (SIM-02): A step that is committed is noted with the time at which its first round ended, not with that of its commit.
+    CheckedSimulator.make:
+        restamp(history, lambda event, _: int(event.result.round_end_ns[0]) if type(event) is Committed else event.now_ns)
+        return good(self, scenario, metrics, history, faults)
+
+HasAClockPerReplica (SIM-02): Every replica counts from its own first event.
+    CheckedSimulator.make:
+        restamp(history, lambda event, begin_ns: event.now_ns - begin_ns)
+        return good(self, scenario, metrics, history, faults)
+
+TakesTheFirstPlan (SIM-03): The first token is said to come when its request was first scheduled.
+    CheckedSimulator.outcome = good(self, row | {"first_token_ns": row["first_scheduled_ns"]}, history)
+
+TakesTheSecondToken (SIM-03): The first token is that of the first verify round, not that of the prompt.
+    CheckedSimulator.outcome:
+        outcome = good(self, row, history)
+        second = outcome["emissions"][1:2]
+        return outcome | {"first_token_ns": second[0][0]} if second else outcome
+
+EndsAtTheClient (SIM-03): A request ends when its client receives the end, but its tokens are timed at the engine.
+    CheckedSimulator.outcome:
+        outcome = good(self, row, history)
+        end_ns = outcome["finish_ns"]
+        return outcome | {"finish_ns": end_ns if end_ns is None else end_ns + 50_000}
+"""
+
+DRAWS = """
+TracesMilliseconds (SIM-05): A trace has no more than milliseconds.
+    CheckedSimulator.rows = good(self, [(ns // 10**6 * 10**6, prompt, output) for ns, prompt, output in arrivals])
+
+LosesTheSeed (SIM-05): A replayed trace is drawn with the default seed.
+    CheckedSimulator.replay = good(self, replace(service, seed=0), arrivals)
+
+SharesAStream (SIM-06): Arrivals, prompts and outputs come from one generator, one after the other.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        if scenario.workload.trace is None:
+            redraw_outputs(simulation, scenario, scenario.seed)
+        return simulation
+
+SeedsWithTheSize (SIM-06): The number of requests is part of every seed.
+    CheckedSimulator.simulate = good(self, replace(service, seed=service.seed + 1000 * service.num_requests), workload)
+
+SharesAStreamOfFaults (SIM-06): All kinds of faults, and the lengths that clients ask for, come from one generator.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        if faults is not None and faults.enabled:
+            redraw_outputs(simulation, scenario, scenario.seed + len(faults.enabled))
+        return simulation
+
+TakesAnotherWay (SIM-08, SIM-15): With a fault plan, whatever is in it, a message takes a moment longer.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        for link in simulation.router.links if faults is not None else ():
+            link.link.latency_ns += 1000
+        return simulation
+
+TakesZeroForTheDefault (SIM-08): A probability of 0 is taken for one that was not given.
+    CheckedSimulator.plan:
+        faults = service.faults and tuple((kind, share or 500) for kind, share in service.faults)
+        return good(self, replace(service, faults=faults))
+
+ArrivesLikeAClock (SIM-09): Poisson arrivals are evenly spaced.
+    CheckedSimulator.load = good(self, replace(service, arrivals="even") if service.arrivals == "poisson" else service)
+
+ServesOneMore (SIM-09): The batch has one place more than it was given.
+    CheckedSimulator.scenario = good(self, replace(service, max_running=service.max_running + (service.max_running > 0)), workload)
+
+BreaksTiesByHash (SIM-01): Of equally busy engines the router takes the one with the smallest `hash()`.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        if simulation.cluster is None:
+            balancer = simulation.router._balancer
+            balancer._choose = lambda among: min(
+                among, key=lambda engine: (balancer.outstanding[engine], hash(f"{balancer._num_routed}/{engine}"))
+            )
+        return simulation
+
+ReplaysOneRecording (SIM-15): Every request accepts what the first one accepts.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        submit, first = simulation.router.submit, request_key("r0")
+        simulation.router.submit = lambda request, truth: submit(request, replace(truth, key=first))
+        return simulation
+"""
+
+REPORTS = """
+CountsTheFirstTokenTwice (SIM-07): The token of the prompt counts with the prompt and with the output.
+    CheckedSimulator.summary:
+        summary = good(self, metrics, duration_ns, slo)
+        return summary | {"total_output_tokens": summary["total_output_tokens"] + summary["completed"]}
+
+DividesByTheArrivals (SIM-07): Throughput is over the time in which requests arrived.
+    CheckedSimulator.summary:
+        summary = good(self, metrics, duration_ns, slo)
+        rates = {name: summary[name] for name in ("output_throughput", "request_throughput")}
+        return summary | {name: rate if rate is None else 1.25 * rate for name, rate in rates.items()}
+
+StopsTheClockEarly (SIM-07): The duration ends before the last request does.
+    CheckedSimulator.summary:
+        summary = good(self, metrics, duration_ns, slo)
+        return summary | {"duration": summary["duration"] / 2}
+
+KeepsTheFirstValues (SIM-07): Latencies are kept in a list of bounded length: later ones are not in the percentiles.
+    CheckedSimulator.summary:
+        summary, kept_ms = good(self, metrics, duration_ns, slo), metrics.measured.e2el_ns.values[:2] * 1e-6
+        return summary | {f"p{p}_e2el_ms": float(np.percentile(kept_ms, p)) for p in (90, 95, 99) if len(kept_ms)}
+
+OrdersPercentilesByName (SIM-07): The greatest percentile is shown under the first name.
+    CheckedSimulator.summary:
+        summary = good(self, metrics, duration_ns, slo)
+        return summary | {"p90_itl_ms": summary["p99_itl_ms"], "p99_itl_ms": summary["p90_itl_ms"]}
+
+CallsEverythingGood (SIM-07): Every completed request counts as good.
+    CheckedSimulator.summary:
+        summary = good(self, metrics, duration_ns, slo)
+        return summary | {"request_goodput": summary["request_goodput"] and summary["request_throughput"]}
+
+LeavesOutTheQueue (SIM-09): A waiting request is not in the system.
+    CheckedSimulator.summary:
+        summary = good(self, metrics, duration_ns, slo)
+        return summary | {"mean_concurrency": summary["mean_running"]}
+
+ProposesTheRoot (SIM-13): The root of a verify tree counts as a draft.
+    CheckedSimulator.summary:
+        summary = good(self, metrics, duration_ns, slo)
+        return summary | {"proposed_drafts": summary["proposed_drafts"] + summary["verified_rows"]}
+
+HoldsItsPeak (SIM-13): The mean use of the KV pools is their greatest.
+    CheckedSimulator.summary:
+        summary = good(self, metrics, duration_ns, slo)
+        return summary | {"kv_occupancy_mean": summary["kv_occupancy_max"]}
+
+ForgetsTheGapOfARetraction (SIM-13): The time that a request waits after a retraction is in no inter-token latency.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        lives, retracted = metrics.lives, metrics.lives._retracted
+
+        def forget(state, request_ids):
+            retracted(state, request_ids)
+            metrics.flush()
+            for request_id in request_ids:
+                lives.open.last_token_ns[state.slots[request_id]] = -1
+
+        lives._retracted = forget
+        return simulation
+"""
+
+RESOURCES = """
+KeepsALargePool (SIM-10, SIM-11): Of a pool above a limit all but a small part is set aside.
+    CheckedSimulator.scenario:
+        if service.pages * self.config.page_size > 200:
+            service = replace(service, pages=64 // self.config.page_size)
+        return good(self, service, workload)
+
+RetractsInALargePool (SIM-10): In a large pool a request is retracted at every other step, needed or not.
+    CheckedSimulator.plan:
+        is_calm = not any(share for _, share in service.faults or ())
+        if is_calm and service.pages * self.config.page_size > max(128, *service.prompt_lens):
+            service = replace(service, faults=(("pool.retraction", 500),))
+        return good(self, service)
+
+ForgetsThePool (SIM-11): Memory is unbounded.
+    CheckedSimulator.scenario = good(self, replace(service, pages=max(service.pages, 10**6)), workload)
+
+ClampsWhatCannotBe (SIM-11): Impossible numbers are replaced by the nearest possible ones.
+    CheckedSimulator.simulate:
+        counts = ("num_requests", "pages", "max_running", "replicas", "rate_per_ks")
+        possible = replace(service, **{name: max(1, getattr(service, name)) for name in counts})
+        return good(self, possible, workload if "trace" in workload else self.load(possible))
+    CheckedSimulator.load:
+        counts = {name: max(1, getattr(service, name)) for name in ("num_requests", "rate_per_ks")}
+        return good(self, replace(service, **counts))
+
+DropsUnknownFaults (SIM-11): Of a fault plan only the names that are known and the probabilities that can be are read.
+    CheckedSimulator.plan:
+        known = [fault for fault in service.faults or () if fault[0] != "device.sulks" and 0 <= fault[1] <= 1000]
+        return good(self, replace(service, faults=service.faults and tuple(known)))
+
+RefusesTheSmall (SIM-11): A service of a single request is refused: there would be nothing to average.
+    CheckedSimulator.scenario:
+        if service.num_requests == 1:
+            raise ValueError("one request is no service")
+        return good(self, service, workload)
+
+DraftsOnceTooOften (SIM-14): A round is charged one draft pass more than it has.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        simulation.assembly.cost.__class__ = OneMoreDraftPass
+        return simulation
+
+ReadsTheExpertsOfOneToken (SIM-14): Verifying many tokens of a sparse model reads the experts that one token reaches.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        simulation.assembly.cost._target.__class__ = ExpertsOfOneToken
+        return simulation
+
+PlansForNothing (SIM-14): The time of planning is not charged.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        for actor in simulation.replicas:
+            actor.host = replace(actor.host, plan_base_ns=0)
+        return simulation
+
+ReceivesManyAtOnce (SIM-14, RAISES): A port takes in transfers from several engines at the same time.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        if simulation.cluster is not None:
+            simulation.cluster.network._in_free_ns = Forgetful(int)
+        return simulation
+
+SendsInParallel (SIM-15): A link carries any number of requests at once.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        for link in getattr(simulation.router, "links", ()):
+            link.send = lambda *message, link=link: Link(link.env, link.latency_ns, 1e15).send(*message)
+        return simulation
+
+NeverCountsDown (SIM-15, SIM-16): A router's load never goes down.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        if simulation.cluster is None:
+            simulation.router._balancer.ended = lambda *_: None
+        return simulation
+
+TakesACopyForAnother (SIM-16, RAISES): A message that is delivered twice is two requests.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        for actor in simulation.replicas if simulation.faults is not None else ():
+            actor.hooks._seen = Forgetful()
+        return simulation
+"""
+
+
+class OneMoreDraftPass(RoundCost):
+    """A draft pass more than there are steps."""
+
+    def _draft_passes(self, batch_size, steps, *rest, **options):
+        return super()._draft_passes(batch_size, steps and steps + 1, *rest, **options)
+
+
+class ExpertsOfOneToken(ForwardCost):
+    """As many experts as a single token reaches."""
+
+    def active_experts(self, tokens, *rest):
+        return super().active_experts(1, *rest)
+
+
+class Forgetful(defaultdict):
+    """Keeps nothing."""
+
+    def __setitem__(self, key, value):
+        pass
+
+
+class Redrawn(list):
+    """Requests with the distributions that they were asked for with."""
+
+
+def redraw_outputs(simulation, scenario, seed):
+    """Draw all output lengths from one generator."""
+    drawn = list(simulation.workload)
+    generator = np.random.default_rng(seed)
+    generator.random(len(drawn))
+    lens = generator.choice(scenario.workload.output.values or [1], len(drawn)).tolist()
+    redrawn = Redrawn(replace(a, output_len=n) for a, n in zip(drawn, lens, strict=True))
+    redrawn.prompt_len, redrawn.output_len = simulation.workload.prompt_len, simulation.workload.output_len
+    simulation.workload = redrawn
+
+
+def restamp(history, stamp):
+    """Give the events of a history other times: `stamp(event, time of its replica's first event)`."""
+    sink, times_ns = history.sink, history.times_ns
+
+    def restamping_sink(replica):
+        take, begin_ns = sink(replica), []
+
+        def stamped(event):
+            take(event)
+            if hasattr(event, "now_ns"):
+                begin_ns.append(event.now_ns)
+                times_ns[-1] = stamp(event, begin_ns[0])
+
+        return stamped
+
+    history.sink = restamping_sink
+
+
+_PLACES = [
+    *(CheckedSimulator, Committed, ExpertsOfOneToken, Forgetful, Link, OneMoreDraftPass),
+    *(perf_counter_ns, redraw_outputs, replace, request_key, restamp),
+]
+MUTANTS = subclasses("simulator", CheckedSimulator, _PLACES, TIMES + DRAWS + REPORTS + RESOURCES, __name__, np=np)
+__getattr__ = lookup(MUTANTS)
