@@ -122,7 +122,8 @@ class CheckedSimulator:
         table = {
             "seed": service.seed,
             "model": {"context_len": CONTEXT_LEN, **machine.get("model", {})},
-            "hardware": {**replicas, **machine.get("hardware", {})},
+            # The suite knows the roofline: with measured kernels installed, `auto` would take them.
+            "hardware": {"kernels": "roofline", **replicas, **machine.get("hardware", {})},
             "speculation": self.speculation(),
             "router": {"policy": service.policy, "bandwidth_gbps": service.link_mbps / 1000},
             "disaggregation": pools | port if self.config.has_pools else {},
